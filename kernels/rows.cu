@@ -3,8 +3,11 @@
 //   round_rows       out[row] = x[row], rounded to bf16
 //   add_rows         out[row] += x[row]
 //   add_positions    out[row] += table[positions[row]]: learned positions
+//   place_columns    out[row][first + i] = x[row][i], for `out` that begins at column `first` of rows of out_width
+//   sum_ranks        out[i] = the sum of parts[rank][i] over up to 16 ranks, in pairs: (0 + 1) + (2 + 3)
 //
 //   x, out [num_rows][width] f32, out of round_rows bf16    table [num_positions][width] bf16    positions [num_rows]
+//   out of place_columns [num_rows][out_width]    parts [num_ranks][part_len], out of sum_ranks [part_len]: grid (1, n)
 //
 // Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. Moves 6, 12 and 10 bytes per element. No
 // shared memory. Not measured yet.
@@ -51,3 +54,31 @@ KERNEL(add_positions, 1024)
     }
 }
 EXPORT_KERNEL(add_positions)
+
+KERNEL(place_columns, 1024)(float* __restrict__ out, const float* __restrict__ x, int width, int out_width) {
+    float* const to = out + static_cast<size_t>(blockIdx.x) * out_width;
+    const float* const from = x + static_cast<size_t>(blockIdx.x) * width;
+    const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
+    for (int i = first; i < width; i += step) to[i] = from[i];
+}
+EXPORT_KERNEL(place_columns)
+
+KERNEL(sum_ranks, 1024)(float* __restrict__ out, const float* __restrict__ parts, int part_len, int num_ranks) {
+    constexpr int MAX_RANKS = 16;
+    const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
+    for (int i = first; i < part_len; i += step) {
+        float sums[MAX_RANKS];
+#pragma unroll
+        for (int rank = 0; rank < MAX_RANKS; ++rank) {
+            // -0 changes no sum.
+            sums[rank] = rank < num_ranks ? parts[static_cast<size_t>(rank) * part_len + i] : -0.0f;
+        }
+#pragma unroll
+        for (int distance = 1; distance < MAX_RANKS; distance *= 2) {
+#pragma unroll
+            for (int rank = 0; rank < MAX_RANKS; rank += 2 * distance) sums[rank] += sums[rank + distance];
+        }
+        out[i] = sums[0];
+    }
+}
+EXPORT_KERNEL(sum_ranks)

@@ -1,4 +1,4 @@
-//! Builds `libcuda.so.1` and `libcublasLt.so.12` from `cpp/`, the project's kernels and the machine that runs them.
+//! Builds `libcuda.so.1`, `libcublasLt.so.12` and `libnccl.so.2` from `cpp/`, the project's kernels and the machine that runs them.
 
 use std::env;
 use std::fs;
@@ -73,6 +73,11 @@ fn main() {
         &libraries.join("libcublasLt.so.12"),
         &[&driver],
     );
+    let nccl = objects(
+        build.clone().opt_level(2),
+        &sources_in(&[&sources.join("nccl")], "cpp"),
+    );
+    link(&build, &nccl, &libraries.join("libnccl.so.2"), &[&driver]);
     // CUDA 13 has the same functions under another name.
     let alias = libraries.join("libcublasLt.so.13");
     if fs::symlink_metadata(&alias).is_err() {

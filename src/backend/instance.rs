@@ -44,7 +44,7 @@ pub fn load_instance(
     let settings = &model.config.settings;
     let gpu = handle
         .gpu()?
-        .or_else(|| settings.gpu_device_ids.map(|gpu| gpu as usize));
+        .or_else(|| settings.gpu_device_ids.first().map(|gpu| *gpu as usize));
     let adapters = model.adapters.as_ref().map(|adapters| AdapterRoom {
         max_rank: settings.lora_cache_max_adapter_size as usize,
         num_bytes: adapters.pages().num_bytes(),

@@ -66,6 +66,12 @@ pub trait Exchange: Send {
         visit: &mut dyn FnMut(&[u32]),
     ) -> Result<(), CollectiveError>;
 
+    /// Looks whether the other ranks live and have not failed.
+    ///
+    /// # Errors
+    /// One has failed or ended.
+    fn check(&self) -> Result<(), CollectiveError>;
+
     /// Ends the operations of all ranks with an error, for this rank has failed. Only the first call counts.
     fn abort(&mut self, reason: &str);
 }

@@ -240,6 +240,18 @@ impl Exchange for Local {
         Ok(())
     }
 
+    fn check(&self) -> Result<(), CollectiveError> {
+        let state = self.world.state.lock();
+        state.check()?;
+        match state.ranks.iter().position(|rank| rank.has_ended) {
+            None => Ok(()),
+            Some(missing) => Err(CollectiveError::Ended {
+                rank: self.rank,
+                missing,
+            }),
+        }
+    }
+
     fn abort(&mut self, reason: &str) {
         let failure = &mut self.world.state.lock().failure;
         failure.get_or_insert_with(|| (self.rank, reason.to_owned()));

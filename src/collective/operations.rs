@@ -86,6 +86,13 @@ pub trait Collective: Send {
     /// The values that can be sent at once before the next stage has received some.
     fn max_unread(&self) -> usize;
 
+    /// Looks whether the other ranks live and have not failed, without waiting for them.
+    ///
+    /// # Errors
+    ///
+    /// One has failed or ended.
+    fn check(&self) -> Result<(), CollectiveError>;
+
     /// Ends the operations of all ranks of all stages with an error, for this rank has failed.
     fn abort(&mut self, reason: &str);
 }
@@ -202,6 +209,10 @@ impl<E: Exchange> Collective for E {
 
     fn max_unread(&self) -> usize {
         NUM_UNREAD * self.max_sent_words()
+    }
+
+    fn check(&self) -> Result<(), CollectiveError> {
+        Exchange::check(self)
     }
 
     fn abort(&mut self, reason: &str) {

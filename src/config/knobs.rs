@@ -11,7 +11,7 @@ use crate::config::choices::{
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
 use crate::config::values::{
-    Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpu,
+    Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpus,
     group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, windows,
 };
 
@@ -449,11 +449,12 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "gpu_device_ids",
-            or_empty(gpu()),
+            gpus(),
             |s| &mut s.gpu_device_ids,
             "The GPU of instances with `kind: KIND_CPU` or `KIND_MODEL`, as the driver counts them: for servers that \
              were built without GPU support, and refuse `KIND_GPU`. Instances with `kind: KIND_GPU` run on the GPU \
-             that Triton gives them.",
+             that Triton gives them. With `tensor_parallel_size` above 1, the GPUs of all ranks, one for each; by \
+             default that of the instance and those that follow it.",
         ),
         knob(
             "deterministic",
@@ -785,7 +786,11 @@ mod tests {
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),
         ("use_generation_config", &["true"], &["auto"]),
-        ("gpu_device_ids", &["0", "7", ""], &["-1", "0,1", "1024"]),
+        (
+            "gpu_device_ids",
+            &["0", "7", "", "0,1", "3, 2"],
+            &["-1", "0,", "1024"],
+        ),
         ("deterministic", &["true"], &["2"]),
         ("cuda_graph_mode", &["false"], &["2"]),
         ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),

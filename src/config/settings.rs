@@ -119,7 +119,7 @@ pub struct Settings {
     /// `use_generation_config`
     pub use_generation_config: bool,
     /// `gpu_device_ids`
-    pub gpu_device_ids: Option<u32>,
+    pub gpu_device_ids: Vec<u32>,
     /// `deterministic`
     pub deterministic: bool,
     /// `fp8_activations`
@@ -208,7 +208,7 @@ impl Default for Settings {
             skip_special_tokens: true,
             default_max_tokens: 16,
             use_generation_config: false,
-            gpu_device_ids: None,
+            gpu_device_ids: Vec::new(),
             deterministic: false,
             fp8_activations: false,
             cuda_graph_mode: true,

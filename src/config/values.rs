@@ -133,8 +133,28 @@ pub(super) fn num_threads() -> Kind<NonZeroUsize> {
 }
 
 /// The index of a GPU.
-pub(super) fn gpu() -> Kind<u32> {
-    count(0..=MAX_GPU)
+pub(super) fn gpus() -> Kind<Vec<u32>> {
+    Kind::new(
+        format!(
+            "an integer from 0 to {MAX_GPU}, a list with one per rank, such as '0,1', or empty"
+        ),
+        |text| {
+            if text.is_empty() {
+                return Some(Vec::new());
+            }
+            let one = count(0..=MAX_GPU);
+            let gpus = text.split(',').map(|gpu| (one.read)(gpu.trim()));
+            gpus.collect()
+        },
+        |gpus: &Vec<u32>| match gpus.is_empty() {
+            true => "none".to_owned(),
+            false => gpus
+                .iter()
+                .map(u32::to_string)
+                .collect::<Vec<_>>()
+                .join(","),
+        },
+    )
 }
 
 /// An optional value; an empty text, as in a template whose placeholder is filled with nothing, is none.

@@ -9,6 +9,7 @@
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! experts.rs                  mixtures of experts
 //! memory.rs                   large buffers of the host
+//! ranks.rs                    what the hosts of several ranks say to each other
 //! pool/ disjoint_slice.rs     the host's threads
 //! cpu/ cuda/                  the operations on CPU, and on NVIDIA GPUs
 //! ```
@@ -32,6 +33,7 @@ mod operands;
 mod packed;
 mod pool;
 mod quantised;
+mod ranks;
 mod rope;
 
 use std::borrow::Cow;
@@ -127,6 +129,10 @@ pub trait Device: Sized {
 
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
+
+    /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
+    /// and 4 of them.
+    const HAS_TILES: bool = true;
 
     /// Opens the device.
     ///
@@ -562,6 +568,15 @@ pub trait Device: Sized {
     /// A rank has failed, or does not load in time.
     fn meet_ranks(&mut self, _time_limit: Duration) -> Result<(), LoadError> {
         Ok(())
+    }
+
+    /// Whether all ranks go on with something: whether rank 0 does. By default it is the only rank.
+    ///
+    /// # Errors
+    ///
+    /// A rank has failed.
+    fn agree(&mut self, goes_on: bool) -> Result<bool, StepError> {
+        Ok(goes_on)
     }
 
     /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::decoder::Decoder;
-use crate::base::{BlockId, BlockSize, LoadError};
+use crate::base::{BlockId, BlockSize, LoadError, StepError};
 use crate::device::{Device, FirstStep, KvSpan, StepInputs};
 
 /// When no further step begins: what is not prepared then is when a request first needs it.
@@ -22,14 +22,15 @@ pub(super) fn compute<D: Device>(
 ) -> Result<(), LoadError> {
     let steps = device.first_steps();
     let started = Instant::now();
-    let in_time = steps
-        .iter()
-        .take_while(|_| started.elapsed() < MAX_DURATION);
+    let failed = |error: StepError| LoadError::Resource(format!("{error}, in a step at load"));
     let mut num_computed = 0;
-    for step in in_time {
+    for step in &steps {
+        let is_in_time = started.elapsed() < MAX_DURATION;
+        if !device.agree(is_in_time).map_err(failed)? {
+            break;
+        }
         compute_one(device, decoder, cache, block_size, logits, *step);
-        let results = device.results(logits, step.num_sequences);
-        results.map_err(|error| LoadError::Resource(format!("{error}, in a step at load")))?;
+        device.results(logits, step.num_sequences).map_err(failed)?;
         num_computed += 1;
     }
     if num_computed > 0 {

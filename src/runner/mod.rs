@@ -74,7 +74,7 @@ pub use model_runner::{ModelRunner, RankOptions};
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
-pub use ranks::{LeadingRunner, RANK_PROGRAM, RankLimits, RankWatch, rank_main};
+pub use ranks::{LeadingRunner, RANK_PROGRAM, RankDevice, RankLimits, RankWatch, rank_main};
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;
 pub use stage::specs_of_ranks;
@@ -94,6 +94,8 @@ pub enum Runner {
     Ranks(Box<LeadingRunner>),
     /// A real model on a GPU.
     Cuda(Box<CudaRunner>),
+    /// A real model on several GPUs, each of which has a part of it.
+    CudaRanks(Box<LeadingRunner<Cuda>>),
     /// No model: hashes, after a given time.
     Synthetic(SyntheticRunner),
 }
@@ -107,6 +109,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.run(plan, output),
             Self::Ranks(runner) => runner.run(plan, output),
+            Self::CudaRanks(runner) => runner.run(plan, output),
             Self::Cuda(runner) => runner.run(plan, output),
             Self::Synthetic(runner) => runner.run(plan, output),
         }
@@ -117,7 +120,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.can_run_ahead(),
             Self::Cuda(runner) => runner.can_run_ahead(),
-            Self::Ranks(_) | Self::Synthetic(_) => false,
+            Self::Ranks(_) | Self::CudaRanks(_) | Self::Synthetic(_) => false,
         }
     }
 
@@ -126,6 +129,7 @@ impl Runner {
     pub fn has_stages(&self) -> bool {
         match self {
             Self::Ranks(runner) => runner.has_stages(),
+            Self::CudaRanks(runner) => runner.has_stages(),
             Self::Cpu(_) | Self::Cuda(_) | Self::Synthetic(_) => false,
         }
     }
@@ -138,6 +142,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.launch(plan),
             Self::Ranks(runner) => runner.launch(plan),
+            Self::CudaRanks(runner) => runner.launch(plan),
             Self::Cuda(runner) => runner.launch(plan),
             // It has no device that runs ahead: what is launched is computed when it is collected.
             Self::Synthetic(_) => Ok(()),
@@ -156,6 +161,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.collect(plan, output),
             Self::Ranks(runner) => runner.collect(plan, output),
+            Self::CudaRanks(runner) => runner.collect(plan, output),
             Self::Cuda(runner) => runner.collect(plan, output),
             Self::Synthetic(runner) => runner.run(*plan, output),
         }
@@ -166,6 +172,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.move_blocks(moves),
             Self::Ranks(runner) => runner.move_blocks(moves),
+            Self::CudaRanks(runner) => runner.move_blocks(moves),
             Self::Cuda(runner) => runner.move_blocks(moves),
             Self::Synthetic(runner) => runner.move_blocks(moves),
         }
@@ -182,6 +189,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.host_block(block),
             Self::Ranks(runner) => runner.host_block(block),
+            Self::CudaRanks(runner) => runner.host_block(block),
             Self::Cuda(runner) => runner.host_block(block),
             Self::Synthetic(runner) => Ok(runner.host_block(block)),
         }
@@ -192,6 +200,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.description(),
             Self::Ranks(runner) => runner.description(),
+            Self::CudaRanks(runner) => runner.description(),
             Self::Cuda(runner) => runner.description(),
             Self::Synthetic(_) => "hashes".to_owned(),
         }
@@ -202,7 +211,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.has_adapters(),
             Self::Cuda(runner) => runner.has_adapters(),
-            Self::Ranks(_) | Self::Synthetic(_) => false,
+            Self::Ranks(_) | Self::CudaRanks(_) | Self::Synthetic(_) => false,
         }
     }
 
@@ -210,6 +219,7 @@ impl Runner {
     pub fn rank_watch(&self) -> Option<RankWatch> {
         match self {
             Self::Ranks(runner) => Some(runner.watch()),
+            Self::CudaRanks(runner) => Some(runner.watch()),
             Self::Cpu(_) | Self::Cuda(_) | Self::Synthetic(_) => None,
         }
     }
@@ -217,7 +227,7 @@ impl Runner {
     /// Whether tokens are chosen from logits.
     pub fn has_logits(&self) -> bool {
         match self {
-            Self::Cpu(_) | Self::Ranks(_) | Self::Cuda(_) => true,
+            Self::Cpu(_) | Self::Ranks(_) | Self::Cuda(_) | Self::CudaRanks(_) => true,
             Self::Synthetic(_) => false,
         }
     }
@@ -227,6 +237,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.vocab_size() as u32,
             Self::Ranks(runner) => runner.vocab_size() as u32,
+            Self::CudaRanks(runner) => runner.vocab_size() as u32,
             Self::Cuda(runner) => runner.vocab_size() as u32,
             Self::Synthetic(runner) => runner.vocab_size(),
         }

@@ -611,7 +611,12 @@ fn join_ranks<D: Device>(
     } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let part = ModelPart::of_rank(grid, rank, source.spec())?;
+    let mut part = ModelPart::of_rank(grid, rank, source.spec())?;
+    if !D::HAS_TILES
+        && let Some(share) = &mut part.share
+    {
+        *share = share.without_tiles(source.spec())?;
+    }
     if part.share.is_some() && limits.weights.is_some() {
         return Err(LoadError::Config {
             problem: "weights that are split over ranks cannot be rounded yet".to_owned(),

@@ -70,6 +70,14 @@ impl Rank {
         }
     }
 
+    /// The same, for devices that sum over all inputs of a rank at once.
+    pub(super) fn without_tiles(self) -> Self {
+        Self {
+            num_tiles: self.num_ranks,
+            ..self
+        }
+    }
+
     /// Its tiles.
     fn tiles(self) -> Range<usize> {
         let num_own = self.num_tiles / self.num_ranks;
@@ -104,6 +112,14 @@ impl ModelShare {
             vocabulary: cut(rank.index),
             vocabulary_sizes: (0..rank.num_ranks).map(|index| cut(index).len()).collect(),
         })
+    }
+
+    /// The same, for devices that sum over all inputs of a rank at once.
+    ///
+    /// # Errors
+    /// As [`ModelShare::new`].
+    pub(super) fn without_tiles(&self, spec: &ModelSpec) -> Result<Self, LoadError> {
+        Self::new(self.rank.without_tiles(), spec)
     }
 
     /// Whether it is all of the model.

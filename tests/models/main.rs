@@ -13,6 +13,7 @@ mod cuda_faults;
 mod cuda_fp8;
 mod cuda_overlap;
 mod cuda_quantised;
+mod cuda_ranks;
 mod cuda_weight_cache;
 mod devices;
 mod experts;

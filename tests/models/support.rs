@@ -13,7 +13,7 @@ use triton_inflight::engine::{
     Speculation, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
-    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource,
+    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource, RankDevice,
     RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
@@ -287,7 +287,7 @@ impl<D: Device> CallRunner for ModelRunner<D> {
     }
 }
 
-impl CallRunner for LeadingRunner {
+impl<D: RankDevice> CallRunner for LeadingRunner<D> {
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.run(plan, output)
     }

@@ -8,9 +8,12 @@ struct CuStandInOperand {
     size_t num_bytes;
 };
 
-// Appends work to a stream. When it runs, it gets its state and the addresses at which it finds its operands; then drop
-// is called, or when the graph that captured it ends. CUDA_ERROR_INVALID_VALUE if an operand is not all allocated
-// device memory; drop is called then too.
+// Appends work to a stream. When it runs, it gets its state and the addresses at which it finds its operands; if it
+// returns false, it waits for another device and is run again. Then drop is called, or when the graph that captured it
+// ends. CUDA_ERROR_INVALID_VALUE if an operand is not all allocated device memory; drop is called then too.
 extern "C" CUresult cuStandInEnqueue(CUstream stream, const char* name, const CuStandInOperand* operands,
-                                     size_t num_operands, void (*run)(void* state, void* const* addresses),
+                                     size_t num_operands, bool (*run)(void* state, void* const* addresses),
                                      void (*drop)(void* state), void* state);
+
+// Counts an event of a fault; true if it is the one that must fail.
+extern "C" bool cuStandInStrikes(const char* fault);

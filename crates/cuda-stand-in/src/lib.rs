@@ -1,5 +1,5 @@
-//! Runs programs on a stand-in for a GPU: libraries with the names and functions of the CUDA driver and of cuBLASLt, which
-//! compute on the CPU. Kernels are the project's own, compiled by g++ (`crates/kernels-on-cpu`).
+//! Runs programs on a stand-in for a GPU: libraries with the names and functions of the CUDA driver, of cuBLASLt and of
+//! NCCL, which compute on the CPU. Kernels are the project's own, compiled by g++ (`crates/kernels-on-cpu`).
 //!
 //! It finds what a real GPU hides, or shows only now and then:
 //!
@@ -12,6 +12,7 @@
 //! | copies beyond an allocation, a second free | `CUDA_ERROR_INVALID_VALUE`, and a line that says why |
 //! | a kernel gets a pointer to memory that is not pinned | the process ends with a line that says which |
 //! | a kernel beyond an allocation | SIGSEGV, or the end of the process when the memory is freed |
+//! | ranks that call different collective operations, or with other counts | `ncclInvalidUsage`, and a line that says who |
 //! | what is forbidden while a stream is captured | the driver's errors |
 //!
 //! A program takes the stand-in for the real libraries if it finds them in `LD_LIBRARY_PATH`: [`StandIn::apply`]. A test
@@ -37,6 +38,8 @@
 //! | `FAIL_ALLOCATION` | the n-th allocation of device memory fails: `CUDA_ERROR_OUT_OF_MEMORY` | never |
 //! | `FAIL_HOST_ALLOCATION` | the n-th allocation of pinned memory fails: `CUDA_ERROR_OUT_OF_MEMORY` | never |
 //! | `FAIL_LAUNCH` | the n-th launch of a kernel or graph fails: `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES` | never |
+//! | `FAIL_COLLECTIVE` | the n-th call of a collective operation fails: `ncclInternalError` | never |
+//! | `STALL_COLLECTIVE` | the n-th collective operation ends only when its communicator is aborted | never |
 //! | `LOSE_DEVICE` | the device on which the n-th operation runs is lost: all later calls fail | never |
 //! | `LOST_ERROR` | how they fail | 700 |
 //!
@@ -57,7 +60,7 @@ use std::env;
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::process::{Command, Output};
 
-/// The folder of `libcuda.so.1`, `libcublasLt.so.12` and `libcublasLt.so.13`.
+/// The folder of `libcuda.so.1`, `libcublasLt.so.12`, `libcublasLt.so.13` and `libnccl.so.2`.
 pub const LIBRARY_DIR: &str = env!("INFLIGHT_STAND_IN_LIBRARIES");
 
 /// Says which test a process runs, if it runs on the stand-in.

@@ -66,6 +66,39 @@ fn embed_widens_and_scales_rows_of_the_table() {
 }
 
 #[test]
+fn a_part_of_the_table_embeds_its_tokens_and_minus_zero_for_others() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 5), random.width());
+        let (first, num_tokens) = (random.between(0, 9), random.between(1, 9));
+        let part = random.bf16s(num_tokens * width, 2.0);
+        let token_ids = random.indices(num_rows, first + num_tokens + 9);
+        let scale = random.one_of(&[1.0, 45.25]);
+        let mut out = unwritten(num_rows * width);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&part[..]),
+            Arg::from(&token_ids[..]),
+            (first as i32).into(),
+            (num_tokens as i32).into(),
+            scale.into(),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+        // SAFETY: the shapes are those of the kernel, which reads no rows but those of the part.
+        unsafe { random.launch("embed_part", dims, &mut args) };
+        let expected = token_ids.iter().flat_map(|&id| {
+            let index = (id as usize).checked_sub(first);
+            let index = index.filter(|index| *index < num_tokens);
+            let element =
+                |at| index.map_or(-0.0, |index| part[index * width + at].to_f32() * scale);
+            (0..width).map(element).collect::<Vec<_>>()
+        });
+        assert_eq!(bits(&out), bits(&expected.collect::<Vec<f32>>()));
+    }
+}
+
+#[test]
 fn a_row_is_normalised_by_its_root_mean_square() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {

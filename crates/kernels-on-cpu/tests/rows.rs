@@ -67,6 +67,62 @@ fn columns_are_gathered_in_the_order_of_a_permutation() {
 }
 
 #[test]
+fn columns_are_placed_beside_others() {
+    let random = &mut Random::new();
+    for _ in cases(20) {
+        let (num_rows, width) = (random.between(1, 5), random.between(1, 300));
+        let (first, after) = (random.between(0, 9), random.between(0, 9));
+        let out_width = first + width + after;
+        let x = random.floats(num_rows * width, 1.0);
+        let mut out = unwritten(num_rows * out_width);
+        let mut expected = out.clone();
+        for (to, from) in expected.chunks_mut(out_width).zip(x.chunks(width)) {
+            to[first..first + width].copy_from_slice(from);
+        }
+        let mut args = [
+            Arg::from(&mut out[first..]),
+            Arg::from(&x[..]),
+            (width as i32).into(),
+            (out_width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(3));
+        // SAFETY: `out` has a row for each, of which these columns are inside.
+        unsafe { random.launch("place_columns", dims, &mut args) };
+        assert_eq!(bits(&out), bits(&expected));
+    }
+}
+
+#[test]
+fn ranks_are_summed_in_pairs() {
+    let random = &mut Random::new();
+    for _ in cases(20) {
+        let (num_ranks, len) = (random.between(1, 16), random.between(1, 600));
+        // Sums in another order have other bits.
+        let parts = random.floats(num_ranks * len, 1.0);
+        let mut out = unwritten(len);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&parts[..]),
+            (len as i32).into(),
+            (num_ranks as i32).into(),
+        ];
+        let dims = Dims::new(1, random.between(1, 3), random.block(3));
+        // SAFETY: there are so many parts of this length.
+        unsafe { random.launch("sum_ranks", dims, &mut args) };
+        let expected: Vec<_> = (0..len)
+            .map(|at| {
+                let mut sums: Vec<f32> = parts[at..].iter().step_by(len).copied().collect();
+                while sums.len() > 1 {
+                    sums = sums.chunks(2).map(|pair| pair.iter().sum()).collect();
+                }
+                sums[0]
+            })
+            .collect();
+        assert_eq!(bits(&out), bits(&expected), "{num_ranks} ranks");
+    }
+}
+
+#[test]
 fn rows_beyond_4_gib_are_gathered() {
     if support::is_on_gpu() {
         // A GPU does not reach memory that is mapped apart.

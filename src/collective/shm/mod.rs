@@ -349,6 +349,21 @@ impl Exchange for Shm {
         Ok(())
     }
 
+    fn check(&self) -> Result<(), CollectiveError> {
+        self.check_failures()?;
+        let has_ended = |other: &usize| {
+            let control = self.area.control(*other);
+            *other != self.rank && control.has_attached() && !self.place.is_taken(*other)
+        };
+        match (0..self.area.num_ranks()).find(has_ended) {
+            None => Ok(()),
+            Some(missing) => Err(CollectiveError::Ended {
+                rank: self.rank,
+                missing,
+            }),
+        }
+    }
+
     fn abort(&mut self, reason: &str) {
         if self.check_failures().is_ok() {
             self.area.control(self.rank).fail(reason);

@@ -10,11 +10,11 @@ use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
-use super::ranks::Ranks;
 use super::rows::Rows;
 use super::{Cpu, CpuOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
+use crate::device::ranks::Ranks;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
     KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,

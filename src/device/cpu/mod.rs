@@ -26,9 +26,9 @@ mod norms;
 mod pack;
 mod packed_matrix;
 mod panel_order;
+mod part_inputs;
 mod prefetch;
 mod quantised;
-mod ranks;
 mod rope;
 mod rows;
 mod shrink;
@@ -40,6 +40,7 @@ use half::bf16;
 
 use crate::base::LoadError;
 use crate::device::memory::Arena;
+use crate::device::ranks::Ranks;
 use crate::device::{Pool, QuantisedRow, Turn};
 
 pub use device::{CpuStep, Embedding};
@@ -84,7 +85,7 @@ pub struct Cpu {
     /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
     totals: Vec<f32>,
     /// `None` if it is alone.
-    ranks: Option<ranks::Ranks>,
+    ranks: Option<Ranks>,
 }
 
 /// Scratch memory of one thread.

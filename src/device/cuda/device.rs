@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
@@ -25,14 +26,15 @@ use super::quantised::LAYOUT_VERSION;
 use super::quantised_gemm;
 use super::rows::Rows;
 use super::step::{CudaStep, StepBuffer};
-use super::{Cuda, CudaOptions, moves};
+use super::{Cuda, CudaOptions, moves, ranks};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
+use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
     FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
     NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QkNormWidth, QuantisedRows, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs,
-    StepResults, StepWidths,
+    QkNormWidth, QuantisedRows, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
+    StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -75,6 +77,7 @@ impl Device for Cuda {
     const HAS_FP8: bool = true;
     const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
     const HAS_ADAPTERS: bool = true;
+    const HAS_TILES: bool = false;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -326,6 +329,9 @@ impl Device for Cuda {
             unreachable!("reserve comes before steps");
         };
         self.num_steps += 1;
+        if let Some(ranks) = &mut self.ranks {
+            ranks.host.begin_step(&inputs);
+        }
         let adapter_tiles = self.bring_in_adapters(&inputs);
         let step = match self.failure {
             None => {
@@ -683,6 +689,85 @@ impl Device for Cuda {
         self.rows_of_context_logits(states, rows, lm_head, transform, Some(adapted), out);
     }
 
+    fn join_ranks(
+        &mut self,
+        collective: Box<dyn Collective>,
+        role: RankRole,
+    ) -> Result<(), LoadError> {
+        self.join(collective, role)
+    }
+
+    fn meet_ranks(&mut self, time_limit: Duration) -> Result<(), LoadError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.meet(time_limit),
+            None => Ok(()),
+        }
+    }
+
+    fn agree(&mut self, goes_on: bool) -> Result<bool, StepError> {
+        let Some(ranks) = &mut self.ranks else {
+            return Ok(goes_on);
+        };
+        let mut word = [u32::from(goes_on)];
+        ranks.host.take_first(&mut word)?;
+        Ok(word != [0])
+    }
+
+    fn has_whole_sums(&self) -> bool {
+        self.ranks.is_none()
+    }
+
+    fn all_reduce(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
+        self.sum_over_ranks(num_rows, rows);
+    }
+
+    fn embed_part(
+        &mut self,
+        step: &CudaStep,
+        table: EmbeddingTable<'_, Self>,
+        first_token: usize,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
+        let width = out.width();
+        let (table, num_tokens) = match table {
+            EmbeddingTable::Own(embedding) => {
+                let num_tokens = embedding.memory.num_bytes() / (2 * width);
+                (embedding.memory.address(), num_tokens)
+            }
+            EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.n()),
+        };
+        launch!(
+            self,
+            self.kernels.embed_part,
+            "embed_part",
+            shared_row_grid(step.num_rows, width.div_ceil(VECTOR)),
+            out.address(),
+            table,
+            step.token_ids,
+            first_token as i32,
+            num_tokens as i32,
+            scale,
+            width as i32
+        );
+    }
+
+    fn gather_logits(
+        &mut self,
+        num_rows: usize,
+        widths: &[usize],
+        part: &mut Logits,
+        out: &mut Logits,
+    ) {
+        self.gather_parts(num_rows, widths, part.rows.address(), &out.rows);
+    }
+
+    fn gather_context_logits(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.host.gather_columns(widths, part, out);
+        }
+    }
+
     fn end_step(&mut self, _: CudaStep) {
         self.end_graph();
     }
@@ -692,6 +777,13 @@ impl Device for Cuda {
         logits: &'l mut Logits,
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
+        self.wait_for_ranks()?;
+        if !self.gets_logits() {
+            return Ok(StepResults {
+                logits: &mut [],
+                samples: &[],
+            });
+        }
         if !logits.has_kept(self.num_steps) {
             self.keep_samples(logits, num_rows);
         }
@@ -701,7 +793,7 @@ impl Device for Cuda {
     }
 
     fn can_run_ahead(&self, logits: &Logits) -> bool {
-        logits.sample.is_some()
+        logits.sample.is_some() && self.ranks.is_none()
     }
 
     fn keep_samples(&mut self, logits: &mut Logits, num_rows: usize) {
@@ -756,7 +848,12 @@ impl Cuda {
         };
         let adapters = adapters::num_bytes(capacity);
         let scratch = gated.max(context_logits_bytes(widths.logits));
-        (rows + scratch + logits + counts + fp8 + adapters) as u64
+        // Of several, each has rows for its logits as well.
+        let ranks = match options.rank_gpus.len() {
+            0 | 1 => 0,
+            _ => ranks::GATHERED_BYTES + ranks::NCCL_BYTES + logits + counts,
+        };
+        (rows + scratch + logits + counts + fp8 + adapters + ranks) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.

@@ -40,6 +40,7 @@ pub(super) struct Kernels {
     context: Arc<CudaContext>,
     capability: u32,
     pub embed: CudaFunction,
+    pub embed_part: CudaFunction,
     pub rms_norm: CudaFunction,
     pub add_rms_norm: CudaFunction,
     pub layer_norm: CudaFunction,
@@ -48,6 +49,8 @@ pub(super) struct Kernels {
     pub round_rows: CudaFunction,
     pub add_rows: CudaFunction,
     pub add_positions: CudaFunction,
+    pub place_columns: CudaFunction,
+    pub sum_ranks: CudaFunction,
     pub add_bias: CudaFunction,
     pub gated: Activations,
     pub plain: Activations,
@@ -104,6 +107,7 @@ impl Kernels {
             .compute_capability()
             .map_err(|error| load_error("asking for the compute capability", &error))?;
         let capability = 10 * major.unsigned_abs() + minor.unsigned_abs();
+        let embed = load_module(context, capability, "embed")?;
         let rms_norm = load_module(context, capability, "rms_norm")?;
         let layer_norm = load_module(context, capability, "layer_norm")?;
         let rows = load_module(context, capability, "rows")?;
@@ -111,7 +115,8 @@ impl Kernels {
         let gather_rows = load_module(context, capability, "gather_rows")?;
         let only = |name| load_function(&load_module(context, capability, name)?, name);
         Ok(Self {
-            embed: only("embed")?,
+            embed: load_function(&embed, "embed")?,
+            embed_part: load_function(&embed, "embed_part")?,
             rms_norm: load_function(&rms_norm, "rms_norm")?,
             add_rms_norm: load_function(&rms_norm, "add_rms_norm")?,
             layer_norm: load_function(&layer_norm, "layer_norm")?,
@@ -120,6 +125,8 @@ impl Kernels {
             round_rows: load_function(&rows, "round_rows")?,
             add_rows: load_function(&rows, "add_rows")?,
             add_positions: load_function(&rows, "add_positions")?,
+            place_columns: load_function(&rows, "place_columns")?,
+            sum_ranks: load_function(&rows, "sum_ranks")?,
             add_bias: only("add_bias")?,
             gated: Activations::load(&load_module(context, capability, "gated")?, "_mul")?,
             plain: Activations::load(&load_module(context, capability, "activate")?, "")?,

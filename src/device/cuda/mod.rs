@@ -20,6 +20,7 @@
 //! norms.rs        norms of rows
 //! output_layer.rs logits
 //! moves.rs        rows and positions of the cache that move
+//! nccl.rs ranks.rs    one of several GPUs, each of which has a part of the model
 //! device.rs       the other operations, and the device as a whole
 //! ```
 //!
@@ -51,12 +52,14 @@ mod lru_arena;
 mod matrix;
 mod memory;
 mod moves;
+mod nccl;
 mod norms;
 mod output_layer;
 mod products;
 mod projections;
 mod quantised;
 mod quantised_gemm;
+mod ranks;
 mod rows;
 mod step;
 
@@ -74,6 +77,7 @@ use crate::device::cuda::graphs::{Graphs, StepMode};
 use crate::device::cuda::kernels::Kernels;
 use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
 use crate::device::cuda::quantised_gemm::QuantisedProducts;
+use crate::device::cuda::ranks::GpuRanks;
 use crate::device::cuda::step::StepBuffer;
 use crate::device::{FirstStep, Pool};
 
@@ -85,6 +89,8 @@ pub use kernels::has_kernels;
 pub struct CudaOptions {
     /// The GPU, as the driver counts them.
     pub gpu: usize,
+    /// The GPUs of all ranks of a model, if there are several.
+    pub rank_gpus: Vec<usize>,
     /// Host threads that sample and convert weights. By default as many as the process may use.
     pub num_threads: Option<NonZeroUsize>,
     /// Whether matrix products of a row do not depend on the number of rows either.
@@ -99,6 +105,7 @@ impl Default for CudaOptions {
     fn default() -> Self {
         Self {
             gpu: 0,
+            rank_gpus: Vec::new(),
             num_threads: None,
             deterministic: false,
             fp8_activations: false,
@@ -131,6 +138,8 @@ pub struct Cuda {
     /// Rows of that step, if they are rounded up for a graph.
     padded_rows: Option<usize>,
     graphs: Graphs,
+    /// There if it is one of several. Behind the graphs, which its operations may be in.
+    ranks: Option<GpuRanks>,
     /// Steps that record them.
     first_steps: Vec<FirstStep>,
     /// The first error. Nothing is launched after it.
@@ -168,6 +177,7 @@ impl Cuda {
             mode: StepMode::Eager,
             padded_rows: None,
             graphs: Graphs::new(options.max_graphs),
+            ranks: None,
             first_steps: Vec::new(),
             scratch: DeviceMemory::new(&stream, 0)?,
             quantised: None,
@@ -224,6 +234,9 @@ impl Cuda {
 impl Drop for Cuda {
     /// A step that has failed may have left uploads, which read memory of the host that is freed next.
     fn drop(&mut self) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.end(&self.stream);
+        }
         if let Err(error) = self.stream.synchronize() {
             log::debug!("GPU {}: ending its work: {error}", self.gpu);
         }

@@ -147,7 +147,8 @@ impl ModelDimensions for ConfiguredModel<'_> {
         }
     }
 
-    /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it.
+    /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it. On GPUs it is
+    /// that of the rank with the largest blocks: each has memory of its own.
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
         match self.source {
             Some(source) => {
@@ -158,7 +159,12 @@ impl ModelDimensions for ConfiguredModel<'_> {
                         Some(specs) => specs.iter().map(on_cpu).sum(),
                         None => on_cpu(spec),
                     },
-                    Some(_) => CudaRunner::kv_bytes_per_block(spec, block_size, dtype),
+                    Some(_) => {
+                        let on_gpu = |spec| CudaRunner::kv_bytes_per_block(spec, block_size, dtype);
+                        let specs = self.specs_of_ranks(source).unwrap_or_default();
+                        let largest = specs.iter().map(on_gpu).max();
+                        largest.unwrap_or_else(|| on_gpu(spec))
+                    }
                 };
                 num_bytes as u64
             }

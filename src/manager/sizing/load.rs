@@ -14,7 +14,7 @@ use crate::base::LoadError;
 use crate::collective::{Grid, MAX_RANKS};
 use crate::config::{ModelConfig, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CpuOptions, Simd};
-use crate::device::cuda::{CudaOptions, free_memory_bytes};
+use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankLimits, Runner,
@@ -59,7 +59,9 @@ pub fn load_runner(
     check_kv_file(&config.settings)?;
     check_ranks(&model, adapters)?;
     let loaded = match (source, gpu) {
-        (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu, adapters),
+        (Some(source), Some(gpu)) => {
+            load_on_gpu(config, &model, source, gpu, adapters, rank_program)
+        }
         _ => load_on_cpu(config, &model, folder, adapters, rank_program),
     }?;
     Ok(LoadedRunner {
@@ -138,8 +140,8 @@ fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(),
             "the synthetic runner has no weights to split",
         ),
         (
-            model.gpu.is_some(),
-            "GPUs cannot compute a model together yet; write instance_group [{ kind: KIND_CPU }]",
+            model.gpu.is_some() && num_stages > 1,
+            "GPUs cannot be stages yet; use tensor_parallel_size, or write instance_group [{ kind: KIND_CPU }]",
         ),
         (
             adapters != AdapterRoom::default(),
@@ -237,36 +239,65 @@ fn load_on_gpu(
     source: &ModelSource,
     gpu: usize,
     adapters: AdapterRoom,
+    rank_program: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
-    let options = cuda_options(&config.settings, gpu);
-    let free_bytes = free_memory_bytes(gpu)?;
+    let num_ranks = model.grid().num_ranks();
+    let options = CudaOptions {
+        rank_gpus: rank_gpus(&config.settings, gpu, num_ranks, num_gpus())?,
+        ..cuda_options(&config.settings, gpu)
+    };
+    // All ranks have as many blocks as the one with the least memory.
+    let mut free_bytes = free_memory_bytes(gpu)?;
+    for &other in &options.rank_gpus {
+        free_bytes = free_bytes.min(free_memory_bytes(other)?);
+    }
     let weight_bytes = model.num_weight_bytes()?;
+    let weight_bytes = match num_ranks as u64 {
+        1 => weight_bytes,
+        // Shares differ by a head and a token at most, and each has the norms.
+        num_ranks => weight_bytes.div_ceil(num_ranks) + weight_bytes / 64,
+    };
     let left = free_bytes.saturating_sub(weight_bytes);
     let adapters = adapters_on_gpu(&config.settings, adapters, left);
     // The activations of a step come first, and how many there are is known from the configuration without them.
     let largest = limits(model, &engine_config(config, model, Some(left))?, adapters);
     let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest, &options)?);
     let engine = engine_config(config, model, Some(left))?;
-    let pinned_bytes = host_bytes(model, &engine);
+    let pinned_bytes = num_ranks as u64 * host_bytes(model, &engine);
     let ((), reservation) = host_memory::reserve(|available_bytes| {
         check_host_memory(&config.settings, available_bytes)?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
-    let runner = CudaRunner::new(source, limits(model, &engine, adapters), &options)?;
+    let limits = limits(model, &engine, adapters);
+    let runner = match num_ranks {
+        1 => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
+        _ => Runner::CudaRanks(Box::new(LeadingRunner::new(
+            rank_program,
+            model.grid(),
+            source,
+            limits,
+            &options,
+            rank_limits(&config.settings),
+        )?)),
+    };
     let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
     if engine.plan_ahead && !plan_ahead {
+        let reason = match num_ranks {
+            1 => format!("the vocabulary is too large for GPU {gpu} to sample from"),
+            _ => "only the GPU of rank 0 has sampled tokens".to_owned(),
+        };
         log::warn!(
-            "enable_trt_overlap is true and has no effect: the vocabulary is too large for GPU {gpu} to sample from, so \
-             that the host has to know the tokens of a step before the next one; leave it out"
+            "enable_trt_overlap is true and has no effect: {reason}, so that the host has to know the tokens of a step \
+             before the next one; leave it out"
         );
     }
     // The system counts pinned memory as used from the beginning.
     drop(reservation);
-    let gpu_bytes = weight_bytes + kv_bytes(model, &engine);
+    let gpu_bytes = num_ranks as u64 * (weight_bytes + kv_bytes(model, &engine));
     Ok(LoadedRunner {
-        runner: Runner::Cuda(Box::new(runner)),
+        runner,
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
         kv_file: None,
         adapters,
@@ -299,9 +330,66 @@ fn adapters_on_gpu(settings: &Settings, adapters: AdapterRoom, free_bytes: u64) 
     }
 }
 
+/// The GPUs of so many ranks; none if there is one rank.
+fn rank_gpus(
+    settings: &Settings,
+    gpu: usize,
+    num_ranks: usize,
+    num_gpus: usize,
+) -> Result<Vec<usize>, LoadError> {
+    let given = &settings.gpu_device_ids;
+    let wrong = |problem: String| {
+        Err(LoadError::Config {
+            problem,
+            remedy: format!(
+                "set gpu_device_ids to {num_ranks} different GPUs, one for each rank, or lower tensor_parallel_size"
+            ),
+        })
+    };
+    if num_ranks == 1 && given.len() <= 1 {
+        return Ok(Vec::new());
+    }
+    let gpus: Vec<_> = match given.len() {
+        0 | 1 => (gpu..gpu + num_ranks).collect(),
+        _ => given.iter().map(|gpu| *gpu as usize).collect(),
+    };
+    let ids = || {
+        let ids: Vec<_> = gpus.iter().map(usize::to_string).collect();
+        ids.join(",")
+    };
+    if gpus.len() != num_ranks {
+        return wrong(format!(
+            "gpu_device_ids is {}, which is {} GPUs, and tensor_parallel_size is {num_ranks}",
+            ids(),
+            gpus.len()
+        ));
+    }
+    if let Some(missing) = gpus.iter().find(|gpu| **gpu >= num_gpus) {
+        return wrong(format!(
+            "the ranks have the GPUs {}, and there is no GPU {missing}: the driver shows {num_gpus}",
+            ids()
+        ));
+    }
+    if gpus[0] != gpu {
+        return wrong(format!(
+            "gpu_device_ids is {}, and the instance, which is rank 0, is on GPU {gpu}",
+            ids()
+        ));
+    }
+    let is_repeated = |(index, gpu): (usize, &usize)| gpus[..index].contains(gpu);
+    match gpus.iter().enumerate().any(is_repeated) {
+        true => wrong(format!(
+            "gpu_device_ids is {}, which names a GPU twice",
+            ids()
+        )),
+        false => Ok(gpus),
+    }
+}
+
 fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
     CudaOptions {
         gpu,
+        rank_gpus: Vec::new(),
         num_threads: settings.num_threads,
         deterministic: settings.deterministic,
         fp8_activations: settings.fp8_activations,
@@ -399,6 +487,42 @@ fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_rank_has_a_gpu_of_its_own() {
+        let gpus = |ids: &str, gpu, num_ranks| {
+            let settings = Settings::parse([("gpu_device_ids", ids)]).expect("valid");
+            rank_gpus(&settings, gpu, num_ranks, 4).map_err(|error| error.to_string())
+        };
+        assert_eq!(gpus("", 0, 1), Ok(vec![]));
+        assert_eq!(gpus("2", 2, 1), Ok(vec![]));
+        assert_eq!(gpus("", 1, 2), Ok(vec![1, 2]));
+        assert_eq!(gpus("2", 2, 2), Ok(vec![2, 3]));
+        assert_eq!(gpus("3,0,1", 3, 3), Ok(vec![3, 0, 1]));
+        for (ids, gpu, num_ranks, part) in [
+            ("", 3, 2, "there is no GPU 4: the driver shows 4"),
+            (
+                "0,1,2",
+                0,
+                2,
+                "which is 3 GPUs, and tensor_parallel_size is 2",
+            ),
+            (
+                "0,1",
+                0,
+                1,
+                "which is 2 GPUs, and tensor_parallel_size is 1",
+            ),
+            ("0,0", 0, 2, "names a GPU twice"),
+            ("1,0", 0, 2, "rank 0, is on GPU 0"),
+        ] {
+            let error = gpus(ids, gpu, num_ranks).expect_err(part);
+            assert!(
+                error.contains(part) && error.contains("gpu_device_ids"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn adapters_on_a_gpu_take_a_fraction_of_what_the_weights_leave_or_rows() {

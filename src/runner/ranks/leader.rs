@@ -6,12 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::rank_call::RankCall;
+use super::rank_device::RankDevice;
 use super::rank_process::{Ending, RankProcess};
 use super::task::Task;
 use crate::base::{HostBlockId, LoadError, StepError};
 use crate::collective::{Grid, ShmWorld};
 use crate::device::RankRole;
-use crate::device::cpu::{Cpu, CpuOptions};
+use crate::device::cpu::Cpu;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 use crate::runner::limits::RunnerLimits;
 use crate::runner::model_runner::{ModelRunner, RankOptions};
@@ -35,9 +36,9 @@ pub struct RankLimits {
 }
 
 /// Rank 0 of a model, and the processes that are the others.
-pub struct LeadingRunner {
+pub struct LeadingRunner<D: RankDevice = Cpu> {
     grid: Grid,
-    runner: ModelRunner<Cpu>,
+    runner: ModelRunner<D>,
     processes: Vec<RankProcess>,
     /// The number of the next call.
     number: u32,
@@ -52,7 +53,7 @@ pub struct LeadingRunner {
 #[derive(Clone)]
 pub struct RankWatch(Vec<Ending>);
 
-impl LeadingRunner {
+impl<D: RankDevice> LeadingRunner<D> {
     /// Starts `program` once for each rank but the first, and loads the parts of all ranks at the same time.
     ///
     /// # Errors
@@ -63,7 +64,7 @@ impl LeadingRunner {
         grid: impl Into<Grid>,
         source: &ModelSource,
         limits: RunnerLimits,
-        options: &CpuOptions,
+        options: &D::Options,
         time_limits: RankLimits,
     ) -> Result<Self, LoadError> {
         let grid = grid.into();
@@ -77,7 +78,7 @@ impl LeadingRunner {
             source.folder().to_owned(),
             source.stamps(),
             &limits,
-            options,
+            D::of_rank(options, 0),
             [load, step],
         );
         let processes = (1..grid.num_ranks()).map(|rank| RankProcess::start(program, rank));
@@ -86,6 +87,7 @@ impl LeadingRunner {
         for (process, rank) in processes.0.iter_mut().zip(1..) {
             let mut task = task.clone();
             task.rank = rank;
+            task.device = D::of_rank(options, rank);
             process.instruct(&task, world.as_fd(), start_limit)?;
         }
         for process in &mut processes.0 {
@@ -267,7 +269,7 @@ impl Drop for Processes {
     }
 }
 
-impl Drop for LeadingRunner {
+impl<D: RankDevice> Drop for LeadingRunner<D> {
     fn drop(&mut self) {
         self.processes.iter_mut().for_each(RankProcess::close);
     }

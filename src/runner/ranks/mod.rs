@@ -4,6 +4,7 @@
 //! ```text
 //! rank_call.rs    what a rank needs of a model call to compute its share
 //! task.rs         what a rank is told before it loads its share of the model
+//! rank_device.rs  the devices that ranks compute with
 //! leader.rs       rank 0: has the others compute each call together with it
 //! rank_process.rs the processes of the others, from the start to the end
 //! rank_main.rs    what such a process does
@@ -27,11 +28,13 @@
 
 mod leader;
 mod rank_call;
+mod rank_device;
 mod rank_main;
 mod rank_process;
 mod task;
 
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
 pub(super) use rank_call::RankCall;
+pub use rank_device::RankDevice;
 pub use rank_main::rank_main;
 pub use rank_process::RANK_PROGRAM;

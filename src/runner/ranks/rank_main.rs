@@ -6,11 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use super::rank_call::RankCall;
+use super::rank_device::OpenedOptions;
 use super::task::{BUILD, Greeting, Report, Task, receive, send};
 use crate::base::{BlockSize, catch_panic};
 use crate::collective::{Link, Shm, follow_parent};
-use crate::device::RankRole;
 use crate::device::cpu::Cpu;
+use crate::device::cuda::Cuda;
+use crate::device::{Device, RankRole};
 use crate::runner::model_runner::{ModelRunner, RankOptions};
 use crate::runner::model_source::ModelSource;
 
@@ -60,7 +62,20 @@ fn serve(link: &mut Link) -> Result<(), String> {
         return Ok(());
     };
     let memory = link.receive_file().map_err(text)?;
-    let (mut runner, block_size) = load(link, &task, &memory)?;
+    match task.device.options().ok_or_else(unknown)? {
+        OpenedOptions::Cpu(options) => compute::<Cpu>(link, &task, &memory, &options),
+        OpenedOptions::Gpu(options) => compute::<Cuda>(link, &task, &memory, &options),
+    }
+}
+
+/// Loads its share of the model, and computes calls until there are no more.
+fn compute<D: Device>(
+    link: &mut Link,
+    task: &Task,
+    memory: &impl AsFd,
+    options: &D::Options,
+) -> Result<(), String> {
+    let (mut runner, block_size) = load::<D>(link, task, memory, options)?;
     link.set_time_limit(None).map_err(text)?;
     let (mut message, mut words) = (Vec::new(), Vec::new());
     let mut call = RankCall::default();
@@ -78,14 +93,13 @@ fn serve(link: &mut Link) -> Result<(), String> {
 }
 
 /// Loads its share of the model.
-fn load(
+fn load<D: Device>(
     link: &mut Link,
     task: &Task,
     memory: &impl AsFd,
-) -> Result<(ModelRunner<Cpu>, BlockSize), String> {
-    let unknown = || "the task of rank 0 is of another version".to_owned();
+    options: &D::Options,
+) -> Result<(ModelRunner<D>, BlockSize), String> {
     let limits = task.limits().ok_or_else(unknown)?;
-    let options = task.options().ok_or_else(unknown)?;
     let source = ModelSource::open(&task.folder).map_err(text)?;
     if source.stamps() != task.stamps {
         return Err(format!(
@@ -101,8 +115,12 @@ fn load(
         role: RankRole::Computes,
         time_limit: task.time_limit,
     };
-    let runner = ModelRunner::of_rank(&source, limits, &options, rank).map_err(text)?;
+    let runner = ModelRunner::of_rank(&source, limits, options, rank).map_err(text)?;
     Ok((runner, block_size))
+}
+
+fn unknown() -> String {
+    "the task of rank 0 is of another version".to_owned()
 }
 
 fn text(error: impl ToString) -> String {

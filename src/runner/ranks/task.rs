@@ -1,16 +1,16 @@
 //! What a rank is told before it loads its share of the model.
 
 use std::io;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::Link;
 use crate::device::KvDtype;
-use crate::device::cpu::{CpuOptions, Simd};
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 
 /// The version of this library, and a hash of its sources: processes of different builds may compute different bits, and
@@ -34,9 +34,8 @@ pub(super) struct Task {
     /// Of loading, and of an operation between ranks after that.
     pub(super) load_limit: Duration,
     pub(super) time_limit: Duration,
+    pub(super) device: RankDeviceOptions,
     limits: Limits,
-    num_threads: Option<NonZeroUsize>,
-    simd: Option<String>,
 }
 
 /// What it sends then, when it takes part in the operations between ranks, and once more if it has failed.
@@ -67,7 +66,7 @@ impl Task {
         folder: PathBuf,
         stamps: String,
         limits: &RunnerLimits,
-        options: &CpuOptions,
+        device: RankDeviceOptions,
         [load_limit, time_limit]: [Duration; 2],
     ) -> Self {
         Self {
@@ -88,8 +87,7 @@ impl Task {
                 windows: limits.attention.windows.clone(),
                 num_sinks: limits.attention.num_sinks.0,
             },
-            num_threads: options.num_threads,
-            simd: options.simd.map(|simd| simd.to_string()),
+            device,
         }
     }
 
@@ -112,15 +110,6 @@ impl Task {
                 num_sinks: Tokens(limits.num_sinks),
             },
             adapters: AdapterRoom::default(),
-        })
-    }
-
-    /// The options of its CPU; `None` if they are none.
-    pub(super) fn options(&self) -> Option<CpuOptions> {
-        let simd = self.simd.as_deref().map(str::parse::<Simd>);
-        Some(CpuOptions {
-            num_threads: self.num_threads,
-            simd: simd.transpose().ok()?,
         })
     }
 }
@@ -147,8 +136,13 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(link: &mut Link) -> io::Resu
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use super::*;
+    use crate::device::cpu::{Cpu, CpuOptions, Simd};
+    use crate::device::cuda::{Cuda, CudaOptions};
     use crate::engine::EngineConfig;
+    use crate::runner::ranks::rank_device::{OpenedOptions, RankDevice};
 
     #[test]
     fn a_task_says_all_that_a_runner_depends_on() {
@@ -166,7 +160,13 @@ mod tests {
             simd: Some(Simd::detect()),
         };
         let seconds = [9, 5].map(Duration::from_secs);
-        let task = Task::new("folder".into(), "stamps".into(), &limits, &options, seconds);
+        let task = Task::new(
+            "folder".into(),
+            "stamps".into(),
+            &limits,
+            Cpu::of_rank(&options, 1),
+            seconds,
+        );
         let (mut here, mut there) = Link::pair().expect("a connection");
         send(&mut here, &task).expect("it is sent");
         let read: Task = receive(&mut there)
@@ -174,11 +174,25 @@ mod tests {
             .expect("one is there");
         assert_eq!(read, task);
         assert_eq!(read.limits(), Some(limits));
-        let read = read.options().expect("an instruction set");
+        let Some(OpenedOptions::Cpu(read)) = read.device.options() else {
+            panic!("it is a CPU");
+        };
         assert_eq!(
             (read.num_threads, read.simd),
             (options.num_threads, options.simd)
         );
+        let options = CudaOptions {
+            gpu: 3,
+            rank_gpus: vec![3, 1],
+            deterministic: true,
+            max_graphs: 5,
+            ..CudaOptions::default()
+        };
+        let Some(OpenedOptions::Gpu(second)) = Cuda::of_rank(&options, 1).options() else {
+            panic!("it is a GPU");
+        };
+        assert_eq!((second.gpu, &second.rank_gpus), (1, &options.rank_gpus));
+        assert!(second.deterministic && second.max_graphs == 5);
         drop(here);
         assert_eq!(receive::<Task>(&mut there).expect("the end"), None);
     }

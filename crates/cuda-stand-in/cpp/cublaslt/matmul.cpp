@@ -144,7 +144,7 @@ Matmul::Operands operands_of(const Part& part, void* const* addresses) {
     return operands;
 }
 
-void run_part(void* state, void* const* addresses) {
+bool run_part(void* state, void* const* addresses) {
     const Part& part = *static_cast<const Part*>(state);
     const Plan& plan = part.matmul->plan;
     Matmul::Operands operands = operands_of(part, addresses);
@@ -155,6 +155,7 @@ void run_part(void* state, void* const* addresses) {
     }
     if (part.sums) part.matmul->sum_parts(operands);
     if (part.finishes) part.matmul->finish(operands);
+    return true;
 }
 
 void drop_part(void* state) { delete static_cast<Part*>(state); }

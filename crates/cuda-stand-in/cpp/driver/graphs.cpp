@@ -24,7 +24,10 @@ public:
         std::swap(ready_[random_() % ready_.size()], ready_.back());
         const size_t chosen = ready_.back();
         ready_.pop_back();
-        run(*context_, (*nodes_)[chosen].work);
+        if (!run(*context_, (*nodes_)[chosen].work)) {
+            ready_.push_back(chosen);
+            return false;
+        }
         for (size_t i = chosen + 1; i < nodes_->size(); ++i) {
             for (const size_t before : (*nodes_)[i].after) {
                 if (before == chosen && --num_open_[i] == 0) ready_.push_back(i);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "../shared.h"
 #include "driver.h"
 #include "reports.h"
 
@@ -42,6 +43,8 @@ constexpr NamedFault FAULTS[] = {
     {"FAIL_ALLOCATION", &Options::fail_allocation},
     {"FAIL_HOST_ALLOCATION", &Options::fail_host_allocation},
     {"FAIL_LAUNCH", &Options::fail_launch},
+    {"FAIL_COLLECTIVE", &Options::fail_collective},
+    {"STALL_COLLECTIVE", &Options::stall_collective},
     {"LOSE_DEVICE", &Options::lose_device},
 };
 
@@ -98,4 +101,12 @@ API CUresult cuStandInCount(const char* name, unsigned long long* count) {
         }
     }
     return CUDA_ERROR_INVALID_VALUE;
+}
+
+__attribute__((visibility("default"))) bool cuStandInStrikes(const char* name) {
+    Lock lock(driver().mutex);
+    for (const NamedFault& named : FAULTS) {
+        if (std::strcmp(named.name, name) == 0) return (driver().options.*named.fault).strikes();
+    }
+    return false;
 }

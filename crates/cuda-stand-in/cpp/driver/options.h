@@ -36,6 +36,8 @@ struct Options {
     Fault fail_allocation;       // the n-th allocation of device memory: CUDA_ERROR_OUT_OF_MEMORY
     Fault fail_host_allocation;  // the n-th allocation of pinned host memory: CUDA_ERROR_OUT_OF_MEMORY
     Fault fail_launch;           // the n-th launch of a kernel or graph: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    Fault fail_collective;       // the n-th call of a collective operation: ncclInternalError
+    Fault stall_collective;      // the n-th collective operation never ends, until its communicator is aborted
     Fault lose_device;           // the device on which the n-th operation runs is lost with lost_error
 
     // From the environment; ends the process at a name or value that it does not understand.

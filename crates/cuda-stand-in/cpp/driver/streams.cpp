@@ -127,10 +127,7 @@ CUresult enqueue(Lock& lock, Stream& stream, Work work) {
     std::string name = work.name;
     append(lock, stream,
            {std::move(name),
-            [context, work = std::move(work)] {
-                run(*context, work);
-                return true;
-            },
+            [context, work = std::move(work)] { return run(*context, work); },
             {}});
     return CUDA_SUCCESS;
 }
@@ -154,20 +151,28 @@ void append(Lock& lock, Stream& stream, Operation operation) {
     }
 }
 
-void run(Context& context, const Work& work) {
+bool run(Context& context, const Work& work) {
     {
         Lock lock(driver().mutex);
-        if (context.lost != CUDA_SUCCESS) return;
-        if (work.kind != Work::Kind::Empty && driver().options.lose_device.strikes()) {
-            context.lost = static_cast<CUresult>(driver().options.lost_error);
-            note("device %d is lost on purpose at %s", context.device.ordinal, work.name.c_str());
-            return;
-        }
+        if (context.lost != CUDA_SUCCESS) return true;
     }
     const char* before = this_thread().running;
     this_thread().running = work.name.c_str();
+    const bool is_done = !work.poll || work.poll();
+    this_thread().running = before;
+    if (!is_done) return false;
+    {
+        Lock lock(driver().mutex);
+        if (work.kind != Work::Kind::Empty && driver().options.lose_device.strikes()) {
+            context.lost = static_cast<CUresult>(driver().options.lost_error);
+            note("device %d is lost on purpose at %s", context.device.ordinal, work.name.c_str());
+            return true;
+        }
+    }
+    this_thread().running = work.name.c_str();
     if (work.run) work.run();
     this_thread().running = before;
+    return true;
 }
 
 void run_until(Lock& lock, const Point& target) {

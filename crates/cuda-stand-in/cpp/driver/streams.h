@@ -18,6 +18,8 @@ struct Work {
     Kind kind;
     std::string name;           // for messages
     std::function<void()> run;  // without the driver's mutex
+    // Instead of it, for work that waits for another device: called again and again until it returns true.
+    std::function<bool()> poll = nullptr;
 };
 
 // The end of the work that a stream had at some time.
@@ -80,8 +82,8 @@ CUresult enqueue(Lock& lock, Stream& stream, Work work);
 // Appends an operation behind what the stream's rules put before it. The stream must not be captured.
 void append(Lock& lock, Stream& stream, Operation operation);
 
-// Runs one work now, unless the device is lost. Without the driver's mutex.
-void run(Context& context, const Work& work);
+// Runs one work now, unless the device is lost. Without the driver's mutex. False if it has to be run again.
+bool run(Context& context, const Work& work);
 
 Point end_of(Stream& stream);
 

@@ -174,7 +174,7 @@ const SEVERAL_GPUS: &str = "
 ## Several GPUs
 
 Generation steps in bf16 with 1024 positions in each sequence, on `n` GPUs of a host (NVLink 4), and on two hosts of 8, with an
-InfiniBand adapter for each GPU. Not written yet, see [ranks](ranks.md). Assumed are `w` = 350 GB/s and `r` = 6 µs for a round
+InfiniBand adapter for each GPU. See [ranks](ranks.md#gpus) for what is there: several GPUs of one host. Assumed are `w` = 350 GB/s and `r` = 6 µs for a round
 between the GPUs of a host, 45 GB/s and 12 µs between hosts. `b` is a message: 4 bytes for each hidden element of each sequence.
 
     step        = kernels of a share + (2 layers + 1) sum + gather

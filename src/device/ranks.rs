@@ -1,16 +1,13 @@
-//! A CPU as one of the ranks of a model.
+//! A device as one of the ranks of a model: what its host says to theirs.
 
 use std::hash::Hasher;
-use std::ops::Range;
 use std::time::Duration;
 
-use half::bf16;
 use rustc_hash::FxHasher;
 
-use super::{Cpu, PackedMatrix};
+use super::{RankRole, StepInputs};
 use crate::base::{LoadError, StepError};
 use crate::collective::{Collective, CollectiveError, MAX_RANKS};
-use crate::device::{Output, RankRole, StepInputs};
 
 /// The other ranks.
 pub(super) struct Ranks {
@@ -91,6 +88,55 @@ impl Ranks {
         }
     }
 
+    /// This rank, of those of its stage.
+    pub(super) fn rank(&self) -> usize {
+        self.collective.rank()
+    }
+
+    /// The ranks of its stage.
+    pub(super) fn num_ranks(&self) -> usize {
+        self.collective.num_ranks()
+    }
+
+    /// Whether it gets the logits of its stage.
+    pub(super) fn gets_logits(&self) -> bool {
+        self.gets_logits
+    }
+
+    /// Replaces words by those of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub(super) fn take_first(&mut self, words: &mut [u32]) -> Result<(), StepError> {
+        self.run(|collective, step| collective.broadcast(step, 0, words));
+        self.check()
+    }
+
+    /// Waits until all ranks of the stage have come this far in the same step.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub(super) fn come_together(&mut self) -> Result<(), StepError> {
+        self.take_first(&mut [0])
+    }
+
+    /// Whether the others live and have not failed.
+    ///
+    /// # Errors
+    ///
+    /// One has.
+    pub(super) fn check_others(&self) -> Result<(), StepError> {
+        let others = self.collective.check();
+        others.map_err(|error| StepError(error.to_string()))
+    }
+
+    /// Tells the others that this rank has failed.
+    pub(super) fn abort(&mut self, reason: &str) {
+        self.collective.abort(reason);
+    }
+
     /// Sums values over all ranks of the stage.
     pub(super) fn all_reduce(&mut self, values: &mut [f32]) {
         self.run(|collective, step| collective.all_reduce(step, values));
@@ -164,37 +210,6 @@ impl Ranks {
         if self.failure.is_none() {
             self.failure = operation(self.collective.as_mut(), self.step).err();
         }
-    }
-}
-
-impl Cpu {
-    /// The other ranks, of which the caller knows that there are some.
-    pub(super) fn ranks_mut(&mut self) -> &mut Ranks {
-        self.ranks.as_mut().expect("it has joined ranks")
-    }
-
-    /// As [`Cpu::gemm`], with some columns of `x`, which has rows of `width`.
-    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
-    pub(super) fn gemm_part(
-        &mut self,
-        x: &[bf16],
-        width: usize,
-        columns: Range<usize>,
-        weights: &PackedMatrix,
-        bias: Option<&[f32]>,
-        output: Output,
-        out: &mut [f32],
-    ) {
-        let m = x.len() / width;
-        if columns == (0..width) {
-            return self.gemm(x, m, weights, bias, output, out);
-        }
-        let mut part = std::mem::take(&mut self.part_x);
-        part.clear();
-        let rows = x.chunks_exact(width);
-        part.extend(rows.flat_map(|row| &row[columns.clone()]));
-        self.gemm(&part, m, weights, bias, output, out);
-        self.part_x = part;
     }
 }
 

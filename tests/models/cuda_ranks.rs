@@ -1,0 +1,284 @@
+//! One model on several GPUs, over NCCL: threads with the stand-ins for GPUs and for NCCL.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use inflight_cuda_stand_in::{StandIn, set};
+use triton_inflight::base::{LoadError, StepError};
+use triton_inflight::collective::{Grid, Local};
+use triton_inflight::device::RankRole;
+use triton_inflight::device::cuda::{Cuda, CudaOptions};
+use triton_inflight::engine::{Engine, StepOutput};
+use triton_inflight::runner::{
+    AdapterRoom, CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RunnerLimits,
+};
+
+use crate::cuda::{on_stand_in, sampled_requests};
+use crate::devices::{assert_near, requests, setups};
+use crate::ranks::assert_same;
+use crate::support::{Request, Served, Setup, fixture, new_request, serve};
+
+/// Longer than any step of these tests takes.
+const PATIENT: Duration = Duration::from_secs(120);
+
+fn options(gpu: usize, deterministic: bool, max_graphs: usize) -> CudaOptions {
+    CudaOptions {
+        gpu,
+        deterministic,
+        max_graphs,
+        ..CudaOptions::default()
+    }
+}
+
+fn load(
+    dir: &Path,
+    setup: &Setup,
+    options: &CudaOptions,
+    collective: Local,
+    time_limit: Duration,
+) -> Result<CudaRunner, LoadError> {
+    let source = ModelSource::open(dir).expect("the checkpoint opens");
+    let rank = RankOptions {
+        collective: Box::new(collective),
+        role: RankRole::Samples,
+        time_limit,
+    };
+    CudaRunner::of_rank(&source, setup.runner_limits(), options, rank)
+}
+
+/// Runs something on each rank, in a thread of its own.
+fn on_ranks<T: Send>(grid: impl Into<Grid>, body: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let ranks = Local::world(grid, PATIENT).into_iter().enumerate();
+        let threads: Vec<_> = ranks
+            .map(|(rank, collective)| {
+                let body = &body;
+                scope.spawn(move || body(rank, collective))
+            })
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    })
+}
+
+/// Serves requests on so many GPUs, each with an engine of its own. All have the same results.
+fn serve_on(
+    name: &str,
+    setup: &Setup,
+    requests: &[Request],
+    num_ranks: usize,
+    (deterministic, max_graphs): (bool, usize),
+) -> Vec<Served> {
+    let mut results = on_ranks(num_ranks, |rank, collective| {
+        let options = options(rank, deterministic, max_graphs);
+        let runner = load(&fixture(name), setup, &options, collective, PATIENT);
+        serve(&mut runner.expect("it loads"), setup, requests).0
+    });
+    let first = results.remove(0);
+    for others in results {
+        assert_same(&format!("{name}, another rank"), &first, &others);
+    }
+    first
+}
+
+/// Tied embeddings, biases, blocks side by side, norms behind blocks, and 3 key heads that divide by nothing.
+#[test]
+fn several_gpus_compute_what_the_cpu_does() {
+    let test = "cuda_ranks::several_gpus_compute_what_the_cpu_does";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        let setups = setups();
+        for (name, num_ranks, (what, setup)) in [
+            ("llama3", 2, &setups[0]),
+            ("qwen2", 4, &setups[1]),
+            ("gemma3", 2, &setups[2]),
+            ("phi3", 3, &setups[1]),
+            ("falcon", 2, &setups[0]),
+        ] {
+            let (ours, _) = serve(&mut setup.load(name), setup, &requests());
+            for deterministic in [false, true] {
+                let how = (deterministic, 64);
+                let theirs = serve_on(name, setup, &requests(), num_ranks, how);
+                assert_near(
+                    &format!("{name}, {what}, {num_ranks} GPUs"),
+                    &ours,
+                    &theirs,
+                    0.1,
+                );
+            }
+        }
+    });
+}
+
+/// NCCL sums so many values in one order, and more in another one.
+#[test]
+fn deterministic_sums_of_gpus_do_not_depend_on_the_batch_nor_on_graphs() {
+    let test = "cuda_ranks::deterministic_sums_of_gpus_do_not_depend_on_the_batch_nor_on_graphs";
+    on_stand_in(StandIn::new().set("DEVICES", 3), test, || {
+        let (_, setup) = setups().swap_remove(0);
+        let mut all = requests();
+        all.extend(sampled_requests());
+        let together = serve_on("llama3", &setup, &all, 3, (true, 64));
+        let launched = serve_on("llama3", &setup, &all, 3, (true, 0));
+        assert_same("without graphs", &together, &launched);
+        let alone = Setup {
+            max_num_requests: 1,
+            enable_chunked_context: false,
+            max_num_tokens: 256,
+            ..setup
+        };
+        for (request, together) in all.iter().zip(together).step_by(3) {
+            let request = std::slice::from_ref(request);
+            let alone = serve_on("llama3", &alone, request, 3, (true, 64));
+            assert_same("alone", &alone, &[together]);
+        }
+    });
+}
+
+/// Serves requests to the first error.
+fn failure(runner: &mut CudaRunner, setup: &Setup) -> Option<StepError> {
+    let mut engine = Engine::new(setup.engine_config());
+    for (index, request) in requests().iter().enumerate() {
+        let request = new_request(index, request);
+        engine.add(request).expect("a valid request");
+    }
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    while !engine.is_idle() {
+        let step = engine.schedule();
+        output.clear();
+        for plan in step.plans() {
+            if let Err(error) = runner.run(plan, &mut output) {
+                return Some(error);
+            }
+        }
+        engine.apply(step, &mut output, &mut events);
+    }
+    None
+}
+
+#[test]
+fn a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit() {
+    let test =
+        "cuda_ranks::a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let (_, setup) = setups().swap_remove(0);
+        let time_limit = Duration::from_secs(2);
+        for (fault, reason) in [
+            ("FAIL_COLLECTIVE", "internal error"),
+            ("STALL_COLLECTIVE", "has waited for its GPU"),
+            ("LOSE_DEVICE", "ILLEGAL_ADDRESS"),
+        ] {
+            let started = Instant::now();
+            let errors = on_ranks(2, |rank, collective| {
+                let options = options(rank, false, 0);
+                let runner = load(&fixture("llama3"), &setup, &options, collective, time_limit);
+                let mut runner = runner.expect("it loads");
+                if rank == 0 {
+                    // Among the operations of any of the ranks.
+                    set(fault, 50);
+                }
+                failure(&mut runner, &setup).expect("a rank fails").0
+            });
+            assert!(started.elapsed() < PATIENT / 2, "{fault}");
+            let [first, second] = &errors[..] else {
+                unreachable!("two ranks")
+            };
+            assert!(
+                [first, second].iter().any(|error| error.contains(reason)),
+                "{fault}: {errors:?}"
+            );
+            assert!(
+                errors.iter().all(|error| error.contains("GPU")),
+                "{errors:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_ends_is_noticed_by_the_others() {
+    let test = "cuda_ranks::a_rank_that_ends_is_noticed_by_the_others";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let (_, setup) = setups().swap_remove(0);
+        let errors = on_ranks(2, |rank, collective| {
+            let options = options(rank, false, 64);
+            let runner = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
+            let mut runner = runner.expect("it loads");
+            // Rank 1 has nothing to compute, and ends.
+            (rank == 0).then(|| failure(&mut runner, &setup).expect("it is alone").0)
+        });
+        let error = errors[0].as_ref().expect("an error");
+        assert!(error.contains("rank 1 has ended"), "{error}");
+    });
+}
+
+#[test]
+fn gpus_are_no_stages_and_two_ranks_need_two_of_them() {
+    let test = "cuda_ranks::gpus_are_no_stages_and_two_ranks_need_two_of_them";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let setup = Setup::default();
+        let fail = |grid: Grid, gpus: [usize; 2]| {
+            let errors = on_ranks(grid, |rank, collective| {
+                let options = options(gpus[rank], false, 0);
+                let loaded = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
+                loaded.err().expect("it is refused").to_string()
+            });
+            errors.join("\n")
+        };
+        let stages = Grid {
+            num_stages: 2,
+            ranks_per_stage: 1,
+        };
+        assert!(fail(stages, [0, 1]).contains("GPUs cannot be stages yet"));
+        assert!(fail(2.into(), [0, 0]).contains("invalid usage"));
+        assert!(fail(2.into(), [0, 2]).contains("there is no GPU 2: the driver shows 2"));
+    });
+}
+
+/// The program of the other ranks: this one.
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
+
+fn lead(gpus: &[usize], step: Duration) -> Result<LeadingRunner<Cuda>, LoadError> {
+    let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    let options = CudaOptions {
+        rank_gpus: gpus.to_vec(),
+        ..options(gpus[0], true, 64)
+    };
+    let limits = RunnerLimits {
+        adapters: AdapterRoom::default(),
+        ..leading_setup().runner_limits()
+    };
+    let time_limits = RankLimits {
+        load: PATIENT,
+        step,
+    };
+    LeadingRunner::new(
+        Path::new(PROGRAM),
+        gpus.len(),
+        &source,
+        limits,
+        &options,
+        time_limits,
+    )
+}
+
+fn leading_setup() -> Setup {
+    setups().swap_remove(1).1
+}
+
+/// Only rank 0 has an engine and samples; the others are told what to compute.
+#[test]
+fn processes_compute_what_threads_do_with_a_gpu_each() {
+    let test = "cuda_ranks::processes_compute_what_threads_do_with_a_gpu_each";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let mut requests = requests();
+        requests.extend(sampled_requests());
+        let setup = leading_setup();
+        let threads = serve_on("llama3", &setup, &requests, 2, (true, 64));
+        // In any order of the GPUs.
+        let mut leader = lead(&[1, 0], PATIENT).expect("it loads");
+        let (processes, happened) = serve(&mut leader, &setup, &requests);
+        assert_same("processes", &threads, &processes);
+        assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
+    });
+}
