@@ -344,7 +344,7 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
             STORIES,
             ["kv_cache_file"],
         ),
-        "gpu": ({"gpu_device_ids": 0}, STORIES, ["GPUs cannot compute a model together yet"]),
+        "gpu": ({"gpu_device_ids": 0}, STORIES, ["there is no CUDA driver"]),
         "experts": ({}, FIXTURES / "mixtral", ["experts cannot be split"]),
         "quantised": ({}, FIXTURES / "quantised" / "awq", ["quantised weights cannot be split"]),
         "heads": ({"tensor_parallel_size": 5}, STORIES, ["5 ranks", "only 4 query heads"]),

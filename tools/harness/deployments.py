@@ -83,5 +83,6 @@ def stand_in(folder):
         folder.mkdir()
         libraries = pathlib.Path(os.environ["CUDA_STAND_IN"])
         (folder / "libcuda.so").symlink_to(libraries / "libcuda.so.1")
-        (folder / "libcublasLt.so.12").symlink_to(libraries / "libcublasLt.so.12")
+        for name in ("libcublasLt.so.12", "libnccl.so.2"):
+            (folder / name).symlink_to(libraries / name)
     return {"LD_LIBRARY_PATH": str(folder)}

@@ -244,12 +244,12 @@ fn load_on_gpu(
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
     let num_ranks = model.grid().num_ranks();
+    let mut free_bytes = free_memory_bytes(gpu)?;
     let options = CudaOptions {
         rank_gpus: rank_gpus(&config.settings, gpu, num_ranks, num_gpus())?,
         ..cuda_options(&config.settings, gpu)
     };
     // All ranks have as many blocks as the one with the least memory.
-    let mut free_bytes = free_memory_bytes(gpu)?;
     for &other in &options.rank_gpus {
         free_bytes = free_bytes.min(free_memory_bytes(other)?);
     }
