@@ -5,6 +5,7 @@
 //! operations can be captured in CUDA graphs.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::transmute;
 use std::ptr;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
@@ -34,16 +35,25 @@ struct UniqueId([u32; ID_WORDS]);
 
 type Comm = *mut c_void;
 
+type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
+type CommInitRank = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int;
+type CommGetAsyncError = unsafe extern "C" fn(Comm, *mut c_int) -> c_int;
+type CommAbort = unsafe extern "C" fn(Comm) -> c_int;
+type AllReduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
+type AllGather = unsafe extern "C" fn(u64, u64, usize, c_int, Comm, *mut c_void) -> c_int;
+type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+
 /// Its functions.
 struct Library {
-    get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
-    comm_get_async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
-    comm_abort: unsafe extern "C" fn(Comm) -> c_int,
-    all_reduce: unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
-    all_gather: unsafe extern "C" fn(u64, u64, usize, c_int, Comm, *mut c_void) -> c_int,
-    get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    get_version: GetVersion,
+    get_unique_id: GetUniqueId,
+    comm_init_rank: CommInitRank,
+    comm_get_async_error: CommGetAsyncError,
+    comm_abort: CommAbort,
+    all_reduce: AllReduce,
+    all_gather: AllGather,
+    get_error_string: GetErrorString,
 }
 
 /// One of several ranks, which all call the same operations in the same order.
@@ -248,14 +258,18 @@ impl Library {
         // SAFETY: these are NCCL's functions of these names, with these types.
         unsafe {
             Some(Self {
-                get_version: std::mem::transmute(find(c"ncclGetVersion")?),
-                get_unique_id: std::mem::transmute(find(c"ncclGetUniqueId")?),
-                comm_init_rank: std::mem::transmute(find(c"ncclCommInitRank")?),
-                comm_get_async_error: std::mem::transmute(find(c"ncclCommGetAsyncError")?),
-                comm_abort: std::mem::transmute(find(c"ncclCommAbort")?),
-                all_reduce: std::mem::transmute(find(c"ncclAllReduce")?),
-                all_gather: std::mem::transmute(find(c"ncclAllGather")?),
-                get_error_string: std::mem::transmute(find(c"ncclGetErrorString")?),
+                get_version: transmute::<*mut c_void, GetVersion>(find(c"ncclGetVersion")?),
+                get_unique_id: transmute::<*mut c_void, GetUniqueId>(find(c"ncclGetUniqueId")?),
+                comm_init_rank: transmute::<*mut c_void, CommInitRank>(find(c"ncclCommInitRank")?),
+                comm_get_async_error: transmute::<*mut c_void, CommGetAsyncError>(find(
+                    c"ncclCommGetAsyncError",
+                )?),
+                comm_abort: transmute::<*mut c_void, CommAbort>(find(c"ncclCommAbort")?),
+                all_reduce: transmute::<*mut c_void, AllReduce>(find(c"ncclAllReduce")?),
+                all_gather: transmute::<*mut c_void, AllGather>(find(c"ncclAllGather")?),
+                get_error_string: transmute::<*mut c_void, GetErrorString>(find(
+                    c"ncclGetErrorString",
+                )?),
             })
         }
     }
