@@ -13,8 +13,8 @@ use inflight_roofline::{Clock, MachineLimits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, Output, Pool, RawMatrix,
-    RopeTable, Stacking,
+    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, Output, Pool,
+    RawMatrix, RopeTable, Stacking,
 };
 
 fn main() {
@@ -186,6 +186,7 @@ fn attend(
     let layout = KvLayout {
         num_kv_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
+        values: KvValues::OfTheirOwn,
         block_size: BlockSize::new(block_size as u32).expect("not zero"),
         dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
     };
@@ -289,6 +290,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
         let layout = KvLayout {
             num_kv_heads: 4,
             head_dim: 64,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(32).expect("not zero"),
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
         };

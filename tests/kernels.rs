@@ -10,6 +10,7 @@ mod kernels {
     mod elementwise;
     mod gated;
     mod gemm;
+    mod latent;
     mod quantised;
     mod support;
 }

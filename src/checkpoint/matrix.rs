@@ -6,6 +6,7 @@ use super::fp8_matrix::Fp8Matrix;
 use super::row_order::RowSelection;
 use super::tensor::{Tensor, TensorLocation};
 use super::transposed::Transposed;
+use super::turned::Turned;
 use crate::base::LoadError;
 use crate::device::{FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
 
@@ -15,6 +16,8 @@ pub enum Matrix<'a> {
     Float(Tensor<'a>),
     /// Floating point, stored by columns.
     Transposed(Transposed<'a>),
+    /// The transpose of another one, in floating point.
+    Turned(Turned<'a>),
     /// Integer codes in a format that the kernels compute with.
     Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows + 'a>),
     /// 8-bit floats with scales: codes for devices that multiply with them, floating point for others.
@@ -52,11 +55,18 @@ struct SelectedRows<'a> {
 }
 
 impl<'a> Matrix<'a> {
+    /// Its transpose.
+    #[must_use]
+    pub fn turned(self) -> Self {
+        Self::Turned(Turned::new(self))
+    }
+
     /// Some of its rows. It has all of them, in the order of the file.
     pub fn select(self, rows: RowSelection) -> Self {
         match self {
             Self::Float(tensor) => Self::Float(tensor.select(rows)),
             Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
+            Self::Turned(matrix) => Self::Turned(matrix.select(rows)),
             Self::Quantised(location, all) => {
                 Self::Quantised(location, Box::new(SelectedRows { all, rows }))
             }
@@ -86,6 +96,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => Ok(Self::Float(tensor.part(rows, columns))),
             Self::Transposed(matrix) => Ok(Self::Transposed(matrix.part(rows, columns))),
+            Self::Turned(matrix) => Ok(Self::Turned(matrix.part(rows, columns)?)),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => Err(location.error(
@@ -101,6 +112,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.rows(),
             Self::Transposed(matrix) => matrix.rows(),
+            Self::Turned(matrix) => matrix.rows(),
             Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
@@ -112,6 +124,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.columns(),
             Self::Transposed(matrix) => matrix.columns(),
+            Self::Turned(matrix) => matrix.columns(),
             Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
@@ -123,6 +136,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.location(),
             Self::Transposed(matrix) => matrix.location(),
+            Self::Turned(matrix) => matrix.location(),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
@@ -134,6 +148,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => Some(tensor),
             Self::Transposed(matrix) => Some(matrix),
+            Self::Turned(matrix) => Some(matrix),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -155,6 +170,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Quantised(_, codes) => codes.preload(),
             Self::Transposed(matrix) => matrix.preload(),
+            Self::Turned(matrix) => matrix.preload(),
             Self::Float(_) | Self::Fp8(..) | Self::Dequantised { .. } => Ok(()),
         }
     }
@@ -164,6 +180,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.read_row(index, out),
             Self::Transposed(matrix) => read_float_row(matrix, index, out),
+            Self::Turned(matrix) => read_float_row(matrix, index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(codes.as_ref(), index, out),
             Self::Dequantised { read, .. } => read(index, out),
@@ -175,6 +192,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.location().not_finite(row),
             Self::Transposed(matrix) => matrix.location().not_finite(row),
+            Self::Turned(matrix) => matrix.location().not_finite(row),
             Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(

@@ -26,6 +26,13 @@ pub enum RowOrder {
         /// How they are paired.
         pairs: RotaryPairs,
     },
+    /// Heads whose last rows are rotated in adjacent pairs, and read as halves. The others keep their places.
+    AdjacentTails {
+        /// Rows of a head.
+        head_dim: usize,
+        /// Rows of a head that are rotated: the last ones, an even number.
+        rotary_dim: usize,
+    },
 }
 
 /// Where the two rows of a RoPE pair are.
@@ -54,7 +61,7 @@ pub struct RowSelection {
 /// head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowRuns {
-    /// Rows of a run; with [`RowOrder::Heads`] whole heads.
+    /// Rows of a run: whole heads, unless the order is the same.
     len: usize,
     /// From the first row of a run to that of the next one.
     stride: usize,
@@ -83,6 +90,20 @@ impl RowOrder {
     pub(super) fn stored_row(self, row: usize) -> usize {
         match self {
             Self::Same => row,
+            Self::AdjacentTails {
+                head_dim,
+                rotary_dim,
+            } => {
+                let first = head_dim - rotary_dim;
+                match (row % head_dim).checked_sub(first) {
+                    None => row,
+                    Some(rotated) => {
+                        let half_dim = rotary_dim / 2;
+                        let (half, pair) = (rotated / half_dim, rotated % half_dim);
+                        row - rotated + 2 * pair + half
+                    }
+                }
+            }
             Self::Heads {
                 head_dim,
                 rotary_dim,
@@ -124,7 +145,9 @@ impl RowSelection {
             rows.start <= rows.end && rows.end <= self.len,
             "rows {rows:?}"
         );
-        if let RowOrder::Heads { head_dim, .. } = self.order {
+        if let RowOrder::Heads { head_dim, .. } | RowOrder::AdjacentTails { head_dim, .. } =
+            self.order
+        {
             assert!(rows.start.is_multiple_of(head_dim), "rows of whole heads");
         }
         let len = rows.len();
@@ -189,6 +212,16 @@ mod tests {
         assert_eq!(stored(halves, 8), [0, 1, 2, 6, 3, 4, 5, 7]);
         let adjacent = RowOrder::of_heads(8, 4, RotaryPairs::Adjacent);
         assert_eq!(stored(adjacent, 8), [0, 2, 4, 5, 1, 3, 6, 7]);
+    }
+
+    #[test]
+    fn tails_of_adjacent_pairs_are_found() {
+        let tails = RowOrder::AdjacentTails {
+            head_dim: 7,
+            rotary_dim: 4,
+        };
+        let expected = [0, 1, 2, 3, 5, 4, 6, 7, 8, 9, 10, 12, 11, 13];
+        assert_eq!(stored(tails, 14), expected);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// `bytes` has the length that shape and type require; with [`RowOrder::Heads`], the rows are whole heads.
+    /// `bytes` has the length that shape and type require; unless the order is the same, the rows are whole heads.
     pub(super) fn new(
         location: TensorLocation<'a>,
         dtype: Dtype,

@@ -40,6 +40,35 @@ pub enum RoutingRule {
         /// How near.
         jitter: f32,
     },
+    /// The experts with the largest scores of the best groups (DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437).
+    Grouped(GroupedRouting),
+}
+
+/// A rule that chooses groups of experts first. A correction of each expert, if there are some, is added to its score
+/// for the choice, not for its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupedRouting {
+    /// What scores are.
+    pub scores: RouterScores,
+    /// Groups of equally many consecutive experts: one, or a divisor of the number of experts.
+    pub num_groups: usize,
+    /// How many of them experts are chosen from. They have as many experts as are chosen.
+    pub num_chosen_groups: usize,
+    /// How many of its largest scores a group is chosen by: their sum.
+    pub num_group_scores: usize,
+    /// Whether weights are divided by their sum.
+    pub is_normalised: bool,
+    /// The factor of weights after that.
+    pub scale: f32,
+}
+
+/// The scores of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScores {
+    /// The softmax of all logits.
+    Softmax,
+    /// The sigmoid of each logit.
+    Sigmoid,
 }
 
 /// The sizes of a model's mixtures of experts, which all layers share.

@@ -79,6 +79,19 @@ impl<'a> KvBatch<'a> {
         }
     }
 
+    /// Other spans of the same block tables, checked against the same pool.
+    ///
+    /// # Panics
+    ///
+    /// As [`KvBatch::new`].
+    #[must_use]
+    pub fn with_spans<'s>(&self, spans: &'s [KvSpan]) -> KvBatch<'s>
+    where
+        'a: 's,
+    {
+        KvBatch::new(spans, self.block_tables, self.block_size, self.num_blocks)
+    }
+
     /// Tokens of the step.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens

@@ -72,8 +72,10 @@ impl FromStr for KvDtype {
 pub struct KvLayout {
     /// Key/value heads.
     pub num_kv_heads: usize,
-    /// Elements per head, an even number.
+    /// Elements of a key, an even number.
     pub head_dim: usize,
+    /// The values.
+    pub values: KvValues,
     /// Positions per block. On CPU, a multiple of 16 is read in place; other sizes work, but are slower
     /// and larger unless one block holds a whole sequence.
     pub block_size: BlockSize,
@@ -81,7 +83,24 @@ pub struct KvLayout {
     pub dtype: KvDtype,
 }
 
+/// The values of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvValues {
+    /// Beside the keys, with as many elements.
+    OfTheirOwn,
+    /// The first elements of the keys: this many.
+    InKeys(usize),
+}
+
 impl KvLayout {
+    /// Elements of a value.
+    pub const fn value_dim(&self) -> usize {
+        match self.values {
+            KvValues::OfTheirOwn => self.head_dim,
+            KvValues::InKeys(len) => len,
+        }
+    }
+
     /// Refuses copies of positions that would leave a pool of `num_blocks` blocks.
     ///
     /// # Panics

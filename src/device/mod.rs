@@ -5,6 +5,7 @@
 //! e4m3.rs                     floats of 8 bits
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
+//! latent.rs                   multi-head latent attention
 //! low_rank.rs adapter_values.rs   adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! experts.rs                  mixtures of experts
@@ -26,6 +27,7 @@ mod e4m3;
 mod experts;
 mod kv_batch;
 mod kv_layout;
+mod latent;
 mod low_rank;
 mod matrix;
 mod memory;
@@ -47,9 +49,12 @@ use crate::collective::Collective;
 
 pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
-pub use experts::{Expert, Experts, MixtureShape, Routing, RoutingRule};
+pub use experts::{
+    Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,
+};
 pub use kv_batch::{KvBatch, KvSpan};
-pub use kv_layout::{KvDtype, KvLayout};
+pub use kv_layout::{KvDtype, KvLayout, KvValues};
+pub use latent::{LatentHeads, LatentParams, LatentShape};
 pub use low_rank::{AdaptedPlace, AdaptedRows, AdapterRun, AdapterWeights, DenseRows, LowRank};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
@@ -133,6 +138,9 @@ pub trait Device: Sized {
     /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
     /// and 4 of them.
     const HAS_TILES: bool = true;
+
+    /// Whether it computes [latent attention](LatentShape).
+    const HAS_LATENT_ATTENTION: bool = false;
 
     /// Opens the device.
     ///
@@ -488,12 +496,14 @@ pub trait Device: Sized {
         unreachable!("the device has no adapters");
     }
 
-    /// Chooses the experts of each row by the logits of a router, `[num_rows, num_logits]`.
+    /// Chooses the experts of each row by the logits of a router, `[num_rows, num_logits]`, and the corrections of
+    /// [scores](GroupedRouting), `[num_experts]`.
     fn route(
         &mut self,
         num_rows: usize,
         logits: &Self::Sums,
         routing: &Routing,
+        correction: Option<&Self::Vector>,
         rows: &mut Self::ExpertRows,
     );
 
@@ -542,6 +552,37 @@ pub trait Device: Sized {
         layer: usize,
         out: &mut Self::Inputs,
     );
+
+    /// Normalises the latent of each row of `kv`, `[num_rows, latent_dim + rotary_dim]`, rotates the shared key behind it, and
+    /// stores both in a layer of the cache, whose [values are in the keys](KvValues::InKeys).
+    ///
+    /// # Panics
+    ///
+    /// If the device [has](Device::HAS_LATENT_ATTENTION) no latent attention. The same holds for the next one.
+    fn store_latents(
+        &mut self,
+        _step: &Self::Step<'_>,
+        _params: &LatentParams<'_, Self>,
+        _kv: &Self::Sums,
+        _cache: &mut Self::KvCache,
+        _layer: usize,
+    ) {
+        unreachable!("the device has no latent attention");
+    }
+
+    /// [Latent attention](LatentShape) of the queries of all tokens, `[num_rows, num_heads * (content_dim + rotary_dim)]`, which are not
+    /// rotated yet. `out` is `[num_rows, num_heads * value_dim]`.
+    fn latent_attention(
+        &mut self,
+        _step: &Self::Step<'_>,
+        _params: &LatentParams<'_, Self>,
+        _q: &Self::Sums,
+        _cache: &Self::KvCache,
+        _layer: usize,
+        _out: &mut Self::Inputs,
+    ) {
+        unreachable!("the device has no latent attention");
+    }
 
     /// Makes it one of the ranks of a model, which compute all steps together. What goes wrong between them is an error of
     /// [`Device::results`]. By default it can only be alone.

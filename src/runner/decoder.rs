@@ -16,6 +16,7 @@
 
 use std::ops::Range;
 
+use super::latent::{LatentBuffers, LatentStep};
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
@@ -27,8 +28,8 @@ use super::stage::{ModelPart, Stage};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AdapterRun, AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform,
-    MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
+    AdapterRun, AttentionParams, Device, HeadShape, KvDtype, KvLayout, KvValues, LatentShape,
+    LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -48,6 +49,8 @@ pub(super) struct Decoder<D: Device> {
     kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
     buffers: Buffers<D>,
+    /// Only for a model with latent attention.
+    latent: Option<LatentBuffers<D>>,
     /// Only for a model with experts.
     mixture: Option<MixtureBuffers<D>>,
 }
@@ -64,11 +67,11 @@ struct LayerAttention {
 
 /// Activations, each `[max_num_tokens, width]`.
 struct Buffers<D: Device> {
-    /// Queries, keys and values before rotation.
+    /// Queries, keys and values before rotation; with latent attention, queries or their latents.
     qkv: D::Sums,
-    /// Rotated queries.
+    /// Rotated queries, unless attention is latent.
     q: D::Inputs,
-    /// The output of attention, as wide as the queries.
+    /// The output of attention.
     attended: D::Inputs,
     /// `intermediate_size` wide: the input of the down projection.
     inner: D::Inputs,
@@ -111,6 +114,9 @@ impl<D: Device> Decoder<D> {
                 spec.family
             )));
         }
+        if let Some(latent) = spec.latent_shape() {
+            check_latent::<D>(spec.family, &latent, limits)?;
+        }
         // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
@@ -130,6 +136,14 @@ impl<D: Device> Decoder<D> {
         let (mut attention, ropes) = layer_attention(spec, limits);
         let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
         let heads = head_shape(spec);
+        let latent = spec.layers[0].attention.latent.as_ref();
+        let [qkv_len, q_len, attended_len] = match latent {
+            Some(latent) => {
+                let qkv = &spec.layers[0].attention.qkv;
+                [qkv.num_outputs(), 0, latent.shape.out_len()]
+            }
+            None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
+        };
         Ok(Self {
             stage: part.stage.clone(),
             weights,
@@ -143,10 +157,14 @@ impl<D: Device> Decoder<D> {
                 / layout.block_size.tokens().index(),
             residual: ResidualStream::new(device, max_rows, spec, part.num_tiles())?,
             buffers: Buffers {
-                qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
-                q: device.alloc_inputs(max_rows, heads.q_len())?,
-                attended: device.alloc_inputs(max_rows, heads.q_len())?,
+                qkv: device.alloc_sums(max_rows, qkv_len)?,
+                q: device.alloc_inputs(max_rows, q_len)?,
+                attended: device.alloc_inputs(max_rows, attended_len)?,
                 inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
+            },
+            latent: match latent {
+                Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
+                None => None,
             },
             mixture,
         })
@@ -286,6 +304,7 @@ impl<D: Device> Decoder<D> {
     ) {
         let Layer {
             qkv,
+            latent,
             qk_norm,
             sink_logits,
             ..
@@ -295,6 +314,24 @@ impl<D: Device> Decoder<D> {
         let attention = self.attention[index];
         let params = attention.params;
         let buffers = &mut self.buffers;
+        if let Some((latent, latent_buffers)) = latent.as_ref().zip(self.latent.as_mut()) {
+            let at = LatentStep {
+                step,
+                num_rows,
+                spans: inputs.spans,
+                layer: index,
+                angles: &self.angles[attention.angles],
+                params,
+                kv_bytes_per_position: self.kv_bytes_per_position,
+            };
+            let Buffers {
+                qkv: sums,
+                attended,
+                ..
+            } = buffers;
+            let x = self.residual.normed();
+            return latent_buffers.attend(run, &at, (qkv, latent), x, sums, cache, attended);
+        }
         run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
         let rope = RopeParams {
             heads,
@@ -368,13 +405,21 @@ impl<D: Device> Decoder<D> {
                         let down = (&*inner, &dense.down);
                         residual.add(run, Operation::Down, num_rows, down, after, next);
                     }
-                    (FeedForwardWeights::Experts { router, experts }, Some(mixture)) => {
+                    (
+                        FeedForwardWeights::Experts {
+                            router,
+                            correction,
+                            experts,
+                        },
+                        Some(mixture),
+                    ) => {
                         let MixtureBuffers {
                             routing,
                             logits,
                             rows,
                         } = mixture;
-                        run.route(num_rows, residual.normed(), router, routing, logits, rows);
+                        let rule = (&*routing, correction.as_ref());
+                        run.route(num_rows, residual.normed(), router, rule, logits, rows);
                         let num_chosen = routing.num_chosen;
                         residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
                     }
@@ -449,6 +494,32 @@ fn feed_forward_up<D: Device, P: Probe>(
     }
 }
 
+/// Refuses latent attention where it is not computed.
+fn check_latent<D: Device>(
+    family: &str,
+    shape: &LatentShape,
+    limits: &RunnerLimits,
+) -> Result<(), LoadError> {
+    if !D::HAS_LATENT_ATTENTION {
+        return Err(LoadError::Resource(format!(
+            "{family} has latent attention, which is computed on the CPU only: use an instance_group of kind KIND_CPU"
+        )));
+    }
+    if limits.kv_dtype != KvDtype::Bf16 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_dtype is {}, but the cache of {family} holds latents, which are stored in bf16",
+                limits.kv_dtype
+            ),
+            remedy: format!(
+                "write bf16: it takes {} bytes for a position of a layer",
+                2 * shape.key_dim()
+            ),
+        });
+    }
+    Ok(())
+}
+
 /// The attention of each layer, and the position embeddings that it refers to.
 fn layer_attention<'a>(
     spec: &'a ModelSpec,
@@ -487,7 +558,10 @@ fn upload_angles<D: Device>(
     num_positions: Tokens,
 ) -> Result<Vec<D::Angles>, LoadError> {
     let tables = ropes.iter().map(|rope| {
-        let frequencies = rope.frequencies(spec.head_dim, max_seq_len.index());
+        let head_dim = spec
+            .latent_shape()
+            .map_or(spec.head_dim, |latent| latent.rotary_dim);
+        let frequencies = rope.frequencies(head_dim, max_seq_len.index());
         let factor = rope.attention_factor(max_seq_len.index());
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
         device.upload_angles(table)
@@ -509,6 +583,9 @@ pub(super) fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype)
     KvLayout {
         num_kv_heads: spec.num_kv_heads,
         head_dim: spec.head_dim,
+        values: spec
+            .latent_shape()
+            .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
         block_size,
         dtype,
     }

@@ -39,6 +39,7 @@ mod first_steps;
 mod gate;
 mod guide_thread;
 mod kv_file;
+mod latent;
 mod limits;
 mod model_runner;
 mod model_source;

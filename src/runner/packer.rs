@@ -21,8 +21,8 @@ const REQUANTISED: WeightPrecision = WeightPrecision {
 pub(super) struct Packing {
     /// How they are combined.
     pub stacking: Stacking,
-    /// The expert that they belong to, if any: names of tensors may not tell it.
-    pub expert: Option<usize>,
+    /// The expert or head that they belong to, if any: names of tensors may not tell it.
+    pub index: Option<usize>,
     /// Whether float weights are never rounded.
     pub is_exact: bool,
 }
@@ -105,7 +105,7 @@ impl<'d, D: Device> Packer<'d, D> {
         let form = PackedForm::of_output_layer(parts, self.precision, D::HAS_FP8);
         let packing = Packing {
             stacking: Stacking::Concatenated,
-            expert: None,
+            index: None,
             is_exact: false,
         };
         self.pack_as(parts, form, packing)
@@ -201,8 +201,8 @@ fn name(parts: &[Matrix<'_>], packing: Packing) -> String {
         Stacking::Concatenated => "+",
         Stacking::Interleaved => "|",
     });
-    match packing.expert {
-        Some(expert) => format!("{names}#{expert}"),
+    match packing.index {
+        Some(index) => format!("{names}#{index}"),
         None => names,
     }
 }

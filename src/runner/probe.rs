@@ -2,7 +2,7 @@
 //!
 //! A runner reports the end of each operation to its probe. The default probe, `()`, compiles to nothing.
 
-use crate::device::{AttentionParams, Device, Expert, Experts, KvSpan, PackedWeights};
+use crate::device::{AttentionParams, Device, Expert, Experts, KvSpan, LatentHeads, PackedWeights};
 
 /// An operation of a step, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -176,6 +176,27 @@ impl Work {
             num_bytes: num_positions * kv_bytes + rows,
             num_operations: num_pairs * 4 * q_width as u64,
         }
+    }
+}
+
+impl Work {
+    /// The same of [latent attention](crate::device::LatentShape), with the products of the heads.
+    pub(super) fn latent_attention<D: Device>(
+        spans: &[KvSpan],
+        params: &AttentionParams,
+        kv_bytes: u64,
+        heads: &LatentHeads<D>,
+    ) -> Self {
+        let num_rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let linears = heads.keys.iter().chain(&heads.values);
+        let attention = Self::attention(spans, params, kv_bytes);
+        linears.fold(attention, |sum, linear| {
+            let product = Self::product(num_rows, &linear.matrix, false);
+            Self {
+                num_bytes: sum.num_bytes + product.num_bytes,
+                num_operations: sum.num_operations + product.num_operations,
+            }
+        })
     }
 }
 

@@ -306,13 +306,14 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
         num_rows: usize,
         x: &D::Inputs,
         router: &Linear<D>,
-        routing: &Routing,
+        (routing, correction): (&Routing, Option<&D::Vector>),
         logits: &mut D::Sums,
         rows: &mut D::ExpertRows,
     ) {
         self.device
             .project(num_rows, x, router, Output::Store, logits);
-        self.device.route(num_rows, logits, routing, rows);
+        self.device
+            .route(num_rows, logits, routing, correction, rows);
         self.probe.ended(Operation::Router, || {
             Work::product(num_rows, &router.matrix, false)
         });

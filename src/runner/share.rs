@@ -241,6 +241,9 @@ fn check(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
             remedy: "use fewer ranks".to_owned(),
         })
     };
+    if spec.latent_shape().is_some() {
+        return refuse("latent attention cannot be split over ranks yet".to_owned());
+    }
     if spec.mixture().is_some() {
         return refuse("experts cannot be split over ranks yet".to_owned());
     }

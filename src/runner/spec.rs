@@ -10,7 +10,7 @@ use super::rope::Rope;
 use crate::base::Tokens;
 use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
 use crate::device::{
-    Activation, Gating, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking,
+    Activation, Gating, LatentShape, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking,
 };
 
 /// A decoder-only transformer. Sizes are in elements.
@@ -24,9 +24,9 @@ pub struct ModelSpec {
     pub hidden_size: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key and value heads; divides `num_heads`.
+    /// Key and value heads; divides `num_heads`. One with latent attention.
     pub num_kv_heads: usize,
-    /// Width of a head, even; `num_heads * head_dim` need not be `hidden_size`.
+    /// Width of a head in the cache, even; `num_heads * head_dim` need not be `hidden_size`.
     pub head_dim: usize,
     /// Positions that the model was trained for.
     pub max_position_embeddings: usize,
@@ -150,8 +150,11 @@ pub struct BlockNorms<N> {
 /// An attention block: `o(attention(rope(qkv(x))))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`.
+    /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
+    /// queries, or their latents.
     pub qkv: Projection,
+    /// What queries, keys and values are made of in latent attention, which all layers of a model have or none.
+    pub latent: Option<LatentSpec>,
     /// The norms of queries and keys in front of RoPE.
     pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.
@@ -164,8 +167,35 @@ pub struct AttentionSpec {
     pub window: Option<NonZeroU32>,
     /// The logits of each query head for no position, `[num_heads]`: their parameter, below the layer.
     pub sink_logits: Option<&'static str>,
-    /// The output projection, `[hidden_size, q_width]`.
+    /// The output projection, `[hidden_size, q_width]`, or `[hidden_size, num_heads * value_dim]`.
     pub o: Projection,
+}
+
+/// The parts of [latent attention](LatentShape).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// The sizes.
+    pub shape: LatentShape,
+    /// How queries are made of their latents. `None`: they have none.
+    pub queries: Option<LatentQueries>,
+    /// The latent of keys and values, and the shared key: `[latent_dim + rotary_dim, hidden_size]`.
+    pub kv: Projection,
+    /// The RMS norm of that latent, `[latent_dim]`.
+    pub kv_norm: &'static str,
+    /// From that latent to the contents of keys, then to values, head by head: `[num_heads * (content_dim + value_dim),
+    /// latent_dim]`.
+    pub heads: Projection,
+    /// Added to the mean squares of latents.
+    pub norm_eps: f32,
+}
+
+/// How queries are made of their latents.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentQueries {
+    /// The RMS norm of the latents, `[num_inputs]`.
+    pub norm: &'static str,
+    /// `[num_heads * (content_dim + rotary_dim), num_inputs]`.
+    pub projection: Projection,
 }
 
 /// RMSNorms of queries and keys.
@@ -215,6 +245,8 @@ pub struct ExpertsSpec {
     pub router: Projection,
     /// How experts are chosen.
     pub routing: Routing,
+    /// The corrections of their scores, `[num_experts]`: their parameter, below the layer.
+    pub correction: Option<&'static str>,
     /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`. In names of modules, `{}` stands for its
     /// index.
     pub gate_up: Projection,
@@ -379,13 +411,11 @@ impl ModelSpec {
         self.layers.len()
     }
 
-    /// The projections of all layers that adapters can change: not those of experts.
+    /// The projections of all layers that adapters can change: not those of experts, and not what heads make of latents.
     pub fn projections(&self) -> impl Iterator<Item = (usize, &Projection)> {
         let layers = self.layers.iter().enumerate();
         layers.flat_map(|(index, layer)| {
-            let has_experts = matches!(layer.feed_forward, FeedForward::Experts(_));
-            let num_adaptable = if has_experts { 2 } else { usize::MAX };
-            let adaptable = layer.projections().take(num_adaptable);
+            let adaptable = layer.adaptable_projections().into_iter();
             adaptable.map(move |projection| (index, projection))
         })
     }
@@ -425,6 +455,12 @@ impl ModelSpec {
     pub fn max_intermediate_size(&self) -> usize {
         let widths = self.layers.iter().map(|layer| layer.feed_forward.width());
         widths.max().unwrap_or(0)
+    }
+
+    /// The sizes of latent attention, if it has that.
+    pub fn latent_shape(&self) -> Option<LatentShape> {
+        let latent = self.layers.first()?.attention.latent.as_ref()?;
+        Some(latent.shape)
     }
 
     /// The mixtures of experts, if it has some.
@@ -582,8 +618,18 @@ impl<N> Norms<N> {
 impl LayerSpec {
     /// All projections, those of attention first; of experts, those of one.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
-        let attention = [&self.attention.qkv, &self.attention.o];
-        attention.into_iter().chain(self.feed_forward.projections())
+        let latent = self.attention.latent.iter().map(|latent| &latent.heads);
+        let attention = self.attention.projections().into_iter().chain(latent);
+        attention.chain(self.feed_forward.projections())
+    }
+
+    /// Those that adapters can change.
+    fn adaptable_projections(&self) -> Vec<&Projection> {
+        let mut all = self.attention.projections();
+        if !matches!(self.feed_forward, FeedForward::Experts(_)) {
+            all.extend(self.feed_forward.projections());
+        }
+        all
     }
 
     /// The weights of all projections.
@@ -618,6 +664,16 @@ impl ExpertsSpec {
 }
 
 impl AttentionSpec {
+    /// Its projections, without what heads make of latents.
+    fn projections(&self) -> Vec<&Projection> {
+        let mut all = vec![&self.qkv, &self.o];
+        if let Some(latent) = &self.latent {
+            all.push(&latent.kv);
+            all.extend(latent.queries.iter().map(|queries| &queries.projection));
+        }
+        all
+    }
+
     /// Sets whether its projections have biases.
     pub fn set_biases(&mut self, has_bias: bool) {
         self.qkv.has_bias = has_bias;
@@ -758,9 +814,13 @@ impl Projection {
         Self { has_bias, ..self }
     }
 
+    /// Outputs of all parts.
+    pub fn num_outputs(&self) -> usize {
+        self.parts.iter().map(|part| part.num_outputs).sum()
+    }
+
     /// Its weights, biases not counted.
     pub fn num_weights(&self) -> u64 {
-        let num_outputs: usize = self.parts.iter().map(|part| part.num_outputs).sum();
-        num_outputs as u64 * self.num_inputs as u64
+        self.num_outputs() as u64 * self.num_inputs as u64
     }
 }

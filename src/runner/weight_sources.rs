@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::latent::LatentSource;
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
@@ -33,6 +34,7 @@ pub(super) struct WeightSources<'a> {
 pub(super) struct LayerSource<'a> {
     pub(super) norms: Norms<NormSource<'a>>,
     pub(super) qkv: ProjectionSource<'a>,
+    pub(super) latent: Option<LatentSource<'a>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     /// Of each query head, the logit of no position.
@@ -42,12 +44,15 @@ pub(super) struct LayerSource<'a> {
 }
 
 /// The weights of a feed-forward block.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
 pub(super) enum FeedForwardSource<'a> {
     /// A block without experts.
     Dense(&'a FeedForward, DenseSource<'a>),
     /// A mixture of experts.
     Experts {
         router: ProjectionSource<'a>,
+        /// The corrections of the scores of experts.
+        correction: Option<Tensor<'a>>,
         gating: Gating,
         chosen: Vec<DenseSource<'a>>,
         shared: Option<DenseSource<'a>>,
@@ -213,6 +218,10 @@ impl<'a> LayerSource<'a> {
         Ok(Self {
             norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
             qkv: find(&attention.qkv)?,
+            latent: match &attention.latent {
+                Some(latent) => Some(LatentSource::find(tensors, index, spec, latent, find)?),
+                None => None,
+            },
             qk_norm: match attention.qk_norm {
                 Some(QkNormSpec { q, k, width, .. }) => {
                     let [num_q, num_k] = match width {
@@ -299,12 +308,14 @@ impl<'a> LayerSource<'a> {
         };
         let blocks = blocks.into_iter();
         let blocks = blocks.flat_map(|block| [&block.up, &block.down]);
-        [&self.qkv, &self.o].into_iter().chain(router).chain(blocks)
+        let latent = self.latent.iter().flat_map(LatentSource::projections);
+        let attention = [&self.qkv, &self.o].into_iter().chain(latent);
+        attention.chain(router).chain(blocks)
     }
 }
 
 impl<'a> NormSource<'a> {
-    fn find(
+    pub(super) fn find(
         tensors: &ModelTensors<'a>,
         spec: &NormSpec,
         module: Module,
@@ -369,7 +380,7 @@ fn find_experts<'a>(
             biases: biases.collect::<Result<_, _>>()?,
             packing: Packing {
                 stacking: projection.stacking,
-                expert: Some(expert),
+                index: Some(expert),
                 is_exact: false,
             },
             place: None,
@@ -391,6 +402,10 @@ fn find_experts<'a>(
                 ..router.packing
             },
             ..router
+        },
+        correction: match experts.correction {
+            Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
+            None => None,
         },
         gating: experts.gating,
         chosen: chosen.collect::<Result<_, LoadError>>()?,
@@ -415,7 +430,7 @@ impl<'a> ProjectionSource<'a> {
             biases: Vec::new(),
             packing: Packing {
                 stacking: projection.stacking,
-                expert: None,
+                index: None,
                 is_exact: false,
             },
             place: None,
@@ -502,7 +517,7 @@ fn positions<'a>(
 fn in_order_of_heads(norm: Tensor<'_>, len: usize, order: RowOrder) -> Tensor<'_> {
     match order {
         RowOrder::Same => norm,
-        RowOrder::Heads { .. } => norm.select(RowSelection {
+        RowOrder::Heads { .. } | RowOrder::AdjacentTails { .. } => norm.select(RowSelection {
             first: 0,
             len,
             order,

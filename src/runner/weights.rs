@@ -8,6 +8,7 @@ use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use super::latent::LatentWeights;
 use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
@@ -43,8 +44,10 @@ pub(super) struct Head<D: Device> {
 /// One decoder layer.
 pub(super) struct Layer<D: Device> {
     pub(super) norms: Norms<NormWeights<D>>,
-    /// Queries, keys and values in one: `[q_width + 2 * kv_width, hidden_size]`.
+    /// Queries, keys and values in one: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the queries, or their
+    /// latents.
     pub(super) qkv: Linear<D>,
+    pub(super) latent: Option<LatentWeights<D>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// Of each query head, the logit of no position.
@@ -60,6 +63,8 @@ pub(super) enum FeedForwardWeights<D: Device> {
     Experts {
         /// `[num_logits, hidden_size]`.
         router: Linear<D>,
+        /// The corrections of the scores of experts.
+        correction: Option<D::Vector>,
         experts: Experts<D>,
     },
 }
@@ -96,13 +101,16 @@ impl<D: Device> Layer<D> {
     /// In the order in which they were packed.
     fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
         let mut linears = vec![&self.qkv];
+        linears.extend(self.latent.iter().flat_map(LatentWeights::linears));
         linears.extend(self.o.linears());
         match &self.feed_forward {
             FeedForwardWeights::Dense(dense) => {
                 linears.push(&dense.up);
                 linears.extend(dense.down.linears());
             }
-            FeedForwardWeights::Experts { router, experts } => {
+            FeedForwardWeights::Experts {
+                router, experts, ..
+            } => {
                 linears.push(router);
                 let all = experts.chosen.iter().chain(&experts.shared);
                 linears.extend(all.flat_map(|expert| [&expert.gate_up, &expert.down]));
@@ -252,6 +260,10 @@ impl LayerSource<'_> {
         Ok(Layer {
             norms: self.norms.try_map(|norm| norm.load(packer))?,
             qkv: self.qkv.load(packer)?,
+            latent: match &self.latent {
+                Some(latent) => Some(latent.load(packer)?),
+                None => None,
+            },
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
                 None => None,
@@ -287,11 +299,16 @@ impl FeedForwardSource<'_> {
             }
             Self::Experts {
                 router,
+                correction,
                 gating,
                 chosen,
                 shared,
             } => FeedForwardWeights::Experts {
                 router: router.load(packer)?,
+                correction: match correction {
+                    Some(correction) => Some(packer.upload(correction)?),
+                    None => None,
+                },
                 experts: Experts {
                     gating: *gating,
                     chosen: chosen
@@ -318,7 +335,10 @@ impl DenseSource<'_> {
 }
 
 impl NormSource<'_> {
-    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<NormWeights<D>, LoadError> {
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<NormWeights<D>, LoadError> {
         Ok(NormWeights {
             weight: packer.upload_norm(&self.weight, self.weight_offset)?,
             bias: match &self.bias {
@@ -330,7 +350,10 @@ impl NormSource<'_> {
 }
 
 impl ProjectionSource<'_> {
-    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Linear<D>, LoadError> {
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Linear<D>, LoadError> {
         Ok(Linear {
             bias: match self.biases.is_empty() {
                 true => None,

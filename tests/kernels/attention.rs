@@ -7,7 +7,7 @@ use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, QkNorm, QkNormWidth, RopeTable,
+    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, QkNorm, QkNormWidth, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};
@@ -310,6 +310,7 @@ impl Pool {
         let layout = KvLayout {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype,
         };

@@ -14,8 +14,8 @@ use triton_inflight::sampling::{
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
-/// Grouped heads with scaled RoPE; biases; head norms; experts.
-const MODELS: [&str; 4] = ["llama3", "qwen2", "qwen3", "qwen2-moe"];
+/// Grouped heads with scaled RoPE; biases; head norms; experts; latent attention.
+const MODELS: [&str; 5] = ["llama3", "qwen2", "qwen3", "qwen2-moe", "deepseek-v3"];
 
 /// Requests of many lengths, some greedy and some sampled, that arrive over a few steps.
 pub fn requests() -> Vec<Request> {
@@ -363,6 +363,8 @@ fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
         ("qwen2-moe", WeightPrecision::new(CodeBits::Four)),
         ("phimoe", WeightPrecision::new(CodeBits::Eight)),
         ("gpt-oss", WeightPrecision::new(CodeBits::Four)),
+        ("deepseek-v2", WeightPrecision::new(CodeBits::Eight)),
+        ("deepseek-v3", WeightPrecision::new(CodeBits::Four)),
     ] {
         for simd in simds() {
             let setup = Setup {
@@ -433,6 +435,8 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("qwen3-moe", &[17, 30]),
         ("phimoe", &[]),
         ("gpt-oss", &[30, 17]),
+        ("deepseek-v2", &[]),
+        ("deepseek-v2-lite", &[30, 17]),
     ] {
         let happened = serves_as_alone(
             name,
@@ -485,11 +489,17 @@ fn a_request_is_the_same_with_every_kind_of_cache() {
         ..paged.clone()
     };
     let (mut num_copies, mut num_holes) = (0, 0);
-    for (cache, kv_dtype, (windows, num_sinks)) in [paged, paused, contiguous]
+    // The cache of latents has one type.
+    let models = [
+        ("qwen3", KvDtype::Bf16),
+        ("qwen3", KvDtype::Int8),
+        ("deepseek-v2-lite", KvDtype::Bf16),
+    ];
+    for (cache, (name, kv_dtype), (windows, num_sinks)) in [paged, paused, contiguous]
         .iter()
-        .flat_map(|cache| KvDtype::ON_CPU.map(|dtype| (cache, dtype)))
-        .flat_map(|(cache, dtype)| {
-            [(&[][..], 0), (&[25, 12][..], 5)].map(|windows| (cache, dtype, windows))
+        .flat_map(|cache| models.map(|model| (cache, model)))
+        .flat_map(|(cache, model)| {
+            [(&[][..], 0), (&[25, 12][..], 5)].map(|windows| (cache, model, windows))
         })
     {
         let setup = Setup {
@@ -498,7 +508,7 @@ fn a_request_is_the_same_with_every_kind_of_cache() {
             num_sinks,
             ..cache.clone()
         };
-        let happened = each_as_alone("qwen3", &setup, &requests_that_share());
+        let happened = each_as_alone(name, &setup, &requests_that_share());
         num_copies += happened.num_copies;
         num_holes += happened.num_holes;
     }

@@ -9,7 +9,7 @@ use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
     AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
-    Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
+    KvValues, Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
@@ -143,6 +143,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
             let layout = KvLayout {
                 num_kv_heads: 1,
                 head_dim: 64,
+                values: KvValues::OfTheirOwn,
                 block_size: BlockSize::new(128).expect("not zero"),
                 dtype: KvDtype::Bf16,
             };
@@ -359,6 +360,7 @@ fn a_gpu_leaves_rows_to_the_host() {
         let layout = KvLayout {
             num_kv_heads: 1,
             head_dim: 64,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
         };

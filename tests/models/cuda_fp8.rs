@@ -7,9 +7,9 @@ use inflight_cuda_stand_in::StandIn;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::device::{
-    AdapterCapacity, CodeBits, Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, Linear,
-    LogitsTransform, Norm, Output, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape,
-    RawMatrix, Stacking, StepCapacity, StepInputs, from_e4m3,
+    AdapterCapacity, CodeBits, Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues,
+    Linear, LogitsTransform, Norm, Output, QuantFormat, QuantisedRow, QuantisedRows,
+    QuantisedShape, RawMatrix, Stacking, StepCapacity, StepInputs, from_e4m3,
 };
 use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
 
@@ -236,6 +236,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
         let layout = KvLayout {
             num_kv_heads: 1,
             head_dim: 64,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(BLOCK_LEN as u32).expect("not zero"),
             dtype: KvDtype::Bf16,
         };

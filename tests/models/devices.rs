@@ -131,6 +131,8 @@ fn what_comes_back_from_host_memory_gives_the_same_bits() {
     for name in ["llama3", "qwen2"] {
         assert_host_blocks_change_nothing::<Cpu>(name, &CpuOptions::default(), &KvDtype::ON_CPU);
     }
+    let of_latents = [KvDtype::Bf16];
+    assert_host_blocks_change_nothing::<Cpu>("deepseek-v2", &CpuOptions::default(), &of_latents);
     let options = ReferenceOptions::default();
     assert_host_blocks_change_nothing::<Reference>("llama3", &options, &KvDtype::ALL);
 }

@@ -272,6 +272,8 @@ fn the_bytes_of_all_experts_are_counted() {
         "qwen2-moe",
         "phimoe",
         "gpt-oss",
+        "deepseek-v2",
+        "deepseek-v2-lite",
     ] {
         let source = source(name);
         let counted = source.num_weight_bytes(None).expect("all tensors");
@@ -389,6 +391,8 @@ fn the_cpu_and_the_reference_device_agree_on_experts() {
         ("qwen3-moe", true),
         ("phimoe", false),
         ("gpt-oss", true),
+        ("deepseek-v2", true),
+        ("deepseek-v3", false),
     ] {
         let options = ReferenceOptions {
             has_whole_sums,
@@ -416,6 +420,11 @@ fn a_model_with_experts_is_refused_on_a_gpu() {
         let error = CudaRunner::new(&source("mixtral"), limits.clone(), &options).err();
         let error = error.expect("refused").to_string();
         for part in ["5 experts", "CPU only", "KIND_CPU"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = CudaRunner::new(&source("deepseek-v2"), limits.clone(), &options).err();
+        let error = error.expect("refused").to_string();
+        for part in ["DeepseekV2ForCausalLM", "latent attention", "KIND_CPU"] {
             assert!(error.contains(part), "{error}");
         }
         let error = CudaRunner::new(&source("gpt-oss"), limits, &options).err();

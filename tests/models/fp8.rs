@@ -2,9 +2,12 @@
 
 use std::fs;
 
+use half::bf16;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
+use triton_inflight::device::CodeBits;
+use triton_inflight::runner::WeightPrecision;
 
 use crate::copy::Copy;
 use crate::devices::requests;
@@ -35,9 +38,13 @@ fn nearest(values: &[f64], weight: f64) -> u8 {
     nearest.expect("codes") as u8 | if weight < 0.0 { 0x80 } else { 0 }
 }
 
-/// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
+/// [`copies_of`] a fixture with its weights in f32.
 pub fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
-    let name = "stored-f32";
+    copies_of("stored-f32", scales, scale_name, config)
+}
+
+/// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
+pub fn copies_of(name: &str, scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
     let [fp8, floats] = [Copy::of(name), Copy::of(name)];
     let path = fp8.path("model.safetensors");
     let bytes = fs::read(&path).expect("the file");
@@ -58,14 +65,19 @@ pub fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
             }
             continue;
         }
-        assert_eq!(view.dtype(), Dtype::F32);
-        let values_of = view
-            .data()
-            .as_chunks()
-            .0
-            .iter()
-            .map(|value| f32::from_le_bytes(*value));
-        let original: Vec<f32> = values_of.collect();
+        let original: Vec<f32> = match view.dtype() {
+            Dtype::F32 => {
+                let values = view.data().as_chunks().0.iter();
+                values.map(|value| f32::from_le_bytes(*value)).collect()
+            }
+            Dtype::BF16 => {
+                let values = view.data().as_chunks().0.iter();
+                values
+                    .map(|value| bf16::from_le_bytes(*value).to_f32())
+                    .collect()
+            }
+            other => panic!("{name} is {other:?}"),
+        };
         let [rows, columns] = shape[..] else {
             panic!("a matrix");
         };
@@ -148,6 +160,22 @@ fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
         let [fp8, floats] = copies(scales, scale_name, config);
         let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
         assert!(serve(&fp8) == serve(&floats), "{scales:?}, {scale_name}");
+    }
+}
+
+/// The weights of each head's keys are transposed, and begin within a block.
+#[test]
+fn latent_attention_computes_with_fp8_blocks_as_with_the_floats_that_they_stand_for() {
+    let config = json!({"quant_method": "fp8", "weight_block_size": [16, 8]});
+    let blocks = Scales::Blocks([16, 8]);
+    let [fp8, floats] = copies_of("deepseek-v3", blocks, "weight_scale_inv", config);
+    for weights in [None, Some(WeightPrecision::new(CodeBits::Four))] {
+        let setup = Setup {
+            weights,
+            ..Setup::default()
+        };
+        let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
+        assert!(serve(&fp8) == serve(&floats), "{weights:?}");
     }
 }
 

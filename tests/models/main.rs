@@ -20,6 +20,7 @@ mod experts;
 mod family_gguf;
 mod fp8;
 mod gguf;
+mod latent;
 mod log_lines;
 mod memory;
 #[path = "../support/missing.rs"]

@@ -441,6 +441,10 @@ fn what_cannot_be_split_is_refused() {
     };
     for (error, part) in [
         (fail("mixtral", &setup, 2), "experts cannot be split"),
+        (
+            fail("deepseek-v2-lite", &setup, 2),
+            "latent attention cannot be split",
+        ),
         (fail("olmo2", &setup, 2), "normalises all queries"),
         (fail("llama3", &setup, 5), "only 4 query heads"),
         (fail("llama3", &rounded, 2), "weight_only_precision"),

@@ -12,10 +12,10 @@ use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
-    EmbeddingTable, Expert, Experts, FloatRows, Gating, HeadShape, KvBatch, KvDtype, KvLayout,
-    Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
-    QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Routing, RoutingRule,
-    Stacking, StepCapacity, StepInputs,
+    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupedRouting, HeadShape, KvBatch,
+    KvDtype, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
+    Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams,
+    RopeTable, RouterScores, Routing, RoutingRule, Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -217,6 +217,8 @@ impl Device for Reference {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+
+    const HAS_LATENT_ATTENTION: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
@@ -670,10 +672,22 @@ impl Device for Reference {
         }
     }
 
-    fn route(&mut self, num_rows: usize, logits: &Rows, routing: &Routing, rows: &mut ExpertRows) {
+    fn route(
+        &mut self,
+        num_rows: usize,
+        logits: &Rows,
+        routing: &Routing,
+        correction: Option<&Vec<f32>>,
+        rows: &mut ExpertRows,
+    ) {
         rows.0.clear();
         for row in 0..num_rows {
             let (logits, rest) = logits.row(row).split_at(routing.num_experts);
+            if let RoutingRule::Grouped(rule) = routing.rule {
+                let chosen = grouped(logits, &rule, correction, routing.num_chosen);
+                rows.0.push((chosen, 1.0));
+                continue;
+            }
             let powers: Vec<_> = logits.iter().map(|&logit| exact(logit).exp()).collect();
             let mut order: Vec<_> = (0..routing.num_experts).collect();
             order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
@@ -695,6 +709,7 @@ impl Device for Reference {
                         });
                         near.map(|expert| powers[expert]).sum()
                     }
+                    RoutingRule::Grouped(_) => unreachable!("chosen above"),
                 }
             };
             let ranks = order.iter().enumerate();
@@ -872,6 +887,80 @@ impl Device for Reference {
         }
     }
 
+    fn store_latents(
+        &mut self,
+        step: &Step<'_>,
+        params: &LatentParams<'_, Self>,
+        kv: &Rows,
+        cache: &mut Cache,
+        layer: usize,
+    ) {
+        for (row, position, block, offset) in places(&step.batch, cache.layout) {
+            let (latent, rotary) = kv.row(row).split_at(params.shape.latent_dim);
+            let latent = normalise(latent, params.norm, params.norm_eps);
+            let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
+            let rotary = rotate(&rotary, params.angles.row(position));
+            let place = cache.place(layer, block, offset, 0);
+            let key = cache.stored(&[latent, rotary].concat());
+            cache.keys[place].copy_from_slice(&key);
+        }
+    }
+
+    fn latent_attention(
+        &mut self,
+        step: &Step<'_>,
+        params: &LatentParams<'_, Self>,
+        q: &Rows,
+        cache: &Cache,
+        layer: usize,
+        out: &mut Rows,
+    ) {
+        let (shape, attention) = (params.shape, &params.attention);
+        let block_size = cache.layout.block_size.tokens().index();
+        for (row, position, _, _) in places(&step.batch, cache.layout) {
+            let table = step.batch.block_table(step.batch.place(row).0);
+            let window = attention.window.map_or(usize::MAX, |w| w.get() as usize);
+            let seen = (0..=position).filter(|&other| {
+                other < attention.num_sinks as usize || other.saturating_add(window) > position
+            });
+            let keys: Vec<_> = seen
+                .map(|other| {
+                    let block = table[other / block_size];
+                    &cache.keys[cache.place(layer, block, other % block_size, 0)]
+                })
+                .collect();
+            for (head, query) in q.row(row).chunks(shape.query_dim()).enumerate() {
+                let (content, rotary) = query.split_at(shape.content_dim);
+                let to_latent = &params.heads.keys[head];
+                let content: Vec<_> = content.iter().map(|&x| rounded(exact(x))).collect();
+                let content = to_latent.matrix.inputs(&content);
+                let latent = (0..shape.latent_dim).map(|i| linear_output(to_latent, i, &content));
+                let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
+                let rotary = rotate(&rotary, params.angles.row(position));
+                let query: Vec<_> = latent.chain(rotary).map(|x| exact(rounded(x))).collect();
+                let scores = keys.iter().map(|key| {
+                    let products = query.iter().zip(*key).map(|(q, &k)| q * exact(k));
+                    products.sum::<f64>() * exact(attention.scale)
+                });
+                let scores: Vec<_> = scores.collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
+                let weights: Vec<_> = weights.collect();
+                let total: f64 = weights.iter().sum();
+                let attended = (0..shape.latent_dim).map(|i| {
+                    let terms = keys.iter().zip(&weights).map(|(key, w)| exact(key[i]) * w);
+                    rounded(terms.sum::<f64>() / total)
+                });
+                let to_values = &params.heads.values[head];
+                let attended = to_values.matrix.inputs(&attended.collect::<Vec<_>>());
+                for i in 0..shape.value_dim {
+                    let value = linear_output(to_values, i, &attended);
+                    out.set(row, head * shape.value_dim + i, value);
+                }
+            }
+        }
+    }
+
     fn has_whole_sums(&self) -> bool {
         self.options.has_whole_sums
     }
@@ -1030,6 +1119,49 @@ fn dot(x: &[f32], weights: &[bf16]) -> f64 {
 fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f64]) -> f64 {
     let bias = linear.bias.as_ref().map_or(0.0, |bias| exact(bias[output]));
     linear.matrix.product(output, x) + bias
+}
+
+/// The experts of a row and their weights, of the best groups only.
+fn grouped(
+    logits: &[f32],
+    rule: &GroupedRouting,
+    correction: Option<&Vec<f32>>,
+    num_chosen: usize,
+) -> Vec<(usize, f64)> {
+    let powers: f64 = logits.iter().map(|&logit| exact(logit).exp()).sum();
+    let scores = logits.iter().map(|&logit| match rule.scores {
+        RouterScores::Softmax => exact(logit).exp() / powers,
+        RouterScores::Sigmoid => 1.0 / (1.0 + (-exact(logit)).exp()),
+    });
+    let scores: Vec<_> = scores.collect();
+    let corrected = |expert: usize| scores[expert] + correction.map_or(0.0, |c| exact(c[expert]));
+    let best = |mut all: Vec<(usize, f64)>, num: usize| {
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(num);
+        all
+    };
+    let group_len = logits.len() / rule.num_groups;
+    let of_group = |group: usize| {
+        let experts = group * group_len..(group + 1) * group_len;
+        experts.map(|expert| (expert, corrected(expert)))
+    };
+    let groups = (0..rule.num_groups).map(|group| {
+        let best = best(of_group(group).collect(), rule.num_group_scores);
+        (group, best.iter().map(|(_, score)| score).sum())
+    });
+    let mut groups = best(groups.collect(), rule.num_chosen_groups);
+    groups.sort_unstable_by_key(|(group, _)| *group);
+    let experts = groups.iter().flat_map(|&(group, _)| of_group(group));
+    let chosen = best(experts.collect(), num_chosen);
+    let total = match rule.is_normalised {
+        true => chosen.iter().map(|&(expert, _)| scores[expert]).sum(),
+        false => 1.0,
+    };
+    let weight = |expert: usize| scores[expert] / total * exact(rule.scale);
+    chosen
+        .iter()
+        .map(|&(expert, _)| (expert, weight(expert)))
+        .collect()
 }
 
 fn normed(x: &[f32], norm: Norm<'_, Vec<f32>>) -> Vec<f64> {

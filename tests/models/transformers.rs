@@ -232,6 +232,9 @@ agree! {
     olmoe_agrees_with_transformers: "olmoe",
     phi_3_5_moe_agrees_with_transformers: "phimoe",
     gpt_oss_agrees_with_transformers: "gpt-oss",
+    deepseek_v2_agrees_with_transformers: "deepseek-v2",
+    deepseek_v2_lite_agrees_with_transformers: "deepseek-v2-lite",
+    deepseek_v3_agrees_with_transformers: "deepseek-v3",
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
@@ -264,6 +267,9 @@ fn the_reference_device_agrees_with_transformers() {
         "mixtral-stacked",
         "phimoe",
         "gpt-oss",
+        "deepseek-v2",
+        "deepseek-v2-lite",
+        "deepseek-v3",
     ] {
         reference_agrees_with_transformers(name);
     }

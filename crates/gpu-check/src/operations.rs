@@ -12,8 +12,8 @@ use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
     Activation, AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype,
-    KvLayout, KvSpan, Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable, StepCapacity,
-    StepInputs,
+    KvLayout, KvSpan, KvValues, Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable,
+    StepCapacity, StepInputs,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -404,6 +404,7 @@ impl OneStep {
         let layout = KvLayout {
             num_kv_heads: spec.num_kv_heads,
             head_dim: spec.head_dim,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
             dtype: KvDtype::Bf16,
         };

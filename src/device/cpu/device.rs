@@ -17,10 +17,10 @@ use crate::collective::Collective;
 use crate::device::ranks::Ranks;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
-    KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,
-    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RankRole,
-    RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults,
-    Turn,
+    KvBatch, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
+    Output, PackedBytes, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
+    QuantisedRows, RankRole, RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
+    StepInputs, StepResults, Turn,
 };
 
 /// The rows of a token embedding.
@@ -74,6 +74,8 @@ impl Device for Cpu {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+
+    const HAS_LATENT_ATTENTION: bool = true;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -470,9 +472,11 @@ impl Device for Cpu {
         num_rows: usize,
         logits: &Rows<f32>,
         routing: &Routing,
+        correction: Option<&Vec<f32>>,
         rows: &mut ExpertRows,
     ) {
-        self.route(logits.first(num_rows), routing, rows);
+        let correction = correction.map(Vec::as_slice);
+        self.route(logits.first(num_rows), routing, correction, rows);
     }
 
     fn mix_experts(
@@ -544,6 +548,32 @@ impl Device for Cpu {
             layer,
             out.first_mut(num_rows),
         );
+    }
+
+    fn store_latents(
+        &mut self,
+        step: &CpuStep<'_>,
+        params: &LatentParams<'_, Self>,
+        kv: &Rows<f32>,
+        cache: &mut KvCache,
+        layer: usize,
+    ) {
+        let kv = kv.first(step.batch.num_tokens());
+        self.store_latents(kv, params, &step.batch, cache, layer);
+    }
+
+    fn latent_attention(
+        &mut self,
+        step: &CpuStep<'_>,
+        params: &LatentParams<'_, Self>,
+        q: &Rows<f32>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut Rows<bf16>,
+    ) {
+        let num_rows = step.batch.num_tokens();
+        let (q, out) = (q.first(num_rows), out.first_mut(num_rows));
+        self.latent_attention(q, params, &step.batch, cache, layer, out);
     }
 
     fn join_ranks(

@@ -24,7 +24,9 @@ use super::math::exp;
 use super::simd::for_each_simd;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{Experts, MixtureShape, Output, Routing, RoutingRule};
+use crate::device::{
+    Experts, GroupedRouting, MixtureShape, Output, RouterScores, Routing, RoutingRule,
+};
 
 /// What the activations of a chunk may take.
 const MAX_CHUNK_BYTES: usize = 128 << 20;
@@ -157,7 +159,13 @@ impl Chunk {
 
 impl Cpu {
     /// Chooses the experts of each row of `logits`, `[m, num_logits]`.
-    pub(super) fn route(&mut self, logits: &[f32], routing: &Routing, rows: &mut ExpertRows) {
+    pub(super) fn route(
+        &mut self,
+        logits: &[f32],
+        routing: &Routing,
+        correction: Option<&[f32]>,
+        rows: &mut ExpertRows,
+    ) {
         let (num_logits, num_chosen) = (routing.num_logits(), routing.num_chosen);
         assert_eq!(rows.shape.routing, *routing, "rows of this model");
         let m = logits.len() / num_logits;
@@ -167,7 +175,7 @@ impl Cpu {
         let shared_weights = DisjointSlice::new(&mut rows.shared_weights);
         let max_rows = MIN_TASK_LEN.div_ceil(num_logits);
         self.pool
-            .for_each(&mut self.workers, m.div_ceil(max_rows), |_, task| {
+            .for_each(&mut self.workers, m.div_ceil(max_rows), |worker, task| {
                 for row in task * max_rows..m.min((task + 1) * max_rows) {
                     // SAFETY: each row belongs to one task.
                     let (experts, weights, shared_weight) = unsafe {
@@ -179,7 +187,8 @@ impl Cpu {
                     };
                     let (logits, rest) =
                         logits[row * num_logits..][..num_logits].split_at(routing.num_experts);
-                    choose(logits, routing.rule, experts, weights);
+                    let scratch = &mut worker.routing;
+                    choose(logits, routing.rule, correction, scratch, experts, weights);
                     shared_weight[0] = rest.first().map_or(1.0, |gate| 1.0 / (1.0 + exp(-gate)));
                 }
             });
@@ -355,22 +364,39 @@ fn add_up_row(weighted: &Weighted<'_>, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Chooses the experts with the largest logits, in this order. They are different ones even if logits are not finite.
-fn choose(logits: &[f32], rule: RoutingRule, experts: &mut [u32], weights: &mut [f32]) {
-    let num_chosen = experts.len();
-    let mut len = 0;
-    for (expert, &logit) in logits.iter().enumerate() {
-        let mut place = len;
-        while place > 0 && logit > weights[place - 1] {
-            place -= 1;
-        }
-        if place == num_chosen {
-            continue;
-        }
-        len = num_chosen.min(len + 1);
-        experts.copy_within(place..len - 1, place + 1);
-        weights.copy_within(place..len - 1, place + 1);
-        (experts[place], weights[place]) = (expert as u32, logit);
+/// Scratch memory of one thread.
+#[derive(Default)]
+pub(super) struct RoutingScratch {
+    /// The score of each expert.
+    scores: Vec<f32>,
+    /// The same with its correction.
+    corrected: Vec<f32>,
+    /// The best ones of a group, by their places there.
+    best: Vec<(u32, f32)>,
+    group_scores: Vec<f32>,
+    /// The best ones of these, by group.
+    groups: Vec<(u32, f32)>,
+    /// The chosen experts.
+    chosen: Vec<(u32, f32)>,
+}
+
+/// Chooses the experts of a row, best first. They are different ones even if logits are not finite.
+fn choose(
+    logits: &[f32],
+    rule: RoutingRule,
+    correction: Option<&[f32]>,
+    scratch: &mut RoutingScratch,
+    experts: &mut [u32],
+    weights: &mut [f32],
+) {
+    if let RoutingRule::Grouped(rule) = rule {
+        return choose_in_groups(logits, &rule, correction, scratch, experts, weights);
+    }
+    let chosen = &mut scratch.chosen;
+    chosen.resize(experts.len(), (0, 0.0));
+    largest((0..).zip(logits.iter().copied()), chosen);
+    for ((&chosen, expert), weight) in chosen.iter().zip(&mut *experts).zip(&mut *weights) {
+        (*expert, *weight) = chosen;
     }
     match rule {
         RoutingRule::Softmax { is_normalised } => {
@@ -386,11 +412,93 @@ fn choose(logits: &[f32], rule: RoutingRule, experts: &mut [u32], weights: &mut 
             }
         }
         RoutingRule::SparseMixer { jitter } => {
-            for rank in 0..num_chosen {
+            for rank in 0..experts.len() {
                 weights[rank] =
                     sparse_mixer_weight(logits, jitter, &experts[..rank], weights[rank]);
             }
         }
+        RoutingRule::Grouped(_) => unreachable!("chosen in groups"),
+    }
+}
+
+/// Finds the largest of several numbers, largest first, with their indices; of equal ones, the first one first. There are
+/// enough of them, and even if some are not numbers, the indices differ.
+fn largest(all: impl Iterator<Item = (u32, f32)>, found: &mut [(u32, f32)]) {
+    let mut len = 0;
+    for (index, number) in all {
+        let mut place = len;
+        while place > 0 && number > found[place - 1].1 {
+            place -= 1;
+        }
+        if place == found.len() {
+            continue;
+        }
+        len = found.len().min(len + 1);
+        found.copy_within(place..len - 1, place + 1);
+        found[place] = (index, number);
+    }
+}
+
+fn choose_in_groups(
+    logits: &[f32],
+    rule: &GroupedRouting,
+    correction: Option<&[f32]>,
+    scratch: &mut RoutingScratch,
+    experts: &mut [u32],
+    weights: &mut [f32],
+) {
+    let RoutingScratch {
+        scores,
+        corrected,
+        best,
+        group_scores,
+        groups,
+        chosen,
+    } = scratch;
+    scores.clear();
+    match rule.scores {
+        RouterScores::Softmax => {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.extend(logits.iter().map(|logit| exp(logit - max)));
+            let total = scores.iter().sum::<f32>();
+            scores.iter_mut().for_each(|score| *score /= total);
+        }
+        RouterScores::Sigmoid => {
+            scores.extend(logits.iter().map(|logit| 1.0 / (1.0 + exp(-logit))));
+        }
+    }
+    corrected.clear();
+    corrected.extend_from_slice(scores);
+    for (score, correction) in corrected.iter_mut().zip(correction.into_iter().flatten()) {
+        *score += correction;
+    }
+    let group_len = logits.len() / rule.num_groups;
+    best.resize(rule.num_group_scores, (0, 0.0));
+    groups.resize(rule.num_chosen_groups, (0, 0.0));
+    group_scores.clear();
+    group_scores.extend(corrected.chunks(group_len).map(|group| {
+        largest((0..).zip(group.iter().copied()), best);
+        best.iter().map(|(_, score)| score).sum::<f32>()
+    }));
+    largest((0..).zip(group_scores.iter().copied()), groups);
+    // In the order of experts, so that the first of equal ones comes first.
+    groups.sort_unstable_by_key(|&(group, _)| group);
+    let members = groups.iter().flat_map(|&(group, _)| {
+        let first = group as usize * group_len;
+        (first..first + group_len).map(|expert| (expert as u32, corrected[expert]))
+    });
+    chosen.resize(experts.len(), (0, 0.0));
+    largest(members, chosen);
+    for ((&(chosen, _), expert), weight) in chosen.iter().zip(experts).zip(&mut *weights) {
+        (*expert, *weight) = (chosen, scores[chosen as usize]);
+    }
+    let total = match rule.is_normalised {
+        // Scores may all be zero.
+        true => weights.iter().sum::<f32>() + 1e-20,
+        false => 1.0,
+    };
+    for weight in weights {
+        *weight = *weight / total * rule.scale;
     }
 }
 
@@ -446,7 +554,14 @@ mod tests {
     fn chosen(logits: &[f32], num: usize, is_normalised: bool) -> (Vec<u32>, Vec<f32>) {
         let (mut experts, mut weights) = (vec![9; num], vec![f32::NAN; num]);
         let rule = RoutingRule::Softmax { is_normalised };
-        choose(logits, rule, &mut experts, &mut weights);
+        choose(
+            logits,
+            rule,
+            None,
+            &mut RoutingScratch::default(),
+            &mut experts,
+            &mut weights,
+        );
         (experts, weights)
     }
 
@@ -477,7 +592,14 @@ mod tests {
         let mixed = |logits: &[f32], jitter: f32| {
             let (mut experts, mut weights) = ([9; 2], [f32::NAN; 2]);
             let rule = RoutingRule::SparseMixer { jitter };
-            choose(logits, rule, &mut experts, &mut weights);
+            choose(
+                logits,
+                rule,
+                None,
+                &mut RoutingScratch::default(),
+                &mut experts,
+                &mut weights,
+            );
             (experts, weights)
         };
         let near = |weights: [f32; 2], expected: [f64; 2]| {
@@ -504,6 +626,71 @@ mod tests {
         assert_eq!(mixed(&[0.0, 0.0, -1.0], 0.0).1, [0.5, 1.0]);
     }
 
+    fn grouped(
+        logits: &[f32],
+        rule: GroupedRouting,
+        correction: Option<&[f32]>,
+        num: usize,
+    ) -> (Vec<u32>, Vec<f32>) {
+        let (mut experts, mut weights) = (vec![9; num], vec![f32::NAN; num]);
+        let rule = RoutingRule::Grouped(rule);
+        let scratch = &mut RoutingScratch::default();
+        choose(
+            logits,
+            rule,
+            correction,
+            scratch,
+            &mut experts,
+            &mut weights,
+        );
+        (experts, weights)
+    }
+
+    /// Compared with transformers' `DeepseekV3TopkRouter` and `DeepseekV2TopkRouter`.
+    #[test]
+    fn experts_come_from_the_best_groups_and_corrections_count_for_the_choice_alone() {
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+        let near = |weights: &[f32], expected: &[f64]| {
+            let mut pairs = weights.iter().zip(expected);
+            weights.len() == expected.len()
+                && pairs.all(|(weight, expected)| (f64::from(*weight) - expected).abs() < 1e-6)
+        };
+        let rule = GroupedRouting {
+            scores: RouterScores::Sigmoid,
+            num_groups: 3,
+            num_chosen_groups: 2,
+            num_group_scores: 2,
+            is_normalised: true,
+            scale: 2.5,
+        };
+        // The largest logit is in the group with the smallest sum of two.
+        let logits = [3.0, -9.0, 1.0, 0.5, 0.0, 1.0];
+        let (experts, weights) = grouped(&logits, rule, None, 3);
+        assert_eq!(experts, [2, 5, 3], "of equal ones, the first one");
+        let scores = [1.0, 1.0, 0.5].map(sigmoid);
+        let total: f64 = scores.iter().sum();
+        assert!(near(&weights, &scores.map(|score| 2.5 * score / total)));
+        // Corrected, the first group beats the last, and its second expert the rest.
+        let correction = [0.0, 2.0, 0.0, 0.0, 0.0, 0.0];
+        let (experts, weights) = grouped(&logits, rule, Some(&correction), 3);
+        assert_eq!(experts, [1, 0, 2]);
+        let scores = [-9.0, 3.0, 1.0].map(sigmoid);
+        let total: f64 = scores.iter().sum();
+        assert!(near(&weights, &scores.map(|score| 2.5 * score / total)));
+
+        let rule = GroupedRouting {
+            scores: RouterScores::Softmax,
+            num_group_scores: 1,
+            is_normalised: false,
+            ..rule
+        };
+        let (experts, weights) = grouped(&logits, rule, None, 3);
+        assert_eq!(experts, [0, 2, 3], "of equal groups, the first one");
+        let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let scores = [3.0, 1.0, 0.5].map(|logit: f64| 2.5 * logit.exp() / total);
+        assert!(near(&weights, &scores));
+    }
+
     #[test]
     fn whatever_the_logits_are_the_experts_of_a_row_differ() {
         for logits in [
@@ -517,6 +704,23 @@ mod tests {
                 experts.sort_unstable();
                 experts.dedup();
                 assert!(experts.len() == num && experts.iter().all(|&expert| expert < 5));
+                for scores in [RouterScores::Softmax, RouterScores::Sigmoid] {
+                    let rule = GroupedRouting {
+                        scores,
+                        num_groups: 5,
+                        num_chosen_groups: num,
+                        num_group_scores: 1,
+                        is_normalised: true,
+                        scale: 1.0,
+                    };
+                    let correction = [f32::NAN, 0.0, f32::INFINITY, 1.0, f32::NEG_INFINITY];
+                    for correction in [None, Some(&correction[..])] {
+                        let (mut experts, _) = grouped(&logits, rule, correction, num);
+                        experts.sort_unstable();
+                        experts.dedup();
+                        assert!(experts.len() == num && experts.iter().all(|&expert| expert < 5));
+                    }
+                }
             }
         }
     }
@@ -666,7 +870,7 @@ mod tests {
                     let mut cpu = cpu(simd, num_threads);
                     let rows = ExpertRows::with_chunks(m, &shape, chunk_bytes);
                     let mut rows = rows.expect("memory");
-                    cpu.route(&logits, &shape.routing, &mut rows);
+                    cpu.route(&logits, &shape.routing, None, &mut rows);
                     assert!(
                         rows.num_touched() <= 6 && rows.experts.iter().all(|&expert| expert != 2)
                     );

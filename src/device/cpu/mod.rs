@@ -20,6 +20,7 @@ mod expand;
 mod experts;
 mod gemm;
 mod kv_cache;
+mod latent;
 mod low_rank;
 mod math;
 mod norms;
@@ -84,6 +85,8 @@ pub struct Cpu {
     tile_starts: Vec<usize>,
     /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
     totals: Vec<f32>,
+    /// For [`Cpu::latent_attention`].
+    latent: latent::LatentScratch,
     /// `None` if it is alone.
     ranks: Option<Ranks>,
 }
@@ -94,6 +97,9 @@ struct Worker {
     gemm: Vec<f32>,
     attention: attention::AttentionScratch,
     rope: rope::RopeScratch,
+    routing: experts::RoutingScratch,
+    /// A key of latent attention.
+    key: latent::KeyScratch,
     /// A row of activations, in the order of the columns of the weights.
     ordered_x: Vec<u16>,
     /// A row of weights to be packed.
@@ -127,6 +133,7 @@ impl Cpu {
             segment_starts: Vec::new(),
             tile_starts: Vec::new(),
             totals: Vec::new(),
+            latent: latent::LatentScratch::default(),
             ranks: None,
         })
     }

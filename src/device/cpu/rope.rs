@@ -20,7 +20,7 @@ pub(super) struct RopeScratch {
 }
 
 /// Tokens of one task.
-const TASK_TOKENS: usize = 4;
+pub(super) const TASK_TOKENS: usize = 4;
 
 impl Cpu {
     /// Normalises the queries and keys if there is a `norm`, rotates them by their positions, writes the
@@ -115,13 +115,13 @@ struct RopeCall<'a> {
 }
 
 /// Where the key and value of a token are stored, and its angles.
-struct TokenPlace<'a> {
-    block: BlockId,
-    offset: usize,
-    angles: &'a [f32],
+pub(super) struct TokenPlace<'a> {
+    pub block: BlockId,
+    pub offset: usize,
+    pub angles: &'a [f32],
 }
 
-fn place<'a>(
+pub(super) fn place<'a>(
     batch: &KvBatch<'_>,
     token: usize,
     rope: &'a RopeTable,
@@ -200,8 +200,9 @@ fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
     }
 }
 
+/// Rotates element `i` of a head with element `i + head_dim / 2`.
 #[inline(always)]
-fn rotate(head: &mut [f32], angles: &[f32]) {
+pub(super) fn rotate(head: &mut [f32], angles: &[f32]) {
     let half_dim = head.len() / 2;
     let (low, high) = head.split_at_mut(half_dim);
     let (cos, sin) = angles.split_at(half_dim);

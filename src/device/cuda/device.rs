@@ -499,7 +499,14 @@ impl Device for Cuda {
         self.project_rows_activated(num_rows, x, linear, activation, Some(adapted), out);
     }
 
-    fn route(&mut self, _: usize, _: &Rows<f32>, _: &Routing, rows: &mut Infallible) {
+    fn route(
+        &mut self,
+        _: usize,
+        _: &Rows<f32>,
+        _: &Routing,
+        _: Option<&Self::Vector>,
+        rows: &mut Infallible,
+    ) {
         match *rows {}
     }
 

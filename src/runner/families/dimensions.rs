@@ -151,6 +151,7 @@ impl Dimensions {
             norms: Norms::before("input_layernorm", "post_attention_layernorm"),
             attention: AttentionSpec {
                 qkv,
+                latent: None,
                 qk_norm: None,
                 rope: self.rope.clone(),
                 scale: (self.head_dim as f32).sqrt().recip(),

@@ -141,6 +141,7 @@ impl Dimensions {
         ExpertsSpec {
             router: Projection::single(modules.router, routing.num_experts, hidden),
             routing,
+            correction: None,
             gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
             gating: self.activation.into(),
             down: Projection::single(modules.down, hidden, expert_size),

@@ -19,6 +19,7 @@
 
 mod bounds;
 mod cohere;
+mod deepseek;
 mod dimensions;
 mod ernie4_5;
 mod exaone4;
@@ -61,7 +62,7 @@ use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
 
 pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
-const FAMILIES: [Family; 32] = [
+const FAMILIES: [Family; 34] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -85,6 +86,8 @@ const FAMILIES: [Family; 32] = [
     olmoe::FAMILY,
     phimoe::FAMILY,
     phimoe::ORIGINAL,
+    deepseek::V2,
+    deepseek::V3,
     gpt_oss::FAMILY,
     gpt_neox::FAMILY,
     opt::FAMILY,

@@ -36,21 +36,27 @@ struct Lengths {
     original: Option<usize>,
 }
 
-/// Reads `rope_parameters`, which transformers 5 writes, or `rope_theta` and `rope_scaling`, which earlier versions
-/// wrote. If a config has both, a non-empty `rope_scaling` is used, as in transformers 5
-/// (`convert_rope_params_to_dict`); transformers 4 reads nothing else.
+/// `rope_parameters`, which transformers 5 writes, or `rope_scaling`, which earlier versions wrote. If a config has both, a
+/// non-empty `rope_scaling` is used, as in transformers 5 (`convert_rope_params_to_dict`); transformers 4 reads nothing else.
+///
+/// # Errors
+/// One of them is malformed.
+pub fn rope_parameters(config: &JsonFile) -> Result<Option<JsonFile>, LoadError> {
+    let scaling = config.object("rope_scaling")?;
+    match scaling.filter(|section| section.entries().next().is_some()) {
+        Some(scaling) => Ok(Some(scaling)),
+        None => config.object("rope_parameters"),
+    }
+}
+
+/// Reads the [parameters](rope_parameters), and `rope_theta`, which earlier versions of transformers wrote beside them.
 pub fn rope(
     config: &JsonFile,
     max_position_embeddings: usize,
     head_dim: usize,
     defaults: RopeDefaults,
 ) -> Result<Rope, LoadError> {
-    let scaling = config.object("rope_scaling")?;
-    let scaling = scaling.filter(|section| section.entries().next().is_some());
-    let parameters = match scaling {
-        Some(scaling) => Some(scaling),
-        None => config.object("rope_parameters")?,
-    };
+    let parameters = rope_parameters(config)?;
     let section = match (&parameters, defaults.section) {
         (Some(parameters), Some(section)) => parameters.object(section)?,
         _ => None,

@@ -16,8 +16,6 @@ struct Unsupported {
     differs: &'static str,
 }
 
-const LATENT_ATTENTION: &str =
-    "its attention caches a compressed latent state instead of keys and values";
 const STATE_SPACE: &str =
     "its layers, or most of them, have a recurrent state instead of attention";
 const ALIBI: &str = "its attention adds linear biases (ALiBi) instead of position embeddings";
@@ -133,20 +131,8 @@ const FAMILIES: &[Unsupported] = &[
     decoder(
         "DeepseekForCausalLM",
         "deepseek",
-        "Qwen2MoeForCausalLM",
-        "its first layer has no experts",
-    ),
-    decoder(
         "DeepseekV2ForCausalLM",
-        "deepseek2",
-        "Qwen2MoeForCausalLM",
-        LATENT_ATTENTION,
-    ),
-    decoder(
-        "DeepseekV3ForCausalLM",
-        "deepseek2",
-        "Qwen2MoeForCausalLM",
-        LATENT_ATTENTION,
+        "its attention caches keys and values instead of latents",
     ),
     decoder(
         "Glm4MoeForCausalLM",

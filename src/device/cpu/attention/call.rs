@@ -1,5 +1,5 @@
 //! One call of attention, divided into tasks: a key/value head of one sequence and a tile of its queries, or only
-//! a part of its positions.
+//! a part of its positions, or of its query heads.
 
 use std::ops::Range;
 
@@ -10,6 +10,7 @@ use super::super::simd::for_each_simd;
 use super::copies::Copies;
 use super::groups::{Groups, Lanes, group, groups_in_place, whole_group};
 use super::int8::{stored_group, widen_group};
+use super::latent::group_of_keys;
 use super::parts::{self, PART};
 use super::queries::Queries;
 use super::softmax::RowState;
@@ -18,10 +19,13 @@ use super::{
     AttentionKernel, AttentionTile, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
 };
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan};
+use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
 
 /// Query rows per task, roughly: a task has whole tokens.
 const TASK_ROWS: usize = 96;
+
+/// The fewest query heads of a group, which all read the same keys.
+const MIN_GROUP_HEADS: usize = 4;
 
 /// The positions of a task that is not split.
 const ALL: Range<usize> = 0..usize::MAX;
@@ -57,6 +61,8 @@ pub(super) struct AttentionCall<'a> {
     /// The number of query tiles before each span.
     tile_starts: &'a [usize],
     num_tiles: usize,
+    /// Groups of query heads, each with a key/value head.
+    num_groups: usize,
     /// Tokens per query tile.
     tile_tokens: usize,
     /// Parts per task, including empty ones. One if tasks are not split.
@@ -95,12 +101,29 @@ impl<'a> AttentionCall<'a> {
             q,
             tile_starts,
             num_tiles,
+            num_groups: shape.num_kv_heads,
             tile_tokens,
             num_parts: 1,
             totals_len: 0,
         };
+        operation.split_heads(num_threads);
         operation.split(num_threads);
         operation
+    }
+
+    /// Divides the query heads of the only key head among tasks where threads would have none. Other caches have more
+    /// key heads, and reading one twice would cost more.
+    fn split_heads(&mut self, num_threads: usize) {
+        if self.cache.layout().values == KvValues::OfTheirOwn {
+            return;
+        }
+        let num_heads = self.heads();
+        let numbers = 1..=num_heads / MIN_GROUP_HEADS;
+        let mut numbers = numbers.filter(|num| num_heads.is_multiple_of(*num));
+        let enough = numbers
+            .clone()
+            .find(|num| num * self.num_tiles >= num_threads);
+        self.num_groups *= enough.or_else(|| numbers.next_back()).unwrap_or(1);
     }
 
     /// Splits the tasks if the longest one is more than half of each thread's work.
@@ -115,7 +138,7 @@ impl<'a> AttentionCall<'a> {
             max_kv_len = kv_len.max(max_kv_len);
             max_tokens = num_tokens.max(max_tokens);
         }
-        total *= self.params.shape.num_kv_heads;
+        total *= self.num_groups;
         if num_threads == 1 || longest <= PART || longest * 2 * num_threads <= total {
             return;
         }
@@ -128,7 +151,7 @@ impl<'a> AttentionCall<'a> {
 
     /// The number of whole tasks.
     pub fn num_tasks(&self) -> usize {
-        self.num_tiles * self.params.shape.num_kv_heads
+        self.num_tiles * self.num_groups
     }
 
     /// The number of parts of all tasks, if they are split.
@@ -142,18 +165,19 @@ impl<'a> AttentionCall<'a> {
         if index >= self.num_tasks() {
             return None;
         }
-        let num_kv_heads = self.params.shape.num_kv_heads;
+        let num_groups = self.num_groups;
         let tile_starts = self.tile_starts;
-        let span_index = tile_starts.partition_point(|&start| start * num_kv_heads <= index) - 1;
+        let span_index = tile_starts.partition_point(|&start| start * num_groups <= index) - 1;
         let span: &KvSpan = &self.batch.spans()[span_index];
         let num_tiles = span.tokens.len().div_ceil(self.tile_tokens);
-        let index = index - tile_starts[span_index] * num_kv_heads;
-        let (head, tile) = (index / num_tiles, num_tiles - 1 - index % num_tiles);
+        let index = index - tile_starts[span_index] * num_groups;
+        let (group, tile) = (index / num_tiles, num_tiles - 1 - index % num_tiles);
         let before = tile * self.tile_tokens;
         Some(Task {
             kv_len: span.kv_len as usize,
             block_table: self.batch.block_table(span),
-            head,
+            group,
+            head: group / (num_groups / self.params.shape.num_kv_heads),
             first_token: span.tokens.start as usize + before,
             first_position: span.kv_len as usize - span.tokens.len() + before,
             num_tokens: self.tile_tokens.min(span.tokens.len() - before),
@@ -246,22 +270,22 @@ impl<'a> AttentionCall<'a> {
         Some((task, part * PART..(part + 1) * PART))
     }
 
-    /// Elements of the totals for some tokens of one key/value head.
+    /// Elements of the totals for some tokens of one group of heads.
     fn totals_len_of(&self, num_tokens: usize) -> usize {
         num_tokens * self.heads() * parts::row_len(self.cache.layout())
     }
 
-    /// Query heads per key/value head.
+    /// Query heads per group.
     fn heads(&self) -> usize {
-        self.params.shape.num_q_heads / self.params.shape.num_kv_heads
+        self.params.shape.num_q_heads / self.num_groups
     }
 
-    /// The start and length of the rows of a token in queries and results.
-    fn place(&self, task: &Task<'_>, token: usize) -> (usize, usize) {
-        let shape = self.params.shape;
-        let len = self.heads() * shape.head_dim;
-        let start = (task.first_token + token) * shape.q_len() + task.head * len;
-        (start, len)
+    /// The start and length of the rows of a token in queries, or in results, by the elements of a row.
+    fn place(&self, task: &Task<'_>, token: usize, row_len: usize) -> (usize, usize) {
+        let num_heads = self.heads();
+        let start = (task.first_token + token) * self.params.shape.num_q_heads;
+        let start = start + task.group * num_heads;
+        (start * row_len, num_heads * row_len)
     }
 
     /// Adds the tiles within some positions to the totals of the rows of a task. `next_task` is usually this thread's next
@@ -278,9 +302,9 @@ impl<'a> AttentionCall<'a> {
         let Some(first) = tiles.next() else { return };
         scratch.queries.clear();
         for token in 0..task.num_tokens {
-            let (start, len) = self.place(task, token);
-            let queries = &mut scratch.queries;
             let head_dim = self.params.shape.head_dim;
+            let (start, len) = self.place(task, token, head_dim);
+            let queries = &mut scratch.queries;
             queries.add(self.simd, self.operands, &self.q[start..][..len], head_dim);
         }
         scratch.prepare(task.num_tokens * self.heads(), self.cache.layout());
@@ -324,14 +348,14 @@ impl<'a> AttentionCall<'a> {
 
     /// Writes the rows of a task.
     fn write(&self, task: &Task<'_>, totals: &[f32], out: &DisjointSlice<u16>) {
-        let head_dim = self.params.shape.head_dim;
+        let value_dim = self.cache.layout().value_dim();
         let mut rows = totals.chunks_exact(parts::row_len(self.cache.layout()));
         for token in 0..task.num_tokens {
-            let (start, len) = self.place(task, token);
+            let (start, len) = self.place(task, token, value_dim);
             // SAFETY: no other task has these tokens and this head.
             let out = unsafe { out.slice(start, len) };
-            let heads = task.head * self.heads()..;
-            for ((out, row), head) in out.chunks_exact_mut(head_dim).zip(&mut rows).zip(heads) {
+            let heads = task.group * self.heads()..;
+            for ((out, row), head) in out.chunks_exact_mut(value_dim).zip(&mut rows).zip(heads) {
                 let sink_logit = self.sink_logits.map(|logits| logits[head]);
                 let (scale, sum, values) = parts::result(row, sink_logit);
                 for_each_simd!(self.simd, finish, (values: &[f32], scale: f32, sum: f32, out: &mut [u16]));
@@ -426,6 +450,9 @@ impl<'a> AttentionCall<'a> {
                 in_place: here[i],
             };
             let group = match (self.operands, tile.layout.dtype) {
+                _ if tile.layout.values != KvValues::OfTheirOwn => {
+                    group_of_keys(self.simd, self.cache, task, lanes, room)
+                }
                 (Operands::Integers, _) => stored_group(self.cache, task, lanes, room),
                 (_, KvDtype::Int8) => {
                     widen_group(self.simd, self.cache, task, lanes, ahead[i], gathered, room)
@@ -445,6 +472,7 @@ impl<'a> AttentionCall<'a> {
         }
         for (i, ahead) in ahead.into_iter().enumerate() {
             (tile.keys_ahead[i], tile.values_ahead[i]) = match ahead.filter(|_| !is_widened) {
+                Some(ahead) if ahead.values.is_empty() => (ahead.keys.as_ptr(), tile.values[0]),
                 Some(ahead) => (ahead.keys.as_ptr(), ahead.values.as_ptr()),
                 None => (tile.keys[0], tile.values[0]),
             };
@@ -502,6 +530,7 @@ mod tests {
         let layout = KvLayout {
             num_kv_heads: 2,
             head_dim: 8,
+            values: KvValues::OfTheirOwn,
             block_size: BlockSize::new(4096).expect("not zero"),
             dtype: KvDtype::Bf16,
         };

@@ -123,15 +123,26 @@ pub(super) fn copy_position<T: Copy>(
     (keys, values): (&mut [T], &mut [T]),
     to: usize,
 ) {
-    for pair in 0..layout.head_dim / 2 {
-        for i in 0..2 {
-            keys[(pair * GROUP + to) * 2 + i] = key_group[(pair * GROUP + from) * 2 + i];
-        }
-    }
+    copy_key(layout.head_dim, key_group, from, keys, to);
     let stride = 2 * layout.padded_dim();
     for d in 0..layout.head_dim {
         values[to / 2 * stride + 2 * d + to % 2] =
             value_group[from / 2 * stride + 2 * d + from % 2];
+    }
+}
+
+/// Copies the key of one position.
+pub(super) fn copy_key<T: Copy>(
+    head_dim: usize,
+    group: &[T],
+    from: usize,
+    keys: &mut [T],
+    to: usize,
+) {
+    for pair in 0..head_dim / 2 {
+        for i in 0..2 {
+            keys[(pair * GROUP + to) * 2 + i] = group[(pair * GROUP + from) * 2 + i];
+        }
     }
 }
 

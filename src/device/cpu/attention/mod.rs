@@ -15,6 +15,8 @@
 //! Groups that no row of a task sees are not read, and tiles without any are skipped. New sums start every 1024
 //! positions, so that threads can share a long sequence (see `parts`).
 //!
+//! Values that are in the keys are copied from there, once for all rows of a task (see `latent`).
+//!
 //! With AVX2, int8 keys and values are multiplied with 16-bit queries and probabilities. The other kernels widen them
 //! to bf16.
 
@@ -26,6 +28,7 @@ mod call;
 mod copies;
 mod groups;
 mod int8;
+mod latent;
 mod parts;
 mod portable;
 mod queries;
@@ -132,7 +135,8 @@ fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
 
 impl Cpu {
     /// Attention of the queries of each token over the positions of its sequence, up to its own. `q` has the rotated
-    /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, q_len]`. With `sink_logits`,
+    /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, num_q_heads *
+    /// value_dim]`, by the [values](crate::device::KvLayout::value_dim) of the cache. With `sink_logits`,
     /// one for each query head, the probabilities of a query are those of a softmax with one more score, of no position.
     ///
     /// # Panics
@@ -154,7 +158,11 @@ impl Cpu {
             batch.num_tokens() * shape.q_len(),
             "q is [m, q_len]"
         );
-        assert_eq!(out.len(), q.len(), "out is [m, q_len]");
+        assert_eq!(
+            out.len(),
+            batch.num_tokens() * shape.num_q_heads * layout.value_dim(),
+            "out is [m, num_q_heads * value_dim]"
+        );
         assert!(
             layout.head_dim == shape.head_dim && layout.num_kv_heads == shape.num_kv_heads,
             "cache's shape"

@@ -2,12 +2,14 @@
 
 use crate::base::BlockId;
 
-/// One key/value head of one sequence, and a tile of its queries.
+/// A group of query heads of one sequence that share a key/value head, and a tile of their queries.
 pub(super) struct Task<'a> {
     /// Positions of the sequence in the cache.
     pub kv_len: usize,
     pub block_table: &'a [BlockId],
-    /// The key/value head.
+    /// The group of query heads.
+    pub group: usize,
+    /// Its key/value head.
     pub head: usize,
     /// Index of the first token in the packed arrays.
     pub first_token: usize,

@@ -6,7 +6,7 @@ use super::layout::KvPart;
 use super::{GROUP, int8};
 use crate::base::BlockId;
 use crate::device::cpu::math::to_bf16_bits;
-use crate::device::{KvDtype, KvLayout};
+use crate::device::{KvDtype, KvLayout, KvValues};
 
 /// A layer of the pool for reading.
 pub(in super::super) struct KvLayer<'a> {
@@ -84,6 +84,7 @@ impl KvLayerMut<'_> {
         assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(head < layout.num_kv_heads && position < layout.positions_per_block());
         assert!(key.len() == layout.head_dim && value.len() == layout.head_dim);
+        assert_eq!(layout.values, KvValues::OfTheirOwn, "values are stored");
         let (group, lane) = (position / GROUP, position % GROUP);
         let block = block.index() * layout.block_len();
         let [keys, values, scales] = layout
@@ -107,6 +108,19 @@ impl KvLayerMut<'_> {
             }
             KvDtype::Fp8 => unreachable!("refused by KvCache::new"),
         }
+    }
+
+    /// Stores the key of the only head at a position of a block of a bf16 cache, whose values are in the keys.
+    #[inline(always)]
+    pub fn store_key(&self, (block, position): (BlockId, usize), key: &[u16]) {
+        let layout = self.layout;
+        assert!(block.index() < self.num_blocks, "block of the pool");
+        assert!(layout.dtype == KvDtype::Bf16 && layout.values != KvValues::OfTheirOwn);
+        assert!(position < layout.positions_per_block() && key.len() == layout.head_dim);
+        let (group, lane) = (position / GROUP, position % GROUP);
+        let [keys, ..] = layout.parts(0);
+        let place = block.index() * layout.block_len() + keys.start + group * keys.group_len;
+        self.store_bf16_key(place + 2 * lane, key);
     }
 
     fn store_bf16_key(&self, place: usize, key: &[u16]) {

@@ -1,7 +1,7 @@
 //! Where keys, values and scales lie in a block.
 
 use super::GROUP;
-use crate::device::{KvDtype, KvLayout};
+use crate::device::{KvDtype, KvLayout, KvValues};
 
 /// The groups of a head in a block: the offset of the first and the length of each, in 16-bit words.
 #[derive(Clone, Copy)]
@@ -14,9 +14,9 @@ pub(super) struct KvPart {
 pub(super) type KvParts = [KvPart; 3];
 
 impl KvLayout {
-    /// Elements per head, padded to whole registers.
+    /// Elements of a value, padded to whole registers.
     pub(in super::super) fn padded_dim(&self) -> usize {
-        self.head_dim.next_multiple_of(GROUP)
+        self.value_dim().next_multiple_of(GROUP)
     }
 
     /// Elements per group of keys: `[head_dim / 2][16 positions][2]`.
@@ -24,7 +24,7 @@ impl KvLayout {
         self.head_dim * GROUP
     }
 
-    /// Elements per group of values: `[8 pairs of positions][padded_dim][2]`.
+    /// Elements per group of values: `[8 pairs of positions][padded_dim][2]`. None are stored if they are in the keys.
     pub(in super::super) fn value_group_len(&self) -> usize {
         self.padded_dim() * GROUP
     }
@@ -39,7 +39,11 @@ impl KvLayout {
 
     /// Words per group of keys, of values, and of scales.
     fn group_words(&self) -> [usize; 3] {
-        let (keys, values) = (self.key_group_len(), self.value_group_len());
+        let keys = self.key_group_len();
+        let values = match self.values {
+            KvValues::OfTheirOwn => self.value_group_len(),
+            KvValues::InKeys(_) => 0,
+        };
         match self.dtype {
             KvDtype::Bf16 => [keys, values, 0],
             // An fp8 cache is refused, but its size may be asked for.

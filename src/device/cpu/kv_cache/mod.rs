@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::base::{BlockId, LoadError};
 use crate::device::memory::Buffer;
-use crate::device::{KvBatch, KvLayout, KvSpan};
+use crate::device::{KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
 
 pub use host_blocks::HostBlocks;
 pub(super) use int8::widen;
@@ -28,6 +28,8 @@ pub(super) const GROUP: usize = 16;
 /// values   head 0: group 0 [8 pairs][head_dim, padded to 16][2 positions], group 1, ...; head 1: ...
 /// scales   head 0: group 0 [16 of keys, 16 of values], group 1, ...; head 1: ...     int8 only, bf16
 /// ```
+///
+/// There are no values if they are [in the keys](KvValues::InKeys).
 pub struct KvCache {
     layout: KvLayout,
     num_layers: usize,
@@ -44,13 +46,17 @@ impl KvCache {
     ///
     /// # Panics
     ///
-    /// If `head_dim` is odd or zero.
+    /// If `head_dim` is odd or zero, or values are in keys whose type is not bf16.
     pub fn new(layout: KvLayout, num_layers: usize, num_blocks: usize) -> Result<Self, LoadError> {
         layout.dtype.check_on_cpu()?;
         let head_dim = layout.head_dim;
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(2),
             "head_dim {head_dim} is even"
+        );
+        assert!(
+            layout.values == KvValues::OfTheirOwn || layout.dtype == KvDtype::Bf16,
+            "{layout:?}: one scale for different parts"
         );
         let len = layout
             .block_len()
@@ -175,7 +181,6 @@ impl KvCache {
 mod tests {
     use super::*;
     use crate::base::BlockSize;
-    use crate::device::KvDtype;
 
     #[test]
     fn a_pool_takes_what_it_is_sized_with_padding_included() {
@@ -190,6 +195,7 @@ mod tests {
                     let layout = KvLayout {
                         num_kv_heads: 3,
                         head_dim,
+                        values: KvValues::OfTheirOwn,
                         block_size: BlockSize::new(positions).expect("not zero"),
                         dtype,
                     };
