@@ -90,8 +90,8 @@ fn a_part_of_the_table_embeds_its_tokens_and_minus_zero_for_others() {
         let expected = token_ids.iter().flat_map(|&id| {
             let index = (id as usize).checked_sub(first);
             let index = index.filter(|index| *index < num_tokens);
-            let element =
-                |at| index.map_or(-0.0, |index| part[index * width + at].to_f32() * scale);
+            let row = index.map(|index| &part[index * width..][..width]);
+            let element = |at: usize| row.map_or(-0.0, |row| row[at].to_f32() * scale);
             (0..width).map(element).collect::<Vec<_>>()
         });
         assert_eq!(bits(&out), bits(&expected.collect::<Vec<f32>>()));
