@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::backend::Inflight;
 use crate::base::catch_panic;
-use crate::runner::rank_main;
+use crate::runner::{leave_mpi_world, rank_main};
 use crate::triton::{lifecycle, sys};
 
 type Outcome = *mut sys::TRITONSERVER_Error;
@@ -20,7 +20,7 @@ pub unsafe extern "C" fn TRITONBACKEND_Initialize(
     lifecycle::initialize::<Inflight>()
 }
 
-/// Ends the backend. Nothing is left to do: all that it holds belonged to its models.
+/// Ends the backend, and with it the other processes of `mpirun`. All else that it holds belonged to its models.
 ///
 /// # Safety
 /// As above.
@@ -28,6 +28,8 @@ pub unsafe extern "C" fn TRITONBACKEND_Initialize(
 pub unsafe extern "C" fn TRITONBACKEND_Finalize(
     _backend: *mut sys::TRITONBACKEND_Backend,
 ) -> Outcome {
+    // A panic must not leave the library, and nobody reads an error of this function.
+    let _ = catch_panic(leave_mpi_world);
     std::ptr::null_mut()
 }
 

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use triton_inflight::collective::{Collective, CollectiveError, Grid, Link, Local, Shm, ShmWorld};
+use triton_inflight::collective::{
+    Channel as _, Collective, CollectiveError, Grid, Link, Local, Shm, ShmWorld,
+};
 
 /// Longer than any operation of these tests takes.
 const PATIENT: Duration = Duration::from_secs(60);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::grid::{Grid, MAX_RANKS};
 use super::label::Label;
 
 /// Why a collective operation failed. The ranks may be at different operations afterwards, so every later operation fails,
@@ -52,7 +53,13 @@ pub enum CollectiveError {
         /// What that one does.
         theirs: Label,
     },
+    /// No ranks, or more than there can be.
+    #[error("{} stages of {} ranks: 1 to {MAX_RANKS} ranks are possible", .0.num_stages, .0.ranks_per_stage)]
+    TooManyRanks(Grid),
     /// Shared memory that cannot be used.
     #[error("shared memory of ranks: {0}")]
     Memory(String),
+    /// Processes of MPI that cannot be used.
+    #[error("ranks over MPI: {0}")]
+    World(String),
 }

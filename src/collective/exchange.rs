@@ -70,7 +70,7 @@ pub trait Exchange: Send {
     ///
     /// # Errors
     /// One has failed or ended.
-    fn check(&self) -> Result<(), CollectiveError>;
+    fn check(&mut self) -> Result<(), CollectiveError>;
 
     /// Ends the operations of all ranks with an error, for this rank has failed. Only the first call counts.
     fn abort(&mut self, reason: &str);

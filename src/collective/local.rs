@@ -240,8 +240,8 @@ impl Exchange for Local {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), CollectiveError> {
-        let state = self.world.state.lock();
+    fn check(&mut self) -> Result<(), CollectiveError> {
+        let mut state = self.world.state.lock();
         state.check()?;
         match state.ranks.iter().position(|rank| rank.has_ended) {
             None => Ok(()),
@@ -266,7 +266,7 @@ impl Drop for Local {
 }
 
 impl State {
-    fn check(&self) -> Result<(), CollectiveError> {
+    fn check(&mut self) -> Result<(), CollectiveError> {
         match &self.failure {
             None => Ok(()),
             Some((by, reason)) => Err(CollectiveError::Aborted {

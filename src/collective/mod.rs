@@ -9,24 +9,30 @@
 //! sums.rs         the fixed order in which ranks are summed
 //! local.rs        between threads of a process
 //! shm/            between processes of a host, in shared memory
+//! channel.rs      messages between rank 0 and another rank
+//! mpi/            between the processes of an MPI world, by a plug-in library
 //! ```
 //!
 //! All ranks of a stage call the same operations in the same order. A rank that ends, fails or does something else is an
 //! error for all others, within the time limit of the operation.
 
+mod channel;
 mod error;
 mod exchange;
 mod grid;
 mod label;
 mod local;
+mod mpi;
 mod operations;
 mod shm;
 mod sums;
 
+pub use channel::Channel;
 pub use error::CollectiveError;
 pub use exchange::Exchange;
 pub use grid::{Grid, MAX_RANKS};
 pub use label::{Label, Operation};
 pub use local::Local;
+pub use mpi::{MPI_LIBRARY, Mpi, MpiLink, MpiSession, MpiWorld};
 pub use operations::Collective;
-pub use shm::{Link, Shm, ShmWorld, follow_parent};
+pub use shm::{Link, Shm, ShmWorld, follow_parent, leave_signals_to_rank_0};

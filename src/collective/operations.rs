@@ -91,7 +91,7 @@ pub trait Collective: Send {
     /// # Errors
     ///
     /// One has failed or ended.
-    fn check(&self) -> Result<(), CollectiveError>;
+    fn check(&mut self) -> Result<(), CollectiveError>;
 
     /// Ends the operations of all ranks of all stages with an error, for this rank has failed.
     fn abort(&mut self, reason: &str);
@@ -211,7 +211,7 @@ impl<E: Exchange> Collective for E {
         NUM_UNREAD * self.max_sent_words()
     }
 
-    fn check(&self) -> Result<(), CollectiveError> {
+    fn check(&mut self) -> Result<(), CollectiveError> {
         Exchange::check(self)
     }
 

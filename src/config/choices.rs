@@ -9,6 +9,20 @@ pub enum RunnerKind {
     Synthetic,
 }
 
+/// How the ranks of a model reach each other: `rank_transport`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankTransportKind {
+    /// Processes that rank 0 starts on its host.
+    Processes,
+    /// The processes that `mpirun` has started.
+    Mpi,
+}
+
+impl RankTransportKind {
+    /// The values by name.
+    pub(super) const NAMES: &[(&str, Self)] = &[("processes", Self::Processes), ("mpi", Self::Mpi)];
+}
+
 impl RunnerKind {
     /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[

@@ -36,11 +36,12 @@ const ATTENTION: Foreign = Foreign::NoEffect(
     "attention always splits long sequences over blocks, and always accumulates in f32",
 );
 const RANKS: Foreign = Foreign::Unsupported(
-    "models across several GPUs or machines are not supported yet; tensor_parallel_size splits a model over the CPUs of one \
-     host",
+    "tensor_parallel_size and pipeline_parallel_size say how many ranks there are; with rank_transport, mpirun places them on \
+     hosts",
 );
 const ORCHESTRATOR: Foreign = Foreign::NoEffect(
-    "the server starts the processes of tensor_parallel_size and pipeline_parallel_size itself, from the program beside the library",
+    "the server starts the processes of tensor_parallel_size and pipeline_parallel_size itself, from the program beside the library; \
+     with rank_transport, mpirun has started them",
 );
 const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
 const SPECULATION: Foreign = Foreign::Unsupported(

@@ -5,8 +5,8 @@
 use std::fmt::Write as _;
 
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
-    WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
+    RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
@@ -497,6 +497,14 @@ pub(super) fn knobs() -> Vec<Knob> {
              adapters, `kv_cache_file` or GPUs.",
         ),
         knob(
+            "rank_transport",
+            choice(RankTransportKind::NAMES),
+            |s| &mut s.rank_transport,
+            "With `tensor_parallel_size` or `pipeline_parallel_size`: `processes` has the server start the other ranks on its \
+             host; with `mpi` they are the processes that `mpirun` has started beside the server, on any host: see \
+             [Ranks](ranks.md#several-hosts).",
+        ),
+        knob(
             "rank_timeout_seconds",
             count(1..=MAX_RANK_SECONDS),
             |s| &mut s.rank_timeout_seconds,
@@ -796,6 +804,7 @@ mod tests {
         ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),
         ("tensor_parallel_size", &["1", "16"], &["0", "17", "auto"]),
         ("pipeline_parallel_size", &["1", "16"], &["0", "17", "auto"]),
+        ("rank_transport", &["processes", "mpi"], &["MPI", "shm", ""]),
         ("rank_timeout_seconds", &["1", "86400"], &["0", "86401"]),
         (
             "rank_load_timeout_seconds",

@@ -18,8 +18,8 @@ mod settings;
 mod values;
 
 pub use choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
-    WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
+    RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 pub use client_compatibility::ClientCompatibility;
 pub use knobs::reference_table;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::base::BlockSize;
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
-    WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
+    RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 
@@ -132,6 +132,8 @@ pub struct Settings {
     pub tensor_parallel_size: u32,
     /// `pipeline_parallel_size`
     pub pipeline_parallel_size: u32,
+    /// `rank_transport`
+    pub rank_transport: RankTransportKind,
     /// `rank_timeout_seconds`
     pub rank_timeout_seconds: u32,
     /// `rank_load_timeout_seconds`
@@ -215,6 +217,7 @@ impl Default for Settings {
             cuda_graph_cache_size: 64,
             tensor_parallel_size: 1,
             pipeline_parallel_size: 1,
+            rank_transport: RankTransportKind::Processes,
             rank_timeout_seconds: 30,
             rank_load_timeout_seconds: 600,
             num_threads: None,

@@ -127,7 +127,7 @@ impl Ranks {
     /// # Errors
     ///
     /// One has.
-    pub(super) fn check_others(&self) -> Result<(), StepError> {
+    pub(super) fn check_others(&mut self) -> Result<(), StepError> {
         let others = self.collective.check();
         others.map_err(|error| StepError(error.to_string()))
     }

@@ -75,7 +75,10 @@ pub use model_runner::{ModelRunner, RankOptions};
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
-pub use ranks::{LeadingRunner, RANK_PROGRAM, RankDevice, RankLimits, RankWatch, rank_main};
+pub use ranks::{
+    LeadingRunner, RANK_PROGRAM, RankDevice, RankLimits, RankTransport, RankWatch, leave_mpi_world,
+    rank_main, serve_mpi_rank,
+};
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;
 pub use stage::specs_of_ranks;

@@ -11,7 +11,8 @@ use triton_inflight::device::RankRole;
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::engine::{Engine, StepOutput};
 use triton_inflight::runner::{
-    AdapterRoom, CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RunnerLimits,
+    AdapterRoom, CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport,
+    RunnerLimits,
 };
 
 use crate::cuda::{on_stand_in, sampled_requests};
@@ -253,7 +254,7 @@ fn lead(gpus: &[usize], step: Duration) -> Result<LeadingRunner<Cuda>, LoadError
         step,
     };
     LeadingRunner::new(
-        Path::new(PROGRAM),
+        &RankTransport::Processes(PROGRAM.into()),
         gpus.len(),
         &source,
         limits,

@@ -13,7 +13,7 @@ use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
-    AdapterRoom, LeadingRunner, ModelSource, RankLimits, RunnerLimits, rank_main,
+    AdapterRoom, LeadingRunner, ModelSource, RankLimits, RankTransport, RunnerLimits, rank_main,
 };
 
 use crate::batching;
@@ -47,7 +47,8 @@ pub fn load(
         adapters: AdapterRoom::default(),
         ..setup.runner_limits()
     };
-    LeadingRunner::new(program, grid, &source, runner_limits, &options, limits)
+    let transport = RankTransport::Processes(program.to_owned());
+    LeadingRunner::new(&transport, grid, &source, runner_limits, &options, limits)
 }
 
 /// What `PROGRAM` runs.

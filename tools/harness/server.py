@@ -38,9 +38,12 @@ class ServerDied(Exception):
 
 
 class Server:
-    """A running tritonserver. As a context manager it must exit cleanly, or the block fails."""
+    """A running tritonserver. As a context manager it must exit cleanly, or the block fails.
 
-    def __init__(self, repository, *arguments, backends=None, cwd=None, environment=None):
+    With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun.
+    """
+
+    def __init__(self, repository, *arguments, backends=None, cwd=None, environment=None, mpi_ranks=None):
         self.repository = pathlib.Path(repository)
         # Without model control, the server does not load or unload models on request.
         self.polls = "--model-control-mode=poll" in arguments
@@ -59,6 +62,11 @@ class Server:
             *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
             *arguments,
         ]
+        if mpi_ranks is not None:
+            program = pathlib.Path(backends or os.environ["TRITON_BACKENDS"]) / "inflight" / "inflight-rank"
+            mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,vader", "-n", "1"]
+            command = [*mpirun, *command, ":", "-n", str(mpi_ranks - 1), program, "--mpi"]
+        self.is_under_mpirun = mpi_ranks is not None
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -83,6 +91,27 @@ class Server:
             self.process.wait()
 
     @property
+    def pid(self):
+        """The process id of tritonserver. (mpirun would end all its processes within a second, requests in flight or not.)"""
+        return self.children("tritonserver")[0] if self.is_under_mpirun else self.process.pid
+
+    def children(self, program):
+        """The process ids of the processes with this program that `process` has started, ascending."""
+        found = []
+        for folder in pathlib.Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                command = (folder / "cmdline").read_bytes().split(b"\0")
+                status = (folder / "status").read_text()
+            except OSError:
+                continue
+            parent = int(status.split("PPid:")[1].split()[0])
+            if parent == self.process.pid and command[0].endswith(program.encode()):
+                found.append(int(folder.name))
+        return sorted(found)
+
+    @property
     def grpc_url(self):
         return f"127.0.0.1:{self.grpc_port}"
 
@@ -93,7 +122,7 @@ class Server:
     def stop(self):
         """Stops the server; returns its exit status."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            os.kill(self.pid, signal.SIGTERM)
         try:
             return self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

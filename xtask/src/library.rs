@@ -7,9 +7,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::Result;
-use crate::process::{cargo, output};
-use crate::workspace::target;
+use crate::process::{cargo, command, output, run};
+use crate::workspace::{root, target};
+use crate::{Result, setup};
 
 const LIBRARY: &str = "libtriton_inflight.so";
 /// The package of the other ranks of a model, and its program, beside the library.
@@ -38,6 +38,35 @@ pub fn backend_directory() -> Result<PathBuf> {
 /// Builds the library and the program of the other ranks of a model; returns the program's path in the backend directory.
 pub fn rank_program() -> Result<PathBuf> {
     Ok(backend_directory()?.join("inflight").join(RANK_PROGRAM))
+}
+
+/// The plug-in for MPI, beside the library.
+const MPI_LIBRARY: &str = "libinflight_mpi.so";
+
+/// Builds the plug-in for MPI into the backend directory, by MPI's compiler and libclang as `setup::mpi` has found them.
+pub fn mpi_plugin() -> Result<()> {
+    let built = target("mpi");
+    run(cargo()
+        .args(["build", "--release", "--locked"])
+        .arg("--manifest-path")
+        .arg(root().join("plugins/mpi/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&built)
+        .env("LIBCLANG_PATH", setup::mpi()?)
+        // The headers that belong to a compiler: libclang comes without.
+        .env(
+            "BINDGEN_EXTRA_CLANG_ARGS",
+            format!(
+                "-I{}",
+                output(command("gcc").arg("-print-file-name=include"))?.trim()
+            ),
+        ))?;
+    let folder = target("backends/inflight");
+    fs::create_dir_all(&folder)?;
+    let new = folder.join(format!("{MPI_LIBRARY}.new"));
+    fs::copy(built.join("release").join(MPI_LIBRARY), &new)?;
+    fs::rename(new, folder.join(MPI_LIBRARY))?;
+    Ok(())
 }
 
 /// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.

@@ -55,6 +55,8 @@ enum Command {
     /// The preprocessor that docs/book.toml makes mdBook run
     #[command(hide = true)]
     PreprocessBook { arguments: Vec<String> },
+    /// Build the plug-in for ranks of several hosts; as root it installs Debian's Open MPI and libclang
+    Mpi,
     /// Compile the CUDA kernels, so that the next build embeds them; downloads NVIDIA's compiler
     Kernels,
     /// Pack what checks and measures the library on a GPU machine that reaches no registry
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
+        Command::Mpi => library::mpi_plugin(),
         Command::Kernels => kernels::run(),
         Command::GpuBundle(options) => gpu_bundle::run(&options),
         Command::MakeModel { shape, dir } => make_model(&shape, &dir),

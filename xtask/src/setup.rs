@@ -140,6 +140,58 @@ fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(name.trim()))
 }
 
+/// Open MPI with its compiler, and libclang, which Debian has; returns the folder of libclang. Other systems, and users who may
+/// not install packages, install them themselves.
+pub fn mpi() -> Result<PathBuf> {
+    let _lock = lock()?;
+    if !has_mpi() {
+        eprintln!("installing {}", MPI_PACKAGES.join(" "));
+        let installed = run(command("apt-get").args(["update", "--quiet"])).and_then(|()| {
+            run(command("apt-get")
+                .args(["install", "--yes", "--quiet", "--no-install-recommends"])
+                .args(MPI_PACKAGES)
+                .env("DEBIAN_FRONTEND", "noninteractive"))
+        });
+        installed.map_err(|error| {
+            format!(
+                "MPI is missing ({error}): install {}",
+                MPI_PACKAGES.join(", ")
+            )
+        })?;
+    }
+    libclang().ok_or_else(|| "libclang is missing: install libclang1, or set LIBCLANG_PATH".into())
+}
+
+const MPI_PACKAGES: [&str; 3] = ["libopenmpi-dev", "openmpi-bin", "libclang1"];
+
+fn has_mpi() -> bool {
+    let answers = |program: &str| output(command(program).arg("--version")).is_ok();
+    answers("mpicc") && answers("mpirun") && libclang().is_some()
+}
+
+/// The folder of libclang.
+fn libclang() -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os("LIBCLANG_PATH") {
+        return Some(folder.into());
+    }
+    let systems = [
+        "/usr/lib",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+    ];
+    let folders = systems.iter().map(PathBuf::from);
+    let of_versions = fs::read_dir("/usr/lib").ok()?.flatten();
+    let of_versions = of_versions.map(|entry| entry.path().join("lib"));
+    folders.chain(of_versions).find(|folder| {
+        let mut files = fs::read_dir(folder).into_iter().flatten().flatten();
+        files.any(|file| {
+            let name = file.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("libclang-") && name.contains(".so") || name.starts_with("libclang.so")
+        })
+    })
+}
+
 /// cargo-deny, built from source once.
 pub fn cargo_deny() -> Result<PathBuf> {
     Ok(cargo_install("cargo-deny", CARGO_DENY)?.join("cargo-deny"))

@@ -159,6 +159,10 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
+    // Its tests are skipped, and say so, where MPI cannot be had.
+    if let Err(error) = library::mpi_plugin() {
+        eprintln!("no plug-in for MPI: {error}");
+    }
     run_command(
         command(python)
             .current_dir(workspace::root().join("tests/server"))
@@ -169,7 +173,8 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("AIPERF_PYTHON", aiperf)
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)
-            .env("TRITON_BACKENDS", backends),
+            .env("TRITON_BACKENDS", backends)
+            .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
     )
 }
 

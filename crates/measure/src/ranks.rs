@@ -14,7 +14,7 @@ use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Step, StepOutput};
 use triton_inflight::manager::{ComputedStep, StepComputer};
-use triton_inflight::runner::{CpuRunner, LeadingRunner, RankLimits, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, LeadingRunner, RankLimits, RankTransport, RunnerLimits};
 
 use crate::Result;
 use crate::figures::{median, round};
@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result<String> {
         &with_threads(NonZeroUsize::new(of_all)),
     )?;
     let mut several = LeadingRunner::new(
-        &options.program,
+        &RankTransport::Processes(options.program.clone()),
         grid,
         &source,
         limits,

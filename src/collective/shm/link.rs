@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use super::super::channel::Channel;
+
 /// The most bytes of a message: beyond the largest step.
 const MAX_LEN: usize = 1 << 28;
 
@@ -48,61 +50,11 @@ impl Link {
         self.0.try_clone().map(Self)
     }
 
-    /// Has a message that is not read, or does not come, end in an error after this time; `None`: it is waited for.
-    ///
-    /// # Errors
-    ///
-    /// The system refuses it, or the time is zero.
-    pub fn set_time_limit(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.0.set_read_timeout(limit)?;
-        self.0.set_write_timeout(limit)
-    }
-
-    /// Sends a message.
-    ///
-    /// # Errors
-    ///
-    /// The other process has ended, or does not read it in time.
-    pub fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        if message.len() > MAX_LEN {
-            return Err(too_long(message.len()));
-        }
-        self.send_all(&(message.len() as u32).to_ne_bytes())?;
-        self.send_all(message)
-    }
-
-    /// Replaces `message` by the next message. Returns `false` if there will be none.
-    ///
-    /// # Errors
-    ///
-    /// The connection ends within a message, or none comes in time.
-    pub fn receive(&mut self, message: &mut Vec<u8>) -> io::Result<bool> {
-        let mut len = [0; 4];
-        loop {
-            match self.0.read(&mut len[..1]) {
-                Ok(0) => return Ok(false),
-                Ok(_) => break self.0.read_exact(&mut len[1..])?,
-                // A process that was stopped continues.
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The other process has ended with messages that it had not read.
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
-                Err(error) => return Err(in_words(error)),
-            }
-        }
-        let len = u32::from_ne_bytes(len) as usize;
-        if len > MAX_LEN {
-            return Err(too_long(len));
-        }
-        message.resize(len, 0);
-        self.0.read_exact(message).map_err(in_words)?;
-        Ok(true)
-    }
-
     /// Sends a file, which the other process has then, too.
     ///
     /// # Errors
     ///
-    /// As [`Link::send`].
+    /// The other process has ended, or does not read it in time.
     pub fn send_file(&mut self, file: BorrowedFd<'_>) -> io::Result<()> {
         let mut byte = [0_u8];
         let mut data = one_byte(&mut byte);
@@ -207,6 +159,43 @@ impl Link {
     }
 }
 
+impl Channel for Link {
+    fn set_time_limit(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.0.set_read_timeout(limit)?;
+        self.0.set_write_timeout(limit)
+    }
+
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if message.len() > MAX_LEN {
+            return Err(too_long(message.len()));
+        }
+        self.send_all(&(message.len() as u32).to_ne_bytes())?;
+        self.send_all(message)
+    }
+
+    fn receive(&mut self, message: &mut Vec<u8>) -> io::Result<bool> {
+        let mut len = [0; 4];
+        loop {
+            match self.0.read(&mut len[..1]) {
+                Ok(0) => return Ok(false),
+                Ok(_) => break self.0.read_exact(&mut len[1..])?,
+                // A process that was stopped continues.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The other process has ended with messages that it had not read.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
+                Err(error) => return Err(in_words(error)),
+            }
+        }
+        let len = u32::from_ne_bytes(len) as usize;
+        if len > MAX_LEN {
+            return Err(too_long(len));
+        }
+        message.resize(len, 0);
+        self.0.read_exact(message).map_err(in_words)?;
+        Ok(true)
+    }
+}
+
 impl From<Link> for OwnedFd {
     fn from(link: Link) -> Self {
         link.0.into()
@@ -221,10 +210,17 @@ pub fn follow_parent() {
     // a second line of defence.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            libc::signal(signal, libc::SIG_IGN);
-        }
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32);
+    }
+    leave_signals_to_rank_0();
+}
+
+/// Has this process ignore the signals by which a user ends a server and all that it has started, or all processes of a world:
+/// it ends when rank 0 does, which may have requests in flight.
+pub fn leave_signals_to_rank_0() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: a call without pointers to anything of this process.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
 

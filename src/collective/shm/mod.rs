@@ -24,7 +24,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-pub use self::link::{Link, follow_parent};
+pub use self::link::{Link, follow_parent, leave_signals_to_rank_0};
 
 use self::area::{Area, Buffer, MAX_SENT_WORDS, MAX_WORDS};
 use self::awaited::{Awaited, Kind};
@@ -67,10 +67,7 @@ impl ShmWorld {
     pub fn new(grid: impl Into<Grid>) -> Result<Self, CollectiveError> {
         let grid = grid.into();
         if grid.checked_num_ranks().is_none() {
-            return Err(CollectiveError::Memory(format!(
-                "{} stages of {} ranks: 1 to {MAX_RANKS} ranks are possible",
-                grid.num_stages, grid.ranks_per_stage
-            )));
+            return Err(CollectiveError::TooManyRanks(grid));
         }
         let file = area::create(grid)?;
         Ok(Self { file, grid })
@@ -349,7 +346,7 @@ impl Exchange for Shm {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), CollectiveError> {
+    fn check(&mut self) -> Result<(), CollectiveError> {
         self.check_failures()?;
         let has_ended = |other: &usize| {
             let control = self.area.control(*other);

@@ -63,7 +63,7 @@ impl GpuRanks {
         self.wait_for_stream(stream, self.time_limit)
     }
 
-    fn wait_for_stream(&self, stream: &CudaStream, time_limit: Duration) -> Result<(), String> {
+    fn wait_for_stream(&mut self, stream: &CudaStream, time_limit: Duration) -> Result<(), String> {
         let started = Instant::now();
         let (mut checked, mut ended) = (started, None);
         self.reached

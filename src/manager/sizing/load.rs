@@ -11,14 +11,14 @@ use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config};
 use super::host_memory::{self, InstanceMemory};
 use crate::base::LoadError;
-use crate::collective::{Grid, MAX_RANKS};
-use crate::config::{ModelConfig, Settings, WeightOnlyPrecision};
+use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
+use crate::config::{ModelConfig, RankTransportKind, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankLimits, Runner,
-    RunnerLimits, SyntheticOptions, SyntheticRunner,
+    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankLimits,
+    RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -38,7 +38,7 @@ pub struct LoadedRunner {
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
 /// runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`, the
 /// model's folder. Memory for `adapters` is left on the host, and on the GPU that they are computed on. Of several ranks, all
-/// but the first are processes of `rank_program`.
+/// but the first are processes of `rank_program`, or those of `mpirun`, by the plug-in beside it.
 ///
 /// # Errors
 /// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that does
@@ -211,7 +211,7 @@ fn load_on_cpu(
             match model.grid().num_ranks() {
                 1 => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
                 _ => Runner::Ranks(Box::new(LeadingRunner::new(
-                    rank_program,
+                    &rank_transport(settings, rank_program)?,
                     model.grid(),
                     source,
                     limits,
@@ -274,7 +274,7 @@ fn load_on_gpu(
     let runner = match num_ranks {
         1 => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
         _ => Runner::CudaRanks(Box::new(LeadingRunner::new(
-            rank_program,
+            &RankTransport::Processes(rank_program.to_owned()),
             model.grid(),
             source,
             limits,
@@ -348,6 +348,13 @@ fn rank_gpus(
     };
     if num_ranks == 1 && given.len() <= 1 {
         return Ok(Vec::new());
+    }
+    if settings.rank_transport != RankTransportKind::Processes {
+        return Err(LoadError::Config {
+            problem: "rank_transport is mpi, and ranks on GPUs are processes of one host"
+                .to_owned(),
+            remedy: "leave rank_transport out, or use KIND_CPU".to_owned(),
+        });
     }
     let gpus: Vec<_> = match given.len() {
         0 | 1 => (gpu..gpu + num_ranks).collect(),
@@ -452,6 +459,18 @@ fn synthetic(
         .gated_by(gate.map(|path| folder.join(path))))
 }
 
+fn rank_transport(settings: &Settings, rank_program: &Path) -> Result<RankTransport, LoadError> {
+    Ok(match settings.rank_transport {
+        RankTransportKind::Processes => RankTransport::Processes(rank_program.to_owned()),
+        RankTransportKind::Mpi => {
+            let plugin = rank_program.with_file_name(MPI_LIBRARY);
+            let world = MpiWorld::join(&plugin, Some(rank_limits(settings).load));
+            let world = world.map_err(|error| LoadError::Resource(error.to_string()))?;
+            RankTransport::Mpi(world)
+        }
+    })
+}
+
 fn rank_limits(settings: &Settings) -> RankLimits {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     RankLimits {
@@ -522,6 +541,13 @@ mod tests {
                 "{error}"
             );
         }
+        let over_mpi = Settings::parse([("rank_transport", "mpi")]).expect("valid");
+        let error = rank_gpus(&over_mpi, 0, 2, 4).expect_err("GPUs of one host");
+        assert!(
+            error.to_string().contains("rank_transport is mpi"),
+            "{error}"
+        );
+        assert_eq!(rank_gpus(&over_mpi, 0, 1, 4).ok(), Some(vec![]));
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Rank 0: the runner of a model that several processes compute.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
+use super::other_rank::OtherRank;
 use super::rank_call::RankCall;
 use super::rank_device::RankDevice;
-use super::rank_process::{Ending, RankProcess};
+use super::rank_process::Ending;
 use super::task::Task;
+use super::transport::{Connections, RankTransport};
 use crate::base::{HostBlockId, LoadError, StepError};
-use crate::collective::{Grid, ShmWorld};
+use crate::collective::{CollectiveError, Grid};
 use crate::device::RankRole;
 use crate::device::cpu::Cpu;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
@@ -35,11 +35,11 @@ pub struct RankLimits {
     pub step: Duration,
 }
 
-/// Rank 0 of a model, and the processes that are the others.
+/// Rank 0 of a model, and the others.
 pub struct LeadingRunner<D: RankDevice = Cpu> {
     grid: Grid,
     runner: ModelRunner<D>,
-    processes: Vec<RankProcess>,
+    others: Vec<OtherRank>,
     /// The number of the next call.
     number: u32,
     /// Those of the last call.
@@ -49,18 +49,18 @@ pub struct LeadingRunner<D: RankDevice = Cpu> {
     failure: Option<StepError>,
 }
 
-/// Tells whether the processes of the other ranks live.
+/// Tells whether the processes live that rank 0 has started. (`mpirun` ends all when one ends.)
 #[derive(Clone)]
-pub struct RankWatch(Vec<Ending>);
+pub struct RankWatch(Vec<(usize, Ending)>);
 
 impl<D: RankDevice> LeadingRunner<D> {
-    /// Starts `program` once for each rank but the first, and loads the parts of all ranks at the same time.
+    /// Connects with the other ranks, and loads the parts of all at the same time.
     ///
     /// # Errors
-    /// As [`ModelRunner::of_rank`], or a process cannot be started, is of another build, has other files, ends, or does not
+    /// As [`ModelRunner::of_rank`], or a rank cannot be started, is of another build, has other files, ends, or does not
     /// load in time.
     pub fn new(
-        program: &Path,
+        transport: &RankTransport,
         grid: impl Into<Grid>,
         source: &ModelSource,
         limits: RunnerLimits,
@@ -70,45 +70,47 @@ impl<D: RankDevice> LeadingRunner<D> {
         let grid = grid.into();
         let RankLimits { load, step } = time_limits;
         let resource = |error: &dyn ToString| LoadError::Resource(error.to_string());
-        let world = ShmWorld::new(grid).map_err(|error| resource(&error))?;
+        if grid.checked_num_ranks().is_none() {
+            return Err(resource(&CollectiveError::TooManyRanks(grid)));
+        }
         // Before a process is started.
         ModelPart::of_rank(grid, 0, source.spec())?;
-        let collective = world.attach(0, load).map_err(|error| resource(&error))?;
+        let Connections { collective, others } = transport.connect(grid, load)?;
+        let mut others = OtherRanks(others);
         let task = Task::new(
+            grid,
             source.folder().to_owned(),
             source.stamps(),
             &limits,
             D::of_rank(options, 0),
             [load, step],
         );
-        let processes = (1..grid.num_ranks()).map(|rank| RankProcess::start(program, rank));
-        let mut processes = Processes(processes.collect::<Result<Vec<_>, _>>()?);
         let start_limit = START_LIMIT.min(load);
-        for (process, rank) in processes.0.iter_mut().zip(1..) {
+        for (other, rank) in others.0.iter_mut().zip(1..) {
             let mut task = task.clone();
             task.rank = rank;
             task.device = D::of_rank(options, rank);
-            process.instruct(&task, world.as_fd(), start_limit)?;
+            other.instruct(&task, start_limit)?;
         }
-        for process in &mut processes.0 {
-            process.wait_until_ready()?;
+        for other in &mut others.0 {
+            other.wait_until_ready()?;
         }
         let layout = StepLayout::new(&limits);
         let rank = RankOptions {
-            collective: Box::new(collective),
+            collective,
             role: RankRole::Samples,
             time_limit: step,
         };
         let runner = ModelRunner::of_rank(source, limits, options, rank)
-            .map_err(|error| processes.explain_load(error))?;
-        for process in &mut processes.0 {
-            let limited = process.set_time_limit(step);
+            .map_err(|error| others.explain_load(error))?;
+        for other in &mut others.0 {
+            let limited = other.set_time_limit(step);
             limited.map_err(|error| resource(&error))?;
         }
         Ok(Self {
             grid,
             runner,
-            processes: std::mem::take(&mut processes.0),
+            others: std::mem::take(&mut others.0),
             number: 0,
             layout,
             call: RankCall::default(),
@@ -198,8 +200,9 @@ impl<D: RankDevice> LeadingRunner<D> {
 
     /// Tells whether the other ranks live.
     pub fn watch(&self) -> RankWatch {
-        let endings = self.processes.iter();
-        RankWatch(endings.map(|process| process.ending().clone()).collect())
+        let others = self.others.iter().zip(1..);
+        let endings = others.filter_map(|(other, rank)| Some((rank, other.ending()?.clone())));
+        RankWatch(endings.collect())
     }
 
     /// Sends the call to the other ranks.
@@ -216,9 +219,9 @@ impl<D: RankDevice> LeadingRunner<D> {
             received.map_err(|error| self.fail(error))?;
         }
         let message = bytemuck::cast_slice(&self.words);
-        let mut processes = self.processes.iter_mut().zip(1..);
-        let sent = processes.try_for_each(|(process, rank)| {
-            process.send(message).map_err(|error: io::Error| {
+        let mut others = self.others.iter_mut().zip(1..);
+        let sent = others.try_for_each(|(other, rank)| {
+            other.send(message).map_err(|error: io::Error| {
                 StepError(format!("rank {rank} has not taken a model call: {error}"))
             })
         });
@@ -227,8 +230,8 @@ impl<D: RankDevice> LeadingRunner<D> {
 
     /// Ends the other ranks, and says what is known of them.
     fn fail(&mut self, error: StepError) -> StepError {
-        let explained = StepError(explain(&error.0, &mut self.processes));
-        self.processes.iter_mut().for_each(RankProcess::close);
+        let explained = StepError(explain(&error.0, &mut self.others));
+        self.others.iter_mut().for_each(OtherRank::close);
         self.failure.insert(explained).clone()
     }
 }
@@ -239,8 +242,8 @@ impl RankWatch {
     /// # Errors
     /// One has ended.
     pub fn check(&self) -> Result<(), StepError> {
-        let mut endings = self.0.iter().zip(1..);
-        let ended = endings.find_map(|(ending, rank)| Some((rank, ending.get()?)));
+        let mut endings = self.0.iter();
+        let ended = endings.find_map(|(rank, ending)| Some((rank, ending.get()?)));
         match ended {
             None => Ok(()),
             Some((rank, how)) => Err(StepError(format!(
@@ -250,10 +253,10 @@ impl RankWatch {
     }
 }
 
-/// Processes that are ended together.
-struct Processes(Vec<RankProcess>);
+/// Ranks that are ended together.
+struct OtherRanks(Vec<OtherRank>);
 
-impl Processes {
+impl OtherRanks {
     fn explain_load(&mut self, error: LoadError) -> LoadError {
         match error {
             LoadError::Resource(error) => LoadError::Resource(explain(&error, &mut self.0)),
@@ -263,21 +266,21 @@ impl Processes {
     }
 }
 
-impl Drop for Processes {
+impl Drop for OtherRanks {
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(RankProcess::close);
+        self.0.iter_mut().for_each(OtherRank::close);
     }
 }
 
 impl<D: RankDevice> Drop for LeadingRunner<D> {
     fn drop(&mut self) {
-        self.processes.iter_mut().for_each(RankProcess::close);
+        self.others.iter_mut().for_each(OtherRank::close);
     }
 }
 
 /// An error, and what has happened to the other ranks.
-fn explain(error: &str, processes: &mut [RankProcess]) -> String {
-    let happened = processes.iter_mut().filter_map(RankProcess::what_happened);
+fn explain(error: &str, others: &mut [OtherRank]) -> String {
+    let happened = others.iter_mut().filter_map(OtherRank::what_happened);
     let texts = std::iter::once(error.to_owned()).chain(happened);
     texts.collect::<Vec<_>>().join("; ")
 }

@@ -1,13 +1,16 @@
-//! A model on several ranks of one host: rank 0 in this process, each of the others in a process of its own. The ranks of a
-//! stage have shares of the same layers; where there are several stages, `stage.rs` says what they exchange.
+//! A model on several ranks: rank 0 in this process, each of the others in a process of its own, on this host or on others. The
+//! ranks of a stage have shares of the same layers; where there are several stages, `stage.rs` says what they exchange.
 //!
 //! ```text
 //! rank_call.rs    what a rank needs of a model call to compute its share
 //! task.rs         what a rank is told before it loads its share of the model
 //! rank_device.rs  the devices that ranks compute with
 //! leader.rs       rank 0: has the others compute each call together with it
-//! rank_process.rs the processes of the others, from the start to the end
-//! rank_main.rs    what such a process does
+//! transport.rs    how they reach each other
+//! other_rank.rs   another rank, as rank 0 knows it
+//! rank_process.rs its process, if rank 0 has started it, from the start to the end
+//! serving.rs      what another rank does
+//! rank_main.rs    what its process does
 //! ```
 //!
 //! ```text
@@ -25,16 +28,24 @@
 //!
 //! Calls go over the connection that tells each side of the other's end, so that a rank waits for the next one without a
 //! time limit and without spinning. Sums go through shared memory.
+//!
+//! In an MPI world both are messages of MPI, and `mpirun` ends all processes when one ends. A process of the world computes one
+//! model after the other.
 
 mod leader;
+mod other_rank;
 mod rank_call;
 mod rank_device;
 mod rank_main;
 mod rank_process;
+mod serving;
 mod task;
+mod transport;
 
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
 pub use rank_main::rank_main;
 pub use rank_process::RANK_PROGRAM;
+pub use serving::serve_mpi_rank;
+pub use transport::{RankTransport, leave_mpi_world};

@@ -1,30 +1,57 @@
 //! What the process of another rank does.
 
+use std::env;
 use std::os::fd::AsFd;
 use std::process::exit;
 use std::thread;
 use std::time::Duration;
 
-use super::rank_call::RankCall;
-use super::rank_device::OpenedOptions;
-use super::task::{BUILD, Greeting, Report, Task, receive, send};
-use crate::base::{BlockSize, catch_panic};
-use crate::collective::{Link, Shm, follow_parent};
-use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
-use crate::device::{Device, RankRole};
-use crate::runner::model_runner::{ModelRunner, RankOptions};
-use crate::runner::model_source::ModelSource;
+use super::serving::{serve, serve_mpi_rank};
+use super::task::{Report, send};
+use crate::base::catch_panic;
+use crate::collective::{
+    Channel, Link, MPI_LIBRARY, MpiWorld, Shm, follow_parent, leave_signals_to_rank_0,
+};
 
+/// The argument of a process that `mpirun` has started.
+const MPI: &str = "--mpi";
 /// Time limit of rank 0 for the task of this rank.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Is a rank of the process that has started this one, until that has no more to compute or has ended. Returns the exit
-/// status: 0, 1 after a failure, 2 if no such process has started this one.
+/// Is a rank of the process that has started this one, until that has no more to compute or has ended; or, with the argument
+/// `--mpi`, of rank 0 of the world of `mpirun`, for one model after the other. Returns the exit status: 0, 1 after a failure, 2 if
+/// no such process has started this one.
 pub fn rank_main() -> u8 {
+    match env::args().skip(1).any(|argument| argument == MPI) {
+        true => mpi_main(),
+        false => process_main(),
+    }
+}
+
+fn mpi_main() -> u8 {
+    leave_signals_to_rank_0();
+    let plugin = env::current_exe().unwrap_or_default();
+    let world = MpiWorld::join(&plugin.with_file_name(MPI_LIBRARY), None);
+    let served = world.and_then(|world| {
+        serve_mpi_rank(&world)?;
+        world.leave();
+        Ok(())
+    });
+    match served {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("inflight-rank: {error}");
+            1
+        }
+    }
+}
+
+fn process_main() -> u8 {
     follow_parent();
     let Ok(mut link) = Link::of_standard_input() else {
-        eprintln!("this program is started by Triton's backend inflight, see docs/src/ranks.md");
+        eprintln!(
+            "this program is started by Triton's backend inflight, or by mpirun with {MPI}: see docs/src/ranks.md"
+        );
         return 2;
     };
     // Rank 0 may end while this rank computes, or waits for another one.
@@ -38,7 +65,7 @@ pub fn rank_main() -> u8 {
             .spawn(exit_at_end)
     });
     let served = match watched {
-        Ok(Ok(_)) => catch_panic(|| serve(&mut link)),
+        Ok(Ok(_)) => catch_panic(|| serve_process(&mut link)),
         Ok(Err(error)) | Err(error) => Ok(Err(error.to_string())),
     };
     let served = served.unwrap_or_else(Err);
@@ -52,77 +79,15 @@ pub fn rank_main() -> u8 {
     }
 }
 
-fn serve(link: &mut Link) -> Result<(), String> {
-    let greeting = Greeting {
-        build: BUILD.to_owned(),
-    };
-    link.set_time_limit(Some(MAX_WAIT)).map_err(text)?;
-    send(link, &greeting).map_err(text)?;
-    let Some(task) = receive::<Task>(link).map_err(text)? else {
-        return Ok(());
-    };
-    let memory = link.receive_file().map_err(text)?;
-    match task.device.options().ok_or_else(unknown)? {
-        OpenedOptions::Cpu(options) => compute::<Cpu>(link, &task, &memory, &options),
-        OpenedOptions::Gpu(options) => compute::<Cuda>(link, &task, &memory, &options),
-    }
-}
-
-/// Loads its share of the model, and computes calls until there are no more.
-fn compute<D: Device>(
-    link: &mut Link,
-    task: &Task,
-    memory: &impl AsFd,
-    options: &D::Options,
-) -> Result<(), String> {
-    let (mut runner, block_size) = load::<D>(link, task, memory, options)?;
-    link.set_time_limit(None).map_err(text)?;
-    let (mut message, mut words) = (Vec::new(), Vec::new());
-    let mut call = RankCall::default();
-    for number in (0..=u32::MAX).cycle() {
-        if !link.receive(&mut message).map_err(text)? {
-            break;
-        }
-        words.clear();
-        let (chunks, _) = message.as_chunks();
-        words.extend(chunks.iter().map(|word| u32::from_ne_bytes(*word)));
-        call.read(number, block_size, &words).map_err(text)?;
-        runner.run_share(&call).map_err(text)?;
-    }
-    Ok(())
-}
-
-/// Loads its share of the model.
-fn load<D: Device>(
-    link: &mut Link,
-    task: &Task,
-    memory: &impl AsFd,
-    options: &D::Options,
-) -> Result<(ModelRunner<D>, BlockSize), String> {
-    let limits = task.limits().ok_or_else(unknown)?;
-    let source = ModelSource::open(&task.folder).map_err(text)?;
-    if source.stamps() != task.stamps {
-        return Err(format!(
-            "the files in {} are not those that rank 0 has opened: load the model again",
-            task.folder.display()
-        ));
-    }
-    let shm = Shm::attach(memory.as_fd(), task.rank, task.load_limit).map_err(text)?;
-    send(link, &Report::Ready).map_err(text)?;
-    let block_size = limits.block_size;
-    let rank = RankOptions {
-        collective: Box::new(shm),
-        role: RankRole::Computes,
-        time_limit: task.time_limit,
-    };
-    let runner = ModelRunner::of_rank(&source, limits, options, rank).map_err(text)?;
-    Ok((runner, block_size))
-}
-
-fn unknown() -> String {
-    "the task of rank 0 is of another version".to_owned()
-}
-
-fn text(error: impl ToString) -> String {
-    error.to_string()
+fn serve_process(link: &mut Link) -> Result<(), String> {
+    let limited = link.set_time_limit(Some(MAX_WAIT));
+    limited.map_err(|error| error.to_string())?;
+    let memory = link.receive_file().map_err(|error| error.to_string())?;
+    serve(link, |task, _| {
+        Ok(Box::new(Shm::attach(
+            memory.as_fd(),
+            task.rank,
+            task.load_limit,
+        )?))
+    })
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
-use crate::collective::Link;
+use crate::collective::{Channel, Grid};
 use crate::device::KvDtype;
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 
@@ -27,6 +27,8 @@ pub(super) struct Greeting {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) rank: usize,
+    num_stages: usize,
+    ranks_per_stage: usize,
     /// The checkpoint.
     pub(super) folder: PathBuf,
     /// Its files, as rank 0 has opened them.
@@ -63,6 +65,7 @@ struct Limits {
 impl Task {
     /// The task of rank 1, for runners with these limits.
     pub(super) fn new(
+        grid: Grid,
         folder: PathBuf,
         stamps: String,
         limits: &RunnerLimits,
@@ -71,6 +74,8 @@ impl Task {
     ) -> Self {
         Self {
             rank: 1,
+            num_stages: grid.num_stages,
+            ranks_per_stage: grid.ranks_per_stage,
             folder,
             stamps,
             load_limit,
@@ -89,6 +94,15 @@ impl Task {
             },
             device,
         }
+    }
+
+    /// All ranks; `None` if they are none.
+    pub(super) fn grid(&self) -> Option<Grid> {
+        let grid = Grid {
+            num_stages: self.num_stages,
+            ranks_per_stage: self.ranks_per_stage,
+        };
+        grid.checked_num_ranks().map(|_| grid)
     }
 
     /// The limits; `None` if they are none.
@@ -117,18 +131,20 @@ impl Task {
 /// Sends a message of this kind.
 ///
 /// # Errors
-/// As [`Link::send`].
-pub(super) fn send(link: &mut Link, message: &impl Serialize) -> io::Result<()> {
-    link.send(&serde_json::to_vec(message)?)
+/// As [`Channel::send`].
+pub(super) fn send(channel: &mut dyn Channel, message: &impl Serialize) -> io::Result<()> {
+    channel.send(&serde_json::to_vec(message)?)
 }
 
 /// The next message of this kind; `None` if there will be none.
 ///
 /// # Errors
-/// As [`Link::receive`], or the message is of another kind.
-pub(super) fn receive<T: for<'de> Deserialize<'de>>(link: &mut Link) -> io::Result<Option<T>> {
+/// As [`Channel::receive`], or the message is of another kind.
+pub(super) fn receive<T: for<'de> Deserialize<'de>>(
+    channel: &mut dyn Channel,
+) -> io::Result<Option<T>> {
     let mut message = Vec::new();
-    match link.receive(&mut message)? {
+    match channel.receive(&mut message)? {
         true => Ok(Some(serde_json::from_slice(&message)?)),
         false => Ok(None),
     }
@@ -139,6 +155,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use super::*;
+    use crate::collective::Link;
     use crate::device::cpu::{Cpu, CpuOptions, Simd};
     use crate::device::cuda::{Cuda, CudaOptions};
     use crate::engine::EngineConfig;
@@ -160,7 +177,12 @@ mod tests {
             simd: Some(Simd::detect()),
         };
         let seconds = [9, 5].map(Duration::from_secs);
+        let grid = Grid {
+            num_stages: 2,
+            ranks_per_stage: 3,
+        };
         let task = Task::new(
+            grid,
             "folder".into(),
             "stamps".into(),
             &limits,
@@ -173,6 +195,7 @@ mod tests {
             .expect("a message")
             .expect("one is there");
         assert_eq!(read, task);
+        assert_eq!(read.grid(), Some(grid));
         assert_eq!(read.limits(), Some(limits));
         let Some(OpenedOptions::Cpu(read)) = read.device.options() else {
             panic!("it is a CPU");

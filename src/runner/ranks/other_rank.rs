@@ -1,0 +1,147 @@
+//! Another rank, as rank 0 knows it.
+
+use std::io;
+use std::time::Duration;
+
+use super::rank_process::{Ending, RANK_PROGRAM, RankProcess};
+use super::task::{BUILD, Greeting, Report, Task, receive, send};
+use crate::base::LoadError;
+use crate::collective::Channel;
+
+/// How long a rank that lives may take to say why it has failed.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long after the end of its connection the system may take to say how a process has ended.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Another rank. Dropping it ends what it computes.
+pub(super) struct OtherRank {
+    rank: usize,
+    /// `None` when it has to end.
+    channel: Option<Box<dyn Channel>>,
+    /// `None` if somebody else has started it.
+    process: Option<RankProcess>,
+}
+
+impl OtherRank {
+    /// A rank that sends its greeting over `channel`.
+    pub(super) fn new(
+        rank: usize,
+        channel: Box<dyn Channel>,
+        process: Option<RankProcess>,
+    ) -> Self {
+        Self {
+            rank,
+            channel: Some(channel),
+            process,
+        }
+    }
+
+    /// Tells it what it has to load.
+    ///
+    /// # Errors
+    /// It is of another build, or does not answer in time.
+    pub(super) fn instruct(&mut self, task: &Task, time_limit: Duration) -> Result<(), LoadError> {
+        let instructed = self.with_channel(|channel| {
+            channel.set_time_limit(Some(time_limit))?;
+            let Some(greeting) = receive::<Greeting>(channel)? else {
+                return Ok(None);
+            };
+            if greeting.build == BUILD {
+                send(channel, task)?;
+            }
+            Ok(Some(greeting.build))
+        });
+        match instructed {
+            Ok(Some(build)) if build == BUILD => Ok(()),
+            Ok(Some(build)) => Err(LoadError::Resource(format!(
+                "{RANK_PROGRAM} of rank {} is of build {build}, and the library of rank 0 of build {BUILD}: install both of \
+                 one build",
+                self.rank
+            ))),
+            Ok(None) => Err(self.has_ended()),
+            Err(error) => Err(self.failure(&error.to_string())),
+        }
+    }
+
+    /// Waits until it has opened the model, and takes part in the operations between ranks.
+    ///
+    /// # Errors
+    /// It cannot, or does not answer in time.
+    pub(super) fn wait_until_ready(&mut self) -> Result<(), LoadError> {
+        match self.with_channel(|channel| receive::<Report>(channel)) {
+            Ok(Some(Report::Ready)) => Ok(()),
+            Ok(Some(Report::Failed(reason))) => Err(self.failure(&reason)),
+            Ok(None) => Err(self.has_ended()),
+            Err(error) => Err(self.failure(&error.to_string())),
+        }
+    }
+
+    /// Sends it a message, which it must read in time.
+    ///
+    /// # Errors
+    /// It does not, or has ended.
+    pub(super) fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        self.with_channel(|channel| channel.send(message))
+    }
+
+    /// No message may take longer.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub(super) fn set_time_limit(&mut self, limit: Duration) -> io::Result<()> {
+        self.with_channel(|channel| channel.set_time_limit(Some(limit)))
+    }
+
+    /// Why it has failed, if it says so, and how it has ended, if it has. May wait a moment for it.
+    pub(super) fn what_happened(&mut self) -> Option<String> {
+        let report = self.with_channel(|channel| {
+            channel.set_time_limit(Some(PATIENCE))?;
+            receive::<Report>(channel)
+        });
+        let rank = self.rank;
+        match report {
+            Ok(Some(Report::Failed(reason))) => Some(format!("rank {rank}: {reason}")),
+            Ok(None) => {
+                let how = self.ending()?.wait(END_LIMIT)?;
+                Some(format!("the process of rank {rank} has ended ({how})"))
+            }
+            // It has something else to say, or nothing.
+            Ok(Some(Report::Ready)) | Err(_) => None,
+        }
+    }
+
+    /// How its process has ended, when it has; `None` if somebody else has started it.
+    pub(super) fn ending(&self) -> Option<&Ending> {
+        self.process.as_ref().map(RankProcess::ending)
+    }
+
+    /// Has it end what it computes, without waiting for that.
+    pub(super) fn close(&mut self) {
+        self.channel = None;
+        if let Some(process) = &mut self.process {
+            process.close();
+        }
+    }
+
+    fn with_channel<T>(
+        &mut self,
+        act: impl FnOnce(&mut dyn Channel) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match &mut self.channel {
+            Some(channel) => act(&mut **channel),
+            None => Err(io::Error::other("it has been ended")),
+        }
+    }
+
+    fn has_ended(&self) -> LoadError {
+        let how = self.ending().and_then(|ending| ending.wait(END_LIMIT));
+        self.failure(&format!(
+            "it has ended ({})",
+            how.unwrap_or("without a status")
+        ))
+    }
+
+    fn failure(&self, reason: &str) -> LoadError {
+        LoadError::Resource(format!("the process of rank {}: {reason}", self.rank))
+    }
+}

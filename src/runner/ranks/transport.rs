@@ -1,0 +1,72 @@
+//! How the ranks of a model reach each other.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::other_rank::OtherRank;
+use super::rank_process::RankProcess;
+use crate::base::LoadError;
+use crate::collective::{Collective, CollectiveError, Grid, MpiSession, MpiWorld, ShmWorld};
+
+/// How the ranks of a model reach each other.
+#[derive(Clone)]
+pub enum RankTransport {
+    /// They are processes of one host, which rank 0 starts from this program, and share memory.
+    Processes(PathBuf),
+    /// They are the processes of this MPI world, which wait in [`serve_mpi_rank`](super::serve_mpi_rank).
+    Mpi(MpiWorld),
+}
+
+/// Ends the other ranks of the MPI world that this process has joined, if it has, and leaves it. For rank 0, when it computes no more.
+pub fn leave_mpi_world() {
+    if let Some(world) = MpiWorld::joined() {
+        if let Err(error) = MpiSession::end_all(&world) {
+            log::warn!("the ranks of mpirun are not told to end: {error}");
+        }
+        world.leave();
+    }
+}
+
+/// What rank 0 has of a transport.
+pub(super) struct Connections {
+    pub(super) collective: Box<dyn Collective>,
+    /// From rank 1 on.
+    pub(super) others: Vec<OtherRank>,
+}
+
+impl RankTransport {
+    /// Connects rank 0 with the others. No operation between them takes longer than `limit`.
+    ///
+    /// # Errors
+    /// A process cannot be started, or a world of MPI has other processes or computes something else.
+    pub(super) fn connect(&self, grid: Grid, limit: Duration) -> Result<Connections, LoadError> {
+        let others = 1..grid.num_ranks();
+        match self {
+            Self::Processes(program) => {
+                let world = ShmWorld::new(grid).map_err(resource)?;
+                let collective = world.attach(0, limit).map_err(resource)?;
+                let start = |rank| {
+                    let (process, link) = RankProcess::start(program, rank, world.as_fd())?;
+                    Ok(OtherRank::new(rank, Box::new(link), Some(process)))
+                };
+                Ok(Connections {
+                    collective: Box::new(collective),
+                    others: others.map(start).collect::<Result<_, LoadError>>()?,
+                })
+            }
+            Self::Mpi(world) => {
+                let session = MpiSession::begin(world, grid.num_ranks()).map_err(resource)?;
+                let of_rank = |rank| OtherRank::new(rank, Box::new(session.link(rank)), None);
+                Ok(Connections {
+                    others: others.map(of_rank).collect(),
+                    collective: Box::new(session.attach(grid, limit).map_err(resource)?),
+                })
+            }
+        }
+    }
+}
+
+fn resource(error: CollectiveError) -> LoadError {
+    LoadError::Resource(error.to_string())
+}

@@ -1,0 +1,96 @@
+"""A model whose ranks are the processes of `mpirun`: the same bits as with processes that the server has started, models one after
+the other, and nothing is left whatever happens to a process."""
+
+import os
+import pathlib
+import shutil
+import signal
+
+import pytest
+
+from harness import clients
+from harness.repository import STORIES, add_model
+from harness.server import STOP_TIMEOUT_S, Server
+
+from test_ranks import RANKS, answer, bits, has_ended, requests, wait_for
+
+MPI = {**RANKS, "rank_transport": "mpi"}
+PLUGIN = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "libinflight_mpi.so"
+
+
+def is_missing():
+    return "no MPI" if shutil.which("mpirun") is None else None if PLUGIN.exists() else "no plug-in for MPI"
+
+
+@pytest.fixture(autouse=True)
+def mpi(request):
+    """Skips a test, and says so in the summary, where MPI is missing."""
+    if reason := is_missing():
+        if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
+            with open(file, "a") as skipped:
+                skipped.write(f"test_mpi.py: {request.node.name}: {reason}\n")
+        pytest.skip(reason)
+
+
+def ranks(server):
+    return server.children("inflight-rank")
+
+
+def test_ranks_of_mpirun_give_the_same_bits_for_one_model_after_the_other(repository):
+    add_model(repository, "spawned", RANKS, checkpoint=STORIES)
+    add_model(repository, "two", MPI, checkpoint=STORIES)
+    add_model(repository, "stages", {**MPI, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}, checkpoint=STORIES)
+    add_model(repository, "three", {**MPI, "tensor_parallel_size": 3}, checkpoint=STORIES)
+    arguments = ["--model-control-mode=explicit", "--load-model=spawned", "--load-model=two"]
+    with Server(repository, *arguments, mpi_ranks=2) as server:
+        [pid] = ranks(server)
+        expected = bits(clients.streams(server, "spawned", requests()))
+        assert bits(clients.streams(server, "two", requests())) == expected
+        assert "one at a time" in server.load("stages")
+        server.unload("two")
+        server.wait_for_state("two", "UNAVAILABLE")
+        error = server.load("three")
+        assert "mpirun has started 2 processes, and the model has 3 ranks" in error, error
+        assert server.load("stages") is None
+        assert answer(server, "stages") == answer(server, "stages")
+        server.unload("stages")
+        server.wait_for_state("stages", "UNAVAILABLE")
+        assert server.load("two") is None
+        assert bits(clients.streams(server, "two", requests())) == expected
+        assert ranks(server) == [pid], "it computes one model after the other"
+    wait_for(lambda: has_ended(pid), "a rank is left")
+
+
+def test_a_rank_that_is_stopped_is_an_error_and_computes_again_when_it_continues(repository):
+    add_model(repository, "two", {**MPI, "rank_timeout_seconds": 2}, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=two", mpi_ranks=2) as server:
+        expected = answer(server)
+        [pid] = ranks(server)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(clients.Refused, match="rank 0 has waited for rank 1"):
+            answer(server)
+        os.kill(pid, signal.SIGCONT)
+        server.unload("two")
+        server.wait_for_state("two", "UNAVAILABLE")
+        assert server.load("two") is None
+        assert answer(server) == expected
+
+
+@pytest.mark.parametrize("killed", ["rank", "server", "mpirun"])
+def test_one_process_that_is_killed_ends_all(repository, killed):
+    add_model(repository, "two", MPI, checkpoint=STORIES)
+    server = Server(repository, "--model-control-mode=explicit", "--load-model=two", mpi_ranks=2)
+    assert answer(server)
+    pids = {"rank": ranks(server)[0], "server": server.pid, "mpirun": server.process.pid}
+    os.kill(pids[killed], signal.SIGKILL)
+    assert server.process.wait(STOP_TIMEOUT_S) != 0
+    for pid in pids.values():
+        wait_for(lambda: has_ended(pid), f"process {pid} is left")
+
+
+def test_a_server_that_mpirun_has_not_started_is_told_so(repository):
+    add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    add_model(repository, "two", MPI, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=one") as server:
+        assert "was not started by mpirun" in server.load("two")
+        assert len(answer(server, "one")) == 20
