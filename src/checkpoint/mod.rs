@@ -9,7 +9,6 @@
 //! fp8_matrix.rs    a matrix of 8-bit floats
 //! e2m1.rs          floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
-//! turned.rs        the transpose of any matrix
 //! row_order.rs     which of the stored rows a matrix has
 //! safetensors/     *.safetensors
 //! quantised/       quantised weights inside of safetensors
@@ -41,7 +40,6 @@ mod safetensors;
 mod store;
 mod tensor;
 mod transposed;
-mod turned;
 mod weight_file;
 
 pub use adapter_arrays::AdapterArrays;

@@ -804,7 +804,7 @@ mod tests {
         ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),
         ("tensor_parallel_size", &["1", "16"], &["0", "17", "auto"]),
         ("pipeline_parallel_size", &["1", "16"], &["0", "17", "auto"]),
-        ("rank_transport", &["processes", "mpi"], &["MPI", "shm", ""]),
+        ("rank_transport", &["processes", "MPI"], &["shm", ""]),
         ("rank_timeout_seconds", &["1", "86400"], &["0", "86401"]),
         (
             "rank_load_timeout_seconds",

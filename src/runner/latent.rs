@@ -6,12 +6,12 @@
 //! attended   the device's latent attention of both               [m, num_heads * value_dim]
 //! ```
 
+use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::{Packer, Packing};
 use super::probe::{Operation, Probe, Work};
 use super::residual::Probed;
 use super::spec::{LatentSpec, ModelSpec, Module, NormKind, NormSpec, Projection};
-use super::weight_sources::{NormSource, ProjectionSource};
 use crate::base::LoadError;
 use crate::checkpoint::{RowOrder, RowSelection};
 use crate::device::{

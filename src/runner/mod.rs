@@ -12,6 +12,7 @@
 //! stage.rs        what a rank of several has of a model: the layers of its stage
 //! share.rs        and its share of each layer
 //! ranks/          the processes of several ranks
+//! linear_weights.rs    those of a projection or a norm: found, cut for a rank, and packed
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model
@@ -41,6 +42,7 @@ mod guide_thread;
 mod kv_file;
 mod latent;
 mod limits;
+mod linear_weights;
 mod model_runner;
 mod model_source;
 mod model_tensors;

@@ -1,8 +1,9 @@
 //! The residual stream, and what reads from it and adds to it.
 
+use super::linear_weights::{NormWeights, SummedLinear, Tile};
 use super::probe::{Operation, Probe, Work};
 use super::spec::{ModelSpec, NormKind, NormSpec};
-use super::weights::{NormWeights, SummedLinear, Tile};
+
 use crate::base::LoadError;
 use crate::device::{
     Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, Linear, Norm, Output,

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::latent::LatentSource;
+use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
@@ -63,26 +64,6 @@ pub(super) enum FeedForwardSource<'a> {
 pub(super) struct DenseSource<'a> {
     pub(super) up: ProjectionSource<'a>,
     pub(super) down: ProjectionSource<'a>,
-}
-
-/// A norm.
-pub(super) struct NormSource<'a> {
-    pub(super) weight: Tensor<'a>,
-    /// What is added to the stored weights.
-    pub(super) weight_offset: f32,
-    pub(super) bias: Option<Tensor<'a>>,
-}
-
-/// The linear layers that are packed into one projection.
-pub(super) struct ProjectionSource<'a> {
-    pub(super) matrices: Vec<Matrix<'a>>,
-    /// None, or one for each matrix.
-    pub(super) biases: Vec<Tensor<'a>>,
-    pub(super) packing: Packing,
-    /// Its place in the weights of adapters.
-    pub(super) place: Option<usize>,
-    /// The inputs whose products are summed by themselves, counted from the first one of this rank. Empty: all at once.
-    pub(super) tiles: Vec<Range<usize>>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -314,24 +295,6 @@ impl<'a> LayerSource<'a> {
     }
 }
 
-impl<'a> NormSource<'a> {
-    pub(super) fn find(
-        tensors: &ModelTensors<'a>,
-        spec: &NormSpec,
-        module: Module,
-        len: usize,
-    ) -> Result<Self, LoadError> {
-        Ok(Self {
-            weight: tensors.norm(module, len)?,
-            weight_offset: spec.weight_offset,
-            bias: match spec.kind {
-                NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
-                NormKind::Layer { has_bias: false } | NormKind::Rms => None,
-            },
-        })
-    }
-}
-
 /// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
 fn find_experts<'a>(
     tensors: &ModelTensors<'a>,
@@ -417,82 +380,6 @@ fn find_experts<'a>(
             None => None,
         },
     })
-}
-
-impl<'a> ProjectionSource<'a> {
-    fn find(
-        tensors: &ModelTensors<'a>,
-        layer: usize,
-        projection: &Projection,
-    ) -> Result<Self, LoadError> {
-        let mut source = Self {
-            matrices: Vec::new(),
-            biases: Vec::new(),
-            packing: Packing {
-                stacking: projection.stacking,
-                index: None,
-                is_exact: false,
-            },
-            place: None,
-            tiles: Vec::new(),
-        };
-        for part in &projection.parts {
-            let module = Module::of_layer(layer, part.module);
-            let num_outputs = part.num_module_outputs();
-            let matrix = tensors.linear(module, part, projection.num_inputs)?;
-            source.matrices.push(matrix);
-            if projection.has_bias {
-                let bias = tensors.bias(module, num_outputs)?;
-                source.biases.push(match part.selected_rows() {
-                    Some(rows) => bias.select(rows),
-                    None => bias,
-                });
-            }
-        }
-        Ok(source)
-    }
-
-    /// Some outputs of each of its linear layers, in the order that they are read in.
-    fn outputs(self, outputs: &[Vec<Range<usize>>]) -> Result<Self, LoadError> {
-        debug_assert_eq!(outputs.len(), self.matrices.len());
-        let mut matrices = Vec::new();
-        let mut biases = Vec::new();
-        for (index, outputs) in outputs.iter().enumerate() {
-            let matrix = &self.matrices[index];
-            for rows in outputs {
-                matrices.push(matrix.part(rows.clone(), 0..matrix.columns())?);
-                let bias = self.biases.get(index);
-                biases.extend(bias.map(|bias| bias.elements(rows.clone())));
-            }
-        }
-        Ok(Self {
-            matrices,
-            biases,
-            ..self
-        })
-    }
-
-    /// Some inputs of its only linear layer, in tiles. One rank has the bias.
-    fn inputs(self, tiles: &[Range<usize>], share: &ModelShare) -> Result<Self, LoadError> {
-        let Range { start, end } = whole(tiles);
-        let matrix = &self.matrices[0];
-        Ok(Self {
-            matrices: vec![matrix.part(0..matrix.rows(), start..end)?],
-            biases: match share.has_biases_of_sums() {
-                true => self.biases,
-                false => Vec::new(),
-            },
-            tiles: tiles
-                .iter()
-                .map(|tile| tile.start - start..tile.end - start)
-                .collect(),
-            ..self
-        })
-    }
-
-    fn form(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> PackedForm<'_> {
-        PackedForm::of_projection(&self.matrices, self.packing, precision, has_fp8)
-    }
 }
 
 /// The learned positions that sequences may have.

@@ -1,6 +1,5 @@
 //! The weights of a decoder, packed for a device.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -9,15 +8,14 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::latent::LatentWeights;
+use super::linear_weights::{NormWeights, SummedLinear};
 use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::spec::{FeedForward, Norms};
 use super::stage::ModelPart;
-use super::weight_sources::{
-    DenseSource, FeedForwardSource, LayerSource, NormSource, ProjectionSource, WeightSources,
-};
+use super::weight_sources::{DenseSource, FeedForwardSource, LayerSource, WeightSources};
 use crate::base::LoadError;
 use crate::checkpoint::Matrix;
 use crate::device::{Activation, Device, EmbeddingTable, Expert, Experts, Linear, PackedWeights};
@@ -79,24 +77,6 @@ pub(super) struct DenseWeights<D: Device> {
     pub(super) down: SummedLinear<D>,
 }
 
-/// A projection to the residual stream: whole, or the tiles of a rank of several, whose products are summed in pairs.
-pub(super) struct SummedLinear<D: Device> {
-    /// One, or a power of two. `None`: one without inputs.
-    pub(super) tiles: Vec<Option<Tile<D>>>,
-}
-
-/// A projection of some of the inputs.
-pub(super) struct Tile<D: Device> {
-    pub(super) inputs: Range<usize>,
-    pub(super) linear: Linear<D>,
-}
-
-/// A norm of the residual stream, `[hidden_size]` each.
-pub(super) struct NormWeights<D: Device> {
-    pub(super) weight: D::Vector,
-    pub(super) bias: Option<D::Vector>,
-}
-
 impl<D: Device> Layer<D> {
     /// In the order in which they were packed.
     fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
@@ -117,21 +97,6 @@ impl<D: Device> Layer<D> {
             }
         }
         linears.into_iter().map(|linear| &linear.matrix)
-    }
-}
-
-impl<D: Device> SummedLinear<D> {
-    /// The projection of all inputs at once, if it is one.
-    pub(super) fn whole(&self) -> Option<&Linear<D>> {
-        match &self.tiles[..] {
-            [Some(tile)] => Some(&tile.linear),
-            _ => None,
-        }
-    }
-
-    /// The projections of all tiles.
-    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
-        self.tiles.iter().flatten().map(|tile| &tile.linear)
     }
 }
 
@@ -330,73 +295,6 @@ impl DenseSource<'_> {
         Ok(Expert {
             gate_up: self.up.load(packer)?,
             down: self.down.load(packer)?,
-        })
-    }
-}
-
-impl NormSource<'_> {
-    pub(super) fn load<D: Device>(
-        &self,
-        packer: &mut Packer<'_, D>,
-    ) -> Result<NormWeights<D>, LoadError> {
-        Ok(NormWeights {
-            weight: packer.upload_norm(&self.weight, self.weight_offset)?,
-            bias: match &self.bias {
-                Some(bias) => Some(packer.upload(bias)?),
-                None => None,
-            },
-        })
-    }
-}
-
-impl ProjectionSource<'_> {
-    pub(super) fn load<D: Device>(
-        &self,
-        packer: &mut Packer<'_, D>,
-    ) -> Result<Linear<D>, LoadError> {
-        Ok(Linear {
-            bias: match self.biases.is_empty() {
-                true => None,
-                false => Some(packer.upload_bias(&self.biases)?),
-            },
-            matrix: packer.pack(&self.matrices, self.packing)?,
-            place: self.place,
-        })
-    }
-
-    /// A projection to the residual stream.
-    fn load_summed<D: Device>(
-        &self,
-        packer: &mut Packer<'_, D>,
-    ) -> Result<SummedLinear<D>, LoadError> {
-        if self.tiles.is_empty() {
-            let inputs = 0..self.matrices[0].columns();
-            let linear = self.load(packer)?;
-            return Ok(SummedLinear {
-                tiles: vec![Some(Tile { inputs, linear })],
-            });
-        }
-        let matrix = &self.matrices[0];
-        let last = self.tiles.iter().rposition(|tile| !tile.is_empty());
-        let tiles = self.tiles.iter().enumerate().map(|(index, inputs)| {
-            if inputs.is_empty() {
-                return Ok(None);
-            }
-            let part = matrix.part(0..matrix.rows(), inputs.clone())?;
-            Ok(Some(Tile {
-                inputs: inputs.clone(),
-                linear: Linear {
-                    bias: match self.biases.is_empty() || last != Some(index) {
-                        true => None,
-                        false => Some(packer.upload_bias(&self.biases)?),
-                    },
-                    matrix: packer.pack(&[part], self.packing)?,
-                    place: self.place,
-                },
-            }))
-        });
-        Ok(SummedLinear {
-            tiles: tiles.collect::<Result<_, LoadError>>()?,
         })
     }
 }

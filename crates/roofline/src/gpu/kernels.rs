@@ -185,6 +185,9 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             quantised(8) + 2 * gate_up,
         ),
         moved("gather_columns", "256 rows of o's inputs", 256 * 4 * q),
+        moved("embed_part", "256 rows", 256 * 6 * hidden),
+        moved("place_columns", "256 rows of logits", 256 * 8 * vocab),
+        moved("sum_ranks", "256 rows of 8 ranks", 256 * 9 * 4 * hidden),
         moved("sample", "256 rows, without cuts", 256 * 2 * 4 * vocab),
         // A token of a list and its count, which is written twice.
         moved(

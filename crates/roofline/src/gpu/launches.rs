@@ -15,7 +15,7 @@ pub struct Launch {
 }
 
 /// All kernels.
-pub const LAUNCHES: [Launch; 83] = [
+pub const LAUNCHES: [Launch; 86] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
     launch("add_positions", 32, 256, 0),
@@ -28,6 +28,7 @@ pub const LAUNCHES: [Launch; 83] = [
     launch("dequantise_int4", 46, 256, 0),
     launch("dequantise_int8", 32, 256, 0),
     launch("embed", 32, 256, 0),
+    launch("embed_part", 32, 256, 0),
     launch("gather_columns", 24, 256, 0),
     launch("gather_rows", 32, 256, 0),
     launch("gather_rows_4", 28, 256, 0),
@@ -82,6 +83,7 @@ pub const LAUNCHES: [Launch; 83] = [
     launch("paged_attention_generation_int8_d64", 193, 32, 16896),
     launch("paged_attention_generation_int8_d96", 197, 32, 25088),
     launch("paged_attention_merge", 148, 128, 0),
+    launch("place_columns", 22, 256, 0),
     launch("qk_norm", 15, 256, 128),
     launch("relu", 32, 256, 0),
     launch("relu_mul", 45, 256, 0),
@@ -97,6 +99,7 @@ pub const LAUNCHES: [Launch; 83] = [
     launch("silu_mul", 44, 256, 0),
     launch("squared_relu", 32, 256, 0),
     launch("squared_relu_mul", 45, 256, 0),
+    launch("sum_ranks", 32, 256, 0),
     launch("sum_splits", 32, 256, 0),
     launch("transform_logits", 22, 256, 0),
 ];

@@ -1,0 +1,230 @@
+//! The weights of a projection or of a norm: found in a checkpoint, cut for a rank, and packed for a device.
+
+use std::ops::Range;
+
+use super::model_tensors::ModelTensors;
+use super::packer::{PackedForm, Packer, Packing};
+use super::precision::WeightPrecision;
+use super::share::{ModelShare, whole};
+use super::spec::{Module, NormKind, NormSpec, Projection};
+use crate::base::LoadError;
+use crate::checkpoint::{Matrix, Tensor};
+use crate::device::{Device, Linear};
+
+/// A norm of the residual stream, `[hidden_size]` each.
+pub(super) struct NormWeights<D: Device> {
+    pub(super) weight: D::Vector,
+    pub(super) bias: Option<D::Vector>,
+}
+
+/// A norm.
+pub(super) struct NormSource<'a> {
+    pub(super) weight: Tensor<'a>,
+    /// What is added to the stored weights.
+    pub(super) weight_offset: f32,
+    pub(super) bias: Option<Tensor<'a>>,
+}
+
+/// A projection to the residual stream: whole, or the tiles of a rank of several, whose products are summed in pairs.
+pub(super) struct SummedLinear<D: Device> {
+    /// One, or a power of two. `None`: one without inputs.
+    pub(super) tiles: Vec<Option<Tile<D>>>,
+}
+
+/// A projection of some of the inputs.
+pub(super) struct Tile<D: Device> {
+    pub(super) inputs: Range<usize>,
+    pub(super) linear: Linear<D>,
+}
+
+/// The linear layers that are packed into one projection.
+pub(super) struct ProjectionSource<'a> {
+    pub(super) matrices: Vec<Matrix<'a>>,
+    /// None, or one for each matrix.
+    pub(super) biases: Vec<Tensor<'a>>,
+    pub(super) packing: Packing,
+    /// Its place in the weights of adapters.
+    pub(super) place: Option<usize>,
+    /// The inputs whose products are summed by themselves, counted from the first one of this rank. Empty: all at once.
+    pub(super) tiles: Vec<Range<usize>>,
+}
+
+impl<'a> NormSource<'a> {
+    pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        spec: &NormSpec,
+        module: Module,
+        len: usize,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            weight: tensors.norm(module, len)?,
+            weight_offset: spec.weight_offset,
+            bias: match spec.kind {
+                NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
+                NormKind::Layer { has_bias: false } | NormKind::Rms => None,
+            },
+        })
+    }
+}
+
+impl NormSource<'_> {
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<NormWeights<D>, LoadError> {
+        Ok(NormWeights {
+            weight: packer.upload_norm(&self.weight, self.weight_offset)?,
+            bias: match &self.bias {
+                Some(bias) => Some(packer.upload(bias)?),
+                None => None,
+            },
+        })
+    }
+}
+
+impl<'a> ProjectionSource<'a> {
+    pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        layer: usize,
+        projection: &Projection,
+    ) -> Result<Self, LoadError> {
+        let mut source = Self {
+            matrices: Vec::new(),
+            biases: Vec::new(),
+            packing: Packing {
+                stacking: projection.stacking,
+                index: None,
+                is_exact: false,
+            },
+            place: None,
+            tiles: Vec::new(),
+        };
+        for part in &projection.parts {
+            let module = Module::of_layer(layer, part.module);
+            let num_outputs = part.num_module_outputs();
+            let matrix = tensors.linear(module, part, projection.num_inputs)?;
+            source.matrices.push(matrix);
+            if projection.has_bias {
+                let bias = tensors.bias(module, num_outputs)?;
+                source.biases.push(match part.selected_rows() {
+                    Some(rows) => bias.select(rows),
+                    None => bias,
+                });
+            }
+        }
+        Ok(source)
+    }
+
+    /// Some outputs of each of its linear layers, in the order that they are read in.
+    pub(super) fn outputs(self, outputs: &[Vec<Range<usize>>]) -> Result<Self, LoadError> {
+        debug_assert_eq!(outputs.len(), self.matrices.len());
+        let mut matrices = Vec::new();
+        let mut biases = Vec::new();
+        for (index, outputs) in outputs.iter().enumerate() {
+            let matrix = &self.matrices[index];
+            for rows in outputs {
+                matrices.push(matrix.part(rows.clone(), 0..matrix.columns())?);
+                let bias = self.biases.get(index);
+                biases.extend(bias.map(|bias| bias.elements(rows.clone())));
+            }
+        }
+        Ok(Self {
+            matrices,
+            biases,
+            ..self
+        })
+    }
+
+    /// Some inputs of its only linear layer, in tiles. One rank has the bias.
+    pub(super) fn inputs(
+        self,
+        tiles: &[Range<usize>],
+        share: &ModelShare,
+    ) -> Result<Self, LoadError> {
+        let Range { start, end } = whole(tiles);
+        let matrix = &self.matrices[0];
+        Ok(Self {
+            matrices: vec![matrix.part(0..matrix.rows(), start..end)?],
+            biases: match share.has_biases_of_sums() {
+                true => self.biases,
+                false => Vec::new(),
+            },
+            tiles: tiles
+                .iter()
+                .map(|tile| tile.start - start..tile.end - start)
+                .collect(),
+            ..self
+        })
+    }
+
+    pub(super) fn form(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> PackedForm<'_> {
+        PackedForm::of_projection(&self.matrices, self.packing, precision, has_fp8)
+    }
+}
+
+impl ProjectionSource<'_> {
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Linear<D>, LoadError> {
+        Ok(Linear {
+            bias: match self.biases.is_empty() {
+                true => None,
+                false => Some(packer.upload_bias(&self.biases)?),
+            },
+            matrix: packer.pack(&self.matrices, self.packing)?,
+            place: self.place,
+        })
+    }
+
+    /// A projection to the residual stream.
+    pub(super) fn load_summed<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<SummedLinear<D>, LoadError> {
+        if self.tiles.is_empty() {
+            let inputs = 0..self.matrices[0].columns();
+            let linear = self.load(packer)?;
+            return Ok(SummedLinear {
+                tiles: vec![Some(Tile { inputs, linear })],
+            });
+        }
+        let matrix = &self.matrices[0];
+        let last = self.tiles.iter().rposition(|tile| !tile.is_empty());
+        let tiles = self.tiles.iter().enumerate().map(|(index, inputs)| {
+            if inputs.is_empty() {
+                return Ok(None);
+            }
+            let part = matrix.part(0..matrix.rows(), inputs.clone())?;
+            Ok(Some(Tile {
+                inputs: inputs.clone(),
+                linear: Linear {
+                    bias: match self.biases.is_empty() || last != Some(index) {
+                        true => None,
+                        false => Some(packer.upload_bias(&self.biases)?),
+                    },
+                    matrix: packer.pack(&[part], self.packing)?,
+                    place: self.place,
+                },
+            }))
+        });
+        Ok(SummedLinear {
+            tiles: tiles.collect::<Result<_, LoadError>>()?,
+        })
+    }
+}
+
+impl<D: Device> SummedLinear<D> {
+    /// The projection of all inputs at once, if it is one.
+    pub(super) fn whole(&self) -> Option<&Linear<D>> {
+        match &self.tiles[..] {
+            [Some(tile)] => Some(&tile.linear),
+            _ => None,
+        }
+    }
+
+    /// The projections of all tiles.
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
+        self.tiles.iter().flatten().map(|tile| &tile.linear)
+    }
+}
