@@ -48,18 +48,21 @@ impl<'a> Turned<'a> {
 
     /// Some of its rows, in the order that they are read in, and some elements of each.
     ///
-    /// # Errors
-    /// It is quantised.
-    ///
     /// # Panics
     /// If it does not have them.
-    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, LoadError> {
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let all = 0..self.stored.columns();
-        Ok(Self {
-            stored: Box::new(self.stored.part(columns, all)?),
+        Self {
+            stored: Box::new(self.stored.part(columns, all)),
             rows: self.rows.part(rows),
             values: OnceLock::new(),
-        })
+        }
+    }
+
+    /// Whether the matrix is stored as codes.
+    pub fn is_quantised(&self) -> bool {
+        self.stored.is_quantised()
     }
 
     /// File and name of the matrix.

@@ -15,6 +15,7 @@
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model
+//! adapter_parts.rs    what ranks have of them
 //! adapter_sizes.rs    what adapters take in memory, before there are any
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
@@ -32,6 +33,7 @@
 //! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
 mod adapter;
+mod adapter_parts;
 mod adapter_sizes;
 mod decoder;
 mod families;
@@ -68,6 +70,7 @@ use crate::device::cuda::Cuda;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 
 pub use adapter::{PreparedAdapter, UsedAdapter};
+pub use adapter_parts::AdapterParts;
 pub use adapter_sizes::AdapterSizes;
 pub use kv_file::KvFile;
 pub use limits::{AdapterRoom, AttentionWindows, RunnerLimits};
@@ -78,7 +81,6 @@ pub use probe::{Operation, Probe, Work};
 pub use ranks::{LeadingRunner, RANK_PROGRAM, RankDevice, RankLimits, RankWatch, rank_main};
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;
-pub use stage::specs_of_ranks;
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.
@@ -212,7 +214,8 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.has_adapters(),
             Self::Cuda(runner) => runner.has_adapters(),
-            Self::Ranks(_) | Self::CudaRanks(_) | Self::Synthetic(_) => false,
+            Self::Ranks(runner) => runner.has_adapters(),
+            Self::CudaRanks(_) | Self::Synthetic(_) => false,
         }
     }
 

@@ -5,6 +5,7 @@
 //! rank_call.rs    what a rank needs of a model call to compute its share
 //! task.rs         what a rank is told before it loads its share of the model
 //! rank_device.rs  the devices that ranks compute with
+//! rank_adapters.rs    the parts of adapters that the other ranks get
 //! leader.rs       rank 0: has the others compute each call together with it
 //! rank_process.rs the processes of the others, from the start to the end
 //! rank_main.rs    what such a process does
@@ -27,6 +28,7 @@
 //! time limit and without spinning. Sums go through shared memory.
 
 mod leader;
+mod rank_adapters;
 mod rank_call;
 mod rank_device;
 mod rank_main;
@@ -34,6 +36,7 @@ mod rank_process;
 mod task;
 
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
+pub(super) use rank_adapters::AdapterRuns;
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
 pub use rank_main::rank_main;
