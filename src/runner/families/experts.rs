@@ -118,7 +118,7 @@ pub fn layers_with_experts(config: &JsonFile, num_layers: usize) -> Result<Vec<b
 }
 
 impl ExpertsSpec {
-    /// Gives gate, up and down of each expert the names of [`EXPERT_MODULES`], whose weights are `[outputs, inputs]`.
+    /// Gives gate, up and down of each expert the names of `EXPERT_MODULES`, whose weights are `[outputs, inputs]`.
     pub fn unstack(&mut self) {
         let (width, hidden) = (self.down.num_inputs, self.gate_up.num_inputs);
         let gate_up = [(EXPERT_MODULES.gate, width), (EXPERT_MODULES.up, width)];
