@@ -93,7 +93,7 @@ impl ModelSource {
         self.num_weight_bytes_in(precision, 1)
     }
 
-    /// The same of all ranks together, whose layers are in so many stages. Tied embeddings are in the first and the last one.
+    /// Bytes of the weights on all ranks of a pipeline. The first and the last stage each have tied embeddings.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].

@@ -180,7 +180,7 @@ impl Work {
 }
 
 impl Work {
-    /// The same of [latent attention](crate::device::LatentShape), with the products of the heads.
+    /// The work of [latent attention](crate::device::LatentShape), including the products of the heads.
     pub(super) fn latent_attention<D: Device>(
         spans: &[KvSpan],
         params: &AttentionParams,

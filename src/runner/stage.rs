@@ -162,8 +162,8 @@ impl Stage {
     }
 }
 
-/// The first layer of each stage, and the end: a layer is in the stage in whose equal part of all weights its middle is. The
-/// output layer counts as well, but each stage has a layer.
+/// The first layer of each stage, and the end: the weights are divided evenly, and a layer goes to the stage that has its
+/// middle. The output layer counts as well, but each stage has a layer.
 fn cut(layer_weights: &[u64], output_weights: u64, num_stages: usize) -> Vec<usize> {
     let num_layers = layer_weights.len();
     let total = layer_weights.iter().sum::<u64>() + output_weights;

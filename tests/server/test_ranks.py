@@ -48,19 +48,7 @@ def bits(answers):
 
 def processes(server):
     """The process ids of the other ranks of a server's models."""
-    found = []
-    for folder in pathlib.Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            status = (folder / "status").read_text()
-        except OSError:
-            continue
-        parent = int(status.split("PPid:")[1].split()[0])
-        if parent == server.process.pid and command[0].endswith(b"inflight-rank"):
-            found.append(int(folder.name))
-    return sorted(found)
+    return server.children("inflight-rank")
 
 
 def has_ended(pid):

@@ -9,7 +9,7 @@ use crate::device::Output;
 use crate::device::ranks::Ranks;
 
 impl Cpu {
-    /// The other ranks, of which the caller knows that there are some.
+    /// The other ranks. Only for a device that has joined some.
     pub(super) fn ranks_mut(&mut self) -> &mut Ranks {
         self.ranks.as_mut().expect("it has joined ranks")
     }
