@@ -1,8 +1,9 @@
 //! A matrix of 8-bit floats with scales: `weight = scale * code`.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::row_order::RowSelection;
+use super::row_order::{RowOrder, RowSelection, part_of};
 use super::weight_file::FileRange;
 use crate::device::{
     CodeBits, Dtype, FloatRows, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, from_e4m3,
@@ -10,12 +11,14 @@ use crate::device::{
 
 /// Read as f32, or, for a device that multiplies with the codes, as quantised rows.
 pub struct Fp8Matrix<'a> {
-    /// `[stored rows, columns]`.
+    /// `[stored rows, stored columns]`.
     codes: FileRange<'a>,
-    columns: usize,
-    scales: Fp8Scales,
+    num_stored_columns: usize,
+    scales: Arc<Fp8Scales>,
     /// Which rows of the file it has.
-    selection: Selection,
+    rows: RowSelection,
+    /// Which columns of these.
+    columns: Range<usize>,
 }
 
 /// The scales of a matrix.
@@ -28,59 +31,74 @@ pub struct Fp8Scales {
     pub block_inputs: usize,
 }
 
-enum Selection {
-    /// As many as there are.
-    All(usize),
-    Rows(RowSelection),
-}
-
 impl<'a> Fp8Matrix<'a> {
     /// All rows of a file's matrix.
     pub fn new(codes: FileRange<'a>, rows: usize, columns: usize, scales: Fp8Scales) -> Self {
         Self {
             codes,
-            columns,
-            scales,
-            selection: Selection::All(rows),
+            num_stored_columns: columns,
+            scales: Arc::new(scales),
+            rows: RowSelection {
+                first: 0,
+                len: rows,
+                order: RowOrder::Same,
+                runs: None,
+            },
+            columns: 0..columns,
         }
     }
 
     /// Some of its rows. It has all of them, in the order of the file.
     pub fn select(self, rows: RowSelection) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Some of its rows, in the order that they are read in, and some elements of each.
+    ///
+    /// # Panics
+    ///
+    /// If it does not have them.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         Self {
-            selection: Selection::Rows(rows),
-            ..self
+            codes: self.codes,
+            num_stored_columns: self.num_stored_columns,
+            scales: Arc::clone(&self.scales),
+            rows: self.rows.part(rows),
+            columns: part_of(&self.columns, columns),
         }
     }
 
-    /// Whether devices can multiply with its codes: inputs of a block are a multiple of 32, or all.
+    /// Whether devices can multiply with its codes: blocks have a multiple of 32 inputs, or all, and the first one is whole.
     pub fn has_groups(&self) -> bool {
         let inputs = self.scales.block_inputs;
-        inputs.is_multiple_of(32) || inputs >= self.columns
+        inputs >= self.num_stored_columns
+            || inputs.is_multiple_of(32) && self.columns.start.is_multiple_of(inputs)
     }
 
     /// Number of rows.
     pub fn num_rows(&self) -> usize {
-        match &self.selection {
-            Selection::All(rows) => *rows,
-            Selection::Rows(rows) => rows.len,
-        }
+        self.rows.len
     }
 
     /// Elements of a row.
     pub fn num_columns(&self) -> usize {
-        self.columns
+        self.columns.len()
     }
 
-    /// Reads the codes of a row, and returns its scales: one for each `block_inputs` columns.
+    /// Reads the codes of a row, and returns the scales of the blocks that they are in.
     fn read_codes(&self, row: usize, codes: &mut [u8]) -> &[f32] {
-        let row = match &self.selection {
-            Selection::All(_) => row,
-            Selection::Rows(rows) => rows.stored_row(row),
-        };
-        self.codes.read_at(row * self.columns, codes);
-        let num_groups = self.columns.div_ceil(self.scales.block_inputs);
-        &self.scales.values[row / self.scales.block_outputs * num_groups..][..num_groups]
+        let row = self.rows.stored_row(row);
+        let first = row * self.num_stored_columns + self.columns.start;
+        self.codes.read_at(first, codes);
+        let Fp8Scales {
+            values,
+            block_outputs,
+            block_inputs,
+        } = &*self.scales;
+        let num_groups = self.num_stored_columns.div_ceil(*block_inputs);
+        let of_row = &values[row / block_outputs * num_groups..][..num_groups];
+        &of_row[self.columns.start / block_inputs..self.columns.end.div_ceil(*block_inputs)]
     }
 }
 
@@ -94,21 +112,24 @@ impl FloatRows for Fp8Matrix<'_> {
     }
 
     fn columns(&self) -> usize {
-        self.columns
+        self.num_columns()
     }
 
     fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        let mut codes = vec![0; self.columns];
-        for (row, out) in rows.zip(out.chunks_exact_mut(4 * self.columns)) {
+        let mut codes = vec![0; self.num_columns()];
+        let block_inputs = self.scales.block_inputs;
+        let of_first_block = block_inputs - self.columns.start % block_inputs;
+        for (row, out) in rows.zip(out.chunks_exact_mut(4 * codes.len())) {
             let scales = self.read_codes(row, &mut codes);
-            let block_inputs = self.scales.block_inputs;
-            let blocks = codes
-                .chunks(block_inputs)
-                .zip(out.chunks_mut(4 * block_inputs));
-            for ((codes, out), scale) in blocks.zip(scales) {
-                for (code, out) in codes.iter().zip(out.as_chunks_mut().0) {
-                    *out = (scale * from_e4m3(*code)).to_le_bytes();
+            let (mut codes, mut out, mut len) = (&codes[..], out, of_first_block);
+            for scale in scales {
+                let block;
+                (block, codes) = codes.split_at(len.min(codes.len()));
+                let (values, rest) = out.split_at_mut(4 * block.len());
+                for (code, value) in block.iter().zip(values.as_chunks_mut().0) {
+                    *value = (scale * from_e4m3(*code)).to_le_bytes();
                 }
+                (out, len) = (rest, block_inputs);
             }
         }
     }
@@ -119,16 +140,16 @@ impl QuantisedRows for Fp8Matrix<'_> {
         QuantisedShape {
             format: QuantFormat {
                 bits: CodeBits::Fp8,
-                group_size: self.scales.block_inputs.min(self.columns),
+                group_size: self.scales.block_inputs.min(self.num_columns()),
                 has_offsets: false,
             },
             rows: self.num_rows(),
-            columns: self.columns,
+            columns: self.num_columns(),
         }
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format(), self.columns);
+        row.resize(self.format(), self.num_columns());
         let scales = self.read_codes(index, bytemuck::cast_slice_mut(&mut row.codes));
         row.scales.copy_from_slice(scales);
     }

@@ -1,7 +1,7 @@
 //! A matrix of a checkpoint, in whatever form it is stored.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::allocation::try_zeroed_vec;
 
@@ -21,7 +21,7 @@ pub enum Matrix<'a> {
     /// The transpose of another one, in floating point.
     Turned(Turned<'a>),
     /// Integer codes in a format that the kernels compute with.
-    Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows + 'a>),
+    Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows<'a> + 'a>),
     /// 8-bit floats with scales: codes for devices that multiply with them, floating point for others.
     Fp8(TensorLocation<'a>, Fp8Matrix<'a>),
     /// Codes in a format that no kernel has, dequantised as they are read.
@@ -32,19 +32,44 @@ pub enum Matrix<'a> {
         rows: usize,
         /// Elements of a row.
         columns: usize,
-        /// Writes a row as f32.
-        read: Box<ReadRow<'a>>,
+        /// Its rows.
+        read: Arc<dyn DequantisedRows + 'a>,
     },
 }
 
 /// Quantised rows in a checkpoint's files.
-pub trait StoredQuantisedRows: QuantisedRows {
+pub trait StoredQuantisedRows<'a>: QuantisedRows + Send {
     /// Reads into memory what single rows cannot be read without: formats that scatter a row's codes over the whole
     /// tensor are held in memory while they are packed.
     ///
     /// # Errors
     /// The file has become shorter, or memory is short.
     fn preload(&self) -> Result<(), LoadError>;
+
+    /// Some of its rows, and some columns of each: whole groups; all, if there is an
+    /// [order of inputs](QuantisedRows::input_order). Of the files, only these are read, as far as the format allows.
+    ///
+    /// # Panics
+    /// It does not have them.
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a>;
+}
+
+/// Rows that become f32 as they are read.
+pub trait DequantisedRows: Send + Sync {
+    /// As [`StoredQuantisedRows::preload`].
+    ///
+    /// # Errors
+    /// As there.
+    fn preload(&self) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    /// Writes some elements of a row.
+    fn read(&self, row: usize, columns: Range<usize>, out: &mut [f32]);
 }
 
 /// Writes the row of this index as f32.
@@ -52,8 +77,20 @@ pub type ReadRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// Some rows of a quantised matrix.
 struct SelectedRows<'a> {
-    all: Box<dyn StoredQuantisedRows + 'a>,
+    all: Box<dyn StoredQuantisedRows<'a> + 'a>,
     rows: RowSelection,
+    /// The row of the file that is the first one of `all`.
+    first: usize,
+}
+
+/// Quantised rows with an order of inputs, by inputs.
+struct InOrderOfInputs<'a>(Box<dyn StoredQuantisedRows<'a> + 'a>);
+
+/// What a matrix has of another one.
+struct DequantisedPart<'a> {
+    all: Arc<dyn DequantisedRows + 'a>,
+    rows: RowSelection,
+    first_column: usize,
 }
 
 impl<'a> Matrix<'a> {
@@ -70,42 +107,104 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
             Self::Turned(matrix) => Self::Turned(matrix.select(rows)),
             Self::Quantised(location, all) => {
-                Self::Quantised(location, Box::new(SelectedRows { all, rows }))
+                let first = 0;
+                Self::Quantised(location, Box::new(SelectedRows { all, rows, first }))
             }
             Self::Fp8(location, all) => Self::Fp8(location, all.select(rows)),
             Self::Dequantised {
                 location,
                 columns,
-                read,
+                read: all,
                 ..
             } => Self::Dequantised {
                 location,
                 rows: rows.len,
                 columns,
-                read: Box::new(move |row, out| read(rows.stored_row(row), out)),
+                read: Arc::new(DequantisedPart {
+                    all,
+                    rows,
+                    first_column: 0,
+                }),
             },
         }
     }
 
-    /// Some of its rows, in the order that they are read in, and some elements of each: what a rank of several reads.
-    ///
-    /// # Errors
-    /// It is quantised.
+    /// Some of its rows, in the order that they are read in, and some elements of each: what a rank of several reads. Of
+    /// codes, these are whole [groups](Matrix::columns_of_group). Codes with an order of inputs become floats where only some
+    /// inputs are read, for their groups are scattered over all.
     ///
     /// # Panics
     /// If it does not have them.
-    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, LoadError> {
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         match self {
-            Self::Float(tensor) => Ok(Self::Float(tensor.part(rows, columns))),
-            Self::Transposed(matrix) => Ok(Self::Transposed(matrix.part(rows, columns))),
-            Self::Turned(matrix) => Ok(Self::Turned(matrix.part(rows, columns)?)),
-            Self::Quantised(location, _)
-            | Self::Fp8(location, _)
-            | Self::Dequantised { location, .. } => Err(location.error(
-                "is quantised, and quantised weights cannot be split over several ranks yet: use a checkpoint with float \
-                 weights, or one rank"
-                    .to_owned(),
-            )),
+            Self::Float(tensor) => Self::Float(tensor.part(rows, columns)),
+            Self::Transposed(matrix) => Self::Transposed(matrix.part(rows, columns)),
+            Self::Turned(matrix) => Self::Turned(matrix.part(rows, columns)),
+            Self::Fp8(location, matrix) => Self::Fp8(*location, matrix.part(rows, columns)),
+            Self::Quantised(location, all) => {
+                let all_columns = 0..all.columns();
+                if columns == all_columns || all.input_order().is_none() {
+                    return Self::Quantised(*location, all.part(rows, columns));
+                }
+                let num_rows = rows.len();
+                let in_order = InOrderOfInputs(all.part(rows, all_columns));
+                Self::dequantised_part(*location, Arc::new(in_order), 0..num_rows, columns)
+            }
+            Self::Dequantised { location, read, .. } => {
+                Self::dequantised_part(*location, Arc::clone(read), rows, columns)
+            }
+        }
+    }
+
+    /// Whether it is stored as codes, of integers or of 8-bit floats.
+    pub fn is_quantised(&self) -> bool {
+        match self {
+            Self::Float(_) | Self::Transposed(_) => false,
+            Self::Turned(matrix) => matrix.is_quantised(),
+            Self::Quantised(..) | Self::Fp8(..) | Self::Dequantised { .. } => true,
+        }
+    }
+
+    /// Columns that cannot be apart in a [part](Matrix::part) with some of them.
+    pub fn columns_of_group(&self) -> usize {
+        match self {
+            Self::Quantised(_, codes) if codes.input_order().is_none() => {
+                match codes.format().group_size {
+                    size if size < codes.columns() => size,
+                    // Words of codes.
+                    _ => 8,
+                }
+            }
+            Self::Quantised(..)
+            | Self::Float(_)
+            | Self::Transposed(_)
+            | Self::Turned(_)
+            | Self::Fp8(..)
+            | Self::Dequantised { .. } => 1,
+        }
+    }
+
+    fn dequantised_part(
+        location: TensorLocation<'a>,
+        all: Arc<dyn DequantisedRows + 'a>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Self {
+        Self::Dequantised {
+            location,
+            rows: rows.len(),
+            columns: columns.len(),
+            read: Arc::new(DequantisedPart {
+                all,
+                rows: RowSelection {
+                    first: rows.start,
+                    len: rows.len(),
+                    order: RowOrder::Same,
+                    runs: None,
+                },
+                first_column: columns.start,
+            }),
         }
     }
 
@@ -173,7 +272,8 @@ impl<'a> Matrix<'a> {
             Self::Quantised(_, codes) => codes.preload(),
             Self::Transposed(matrix) => matrix.preload(),
             Self::Turned(matrix) => matrix.preload(),
-            Self::Float(_) | Self::Fp8(..) | Self::Dequantised { .. } => Ok(()),
+            Self::Dequantised { read, .. } => read.preload(),
+            Self::Float(_) | Self::Fp8(..) => Ok(()),
         }
     }
 
@@ -184,8 +284,8 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => read_float_row(matrix, index, out),
             Self::Turned(matrix) => read_float_row(matrix, index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
-            Self::Quantised(_, codes) => dequantise_row(codes.as_ref(), index, out),
-            Self::Dequantised { read, .. } => read(index, out),
+            Self::Quantised(_, codes) => dequantise_row(&**codes, index, out),
+            Self::Dequantised { read, columns, .. } => read.read(index, 0..*columns, out),
         }
     }
 
@@ -218,13 +318,61 @@ impl QuantisedRows for SelectedRows<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        self.all.read_row(self.rows.stored_row(index), row);
+        self.all
+            .read_row(self.rows.stored_row(index) - self.first, row);
     }
 }
 
-impl StoredQuantisedRows for SelectedRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for SelectedRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         self.all.preload()
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        let rows = self.rows.part(rows);
+        let stored = || (0..rows.len).map(|row| rows.stored_row(row));
+        let first = stored().min().unwrap_or(self.first);
+        let end = stored().max().map_or(first, |last| last + 1);
+        let all = first - self.first..end - self.first;
+        Box::new(Self {
+            all: self.all.part(all, columns),
+            rows,
+            first,
+        })
+    }
+}
+
+impl DequantisedRows for InOrderOfInputs<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
+        self.0.preload()
+    }
+
+    fn read(&self, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        let mut whole = vec![0.0; self.0.columns()];
+        dequantise_row(&*self.0, row, &mut whole);
+        out.copy_from_slice(&whole[columns]);
+    }
+}
+
+impl DequantisedRows for DequantisedPart<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
+        self.all.preload()
+    }
+
+    fn read(&self, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        let first = self.first_column;
+        let columns = first + columns.start..first + columns.end;
+        self.all.read(self.rows.stored_row(row), columns, out);
+    }
+}
+
+impl<R: Fn(usize, Range<usize>, &mut [f32]) + Send + Sync> DequantisedRows for R {
+    fn read(&self, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        self(row, columns, out);
     }
 }
 
@@ -235,7 +383,7 @@ fn read_float_row(rows: &dyn FloatRows, index: usize, out: &mut [f32]) {
     RawMatrix::new(dtype, 1, out.len(), &bytes).row_to_f32(0, out);
 }
 
-fn dequantise_row(codes: &dyn StoredQuantisedRows, index: usize, out: &mut [f32]) {
+fn dequantise_row(codes: &dyn QuantisedRows, index: usize, out: &mut [f32]) {
     let mut row = QuantisedRow::default();
     codes.read_row(index, &mut row);
     let Some(order) = codes.input_order() else {
@@ -285,18 +433,21 @@ impl<'a> Turned<'a> {
 
     /// Some of its rows, in the order that they are read in, and some elements of each.
     ///
-    /// # Errors
-    /// It is quantised.
-    ///
     /// # Panics
     /// If it does not have them.
-    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, LoadError> {
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let all = 0..self.stored.columns();
-        Ok(Self {
-            stored: Box::new(self.stored.part(columns, all)?),
+        Self {
+            stored: Box::new(self.stored.part(columns, all)),
             rows: self.rows.part(rows),
             values: OnceLock::new(),
-        })
+        }
+    }
+
+    /// Whether the matrix is stored as codes.
+    pub fn is_quantised(&self) -> bool {
+        self.stored.is_quantised()
     }
 
     /// File and name of the matrix.

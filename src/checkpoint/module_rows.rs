@@ -7,6 +7,7 @@
 //!
 //! B has the factor of the adapter, and DoRA's factors are the lengths of rows over those of the changed weights. See <https://nvidia.github.io/TensorRT-LLM/advanced/lora.html>.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -168,7 +169,9 @@ impl ModuleRows {
             location: self.location(row),
             rows,
             columns,
-            read: Box::new(move |index, out| self.read(row, first + index * columns, out)),
+            read: Arc::new(move |index: usize, of_row: Range<usize>, out: &mut [f32]| {
+                self.read(row, first + index * columns + of_row.start, out);
+            }),
         }
     }
 

@@ -69,6 +69,19 @@ pub struct RowRuns {
     num_skipped: usize,
 }
 
+/// A part of a range, by its place there.
+///
+/// # Panics
+///
+/// If the range does not have it.
+pub(super) fn part_of(whole: &Range<usize>, part: Range<usize>) -> Range<usize> {
+    assert!(
+        part.start <= part.end && part.end <= whole.len(),
+        "{part:?} of {whole:?}"
+    );
+    whole.start + part.start..whole.start + part.end
+}
+
 impl RowOrder {
     /// The order of heads with `head_dim` rows, the first `rotary_dim` of which are rotated in these pairs.
     pub fn of_heads(head_dim: usize, rotary_dim: usize, pairs: RotaryPairs) -> Self {

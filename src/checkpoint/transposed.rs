@@ -83,7 +83,13 @@ impl<'a> Transposed<'a> {
 
     /// The rows, of elements of `SIZE` bytes.
     fn transpose<const SIZE: usize>(&self) -> Result<Vec<u8>, LoadError> {
-        let (num_stored, columns) = (self.stored.columns(), self.stored.rows());
+        let columns = self.stored.rows();
+        // Not those of other ranks, of other experts, or of other layers.
+        let rows = || (0..self.rows.len).map(|row| self.rows.stored_row(row));
+        let first_stored = rows().min().unwrap_or(0);
+        let end_stored = rows().max().map_or(first_stored, |last| last + 1);
+        let stored = self.stored.part(0..columns, first_stored..end_stored);
+        let num_stored = stored.columns();
         let len = self.rows.len * columns * SIZE;
         let no_memory = |()| LoadError::Resource(format!("no memory for {len} bytes of weights"));
         let mut values = try_zeroed_vec(len).map_err(no_memory)?;
@@ -91,11 +97,11 @@ impl<'a> Transposed<'a> {
         for first in (0..columns).step_by(BLOCK) {
             let num = BLOCK.min(columns - first);
             let block = &mut block[..num * num_stored * SIZE];
-            self.stored.read_rows(first..first + num, block);
+            stored.read_rows(first..first + num, block);
             let (block, _) = block.as_chunks::<SIZE>();
             for (row, out) in values.chunks_exact_mut(columns * SIZE).enumerate() {
                 let (out, _) = out[first * SIZE..].as_chunks_mut::<SIZE>();
-                let stored = block.iter().skip(self.rows.stored_row(row));
+                let stored = block.iter().skip(self.rows.stored_row(row) - first_stored);
                 for (out, value) in out.iter_mut().zip(stored.step_by(num_stored)) {
                     *out = *value;
                 }

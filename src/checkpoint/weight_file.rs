@@ -105,6 +105,15 @@ impl WeightFile {
         })
     }
 
+    /// Memory for some of its bytes.
+    fn zeroed(&self, len: usize) -> Result<Vec<u8>, LoadError> {
+        let no_memory = |()| {
+            let path = self.path.display();
+            LoadError::Resource(format!("no memory for {len} bytes of {path}"))
+        };
+        try_zeroed_vec(len).map_err(no_memory)
+    }
+
     fn error(&self, reason: String) -> LoadError {
         LoadError::File {
             path: self.path.clone(),
@@ -144,14 +153,7 @@ impl<'a> FileRange<'a> {
     /// The part is not inside the range.
     pub(super) fn to_vec_of(self, range: Range<usize>) -> Result<Vec<u8>, LoadError> {
         assert!(range.end <= self.len, "inside the range");
-        let no_memory = |()| {
-            LoadError::Resource(format!(
-                "no memory for {} bytes of {}",
-                range.len(),
-                self.file.path.display()
-            ))
-        };
-        let mut bytes = try_zeroed_vec(range.len()).map_err(no_memory)?;
+        let mut bytes = self.file.zeroed(range.len())?;
         let read = self.file.read(self.start + range.start as u64, &mut bytes);
         read.map_err(|reason| self.file.error(reason))?;
         Ok(bytes)
@@ -175,29 +177,80 @@ impl<'a> FileRange<'a> {
     pub(super) fn lazy(self) -> LazyBytes<'a> {
         LazyBytes {
             range: self,
+            stride: self.len,
+            rows: 0..1,
+            columns: 0..self.len,
             bytes: OnceLock::new(),
         }
     }
 }
 
-/// A byte range that is read as a whole, at the first call of [`LazyBytes::read`], and then stays in memory.
+/// Rows of bytes, or some bytes of each, that are read as a whole at the first call of [`LazyBytes::read`], and then stay in
+/// memory, one row after the other.
 pub(super) struct LazyBytes<'a> {
     range: FileRange<'a>,
+    /// Bytes from one row to the next in the file.
+    stride: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
     bytes: OnceLock<Vec<u8>>,
 }
 
 impl LazyBytes<'_> {
+    /// Some bytes of some of its rows, which have `row_bytes` each. It is one row, or rows of this length.
+    ///
+    /// # Panics
+    /// It does not have them.
+    #[must_use]
+    pub(super) fn part(&self, row_bytes: usize, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let own_len = self.columns.len() * self.rows.len();
+        assert!(
+            rows.start <= rows.end && rows.end * row_bytes <= own_len && columns.end <= row_bytes,
+            "rows {rows:?} and bytes {columns:?} of rows of {row_bytes} bytes"
+        );
+        let (stride, first_row, first) = match self.columns.len() == row_bytes {
+            true => (self.stride, self.rows.start, self.columns.start),
+            false => {
+                assert!(self.rows == (0..1) && self.columns.start == 0, "one row");
+                (row_bytes, 0, 0)
+            }
+        };
+        Self {
+            range: self.range,
+            stride,
+            rows: first_row + rows.start..first_row + rows.end,
+            columns: first + columns.start..first + columns.end,
+            bytes: OnceLock::new(),
+        }
+    }
+
     /// Reads the bytes unless they have been read.
     ///
     /// # Errors
     /// As [`FileRange::to_vec`].
     pub(super) fn read(&self) -> Result<(), LoadError> {
         if self.bytes.get().is_none() {
-            let bytes = self.range.to_vec()?;
+            let bytes = self.to_vec()?;
             // Another thread may have read the same bytes.
             let _ = self.bytes.set(bytes);
         }
         Ok(())
+    }
+
+    fn to_vec(&self) -> Result<Vec<u8>, LoadError> {
+        let Range { start, end } = self.rows.clone();
+        if self.columns == (0..self.stride) {
+            return self.range.to_vec_of(start * self.stride..end * self.stride);
+        }
+        let row_bytes = self.columns.len();
+        let mut bytes = self.range.file.zeroed(row_bytes * self.rows.len())?;
+        for (row, out) in (start..).zip(bytes.chunks_exact_mut(row_bytes.max(1))) {
+            let first = row * self.stride + self.columns.start;
+            assert!(first + row_bytes <= self.range.len, "inside the range");
+            let read = self.range.file.read(self.range.start + first as u64, out);
+            read.map_err(|reason| self.range.file.error(reason))?;
+        }
+        Ok(bytes)
     }
 }
 

@@ -483,9 +483,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             "tensor_parallel_size",
             count(1..=MAX_RANKS),
             |s| &mut s.tensor_parallel_size,
-            "Number of processes that compute the model together on this host's CPUs, each with its part of the weights \
-             and of the KV cache: see [Ranks](ranks.md). Not yet with quantised weights, experts, adapters, \
-             `kv_cache_file` or GPUs.",
+            "Number of processes that compute the model together on this host's CPUs or GPUs, each with its part of the \
+             weights and of the KV cache: see [Ranks](ranks.md). Not yet with `kv_cache_file`.",
         ),
         knob(
             "pipeline_parallel_size",
@@ -494,7 +493,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Number of stages that the model's layers are cut into, each computed by `tensor_parallel_size` processes: \
              see [Ranks](ranks.md). No more than the model has layers, and at most 16 processes in all. With \
              `enable_trt_overlap`, one stage computes a step while another one computes the step before. Not yet with \
-             adapters, `kv_cache_file` or GPUs.",
+             `kv_cache_file` or GPUs.",
         ),
         knob(
             "rank_transport",

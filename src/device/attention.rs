@@ -55,6 +55,16 @@ pub enum QkNormWidth {
     Row,
 }
 
+/// The heads of a rank of several among those of the model, for norms over all of these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadPlaces {
+    /// Query and key heads of the model.
+    pub num_heads: [usize; 2],
+    /// For each query head of the rank, and then for each of its key heads, its place among those of the model, queries first.
+    /// `None` for a key head that another one has the place of.
+    pub places: Vec<Option<usize>>,
+}
+
 /// Which positions queries attend to, and how.
 ///
 /// ```text

@@ -173,6 +173,11 @@ impl LowRank {
         &self.b
     }
 
+    /// A and B as packed, to be set.
+    pub(super) fn packed_mut(&mut self) -> [&mut [bf16]; 2] {
+        [self.a.as_mut_slice(), self.b.as_mut_slice()]
+    }
+
     /// The panels of A, each `[num_inputs, 16]`.
     pub(super) fn rank_panels(&self) -> impl ExactSizeIterator<Item = &[bf16]> {
         self.a.chunks_exact(self.num_inputs * RANK_PANEL)

@@ -6,7 +6,7 @@
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
 //! latent.rs                   multi-head latent attention
-//! low_rank.rs adapter_values.rs   adapters
+//! low_rank.rs adapter_values.rs adapter_bytes.rs  adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! experts.rs                  mixtures of experts
 //! memory.rs                   large buffers of the host
@@ -18,6 +18,7 @@
 //! A [`Device`] is a machine with the operations of a decoder. An operation knows rows, sizes and block tables;
 //! it knows neither requests nor the meaning of layers.
 
+mod adapter_bytes;
 mod adapter_values;
 mod attention;
 pub mod cpu;
@@ -47,7 +48,7 @@ use half::bf16;
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 
-pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
+pub use attention::{AttentionParams, HeadPlaces, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{
     Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,
@@ -413,7 +414,8 @@ pub trait Device: Sized {
         unreachable!("the device has no adapters");
     }
 
-    /// Changes the embeddings of tokens that have adapters. `scale` is the factor of [`Device::embed`].
+    /// Changes the embeddings of tokens that have adapters. `scale` is the factor of [`Device::embed`]. On a rank of several,
+    /// adapters have weights for some tokens only, from `first_token` on; those of others stay as they are.
     ///
     /// # Panics
     ///
@@ -421,6 +423,7 @@ pub trait Device: Sized {
     fn adapt_embeddings(
         &mut self,
         _step: &Self::Step<'_>,
+        _first_token: usize,
         _adapted: AdaptedRows<'_>,
         _scale: f32,
         _out: &mut Self::Sums,
@@ -631,21 +634,43 @@ pub trait Device: Sized {
         // The only rank has the sums.
     }
 
-    /// As [`Device::project`], of some of the inputs in `x`: `out = x[inputs] * W^T + bias`, or that added to `out`.
+    /// As [`Device::project`], of some of the inputs in `x`: `out = x[inputs] * W^T + bias`, or that added to `out`. Adapters may
+    /// change rows, by the same inputs.
     ///
     /// # Panics
     ///
     /// If it can only be [alone](Device::join_ranks). The same holds for those that follow, up to
     /// [`Device::receive_results`].
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn project_part(
         &mut self,
         _num_rows: usize,
         _x: &Self::Inputs,
         _inputs: Range<usize>,
         _linear: &Linear<Self>,
+        _adapted: Option<AdaptedRows<'_>>,
         _output: Output,
         _out: &mut Self::Sums,
     ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Normalises queries and keys over all heads of the model, in `qkv`, which has those of this rank. `squares`, as wide as
+    /// the heads of the model, may hold anything afterwards.
+    fn norm_over_ranks(
+        &mut self,
+        _num_rows: usize,
+        _heads: HeadShape,
+        _norm: QkNorm<'_, Self::Vector>,
+        _places: &HeadPlaces,
+        _qkv: &mut Self::Sums,
+        _squares: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Makes all of `rows` -0, which changes no sum over all ranks.
+    fn clear_part(&mut self, _num_rows: usize, _rows: &mut Self::Sums) {
         unreachable!("the device has no ranks");
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use super::adapter_parts::AdapterParts;
 use super::model_source::ModelSource;
 use super::model_tensors::ModelTensors;
 use super::spec::{FeedForward, Linear, ModelSpec, Module};
@@ -80,24 +81,21 @@ struct Place<'a> {
 
 /// An adapter as requests hold it: what they are computed with, and what happens when the last of them has ended.
 pub struct UsedAdapter {
-    weights: Arc<AdapterWeights>,
+    parts: Arc<AdapterParts>,
     when_unused: Box<dyn Fn() + Send + Sync>,
 }
 
 impl UsedAdapter {
     /// An adapter in use. `when_unused` is called when this is dropped.
-    pub fn new(
-        weights: Arc<AdapterWeights>,
-        when_unused: impl Fn() + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new(parts: Arc<AdapterParts>, when_unused: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
-            weights,
+            parts,
             when_unused: Box::new(when_unused),
         }
     }
 
-    pub(super) fn weights(&self) -> &Arc<AdapterWeights> {
-        &self.weights
+    pub(super) fn parts(&self) -> &Arc<AdapterParts> {
+        &self.parts
     }
 }
 

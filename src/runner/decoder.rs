@@ -28,8 +28,9 @@ use super::stage::{ModelPart, Stage};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AdapterRun, AttentionParams, Device, HeadShape, KvDtype, KvLayout, KvValues, LatentShape,
-    LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
+    AdapterRun, AttentionParams, Device, HeadPlaces, HeadShape, KvDtype, KvLayout, KvValues,
+    LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable,
+    Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -51,6 +52,8 @@ pub(super) struct Decoder<D: Device> {
     buffers: Buffers<D>,
     /// Only for a model with latent attention.
     latent: Option<LatentBuffers<D>>,
+    /// Only for a rank of a model with norms over all heads.
+    row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
     mixture: Option<MixtureBuffers<D>>,
 }
@@ -85,6 +88,13 @@ struct VocabularyPart<D: Device> {
     /// `[max_sampled_rows, num_tokens]`.
     logits: D::Logits,
     num_tokens: usize,
+}
+
+/// What norms over the heads of all ranks need.
+struct RowNorm<D: Device> {
+    places: HeadPlaces,
+    /// `[max_num_tokens, heads of the model]`.
+    squares: D::Sums,
 }
 
 /// What mixtures of experts need.
@@ -144,6 +154,7 @@ impl<D: Device> Decoder<D> {
             }
             None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
         };
+        let num_tiles = part.num_tiles();
         Ok(Self {
             stage: part.stage.clone(),
             weights,
@@ -151,11 +162,15 @@ impl<D: Device> Decoder<D> {
             heads,
             attention: attention.drain(part.stage.layers.clone()).collect(),
             logits: spec.logits,
-            output_place: spec.output_place(),
+            output_place: spec.output_place() * num_tiles,
             vocabulary,
             kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
                 / layout.block_size.tokens().index(),
-            residual: ResidualStream::new(device, max_rows, spec, part.num_tiles())?,
+            residual: ResidualStream::new(device, max_rows, spec, num_tiles)?,
+            row_norm: match &part.share {
+                Some(share) => RowNorm::new(device, max_rows, source.spec(), share)?,
+                None => None,
+            },
             buffers: Buffers {
                 qkv: device.alloc_sums(max_rows, qkv_len)?,
                 q: device.alloc_inputs(max_rows, q_len)?,
@@ -231,16 +246,18 @@ impl<D: Device> Decoder<D> {
         }
         let lm_head = &self.weights.head().lm_head;
         let states = self.residual.normed();
-        match adapted_rows(adapters, Some(self.output_place)) {
-            None => match &mut self.vocabulary {
-                None => device.logits(num_rows, states, lm_head, self.logits, out),
-                Some(VocabularyPart { widths, logits, .. }) => {
-                    device.logits(num_rows, states, lm_head, self.logits, logits);
-                    device.gather_logits(num_rows, widths, logits, out);
-                }
-            },
+        let adapted = adapted_rows(adapters, Some(self.output_place));
+        let compute = |device: &mut D, out: &mut D::Logits| match adapted {
+            None => device.logits(num_rows, states, lm_head, self.logits, out),
             Some(adapted) => {
                 device.logits_adapted(num_rows, states, lm_head, self.logits, adapted, out);
+            }
+        };
+        match &mut self.vocabulary {
+            None => compute(device, out),
+            Some(VocabularyPart { widths, logits, .. }) => {
+                compute(device, logits);
+                device.gather_logits(num_rows, widths, logits, out);
             }
         }
         probe.ended(Operation::LmHead, || {
@@ -265,17 +282,19 @@ impl<D: Device> Decoder<D> {
             rows: 0..num_rows as u32,
             ..run.clone()
         });
-        match adapted_rows(own.as_slice(), Some(self.output_place)) {
-            None => match &self.vocabulary {
-                None => device.context_logits(states, rows, lm_head, self.logits, out),
-                Some(part) => {
-                    let mut logits = vec![0.0; num_rows * part.num_tokens];
-                    device.context_logits(states, rows, lm_head, self.logits, &mut logits);
-                    device.gather_context_logits(&part.widths, &logits, out);
-                }
-            },
+        let adapted = adapted_rows(own.as_slice(), Some(self.output_place));
+        let compute = |device: &mut D, out: &mut [f32]| match adapted {
+            None => device.context_logits(states, rows, lm_head, self.logits, out),
             Some(adapted) => {
                 device.context_logits_adapted(states, rows, lm_head, self.logits, adapted, out);
+            }
+        };
+        match &self.vocabulary {
+            None => compute(device, out),
+            Some(part) => {
+                let mut logits = vec![0.0; num_rows * part.num_tokens];
+                compute(device, &mut logits);
+                device.gather_context_logits(&part.widths, &logits, out);
             }
         }
         probe.ended(Operation::LmHead, || {
@@ -333,12 +352,21 @@ impl<D: Device> Decoder<D> {
             return latent_buffers.attend(run, &at, (qkv, latent), x, sums, cache, attended);
         }
         run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
+        let mut norm = qk_norm
+            .as_ref()
+            .zip(attention.qk_norm)
+            .map(|([q, k], (width, eps))| QkNorm { q, k, width, eps });
+        if let Some(over_ranks) = &mut self.row_norm
+            && let Some(row_norm) = norm.take_if(|norm| norm.width == QkNormWidth::Row)
+        {
+            let RowNorm { places, squares } = over_ranks;
+            let qkv = &mut buffers.qkv;
+            run.device
+                .norm_over_ranks(num_rows, heads, row_norm, places, qkv, squares);
+        }
         let rope = RopeParams {
             heads,
-            qk_norm: qk_norm
-                .as_ref()
-                .zip(attention.qk_norm)
-                .map(|([q, k], (width, eps))| QkNorm { q, k, width, eps }),
+            qk_norm: norm,
             angles: &self.angles[attention.angles],
         };
         run.device
@@ -409,7 +437,7 @@ impl<D: Device> Decoder<D> {
                         FeedForwardWeights::Experts {
                             router,
                             correction,
-                            experts,
+                            tiles,
                         },
                         Some(mixture),
                     ) => {
@@ -421,7 +449,7 @@ impl<D: Device> Decoder<D> {
                         let rule = (&*routing, correction.as_ref());
                         run.route(num_rows, residual.normed(), router, rule, logits, rows);
                         let num_chosen = routing.num_chosen;
-                        residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
+                        residual.add_experts(run, num_rows, tiles, rows, num_chosen, after, next);
                     }
                     (FeedForwardWeights::Experts { .. }, None) => {
                         unreachable!("the model's description has experts")
@@ -459,6 +487,25 @@ impl<D: Device> VocabularyPart<D> {
             logits: device.alloc_logits(limits.max_sampled_rows.index(), num_tokens)?,
             num_tokens,
         })
+    }
+}
+
+impl<D: Device> RowNorm<D> {
+    /// `None` if the model has none.
+    fn new(
+        device: &mut D,
+        max_rows: usize,
+        spec: &ModelSpec,
+        share: &ModelShare,
+    ) -> Result<Option<Self>, LoadError> {
+        let mut norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);
+        if !norms.any(|norm| norm.is_some_and(|norm| norm.width == QkNormWidth::Row)) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            places: share.heads.places(spec.num_heads, spec.num_kv_heads),
+            squares: device.alloc_sums(max_rows, spec.num_heads + spec.num_kv_heads)?,
+        }))
     }
 }
 

@@ -19,7 +19,8 @@ pub(super) struct NormWeights<D: Device> {
 
 /// A norm.
 pub(super) struct NormSource<'a> {
-    pub(super) weight: Tensor<'a>,
+    /// Its parts, one after the other.
+    pub(super) weight: Vec<Tensor<'a>>,
     /// What is added to the stored weights.
     pub(super) weight_offset: f32,
     pub(super) bias: Option<Tensor<'a>>,
@@ -43,7 +44,7 @@ pub(super) struct ProjectionSource<'a> {
     /// None, or one for each matrix.
     pub(super) biases: Vec<Tensor<'a>>,
     pub(super) packing: Packing,
-    /// Its place in the weights of adapters.
+    /// Its place in the weights of adapters, and the first of those of its tiles.
     pub(super) place: Option<usize>,
     /// The inputs whose products are summed by themselves, counted from the first one of this rank. Empty: all at once.
     pub(super) tiles: Vec<Range<usize>>,
@@ -57,13 +58,24 @@ impl<'a> NormSource<'a> {
         len: usize,
     ) -> Result<Self, LoadError> {
         Ok(Self {
-            weight: tensors.norm(module, len)?,
+            weight: vec![tensors.norm(module, len)?],
             weight_offset: spec.weight_offset,
             bias: match spec.kind {
                 NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
                 NormKind::Layer { has_bias: false } | NormKind::Rms => None,
             },
         })
+    }
+
+    /// Some of its elements, without a bias.
+    pub(super) fn elements(self, elements: &[Range<usize>]) -> Self {
+        let elements = elements.iter();
+        Self {
+            weight: elements
+                .map(|elements| self.weight[0].elements(elements.clone()))
+                .collect(),
+            ..self
+        }
     }
 }
 
@@ -116,45 +128,66 @@ impl<'a> ProjectionSource<'a> {
     }
 
     /// Some outputs of each of its linear layers, in the order that they are read in.
-    pub(super) fn outputs(self, outputs: &[Vec<Range<usize>>]) -> Result<Self, LoadError> {
+    pub(super) fn outputs(&self, outputs: &[Vec<Range<usize>>]) -> Self {
         debug_assert_eq!(outputs.len(), self.matrices.len());
         let mut matrices = Vec::new();
         let mut biases = Vec::new();
         for (index, outputs) in outputs.iter().enumerate() {
             let matrix = &self.matrices[index];
             for rows in outputs {
-                matrices.push(matrix.part(rows.clone(), 0..matrix.columns())?);
+                matrices.push(matrix.part(rows.clone(), 0..matrix.columns()));
                 let bias = self.biases.get(index);
                 biases.extend(bias.map(|bias| bias.elements(rows.clone())));
             }
         }
-        Ok(Self {
+        Self {
             matrices,
             biases,
+            packing: self.packing,
+            place: self.place,
+            tiles: Vec::new(),
+        }
+    }
+
+    /// The same in the weights of adapters of a rank.
+    pub(super) fn placed(self, share: &ModelShare) -> Self {
+        Self {
+            place: self.place.map(|place| share.place(place)),
             ..self
-        })
+        }
+    }
+
+    /// The same outputs of each of its linear layers.
+    pub(super) fn same_outputs(&self, outputs: Range<usize>) -> Self {
+        self.outputs(&vec![vec![outputs]; self.matrices.len()])
     }
 
     /// Some inputs of its only linear layer, in tiles. One rank has the bias.
-    pub(super) fn inputs(
-        self,
-        tiles: &[Range<usize>],
-        share: &ModelShare,
-    ) -> Result<Self, LoadError> {
-        let Range { start, end } = whole(tiles);
+    pub(super) fn inputs(&self, tiles: &[Range<usize>], share: &ModelShare) -> Self {
+        let inputs = whole(tiles);
+        let first = inputs.start;
+        let tiles = tiles.iter();
+        Self {
+            tiles: tiles
+                .map(|tile| tile.start - first..tile.end - first)
+                .collect(),
+            ..self.some_inputs(inputs, share.has_biases_of_sums())
+        }
+    }
+
+    /// Some inputs of its only linear layer, with the bias or without it.
+    pub(super) fn some_inputs(&self, inputs: Range<usize>, has_bias: bool) -> Self {
         let matrix = &self.matrices[0];
-        Ok(Self {
-            matrices: vec![matrix.part(0..matrix.rows(), start..end)?],
-            biases: match share.has_biases_of_sums() {
-                true => self.biases,
+        Self {
+            matrices: vec![matrix.part(0..matrix.rows(), inputs)],
+            biases: match has_bias {
+                true => self.biases.clone(),
                 false => Vec::new(),
             },
-            tiles: tiles
-                .iter()
-                .map(|tile| tile.start - start..tile.end - start)
-                .collect(),
-            ..self
-        })
+            packing: self.packing,
+            place: self.place,
+            tiles: Vec::new(),
+        }
     }
 
     pub(super) fn form(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> PackedForm<'_> {
@@ -195,7 +228,7 @@ impl ProjectionSource<'_> {
             if inputs.is_empty() {
                 return Ok(None);
             }
-            let part = matrix.part(0..matrix.rows(), inputs.clone())?;
+            let part = matrix.part(0..matrix.rows(), inputs.clone());
             Ok(Some(Tile {
                 inputs: inputs.clone(),
                 linear: Linear {
@@ -204,7 +237,7 @@ impl ProjectionSource<'_> {
                         false => Some(packer.upload_bias(&self.biases)?),
                     },
                     matrix: packer.pack(&[part], self.packing)?,
-                    place: self.place,
+                    place: self.place.map(|place| place + index),
                 },
             }))
         });

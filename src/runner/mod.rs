@@ -16,6 +16,7 @@
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model
+//! adapter_parts.rs    what ranks have of them
 //! adapter_sizes.rs    what adapters take in memory, before there are any
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
@@ -33,6 +34,7 @@
 //! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
 mod adapter;
+mod adapter_parts;
 mod adapter_sizes;
 mod decoder;
 mod families;
@@ -70,6 +72,7 @@ use crate::device::cuda::Cuda;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 
 pub use adapter::{PreparedAdapter, UsedAdapter};
+pub use adapter_parts::AdapterParts;
 pub use adapter_sizes::AdapterSizes;
 pub use kv_file::KvFile;
 pub use limits::{AdapterRoom, AttentionWindows, RunnerLimits};
@@ -83,7 +86,6 @@ pub use ranks::{
 };
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;
-pub use stage::specs_of_ranks;
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.
@@ -217,7 +219,8 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.has_adapters(),
             Self::Cuda(runner) => runner.has_adapters(),
-            Self::Ranks(_) | Self::CudaRanks(_) | Self::Synthetic(_) => false,
+            Self::Ranks(runner) => runner.has_adapters(),
+            Self::CudaRanks(_) | Self::Synthetic(_) => false,
         }
     }
 

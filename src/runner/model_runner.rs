@@ -8,10 +8,10 @@ use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
-use super::ranks::RankCall;
+use super::ranks::{AdapterRuns, RankCall};
 use super::spec::ModelSpec;
 use super::stage::{ModelPart, Stage};
-use super::step_layout::{SampledRows, StepLayout};
+use super::step_layout::{SampledRows, StepLayout, run_of};
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
@@ -91,8 +91,7 @@ impl<D: Device> ModelRunner<D> {
     /// With several stages, only the first rank has results.
     ///
     /// # Errors
-    /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks, or weights are quantised or
-    /// are to be rounded.
+    /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks.
     pub fn of_rank(
         source: &ModelSource,
         limits: RunnerLimits,
@@ -183,7 +182,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
         let part = match rank {
-            Some(rank) => join_ranks(&mut device, source, &limits, rank)?,
+            Some(rank) => join_ranks(&mut device, source, limits.weights, rank)?,
             None => ModelPart::whole(source.spec()),
         };
         let spec = &part.local_spec(source.spec());
@@ -204,7 +203,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             &mut logits,
         )?;
         Ok(Self {
-            has_adapters: D::HAS_ADAPTERS && part.is_whole(),
+            has_adapters: D::HAS_ADAPTERS,
             decoder,
             stage: part.stage,
             role,
@@ -257,8 +256,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
                 let layout = &mut self.calls[0].layout;
                 layout.set(&plan);
                 let mut call = RankCall::default();
-                call.set(&plan, layout);
-                self.run_share(&call)
+                call.set(&plan, layout, None);
+                let adapters = AdapterRuns::of(&layout.inputs(&plan));
+                layout.forget_adapters();
+                self.run_share(&call, &adapters)
             }
         }
     }
@@ -425,13 +426,17 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     ///
     /// # Panics
     /// If it exceeds the limits that the runner was made for, or names blocks outside of the pool.
-    pub(super) fn run_share(&mut self, call: &RankCall) -> Result<(), StepError> {
+    pub(super) fn run_share(
+        &mut self,
+        call: &RankCall,
+        adapters: &AdapterRuns,
+    ) -> Result<(), StepError> {
         self.check_tokens(&call.token_ids)?;
         self.move_blocks(&call.moves);
         if call.token_ids.is_empty() {
             return Ok(());
         }
-        let inputs = call.inputs();
+        let inputs = call.inputs(adapters);
         let Self {
             probe,
             device,
@@ -452,7 +457,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
                     0
                 };
                 let mut own = vec![0.0; num_rows * self.vocab_size];
-                decoder.context_logits(device, rows.clone(), None, &mut own, probe);
+                let adapter = run_of(inputs.kept_adapters, rows);
+                decoder.context_logits(device, rows.clone(), adapter, &mut own, probe);
                 if self.stage.sends_results() {
                     device.send_results(&own);
                 }
@@ -460,7 +466,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             if !call.context_rows.is_empty() {
                 decoder.keep_sampled_rows(device, &step);
             }
-            decoder.logits(device, num_rows, &[], logits, probe);
+            decoder.logits(device, num_rows, inputs.sampled_adapters, logits, probe);
         }
         device.end_step(step);
         let results = device.results(logits, num_rows)?;
@@ -603,7 +609,7 @@ fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
 fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
-    limits: &RunnerLimits,
+    precision: Option<WeightPrecision>,
     options: RankOptions,
 ) -> Result<ModelPart, LoadError> {
     let RankOptions {
@@ -611,18 +617,7 @@ fn join_ranks<D: Device>(
     } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let mut part = ModelPart::of_rank(grid, rank, source.spec())?;
-    if !D::HAS_TILES
-        && let Some(share) = &mut part.share
-    {
-        *share = share.without_tiles(source.spec())?;
-    }
-    if part.share.is_some() && limits.weights.is_some() {
-        return Err(LoadError::Config {
-            problem: "weights that are split over ranks cannot be rounded yet".to_owned(),
-            remedy: "leave out weight_only_precision, or use one rank".to_owned(),
-        });
-    }
+    let part = source.part_on::<D>(grid, rank, precision)?;
     if rank > 0 && grid.num_stages > 1 && role == RankRole::Samples {
         return Err(LoadError::Resource(format!(
             "rank {rank} of {} stages has no logits to sample from: only rank 0 has",

@@ -1,18 +1,23 @@
 //! What a runner is loaded from: a checkpoint, and the model that it describes.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
+use super::adapter_parts::AdapterParts;
 use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
+use super::share::CutUnits;
 use super::spec::{ModelSpec, Module};
+use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
 use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Checkpoint, JsonFile};
-use crate::device::{Device, QuantisedWidths};
+use crate::collective::Grid;
+use crate::device::{AdapterWeights, Device, QuantisedWidths};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
 ///
@@ -22,6 +27,8 @@ pub struct ModelSource {
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
     weight_cache: Option<WeightCacheFile>,
+    /// How ranks may cut its weights, once that is known.
+    cut_units: OnceLock<CutUnits>,
 }
 
 /// Where rounded weights are kept, and the mode of that file.
@@ -48,6 +55,7 @@ impl ModelSource {
             spec,
             end_ids,
             weight_cache: None,
+            cut_units: OnceLock::new(),
         })
     }
 
@@ -128,6 +136,92 @@ impl ModelSource {
     ) -> Result<QuantisedWidths, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
         Ok(sources.quantised_widths(precision, has_fp8))
+    }
+
+    /// The part of one of the ranks that it is split over.
+    ///
+    /// # Errors
+    /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
+    pub(super) fn part(&self, grid: Grid, rank: usize) -> Result<ModelPart, LoadError> {
+        let units = match self.cut_units.get() {
+            Some(units) => *units,
+            None => {
+                let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+                *self.cut_units.get_or_init(|| sources.cut_units(&self.spec))
+            }
+        };
+        ModelPart::of_rank(grid, rank, &self.spec, units)
+    }
+
+    /// The same on a kind of device, with float weights rounded to `precision`.
+    ///
+    /// # Errors
+    /// As [`ModelSource::part`], or such devices cannot compute a share of each layer.
+    pub(super) fn part_on<D: Device>(
+        &self,
+        grid: Grid,
+        rank: usize,
+        precision: Option<WeightPrecision>,
+    ) -> Result<ModelPart, LoadError> {
+        let mut part = self.part(grid, rank)?;
+        if !D::HAS_TILES
+            && let Some(share) = &mut part.share
+        {
+            if precision.is_some() {
+                return Err(LoadError::Config {
+                    problem: "weights that are split over GPUs cannot be rounded yet".to_owned(),
+                    remedy: "leave out weight_only_precision, or use one GPU".to_owned(),
+                });
+            }
+            WeightSources::find(&self.tensors()?, &self.spec)?.check_are_floats()?;
+            *share = share.without_tiles(&self.spec)?;
+        }
+        Ok(part)
+    }
+
+    /// The sizes of its parts on each rank.
+    ///
+    /// # Errors
+    /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
+    pub fn specs_of_ranks(&self, grid: impl Into<Grid>) -> Result<Vec<ModelSpec>, LoadError> {
+        let grid = grid.into();
+        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank));
+        parts
+            .map(|part| Ok(part?.local_spec_of_stage(&self.spec)))
+            .collect()
+    }
+
+    /// What ranks have of an adapter that was loaded for this model.
+    ///
+    /// # Errors
+    /// As [`ModelSource::specs_of_ranks`], or there is not enough memory.
+    pub fn adapter_parts(
+        &self,
+        weights: AdapterWeights,
+        grid: impl Into<Grid>,
+    ) -> Result<AdapterParts, LoadError> {
+        let grid = grid.into();
+        if grid.num_ranks() == 1 {
+            return Ok(weights.into());
+        }
+        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank));
+        let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
+        AdapterParts::new(&weights, &parts, &self.spec)
+    }
+
+    /// What one of several ranks has of an adapter, for requests that each rank is given itself, see
+    /// [`ModelRunner::of_rank`](super::ModelRunner::of_rank).
+    ///
+    /// # Errors
+    /// As [`ModelSource::adapter_parts`].
+    pub fn adapter_of_rank(
+        &self,
+        weights: &AdapterWeights,
+        grid: impl Into<Grid>,
+        rank: usize,
+    ) -> Result<AdapterParts, LoadError> {
+        let part = self.part(grid.into(), rank)?;
+        AdapterParts::new(weights, &[part], &self.spec)
     }
 
     /// The files that it was opened from: name, size and time of change of each.
@@ -237,6 +331,7 @@ mod tests {
     use safetensors::SafeTensors;
 
     use super::ModelSource;
+    use crate::checkpoint::Matrix;
     use crate::runner::spec::Module;
 
     /// Rows of every matrix of every quantised fixture, as their formats' own tools dequantise them: see
@@ -286,6 +381,7 @@ mod tests {
             let matrix = matrix.expect("the matrix is there");
             matrix.preload().expect("it is read");
             assert_eq!((matrix.rows(), matrix.columns()), (outputs, inputs));
+            parts_agree(&matrix);
             let stride = (outputs / 8).max(1) | 1;
             let mut row = vec![0.0; inputs];
             let (values, _) = rows.data().as_chunks();
@@ -306,5 +402,52 @@ mod tests {
             }
         }
         assert!(seen.len() >= 8, "{seen:?}");
+    }
+
+    /// A part, and a part of a part, have the weights of the whole.
+    fn parts_agree(whole: &Matrix<'_>) {
+        let (rows, columns, group) = (whole.rows(), whole.columns(), whole.columns_of_group());
+        let all = 0..columns;
+        let (mut row, mut row_of_part) = (vec![0.0; columns], Vec::new());
+        for (rows, columns) in [
+            (3..rows, all.clone()),
+            (0..rows, columns / group / 2 * group..columns),
+            (
+                rows / 2 + 1..rows - 2,
+                0..columns.div_ceil(2 * group) * group,
+            ),
+        ] {
+            let part = whole.part(rows.clone(), columns.clone());
+            let inner = match columns.len() > group && part.columns_of_group() == group {
+                true => group..columns.len(),
+                false => 0..columns.len(),
+            };
+            let part_of_part = part.part(1..rows.len(), inner.clone());
+            for (part, first, columns) in [
+                (&part, rows.start, columns.clone()),
+                (
+                    &part_of_part,
+                    rows.start + 1,
+                    columns.start + inner.start..columns.end,
+                ),
+            ] {
+                part.preload().expect("it is read");
+                assert_eq!(
+                    (first + part.rows(), part.columns()),
+                    (rows.end, columns.len())
+                );
+                row_of_part.resize(columns.len(), 0.0);
+                for index in 0..part.rows() {
+                    whole.read_row(first + index, &mut row);
+                    part.read_row(index, &mut row_of_part);
+                    assert_eq!(
+                        row[columns.clone()],
+                        row_of_part,
+                        "{}",
+                        part.location().name
+                    );
+                }
+            }
+        }
     }
 }

@@ -64,13 +64,13 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(vector.to_f32()?)
     }
 
-    /// Uploads the weights of a norm, which are stored without `offset`.
+    /// Uploads the weights of a norm in several parts, which are stored without `offset`.
     pub(super) fn upload_norm(
         &mut self,
-        weight: &Tensor<'_>,
+        parts: &[Tensor<'_>],
         offset: f32,
     ) -> Result<D::Vector, LoadError> {
-        let mut weight = weight.to_f32()?;
+        let mut weight = joined(parts)?;
         if offset != 0.0 {
             weight.iter_mut().for_each(|weight| *weight += offset);
         }
@@ -79,11 +79,7 @@ impl<'d, D: Device> Packer<'d, D> {
 
     /// Uploads the biases of matrices that are packed as one.
     pub(super) fn upload_bias(&mut self, parts: &[Tensor<'_>]) -> Result<D::Vector, LoadError> {
-        let mut bias = Vec::new();
-        for part in parts {
-            bias.extend(part.to_f32()?);
-        }
-        self.device.upload_vector(bias)
+        self.device.upload_vector(joined(parts)?)
     }
 
     /// Packs the matrices of a projection, which have equally many columns.
@@ -194,6 +190,15 @@ impl<'d, D: Device> Packer<'d, D> {
     }
 }
 
+/// Vectors, one after the other.
+fn joined(parts: &[Tensor<'_>]) -> Result<Vec<f32>, LoadError> {
+    let mut all = Vec::new();
+    for part in parts {
+        all.extend(part.to_f32()?);
+    }
+    Ok(all)
+}
+
 /// The name of a packed matrix in the cache.
 fn name(parts: &[Matrix<'_>], packing: Packing) -> String {
     let names: Vec<_> = parts.iter().map(|part| part.location().name).collect();
@@ -224,7 +229,7 @@ impl<'p> PackedForm<'p> {
     ///
     /// FP8 weights keep their codes on a device that multiplies with them, unless they are to be rounded to another
     /// precision. Else they are floats.
-    fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>, has_fp8: bool) -> Self {
+    fn of(parts: &'p [Matrix<'_>], precision: Option<WeightPrecision>, has_fp8: bool) -> Self {
         if has_fp8 && precision.is_none_or(|precision| precision.bits == CodeBits::Fp8) {
             let codes = parts.iter().map(Matrix::fp8_rows);
             if let Some(codes) = codes.collect::<Option<Vec<_>>>()
@@ -238,7 +243,7 @@ impl<'p> PackedForm<'p> {
             return precision.map_or(Self::Float(floats), Self::Rounded);
         }
         let codes = parts.iter().map(|part| match part {
-            Matrix::Quantised(_, codes) => Some(codes.as_ref() as &dyn QuantisedRows),
+            Matrix::Quantised(_, codes) => Some(&**codes as &dyn QuantisedRows),
             _ => None,
         });
         match codes.collect::<Option<Vec<_>>>() {
@@ -249,7 +254,7 @@ impl<'p> PackedForm<'p> {
 
     /// The form of a projection that is packed like this.
     pub(super) fn of_projection(
-        parts: &'p [Matrix<'p>],
+        parts: &'p [Matrix<'_>],
         packing: Packing,
         precision: Option<WeightPrecision>,
         has_fp8: bool,
@@ -260,7 +265,7 @@ impl<'p> PackedForm<'p> {
 
     /// The form of the output layer.
     pub(super) fn of_output_layer(
-        parts: &'p [Matrix<'p>],
+        parts: &'p [Matrix<'_>],
         precision: Option<WeightPrecision>,
         has_fp8: bool,
     ) -> Self {

@@ -125,6 +125,14 @@ impl Work {
         }
     }
 
+    /// That of both.
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            num_bytes: self.num_bytes + other.num_bytes,
+            num_operations: self.num_operations + other.num_operations,
+        }
+    }
+
     /// The work of a mixture of experts of which `num_touched` have any rows, `num_chosen` for each row.
     pub(super) fn experts<D: Device>(
         num_rows: usize,
@@ -135,10 +143,7 @@ impl Work {
         let of = |expert: &Expert<D>, num_rows| {
             let gate_up = Self::gated_product(num_rows, &expert.gate_up.matrix);
             let down = Self::product(num_rows, &expert.down.matrix, true);
-            Self {
-                num_bytes: gate_up.num_bytes + down.num_bytes,
-                num_operations: gate_up.num_operations + down.num_operations,
-            }
+            gate_up.plus(down)
         };
         let shared = experts.shared.as_ref();
         let mut work = shared.map_or_else(Self::default, |expert| of(expert, num_rows));

@@ -56,7 +56,7 @@ impl<D: Device> ResidualStream<D> {
         Ok(Self {
             hidden_size,
             embedding_scale: spec.embedding_scale,
-            embedding_place: spec.embedding_place(),
+            embedding_place: spec.embedding_place() * num_tiles,
             norm: spec.norm,
             has_whole_sums,
             hidden: device.alloc_sums(max_rows, hidden_size)?,
@@ -96,14 +96,15 @@ impl<D: Device> ResidualStream<D> {
         let (scale, hidden) = (self.embedding_scale, &mut self.hidden);
         match first_token {
             None => run.device.embed(step, table, scale, hidden),
-            Some(first) => {
-                run.device.embed_part(step, table, first, scale, hidden);
-                run.device.all_reduce(num_rows, hidden);
-            }
+            Some(first) => run.device.embed_part(step, table, first, scale, hidden),
         }
         if let Some(adapted) = adapted_rows(run.adapters, Some(self.embedding_place)) {
+            let first = first_token.unwrap_or(0);
             run.device
-                .adapt_embeddings(step, adapted, self.embedding_scale, &mut self.hidden);
+                .adapt_embeddings(step, first, adapted, scale, hidden);
+        }
+        if first_token.is_some() {
+            run.device.all_reduce(num_rows, hidden);
         }
         if let Some(positions) = positions {
             run.device.add_positions(step, positions, &mut self.hidden);
@@ -206,43 +207,53 @@ impl<D: Device> ResidualStream<D> {
             Some(linear) => run.project(num_rows, x, linear, Output::Store, result),
             None => {
                 let others = &mut self.tile_sums;
-                sum_tiles(run.device, num_rows, x, &linear.tiles, result, others);
+                let adapters = run.adapters;
+                let project = &mut |device: &mut D, tile: &Tile<D>, output, out: &mut D::Sums| {
+                    let Tile { inputs, linear } = tile;
+                    let (inputs, adapted) = (inputs.clone(), adapted_rows(adapters, linear.place));
+                    device.project_part(num_rows, x, inputs, linear, adapted, output, out);
+                };
+                sum_all_tiles(run.device, num_rows, &linear.tiles, project, result, others);
             }
         }
         run.device.all_reduce(num_rows, result);
     }
 
-    /// `hidden += after(experts(normed)); normed = next(hidden)`. The experts of each row were chosen.
+    /// `hidden += after(experts(normed)); normed = next(hidden)`, of all tiles. The experts of each row were chosen.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub fn add_experts<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
-        experts: &Experts<D>,
+        tiles: &[Option<Experts<D>>],
         rows: &mut D::ExpertRows,
         num_chosen: usize,
         after: Option<&NormWeights<D>>,
         next: Option<&NormWeights<D>>,
     ) {
         let normed = &self.normed;
-        let is_added = match &mut self.result {
-            Some(result) if !self.has_whole_sums || after.is_some() => {
-                run.device
-                    .mix_experts(num_rows, normed, experts, rows, Output::Store, result);
+        let mut mix = |device: &mut D, experts: &Experts<D>, output, out: &mut D::Sums| {
+            device.mix_experts(num_rows, normed, experts, rows, output, out);
+        };
+        let is_added = match (&mut self.result, tiles) {
+            (_, [Some(experts)]) if self.has_whole_sums && after.is_none() => {
+                mix(run.device, experts, Output::Add, &mut self.hidden);
+                true
+            }
+            (Some(result), _) => {
+                let others = &mut self.tile_sums;
+                sum_all_tiles(run.device, num_rows, tiles, &mut mix, result, others);
                 run.device.all_reduce(num_rows, result);
                 false
             }
-            _ => {
-                let hidden = &mut self.hidden;
-                run.device
-                    .mix_experts(num_rows, normed, experts, rows, Output::Add, hidden);
-                true
-            }
+            (None, _) => unreachable!("it was reserved, for not all results are added at once"),
         };
         let device = &*run.device;
         run.probe.ended(Operation::Experts, || {
             let num_touched = device.num_touched_experts(rows);
-            Work::experts(num_rows, experts, num_touched, num_chosen)
+            let experts = tiles.iter().flatten();
+            let works = experts.map(|it| Work::experts(num_rows, it, num_touched, num_chosen));
+            works.fold(Work::default(), Work::plus)
         });
         if is_added {
             return self.norm(run, num_rows, next);
@@ -387,41 +398,50 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
     }
 }
 
-/// `out` becomes the sum of the products of tiles, in pairs. `false` if none has inputs; then `out` stays as it is.
-fn sum_tiles<D: Device>(
+/// `out` becomes the sum of the products of tiles, in pairs. What changes no sum, if none has inputs. `project` has a tile
+/// stored in, or added to, a buffer.
+fn sum_all_tiles<D: Device, T>(
     device: &mut D,
     num_rows: usize,
-    x: &D::Inputs,
-    tiles: &[Option<Tile<D>>],
+    tiles: &[Option<T>],
+    project: &mut impl FnMut(&mut D, &T, Output, &mut D::Sums),
+    out: &mut D::Sums,
+    others: &mut [D::Sums],
+) {
+    if !sum_tiles(device, num_rows, tiles, project, out, others) {
+        device.clear_part(num_rows, out);
+    }
+}
+
+/// The same. `false` if none has inputs; then `out` stays as it is.
+fn sum_tiles<D: Device, T>(
+    device: &mut D,
+    num_rows: usize,
+    tiles: &[Option<T>],
+    project: &mut impl FnMut(&mut D, &T, Output, &mut D::Sums),
     out: &mut D::Sums,
     others: &mut [D::Sums],
 ) -> bool {
-    let mut project = |tile: &Option<Tile<D>>, output: Output, out: &mut D::Sums| {
-        let Some(Tile { inputs, linear }) = tile else {
-            return false;
-        };
-        device.project_part(num_rows, x, inputs.clone(), linear, output, out);
-        true
-    };
     match tiles {
-        [] => false,
-        [one] => project(one, Output::Store, out),
-        [first, second] => match project(first, Output::Store, out) {
-            true => {
-                project(second, Output::Add, out);
-                true
-            }
-            false => project(second, Output::Store, out),
-        },
+        [] | [None] | [None, None] => false,
+        [Some(one)] | [Some(one), None] | [None, Some(one)] => {
+            project(device, one, Output::Store, out);
+            true
+        }
+        [Some(first), Some(second)] => {
+            project(device, first, Output::Store, out);
+            project(device, second, Output::Add, out);
+            true
+        }
         _ => {
             let (first, second) = tiles.split_at(tiles.len() / 2);
-            if !sum_tiles(device, num_rows, x, first, out, others) {
-                return sum_tiles(device, num_rows, x, second, out, others);
+            if !sum_tiles(device, num_rows, first, project, out, others) {
+                return sum_tiles(device, num_rows, second, project, out, others);
             }
             let Some((own, others)) = others.split_first_mut() else {
                 unreachable!("a buffer for each level of pairs was reserved")
             };
-            if sum_tiles(device, num_rows, x, second, own, others) {
+            if sum_tiles(device, num_rows, second, project, own, others) {
                 device.add_normed(num_rows, own, Norm::Identity, out);
             }
             true
@@ -434,10 +454,7 @@ fn work_of<D: Device>(num_rows: usize, linear: &SummedLinear<D>) -> Work {
     let works = linear
         .linears()
         .map(|tile| Work::product(num_rows, &tile.matrix, true));
-    works.fold(Work::default(), |sum, work| Work {
-        num_bytes: sum.num_bytes + work.num_bytes,
-        num_operations: sum.num_operations + work.num_operations,
-    })
+    works.fold(Work::default(), Work::plus)
 }
 
 /// The rows that adapters change at a place, if there are any.

@@ -12,14 +12,15 @@
 //!                  \___/             on 2 and 4 ranks by the collective operation
 //! ```
 //!
-//! Heads and widths that do not divide are cut as evenly as whole heads and pairs of inputs allow. Keys and values that the
-//! queries of several ranks read are computed and stored by each of them.
+//! Heads and widths that do not divide are cut as evenly as whole heads, pairs of inputs, and the groups of quantised weights
+//! allow, so that a rank may have nothing of a narrow block. Keys and values that the queries of several ranks read are computed
+//! and stored by each of them.
 
 use std::ops::Range;
 
-use super::spec::{FeedForward, ModelSpec};
+use super::spec::ModelSpec;
 use crate::base::LoadError;
-use crate::device::QkNormWidth;
+use crate::device::{HeadPlaces, QkNormWidth};
 
 /// Tiles of inputs on 1, 2 and 4 ranks.
 const NUM_TILES: usize = 4;
@@ -33,10 +34,20 @@ pub(super) struct Rank {
     num_tiles: usize,
 }
 
+/// What stays together in every tile: inputs of quantised weights whose groups have one scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CutUnits {
+    /// Query heads.
+    pub(super) heads: usize,
+    /// Inputs of projections behind the inside of a feed-forward block.
+    pub(super) inner: usize,
+}
+
 /// The part of each layer, and of the vocabulary, that a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ModelShare {
     rank: Rank,
+    units: CutUnits,
     pub(super) heads: HeadShare,
     /// Its rows of the embedding and of the output layer.
     pub(super) vocabulary: Range<usize>,
@@ -92,9 +103,32 @@ impl Rank {
             .collect()
     }
 
-    /// Whether it adds the bias to sums over all ranks.
+    /// The same in units of several, the last of which may be smaller.
+    fn cut_in_units(self, len: usize, unit: usize) -> Vec<Range<usize>> {
+        let tiles = self.cut(len.div_ceil(unit)).into_iter();
+        tiles
+            .map(|tile| (tile.start * unit).min(len)..(tile.end * unit).min(len))
+            .collect()
+    }
+
+    /// Whether it adds the bias to sums over all ranks. It has some of all inputs.
     fn is_last(self) -> bool {
         self.index + 1 == self.num_ranks
+    }
+}
+
+impl CutUnits {
+    /// Those of float weights.
+    pub(super) const SINGLE: Self = Self { heads: 1, inner: 1 };
+
+    /// Keeps so many query heads together.
+    pub(super) fn join_heads(&mut self, num: usize) {
+        self.heads = lcm(self.heads, num);
+    }
+
+    /// Keeps so many inputs together.
+    pub(super) fn join_inner(&mut self, num: usize) {
+        self.inner = lcm(self.inner, num);
     }
 }
 
@@ -103,23 +137,25 @@ impl ModelShare {
     ///
     /// # Errors
     /// The model cannot be split over so many ranks.
-    pub(super) fn new(rank: Rank, spec: &ModelSpec) -> Result<Self, LoadError> {
-        check(rank, spec)?;
+    pub(super) fn new(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<Self, LoadError> {
+        check(rank, spec, units)?;
         let cut = |index| part(spec.vocab_size, index, rank.num_ranks);
         Ok(Self {
             rank,
-            heads: HeadShare::new(rank, spec.num_heads, spec.num_kv_heads),
+            units,
+            heads: HeadShare::new(rank, spec.num_heads, spec.num_kv_heads, units.heads),
             vocabulary: cut(rank.index),
             vocabulary_sizes: (0..rank.num_ranks).map(|index| cut(index).len()).collect(),
         })
     }
 
-    /// The same, for devices that sum over all inputs of a rank at once.
+    /// The same, for devices that sum over all inputs of a rank at once, and have no other operations for ranks.
     ///
     /// # Errors
-    /// As [`ModelShare::new`].
+    /// They cannot compute a share of the model.
     pub(super) fn without_tiles(&self, spec: &ModelSpec) -> Result<Self, LoadError> {
-        Self::new(self.rank.without_tiles(), spec)
+        check_without_tiles(self.rank, spec)?;
+        Self::new(self.rank.without_tiles(), spec, self.units)
     }
 
     /// Whether it is all of the model.
@@ -130,6 +166,11 @@ impl ModelShare {
     /// The tiles of its sums over inputs.
     pub(super) fn num_tiles(&self) -> usize {
         self.rank.tiles().len()
+    }
+
+    /// The first place in its weights of adapters, by that in those of the model. Its tiles follow one another.
+    pub(super) fn place(&self, of_model: usize) -> usize {
+        of_model * self.num_tiles()
     }
 
     /// Whether it adds the bias to sums over all ranks: in its last tile.
@@ -151,10 +192,7 @@ impl ModelShare {
     /// Its part of the inside of a feed-forward block of this width, by tiles.
     pub(super) fn inner(&self, width: usize) -> Vec<Range<usize>> {
         // Kernels multiply pairs of inputs.
-        let tiles = self.rank.cut(width.div_ceil(2)).into_iter();
-        tiles
-            .map(|tile| (2 * tile.start).min(width)..(2 * tile.end).min(width))
-            .collect()
+        self.rank.cut_in_units(width, lcm(2, self.units.inner))
     }
 
     /// The sizes of the model that this rank computes.
@@ -162,29 +200,24 @@ impl ModelShare {
         let mut local = spec.clone();
         local.num_heads = self.heads.queries.len();
         local.num_kv_heads = self.heads.keys.len();
-        for layer in &mut local.layers {
-            if let FeedForward::Gated { down, .. } | FeedForward::Plain { down, .. } =
-                &mut layer.feed_forward
-            {
-                down.num_inputs = whole(&self.inner(down.num_inputs)).len();
-            }
+        let downs = local.layers.iter_mut();
+        for down in downs.flat_map(|layer| layer.feed_forward.downs_mut()) {
+            down.num_inputs = whole(&self.inner(down.num_inputs)).len();
         }
         local
     }
 }
 
 impl HeadShare {
-    fn new(rank: Rank, num_heads: usize, num_kv_heads: usize) -> Self {
+    /// With so many query heads together.
+    fn new(rank: Rank, num_heads: usize, num_kv_heads: usize, joined: usize) -> Self {
         let group_size = num_heads / num_kv_heads;
         // Whole groups where there is one for each tile.
         let unit = match num_kv_heads >= rank.num_tiles {
             true => group_size,
             false => 1,
         };
-        let tiles = rank.cut(num_heads / unit).into_iter();
-        let tiles: Vec<_> = tiles
-            .map(|tile| tile.start * unit..tile.end * unit)
-            .collect();
+        let tiles = rank.cut_in_units(num_heads, lcm(unit, joined));
         let queries = whole(&tiles);
         // Groups of equal size, none of which has queries of two groups of the model.
         let ends = [queries.start, queries.end].map(|end| end % group_size);
@@ -201,6 +234,22 @@ impl HeadShare {
                 .map(|tile| tile.start - queries.start..tile.end - queries.start)
                 .collect(),
             queries,
+        }
+    }
+
+    /// Its heads among those of the model.
+    pub(super) fn places(&self, num_heads: usize, num_kv_heads: usize) -> HeadPlaces {
+        let group_size = num_heads / num_kv_heads;
+        let queries = self.queries.clone().map(Some);
+        // Several ranks may have a key, or one more than once: the first to need it counts it.
+        let keys = self.keys.iter().enumerate().map(|(index, &key)| {
+            let is_first =
+                self.queries.contains(&(key * group_size)) && !self.keys[..index].contains(&key);
+            is_first.then_some(num_heads + key)
+        });
+        HeadPlaces {
+            num_heads: [num_heads, num_kv_heads],
+            places: queries.chain(keys).collect(),
         }
     }
 
@@ -225,15 +274,20 @@ fn part(num_units: usize, index: usize, num_parts: usize) -> Range<usize> {
     index * num_units / num_parts..(index + 1) * num_units / num_parts
 }
 
-fn gcd(a: usize, b: usize) -> usize {
+/// The greatest common divisor.
+pub(super) fn gcd(a: usize, b: usize) -> usize {
     match b {
         0 => a,
         _ => gcd(b, a % b),
     }
 }
 
+fn lcm(a: usize, b: usize) -> usize {
+    a / gcd(a, b) * b
+}
+
 /// Refuses models that cannot be split over so many ranks.
-fn check(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
+fn check(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<(), LoadError> {
     let num_ranks = rank.num_ranks;
     let refuse = |problem: String| {
         Err(LoadError::Config {
@@ -244,28 +298,49 @@ fn check(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
     if spec.latent_shape().is_some() {
         return refuse("latent attention cannot be split over ranks yet".to_owned());
     }
-    if spec.mixture().is_some() {
-        return refuse("experts cannot be split over ranks yet".to_owned());
-    }
-    let widths = spec.layers.iter().map(|layer| layer.feed_forward.width());
-    let narrowest = widths.min().unwrap_or(0);
     for (count, name) in [
         (spec.num_heads, "query heads"),
         (spec.vocab_size, "tokens in its vocabulary"),
-        (narrowest / 2, "pairs of inputs of a down projection"),
     ] {
         if count < num_ranks {
             return refuse(format!("the model has only {count} {name}"));
         }
     }
-    let mut norms = spec
-        .layers
-        .iter()
-        .filter_map(|layer| layer.attention.qk_norm);
-    if norms.any(|norm| norm.width == QkNormWidth::Row) {
+    let mut ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
+    let heads = |rank| HeadShare::new(rank, spec.num_heads, spec.num_kv_heads, units.heads);
+    if ranks.any(|rank| heads(rank).queries.is_empty()) {
+        return refuse(format!(
+            "of the {} query heads of the model, {} have inputs of the same groups of quantised weights",
+            spec.num_heads, units.heads
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses models that need more operations of ranks than sums.
+fn check_without_tiles(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
+    let num_ranks = rank.num_ranks;
+    let refuse = |problem: String| {
+        Err(LoadError::Config {
+            problem: format!("{num_ranks} ranks on GPUs: {problem}"),
+            remedy: "use one GPU, or instance_group [{ kind: KIND_CPU }]".to_owned(),
+        })
+    };
+    if spec.mixture().is_some() {
+        return refuse("experts cannot be split over GPUs yet".to_owned());
+    }
+    let widths = spec.layers.iter().map(|layer| layer.feed_forward.width());
+    let num_pairs = widths.min().unwrap_or(0) / 2;
+    if num_pairs < num_ranks {
+        return refuse(format!(
+            "the model has only {num_pairs} pairs of inputs of a down projection"
+        ));
+    }
+    let norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);
+    if norms.flatten().any(|norm| norm.width == QkNormWidth::Row) {
         let family = spec.family;
         return refuse(format!(
-            "{family} normalises all queries of a token together, which cannot be split over ranks yet"
+            "{family} normalises all queries of a token together, which cannot be split over GPUs yet"
         ));
     }
     Ok(())
@@ -294,7 +369,7 @@ mod tests {
                 let mut next = 0;
                 for index in 0..num_ranks {
                     let rank = Rank::new(index, num_ranks);
-                    let share = HeadShare::new(rank, num_heads, num_kv_heads);
+                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
                     assert_eq!(share.queries.start, next);
                     next = share.queries.end;
                     assert!(!share.queries.is_empty());
@@ -312,9 +387,41 @@ mod tests {
     }
 
     #[test]
+    fn one_rank_has_the_place_of_each_head() {
+        for (num_heads, num_kv_heads) in SIZES {
+            for num_ranks in 1..=4 {
+                let places = (0..num_ranks).flat_map(|index| {
+                    let rank = Rank::new(index, num_ranks);
+                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
+                    let HeadPlaces { places, .. } = share.places(num_heads, num_kv_heads);
+                    assert_eq!(places.len(), share.queries.len() + share.keys.len());
+                    places.into_iter().flatten()
+                });
+                let mut places: Vec<_> = places.collect();
+                places.sort_unstable();
+                assert!(places.into_iter().eq(0..num_heads + num_kv_heads));
+            }
+        }
+    }
+
+    #[test]
+    fn groups_of_inputs_and_of_heads_stay_together() {
+        let tiles = |num_ranks: usize, joined| -> Vec<Range<usize>> {
+            let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
+            let shares = ranks.map(|rank| HeadShare::new(rank, 12, 3, joined));
+            shares.map(|share| share.queries).collect()
+        };
+        assert_eq!(tiles(2, 8), [0..8, 8..12]);
+        assert_eq!(tiles(4, 8), [0..0, 0..8, 8..8, 8..12]);
+        let rank = Rank::new(0, 1);
+        assert_eq!(rank.cut_in_units(96, 32), [0..0, 0..32, 32..64, 64..96]);
+        assert_eq!(rank.cut_in_units(70, 32), [0..0, 0..32, 32..64, 64..70]);
+    }
+
+    #[test]
     fn keys_are_copied_only_where_they_must_be() {
         let keys = |index, num_ranks, num_heads, num_kv_heads| {
-            HeadShare::new(Rank::new(index, num_ranks), num_heads, num_kv_heads).keys
+            HeadShare::new(Rank::new(index, num_ranks), num_heads, num_kv_heads, 1).keys
         };
         assert_eq!(keys(1, 2, 32, 8), [4, 5, 6, 7]);
         assert_eq!(keys(0, 4, 40, 10), [0, 1]);
@@ -329,7 +436,7 @@ mod tests {
             let tiles = |num_ranks| -> Vec<Range<usize>> {
                 let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
                 let tiles = ranks.flat_map(|rank| {
-                    let share = HeadShare::new(rank, num_heads, num_kv_heads);
+                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
                     let first = share.queries.start;
                     let own = share.tiles.into_iter();
                     own.map(move |tile| first + tile.start..first + tile.end)

@@ -624,7 +624,7 @@ impl LayerSpec {
     }
 
     /// Those that adapters can change.
-    fn adaptable_projections(&self) -> Vec<&Projection> {
+    pub fn adaptable_projections(&self) -> Vec<&Projection> {
         let mut all = self.attention.projections();
         if !matches!(self.feed_forward, FeedForward::Experts(_)) {
             all.extend(self.feed_forward.projections());
@@ -709,6 +709,17 @@ impl FeedForward {
                     all.extend([&shared.gate_up, &shared.down]);
                 }
                 all
+            }
+        }
+    }
+
+    /// The projections from its inside; of experts, that of one, and that of the shared one.
+    pub fn downs_mut(&mut self) -> Vec<&mut Projection> {
+        match self {
+            Self::Gated { down, .. } | Self::Plain { down, .. } => vec![down],
+            Self::Experts(ExpertsSpec { down, shared, .. }) => {
+                let shared = shared.as_mut().map(|shared| &mut shared.down);
+                [down].into_iter().chain(shared).collect()
             }
         }
     }

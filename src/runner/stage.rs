@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::share::{ModelShare, Rank};
+use super::share::{CutUnits, ModelShare, Rank};
 use super::spec::{LayerSpec, ModelSpec};
 use crate::base::LoadError;
 use crate::collective::Grid;
@@ -34,20 +34,6 @@ pub(super) struct Stage {
     is_leading: bool,
 }
 
-/// The sizes of the parts of a model on each rank.
-///
-/// # Errors
-/// The model cannot be split so.
-pub fn specs_of_ranks(grid: Grid, spec: &ModelSpec) -> Result<Vec<ModelSpec>, LoadError> {
-    let ranks = (0..grid.num_ranks()).map(|rank| {
-        let part = ModelPart::of_rank(grid, rank, spec)?;
-        let mut local = part.local_spec(spec);
-        local.layers = local.layers.drain(part.stage.layers).collect();
-        Ok(local)
-    });
-    ranks.collect()
-}
-
 impl ModelPart {
     /// All of it.
     pub(super) fn whole(spec: &ModelSpec) -> Self {
@@ -61,7 +47,12 @@ impl ModelPart {
     ///
     /// # Errors
     /// The model cannot be split so.
-    pub(super) fn of_rank(grid: Grid, rank: usize, spec: &ModelSpec) -> Result<Self, LoadError> {
+    pub(super) fn of_rank(
+        grid: Grid,
+        rank: usize,
+        spec: &ModelSpec,
+        units: CutUnits,
+    ) -> Result<Self, LoadError> {
         let Grid {
             num_stages,
             ranks_per_stage,
@@ -78,7 +69,7 @@ impl ModelPart {
         Ok(Self {
             stage,
             share: match is_shared {
-                true => Some(ModelShare::new(rank, spec)?),
+                true => Some(ModelShare::new(rank, spec, units)?),
                 false => None,
             },
         })
@@ -90,6 +81,13 @@ impl ModelPart {
             Some(share) => share.local_spec(spec),
             None => spec.clone(),
         }
+    }
+
+    /// Those of its own layers.
+    pub(super) fn local_spec_of_stage(&self, spec: &ModelSpec) -> ModelSpec {
+        let mut local = self.local_spec(spec);
+        local.layers = local.layers.drain(self.stage.layers.clone()).collect();
+        local
     }
 
     /// The tiles of its sums over inputs.

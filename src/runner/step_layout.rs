@@ -143,7 +143,8 @@ impl StepLayout {
             }
             if let Some(adapter) = &sequence.adapter {
                 let adapter = adapter.contents::<UsedAdapter>();
-                let weights = adapter.expect("an adapter of this runner").weights();
+                let parts = adapter.expect("an adapter of this runner").parts();
+                let weights = parts.own();
                 add_run(&mut self.adapters, weights, sequence.tokens.clone());
                 let kept = first_kept..self.kept_rows.len() as u32;
                 let sampled = first_sampled..self.sampled_rows.len() as u32;
@@ -168,9 +169,7 @@ impl StepLayout {
 
     /// The adapter of some of the kept rows, which are of one sequence.
     pub fn adapter_of(&self, kept_rows: &Range<usize>) -> Option<&AdapterRun> {
-        let row = kept_rows.start as u32;
-        let mut runs = self.kept_adapters.iter();
-        runs.find(|run| run.rows.contains(&row))
+        run_of(&self.kept_adapters, kept_rows)
     }
 
     /// The sampled rows that have adapters, as indices of sampled rows.
@@ -266,6 +265,12 @@ impl StepLayout {
     pub fn contexts(&self) -> &[ContextRows] {
         &self.contexts
     }
+}
+
+/// The run that these rows, which are of one sequence, are in.
+pub(super) fn run_of<'a>(runs: &'a [AdapterRun], rows: &Range<usize>) -> Option<&'a AdapterRun> {
+    let row = rows.start as u32;
+    runs.iter().find(|run| run.rows.contains(&row))
 }
 
 /// Appends rows with an adapter, to those before them if they have the same.

@@ -9,7 +9,7 @@ use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
-use super::share::{ModelShare, whole};
+use super::share::{CutUnits, ModelShare, gcd, whole};
 use super::spec::{
     ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
     QkNormSpec, StackedLayout,
@@ -55,9 +55,16 @@ pub(super) enum FeedForwardSource<'a> {
         /// The corrections of the scores of experts.
         correction: Option<Tensor<'a>>,
         gating: Gating,
-        chosen: Vec<DenseSource<'a>>,
-        shared: Option<DenseSource<'a>>,
+        /// One, or those of a rank, each with some of the inside of all experts.
+        tiles: Vec<ExpertsSource<'a>>,
     },
+}
+
+/// The weights of experts.
+pub(super) struct ExpertsSource<'a> {
+    /// Empty for a tile with nothing of them.
+    pub(super) chosen: Vec<DenseSource<'a>>,
+    pub(super) shared: Option<DenseSource<'a>>,
 }
 
 /// The weights of a block without experts, or of an expert.
@@ -103,28 +110,60 @@ impl<'a> WeightSources<'a> {
         })
     }
 
-    /// What a rank has of them.
-    ///
-    /// # Errors
-    /// Some are quantised, which cannot be split yet.
-    pub(super) fn share(self, share: &ModelShare, spec: &ModelSpec) -> Result<Self, LoadError> {
+    /// What a rank has of them, whose layers are these.
+    pub(super) fn share(self, share: &ModelShare, layers: &[LayerSpec], head_dim: usize) -> Self {
         let rows = |matrix: &Matrix<'a>| {
             let columns = 0..matrix.columns();
             matrix.part(share.vocabulary.clone(), columns)
         };
-        Ok(Self {
-            embedding: rows(&self.embedding)?,
-            layers: self
-                .layers
-                .into_iter()
-                .map(|layer| layer.share(share, spec.head_dim))
-                .collect::<Result<_, _>>()?,
-            output_layer: self.output_layer.as_ref().map(rows).transpose()?,
+        let layers = self.layers.into_iter().zip(layers);
+        Self {
+            embedding: rows(&self.embedding),
+            layers: layers
+                .map(|(layer, of_layer)| layer.share(share, of_layer, head_dim))
+                .collect(),
+            output_layer: self.output_layer.as_ref().map(rows),
             output_bias: self
                 .output_bias
                 .map(|bias| bias.elements(share.vocabulary.clone())),
             ..self
-        })
+        }
+    }
+
+    /// What stays together in every tile of a rank.
+    pub(super) fn cut_units(&self, spec: &ModelSpec) -> CutUnits {
+        let mut units = CutUnits::SINGLE;
+        for layer in &self.layers {
+            for matrix in &layer.o.matrices {
+                // Whole groups of inputs that are whole heads.
+                let group = matrix.columns_of_group();
+                units.join_heads(group / gcd(group, spec.head_dim));
+            }
+            let blocks = layer.feed_forward.blocks().into_iter();
+            for matrix in blocks.flat_map(|block| &block.down.matrices) {
+                units.join_inner(matrix.columns_of_group());
+            }
+        }
+        units
+    }
+
+    /// Refuses quantised weights, for devices that cannot have a part of them.
+    ///
+    /// # Errors
+    /// A matrix is quantised.
+    pub(super) fn check_are_floats(&self) -> Result<(), LoadError> {
+        let projections = self.layers.iter().flat_map(LayerSource::projections);
+        let matrices = projections.flat_map(|projection| &projection.matrices);
+        let of_vocabulary = [&self.embedding, self.output_matrix()];
+        let mut matrices = of_vocabulary.into_iter().chain(matrices);
+        match matrices.find(|matrix| matrix.is_quantised()) {
+            None => Ok(()),
+            Some(matrix) => Err(matrix.location().error(
+                "is quantised, and quantised weights cannot be split over several GPUs yet: use a checkpoint with float \
+                 weights, or one GPU"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// The matrix of the output layer.
@@ -218,7 +257,7 @@ impl<'a> LayerSource<'a> {
                         let len = num_heads * spec.head_dim;
                         let norm: NormSource<'a> = norm(name, &kind, len)?;
                         Ok(NormSource {
-                            weight: in_order_of_heads(norm.weight, len, order),
+                            weight: vec![in_order_of_heads(norm.weight[0], len, order)],
                             ..norm
                         })
                     };
@@ -248,50 +287,110 @@ impl<'a> LayerSource<'a> {
         })
     }
 
-    fn share(self, share: &ModelShare, head_dim: usize) -> Result<Self, LoadError> {
+    fn share(self, share: &ModelShare, spec: &LayerSpec, head_dim: usize) -> Self {
         let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let queries = vec![of_heads(&share.heads.queries)];
         let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
         let feed_forward = match self.feed_forward {
-            FeedForwardSource::Dense(spec, block) => {
-                let tiles = share.inner(spec.width());
-                let rows = vec![vec![whole(&tiles)]; block.up.matrices.len()];
+            FeedForwardSource::Dense(kind, block) => {
+                let tiles = share.inner(kind.width());
                 let block = DenseSource {
-                    up: block.up.outputs(&rows)?,
-                    down: block.down.inputs(&tiles, share)?,
+                    up: block.up.same_outputs(whole(&tiles)).placed(share),
+                    down: block.down.inputs(&tiles, share).placed(share),
                 };
-                FeedForwardSource::Dense(spec, block)
+                FeedForwardSource::Dense(kind, block)
             }
-            FeedForwardSource::Experts { .. } => {
-                unreachable!("the share of a model with experts is refused")
-            }
+            FeedForwardSource::Experts {
+                router,
+                correction,
+                gating,
+                tiles,
+            } => FeedForwardSource::Experts {
+                router,
+                correction,
+                gating,
+                tiles: tiles
+                    .into_iter()
+                    .flat_map(|experts| experts.tiles(share))
+                    .collect(),
+            },
         };
-        Ok(Self {
-            qkv: self.qkv.outputs(&[queries, keys.clone(), keys])?,
+        Self {
+            qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
+                (Some([q, k]), Some(norm)) if norm.width == QkNormWidth::Row => {
+                    Some([q.elements(&queries), k.elements(&keys)])
+                }
+                (norm, _) => norm,
+            },
+            qkv: self
+                .qkv
+                .outputs(&[queries, keys.clone(), keys])
+                .placed(share),
             sink_logits: self
                 .sink_logits
                 .map(|logits| logits.elements(share.heads.queries.clone())),
-            o: self.o.inputs(&share.attended(head_dim), share)?,
+            o: self
+                .o
+                .inputs(&share.attended(head_dim), share)
+                .placed(share),
             feed_forward,
             ..self
-        })
+        }
     }
 
     fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
-        let (router, blocks) = match &self.feed_forward {
-            FeedForwardSource::Dense(_, block) => (None, vec![block]),
-            FeedForwardSource::Experts {
-                router,
-                chosen,
-                shared,
-                ..
-            } => (Some(router), chosen.iter().chain(shared).collect()),
+        let router = match &self.feed_forward {
+            FeedForwardSource::Dense(..) => None,
+            FeedForwardSource::Experts { router, .. } => Some(router),
         };
-        let blocks = blocks.into_iter();
+        let blocks = self.feed_forward.blocks().into_iter();
         let blocks = blocks.flat_map(|block| [&block.up, &block.down]);
         let latent = self.latent.iter().flat_map(LatentSource::projections);
         let attention = [&self.qkv, &self.o].into_iter().chain(latent);
         attention.chain(router).chain(blocks)
+    }
+}
+
+impl<'a> FeedForwardSource<'a> {
+    /// The block, or all experts.
+    fn blocks(&self) -> Vec<&DenseSource<'a>> {
+        match self {
+            Self::Dense(_, block) => vec![block],
+            Self::Experts { tiles, .. } => {
+                let tiles = tiles.iter();
+                tiles
+                    .flat_map(|tile| tile.chosen.iter().chain(&tile.shared))
+                    .collect()
+            }
+        }
+    }
+}
+
+impl<'a> ExpertsSource<'a> {
+    /// What the tiles of a rank have of them.
+    fn tiles(&self, share: &ModelShare) -> Vec<Self> {
+        let tiles = (0..share.num_tiles()).map(|tile| {
+            let of_tile = |expert: &DenseSource<'a>| expert.tile(share, tile);
+            Self {
+                chosen: self.chosen.iter().filter_map(of_tile).collect(),
+                shared: self.shared.as_ref().and_then(of_tile),
+            }
+        });
+        tiles.collect()
+    }
+}
+
+impl<'a> DenseSource<'a> {
+    /// What a tile of a rank has of an expert, if anything.
+    fn tile(&self, share: &ModelShare, tile: usize) -> Option<Self> {
+        let inner = &share.inner(self.down.matrices[0].columns())[tile];
+        let is_last = tile + 1 == share.num_tiles();
+        (!inner.is_empty()).then(|| Self {
+            up: self.up.same_outputs(inner.clone()),
+            down: self
+                .down
+                .some_inputs(inner.clone(), is_last && share.has_biases_of_sums()),
+        })
     }
 }
 
@@ -371,14 +470,16 @@ fn find_experts<'a>(
             None => None,
         },
         gating: experts.gating,
-        chosen: chosen.collect::<Result<_, LoadError>>()?,
-        shared: match &experts.shared {
-            Some(shared) => Some(DenseSource {
-                up: ProjectionSource::find(tensors, layer, &shared.gate_up)?,
-                down: ProjectionSource::find(tensors, layer, &shared.down)?,
-            }),
-            None => None,
-        },
+        tiles: vec![ExpertsSource {
+            chosen: chosen.collect::<Result<_, LoadError>>()?,
+            shared: match &experts.shared {
+                Some(shared) => Some(DenseSource {
+                    up: ProjectionSource::find(tensors, layer, &shared.gate_up)?,
+                    down: ProjectionSource::find(tensors, layer, &shared.down)?,
+                }),
+                None => None,
+            },
+        }],
     })
 }
 

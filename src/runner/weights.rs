@@ -15,10 +15,14 @@ use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::spec::{FeedForward, Norms};
 use super::stage::ModelPart;
-use super::weight_sources::{DenseSource, FeedForwardSource, LayerSource, WeightSources};
+use super::weight_sources::{
+    DenseSource, ExpertsSource, FeedForwardSource, LayerSource, WeightSources,
+};
 use crate::base::LoadError;
 use crate::checkpoint::Matrix;
-use crate::device::{Activation, Device, EmbeddingTable, Expert, Experts, Linear, PackedWeights};
+use crate::device::{
+    Activation, Device, EmbeddingTable, Expert, Experts, Gating, Linear, PackedWeights,
+};
 
 /// All weights of a model, on a device.
 pub(super) struct Weights<D: Device> {
@@ -63,7 +67,8 @@ pub(super) enum FeedForwardWeights<D: Device> {
         router: Linear<D>,
         /// The corrections of the scores of experts.
         correction: Option<D::Vector>,
-        experts: Experts<D>,
+        /// One, or the tiles of a rank of several, each with some of the inside of all experts. `None`: one with nothing.
+        tiles: Vec<Option<Experts<D>>>,
     },
 }
 
@@ -88,12 +93,12 @@ impl<D: Device> Layer<D> {
                 linears.push(&dense.up);
                 linears.extend(dense.down.linears());
             }
-            FeedForwardWeights::Experts {
-                router, experts, ..
-            } => {
+            FeedForwardWeights::Experts { router, tiles, .. } => {
                 linears.push(router);
-                let all = experts.chosen.iter().chain(&experts.shared);
-                linears.extend(all.flat_map(|expert| [&expert.gate_up, &expert.down]));
+                for experts in tiles.iter().flatten() {
+                    let all = experts.chosen.iter().chain(&experts.shared);
+                    linears.extend(all.flat_map(|expert| [&expert.gate_up, &expert.down]));
+                }
             }
         }
         linears.into_iter().map(|linear| &linear.matrix)
@@ -104,8 +109,7 @@ impl<D: Device> Weights<D> {
     /// Finds and checks all weights, and packs those of the part of a rank.
     ///
     /// # Errors
-    /// A tensor is missing, misshapen, not finite or changed while it was read; memory is short; or the share has quantised
-    /// weights.
+    /// A tensor is missing, misshapen, not finite or changed while it was read, or memory is short.
     pub(super) fn load(
         source: &ModelSource,
         precision: Option<WeightPrecision>,
@@ -120,7 +124,7 @@ impl<D: Device> Weights<D> {
         let mut sources = WeightSources::find(&tensors, spec)?;
         sources.layers = sources.layers.drain(stage.layers.clone()).collect();
         if let Some(share) = &part.share {
-            sources = sources.share(share, spec)?;
+            sources = sources.share(share, &spec.layers[stage.layers.clone()], spec.head_dim);
         }
         let cache = match part.is_whole() {
             true => source.open_weight_cache(precision, device),
@@ -136,8 +140,9 @@ impl<D: Device> Weights<D> {
             store.check()?;
             progress.report(layers.len());
         }
+        let output_place = spec.output_place() * part.num_tiles();
         let head = match stage.is_last() {
-            true => Some(sources.load_head(spec.output_place(), &mut packer)?),
+            true => Some(sources.load_head(output_place, &mut packer)?),
             false => None,
         };
         store.check()?;
@@ -266,27 +271,41 @@ impl FeedForwardSource<'_> {
                 router,
                 correction,
                 gating,
-                chosen,
-                shared,
+                tiles,
             } => FeedForwardWeights::Experts {
                 router: router.load(packer)?,
                 correction: match correction {
                     Some(correction) => Some(packer.upload(correction)?),
                     None => None,
                 },
-                experts: Experts {
-                    gating: *gating,
-                    chosen: chosen
-                        .iter()
-                        .map(|expert| expert.load(packer))
-                        .collect::<Result<_, _>>()?,
-                    shared: match shared {
-                        Some(shared) => Some(shared.load(packer)?),
-                        None => None,
-                    },
-                },
+                tiles: tiles
+                    .iter()
+                    .map(|tile| tile.load(*gating, packer))
+                    .collect::<Result<_, _>>()?,
             },
         })
+    }
+}
+
+impl ExpertsSource<'_> {
+    /// `None` if there is nothing of any.
+    fn load<D: Device>(
+        &self,
+        gating: Gating,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Option<Experts<D>>, LoadError> {
+        if self.chosen.is_empty() && self.shared.is_none() {
+            return Ok(None);
+        }
+        let chosen = self.chosen.iter().map(|expert| expert.load(packer));
+        Ok(Some(Experts {
+            gating,
+            chosen: chosen.collect::<Result<_, _>>()?,
+            shared: match &self.shared {
+                Some(shared) => Some(shared.load(packer)?),
+                None => None,
+            },
+        }))
     }
 }
 

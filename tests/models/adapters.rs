@@ -8,11 +8,13 @@ use safetensors::tensor::{TensorView, serialize_to_file};
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
 use triton_inflight::checkpoint::{AdapterArrays, AdapterFiles};
+use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::device::{CodeBits, Device, Dtype, KvDtype};
+use triton_inflight::device::{AdapterWeights, CodeBits, Device, Dtype, KvDtype};
 use triton_inflight::engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
 use triton_inflight::runner::{
-    CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter, WeightPrecision,
+    AdapterParts, CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter,
+    WeightPrecision,
 };
 
 use crate::batching::{assert_same_bits, requests};
@@ -36,10 +38,31 @@ struct Prompt {
 /// An adapter fixture, for the model in a folder.
 pub fn adapter(name: &str, base: &Path) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
+    used(load(name, &source).into())
+}
+
+/// What a rank has of it, to be given requests itself.
+pub fn adapter_of_rank(name: &str, base: &Path, rank: usize, num_ranks: usize) -> Adapter {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let part = source.adapter_of_rank(&load(name, &source), num_ranks, rank);
+    used(part.expect("it can be cut"))
+}
+
+/// What processes have of it.
+pub fn adapter_of_processes(name: &str, base: &Path, grid: Grid) -> Adapter {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let parts = source.adapter_parts(load(name, &source), grid);
+    used(parts.expect("it can be cut"))
+}
+
+fn load(name: &str, source: &ModelSource) -> AdapterWeights {
     let files = AdapterFiles::open(&fixture("adapters").join(name), 64).expect("the adapter opens");
-    let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
-    let weights = Arc::new(prepared.load().expect("it is read"));
-    Adapter::new(Arc::new(UsedAdapter::new(weights, || {})), 1)
+    let prepared = PreparedAdapter::new(&files, source).expect("it is for this model");
+    prepared.load().expect("it is read")
+}
+
+fn used(parts: AdapterParts) -> Adapter {
+    Adapter::new(Arc::new(UsedAdapter::new(Arc::new(parts), || {})), 1)
 }
 
 /// Bytes of the packed weights of an adapter.
@@ -144,7 +167,8 @@ pub fn mixed(base: &Path, names: [&str; 2]) -> Vec<Request> {
     in_turns(&names.map(|name| adapter(name, base)))
 }
 
-fn in_turns(adapters: &[Adapter; 2]) -> Vec<Request> {
+/// The same with these adapters.
+pub fn in_turns(adapters: &[Adapter; 2]) -> Vec<Request> {
     let mut requests = requests();
     for (index, request) in requests.iter_mut().enumerate() {
         request.adapter = adapters.get(index % 3).cloned();
@@ -276,8 +300,7 @@ fn random_adapter(base: &Path, rank: usize, seed: u32) -> Adapter {
     );
     let files = AdapterFiles::of_arrays(&Arc::new(arrays), 64).expect("good rows");
     let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
-    let weights = Arc::new(prepared.load().expect("it is read"));
-    Adapter::new(Arc::new(UsedAdapter::new(weights, || {})), 1)
+    used(prepared.load().expect("it is read").into())
 }
 
 #[test]

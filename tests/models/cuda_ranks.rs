@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use inflight_cuda_stand_in::{StandIn, set};
 use triton_inflight::base::{LoadError, StepError};
 use triton_inflight::collective::{Grid, Local};
-use triton_inflight::device::RankRole;
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
+use triton_inflight::device::{CodeBits, RankRole};
 use triton_inflight::engine::{Engine, StepOutput};
 use triton_inflight::runner::{
     AdapterRoom, CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport,
-    RunnerLimits,
+    RunnerLimits, WeightPrecision,
 };
 
 use crate::cuda::{on_stand_in, sampled_requests};
@@ -233,6 +233,37 @@ fn gpus_are_no_stages_and_two_ranks_need_two_of_them() {
         assert!(fail(stages, [0, 1]).contains("GPUs cannot be stages yet"));
         assert!(fail(2.into(), [0, 0]).contains("invalid usage"));
         assert!(fail(2.into(), [0, 2]).contains("there is no GPU 2: the driver shows 2"));
+    });
+}
+
+#[test]
+fn gpus_refuse_what_only_cpus_split() {
+    let test = "cuda_ranks::gpus_refuse_what_only_cpus_split";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let rounded = Setup {
+            weights: WeightPrecision::new(CodeBits::Eight).into(),
+            ..Setup::default()
+        };
+        let float = Setup::default();
+        for (name, setup, reason) in [
+            ("mixtral", &float, "experts cannot be split over GPUs yet"),
+            ("olmo2", &float, "normalises all queries"),
+            (
+                "quantised/awq",
+                &float,
+                "quantised weights cannot be split over several GPUs yet",
+            ),
+            ("llama3", &rounded, "weight_only_precision"),
+        ] {
+            let errors = on_ranks(2, |rank, collective| {
+                let options = options(rank, false, 0);
+                let loaded = load(&fixture(name), setup, &options, collective, PATIENT);
+                loaded.err().expect("it is refused").to_string()
+            });
+            for error in errors {
+                assert!(error.contains(reason), "{name}: {error}");
+            }
+        }
     });
 }
 

@@ -558,10 +558,12 @@ impl Device for Reference {
     fn adapt_embeddings(
         &mut self,
         step: &Step<'_>,
+        first_token: usize,
         adapted: AdaptedRows<'_>,
         scale: f32,
         out: &mut Rows,
     ) {
+        assert_eq!(first_token, 0, "it is no rank of several");
         for (run, place) in adapted.changed() {
             for row in run.rows.clone().map(|row| row as usize) {
                 let token = step.inputs.token_ids[row] as usize;

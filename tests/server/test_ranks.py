@@ -326,15 +326,13 @@ def test_a_program_that_is_missing_or_of_another_build_is_named(repository, tmp_
 def test_what_cannot_be_split_is_refused_with_the_reason(repository):
     add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
     cases = {
-        "precision": ({"weight_only_precision": "int8"}, STORIES, ["weight_only_precision"]),
         "kv_file": (
             {"kv_cache_file": "kv", "kv_cache_host_memory_bytes": 1 << 24},
             STORIES,
             ["kv_cache_file"],
         ),
         "gpu": ({"gpu_device_ids": 0}, STORIES, ["there is no CUDA driver"]),
-        "experts": ({}, FIXTURES / "mixtral", ["experts cannot be split"]),
-        "quantised": ({}, FIXTURES / "quantised" / "awq", ["quantised weights cannot be split"]),
+        "groups": ({"tensor_parallel_size": 4}, FIXTURES / "quantised" / "awq", ["4 query heads", "same groups"]),
         "heads": ({"tensor_parallel_size": 5}, STORIES, ["5 ranks", "only 4 query heads"]),
         "many": ({"tensor_parallel_size": 17}, STORIES, ["'17'", "1 to 16"]),
         "product": ({"tensor_parallel_size": 4, "pipeline_parallel_size": 5}, STORIES, ["is 5", "size 4", "at most 16"]),

@@ -137,6 +137,6 @@ fn adapter(spec: &ModelSpec, rank: usize, seed: u32) -> Result<Adapter> {
         }
     }
     weights.gather()?;
-    let used = UsedAdapter::new(Arc::new(weights), || {});
+    let used = UsedAdapter::new(Arc::new(weights.into()), || {});
     Ok(Adapter::new(Arc::new(used), 1))
 }

@@ -2,16 +2,18 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::blocks::{read_codes, read_weights};
 use super::file::{GgufFile, TensorInfo};
 use super::metadata::{ArrayPlace, MetadataValue};
-use super::tensor_type::{TensorType, name_of};
+use super::tensor_type::{GROUP, TensorType, name_of};
 use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::checkpoint::row_order::RowOrder;
+use crate::checkpoint::row_order::{RowOrder, part_of};
 use crate::checkpoint::safetensors::SafetensorsFolder;
 use crate::checkpoint::tensor::{Tensor, TensorLocation};
 use crate::checkpoint::weight_file::FileRange;
@@ -181,15 +183,25 @@ impl GgufFolder {
         let location = tensor.location;
         match tensor.tensor_type.format() {
             Some(format) => {
-                let rows = BlockRows { tensor, format };
+                let rows = BlockRows {
+                    tensor,
+                    format,
+                    rows: 0..tensor.rows(),
+                    columns: 0..tensor.columns(),
+                };
                 Ok(Matrix::Quantised(location, Box::new(rows)))
             }
             None => Ok(Matrix::Dequantised {
                 location,
                 rows: tensor.rows(),
                 columns: tensor.columns(),
-                read: Box::new(move |row, out| {
-                    read_weights(tensor.tensor_type, &tensor.row(row), out);
+                read: Arc::new(move |row: usize, columns: Range<usize>, out: &mut [f32]| {
+                    let blocks = tensor.blocks(&columns);
+                    let mut weights = vec![0.0; blocks.len()];
+                    let bytes = tensor.row(row, &blocks);
+                    read_weights(tensor.tensor_type, &bytes, &mut weights);
+                    let first = columns.start - blocks.start;
+                    out.copy_from_slice(&weights[first..][..columns.len()]);
                 }),
             }),
         }
@@ -286,25 +298,46 @@ impl<'a> GgufTensor<'a> {
         self.shape.iter().rev().skip(1).product()
     }
 
-    /// The bytes of a row.
-    fn row(&self, index: usize) -> Vec<u8> {
-        let len = self.tensor_type.row_bytes(self.columns());
-        let mut row = vec![0; len];
-        self.bytes
-            .read_at(self.row_order.stored_row(index) * len, &mut row);
+    /// The columns of the blocks that these are in.
+    fn blocks(&self, columns: &Range<usize>) -> Range<usize> {
+        let len = self.tensor_type.block_len();
+        columns.start / len * len..columns.end.next_multiple_of(len)
+    }
+
+    /// The bytes of a row, or of some of its blocks.
+    fn row(&self, index: usize, columns: &Range<usize>) -> Vec<u8> {
+        let row_bytes = self.tensor_type.row_bytes(self.columns());
+        let first = self.tensor_type.row_bytes(columns.start);
+        let mut row = vec![0; self.tensor_type.row_bytes(columns.len())];
+        let stored = self.row_order.stored_row(index);
+        self.bytes.read_at(stored * row_bytes + first, &mut row);
         row
     }
 }
 
-/// A matrix whose codes the kernels compute with.
+/// Some columns of some rows of a matrix whose codes the kernels compute with.
 struct BlockRows<'a> {
     tensor: GgufTensor<'a>,
     format: QuantFormat,
+    rows: Range<usize>,
+    columns: Range<usize>,
 }
 
-impl StoredQuantisedRows for BlockRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for BlockRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         Ok(())
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        Box::new(Self {
+            rows: part_of(&self.rows, rows),
+            columns: part_of(&self.columns, columns),
+            ..*self
+        })
     }
 }
 
@@ -312,15 +345,30 @@ impl QuantisedRows for BlockRows<'_> {
     fn shape(&self) -> QuantisedShape {
         QuantisedShape {
             format: self.format,
-            rows: self.tensor.rows(),
-            columns: self.tensor.columns(),
+            rows: self.rows.len(),
+            columns: self.columns.len(),
         }
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format, self.columns());
-        let bytes = self.tensor.row(index);
-        read_codes(self.tensor.tensor_type, &bytes, row);
+        let Self {
+            tensor,
+            format,
+            columns,
+            ..
+        } = self;
+        let blocks = tensor.blocks(columns);
+        let bytes = tensor.row(self.rows.start + index, &blocks);
+        row.resize(*format, blocks.len());
+        read_codes(tensor.tensor_type, &bytes, row);
+        // The last block may have columns of the next rank, and the first one those of the one before.
+        let first = columns.start - blocks.start;
+        row.codes.drain(..first);
+        row.codes.truncate(columns.len());
+        for groups in [&mut row.scales, &mut row.offsets] {
+            groups.drain(..groups.len().min(first / GROUP));
+            groups.truncate(columns.len().div_ceil(GROUP));
+        }
     }
 }
 

@@ -7,6 +7,8 @@
 //! weight = scale * (code - zero); a word holds, from its lowest bits up, the outputs 0 2 4 6 1 3 5 7
 //! ```
 
+use std::ops::Range;
+
 use super::groups::Groups;
 use super::module::{Module, group_size, refused};
 use super::words::{Words, code_at, codes_per_word};
@@ -74,6 +76,7 @@ impl Awq {
                 rows: outputs,
                 columns: inputs,
             },
+            first_lane: 0,
             codes: Words::new(qweight, [inputs, outputs / per_word])?,
             groups,
         };
@@ -83,14 +86,35 @@ impl Awq {
 
 struct AwqRows<'a> {
     shape: QuantisedShape,
+    /// Which of the outputs of the first words its first one is.
+    first_lane: usize,
     codes: Words<'a>,
     groups: Groups<'a>,
 }
 
-impl StoredQuantisedRows for AwqRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for AwqRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         self.codes.read()?;
         self.groups.preload()
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        let lanes = self.first_lane + rows.start..self.first_lane + rows.end;
+        let words = lanes.start / LANES.len()..lanes.end.div_ceil(LANES.len());
+        Box::new(Self {
+            shape: QuantisedShape {
+                rows: rows.len(),
+                columns: columns.len(),
+                ..self.shape
+            },
+            first_lane: lanes.start % LANES.len(),
+            codes: self.codes.part(columns.clone(), words),
+            groups: self.groups.part(rows, &columns),
+        })
     }
 }
 
@@ -100,13 +124,14 @@ impl QuantisedRows for AwqRows<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        let (column, lane) = (index / LANES.len(), LANES[index % LANES.len()]);
+        let at = self.first_lane + index;
+        let (column, lane) = (at / LANES.len(), LANES[at % LANES.len()]);
         row.resize(self.shape.format, self.shape.columns);
         for (input, code) in row.codes.iter_mut().enumerate() {
             let unsigned = code_at(self.codes.at(input, column), lane, BITS);
             *code = (unsigned as i32 - BITS.bias()) as i8;
         }
-        let zero = |word| code_at(word, lane, BITS);
-        self.groups.read_output(index, column, zero, row);
+        let zero = |word, lane: usize| code_at(word, LANES[lane], BITS);
+        self.groups.read_output(index, zero, row);
     }
 }

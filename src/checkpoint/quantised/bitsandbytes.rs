@@ -20,6 +20,9 @@
 //! The levels of 4 bits are no multiples of one step, so they are dequantised, and rounded to what the kernels have.
 //! Whether a module is quantised is told by its tensors.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use safetensors::tensor::Dtype as StoredDtype;
 
 use super::module::{Module, refused};
@@ -27,6 +30,7 @@ use super::words::Floats;
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
+use crate::checkpoint::row_order::part_of;
 use crate::checkpoint::safetensors::StoredTensor;
 use crate::checkpoint::weight_file::FileRange;
 use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
@@ -109,17 +113,18 @@ fn four_bits<'a>(
     };
     let codes = weight.bytes;
     let block = state.block;
-    let read = move |row: usize, out: &mut [f32]| {
-        let first = row * inputs;
-        let blocks = first / block..(first + inputs).div_ceil(block);
+    let read = move |row: usize, columns: Range<usize>, out: &mut [f32]| {
+        let own = row * inputs + columns.start..row * inputs + columns.end;
+        let blocks = own.start / block..own.end.div_ceil(block);
         let mut scales_of_row = vec![0.0; blocks.len()];
         scales.read(blocks.start, &mut scales_of_row);
-        let mut bytes = vec![0; inputs / 2];
-        codes.read_at(first / 2, &mut bytes);
-        for (index, out) in out.iter_mut().enumerate() {
-            let byte = bytes[index / 2];
+        let first_byte = own.start / 2;
+        let mut bytes = vec![0; own.end.div_ceil(2) - first_byte];
+        codes.read_at(first_byte, &mut bytes);
+        for (index, out) in own.zip(out) {
+            let byte = bytes[index / 2 - first_byte];
             let code = if index % 2 == 0 { byte >> 4 } else { byte & 15 };
-            let scale = scales_of_row[(first + index) / block - blocks.start];
+            let scale = scales_of_row[index / block - blocks.start];
             *out = map[usize::from(code)] * scale;
         }
     };
@@ -127,7 +132,7 @@ fn four_bits<'a>(
         location,
         rows: outputs,
         columns: inputs,
-        read: Box::new(read),
+        read: Arc::new(read),
     })
 }
 
@@ -142,8 +147,10 @@ fn eight_bits<'a>(
     let scales = Floats::all(beside(module, &weight, "SCB", &[outputs])?)?;
     let rows = EightBitRows {
         codes: weight.bytes,
-        scales,
-        inputs,
+        scales: scales.into(),
+        num_stored_columns: inputs,
+        rows: 0..outputs,
+        columns: 0..inputs,
     };
     Ok(Matrix::Quantised(weight.location, Box::new(rows)))
 }
@@ -232,17 +239,34 @@ impl Scales<'_> {
     }
 }
 
-/// The rows of a matrix of 8 bits.
+/// Some columns of some rows of a matrix of 8 bits.
 struct EightBitRows<'a> {
     codes: FileRange<'a>,
-    /// One per output.
-    scales: Vec<f32>,
-    inputs: usize,
+    /// One for each output of the matrix.
+    scales: Arc<[f32]>,
+    /// Columns of the matrix.
+    num_stored_columns: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
 }
 
-impl StoredQuantisedRows for EightBitRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for EightBitRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         Ok(())
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        Box::new(Self {
+            codes: self.codes,
+            scales: Arc::clone(&self.scales),
+            num_stored_columns: self.num_stored_columns,
+            rows: part_of(&self.rows, rows),
+            columns: part_of(&self.columns, columns),
+        })
     }
 }
 
@@ -251,19 +275,21 @@ impl QuantisedRows for EightBitRows<'_> {
         QuantisedShape {
             format: QuantFormat {
                 bits: CodeBits::Eight,
-                group_size: self.inputs,
+                group_size: self.num_stored_columns,
                 has_offsets: false,
             },
-            rows: self.scales.len(),
-            columns: self.inputs,
+            rows: self.rows.len(),
+            columns: self.columns.len(),
         }
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format(), self.inputs);
+        row.resize(self.format(), self.columns.len());
         let codes = bytemuck::cast_slice_mut(&mut row.codes);
-        self.codes.read_at(index * self.inputs, codes);
-        row.scales[0] = self.scales[index] / MAX_CODE;
+        let stored = self.rows.start + index;
+        let first = stored * self.num_stored_columns + self.columns.start;
+        self.codes.read_at(first, codes);
+        row.scales[0] = self.scales[stored] / MAX_CODE;
     }
 }
 

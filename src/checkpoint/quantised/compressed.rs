@@ -9,6 +9,8 @@
 //!
 //! The scheme for activations is ignored: the kernels quantise each token at run time, at least as finely.
 
+use std::ops::Range;
+
 use safetensors::tensor::Dtype;
 
 use super::fp8::Fp8;
@@ -249,13 +251,49 @@ struct CompressedRows<'a> {
     num_scales: usize,
 }
 
-impl StoredQuantisedRows for CompressedRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for CompressedRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         match &self.codes {
             Codes::Bytes(bytes) => bytes.read()?,
             Codes::Packed(words, _) => words.read()?,
         }
         self.scales.read()
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        let num_columns = self.shape.columns;
+        let codes = match &self.codes {
+            Codes::Bytes(bytes) => {
+                Codes::Bytes(bytes.part(num_columns, rows.clone(), columns.clone()))
+            }
+            Codes::Packed(words, bits) => {
+                let per_word = codes_per_word(*bits);
+                let of_words = columns.start / per_word..columns.end.div_ceil(per_word);
+                Codes::Packed(words.part(rows.clone(), of_words), *bits)
+            }
+        };
+        let size = self.shape.format.group_size;
+        let (scales, num_scales) = match self.num_scales {
+            0 => (self.scales.part(0..1, 0..1), 0),
+            _ => {
+                let groups = columns.start / size..columns.end.div_ceil(size);
+                (self.scales.part(rows.clone(), groups.clone()), groups.len())
+            }
+        };
+        Box::new(Self {
+            shape: QuantisedShape {
+                rows: rows.len(),
+                columns: columns.len(),
+                ..self.shape
+            },
+            codes,
+            scales,
+            num_scales,
+        })
     }
 }
 

@@ -8,6 +8,8 @@
 //! weight = scale * (code - zero)
 //! ```
 
+use std::ops::Range;
+
 use super::groups::Groups;
 use super::module::{Module, group_size, refused};
 use super::words::{Words, act_order, code_at, codes_per_word, max_code};
@@ -116,10 +118,30 @@ struct GptqRows<'a> {
     order: Option<Vec<u32>>,
 }
 
-impl StoredQuantisedRows for GptqRows<'_> {
+impl<'a> StoredQuantisedRows<'a> for GptqRows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         self.codes.read()?;
         self.groups.preload()
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        let per_word = codes_per_word(self.shape.format.bits);
+        let words = columns.start / per_word..columns.end / per_word;
+        Box::new(Self {
+            shape: QuantisedShape {
+                rows: rows.len(),
+                columns: columns.len(),
+                ..self.shape
+            },
+            codes: self.codes.part(words, rows.clone()),
+            groups: self.groups.part(rows, &columns),
+            zero_step: self.zero_step,
+            order: self.order.clone(),
+        })
     }
 }
 
@@ -154,10 +176,7 @@ impl QuantisedRows for GptqRows<'_> {
                 }
             }
         }
-        let zero = |word| {
-            let stored = code_at(word, index % per_word, bits);
-            (stored + self.zero_step) & max_code(bits)
-        };
-        self.groups.read_output(index, index / per_word, zero, row);
+        let zero = |word, lane| (code_at(word, lane, bits) + self.zero_step) & max_code(bits);
+        self.groups.read_output(index, zero, row);
     }
 }

@@ -6,6 +6,8 @@
 //! weight = scale * (code - zero)
 //! ```
 
+use std::ops::Range;
+
 use super::module::Module;
 use super::words::{Floats, Words, codes_per_word, word_of};
 use crate::base::LoadError;
@@ -17,6 +19,8 @@ pub struct Groups<'a> {
     /// Inputs of a group.
     pub size: usize,
     outputs: usize,
+    /// The lane of the zeros of its first output.
+    first_lane: usize,
     zeros: Words<'a>,
     scales: Floats<'a>,
 }
@@ -42,9 +46,27 @@ impl<'a> Groups<'a> {
             bits,
             size,
             outputs: module.outputs,
+            first_lane: 0,
             zeros,
             scales: Floats::new(scales)?,
         })
+    }
+
+    /// Those of some outputs, and of some inputs: whole groups.
+    #[must_use]
+    pub fn part(&self, outputs: Range<usize>, inputs: &Range<usize>) -> Self {
+        let per_word = codes_per_word(self.bits);
+        let lanes = self.first_lane + outputs.start..self.first_lane + outputs.end;
+        let words = lanes.start / per_word..lanes.end.div_ceil(per_word);
+        let groups = inputs.start / self.size..inputs.end.div_ceil(self.size);
+        Self {
+            bits: self.bits,
+            size: self.size,
+            outputs: outputs.len(),
+            first_lane: lanes.start % per_word,
+            zeros: self.zeros.part(groups.clone(), words),
+            scales: self.scales.part(groups, outputs),
+        }
     }
 
     /// Reads them into memory.
@@ -59,20 +81,22 @@ impl<'a> Groups<'a> {
         Ok(self.zeros.are_all(word_of(code, self.bits)))
     }
 
-    /// Writes the scales and offsets of an output into `row`. The zeros of the output are in one column of words,
-    /// and `zero` extracts one from its word.
+    /// Writes the scales and offsets of an output into `row`. `zero` extracts the zero of an output from its word, given which
+    /// of the outputs of the word it is.
     pub fn read_output(
         &self,
         output: usize,
-        column: usize,
-        zero: impl Fn(u32) -> u32,
+        zero: impl Fn(u32, usize) -> u32,
         row: &mut QuantisedRow,
     ) {
+        let per_word = codes_per_word(self.bits);
+        let lane = self.first_lane + output;
+        let (column, lane) = (lane / per_word, lane % per_word);
         for (group, scale) in row.scales.iter_mut().enumerate() {
             *scale = self.scales.at(group * self.outputs + output);
         }
         for (group, offset) in row.offsets.iter_mut().enumerate() {
-            let zero = zero(self.zeros.at(group, column));
+            let zero = zero(self.zeros.at(group, column), lane);
             *offset = row.scales[group] * (self.bits.bias() - zero as i32) as f32;
         }
     }

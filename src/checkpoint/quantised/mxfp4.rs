@@ -10,6 +10,8 @@
 //! Twice a float of 4 bits is a whole number from -12 to 12, so the weights are taken over as codes of 8 bits, without loss: 4
 //! bits hold whole numbers from -8 to 7 only. What else a checkpoint has (`modules_to_not_convert`) is stored as usual.
 
+use std::ops::Range;
+
 use safetensors::tensor::Dtype as StoredDtype;
 
 use crate::base::LoadError;
@@ -64,24 +66,45 @@ impl MxFp4 {
         let rows = MxFp4Rows {
             blocks,
             scales: bytes_of(scales, &shape[..3])?,
+            num_stored_columns: inputs,
+            first_row: 0,
             num_rows: num_matrices * outputs,
+            first_column: 0,
             num_columns: inputs,
         };
         Ok(Some(Matrix::Quantised(location, Box::new(rows))))
     }
 }
 
-/// The rows of all matrices.
+/// The rows of all matrices, or some columns of some of them.
 struct MxFp4Rows<'a> {
     blocks: FileRange<'a>,
     scales: FileRange<'a>,
+    /// Columns of a row in the file.
+    num_stored_columns: usize,
+    first_row: usize,
     num_rows: usize,
+    first_column: usize,
     num_columns: usize,
 }
 
-impl StoredQuantisedRows for MxFp4Rows<'_> {
+impl<'a> StoredQuantisedRows<'a> for MxFp4Rows<'a> {
     fn preload(&self) -> Result<(), LoadError> {
         Ok(())
+    }
+
+    fn part(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
+        Box::new(Self {
+            first_row: self.first_row + rows.start,
+            num_rows: rows.len(),
+            first_column: self.first_column + columns.start,
+            num_columns: columns.len(),
+            ..*self
+        })
     }
 }
 
@@ -100,13 +123,14 @@ impl QuantisedRows for MxFp4Rows<'_> {
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         row.resize(self.format(), self.num_columns);
+        let first = (self.first_row + index) * self.num_stored_columns + self.first_column;
         let mut bytes = vec![0; self.num_columns / 2];
-        self.blocks.read_at(index * bytes.len(), &mut bytes);
+        self.blocks.read_at(first / 2, &mut bytes);
         for (codes, byte) in row.codes.as_chunks_mut().0.iter_mut().zip(&bytes) {
             *codes = [byte & 15, byte >> 4].map(|code| TWICE_E2M1[usize::from(code)]);
         }
-        let exponents = &mut bytes[..self.num_columns / GROUP];
-        self.scales.read_at(index * exponents.len(), exponents);
+        let exponents = &mut bytes[..self.num_columns.div_ceil(GROUP)];
+        self.scales.read_at(first / GROUP, exponents);
         for (scale, exponent) in row.scales.iter_mut().zip(exponents) {
             *scale = half_power_of_two(*exponent);
         }

@@ -1,5 +1,7 @@
 //! Codes in 32-bit words, float scales, and act order.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
@@ -27,6 +29,16 @@ impl<'a> Words<'a> {
             bytes: stored.bytes.lazy(),
             width: shape[1],
         })
+    }
+
+    /// Some words of some of its rows.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let bytes = 4 * columns.start..4 * columns.end;
+        Self {
+            bytes: self.bytes.part(4 * self.width, rows, bytes),
+            width: columns.len(),
+        }
     }
 
     /// Reads them into memory.
@@ -79,9 +91,10 @@ pub const fn word_of(code: u32, bits: CodeBits) -> u32 {
     }
 }
 
-/// Float values, read as a whole by [`Floats::read`].
+/// Float values, `[_, width]` or one for all, read as a whole by [`Floats::read`].
 pub struct Floats<'a> {
     dtype: Dtype,
+    width: usize,
     bytes: LazyBytes<'a>,
 }
 
@@ -91,6 +104,10 @@ impl<'a> Floats<'a> {
         stored.to_float()?;
         Ok(Self {
             dtype: stored.dtype,
+            width: match stored.shape {
+                [_, width] => *width,
+                _ => 1,
+            },
             bytes: stored.bytes.lazy(),
         })
     }
@@ -101,6 +118,21 @@ impl<'a> Floats<'a> {
         let floats = Self::new(stored)?;
         floats.read()?;
         Ok((0..len).map(|index| floats.at(index)).collect())
+    }
+
+    /// Some values of some of its rows.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let size = match self.dtype {
+            Dtype::F16 | Dtype::BF16 => 2,
+            _ => 4,
+        };
+        let bytes = size * columns.start..size * columns.end;
+        Self {
+            dtype: self.dtype,
+            width: columns.len(),
+            bytes: self.bytes.part(size * self.width, rows, bytes),
+        }
     }
 
     /// Reads them into memory.

@@ -17,10 +17,10 @@ use crate::collective::Collective;
 use crate::device::ranks::Ranks;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
-    KvBatch, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
-    Output, PackedBytes, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QuantisedRows, RankRole, RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
-    StepInputs, StepResults, Turn,
+    HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape,
+    Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape, PackedWeights,
+    Pool, QkNorm, QuantisedRows, RankRole, RawMatrix, RopeParams, RopeTable, Routing, Stacking,
+    StepCapacity, StepInputs, StepResults, Turn,
 };
 
 /// The rows of a token embedding.
@@ -388,13 +388,14 @@ impl Device for Cpu {
     fn adapt_embeddings(
         &mut self,
         step: &CpuStep<'_>,
+        first_token: usize,
         adapted: AdaptedRows<'_>,
         scale: f32,
         out: &mut Rows<f32>,
     ) {
         let (token_ids, n) = (step.token_ids, out.width());
         let out = out.first_mut(token_ids.len());
-        self.adapt_embeddings(token_ids, adapted, scale, out, n);
+        self.adapt_embeddings(token_ids, first_token, adapted, scale, out, n);
     }
 
     fn logits_adapted(
@@ -511,12 +512,7 @@ impl Device for Cpu {
         q: &mut Rows<bf16>,
     ) {
         let num_rows = step.batch.num_tokens();
-        let norm = params.qk_norm.map(|norm| QkNorm {
-            q: &norm.q[..],
-            k: &norm.k[..],
-            width: norm.width,
-            eps: norm.eps,
-        });
+        let norm = params.qk_norm.map(of_heads);
         self.rope_and_store(
             qkv.first(num_rows),
             params.heads,
@@ -608,12 +604,36 @@ impl Device for Cpu {
         x: &Rows<bf16>,
         inputs: Range<usize>,
         linear: &Linear<Self>,
+        adapted: Option<AdaptedRows<'_>>,
         output: Output,
         out: &mut Rows<f32>,
     ) {
         let (width, x, out) = (x.width(), x.first(num_rows), out.first_mut(num_rows));
         let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
-        self.gemm_part(x, width, inputs, matrix, bias, output, out);
+        self.with_part(x, width, inputs, |cpu, x| match adapted {
+            None => cpu.gemm(x, num_rows, matrix, bias, output, out),
+            Some(adapted) => {
+                cpu.gemm_adapted_apart(x, num_rows, matrix, bias, adapted, output, out);
+            }
+        });
+    }
+
+    fn norm_over_ranks(
+        &mut self,
+        num_rows: usize,
+        heads: HeadShape,
+        norm: QkNorm<'_, Vec<f32>>,
+        places: &HeadPlaces,
+        qkv: &mut Rows<f32>,
+        squares: &mut Rows<f32>,
+    ) {
+        let norm = of_heads(norm);
+        let (qkv, squares) = (qkv.first_mut(num_rows), squares.first_mut(num_rows));
+        self.norm_over_ranks(heads, norm, places, qkv, squares);
+    }
+
+    fn clear_part(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
+        rows.first_mut(num_rows).fill(-0.0);
     }
 
     fn embed_part(
@@ -747,6 +767,15 @@ impl Device for Cpu {
         num_rows: usize,
     ) -> Result<&'l mut [f32], StepError> {
         Ok(logits.first_mut(num_rows))
+    }
+}
+
+fn of_heads<'a>(norm: QkNorm<'a, Vec<f32>>) -> QkNorm<'a> {
+    QkNorm {
+        q: norm.q,
+        k: norm.k,
+        width: norm.width,
+        eps: norm.eps,
     }
 }
 

@@ -206,8 +206,10 @@ impl Cpu {
     ) {
         let hidden = rows.shape.hidden_size;
         let num_rows = x.len() / hidden;
+        let num_chosen = experts.chosen.len();
         assert!(
-            num_rows <= rows.num_routed && experts.chosen.len() == rows.shape.routing.num_experts
+            num_rows <= rows.num_routed
+                && (num_chosen == 0 || num_chosen == rows.shape.routing.num_experts)
         );
         let max_rows = rows.chunk.max_rows;
         for start in (0..num_rows).step_by(max_rows) {
@@ -233,14 +235,19 @@ impl Cpu {
         output: Output,
         out: &mut [f32],
     ) {
-        let (hidden, num_chosen) = (all.shape.hidden_size, all.shape.routing.num_chosen);
+        let hidden = all.shape.hidden_size;
+        // The width inside may be that of a tile.
+        let (num_chosen, expert_size) = match experts.chosen.first() {
+            Some(expert) => (all.shape.routing.num_chosen, expert.down.matrix.k()),
+            None => (0, 0),
+        };
         let (num_rows, num_places) = (rows.len(), rows.len() * num_chosen);
         let pairs = rows.start * num_chosen..rows.end * num_chosen;
         let chunk = &mut all.chunk;
         chunk.sort(&all.experts[pairs.clone()], num_chosen);
         let sorted_x = &mut chunk.x[..num_places * hidden];
         self.gather(x, &chunk.sorted[..num_places], hidden, sorted_x);
-        let inner = &mut chunk.inner[..num_places * all.shape.expert_size];
+        let inner = &mut chunk.inner[..num_places * expert_size];
         let sums = &mut chunk.sums[..num_places * hidden];
         let (of, gating) = (&experts.chosen, experts.gating);
         self.gemm_gated_segments(
@@ -257,8 +264,8 @@ impl Cpu {
             0
         }];
         if let Some(shared) = &experts.shared {
-            let inner = &mut chunk.shared_inner[..num_rows * all.shape.shared_size];
             let (gate_up, down) = (&shared.gate_up, &shared.down);
+            let inner = &mut chunk.shared_inner[..num_rows * down.matrix.k()];
             let bias = gate_up.bias.as_deref();
             self.gemm_gated(x, num_rows, &gate_up.matrix, bias, gating, inner);
             let bias = down.bias.as_deref();

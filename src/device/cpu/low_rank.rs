@@ -47,6 +47,8 @@ pub(super) struct AdapterScratch {
     added: Vec<f32>,
     /// Rows of the residual stream that are added in the end.
     put_aside: Vec<f32>,
+    /// Sums of earlier tiles.
+    earlier: Vec<f32>,
     /// For each row of the step, its index among the adapted ones, or [`NOT_ADAPTED`].
     indices: Vec<u32>,
 }
@@ -156,7 +158,7 @@ impl Cpu {
             {
                 let rows = &mut out[elements(run, n)];
                 put_aside.extend_from_slice(rows);
-                rows.fill(0.0);
+                rows.fill(-0.0);
             }
         }
         self.gemm(x, m, weights, bias, output, out);
@@ -181,14 +183,53 @@ impl Cpu {
         self.adapters.put_aside = put_aside;
     }
 
-    /// Changes embedded tokens, `[m, n]`, which have been multiplied by `scale`.
+    /// As [`Cpu::gemm_adapted`]. What is added to `out` is a sum by itself, as it is where it is stored: that of a tile, which
+    /// may be computed on another rank.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub(super) fn gemm_adapted_apart(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        adapted: AdaptedRows<'_>,
+        output: Output,
+        out: &mut [f32],
+    ) {
+        let n = weights.n();
+        let mut earlier = std::mem::take(&mut self.adapters.earlier);
+        earlier.clear();
+        if output == Output::Add {
+            for (run, _) in adapted.changed() {
+                let rows = &mut out[elements(run, n)];
+                earlier.extend_from_slice(rows);
+                // What changes no sum.
+                rows.fill(-0.0);
+            }
+        }
+        self.gemm_adapted(x, m, weights, bias, adapted, output, out);
+        if output == Output::Add {
+            let mut rest = &earlier[..];
+            for (run, _) in adapted.changed() {
+                let rows = &mut out[elements(run, n)];
+                let own;
+                (own, rest) = rest.split_at(rows.len());
+                add_to(rows, own);
+            }
+        }
+        self.adapters.earlier = earlier;
+    }
+
+    /// Changes embedded tokens, `[m, n]`, which have been multiplied by `scale`. Those that the adapters have no weights for,
+    /// which begin with `first_token`, stay as they are.
     ///
     /// # Panics
     ///
-    /// If there are no such tokens, or the widths do not agree.
+    /// If the widths do not agree.
     pub fn adapt_embeddings(
         &mut self,
         token_ids: &[TokenId],
+        first_token: usize,
         adapted: AdaptedRows<'_>,
         scale: f32,
         out: &mut [f32],
@@ -205,17 +246,20 @@ impl Cpu {
                 |first, rows| {
                     let mut shrunk = Vec::new();
                     for (&id, row) in token_ids[first..].iter().zip(rows.chunks_exact_mut(n)) {
-                        if let Some(table) = place.replacement() {
-                            for (out, weight) in row.iter_mut().zip(table.row(id as usize)) {
+                        let Some(index) = (id as usize).checked_sub(first_token) else {
+                            continue;
+                        };
+                        if let Some(table) = place.replacement().filter(|it| index < it.rows()) {
+                            for (out, weight) in row.iter_mut().zip(table.row(index)) {
                                 *out = weight.to_f32() * scale;
                             }
                         }
-                        for part in place.parts() {
+                        let parts = place.parts().iter();
+                        for part in parts.filter(|part| index < part.num_inputs()) {
                             shrunk.clear();
                             let factor = part.scale() * scale;
                             shrunk.extend(
-                                (0..part.rank())
-                                    .map(|rank| part.a(rank, id as usize).to_f32() * factor),
+                                (0..part.rank()).map(|rank| part.a(rank, index).to_f32() * factor),
                             );
                             for (b, out) in part.output_panels().zip(row.chunks_mut(OUTPUT_PANEL)) {
                                 expand(

@@ -610,10 +610,12 @@ impl Device for Cuda {
     fn adapt_embeddings(
         &mut self,
         step: &CudaStep,
+        first_token: usize,
         adapted: AdaptedRows<'_>,
         scale: f32,
         out: &mut Rows<f32>,
     ) {
+        assert_eq!(first_token, 0, "it is no rank of several");
         let tokens = (step.adapters[0], step.token_ids);
         self.adapt_embedded(tokens, adapted, scale, out);
     }

@@ -12,9 +12,8 @@ use serde::Serialize;
 use super::loaded::LoadedAdapter;
 use super::signal::Signal;
 use crate::checkpoint::AdapterStamp;
-use crate::device::AdapterWeights;
 use crate::engine::Adapter;
-use crate::runner::UsedAdapter;
+use crate::runner::{AdapterParts, UsedAdapter};
 
 /// How long the files of a kept adapter are taken to be the same before they are looked at again.
 const MAX_UNCHECKED: Duration = Duration::from_secs(1);
@@ -53,7 +52,7 @@ pub(super) struct AdapterCache {
 pub(super) struct KeptAdapter {
     pub(super) name: String,
     pub(super) stamp: AdapterStamp,
-    pub(super) weights: Arc<AdapterWeights>,
+    pub(super) parts: Arc<AdapterParts>,
     pub(super) num_pages: u32,
     version: Arc<str>,
     /// What the requests with it hold.
@@ -145,7 +144,7 @@ impl AdapterCache {
         &mut self,
         name: String,
         stamp: AdapterStamp,
-        weights: AdapterWeights,
+        parts: AdapterParts,
         num_pages: u32,
         signal: &Arc<Signal>,
     ) -> LoadedAdapter {
@@ -155,7 +154,7 @@ impl AdapterCache {
             version: format!("{name}\0{stamp}").into(),
             name,
             stamp,
-            weights: Arc::new(weights),
+            parts: Arc::new(parts),
             num_pages,
             used: Weak::new(),
             checked: Some(Instant::now()),
@@ -168,7 +167,7 @@ impl AdapterCache {
         let mut kept = self.kept.remove(index);
         let used = kept.used.upgrade().unwrap_or_else(|| {
             let signal = Arc::clone(signal);
-            Arc::new(UsedAdapter::new(Arc::clone(&kept.weights), move || {
+            Arc::new(UsedAdapter::new(Arc::clone(&kept.parts), move || {
                 signal.notify();
             }))
         });

@@ -33,9 +33,10 @@ use super::upload::{AdapterUpload, UploadHeader, UploadMemory, UploadWriter};
 use super::workers::Workers;
 use crate::base::{LoadError, RequestError, catch_panic};
 use crate::checkpoint::{AdapterFiles, AdapterStamp};
+use crate::collective::Grid;
 use crate::config::Settings;
-use crate::device::{AdapterWeights, yield_to_others};
-use crate::runner::{ModelSource, ModelSpec, PreparedAdapter};
+use crate::device::yield_to_others;
+use crate::runner::{AdapterParts, ModelSource, ModelSpec, PreparedAdapter};
 
 /// The most requests that wait for adapters.
 const MAX_WAITING: usize = 4096;
@@ -54,6 +55,8 @@ pub struct AdapterLimits {
     pub num_put_workers: usize,
     /// The most threads that read weights.
     pub num_ensure_workers: usize,
+    /// The ranks that compute with them.
+    pub grid: Grid,
 }
 
 impl AdapterLimits {
@@ -64,6 +67,10 @@ impl AdapterLimits {
             pages: AdapterPageLimits::new(settings, spec),
             num_put_workers: settings.lora_cache_num_put_workers as usize,
             num_ensure_workers: settings.lora_cache_num_ensure_workers as usize,
+            grid: Grid {
+                num_stages: settings.pipeline_parallel_size as usize,
+                ranks_per_stage: settings.tensor_parallel_size as usize,
+            },
         }
     }
 }
@@ -538,14 +545,15 @@ impl Shared {
     }
 
     /// The weights of the adapter of a job; `None` if it needs more pages than it has now.
-    fn weights(&self, job: &Job, num_pages: u32) -> Result<Option<AdapterWeights>, RequestError> {
+    fn weights(&self, job: &Job, num_pages: u32) -> Result<Option<AdapterParts>, RequestError> {
         let files = self.open(job)?;
         let prepared = self.prepare(job, &files)?;
         if self.limits.pages.pages_of(prepared.num_bytes()) > num_pages {
             return Ok(None);
         }
-        let weights = prepared.load();
-        weights.map(Some).map_err(|error| unusable(job, &error))
+        let loaded = prepared.load();
+        let parts = loaded.and_then(|it| self.source.adapter_parts(it, self.limits.grid));
+        parts.map(Some).map_err(|error| unusable(job, &error))
     }
 
     fn open(&self, job: &Job) -> Result<AdapterFiles, RequestError> {
@@ -692,6 +700,7 @@ mod tests {
             },
             num_put_workers: 2,
             num_ensure_workers: 2,
+            grid: 1.into(),
         }
     }
 
@@ -757,7 +766,7 @@ mod tests {
         let other = loaded(&store, "large");
         assert_ne!(other.adapter, first.adapter);
         assert_ne!(other.version, first.version);
-        let weights = Arc::downgrade(&store.shared.state.lock().cache.kept()[0].weights);
+        let weights = Arc::downgrade(&store.shared.state.lock().cache.kept()[0].parts);
         drop((first, other));
         assert!(weights.upgrade().is_some(), "kept for later requests");
         assert_eq!(
@@ -849,7 +858,7 @@ mod tests {
         assert_ne!(new.adapter, old.adapter);
         assert_ne!(new.version, old.version);
         assert_eq!(loaded(&store, "small").adapter, new.adapter);
-        let weights = Arc::downgrade(&store.shared.state.lock().cache.kept()[0].weights);
+        let weights = Arc::downgrade(&store.shared.state.lock().cache.kept()[0].parts);
         drop((old, new));
         // The old version goes first.
         loaded(&store, "large");

@@ -10,7 +10,7 @@ use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyP
 use crate::device::{CodeBits, KvDtype};
 use crate::runner::{
     AttentionWindows, CpuRunner, CudaRunner, ModelSource, ModelSpec, SyntheticRunner,
-    WeightPrecision, specs_of_ranks,
+    WeightPrecision,
 };
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
@@ -114,7 +114,7 @@ impl ConfiguredModel<'_> {
     /// The sizes of its parts on several ranks; `None` on one, and if it cannot be split.
     fn specs_of_ranks(&self, source: &ModelSource) -> Option<Vec<ModelSpec>> {
         let grid = Some(self.grid()).filter(|grid| grid.num_ranks() > 1)?;
-        specs_of_ranks(grid, source.spec()).ok()
+        source.specs_of_ranks(grid).ok()
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.

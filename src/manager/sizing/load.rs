@@ -21,6 +21,10 @@ use crate::runner::{
     RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
+/// The memory that an adapter takes on several ranks, by its size: both of its matrices are cut, but each only where the
+/// projection is, and rank 0 keeps what it has sent.
+const ADAPTER_COPIES: u64 = 4;
+
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
 pub struct LoadedRunner {
     /// The engine's configuration.
@@ -144,16 +148,12 @@ fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(),
             "GPUs cannot be stages yet; use tensor_parallel_size, or write instance_group [{ kind: KIND_CPU }]",
         ),
         (
-            adapters != AdapterRoom::default(),
-            "adapters cannot be split over ranks yet",
+            model.gpu.is_some() && adapters != AdapterRoom::default(),
+            "adapters cannot be split over GPUs yet",
         ),
         (
             model.settings.kv_cache_file.is_some(),
             "kv_cache_file would have the KV cache of one rank only",
-        ),
-        (
-            model.settings.weight_only_precision.is_some() && ranks_per_stage > 1,
-            "weights that are rounded at load cannot be split over ranks yet; leave out weight_only_precision",
         ),
     ];
     match refusals.into_iter().find(|(is_refused, _)| *is_refused) {
@@ -197,13 +197,24 @@ fn load_on_cpu(
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         // The KV cache shares what the weights, the host blocks and the adapters leave.
-        let taken = weight_bytes + settings.kv_cache_host_memory_bytes + adapters.num_bytes;
+        let adapter_bytes = match model.grid().num_ranks() {
+            1 => adapters.num_bytes,
+            _ => adapters.num_bytes.saturating_mul(ADAPTER_COPIES),
+        };
+        let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
+        let taken = taken.saturating_add(adapter_bytes);
         check_host_memory(settings, available_bytes)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config(config, model, left)?;
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
         Ok::<_, LoadError>((engine, num_bytes))
     })?;
+    if model.grid().num_ranks() > 1 && settings.weight_cache_dir.is_some() {
+        log::warn!(
+            "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size: each process rounds its own \
+             part of the weights; leave it out"
+        );
+    }
     let limits = limits(model, &engine, adapters);
     let runner = match model.source {
         Some(source) => {

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use super::other_rank::OtherRank;
+use super::rank_adapters::{SentAdapters, for_each_piece};
 use super::rank_call::RankCall;
 use super::rank_device::RankDevice;
 use super::rank_process::Ending;
@@ -17,7 +18,6 @@ use crate::engine::{BlockMove, StepOutput, StepPlan};
 use crate::runner::limits::RunnerLimits;
 use crate::runner::model_runner::{ModelRunner, RankOptions};
 use crate::runner::model_source::ModelSource;
-use crate::runner::stage::ModelPart;
 use crate::runner::step_layout::StepLayout;
 
 /// How long a process may take to start and to open the checkpoint.
@@ -45,6 +45,7 @@ pub struct LeadingRunner<D: RankDevice = Cpu> {
     /// Those of the last call.
     layout: StepLayout,
     call: RankCall,
+    adapters: SentAdapters,
     words: Vec<u32>,
     failure: Option<StepError>,
 }
@@ -74,7 +75,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             return Err(resource(&CollectiveError::TooManyRanks(grid)));
         }
         // Before a process is started.
-        ModelPart::of_rank(grid, 0, source.spec())?;
+        source.part_on::<D>(grid, 0, limits.weights)?;
         let Connections { collective, others } = transport.connect(grid, load)?;
         let mut others = OtherRanks(others);
         let task = Task::new(
@@ -114,6 +115,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             number: 0,
             layout,
             call: RankCall::default(),
+            adapters: SentAdapters::default(),
             words: Vec::new(),
             failure: None,
         })
@@ -140,7 +142,10 @@ impl<D: RankDevice> LeadingRunner<D> {
     /// As [`LeadingRunner::run`].
     pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
         self.layout.set(plan);
-        self.call.set(plan, &self.layout);
+        self.send_adapters(plan)?;
+        self.call.set(plan, &self.layout, Some(&self.adapters));
+        self.layout.forget_adapters();
+        self.adapters.forget(&mut self.call.forgotten);
         self.send()?;
         let launched = self.runner.launch(plan);
         launched.map_err(|error| self.fail(error))
@@ -203,6 +208,43 @@ impl<D: RankDevice> LeadingRunner<D> {
         let others = self.others.iter().zip(1..);
         let endings = others.filter_map(|(other, rank)| Some((rank, other.ending()?.clone())));
         RankWatch(endings.collect())
+    }
+
+    /// Whether its sequences may have adapters.
+    pub fn has_adapters(&self) -> bool {
+        self.runner.has_adapters()
+    }
+
+    /// Sends the other ranks their parts of the adapters of a plan that they do not have yet.
+    fn send_adapters(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let Self {
+            adapters,
+            others,
+            words,
+            ..
+        } = self;
+        let sent = adapters.send(plan, |number, parts| {
+            if parts.others().len() != others.len() {
+                return Err(StepError(format!(
+                    "an adapter has {} parts for {} ranks",
+                    1 + parts.others().len(),
+                    1 + others.len()
+                )));
+            }
+            let mut ranks = others.iter_mut().zip(1..).zip(parts.others());
+            ranks.try_for_each(|((other, rank), part)| {
+                let sent = for_each_piece(number, part, words, |words| {
+                    other.send(bytemuck::cast_slice(words))
+                });
+                sent.map_err(|error| {
+                    StepError(format!("rank {rank} has not taken an adapter: {error}"))
+                })
+            })
+        });
+        sent.map_err(|error| self.fail(error))
     }
 
     /// Sends the call to the other ranks.

@@ -5,6 +5,7 @@
 //! rank_call.rs    what a rank needs of a model call to compute its share
 //! task.rs         what a rank is told before it loads its share of the model
 //! rank_device.rs  the devices that ranks compute with
+//! rank_adapters.rs    the parts of adapters that the other ranks get
 //! leader.rs       rank 0: has the others compute each call together with it
 //! transport.rs    how they reach each other
 //! other_rank.rs   another rank, as rank 0 knows it
@@ -34,6 +35,7 @@
 
 mod leader;
 mod other_rank;
+mod rank_adapters;
 mod rank_call;
 mod rank_device;
 mod rank_main;
@@ -43,6 +45,7 @@ mod task;
 mod transport;
 
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
+pub(super) use rank_adapters::AdapterRuns;
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
 pub use rank_main::rank_main;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::rank_adapters::{AdapterRuns, NumberedRun, SentAdapters};
 use crate::base::{BlockId, BlockSize, HostBlockId, StepError};
 use crate::device::{KvSpan, StepInputs};
 use crate::engine::{BlockCopy, BlockMove, StepPlan};
@@ -22,11 +23,15 @@ pub(in crate::runner) struct RankCall {
     pub(in crate::runner) sampled_rows: Vec<u32>,
     /// The kept rows of each sequence whose context logits are wanted.
     pub(in crate::runner) context_rows: Vec<Range<usize>>,
+    /// The adapters that no later call has.
+    pub(super) forgotten: Vec<u32>,
+    /// Tokens, kept rows and sampled rows with adapters.
+    pub(super) adapters: [Vec<NumberedRun>; 3],
 }
 
 impl RankCall {
-    /// What a device needs for it.
-    pub(in crate::runner) fn inputs(&self) -> StepInputs<'_> {
+    /// What a device needs for it, with these adapters.
+    pub(in crate::runner) fn inputs<'a>(&'a self, adapters: &'a AdapterRuns) -> StepInputs<'a> {
         StepInputs {
             token_ids: &self.token_ids,
             spans: &self.spans,
@@ -36,17 +41,34 @@ impl RankCall {
             in_flight: &[],
             sampling: &[],
             change_lists: &[],
-            adapters: &[],
-            kept_adapters: &[],
-            sampled_adapters: &[],
+            adapters: &adapters.tokens,
+            kept_adapters: &adapters.kept,
+            sampled_adapters: &adapters.sampled,
             has_context_logits: !self.context_rows.is_empty(),
         }
     }
 
-    /// Makes it that of a plan, with this layout.
-    pub(in crate::runner) fn set(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
+    /// Makes it that of a plan, with this layout. The adapters of the plan were sent, or it is read nowhere else.
+    pub(in crate::runner) fn set(
+        &mut self,
+        plan: &StepPlan<'_>,
+        layout: &StepLayout,
+        sent: Option<&SentAdapters>,
+    ) {
         let inputs = layout.inputs(plan);
         self.clear();
+        let runs = [
+            inputs.adapters,
+            inputs.kept_adapters,
+            inputs.sampled_adapters,
+        ];
+        for (numbered, runs) in self.adapters.iter_mut().zip(runs) {
+            let sent = sent.into_iter().flat_map(|sent| {
+                let runs = runs.iter();
+                runs.map(|run| sent.numbered(run))
+            });
+            numbered.extend(sent);
+        }
         self.moves.extend_from_slice(plan.moves);
         self.token_ids.extend_from_slice(inputs.token_ids);
         for span in inputs.spans {
@@ -80,6 +102,8 @@ impl RankCall {
         self.kept_rows.clear();
         self.sampled_rows.clear();
         self.context_rows.clear();
+        self.forgotten.clear();
+        self.adapters.iter_mut().for_each(Vec::clear);
     }
 
     /// Replaces `words` by the call, the `number`th of all.
@@ -107,6 +131,10 @@ impl RankCall {
                 BlockMove::Onboard { source, target } => [2, source.0, target.0, 0],
             });
         });
+        write_list(words, &self.forgotten, |words, number| words.push(*number));
+        for runs in &self.adapters {
+            write_list(words, runs, |words, run| words.extend(run));
+        }
     }
 
     /// Makes it the call in `words`, which is the `number`th of all, in blocks of this size.
@@ -182,6 +210,16 @@ impl RankCall {
             });
             Some(())
         })?;
+        read_list(rest, |&[number]| {
+            self.forgotten.push(number);
+            Some(())
+        })?;
+        for runs in &mut self.adapters {
+            read_list(rest, |run| {
+                runs.push(*run);
+                Some(())
+            })?;
+        }
         rest.is_empty().then_some(())
     }
 
@@ -201,7 +239,17 @@ impl RankCall {
         let [last_token, last_block] = last.map_or([0, 0], |last| {
             [last.tokens.end as usize, last.block_table.end as usize]
         });
+        let runs_are_good = |(runs, num_rows): (&Vec<NumberedRun>, usize)| {
+            let mut first = 0;
+            runs.iter().all(|&[_, start, end]| {
+                let is_next = first <= start && start <= end && end as usize <= num_rows;
+                first = end;
+                is_next
+            })
+        };
+        let rows = [num_tokens, num_kept, self.sampled_rows.len()];
         spans_are_good
+            && self.adapters.iter().zip(rows).all(runs_are_good)
             && last_token == num_tokens
             && last_block == self.block_tables.len()
             && is_ascending(&self.kept_rows, num_tokens)
@@ -270,6 +318,8 @@ mod tests {
             kept_rows: vec![0, 2, 3],
             sampled_rows: vec![1, 2],
             context_rows: vec![0..2, 2..2],
+            forgotten: vec![3, 8],
+            adapters: [vec![[5, 0, 3], [6, 3, 4]], vec![[5, 0, 1]], Vec::new()],
         }
     }
 
@@ -313,7 +363,8 @@ mod tests {
                 let mut changed = words.clone();
                 changed[index] = value;
                 if read.read(9, BLOCK_SIZE, &changed).is_ok() {
-                    let inputs = read.inputs();
+                    let adapters = AdapterRuns::default();
+                    let inputs = read.inputs(&adapters);
                     for span in inputs.spans {
                         let blocks = span.block_table.start as usize..span.block_table.end as usize;
                         let tokens = span.tokens.start as usize..span.tokens.end as usize;

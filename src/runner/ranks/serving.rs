@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::rank_adapters::{AdapterRuns, ReceivedAdapters};
 use super::rank_call::RankCall;
 use super::rank_device::OpenedOptions;
 use super::task::{BUILD, Greeting, Report, Task, receive, send};
@@ -69,16 +70,24 @@ fn compute<D: Device>(
     let (mut runner, block_size) = load::<D>(channel, task, attach, options)?;
     channel.set_time_limit(None).map_err(text)?;
     let (mut message, mut words) = (Vec::new(), Vec::new());
-    let mut call = RankCall::default();
-    for number in (0..=u32::MAX).cycle() {
-        if !channel.receive(&mut message).map_err(text)? {
-            break;
-        }
+    let (mut call, mut number) = (RankCall::default(), 0_u32);
+    let (mut adapters, mut runs) = (ReceivedAdapters::default(), AdapterRuns::default());
+    while channel.receive(&mut message).map_err(text)? {
         words.clear();
         let (chunks, _) = message.as_chunks();
         words.extend(chunks.iter().map(|word| u32::from_ne_bytes(*word)));
+        if ReceivedAdapters::is_piece(&words) {
+            adapters.take(&words).map_err(text)?;
+            continue;
+        }
         call.read(number, block_size, &words).map_err(text)?;
-        runner.run_share(&call).map_err(text)?;
+        number = number.wrapping_add(1);
+        let [tokens, kept, sampled] = &call.adapters;
+        adapters
+            .find([tokens, kept, sampled], &mut runs)
+            .map_err(text)?;
+        runner.run_share(&call, &runs).map_err(text)?;
+        adapters.forget(&call.forgotten);
     }
     Ok(())
 }

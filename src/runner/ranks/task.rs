@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::{Channel, Grid};
-use crate::device::KvDtype;
+use crate::device::{CodeBits, KvDtype};
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
+use crate::runner::precision::WeightPrecision;
 
 /// The version of this library, and a hash of its sources: processes of different builds may compute different bits, and
 /// understand each other wrong.
@@ -47,7 +48,7 @@ pub(super) enum Report {
     Failed(String),
 }
 
-/// [`RunnerLimits`] without what cannot be split yet.
+/// [`RunnerLimits`] without the room for adapters, which rank 0 sees to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Limits {
     max_num_tokens: u32,
@@ -58,8 +59,42 @@ struct Limits {
     num_blocks: u32,
     num_host_blocks: u32,
     kv_dtype: String,
+    weights: Option<Weights>,
     windows: Vec<NonZeroU32>,
     num_sinks: u32,
+}
+
+/// [`WeightPrecision`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Weights {
+    /// Of integers; `None`: floats.
+    num_bits: Option<u8>,
+    group_size: usize,
+}
+
+impl Weights {
+    fn new(precision: WeightPrecision) -> Self {
+        Self {
+            num_bits: match precision.bits {
+                CodeBits::Four => Some(4),
+                CodeBits::Eight => Some(8),
+                CodeBits::Fp8 => None,
+            },
+            group_size: precision.group_size,
+        }
+    }
+
+    fn precision(self) -> Option<WeightPrecision> {
+        Some(WeightPrecision {
+            bits: match self.num_bits {
+                Some(4) => CodeBits::Four,
+                Some(8) => CodeBits::Eight,
+                Some(_) => return None,
+                None => CodeBits::Fp8,
+            },
+            group_size: self.group_size,
+        })
+    }
 }
 
 impl Task {
@@ -89,6 +124,7 @@ impl Task {
                 num_blocks: limits.num_blocks.0,
                 num_host_blocks: limits.num_host_blocks.0,
                 kv_dtype: limits.kv_dtype.as_str().to_owned(),
+                weights: limits.weights.map(Weights::new),
                 windows: limits.attention.windows.clone(),
                 num_sinks: limits.attention.num_sinks.0,
             },
@@ -118,7 +154,10 @@ impl Task {
             num_blocks: Blocks(limits.num_blocks),
             num_host_blocks: Blocks(limits.num_host_blocks),
             kv_dtype: dtypes.find(|dtype| dtype.as_str() == limits.kv_dtype)?,
-            weights: None,
+            weights: match limits.weights {
+                Some(weights) => Some(weights.precision()?),
+                None => None,
+            },
             attention: AttentionWindows {
                 windows: limits.windows.clone(),
                 num_sinks: Tokens(limits.num_sinks),
@@ -165,6 +204,7 @@ mod tests {
     fn a_task_says_all_that_a_runner_depends_on() {
         let limits = RunnerLimits {
             kv_dtype: KvDtype::Int8,
+            weights: Some(WeightPrecision::new(CodeBits::Four)),
             num_host_blocks: Blocks(7),
             attention: AttentionWindows {
                 windows: vec![NonZeroU32::new(16).expect("not zero")],

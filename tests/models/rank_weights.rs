@@ -1,0 +1,118 @@
+//! Weights of every format on several ranks: rounded at load, or quantised by the checkpoint.
+//!
+//! The oracle is one rank with all of the model, whose sums are cut into the same tiles: every bit is the same. That one is
+//! near the runner that cuts nothing.
+
+use std::path::Path;
+
+use serde_json::json;
+use triton_inflight::device::CodeBits;
+use triton_inflight::runner::WeightPrecision;
+
+use crate::devices::{assert_near, requests};
+use crate::fp8::{Scales, copies};
+use crate::ranks::{alone, assert_ranks_change_nothing, numbers_of_ranks};
+use crate::support::{Setup, fixture, serve};
+
+/// Serves requests on 1, 2 and 4 ranks, as far as the model can be split, and without ranks.
+fn assert_ranks_change_only_rounding(
+    dir: &Path,
+    setup: &Setup,
+    num_ranks: &[usize],
+    max_error: Option<f32>,
+) {
+    assert_eq!(numbers_of_ranks(dir), num_ranks, "{}", dir.display());
+    // One of the fixtures has only 64 tokens.
+    let mut requests = requests();
+    let prompts = requests.iter_mut().flat_map(|request| &mut request.prompt);
+    prompts.for_each(|token| *token %= 64);
+    assert_ranks_change_nothing(dir, "weights", setup, &requests);
+    let Some(max_error) = max_error else {
+        return;
+    };
+    let (whole, _) = serve(&mut setup.load_from(dir), setup, &requests);
+    let (cut, _) = alone(dir, setup, &requests);
+    assert_near(&dir.display().to_string(), &whole, &cut, max_error);
+}
+
+#[test]
+fn weights_that_are_rounded_at_load_are_the_same_on_1_2_and_4_ranks() {
+    let whole_rows = WeightPrecision {
+        group_size: WeightPrecision::WHOLE_ROWS,
+        ..WeightPrecision::new(CodeBits::Eight)
+    };
+    for weights in [WeightPrecision::new(CodeBits::Eight), whole_rows] {
+        let setup = Setup {
+            weights: Some(weights),
+            ..Setup::default()
+        };
+        // Also weights that are stored by columns, of 3 query heads.
+        for (name, num_ranks) in [("llama3", &[2, 4][..]), ("gpt2", &[2]), ("phi3", &[2, 4])] {
+            assert_ranks_change_only_rounding(&fixture(name), &setup, num_ranks, Some(0.5));
+        }
+    }
+    // Groups that begin with a tile are others than those of the runner that cuts nothing: 4 bits are not near it.
+    let setup = Setup {
+        weights: Some(WeightPrecision::new(CodeBits::Four)),
+        ..Setup::default()
+    };
+    assert_ranks_change_only_rounding(&fixture("qwen3"), &setup, &[2, 4], None);
+}
+
+#[test]
+fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
+    // Where 32 inputs share a scale, pairs of heads of 16 stay together.
+    for (name, num_ranks) in [
+        ("awq", &[2][..]),
+        ("bnb-int8", &[2, 4]),
+        ("bnb-nf4", &[2, 4]),
+        ("compressed-w4a16", &[2]),
+        ("compressed-w8a8", &[2, 4]),
+        ("gguf-iq4_nl", &[2]),
+        ("gguf-mixed", &[2]),
+        ("gguf-q3_k", &[2, 4]),
+        ("gguf-q4_k", &[2, 4]),
+        ("gptq", &[2]),
+        ("gptq-8bit-v2", &[2, 4]),
+        ("gptq-act-order", &[2, 4]),
+    ] {
+        let dir = fixture(&format!("quantised/{name}"));
+        assert_ranks_change_only_rounding(&dir, &Setup::default(), num_ranks, Some(0.3));
+    }
+    let blocks = Scales::Blocks([24, 40]);
+    let config = json!({"quant_method": "fp8", "weight_block_size": [24, 40]});
+    let [fp8, _] = copies(blocks, "weight_scale_inv", config);
+    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &[2, 4], Some(0.1));
+}
+
+#[test]
+fn experts_are_the_same_on_1_2_and_4_ranks() {
+    // With norms over all heads, with a shared expert, with biases, clamped gates and logits of no position, with norms of results, all in one tensor, in
+    // GGUF files, and in MXFP4, whose 3 groups of inputs leave the first of 4 ranks nothing.
+    for name in [
+        "mixtral",
+        "mixtral-stacked",
+        "qwen2-moe",
+        "qwen2-moe-gguf",
+        "qwen3-moe",
+        "olmoe",
+        "phimoe",
+        "gpt-oss",
+    ] {
+        let setup = Setup::default();
+        assert_ranks_change_only_rounding(&fixture(name), &setup, &[2, 4], Some(0.3));
+    }
+    // Rounded activations may choose other experts.
+    for (name, num_ranks) in [
+        ("mixtral-gguf", &[2, 4][..]),
+        ("qwen3-moe-gguf", &[2]),
+        ("gpt-oss-mxfp4", &[2, 4]),
+    ] {
+        assert_ranks_change_only_rounding(&fixture(name), &Setup::default(), num_ranks, None);
+    }
+    let rounded = Setup {
+        weights: Some(WeightPrecision::new(CodeBits::Eight)),
+        ..Setup::default()
+    };
+    assert_ranks_change_only_rounding(&fixture("qwen2-moe"), &rounded, &[2, 4], None);
+}
