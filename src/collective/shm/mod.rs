@@ -141,9 +141,10 @@ impl Shm {
         }
         let own = self.area.control(self.rank);
         own.set_waiting_for(Some(awaited));
-        let waited = self.sleep_until(awaited, since);
+        self.sleep_until(awaited, since)?;
+        // After an error it stands: another rank whose time ends now is to know it before the error is noticed.
         own.set_waiting_for(None);
-        waited
+        Ok(())
     }
 
     fn sleep_until(&self, awaited: Awaited, since: Instant) -> Result<(), CollectiveError> {
@@ -374,4 +375,37 @@ impl Exchange for Shm {
 /// The buffer of a round or of a message: even and odd ones take turns.
 fn parity(number: u32) -> usize {
     (number % 2) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_time_has_ended_tells_for_whom_it_has_waited() {
+        let stages = Grid {
+            num_stages: 3,
+            ranks_per_stage: 1,
+        };
+        let world = ShmWorld::new(stages).expect("shared memory");
+        let [first, stopped, last] = [0, 1, 2].map(|rank| {
+            let attached = world.attach(rank, Duration::from_millis(20));
+            attached.expect("it is free")
+        });
+        let sent = |rank| Awaited {
+            rank,
+            kind: Kind::Sent,
+            value: 0,
+        };
+        for rank in [&last, &first] {
+            let before = rank.area.grid().previous(rank.rank);
+            let waited = rank.wait_for(sent(before), Instant::now());
+            let expected = CollectiveError::TimedOut {
+                rank: rank.rank,
+                missing: stopped.rank,
+                limit: rank.time_limit,
+            };
+            assert_eq!(waited, Err(expected));
+        }
+    }
 }
