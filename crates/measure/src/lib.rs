@@ -10,6 +10,7 @@
 //! engine.rs     `cargo xtask bench engine`: prompts and generation, row by row
 //! adapters.rs   `cargo xtask bench adapters`: what adapters add to a step
 //! ranks.rs      `cargo xtask bench ranks`: several ranks beside one
+//! all_reduce.rs `cargo xtask bench all-reduce`: sums over ranks beside the memory's bandwidth
 //! profile.rs    `cargo xtask profile`: the time of a step by operation
 //! stopwatch.rs  the probe that times each operation
 //! divergence.rs divergence of logits from reference logits
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapters;
+pub mod all_reduce;
 pub mod divergence;
 pub mod engine;
 pub mod figures;

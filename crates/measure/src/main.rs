@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use inflight_measure::{adapters, engine, profile, quality, ranks};
+use inflight_measure::{adapters, all_reduce, engine, profile, quality, ranks};
 
 #[derive(Parser)]
 #[command(name = "inflight-measure", about = "Measures the library in process")]
@@ -14,6 +14,8 @@ enum Command {
     Adapters(adapters::Options),
     /// Measures several ranks beside one that has as many threads
     Ranks(ranks::Options),
+    /// Measures sums over the ranks of one host
+    AllReduce(all_reduce::Options),
     /// Measures the time of a step, operation by operation
     Profile(profile::Options),
     /// Measures the quality that quantised weights lose, on a text
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Command::Engine(options) => engine::run(&options),
         Command::Adapters(options) => adapters::run(&options),
         Command::Ranks(options) => ranks::run(&options),
+        Command::AllReduce(options) => all_reduce::run(&options),
         Command::Profile(options) => profile::run(&options),
         Command::Quality(options) => quality::run(&options),
     };

@@ -34,6 +34,8 @@ pub enum Bench {
     Adapters(Program),
     /// Several ranks beside one that has as many threads, in process and in processes of theirs
     Ranks(Program),
+    /// Sums over the ranks of one host by size, beside the memory's bandwidth, in process
+    AllReduce(Program),
     /// Requests with different adapters in a real tritonserver, beside llama.cpp's server
     AdapterPeers(Program),
     /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
@@ -237,6 +239,7 @@ pub fn run(bench: &Bench) -> Result<()> {
             arguments.extend_from_slice(&program.arguments);
             measure("ranks", &Program { arguments })
         }
+        Bench::AllReduce(program) => measure("all-reduce", program),
         Bench::AdapterPeers(program) => {
             run_to_stdout(script("adapter_peers.py")?.args(&program.arguments))
         }
