@@ -9,10 +9,11 @@ import signal
 import pytest
 
 from harness import clients
+from harness.adapters import page_bytes, write_adapter
 from harness.repository import STORIES, add_model
 from harness.server import STOP_TIMEOUT_S, Server
 
-from test_ranks import RANKS, answer, bits, has_ended, requests, wait_for
+from test_ranks import FIXTURES, PROMPTS, RANKS, answer, bits, has_ended, requests, wait_for
 
 MPI = {**RANKS, "rank_transport": "mpi"}
 PLUGIN = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "libinflight_mpi.so"
@@ -59,6 +60,32 @@ def test_ranks_of_mpirun_give_the_same_bits_for_one_model_after_the_other(reposi
         assert bits(clients.streams(server, "two", requests())) == expected
         assert ranks(server) == [pid], "it computes one model after the other"
     wait_for(lambda: has_ended(pid), "a rank is left")
+
+
+def test_experts_and_adapters_over_mpi_give_the_same_bits(repository, tmp_path):
+    for index in range(3):
+        write_adapter(tmp_path / str(index), index)
+    # Each adapter takes a page, so they leave the memory for one another.
+    adapters = {"lora_dir": tmp_path, "lora_cache_host_memory_bytes": 2 * page_bytes() + 1}
+    mixture = {"gpt_model_path": FIXTURES / "qwen2-moe", "weight_only_precision": "int8"}
+    options = {"max_tokens": 12, "ignore_eos": True, "return_log_probs": True}
+    asked = {
+        "adapters": [(PROMPTS[i % 5], {**options, "lora_name": str(i % 3)}) for i in range(12)],
+        "mixture": [([3 + (7 * i + j) % 90 for j in range(5 + i)], options) for i in range(4)],
+    }
+    for name, transport in [("spawned", RANKS), ("mpi", MPI)]:
+        add_model(repository, f"adapters_{name}", {**transport, **adapters}, checkpoint=STORIES)
+        add_model(repository, f"mixture_{name}", {**transport, **mixture})
+    arguments = ["--model-control-mode=explicit"]
+    for name in ("adapters_spawned", "mixture_spawned", "adapters_mpi"):
+        arguments.append(f"--load-model={name}")
+    with Server(repository, *arguments, mpi_ranks=2) as server:
+        for kind, requests in asked.items():
+            expected = bits(clients.streams(server, f"{kind}_spawned", requests))
+            assert server.load(f"{kind}_mpi") is None
+            assert bits(clients.streams(server, f"{kind}_mpi", requests)) == expected
+            server.unload(f"{kind}_mpi")
+            server.wait_for_state(f"{kind}_mpi", "UNAVAILABLE")
 
 
 def test_a_rank_that_is_stopped_is_an_error_and_computes_again_when_it_continues(repository):

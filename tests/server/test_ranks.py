@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 from harness import clients
+from harness.adapters import page_bytes, write_adapter
 from harness.clients import GrpcStream, Refused, described, generate
 from harness.repository import ROOT, STORIES, TIGHT, add_model
 from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, until
@@ -99,6 +100,39 @@ def test_stages_give_the_bits_of_one_process(server):
     expected = bits(clients.streams(server, "one", requests()))
     assert bits(clients.streams(server, "stages", requests())) == expected
     assert_blocks_come_back(server, "stages")
+
+
+@pytest.mark.deployments("iterative")
+def test_experts_and_adapters_are_the_same_on_any_number_of_processes(repository, tmp_path):
+    for index in range(5):
+        write_adapter(tmp_path / str(index), index)
+    shutil.copytree(FIXTURES / "adapters" / "all-modules", tmp_path / "for-another-model")
+    mixture = {"gpt_model_path": FIXTURES / "qwen2-moe", "weight_only_precision": "int8"}
+    # Each adapter takes a page, so they leave the memory for one another.
+    adapters = {"lora_dir": tmp_path, "lora_cache_host_memory_bytes": 2 * page_bytes() + 1}
+    for name, num_ranks in [("two", 2), ("four", 4)]:
+        ranks = {**RANKS, "tensor_parallel_size": num_ranks}
+        add_model(repository, f"mixture_{name}", {**ranks, **mixture})
+        add_model(repository, f"adapters_{name}", {**ranks, **adapters}, checkpoint=STORIES)
+    options = {"max_tokens": 12, "ignore_eos": True, "return_log_probs": True}
+    prompts = [([3 + (7 * i + j) % 90 for j in range(5 + i)], options) for i in range(6)]
+    adapted = [(PROMPTS[i % 5], {**options, **({"lora_name": str(i % 6)} if i % 6 < 5 else {})}) for i in range(18)]
+    with Server(repository) as server:
+        for kind, asked in [("mixture", prompts), ("adapters", adapted)]:
+            two, four = (bits(clients.streams(server, f"{kind}_{name}", asked)) for name in ("two", "four"))
+            assert two == four, kind
+        with pytest.raises(Refused, match="for-another-model"):
+            clients.streams(server, "adapters_two", [("The fox", {**options, "lora_name": "for-another-model"})])
+        assert bits(clients.streams(server, "adapters_two", adapted)) == two
+        assert len({str(answer) for answer in two[:5]}) == 5
+        # Another version of an adapter is another one on all processes.
+        write_adapter(tmp_path / "new", 9)
+        for file in (tmp_path / "new").iterdir():
+            file.rename(tmp_path / "0" / file.name)
+        time.sleep(1.1)
+        first = [adapted[0]]
+        replaced = bits(clients.streams(server, "adapters_two", first))
+        assert replaced == bits(clients.streams(server, "adapters_four", first)) != two[:1]
 
 
 def test_one_process_differs_only_in_rounding(server):
