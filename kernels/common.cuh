@@ -158,6 +158,19 @@ __device__ __forceinline__ void store_8(bf16* to, const float (&x)[8]) {
                                                to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7]));
 }
 
+// 8 elements of a row of `len`, from `first` on; zeros beyond its end, or without a row. `first` is a multiple of 8, and rows are
+// at multiples of 16 bytes if `len` is one of 8.
+__device__ __forceinline__ uint4 load_8_or_zeros(const bf16* row, bool has_row, int first, int len) {
+    if (!has_row || first >= len) return make_uint4(0, 0, 0, 0);
+    if (len % VECTOR == 0) return *reinterpret_cast<const uint4*>(row + first);
+    u32 words[4] = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) {
+        if (first + i < len) words[i / 2] |= static_cast<u32>(row[first + i].bits) << 16 * (i % 2);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // ------------------------------------------------------------------------------------------- reductions
 
 // The sum over groups of `num_lanes` consecutive lanes, a power of two, in each of their lanes. All lanes of the warp

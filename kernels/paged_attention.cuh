@@ -13,7 +13,7 @@
 //            (online softmax; Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135)
 //   split    starts with max = -inf, sum = 0, out = 0
 //   row      splits are merged in ascending order: M' = max(M, max), Out = Out * exp2(M - M') + out * exp2(max - M')
-//            (Dao et al., Flash-Decoding, 2023)
+//            (Dao et al., Flash-Decoding, 2023); a head's logit of no position is added to the sum at last
 //
 // Tiles and splits start at fixed positions. A warp computes 16 queries, and a query's numbers lie in the same four lanes
 // and registers whichever row of the warp it is. Positions that a query does not see have the score -inf: they change
@@ -81,6 +81,8 @@ struct AttentionCall {
     const AttentionTile* tiles;
     // counts[0]: entries of `tiles`. counts[1], generation: those of split 0, which come first.
     const u32* counts;
+    // [num_q_heads], or null: of each head, the logit of no position, which only adds to the sum of weights.
+    const float* sink_logits;
     // The factor of the scores, > 0, times log2(e).
     float exponent_scale;
     int num_kv_heads;
@@ -175,6 +177,11 @@ struct QueryTile {
         return ((row * call.num_kv_heads + kv_head) * call.group + packed % call.group) * call.head_dim;
     }
 
+    // The head of a query.
+    __device__ __forceinline__ int head(int kv_head, int query) const {
+        return kv_head * call.group + (entry().first_query + query) % call.group;
+    }
+
     // What the queries see. There is at least one.
     __device__ __forceinline__ Sight sight() const {
         return {position(0), position(num_queries - 1), call.window, call.num_sinks};
@@ -213,8 +220,15 @@ struct MergeFactors {
     }
 };
 
-// The factor of a finished sum; 0 if nothing was seen.
-__device__ __forceinline__ float reciprocal_of_sum(float sum) { return sum == 0.0f ? 0.0f : __frcp_rn(sum); }
+// The factor of a query's finished sum; 0 if nothing was seen.
+__device__ __forceinline__ float reciprocal_of_sum(const AttentionCall& call, int head, float max, float sum) {
+    if (sum == 0.0f) return 0.0f;
+    if (call.sink_logits != nullptr) {
+        constexpr float LOG2_E = 1.44269504f;
+        sum += exp2_approx(fmaf(call.sink_logits[head], LOG2_E, -(max * call.exponent_scale)));
+    }
+    return __frcp_rn(sum);
+}
 
 // Adding 0 makes -0 to 0.
 __device__ __forceinline__ float finished(float out, float reciprocal) { return fmaf(out, reciprocal, 0.0f); }
@@ -704,7 +718,8 @@ struct Walker {
         for (int i = 0; i < 2; ++i) {
             if (positions[i] < 0) continue;
             bf16* const out = call.out + tile_of_queries.offset(kv_head, query(i));
-            const float reciprocal = reciprocal_of_sum(partial.sum[i]);
+            const float reciprocal =
+                reciprocal_of_sum(call, tile_of_queries.head(kv_head, query(i)), partial.max[i], partial.sum[i]);
 #pragma unroll
             for (int n = 0; n < D / 8; ++n) {
                 const int dim = 8 * n + threadIdx.x % 4 * 2;

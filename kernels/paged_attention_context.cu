@@ -85,6 +85,7 @@ struct Totals {
         const float4 total = max_sum();
         const MergeFactors first(total.x, partial.max[0], exponent_scale);
         const MergeFactors second(total.y, partial.max[1], exponent_scale);
+        partial.max[0] = first.max, partial.max[1] = second.max;
         partial.sum[0] = first.merge(total.z, partial.sum[0]);
         partial.sum[1] = second.merge(total.w, partial.sum[1]);
 #pragma unroll

@@ -47,7 +47,8 @@ KERNEL(paged_attention_merge, 128, 3)(AttentionCall call) {
                         out = factors.merge(out, added[i]);
                     }
                 }
-                call.out[queries.offset(kv_head, query) + dim] = to_bf16(finished(out, reciprocal_of_sum(sum)));
+                const float reciprocal = reciprocal_of_sum(call, queries.head(kv_head, query), max, sum);
+                call.out[queries.offset(kv_head, query) + dim] = to_bf16(finished(out, reciprocal));
             }
         }
     }

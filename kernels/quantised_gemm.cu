@@ -31,18 +31,6 @@ using namespace quantised;
 constexpr int BLOCK_WARPS = 8;
 constexpr int DEPTH = 4;
 
-// 8 activations from `column` on of a row of x; zeros beyond its end or without a row.
-__device__ __forceinline__ uint4 load_x(const bf16* row, bool has_row, int column, int k) {
-    if (!has_row || column >= k) return make_uint4(0, 0, 0, 0);
-    if (k % VECTOR == 0) return *reinterpret_cast<const uint4*>(row + column);
-    u32 words[4] = {};
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        if (column + i < k) words[i / 2] |= static_cast<u32>(row[column + i].bits) << 16 * (i % 2);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 // `num_row_tiles` of 16 outputs by `num_columns` of 8 rows of x.
 template <int num_row_tiles, int num_columns>
 struct Sums {
@@ -63,7 +51,7 @@ struct Product {
 #pragma unroll
         for (int i = 0; i < num_columns; ++i) {
             const int row = first_row + 8 * i + g;
-            words[i] = load_x(x + static_cast<size_t>(row) * k, row < m, column + 8 * t, k);
+            words[i] = load_8_or_zeros(x + static_cast<size_t>(row) * k, row < m, column + 8 * t, k);
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {

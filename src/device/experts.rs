@@ -88,7 +88,8 @@ pub struct MixtureShape {
 pub struct Experts<D: Device> {
     /// How their gates act.
     pub gating: Gating,
-    /// The experts to choose from; empty if only the shared one adds something, in the tile of a rank of several.
+    /// The experts to choose from; on a device that [stacks](Device::STACKS_EXPERTS) them, one whose matrices and biases are those of
+    /// all, one expert after the other. Empty if only the shared one adds something, in the tile of a rank of several.
     pub chosen: Vec<Expert<D>>,
     /// One that all tokens have.
     pub shared: Option<Expert<D>>,

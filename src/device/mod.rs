@@ -140,6 +140,9 @@ pub trait Device: Sized {
     /// and 4 of them.
     const HAS_TILES: bool = true;
 
+    /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`].
+    const STACKS_EXPERTS: bool = false;
+
     /// Whether it computes [latent attention](LatentShape).
     const HAS_LATENT_ATTENTION: bool = false;
 
@@ -177,6 +180,22 @@ pub trait Device: Sized {
         parts: &[&dyn QuantisedRows],
         stacking: Stacking,
     ) -> Result<Result<Self::Matrix, NotFinite>, LoadError>;
+
+    /// Packs float matrices of all experts of a layer as one, one expert after the other, and gate in front of up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::pack`].
+    ///
+    /// # Panics
+    ///
+    /// If the device [packs](Device::STACKS_EXPERTS) each expert by itself.
+    fn pack_experts<M: FloatRows>(
+        &mut self,
+        _parts: &[M],
+    ) -> Result<Result<Self::Matrix, NotFinite>, LoadError> {
+        unreachable!("each expert is packed by itself");
+    }
 
     /// The layout of [`Device::packed_part`], with its version: what files of packed weights depend on. `None` if there
     /// are no such files for this device.

@@ -210,6 +210,27 @@ impl ProjectionSource<'_> {
         })
     }
 
+    /// The same projection of all experts of a layer, as one matrix.
+    pub(super) fn load_stacked<D: Device>(
+        of_experts: Vec<Self>,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Linear<D>, LoadError> {
+        let (matrices, biases): (Vec<_>, Vec<_>) = of_experts
+            .into_iter()
+            .map(|source| (source.matrices, source.biases))
+            .unzip();
+        let matrices: Vec<_> = matrices.into_iter().flatten().collect();
+        let biases: Vec<_> = biases.into_iter().flatten().collect();
+        Ok(Linear {
+            bias: match biases.is_empty() {
+                true => None,
+                false => Some(packer.upload_bias(&biases)?),
+            },
+            matrix: packer.pack_experts(&matrices)?,
+            place: None,
+        })
+    }
+
     /// A projection to the residual stream.
     pub(super) fn load_summed<D: Device>(
         &self,

@@ -130,9 +130,11 @@ impl ModelRunner<Cuda> {
     ) -> Result<u64, LoadError> {
         let spec = source.spec();
         let heads = head_shape(spec);
+        let mixture = spec.mixture();
+        let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
         let widths = StepWidths {
-            // The residual stream and its summand, and the queries, keys and values.
-            sums: 2 * spec.hidden_size + heads.qkv_len(),
+            // The residual stream and its summand, the queries, keys and values, and what experts are chosen by.
+            sums: 2 * spec.hidden_size + heads.qkv_len() + num_router_logits,
             // Its norm, the rotated queries, what attention makes of them, and the inner activations.
             inputs: spec.hidden_size + 2 * heads.q_len() + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(heads.q_len()),
@@ -141,7 +143,13 @@ impl ModelRunner<Cuda> {
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);
-        let num_bytes = Cuda::num_step_bytes(&capacity, &widths, max_sampled_rows, options);
+        let num_bytes = Cuda::num_step_bytes(
+            &capacity,
+            &widths,
+            mixture.as_ref(),
+            max_sampled_rows,
+            options,
+        );
         Ok(num_bytes)
     }
 }

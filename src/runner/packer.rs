@@ -92,6 +92,21 @@ impl<'d, D: Device> Packer<'d, D> {
         self.pack_as(parts, form, packing)
     }
 
+    /// Packs the matrices of all experts of a layer as one, for a device that [stacks](Device::STACKS_EXPERTS) them.
+    pub(super) fn pack_experts(&mut self, parts: &[Matrix<'_>]) -> Result<D::Matrix, LoadError> {
+        let PackedForm::Float(rows) = PackedForm::of(parts, self.precision, D::HAS_FP8) else {
+            return Err(LoadError::Resource(format!(
+                "{} and the other experts of its layer are quantised, and a GPU computes experts in bf16 only: use a \
+                 checkpoint with float weights, without weight_only_precision, or an instance_group of kind KIND_CPU",
+                parts[0].location().name
+            )));
+        };
+        parts.iter().try_for_each(Matrix::preload)?;
+        self.names.push(None);
+        let packed = self.device.pack_experts(&rows)?;
+        packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
+    }
+
     /// Packs the output layer.
     pub(super) fn pack_output_layer(
         &mut self,

@@ -93,6 +93,27 @@ impl Probe for () {
     fn ended(&mut self, _: Operation, _: impl FnOnce() -> Work) {}
 }
 
+/// One of several experts whose weights are one matrix.
+struct OneOf<'m, M>(usize, &'m M);
+
+impl<M: PackedWeights> PackedWeights for OneOf<'_, M> {
+    fn n(&self) -> usize {
+        self.1.n() / self.0
+    }
+
+    fn k(&self) -> usize {
+        self.1.k()
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.1.num_bytes() / self.0
+    }
+
+    fn has_rows(&self) -> bool {
+        self.1.has_rows()
+    }
+}
+
 impl Work {
     /// The work of an operation with the same cost for each element of `[num_rows, width]`.
     pub(super) fn elements(num_rows: usize, width: usize, bytes: usize, operations: usize) -> Self {
@@ -141,8 +162,10 @@ impl Work {
         num_chosen: usize,
     ) -> Self {
         let of = |expert: &Expert<D>, num_rows| {
-            let gate_up = Self::gated_product(num_rows, &expert.gate_up.matrix);
-            let down = Self::product(num_rows, &expert.down.matrix, true);
+            let (gate_up, down) = (&expert.gate_up.matrix, &expert.down.matrix);
+            let num_stacked = gate_up.n() / (2 * down.k());
+            let gate_up = Self::gated_product(num_rows, &OneOf(num_stacked, gate_up));
+            let down = Self::product(num_rows, &OneOf(num_stacked, down), true);
             gate_up.plus(down)
         };
         let shared = experts.shared.as_ref();

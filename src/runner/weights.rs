@@ -8,7 +8,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::latent::LatentWeights;
-use super::linear_weights::{NormWeights, SummedLinear};
+use super::linear_weights::{NormWeights, ProjectionSource, SummedLinear};
 use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
@@ -226,7 +226,7 @@ impl WeightSources<'_> {
 }
 
 impl LayerSource<'_> {
-    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
+    fn load<D: Device>(self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
         Ok(Layer {
             norms: self.norms.try_map(|norm| norm.load(packer))?,
             qkv: self.qkv.load(packer)?,
@@ -250,7 +250,7 @@ impl LayerSource<'_> {
 
 impl FeedForwardSource<'_> {
     fn load<D: Device>(
-        &self,
+        self,
         packer: &mut Packer<'_, D>,
     ) -> Result<FeedForwardWeights<D>, LoadError> {
         Ok(match self {
@@ -275,12 +275,12 @@ impl FeedForwardSource<'_> {
             } => FeedForwardWeights::Experts {
                 router: router.load(packer)?,
                 correction: match correction {
-                    Some(correction) => Some(packer.upload(correction)?),
+                    Some(correction) => Some(packer.upload(&correction)?),
                     None => None,
                 },
                 tiles: tiles
-                    .iter()
-                    .map(|tile| tile.load(*gating, packer))
+                    .into_iter()
+                    .map(|tile| tile.load(gating, packer))
                     .collect::<Result<_, _>>()?,
             },
         })
@@ -290,17 +290,16 @@ impl FeedForwardSource<'_> {
 impl ExpertsSource<'_> {
     /// `None` if there is nothing of any.
     fn load<D: Device>(
-        &self,
+        self,
         gating: Gating,
         packer: &mut Packer<'_, D>,
     ) -> Result<Option<Experts<D>>, LoadError> {
         if self.chosen.is_empty() && self.shared.is_none() {
             return Ok(None);
         }
-        let chosen = self.chosen.iter().map(|expert| expert.load(packer));
         Ok(Some(Experts {
             gating,
-            chosen: chosen.collect::<Result<_, _>>()?,
+            chosen: load_experts(self.chosen, packer)?,
             shared: match &self.shared {
                 Some(shared) => Some(shared.load(packer)?),
                 None => None,
@@ -316,6 +315,24 @@ impl DenseSource<'_> {
             down: self.down.load(packer)?,
         })
     }
+}
+
+/// Packs the experts of a layer as the device wants them: each by itself, or all as one.
+fn load_experts<D: Device>(
+    experts: Vec<DenseSource<'_>>,
+    packer: &mut Packer<'_, D>,
+) -> Result<Vec<Expert<D>>, LoadError> {
+    if !D::STACKS_EXPERTS {
+        return experts.iter().map(|expert| expert.load(packer)).collect();
+    }
+    let (gate_up, down): (Vec<_>, Vec<_>) = experts
+        .into_iter()
+        .map(|expert| (expert.up, expert.down))
+        .unzip();
+    Ok(vec![Expert {
+        gate_up: ProjectionSource::load_stacked(gate_up, packer)?,
+        down: ProjectionSource::load_stacked(down, packer)?,
+    }])
 }
 
 /// Reads the embedding as bf16.

@@ -1,11 +1,14 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use half::bf16;
 use inflight_cuda_stand_in::{StandIn, count};
+use serde::Deserialize;
 use serde_json::json;
-use triton_inflight::base::{BlockId, BlockSize};
+use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
     AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
@@ -90,25 +93,92 @@ fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
     agree_with_the_reference(test, &names);
 }
 
+/// Experts alone, beside a shared one, in some of the layers, chosen one after the other, with biases, clamped gates and logits of no
+/// position; each with the requests of its fixture, and whether a request alone gives the same bits.
+#[test]
+fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
+    /// Steps in which rounding may decide between two experts that are equally good.
+    const MAX_FAR: usize = 2;
+    let test = "mixtures_have_the_logits_of_transformers_on_a_gpu";
+    on_a_gpu(StandIn::new(), test, |options| {
+        for name in [
+            "mixtral",
+            "qwen2-moe",
+            "qwen3-moe",
+            "olmoe",
+            "phimoe",
+            "gpt-oss",
+        ] {
+            let (mut num_far, mut num_steps) = (0, 0);
+            for prompt in prompts(name) {
+                let setup = in_chunks();
+                let mut runner = setup.load_on::<Cuda>(&fixture(name), &options);
+                let request = Request::greedy(&prompt.prompt, prompt.greedy.len() as u32);
+                let served = &serve(&mut runner, &setup, &[request]).0[0];
+                let steps = served.logits.iter().zip(&prompt.logits);
+                for (index, (ours, theirs)) in steps.enumerate() {
+                    let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
+                    num_far += usize::from(errors.fold(0.0, f32::max) > 0.1);
+                    num_steps += 1;
+                    if served.tokens[index] != prompt.greedy[index] {
+                        break;
+                    }
+                }
+            }
+            println!("{name}: {num_far} of {num_steps} steps are far from transformers");
+            assert!(
+                num_far <= MAX_FAR && num_steps >= 8,
+                "{name}: {num_far} of {num_steps}"
+            );
+            is_the_same_alone(name, &fixture(name), &options);
+        }
+    });
+}
+
+/// A prompt of a fixture, and what transformers makes of it.
+#[derive(Deserialize)]
+struct Prompt {
+    prompt: Vec<TokenId>,
+    greedy: Vec<TokenId>,
+    logits: Vec<Vec<f32>>,
+}
+
+fn prompts(name: &str) -> Vec<Prompt> {
+    #[derive(Deserialize)]
+    struct Expected {
+        prompts: Vec<Prompt>,
+    }
+    let json = fs::read_to_string(fixture(name).join("expected.json")).expect("the file");
+    let expected: Expected = serde_json::from_str(&json).expect("prompts");
+    expected.prompts
+}
+
 /// Each model, in chunks, and its requests alone.
 fn agree_with_the_reference(test: &str, names: &[&str]) {
     on_a_gpu(StandIn::new(), test, |options| {
         for &name in names {
-            let setup = Setup {
-                block_size: 8,
-                max_num_tokens: 24,
-                enable_chunked_context: true,
-                ..Setup::default()
-            };
-            let dir = fixture(name);
+            let (dir, setup) = (fixture(name), in_chunks());
             assert_agrees_with_reference::<Cuda>(name, &dir, &options, &setup, &requests(), 0.1);
-            let options = CudaOptions {
-                deterministic: true,
-                ..options.clone()
-            };
-            assert_same_alone::<Cuda>(name, &dir, &options, &setup, requests());
+            is_the_same_alone(name, &dir, &options);
         }
     });
+}
+
+fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
+    let options = CudaOptions {
+        deterministic: true,
+        ..options.clone()
+    };
+    assert_same_alone::<Cuda>(name, dir, &options, &in_chunks(), requests());
+}
+
+fn in_chunks() -> Setup {
+    Setup {
+        block_size: 8,
+        max_num_tokens: 24,
+        enable_chunked_context: true,
+        ..Setup::default()
+    }
 }
 
 /// cuBLASLt's algorithms for few and for many rows add up in different orders.

@@ -3,19 +3,16 @@
 use std::fs;
 use std::num::NonZeroU32;
 
-use inflight_cuda_stand_in::StandIn;
 use safetensors::tensor::Dtype;
 use serde_json::json;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::device::{CodeBits, Gating, RoutingRule};
 use triton_inflight::runner::spec::FeedForward;
-use triton_inflight::runner::{CudaRunner, ModelSource, ModelSpec, RopeScaling, WeightPrecision};
+use triton_inflight::runner::{ModelSource, ModelSpec, RopeScaling, WeightPrecision};
 
 use crate::copy::Copy;
-use crate::cuda::on_stand_in;
-use crate::devices::{assert_devices_agree, assert_near, requests, setups};
+use crate::devices::{assert_near, requests, setups};
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Setup, fixture, serve};
+use crate::support::{fixture, serve};
 use crate::transformers::{agree, agrees_within};
 
 /// As for other quantised weights.
@@ -409,29 +406,4 @@ fn the_cpu_and_the_reference_device_agree_on_experts() {
             assert_near(&format!("{name}, {what}"), &ours, &theirs, 0.1);
         }
     }
-}
-
-#[test]
-fn a_model_with_experts_is_refused_on_a_gpu() {
-    let test = "experts::a_model_with_experts_is_refused_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
-        let options = CudaOptions::default();
-        let limits = Setup::default().runner_limits();
-        let error = CudaRunner::new(&source("mixtral"), limits.clone(), &options).err();
-        let error = error.expect("refused").to_string();
-        for part in ["5 experts", "CPU only", "KIND_CPU"] {
-            assert!(error.contains(part), "{error}");
-        }
-        let error = CudaRunner::new(&source("deepseek-v2"), limits.clone(), &options).err();
-        let error = error.expect("refused").to_string();
-        for part in ["DeepseekV2ForCausalLM", "latent attention", "KIND_CPU"] {
-            assert!(error.contains(part), "{error}");
-        }
-        let error = CudaRunner::new(&source("gpt-oss"), limits, &options).err();
-        let error = error.expect("refused").to_string();
-        for part in ["GptOssForCausalLM", "CPU only", "KIND_CPU"] {
-            assert!(error.contains(part), "{error}");
-        }
-        assert_devices_agree::<Cuda>("llama3", &options);
-    });
 }

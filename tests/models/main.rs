@@ -9,6 +9,7 @@ mod configs;
 mod copy;
 mod cuda;
 mod cuda_adapters;
+mod cuda_experts;
 mod cuda_faults;
 mod cuda_fp8;
 mod cuda_overlap;

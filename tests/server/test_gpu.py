@@ -13,9 +13,10 @@ from harness.server import Server
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
 FIXTURES = ROOT / "tests" / "fixtures"
 CHECKPOINTS = sorted(file.parent.name for file in FIXTURES.glob("*/config.json"))
-# Mixtures of experts are computed on CPUs only.
-WITH_EXPERTS = [name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()]
-FAMILIES = [name for name in CHECKPOINTS if name not in WITH_EXPERTS]
+# Latent attention and quantised experts are computed on CPUs only.
+ON_CPUS_ONLY = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-mxfp4"}
+FAMILIES = [name for name in CHECKPOINTS if name not in ON_CPUS_ONLY]
+WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 
 
@@ -102,25 +103,30 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
     expected = json.loads((FIXTURES / name / "expected.json").read_text())["prompts"]
     options = {"max_tokens": len(expected[0]["greedy"]), "return_generation_logits": True}
     answers = clients.streams(families, name, [(prompt["prompt"], options) for prompt in expected])
+    num_far = 0
     for prompt, answer in zip(expected, answers, strict=True):
         rows = numpy.concatenate([array[0, 0] for array in answer.tensors("generation_logits")])
         steps = zip(prompt["greedy"], answer.ids, prompt["logits"], rows, strict=True)
         for token, ours, theirs, row in steps:
             # As tests/models compares devices: a GPU rounds activations that the CPU does not.
-            assert numpy.abs(row - theirs).max() < 0.1
+            is_far = numpy.abs(row - theirs).max() >= 0.1
+            num_far += is_far
             if ours != token:
                 # Rounding may decide a near tie. What follows it is another text.
-                assert theirs[token] - theirs[ours] < 0.1
+                assert is_far or theirs[token] - theirs[ours] < 0.1
                 break
+    # Rounding may also decide between two experts that are equally good.
+    assert num_far <= (2 if name in WITH_EXPERTS else 0)
 
 
-def test_a_model_with_experts_is_refused_on_a_gpu(repository, stand_in):
-    parameters = {**ON_GPU, "gpt_model_path": FIXTURES / "mixtral"}
-    add_model(repository, "experts", parameters)
+def test_a_model_that_only_cpus_compute_is_refused_on_a_gpu(repository, stand_in):
+    refusals = {"gpt-oss-mxfp4": "a GPU computes experts in bf16 only", "deepseek-v2": "latent attention"}
+    for name in refusals:
+        add_model(repository, name, {**ON_GPU, "gpt_model_path": FIXTURES / name})
     with Server(repository, "--model-control-mode=explicit", environment=stand_in) as server:
-        reason = server.load("experts")
-        assert "5 experts in a layer" in reason and "computed on the CPU only" in reason, reason
-        assert len(WITH_EXPERTS) >= 4
+        for name, part in refusals.items():
+            reason = server.load(name)
+            assert part in reason and "KIND_CPU" in reason, reason
 
 
 @pytest.mark.parametrize("model", ["gpu_overlap", "gpu_overlap_tight", "gpu_overlap_queued"])

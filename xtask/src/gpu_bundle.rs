@@ -27,10 +27,11 @@ const NAME: &str = "inflight-gpu-check";
 /// What such a machine takes.
 const MAX_BYTES: u64 = 60_000_000;
 /// The tests of kernels that run on a GPU; the others are about the machine that takes its place.
-const KERNEL_TESTS: [&str; 10] = [
+const KERNEL_TESTS: [&str; 11] = [
     "activations",
     "attention",
     "elementwise",
+    "experts",
     "fp8",
     "low_rank",
     "norms",

@@ -41,6 +41,7 @@ struct AttentionCall {
     block_tables: u64,
     tiles: u64,
     counts: u64,
+    sink_logits: u64,
     exponent_scale: f32,
     num_kv_heads: i32,
     group: i32,
@@ -152,11 +153,14 @@ impl AttentionScratch {
 }
 
 impl Cuda {
-    /// Launches the kernels that have queries to compute. `q` and `out` are addresses.
+    /// Launches the kernels that have queries to compute. `sink_logits`, `q` and `out` are addresses; without logits of no
+    /// position, 0.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn attend(
         &mut self,
         step: &CudaStep,
         params: &AttentionParams,
+        sink_logits: u64,
         q: u64,
         cache: &KvCache,
         layer: usize,
@@ -181,6 +185,7 @@ impl Cuda {
             block_tables: step.block_tables,
             tiles: list + COUNTS_BYTES,
             counts: list,
+            sink_logits,
             // Exponents of 2 instead of e.
             exponent_scale: params.scale * LOG2_E,
             num_kv_heads: num_kv_heads as i32,

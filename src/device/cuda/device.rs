@@ -1,7 +1,6 @@
 //! A GPU as a [`Device`].
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +10,10 @@ use half::bf16;
 
 use super::adapters::{self, AdapterTile, Adapters, NUM_KINDS};
 use super::attention::{self, AttentionScratch};
+use super::expert_rows::{self, ExpertRows};
 use super::fp8_gemm;
 use super::gemm::{self, Elements};
-use super::graphs;
+use super::graphs::{self, StepMode};
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
@@ -67,8 +67,7 @@ impl Device for Cuda {
     type Sums = Rows<f32>;
     type Inputs = Rows<bf16>;
     type Logits = Logits;
-    /// There are none: models with experts are refused.
-    type ExpertRows = Infallible;
+    type ExpertRows = ExpertRows;
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
     type Step<'a> = CudaStep;
@@ -78,6 +77,8 @@ impl Device for Cuda {
     const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
     const HAS_ADAPTERS: bool = true;
     const HAS_TILES: bool = false;
+    const HAS_SINK_LOGITS: bool = true;
+    const STACKS_EXPERTS: bool = true;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -104,6 +105,14 @@ impl Device for Cuda {
             self.gemm.add(gemm_weights(matrix, Elements::Bf16), 1);
         }
         Ok(packed)
+    }
+
+    fn pack_experts<M: FloatRows>(
+        &mut self,
+        parts: &[M],
+    ) -> Result<Result<Matrix, NotFinite>, LoadError> {
+        // cuBLASLt does not multiply with them.
+        Matrix::upload(&self.stream, &mut self.pool, parts)
     }
 
     fn pack_quantised(
@@ -206,14 +215,11 @@ impl Device for Cuda {
 
     fn alloc_expert_rows(
         &mut self,
-        _: usize,
+        max_rows: usize,
         shape: &MixtureShape,
-    ) -> Result<Infallible, LoadError> {
-        Err(LoadError::Resource(format!(
-            "the model has {} experts in a layer, and mixtures of experts are computed on the CPU only: use an \
-             instance_group of KIND_CPU",
-            shape.routing.num_experts
-        )))
+    ) -> Result<ExpertRows, LoadError> {
+        self.need_scratch(expert_rows::num_shared_scratch_bytes(max_rows, shape))?;
+        ExpertRows::new(&self.stream, &self.kernels, max_rows, shape)
     }
 
     fn alloc_kv_cache(
@@ -349,6 +355,7 @@ impl Device for Cuda {
         if let Some(adapters) = &mut self.adapters {
             adapters.set_tiles(step.adapters);
         }
+        self.num_rows_of_step = step.shape.map_or(0, |_| step.num_tokens);
         self.begin_graph(step.shape);
         step
     }
@@ -501,29 +508,33 @@ impl Device for Cuda {
 
     fn route(
         &mut self,
-        _: usize,
-        _: &Rows<f32>,
-        _: &Routing,
-        _: Option<&Self::Vector>,
-        rows: &mut Infallible,
+        num_rows: usize,
+        logits: &Rows<f32>,
+        routing: &Routing,
+        correction: Option<&Vector>,
+        rows: &mut ExpertRows,
     ) {
-        match *rows {}
+        self.route_rows(num_rows, logits, routing, correction, rows);
     }
 
     fn mix_experts(
         &mut self,
-        _: usize,
-        _: &Rows<bf16>,
-        _: &Experts<Self>,
-        rows: &mut Infallible,
-        _: Output,
-        _: &mut Rows<f32>,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        experts: &Experts<Self>,
+        rows: &mut ExpertRows,
+        output: Output,
+        out: &mut Rows<f32>,
     ) {
-        match *rows {}
+        self.mix_rows(num_rows, x, experts, rows, output, out);
     }
 
-    fn num_touched_experts(&self, rows: &Infallible) -> usize {
-        match *rows {}
+    fn num_touched_experts(&self, rows: &ExpertRows) -> usize {
+        match self.mode {
+            StepMode::Eager => rows.num_touched(&self.stream),
+            // The operations of a graph have no profile of their own.
+            StepMode::Recording(_) | StepMode::Replaying(_) => 0,
+        }
     }
 
     fn rope_and_store(
@@ -590,8 +601,9 @@ impl Device for Cuda {
         layer: usize,
         out: &mut Rows<bf16>,
     ) {
-        assert!(sink_logits.is_none(), "no kernel has sink logits");
-        self.attend(step, params, q.address(), cache, layer, out.address());
+        let sink_logits = sink_logits.map_or(0, |logits| logits.memory.address());
+        let (q, out) = (q.address(), out.address());
+        self.attend(step, params, sink_logits, q, cache, layer, out);
     }
 
     fn keep_rows(&mut self, step: &CudaStep, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
@@ -843,6 +855,7 @@ impl Cuda {
     pub fn num_step_bytes(
         capacity: &StepCapacity,
         widths: &StepWidths,
+        mixture: Option<&MixtureShape>,
         max_logits_rows: usize,
         options: &CudaOptions,
     ) -> u64 {
@@ -856,13 +869,19 @@ impl Cuda {
             false => 0,
         };
         let adapters = adapters::num_bytes(capacity);
-        let scratch = gated.max(context_logits_bytes(widths.logits));
+        let experts = mixture.map_or(0, |shape| {
+            expert_rows::num_bytes(capacity.max_num_tokens, shape)
+        });
+        let shared = mixture.map_or(0, |shape| {
+            expert_rows::num_shared_scratch_bytes(capacity.max_num_tokens, shape)
+        });
+        let scratch = gated.max(context_logits_bytes(widths.logits)).max(shared);
         // Of several, each has rows for its logits as well.
         let ranks = match options.rank_gpus.len() {
             0 | 1 => 0,
             _ => ranks::GATHERED_BYTES + ranks::NCCL_BYTES + logits + counts,
         };
-        (rows + scratch + logits + counts + fp8 + adapters + ranks) as u64
+        (rows + experts + scratch + logits + counts + fp8 + adapters + ranks) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.

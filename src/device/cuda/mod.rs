@@ -16,6 +16,7 @@
 //! attention_tiles.rs  which kernel computes which queries
 //! attention.rs    its launches
 //! products.rs     matrix products with weights of any kind
+//! expert_rows.rs experts.rs   mixtures of experts
 //! projections.rs  projections, with and without adapters
 //! norms.rs        norms of rows
 //! output_layer.rs logits
@@ -40,6 +41,8 @@ mod adapters;
 mod attention;
 mod attention_tiles;
 mod device;
+mod expert_rows;
+mod experts;
 mod fp8_gemm;
 mod gemm;
 mod gpu;
@@ -137,6 +140,8 @@ pub struct Cuda {
     mode: StepMode,
     /// Rows of that step, if they are rounded up for a graph.
     padded_rows: Option<usize>,
+    /// The address of the number of rows that it has without these; 0 if there are none to tell apart.
+    num_rows_of_step: u64,
     graphs: Graphs,
     /// There if it is one of several. Behind the graphs, which its operations may be in.
     ranks: Option<GpuRanks>,
@@ -176,6 +181,7 @@ impl Cuda {
             num_steps: 0,
             mode: StepMode::Eager,
             padded_rows: None,
+            num_rows_of_step: 0,
             graphs: Graphs::new(options.max_graphs),
             ranks: None,
             first_steps: Vec::new(),

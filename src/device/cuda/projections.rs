@@ -49,12 +49,23 @@ impl Cuda {
         num_rows: usize,
         x: &Rows<bf16>,
         linear: &Linear<Self>,
-        (activation, is_gated): (Activation, bool),
+        activation: (Activation, bool),
         adapted: Option<AdaptedRows<'_>>,
         out: &mut Rows<bf16>,
     ) {
         let scratch = self.scratch.address();
         self.multiply_adapted(num_rows, x, linear, Output::Store, adapted, scratch);
+        self.activate(num_rows, linear, activation, out.address());
+    }
+
+    /// `out = activation(gate) * up`, or `activation(..)`, of the products in the scratch memory and their bias.
+    pub(super) fn activate(
+        &mut self,
+        num_rows: usize,
+        linear: &Linear<Self>,
+        (activation, is_gated): (Activation, bool),
+        out: u64,
+    ) {
         let (kernels, width) = match is_gated {
             true => (&self.kernels.gated, linear.matrix.n() / 2),
             false => (&self.kernels.plain, linear.matrix.n()),
@@ -65,8 +76,8 @@ impl Cuda {
             kernels.of(activation),
             "an activation",
             shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
-            out.address(),
-            scratch,
+            out,
+            self.scratch.address(),
             bias,
             width as i32
         );

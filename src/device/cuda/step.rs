@@ -27,7 +27,7 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | token ids | positions | slots | kept rows | sampled rows | sampling of these |
+/// | number of tokens | token ids | positions | slots | kept rows | sampled rows | sampling of these |
 /// | lists of attention tiles | block tables | changes of logits | tiles of adapters: of all rows, kept rows, sampled rows |
 /// ```
 ///
@@ -55,6 +55,8 @@ pub struct CudaStep {
     pub(super) keeps_all: bool,
     /// Whether every kept row is sampled.
     pub(super) samples_all: bool,
+    /// The number of tokens.
+    pub(super) num_tokens: u64,
     pub(super) token_ids: u64,
     pub(super) positions: u64,
     pub(super) slots: u64,
@@ -98,7 +100,7 @@ impl StepBuffer {
                 capacity.max_seq_len,
             ))
             .saturating_add(max_adapter_words(capacity))
-            .saturating_add(12 * WORDS_PER_UNIT);
+            .saturating_add(14 * WORDS_PER_UNIT);
         Ok(Self {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
@@ -134,6 +136,7 @@ impl StepBuffer {
             len: 0,
         };
         let padded = |word| std::iter::repeat_n(word, padding);
+        let num_tokens_word = writer.list([num_tokens as u32]);
         let mut in_flight = inputs.in_flight.iter().peekable();
         let token_ids = (0..).zip(inputs.token_ids).map(|(index, &token)| {
             let source = in_flight.next_if(|it| it.token == index);
@@ -195,6 +198,7 @@ impl StepBuffer {
             num_sampled,
             keeps_all: inputs.kept_rows.len() == num_tokens,
             samples_all: inputs.sampled_rows.len() == inputs.kept_rows.len(),
+            num_tokens: address(num_tokens_word),
             token_ids: address(token_ids),
             positions: address(positions),
             slots: address(slots),

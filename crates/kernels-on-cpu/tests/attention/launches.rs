@@ -50,6 +50,7 @@ struct Call {
     block_tables: usize,
     tiles: usize,
     counts: usize,
+    sink_logits: usize,
     exponent_scale: f32,
     num_kv_heads: i32,
     group: i32,
@@ -203,6 +204,8 @@ pub fn attend(
     let mut out = unwritten_bf16(q.len());
     let mut partials =
         unwritten(num_partials * shape.num_kv_heads * ((shape.head_dim + 9) / 8 * 8));
+    let heads = 0..shape.num_q_heads();
+    let sink_logits: Vec<f32> = heads.filter_map(|head| shape.sink_logit(head)).collect();
     let call = Call {
         out: out.as_mut_ptr() as usize,
         partials: partials.as_mut_ptr() as usize,
@@ -214,6 +217,10 @@ pub fn attend(
         block_tables: block_tables.as_ptr() as usize,
         tiles: tiles.as_ptr() as usize,
         counts: counts.as_ptr() as usize,
+        sink_logits: match sink_logits.is_empty() {
+            true => 0,
+            false => sink_logits.as_ptr() as usize,
+        },
         exponent_scale: shape.scale * std::f32::consts::LOG2_E,
         num_kv_heads: shape.num_kv_heads as i32,
         group: shape.group as i32,

@@ -48,6 +48,8 @@ pub struct Shape {
     pub num_sinks: usize,
     pub scale: f32,
     pub soft_cap: Option<f32>,
+    /// The logit of no position of the first head, if heads have some.
+    pub first_sink_logit: Option<f32>,
     pub dtype: Dtype,
 }
 
@@ -80,12 +82,20 @@ impl Shape {
             // Some distributions are flat, others have peaks.
             scale: random.one_of(&[0.5, 2.0, 8.0]) / (head_dim as f32).sqrt(),
             soft_cap: random.one_of(&[None, None, Some(1.5)]),
+            // Small ones, and some that leave little to the positions.
+            first_sink_logit: random.one_of(&[None, Some(-2.0), Some(6.0)]),
             dtype: random.one_of(&Dtype::ALL),
         }
     }
 
     pub fn num_q_heads(&self) -> usize {
         self.num_kv_heads * self.group
+    }
+
+    /// The logit of no position of a head.
+    pub fn sink_logit(&self, head: usize) -> Option<f32> {
+        self.first_sink_logit
+            .map(|first| first + 0.75 * (head % 5) as f32)
     }
 
     pub fn q_len(&self) -> usize {
@@ -204,7 +214,9 @@ impl Sequence {
         let scores: Vec<f64> = seen.iter().map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
+        let sink_logit = shape.sink_logit(head).map(f64::from);
+        let of_no_position = sink_logit.map_or(0.0, |logit| (logit - max).exp());
+        let sum = weights.iter().sum::<f64>() + of_no_position;
         let of_dim = |dim| {
             let mut expected = Expected {
                 out: 0.0,

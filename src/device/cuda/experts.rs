@@ -1,0 +1,311 @@
+//! Mixtures of experts: the launches.
+//!
+//! ```text
+//! route_...         the experts and weights of each row                   route.cu
+//! sort_experts      rows sorted by expert, tiles of these                 sort_experts.cu
+//! expert_gate_up    inner activations of each row and expert              expert_gemm.cu
+//! expert_down       what each expert gives for each of its rows
+//! ...               the shared expert, as a block without experts
+//! add_experts       the weighted sum of each row                          add_experts.cu
+//! ```
+//!
+//! What the products read is decided on the GPU, so that a step's launches depend on its number of rows alone, and may be a
+//! graph. Rows that only fill one up have no experts.
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+use half::bf16;
+
+use super::Cuda;
+use super::device::{VECTOR, Vector};
+use super::expert_rows::{ExpertRows, num_tiles};
+use super::kernels::{launch, row_grid, shared_row_grid};
+use super::rows::Rows;
+use crate::device::{
+    Activation, Expert, Experts, Gating, Output, PackedWeights, RouterScores, Routing, RoutingRule,
+};
+
+/// Threads of a block that chooses the experts of a row.
+const ROUTE_THREADS: u32 = 32;
+/// Threads of a block that sorts rows, at most.
+const MAX_SORT_THREADS: usize = 1024;
+/// Threads of a block of products.
+const PRODUCT_THREADS: u32 = 128;
+
+impl Cuda {
+    /// Chooses the experts of each row.
+    pub(super) fn route_rows(
+        &mut self,
+        num_rows: usize,
+        logits: &Rows<f32>,
+        routing: &Routing,
+        correction: Option<&Vector>,
+        rows: &mut ExpertRows,
+    ) {
+        assert_eq!(rows.shape.routing, *routing, "rows of this model");
+        let num_rows = self.padded(num_rows);
+        rows.num_routed = num_rows;
+        if num_rows == 0 {
+            return;
+        }
+        let num_present = self.num_rows_of_step;
+        let [num_experts, num_chosen, num_logits] = [
+            routing.num_experts,
+            routing.num_chosen,
+            routing.num_logits(),
+        ]
+        .map(|num| num as i32);
+        let config = LaunchConfig {
+            shared_mem_bytes: rows.kernels.route_shared_bytes,
+            ..row_grid(num_rows, ROUTE_THREADS)
+        };
+        match routing.rule {
+            RoutingRule::Softmax { is_normalised } => launch!(
+                self,
+                rows.kernels.route,
+                "route_softmax",
+                config,
+                rows.experts.address(),
+                rows.weights.address(),
+                rows.shared_weights.address(),
+                logits.address(),
+                num_present,
+                num_experts,
+                num_chosen,
+                num_logits,
+                i32::from(is_normalised)
+            ),
+            RoutingRule::SparseMixer { jitter } => launch!(
+                self,
+                rows.kernels.route,
+                "route_sparse_mixer",
+                config,
+                rows.experts.address(),
+                rows.weights.address(),
+                rows.shared_weights.address(),
+                logits.address(),
+                num_present,
+                num_experts,
+                num_chosen,
+                num_logits,
+                jitter
+            ),
+            RoutingRule::Grouped(rule) => launch!(
+                self,
+                rows.kernels.route,
+                "route_grouped",
+                config,
+                rows.experts.address(),
+                rows.weights.address(),
+                rows.shared_weights.address(),
+                logits.address(),
+                correction.map_or(0, |correction| correction.memory.address()),
+                num_present,
+                num_experts,
+                num_chosen,
+                num_logits,
+                i32::from(rule.scores == RouterScores::Sigmoid),
+                rule.num_groups as i32,
+                rule.num_chosen_groups as i32,
+                rule.num_group_scores as i32,
+                i32::from(rule.is_normalised),
+                rule.scale
+            ),
+        }
+    }
+
+    /// `out` = what the experts of each row give, or that added to `out`.
+    pub(super) fn mix_rows(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        experts: &Experts<Self>,
+        rows: &ExpertRows,
+        output: Output,
+        out: &Rows<f32>,
+    ) {
+        let num_rows = self.padded(num_rows);
+        assert!(num_rows <= rows.num_routed, "{num_rows} rows have experts");
+        // Chunks are not rounded up again.
+        let padded_rows = self.padded_rows.take();
+        for first in (0..num_rows).step_by(rows.chunk.max_rows) {
+            let chunk = MixedRows {
+                first,
+                num_rows: rows.chunk.max_rows.min(num_rows - first),
+                x: x.row_address(first),
+                rows,
+            };
+            self.sort_and_multiply(&chunk, experts);
+            let shared_sums = match &experts.shared {
+                Some(shared) => self.multiply_shared(&chunk, shared, experts.gating),
+                None => 0,
+            };
+            self.add_experts(&chunk, shared_sums, output, out.row_address(first));
+        }
+        self.padded_rows = padded_rows;
+    }
+
+    /// What the chosen experts give for each row of a chunk.
+    fn sort_and_multiply(&mut self, chunk: &MixedRows<'_>, experts: &Experts<Self>) {
+        let ExpertRows {
+            shape,
+            kernels,
+            chunk: memory,
+            ..
+        } = chunk.rows;
+        let [Expert { gate_up, down }] = &experts.chosen[..] else {
+            panic!("the experts of a layer are packed as one");
+        };
+        let num_experts = shape.routing.num_experts;
+        let (hidden, inner) = (shape.hidden_size, shape.expert_size);
+        assert_eq!(gate_up.matrix.n(), 2 * num_experts * inner);
+        assert_eq!(down.matrix.n(), num_experts * hidden);
+        let products = kernels.products(chunk.num_rows, &shape.routing);
+        let num_places = chunk.num_places();
+        let num_tiles = num_tiles(num_places, products.tile_rows, num_experts);
+        let sort_threads = num_places.next_multiple_of(32).min(MAX_SORT_THREADS);
+        launch!(
+            self,
+            kernels.sort,
+            "sort_experts",
+            row_grid(num_experts, sort_threads as u32),
+            memory.sorted.address(),
+            memory.places.address(),
+            memory.tiles.address(),
+            chunk.experts(),
+            num_places as i32,
+            shape.routing.num_chosen as i32,
+            products.tile_rows as i32,
+            num_tiles as i32
+        );
+        let grid = |num_outputs: usize, block_outputs| LaunchConfig {
+            grid_dim: (
+                num_outputs.div_ceil(block_outputs) as u32,
+                num_tiles as u32,
+                1,
+            ),
+            block_dim: (PRODUCT_THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let bias = |linear: &Option<Vector>| linear.as_ref().map_or(0, |it| it.memory.address());
+        let (gating, alpha, limit) = gating_arguments(experts.gating);
+        launch!(
+            self,
+            products.gate_up,
+            "expert_gate_up",
+            grid(inner, products.gate_up_outputs),
+            memory.inner.address(),
+            chunk.x,
+            memory.sorted.address(),
+            memory.tiles.address(),
+            gate_up.matrix.rows_address(),
+            bias(&gate_up.bias),
+            inner as i32,
+            hidden as i32,
+            gating,
+            alpha,
+            limit
+        );
+        launch!(
+            self,
+            products.down,
+            "expert_down",
+            grid(hidden, products.down_outputs),
+            memory.sums.address(),
+            memory.inner.address(),
+            memory.tiles.address(),
+            down.matrix.rows_address(),
+            bias(&down.bias),
+            hidden as i32,
+            inner as i32
+        );
+    }
+
+    /// What the shared expert gives for each row of a chunk: the address.
+    fn multiply_shared(
+        &mut self,
+        chunk: &MixedRows<'_>,
+        shared: &Expert<Self>,
+        gating: Gating,
+    ) -> u64 {
+        let Gating::Product(activation) = gating else {
+            panic!("no family has a shared expert with clamped gates");
+        };
+        let Some((inner, sums)) = &chunk.rows.chunk.shared else {
+            panic!("memory for a shared expert");
+        };
+        let Expert { gate_up, down } = shared;
+        let scratch = self.scratch.address();
+        let num_rows = chunk.num_rows;
+        self.multiply(num_rows, chunk.x, &gate_up.matrix, Output::Store, scratch);
+        self.activate(num_rows, gate_up, (activation, true), inner.address());
+        self.multiply(
+            num_rows,
+            inner.address(),
+            &down.matrix,
+            Output::Store,
+            sums.address(),
+        );
+        self.add_bias(num_rows, down, sums.address());
+        sums.address()
+    }
+
+    /// Adds up what the experts of each row of a chunk have given.
+    fn add_experts(&mut self, chunk: &MixedRows<'_>, shared_sums: u64, output: Output, out: u64) {
+        let rows = chunk.rows;
+        let routing = &rows.shape.routing;
+        let width = rows.shape.hidden_size;
+        launch!(
+            self,
+            rows.kernels.add,
+            "add_experts",
+            shared_row_grid(chunk.num_rows, width.div_ceil(VECTOR)),
+            out,
+            rows.chunk.sums.address(),
+            rows.chunk.places.address(),
+            rows.weights.address() + chunk.pair_offset(),
+            chunk.experts(),
+            shared_sums,
+            rows.shared_weights.address() + 4 * chunk.first as u64,
+            routing.num_experts as i32,
+            routing.num_chosen as i32,
+            width as i32,
+            i32::from(output == Output::Add)
+        );
+    }
+}
+
+/// A chunk of rows, and their inputs.
+struct MixedRows<'a> {
+    first: usize,
+    num_rows: usize,
+    x: u64,
+    rows: &'a ExpertRows,
+}
+
+impl MixedRows<'_> {
+    /// Rows and ranks.
+    fn num_places(&self) -> usize {
+        self.num_rows * self.rows.shape.routing.num_chosen
+    }
+
+    /// Bytes in front of the first row's experts, and weights.
+    fn pair_offset(&self) -> u64 {
+        (4 * self.first * self.rows.shape.routing.num_chosen) as u64
+    }
+
+    fn experts(&self) -> u64 {
+        self.rows.experts.address() + self.pair_offset()
+    }
+}
+
+/// A gating as `kernels/expert_gemm.cu` knows it: its number, alpha and limit.
+fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
+    match gating {
+        Gating::Product(Activation::Silu) => (0, 0.0, 0.0),
+        Gating::Product(Activation::Gelu) => (1, 0.0, 0.0),
+        Gating::Product(Activation::GeluTanh) => (2, 0.0, 0.0),
+        Gating::Product(Activation::Relu) => (3, 0.0, 0.0),
+        Gating::Product(Activation::SquaredRelu) => (4, 0.0, 0.0),
+        Gating::Clamped { alpha, limit } => (5, alpha, limit),
+    }
+}
