@@ -50,6 +50,28 @@
  *
  * A request that does not stream gets one response, the final one. A response with an error has no tensors, and is final.
  *
+ * SEVERAL RANKS
+ *
+ * With tensor_parallel_size or pipeline_parallel_size above 1, as many processes as their product compute the model together,
+ * each with its part of the weights and of the KV cache. Requests are given to rank 0 alone, which schedules, samples, and sends
+ * the others what they need of each step; responses and statistics come from rank 0. docs/src/ranks.md says when answers have the
+ * bits of one process.
+ *
+ * "rank_transport": "processes", the default: the application is rank 0, and creating the manager starts the others on this
+ * host from the program `rank_program`. They end with the manager, and with the application, however that ends. By default it
+ * is `inflight-rank` beside the application, or beside the shared library that has this archive. It can be that of the backend,
+ * wherever it lies, with libtriton_inflight.so of the same build beside it, or any program that is linked with this archive and
+ * calls inflight_rank_main: the application itself, too.
+ *
+ * "rank_transport": "mpi": the ranks are the processes that mpirun has started, and each of them creates the same manager or
+ * executor; or those of other ranks than 0 are `inflight-rank --mpi`. On another rank than 0, creating it returns as soon as
+ * all processes have come, no callback is called, and inflight_executor_can_enqueue is 0. Joining, shutting down and destroying
+ * it wait until rank 0 has ended its own; the result is nonzero if this rank has failed, or if rank 0 has ended without one. There
+ * is one such manager at a time, created in the same order on all ranks. In the end, each process calls inflight_leave_mpi.
+ *     MPI is used through the plug-in `mpi_library`, which `cargo xtask mpi` builds; by default it is libinflight_mpi.so at the
+ * place named above. If the application uses MPI itself, it initialises it with MPI_THREAD_MULTIPLE before the first manager,
+ * and finalises it after inflight_leave_mpi. Otherwise the manager does both.
+ *
  * THE CONTRACT
  *
  * Pointers passed to a function are valid until it returns; neither side keeps them. `context` and the functions of
@@ -69,7 +91,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever anything below changes. */
-#define INFLIGHT_BATCH_MANAGER_VERSION 2u
+#define INFLIGHT_BATCH_MANAGER_VERSION 3u
 
 /* Size of every `error` in bytes, including the terminating zero. */
 #define INFLIGHT_BATCH_MANAGER_ERROR_SIZE 512u
@@ -144,9 +166,11 @@ typedef struct inflight_batch_manager inflight_batch_manager;
  *      "batch_scheduler_policy": "guaranteed_no_evict", "max_num_requests": 8, "max_num_active": 64,
  *      "max_num_tokens": 512, "max_seq_len": 2048, "max_tokens_in_paged_kv_cache": 16384, "tokens_per_block": 32,
  *      "enable_kv_cache_reuse": true, "enable_chunked_context": true, "enable_trt_overlap": false,
- *      "speculation": "none", "max_draft_tokens": 4, "num_threads": 4}
+ *      "speculation": "none", "max_draft_tokens": 4, "num_threads": 4, "tensor_parallel_size": 1,
+ *      "pipeline_parallel_size": 1, "rank_transport": "processes", "rank_timeout_seconds": 30,
+ *      "rank_load_timeout_seconds": 600, "rank_program": "inflight-rank", "mpi_library": "libinflight_mpi.so"}
  *
- * Only gpt_model_path is required. Returns NULL on failure; `error` [INFLIGHT_BATCH_MANAGER_ERROR_SIZE] then has the reason,
+ * Only gpt_model_path is required; the last two are paths, and no parameters of config.pbtxt. Returns NULL on failure; `error` [INFLIGHT_BATCH_MANAGER_ERROR_SIZE] then has the reason,
  * in UTF-8 and zero-terminated. */
 inflight_batch_manager *inflight_batch_manager_create(const char *options, const inflight_callbacks *callbacks,
                                                       char *error);
@@ -204,6 +228,10 @@ typedef struct inflight_responses {
   uint64_t num_responses;
 } inflight_responses;
 
+/* Whether a request can be enqueued now: 0 if the queue is full, the executor is shut down, or this process is another rank of
+ * mpirun than 0. */
+int32_t inflight_executor_can_enqueue(const inflight_executor *executor);
+
 /* Returns the stored responses of `*request_id`, or of all requests if `request_id` is NULL. If there are none, it waits for
  * the first, at most `timeout_ms`; negative means no limit. There are no responses if the time has passed, or if none can
  * come: every request has returned its final response, or the id is unknown. Responses are stored until they are returned
@@ -229,6 +257,18 @@ int32_t inflight_executor_shutdown(const inflight_executor *executor);
 /* Calls inflight_executor_shutdown, returns its result, and frees the executor with all stored responses. Responses that
  * the application owns remain valid. */
 int32_t inflight_executor_destroy(inflight_executor *executor);
+
+/* Is another rank of the manager that has started this process, and returns the status to exit with. For a program that is
+ * `rank_program`, in place of anything else: rank 0 starts it with one argument, `rank=` and a number, and a socket as its
+ * standard input, and what it writes is written where rank 0 writes. This closes all other files, and ignores SIGINT, SIGTERM
+ * and SIGHUP; the process ends with rank 0. With the argument --mpi it is what `inflight-rank --mpi` is, by the plug-in beside the
+ * program. Returns 2 if the process was started by something else. */
+int32_t inflight_rank_main(void);
+
+/* Ends the part of this process in the processes of mpirun, if a manager has used MPI: waits until all of them call this, and
+ * finalises MPI unless the application has initialised it. On rank 0 this ends `inflight-rank --mpi`. To be called once, when
+ * no manager or executor is left; none can use MPI afterwards. */
+void inflight_leave_mpi(void);
 
 #ifdef __cplusplus
 }

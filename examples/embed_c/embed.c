@@ -1,9 +1,14 @@
 /* The batch manager in an application in C: reads prompts of token ids and prints each answer when it is complete.
  *
- *     embed CHECKPOINT_FOLDER NUM_NEW_TOKENS "1 2 3" "4 5" ...
+ *     embed '{"gpt_model_path": "CHECKPOINT_FOLDER"}' NUM_NEW_TOKENS "1 2 3" "4 5" ...
  *
- * Each prompt is a request; every second one streams. Prints a line per response, `ID: TOKEN ... [final]`, and at
- * the end the number of statistics records. */
+ * The first argument are the options of the manager. Each prompt is a request; every second one streams. Prints a line per
+ * response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of statistics records.
+ *
+ * It computes on several ranks, too: of processes that are this program again, and of those of mpirun.
+ *
+ *     embed '{..., "tensor_parallel_size": 2, "rank_program": "./embed"}' ...
+ *     mpirun -n 2 embed '{..., "tensor_parallel_size": 2, "rank_transport": "mpi"}' ... */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -39,12 +44,14 @@ static int32_t get_requests(void *context, int32_t max_num_requests, inflight_ba
     }
     const int64_t prompt_shape[] = {1, num_ids};
     const int64_t one[] = {1};
+    const uint8_t is_true = 1;
     const inflight_tensor tensors[] = {
         {"input_ids", INFLIGHT_INT32, 2, prompt_shape, ids, (uint64_t)num_ids * sizeof *ids},
         {"request_output_len", INFLIGHT_INT32, 1, one, &application->num_new_tokens, sizeof(int32_t)},
+        {"return_log_probs", INFLIGHT_BOOL, 1, one, &is_true, sizeof is_true},
     };
     const inflight_request request = {
-        .request_id = (uint64_t)id, .is_streaming = id % 2 != 0, .tensors = tensors, .num_tensors = 2};
+        .request_id = (uint64_t)id, .is_streaming = id % 2 != 0, .tensors = tensors, .num_tensors = 3};
     if (inflight_batch_add(batch, &request) != 0) {
       fprintf(stderr, "request %d does not conform to the header\n", id);
       exit(1);
@@ -76,8 +83,11 @@ static void send_response(void *context, uint64_t request_id, const inflight_ten
     for (int64_t n = 0; n < num_ids && n < length; n++) {
       printf(" %d", ids[n]);
     }
+    if (is_final) {
+      printf(" final %.9g", *(const float *)find(tensors, num_tensors, "cum_log_probs")->data);
+    }
   }
-  puts(is_final ? " final" : "");
+  putchar('\n');
 }
 
 static void reject_duplicate(void *context, uint64_t request_id) {
@@ -91,8 +101,12 @@ static void return_stats(void *context, const char *json) {
 }
 
 int main(int argc, char **argv) {
+  if (argc == 2 && strncmp(argv[1], "rank=", 5) == 0) {
+    /* Rank 0, which is this program too, has started it. */
+    return inflight_rank_main();
+  }
   if (argc < 4) {
-    fprintf(stderr, "usage: embed CHECKPOINT_FOLDER NUM_NEW_TOKENS PROMPT ...\n");
+    fprintf(stderr, "usage: embed OPTIONS NUM_NEW_TOKENS PROMPT ...\n");
     return 2;
   }
   struct application application = {
@@ -105,16 +119,17 @@ int main(int argc, char **argv) {
       .reject_duplicate = reject_duplicate,
       .return_stats = return_stats,
   };
-  char options[4096];
   char error[INFLIGHT_BATCH_MANAGER_ERROR_SIZE];
-  snprintf(options, sizeof options, "{\"gpt_model_path\": \"%s\", \"max_num_requests\": 4, \"max_num_tokens\": 64}",
-           argv[1]);
-  inflight_batch_manager *manager = inflight_batch_manager_create(options, &callbacks, error);
+  inflight_batch_manager *manager = inflight_batch_manager_create(argv[1], &callbacks, error);
   if (manager == NULL) {
     fprintf(stderr, "%s\n", error);
     return 1;
   }
   const int32_t failed = inflight_batch_manager_join(manager);
-  printf("%d records\n", application.num_records);
+  inflight_leave_mpi();
+  /* Other ranks of mpirun are asked for nothing. */
+  if (application.num_sent > 0) {
+    printf("%d records\n", application.num_records);
+  }
   return failed != 0;
 }

@@ -1,9 +1,10 @@
 /* The executor in an application in C: enqueues prompts of token ids, and awaits the answers.
  *
- *     executor CHECKPOINT_FOLDER NUM_NEW_TOKENS "1 2 3" "4 5" ...
+ *     executor '{"gpt_model_path": "CHECKPOINT_FOLDER"}' NUM_NEW_TOKENS "1 2 3" "4 5" ...
  *
- * Each prompt is a request; every second one streams. Prints a line per response, `ID: TOKEN ... [final]`, and at the end
- * the number of statistics records. */
+ * The first argument are the options of the manager, for several ranks as in embed.c. Each prompt is a request; every second one
+ * streams. Prints a line per response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of statistics
+ * records. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -29,11 +30,13 @@ static int32_t enqueue(inflight_executor *executor, char *prompt, int is_streami
   }
   const int64_t prompt_shape[] = {1, num_ids};
   const int64_t one[] = {1};
+  const uint8_t is_true = 1;
   const inflight_tensor tensors[] = {
       {"input_ids", INFLIGHT_INT32, 2, prompt_shape, ids, (uint64_t)num_ids * sizeof *ids},
       {"request_output_len", INFLIGHT_INT32, 1, one, &num_new_tokens, sizeof num_new_tokens},
+      {"return_log_probs", INFLIGHT_BOOL, 1, one, &is_true, sizeof is_true},
   };
-  const inflight_request request = {.is_streaming = is_streaming, .tensors = tensors, .num_tensors = 2};
+  const inflight_request request = {.is_streaming = is_streaming, .tensors = tensors, .num_tensors = 3};
   return inflight_executor_enqueue(executor, &request, NULL, error);
 }
 
@@ -58,8 +61,11 @@ static void print(const inflight_response *response) {
     for (int64_t n = 0; n < output_ids->shape[2] && n < length; n++) {
       printf(" %d", ids[n]);
     }
+    if (response->is_final) {
+      printf(" final %.9g", *(const float *)find(response, "cum_log_probs")->data);
+    }
   }
-  puts(response->is_final ? " final" : "");
+  putchar('\n');
 }
 
 static void count(void *context, const char *json) {
@@ -67,22 +73,25 @@ static void count(void *context, const char *json) {
 }
 
 int main(int argc, char **argv) {
+  if (argc == 2 && strncmp(argv[1], "rank=", 5) == 0) {
+    return inflight_rank_main();
+  }
   if (argc < 4) {
-    fprintf(stderr, "usage: executor CHECKPOINT_FOLDER NUM_NEW_TOKENS PROMPT ...\n");
+    fprintf(stderr, "usage: executor OPTIONS NUM_NEW_TOKENS PROMPT ...\n");
     return 2;
   }
-  char json[4096];
   char error[INFLIGHT_BATCH_MANAGER_ERROR_SIZE];
-  snprintf(json, sizeof json, "{\"gpt_model_path\": \"%s\", \"max_num_requests\": 4, \"max_num_tokens\": 64}", argv[1]);
   const inflight_executor_options options = {
-      .version = INFLIGHT_BATCH_MANAGER_VERSION, .manager = json, .max_num_statistics = 1000};
+      .version = INFLIGHT_BATCH_MANAGER_VERSION, .manager = argv[1], .max_num_statistics = 1000};
   inflight_executor *executor = inflight_executor_create(&options, error);
   if (executor == NULL) {
     fprintf(stderr, "%s\n", error);
     return 1;
   }
   int num_open = 0;
-  for (int n = 3; n < argc; n++) {
+  /* Other ranks of mpirun take no requests. */
+  const int32_t is_serving = inflight_executor_can_enqueue(executor);
+  for (int n = 3; is_serving && n < argc; n++) {
     if (enqueue(executor, argv[n], n % 2 == 0, atoi(argv[2]), error) == 0) {
       num_open++;
     } else {
@@ -100,7 +109,10 @@ int main(int argc, char **argv) {
   const int32_t failed = inflight_executor_shutdown(executor);
   int num_records = 0;
   inflight_executor_take_stats(executor, count, &num_records);
-  printf("%d records\n", num_records);
+  if (is_serving) {
+    printf("%d records\n", num_records);
+  }
   inflight_executor_destroy(executor);
+  inflight_leave_mpi();
   return failed != 0;
 }

@@ -21,12 +21,13 @@ use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
 use crate::base::LoadError;
+use crate::collective::beside_library;
 use crate::config::Scheduling;
 use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
 use crate::runner::{AdapterRoom, RANK_PROGRAM};
-use crate::triton::{Error, Health, Instance, library_path};
+use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
 const MAX_PREPARING_BYTES: usize = 256 << 20;
@@ -63,7 +64,7 @@ pub fn load_instance(
         &model.folder,
         gpu,
         adapters.unwrap_or_default(),
-        &rank_program(),
+        &beside_library(RANK_PROGRAM),
     )?;
     let ranks = runner.rank_watch();
     let engine_config = EngineConfig {
@@ -206,12 +207,6 @@ fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPrepa
     let admission = Arc::clone(admission);
     let prepare = move |arrival| admission.prepare(arrival);
     Preparer::start(name, capacity, MAX_PREPARING_BYTES, prepare)
-}
-
-/// The program beside this library that is another rank of a model.
-fn rank_program() -> PathBuf {
-    let library = library_path().unwrap_or_default();
-    library.with_file_name(RANK_PROGRAM)
 }
 
 /// The path of a file that is to be written, with links resolved. A relative path starts at the server's working

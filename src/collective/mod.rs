@@ -11,6 +11,7 @@
 //! shm/            between processes of a host, in shared memory
 //! channel.rs      messages between rank 0 and another rank
 //! mpi/            between the processes of an MPI world, by a plug-in library
+//! library.rs      where this library lies, and what belongs to it
 //! ```
 //!
 //! All ranks of a stage call the same operations in the same order. A rank that ends, fails or does something else is an
@@ -21,6 +22,7 @@ mod error;
 mod exchange;
 mod grid;
 mod label;
+mod library;
 mod local;
 mod mpi;
 mod operations;
@@ -32,6 +34,7 @@ pub use error::CollectiveError;
 pub use exchange::Exchange;
 pub use grid::{Grid, MAX_RANKS};
 pub use label::{Label, Operation};
+pub use library::beside_library;
 pub use local::Local;
 pub use mpi::{MPI_LIBRARY, Mpi, MpiLink, MpiSession, MpiWorld};
 pub use operations::Collective;

@@ -11,6 +11,7 @@
 //! callbacks.rs       what an application implements
 //! serve.rs           the loop that calls it
 //! thread.rs          the same on a thread of its own
+//! serving_rank.rs    another rank, without requests, on a thread of its own
 //! executor.rs        requests that are enqueued, and responses that are awaited
 //! tensors/           requests and responses as tensors by name
 //! options.rs         a batch manager from JSON options
@@ -30,6 +31,7 @@ mod executor;
 mod options;
 mod runner_thread;
 mod serve;
+mod serving_rank;
 pub mod sizing;
 mod statistics;
 mod step_loop;
@@ -46,6 +48,7 @@ pub use callbacks::{Callbacks, Response, Submission};
 pub use executor::{Executor, ExecutorOptions, OwnedResponse};
 pub use options::ManagerOptions;
 pub use serve::serve;
+pub use serving_rank::ServingRank;
 pub use statistics::{StepTimes, statistics_json, timestamp};
 pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{

@@ -6,12 +6,17 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
+use crate::collective::{MPI_LIBRARY, beside_library};
 use crate::config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, SpeculationKind};
-use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
-use crate::manager::sizing::speculation;
-use crate::manager::{BatchManager, TensorModel};
-use crate::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use crate::manager::sizing::{
+    ConfiguredModel, check_ranks, cpu_options, rank_limits, rank_transport, speculation,
+};
+use crate::manager::{BatchManager, ServingRank, TensorModel};
+use crate::runner::{
+    AdapterRoom, CpuRunner, LeadingRunner, ModelSource, RANK_PROGRAM, RankTransport, Runner,
+    RunnerLimits,
+};
 
 /// The options of a batch manager. Names, values and defaults are those of config.pbtxt, except that nothing is sized by
 /// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length unless
@@ -63,9 +68,31 @@ pub struct ManagerOptions {
     /// The most draft tokens of one request in one step.
     #[serde(default)]
     pub max_draft_tokens: Option<u32>,
-    /// The number of threads that compute a step.
+    /// The number of threads that compute a step: of each rank.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
+    /// The number of ranks that share each layer.
+    #[serde(default)]
+    pub tensor_parallel_size: Option<u32>,
+    /// The number of stages of layers, each of which has so many ranks.
+    #[serde(default)]
+    pub pipeline_parallel_size: Option<u32>,
+    /// `processes`, which rank 0 starts, or `mpi`: those of `mpirun`.
+    #[serde(default)]
+    pub rank_transport: Option<String>,
+    /// How long ranks wait for each other within a step.
+    #[serde(default)]
+    pub rank_timeout_seconds: Option<u32>,
+    /// How long they wait until all have loaded their weights.
+    #[serde(default)]
+    pub rank_load_timeout_seconds: Option<u32>,
+    /// The program of the processes that rank 0 starts: it runs [`rank_main`](crate::runner::rank_main) of this build. By
+    /// default `inflight-rank` beside this program, or beside the library that has this code.
+    #[serde(default)]
+    pub rank_program: Option<PathBuf>,
+    /// The plug-in for MPI. By default `libinflight_mpi.so` at that place.
+    #[serde(default)]
+    pub mpi_library: Option<PathBuf>,
 }
 
 impl ManagerOptions {
@@ -80,10 +107,35 @@ impl ManagerOptions {
         })
     }
 
-    /// Loads the checkpoint. Returns the batch manager, and what is needed to read and write tensors.
+    /// If the ranks are processes of `mpirun`, waits until all of them have called this function or [`ManagerOptions::load`]. A
+    /// process that is another rank than 0 has no requests: this computes its share of the batch manager that rank 0 loads.
+    /// `None` if this process has to load the batch manager itself.
     ///
     /// # Errors
-    /// The options contradict each other, or the checkpoint cannot be loaded.
+    /// The options are invalid, MPI fails, or not all processes have come in time.
+    pub fn serve_rank(&self) -> Result<Option<ServingRank>, LoadError> {
+        let settings = self.settings()?;
+        if settings.tensor_parallel_size * settings.pipeline_parallel_size == 1 {
+            return Ok(None);
+        }
+        let RankTransport::Mpi(world) = self.rank_transport(&settings)? else {
+            return Ok(None);
+        };
+        let failed = |error: &dyn ToString| LoadError::Resource(error.to_string());
+        match world.rank().map_err(|error| failed(&error))? {
+            0 => Ok(None),
+            _ => {
+                let rank = ServingRank::start(world);
+                rank.map(Some).map_err(|error| failed(&error))
+            }
+        }
+    }
+
+    /// Loads the checkpoint, on all ranks. Returns the batch manager, and what is needed to read and write tensors.
+    ///
+    /// # Errors
+    /// The options contradict each other, the checkpoint cannot be loaded, or a rank has failed. This process is another rank
+    /// of `mpirun`, see [`ManagerOptions::serve_rank`].
     pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
         if let Some(num_threads) = self
             .num_threads
@@ -94,16 +146,30 @@ impl ManagerOptions {
                 remedy: format!("set it to at most {MAX_THREADS}"),
             });
         }
+        let settings = self.settings()?;
         let source = ModelSource::open(&self.gpt_model_path)?;
+        let model = ConfiguredModel {
+            settings: &settings,
+            source: Some(&source),
+            gpu: None,
+        };
+        check_ranks(&model, AdapterRoom::default())?;
         let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
         let config = self.engine_config(max_positions)?;
         config.check()?;
-        let options = CpuOptions {
-            num_threads: self.num_threads,
-            ..CpuOptions::default()
+        let options = cpu_options(&settings)?;
+        let limits = RunnerLimits::of(&config);
+        let runner = match model.grid().num_ranks() {
+            1 => Runner::Cpu(Box::new(CpuRunner::new(&source, limits, &options)?)),
+            _ => Runner::Ranks(Box::new(LeadingRunner::new(
+                &self.rank_transport(&settings)?,
+                model.grid(),
+                &source,
+                limits,
+                &options,
+                rank_limits(&settings),
+            )?)),
         };
-        let runner = CpuRunner::new(&source, RunnerLimits::of(&config), &options)?;
-        let runner = Runner::Cpu(Box::new(runner));
         let model = TensorModel {
             vocab_size: runner.vocab_size(),
             max_seq_len: config.max_seq_len,
@@ -114,6 +180,35 @@ impl ManagerOptions {
             remedy: "let the process have more threads".to_owned(),
         })?;
         Ok((manager, model))
+    }
+
+    /// What there is to say of ranks and threads.
+    fn settings(&self) -> Result<Settings, LoadError> {
+        let numbers = [
+            ("tensor_parallel_size", self.tensor_parallel_size),
+            ("pipeline_parallel_size", self.pipeline_parallel_size),
+            ("rank_timeout_seconds", self.rank_timeout_seconds),
+            ("rank_load_timeout_seconds", self.rank_load_timeout_seconds),
+        ];
+        let given = numbers
+            .into_iter()
+            .filter_map(|(key, number)| Some((key, number?.to_string())));
+        let transport = self.rank_transport.clone();
+        let given = given.chain(transport.map(|kind| ("rank_transport", kind)));
+        let given: Vec<_> = given.collect();
+        let settings = Settings::parse(given.iter().map(|(key, value)| (*key, value.as_str())))?;
+        Ok(Settings {
+            num_threads: self.num_threads,
+            ..settings
+        })
+    }
+
+    fn rank_transport(&self, settings: &Settings) -> Result<RankTransport, LoadError> {
+        let beside =
+            |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| beside_library(name));
+        let program = beside(&self.rank_program, RANK_PROGRAM);
+        let mpi_library = beside(&self.mpi_library, MPI_LIBRARY);
+        rank_transport(settings, &program, &mpi_library)
     }
 
     fn engine_config(&self, max_positions: u32) -> Result<EngineConfig, LoadError> {

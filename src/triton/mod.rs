@@ -18,7 +18,6 @@
 //! data_type.rs DataType, and Element: the Rust types that tensors hold
 //! strings.rs   the encoding of BYTES tensors
 //! metrics.rs   MetricFamily and its Counter, Gauge, Histogram
-//! library.rs   where this library lies
 //! logger.rs    the `log` crate into Triton's log
 //! lifecycle.rs what the exported entry points do, whatever the backend
 //! ```
@@ -32,7 +31,6 @@ mod error;
 mod health;
 mod input;
 mod instance;
-mod library;
 pub mod lifecycle;
 mod logger;
 mod memory;
@@ -51,7 +49,6 @@ pub use error::{Error, ErrorCode};
 pub use health::Health;
 pub use input::{Input, OwnedInput};
 pub use instance::{Instance, Timestamps, now_ns};
-pub use library::library_path;
 pub use logger::{install_logger, verbose_enabled};
 pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;

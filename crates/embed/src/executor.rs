@@ -6,14 +6,29 @@ use std::ptr;
 use std::time::Duration;
 
 use triton_inflight::base::SequenceId;
-use triton_inflight::manager::{self, TensorExecutor};
+use triton_inflight::manager::{self, ServingRank, TensorExecutor};
 
 use crate::abi::{self, ExecutorOptions, Request};
 use crate::responses::{Responses, c_text};
-use crate::{created, load};
+use crate::{Loaded, created, load};
 
 /// `inflight_executor`. Its functions need no exclusive access: any thread may call them.
-pub struct Executor(TensorExecutor);
+pub enum Executor {
+    /// The one that has the requests.
+    Serving(TensorExecutor),
+    /// Another rank of it.
+    Rank(ServingRank),
+}
+
+impl Executor {
+    /// What has the requests; `None` on another rank.
+    fn serving(&self) -> Option<&TensorExecutor> {
+        match self {
+            Self::Serving(executor) => Some(executor),
+            Self::Rank(_) => None,
+        }
+    }
+}
 
 /// Creates an executor; see the header.
 ///
@@ -34,7 +49,10 @@ pub unsafe extern "C" fn inflight_executor_create(
         // SAFETY: options of this version have all fields.
         let options = unsafe { &*options };
         // SAFETY: null, or a C string by the header.
-        let (manager, model) = unsafe { load(options.manager) }?;
+        let (manager, model) = match unsafe { load(options.manager) }? {
+            Loaded::Manager(manager, model) => (manager, model),
+            Loaded::Rank(rank) => return Ok(Box::new(Executor::Rank(rank))),
+        };
         let size = |size: u64| usize::try_from(size).unwrap_or(usize::MAX);
         let default = manager::ExecutorOptions::default();
         let stored = manager::ExecutorOptions {
@@ -45,9 +63,8 @@ pub unsafe extern "C" fn inflight_executor_create(
             max_num_statistics: size(options.max_num_statistics),
         };
         let executor = TensorExecutor::new(manager, model, stored);
-        Ok(Box::new(Executor(
-            executor.map_err(|error| error.to_string())?,
-        )))
+        let executor = executor.map_err(|error| error.to_string())?;
+        Ok(Box::new(Executor::Serving(executor)))
     };
     // SAFETY: by the header, `error` has room for the text.
     unsafe { created(catch_unwind(AssertUnwindSafe(create)), error) }
@@ -71,7 +88,10 @@ pub unsafe extern "C" fn inflight_executor_enqueue(
         let request = unsafe { request.as_ref() }.ok_or("the request is NULL")?;
         // SAFETY: its pointers are valid during the call.
         let request = unsafe { abi::read_request(request) }?;
-        let enqueued = executor.0.enqueue(&request);
+        let executor = executor.serving().ok_or(
+            "this process is another rank of mpirun than 0, which alone takes requests: see inflight_executor_can_enqueue",
+        )?;
+        let enqueued = executor.enqueue(&request);
         enqueued.map_err(|error| error.to_string())
     };
     let enqueued = catch_unwind(AssertUnwindSafe(enqueue));
@@ -91,6 +111,18 @@ pub unsafe extern "C" fn inflight_executor_enqueue(
     }
 }
 
+/// Whether requests can be enqueued; see the header.
+///
+/// # Safety
+/// `executor` must be null, or a live executor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inflight_executor_can_enqueue(executor: *const Executor) -> i32 {
+    // SAFETY: null, or a live executor.
+    let executor = unsafe { executor.as_ref() }.and_then(Executor::serving);
+    let can = || executor.is_some_and(TensorExecutor::can_enqueue);
+    catch_unwind(AssertUnwindSafe(can)).unwrap_or(false).into()
+}
+
 /// Waits for responses; see the header.
 ///
 /// # Safety
@@ -108,8 +140,10 @@ pub unsafe extern "C" fn inflight_executor_await_responses(
         let id = unsafe { request_id.as_ref() }.map(|&id| SequenceId(id));
         // A negative time is no limit.
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let responses = executor.0.await_responses(id, timeout);
-        Some(Box::new(Responses::new(responses)))
+        let responses = executor
+            .serving()
+            .map(|executor| executor.await_responses(id, timeout));
+        Some(Box::new(Responses::new(responses.unwrap_or_default())))
     };
     let responses = catch_unwind(AssertUnwindSafe(wait)).unwrap_or(None);
     responses.map_or(ptr::null_mut(), Box::into_raw)
@@ -134,9 +168,9 @@ pub unsafe extern "C" fn inflight_responses_free(responses: *mut Responses) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_executor_cancel(executor: *const Executor, request_id: u64) {
     // SAFETY: null, or a live executor.
-    if let Some(executor) = unsafe { executor.as_ref() } {
+    if let Some(executor) = unsafe { executor.as_ref() }.and_then(Executor::serving) {
         // It only changes a queue; a panic has left the rest as it was.
-        let cancel = || executor.0.cancel(SequenceId(request_id));
+        let cancel = || executor.cancel(SequenceId(request_id));
         let _ = catch_unwind(AssertUnwindSafe(cancel));
     }
 }
@@ -152,11 +186,12 @@ pub unsafe extern "C" fn inflight_executor_take_stats(
     context: *mut c_void,
 ) -> u64 {
     // SAFETY: null, or a live executor.
-    let (Some(executor), Some(return_stats)) = (unsafe { executor.as_ref() }, return_stats) else {
+    let executor = unsafe { executor.as_ref() }.and_then(Executor::serving);
+    let (Some(executor), Some(return_stats)) = (executor, return_stats) else {
         return 0;
     };
     let take = || {
-        let records = executor.0.take_statistics();
+        let records = executor.take_statistics();
         for record in &records {
             let record = c_text(record);
             // SAFETY: the function conforms to the header; the text is valid during the call.
@@ -177,7 +212,10 @@ pub unsafe extern "C" fn inflight_executor_shutdown(executor: *const Executor) -
     let Some(executor) = (unsafe { executor.as_ref() }) else {
         return 0;
     };
-    let ended = catch_unwind(AssertUnwindSafe(|| executor.0.shutdown()));
+    let ended = catch_unwind(AssertUnwindSafe(|| match executor {
+        Executor::Serving(executor) => executor.shutdown(),
+        Executor::Rank(rank) => rank.join(),
+    }));
     i32::from(!matches!(ended, Ok(Ok(()))))
 }
 

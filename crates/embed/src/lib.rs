@@ -5,26 +5,42 @@
 //! callbacks.rs    the application's functions as `TensorCallbacks`
 //! responses.rs    responses that the application owns
 //! executor.rs     the exported functions of the executor
+//! ranks.rs        those for processes that are other ranks
 //! lib.rs          those of the manager with callbacks
 //! ```
 
 mod abi;
 mod callbacks;
 mod executor;
+mod ranks;
 mod responses;
 
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use triton_inflight::base::{LoadError, SequenceId, StepError};
 use triton_inflight::manager::{
-    BatchManager, ManagerOptions, ManagerThread, TensorLayer, TensorModel,
+    BatchManager, ManagerOptions, ManagerThread, ServingRank, TensorLayer, TensorModel,
 };
 
 use abi::{Batch, Stops};
 use callbacks::CCallbacks;
 
 /// A batch manager of an application.
-pub struct Manager(ManagerThread);
+pub enum Manager {
+    /// The one that has the requests.
+    Serving(ManagerThread),
+    /// Another rank of it.
+    Rank(ServingRank),
+}
+
+/// What a process has of a batch manager.
+enum Loaded {
+    /// All of it but what other ranks have.
+    Manager(BatchManager, TensorModel),
+    /// Another rank, which has no requests.
+    Rank(ServingRank),
+}
 
 /// Creates a manager; see the header.
 ///
@@ -46,25 +62,37 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
         // SAFETY: callbacks of this version have all fields.
         let callbacks = unsafe { CCallbacks::new(*callbacks) }?;
         // SAFETY: null, or a C string by the header.
-        let (manager, model) = unsafe { load(options) }?;
-        let layer = TensorLayer::new(callbacks, model);
-        let thread = ManagerThread::spawn(manager, None, layer);
-        let thread = thread.map_err(|error| error.to_string())?;
-        Ok(Box::new(Manager(thread)))
+        Ok(Box::new(match unsafe { load(options) }? {
+            Loaded::Manager(manager, model) => {
+                let layer = TensorLayer::new(callbacks, model);
+                let thread = ManagerThread::spawn(manager, None, layer);
+                Manager::Serving(thread.map_err(|error| error.to_string())?)
+            }
+            Loaded::Rank(rank) => Manager::Rank(rank),
+        }))
     };
     // SAFETY: by the header, `error` has room for the text.
     unsafe { created(catch_unwind(AssertUnwindSafe(create)), error) }
 }
 
-/// Loads the checkpoint of the JSON `options`.
+/// Loads the checkpoint of the JSON `options`, or begins to serve rank 0, which does.
 ///
 /// # Safety
 /// `options` must be null, or a C string.
-unsafe fn load(options: *const c_char) -> Result<(BatchManager, TensorModel), String> {
+unsafe fn load(options: *const c_char) -> Result<Loaded, String> {
     // SAFETY: the same contract as this function's.
     let options = unsafe { abi::read_text(options, "the options") }?;
-    let loaded = ManagerOptions::parse(options).and_then(|options| options.load());
-    loaded.map_err(|error| error.to_string())
+    let loaded = || {
+        let options = ManagerOptions::parse(options)?;
+        Ok(match options.serve_rank()? {
+            Some(rank) => Loaded::Rank(rank),
+            None => {
+                let (manager, model) = options.load()?;
+                Loaded::Manager(manager, model)
+            }
+        })
+    };
+    loaded().map_err(|error: LoadError| error.to_string())
 }
 
 /// The object for the application; null, with the reason in `error`, if there is none.
@@ -92,8 +120,8 @@ unsafe fn created<T>(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_manager_wake(manager: *mut Manager) {
     // SAFETY: null, or a live manager.
-    if let Some(manager) = unsafe { manager.as_ref() } {
-        manager.0.wake();
+    if let Some(Manager::Serving(manager)) = unsafe { manager.as_ref() } {
+        manager.wake();
     }
 }
 
@@ -119,16 +147,16 @@ pub unsafe extern "C" fn inflight_batch_manager_destroy(manager: *mut Manager) -
 
 /// # Safety
 /// `manager` must be null, or a live manager.
-unsafe fn end(
-    manager: *mut Manager,
-    end: fn(ManagerThread) -> Result<(), triton_inflight::base::StepError>,
-) -> i32 {
+unsafe fn end(manager: *mut Manager, end: fn(ManagerThread) -> Result<(), StepError>) -> i32 {
     if manager.is_null() {
         return 0;
     }
     // SAFETY: the pointer comes from `Box::into_raw`, and the caller gives up the manager.
     let manager = unsafe { Box::from_raw(manager) };
-    let ended = catch_unwind(AssertUnwindSafe(|| end(manager.0)));
+    let ended = catch_unwind(AssertUnwindSafe(|| match *manager {
+        Manager::Serving(manager) => end(manager),
+        Manager::Rank(rank) => rank.join(),
+    }));
     i32::from(!matches!(ended, Ok(Ok(()))))
 }
 
@@ -164,6 +192,6 @@ pub unsafe extern "C" fn inflight_batch_add(
 pub unsafe extern "C" fn inflight_stops_add(stops: *mut Stops, request_id: u64) {
     // SAFETY: null, or valid during the call.
     if let Some(stops) = unsafe { stops.as_mut() } {
-        stops.0.push(triton_inflight::base::SequenceId(request_id));
+        stops.0.push(SequenceId(request_id));
     }
 }

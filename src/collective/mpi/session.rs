@@ -65,6 +65,9 @@ impl MpiSession {
                 "rank 0 of the processes of mpirun has to be the server".to_owned(),
             ));
         }
+        if world.is_over() {
+            return Ok(None);
+        }
         let mut session = Session {
             plugin,
             rank,
@@ -77,7 +80,10 @@ impl MpiSession {
         let mut receiving = receiving.expect("it is waited for");
         let words = wait_for(None, || receiving.words())?.expect("it is waited for");
         match words[..] {
-            [MAGIC, NONE] => Ok(None),
+            [MAGIC, NONE] => {
+                world.set_over();
+                Ok(None)
+            }
             [MAGIC, number] => {
                 session.number = number;
                 Ok(Some(Self(Arc::new(session))))

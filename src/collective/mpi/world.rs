@@ -38,6 +38,8 @@ struct State {
     num_sessions: u32,
     /// Whether the last one has not ended.
     is_in_use: bool,
+    /// Whether rank 0 has said that there will be no more.
+    is_over: bool,
 }
 
 /// What the thread that has joined does.
@@ -89,6 +91,7 @@ impl MpiWorld {
                 stage: Stage::Joining,
                 num_sessions: 0,
                 is_in_use: false,
+                is_over: false,
             }),
             changed: Condvar::new(),
         });
@@ -110,7 +113,8 @@ impl MpiWorld {
             };
             if self.0.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(CollectiveError::World(format!(
-                    "not all processes of mpirun have joined within {:?}: each but the first has to be `inflight-rank --mpi`",
+                    "not all processes of mpirun have joined within {:?}: each but the first has to be `inflight-rank --mpi`, or to create the \
+                     same batch manager",
                     limit.unwrap_or_default()
                 )));
             }
@@ -170,6 +174,16 @@ impl MpiWorld {
         }
         state.num_sessions = state.num_sessions % u32::MAX + 1;
         Ok(state.num_sessions)
+    }
+
+    /// Whether there will be no more sessions, as another rank knows it.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.state.lock().is_over
+    }
+
+    /// Remembers that there will be no more.
+    pub(super) fn set_over(&self) {
+        self.0.state.lock().is_over = true;
     }
 
     /// Ends it.

@@ -106,7 +106,10 @@ fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
 }
 
 /// Refuses what cannot be split over ranks yet. The runner refuses models and precisions.
-fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(), LoadError> {
+pub(in crate::manager) fn check_ranks(
+    model: &ConfiguredModel<'_>,
+    adapters: AdapterRoom,
+) -> Result<(), LoadError> {
     let grid = model.grid();
     let Grid {
         num_stages,
@@ -222,7 +225,11 @@ fn load_on_cpu(
             match model.grid().num_ranks() {
                 1 => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
                 _ => Runner::Ranks(Box::new(LeadingRunner::new(
-                    &rank_transport(settings, rank_program)?,
+                    &rank_transport(
+                        settings,
+                        rank_program,
+                        &rank_program.with_file_name(MPI_LIBRARY),
+                    )?,
                     model.grid(),
                     source,
                     limits,
@@ -470,19 +477,23 @@ fn synthetic(
         .gated_by(gate.map(|path| folder.join(path))))
 }
 
-fn rank_transport(settings: &Settings, rank_program: &Path) -> Result<RankTransport, LoadError> {
+/// How the ranks reach each other: those of this program, or those of `mpirun`, by this plug-in.
+pub(in crate::manager) fn rank_transport(
+    settings: &Settings,
+    rank_program: &Path,
+    mpi_library: &Path,
+) -> Result<RankTransport, LoadError> {
     Ok(match settings.rank_transport {
         RankTransportKind::Processes => RankTransport::Processes(rank_program.to_owned()),
         RankTransportKind::Mpi => {
-            let plugin = rank_program.with_file_name(MPI_LIBRARY);
-            let world = MpiWorld::join(&plugin, Some(rank_limits(settings).load));
+            let world = MpiWorld::join(mpi_library, Some(rank_limits(settings).load));
             let world = world.map_err(|error| LoadError::Resource(error.to_string()))?;
             RankTransport::Mpi(world)
         }
     })
 }
 
-fn rank_limits(settings: &Settings) -> RankLimits {
+pub(in crate::manager) fn rank_limits(settings: &Settings) -> RankLimits {
     let seconds = |seconds: u32| Duration::from_secs(seconds.into());
     RankLimits {
         load: seconds(settings.rank_load_timeout_seconds),
@@ -490,7 +501,7 @@ fn rank_limits(settings: &Settings) -> RankLimits {
     }
 }
 
-fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
+pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
     let simd = settings.cpu_instruction_set.as_deref().map(|name| {
         name.parse::<Simd>().map_err(|_| LoadError::Knob {
             key: "cpu_instruction_set".to_owned(),

@@ -17,3 +17,4 @@ pub(in crate::manager) use engine_config::speculation;
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::{LoadedRunner, load_runner};
+pub(in crate::manager) use load::{check_ranks, cpu_options, rank_limits, rank_transport};

@@ -6,7 +6,7 @@ use super::rank_adapters::{AdapterRuns, ReceivedAdapters};
 use super::rank_call::RankCall;
 use super::rank_device::OpenedOptions;
 use super::task::{BUILD, Greeting, Report, Task, receive, send};
-use crate::base::{BlockSize, catch_panic};
+use crate::base::{BlockSize, StepError, catch_panic};
 use crate::collective::{Channel, Collective, CollectiveError, Grid, MpiSession, MpiWorld};
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -24,18 +24,37 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// MPI fails, or this is rank 0.
 pub fn serve_mpi_rank(world: &MpiWorld) -> Result<(), CollectiveError> {
     while let Some(session) = MpiSession::next(world)? {
-        let mut link = session.link(0);
-        let attach = |task: &Task, grid| -> Result<Box<dyn Collective>, CollectiveError> {
-            Ok(Box::new(session.attach(grid, task.load_limit)?))
-        };
-        let served = catch_panic(|| serve(&mut link, attach)).unwrap_or_else(Err);
-        if let Err(reason) = served {
-            log::error!("rank {} has failed: {reason}", session.rank());
-            // Rank 0 may have ended the session.
-            let _ = send(&mut link, &Report::Failed(reason));
-        }
+        // Rank 0 knows the reason.
+        let _ = serve_session(&session);
     }
     Ok(())
+}
+
+/// Is another rank of the next model that rank 0 of an MPI world computes, until that ends the model.
+///
+/// # Errors
+/// The model or MPI fails, rank 0 has left the world, or this is rank 0.
+pub fn serve_next_mpi_model(world: &MpiWorld) -> Result<(), StepError> {
+    let session = MpiSession::next(world).map_err(|error| StepError(error.to_string()))?;
+    let session = session.ok_or_else(|| {
+        StepError("rank 0 of the processes of mpirun has ended without another model".to_owned())
+    })?;
+    serve_session(&session).map_err(StepError)
+}
+
+/// Is another rank of one model.
+fn serve_session(session: &MpiSession) -> Result<(), String> {
+    let mut link = session.link(0);
+    let attach = |task: &Task, grid| -> Result<Box<dyn Collective>, CollectiveError> {
+        Ok(Box::new(session.attach(grid, task.load_limit)?))
+    };
+    let served = catch_panic(|| serve(&mut link, attach)).unwrap_or_else(Err);
+    if let Err(reason) = &served {
+        log::error!("rank {} has failed: {reason}", session.rank());
+        // Rank 0 may have ended the session.
+        let _ = send(&mut link, &Report::Failed(reason.clone()));
+    }
+    served
 }
 
 /// Computes the share of a model until rank 0 ends it. `attach` takes part in the operations between all ranks.

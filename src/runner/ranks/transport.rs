@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::other_rank::OtherRank;
 use super::rank_process::RankProcess;
+use super::serving::serve_mpi_rank;
 use crate::base::LoadError;
 use crate::collective::{Collective, CollectiveError, Grid, MpiSession, MpiWorld, ShmWorld};
 
@@ -18,14 +19,21 @@ pub enum RankTransport {
     Mpi(MpiWorld),
 }
 
-/// Ends the other ranks of the MPI world that this process has joined, if it has, and leaves it. For rank 0, when it computes no more.
+/// Leaves the MPI world that this process has joined, if it has, when it computes no more. Rank 0 ends the others. Another rank
+/// computes what rank 0 still asks for until then.
 pub fn leave_mpi_world() {
-    if let Some(world) = MpiWorld::joined() {
-        if let Err(error) = MpiSession::end_all(&world) {
-            log::warn!("the ranks of mpirun are not told to end: {error}");
-        }
-        world.leave();
+    let Some(world) = MpiWorld::joined() else {
+        return;
+    };
+    let ended = match world.rank() {
+        Ok(0) => MpiSession::end_all(&world),
+        Ok(_) => serve_mpi_rank(&world),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        log::warn!("the ranks of mpirun have not ended together: {error}");
     }
+    world.leave();
 }
 
 /// What rank 0 has of a transport.

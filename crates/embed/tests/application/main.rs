@@ -8,6 +8,10 @@ use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{Event, NewRequest};
 use triton_inflight::manager::ManagerOptions;
 
+#[path = "../../../../tests/support/missing.rs"]
+mod missing;
+mod ranks;
+
 const PROMPTS: [&str; 5] = [
     "5 6 7",
     "1",
@@ -49,8 +53,9 @@ fn archive() -> PathBuf {
 fn program(compiler: &str, source: &Path, options: &[&str]) -> PathBuf {
     // Named after the test, because tests build the same program concurrently.
     let test = std::thread::current();
-    let test = test.name().unwrap_or_default().to_owned();
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let test = test.name().unwrap_or_default().replace("::", "-");
+    let name = source.file_stem().unwrap_or_default().to_string_lossy();
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{name}"));
     let output = Command::new(compiler)
         .args(options)
         .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"])
@@ -71,9 +76,15 @@ fn ids(text: &str) -> Vec<TokenId> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
+/// The options of a manager with some more.
+fn options(checkpoint: &Path, more: &str) -> String {
+    let checkpoint = checkpoint.display();
+    format!(r#"{{"gpt_model_path": "{checkpoint}"{more}}}"#)
+}
+
 /// The tokens that the manager itself generates for each prompt.
 fn expected() -> Vec<Vec<TokenId>> {
-    let options = format!(r#"{{"gpt_model_path": "{}"}}"#, fixture().display());
+    let options = options(&fixture(), "");
     let options = ManagerOptions::parse(&options).expect("good options");
     let (mut manager, model) = options.load().expect("the fixture loads");
     for (id, prompt) in (0..).zip(PROMPTS) {
@@ -113,7 +124,11 @@ fn check_answers(program: &Path) {
             .lines()
             .filter_map(|line| line.strip_prefix(&format!("{id}:")))
             .collect();
-        let tokens: Vec<_> = mine.iter().flat_map(|line| ids(line)).collect();
+        let is_final = |line: &&&str| line.contains(" final ");
+        let tokens = mine
+            .iter()
+            .map(|line| line.split(" final ").next().unwrap_or(line));
+        let tokens: Vec<_> = tokens.flat_map(ids).collect();
         let is_streaming = id % 2 != 0;
         let whole = [ids(prompt), answer.clone()].concat();
         assert_eq!(tokens, if is_streaming { answer } else { whole }, "{text}");
@@ -125,8 +140,8 @@ fn check_answers(program: &Path) {
                 1
             }
         );
-        let num_finals = mine.iter().filter(|line| line.ends_with("final")).count();
-        assert!(num_finals == 1 && mine.last().is_some_and(|line| line.ends_with("final")));
+        let num_finals = mine.iter().filter(is_final).count();
+        assert!(num_finals == 1 && mine.last().as_ref().is_some_and(is_final));
     }
     let records = text
         .lines()
@@ -179,7 +194,7 @@ fn errors_of_an_executor_are_returned_where_the_request_is_enqueued() {
 
 #[test]
 fn whatever_violates_the_header_is_refused() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/application/misuse.c");
     let program = program("cc", &source, &["-std=c11"]);
     let output = Command::new(program)
         .arg(fixture())
@@ -190,8 +205,9 @@ fn whatever_violates_the_header_is_refused() {
 }
 
 fn run(program: &Path, checkpoint: &Path, prompts: &[&str]) -> Output {
+    let small = r#", "max_num_requests": 4, "max_num_tokens": 64"#;
     Command::new(program)
-        .arg(checkpoint)
+        .arg(options(checkpoint, small))
         .arg(NUM_NEW_TOKENS.to_string())
         .args(prompts)
         .output()

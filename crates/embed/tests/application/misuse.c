@@ -112,6 +112,7 @@ static void check_executor(const char *checkpoint) {
   inflight_request request = request_of(tensors);
   uint64_t id = 0;
   CHECK(inflight_executor_enqueue(NULL, &request, &id, error) != 0);
+  CHECK(inflight_executor_can_enqueue(NULL) == 0);
   CHECK(inflight_executor_await_responses(NULL, NULL, -1) == NULL);
   CHECK(inflight_executor_take_stats(NULL, count, &num_stats) == 0);
   CHECK(inflight_executor_shutdown(NULL) == 0 && inflight_executor_destroy(NULL) == 0);
@@ -139,9 +140,11 @@ static void check_executor(const char *checkpoint) {
   inflight_responses_free(responses);
 
   /* After all of that it still works. */
+  CHECK(inflight_executor_can_enqueue(executor) == 1);
   CHECK(inflight_executor_enqueue(executor, &request, &id, error) == 0);
   CHECK(inflight_executor_shutdown(executor) == 0);
   CHECK(inflight_executor_shutdown(executor) == 0);
+  CHECK(inflight_executor_can_enqueue(executor) == 0);
   CHECK(inflight_executor_enqueue(executor, &request, &id, error) != 0 && strstr(error, "shut down"));
   responses = inflight_executor_await_responses(executor, &id, 0);
   CHECK(responses->num_responses == 1 && responses->responses[0].is_final == 1);
@@ -219,6 +222,8 @@ int main(int argc, char **argv) {
   }
   check_executor(argv[1]);
   check_manager(argv[1]);
+  /* No manager has used MPI. */
+  inflight_leave_mpi();
   printf("%d failures\n", num_failures);
   return num_failures != 0;
 }
