@@ -122,13 +122,16 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
             ]))
         }
         Step::Book => book::run(),
-        // Some of the tests inspect the server.
-        Step::Unit => run_command(
-            cargo()
-                .args(["test", "--workspace"])
-                .env("TRITONSERVER", setup::tritonserver()?)
-                .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
-        ),
+        // Some of the tests inspect the server, some use the plug-in.
+        Step::Unit => {
+            build_mpi_plugin();
+            run_command(
+                cargo()
+                    .args(["test", "--workspace"])
+                    .env("TRITONSERVER", setup::tritonserver()?)
+                    .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
+            )
+        }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
         Step::Pages => page_tests(pytest),
         Step::Server => server_tests(pytest),
@@ -159,10 +162,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
-    // Its tests are skipped, and say so, where MPI cannot be had.
-    if let Err(error) = library::mpi_plugin() {
-        eprintln!("no plug-in for MPI: {error}");
-    }
+    build_mpi_plugin();
     run_command(
         command(python)
             .current_dir(workspace::root().join("tests/server"))
@@ -176,6 +176,13 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("TRITON_BACKENDS", backends)
             .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
     )
+}
+
+/// Builds the plug-in for MPI. Its tests are skipped, and say so, where MPI cannot be had.
+fn build_mpi_plugin() {
+    if let Err(error) = library::mpi_plugin() {
+        eprintln!("no plug-in for MPI: {error}");
+    }
 }
 
 /// The file in which tests record what the machine lacks (tests/support/missing.rs).
