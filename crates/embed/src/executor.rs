@@ -62,7 +62,7 @@ pub unsafe extern "C" fn inflight_executor_create(
             },
             max_num_statistics: size(options.max_num_statistics),
         };
-        let executor = TensorExecutor::new(manager, model, stored);
+        let executor = TensorExecutor::new(*manager, model, stored);
         let executor = executor.map_err(|error| error.to_string())?;
         Ok(Box::new(Executor::Serving(executor)))
     };

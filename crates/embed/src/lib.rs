@@ -37,7 +37,7 @@ pub enum Manager {
 /// What a process has of a batch manager.
 enum Loaded {
     /// All of it but what other ranks have.
-    Manager(BatchManager, TensorModel),
+    Manager(Box<BatchManager>, TensorModel),
     /// Another rank, which has no requests.
     Rank(ServingRank),
 }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
         Ok(Box::new(match unsafe { load(options) }? {
             Loaded::Manager(manager, model) => {
                 let layer = TensorLayer::new(callbacks, model);
-                let thread = ManagerThread::spawn(manager, None, layer);
+                let thread = ManagerThread::spawn(*manager, None, layer);
                 Manager::Serving(thread.map_err(|error| error.to_string())?)
             }
             Loaded::Rank(rank) => Manager::Rank(rank),
@@ -88,7 +88,7 @@ unsafe fn load(options: *const c_char) -> Result<Loaded, String> {
             Some(rank) => Loaded::Rank(rank),
             None => {
                 let (manager, model) = options.load()?;
-                Loaded::Manager(manager, model)
+                Loaded::Manager(Box::new(manager), model)
             }
         })
     };
