@@ -15,7 +15,7 @@ use crate::collective::{Collective, CollectiveError, Grid, MpiSession, MpiWorld,
 pub enum RankTransport {
     /// They are processes of one host, which rank 0 starts from this program, and share memory.
     Processes(PathBuf),
-    /// They are the processes of this MPI world, which wait in [`serve_mpi_rank`](super::serve_mpi_rank).
+    /// They are the processes of this MPI world, which wait in [`serve_mpi_rank`].
     Mpi(MpiWorld),
 }
 
