@@ -5,23 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "inflight_batch_manager.h"
-
-static int num_failures = 0;
-
-static void check(int is_true, const char *what) {
-  if (!is_true) {
-    printf("not true: %s\n", what);
-    num_failures++;
-  }
-}
-
-#define CHECK(condition) check((condition) != 0, #condition)
-
-static const int64_t ONE[] = {1};
-static const int64_t PROMPT[] = {1, 3};
-static const int32_t IDS[] = {5, 6, 7};
-static const int32_t LENGTH = 4;
 
 /* A valid request: the first two of the tensors. The rest has room for more. */
 static inflight_request request_of(inflight_tensor tensors[4]) {

@@ -5,23 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "inflight_batch_manager.h"
 
-static int num_failures = 0;
-
-static void check(int is_true, const char *what) {
-  if (!is_true) {
-    printf("not true: %s\n", what);
-    num_failures++;
-  }
-}
-
-#define CHECK(condition) check((condition) != 0, #condition)
-
-static const int64_t ONE[] = {1};
-static const int64_t PROMPT[] = {1, 3};
-static const int32_t IDS[] = {5, 6, 7};
-static const int32_t LENGTH = 4;
 static const inflight_tensor TENSORS[] = {
     {"input_ids", INFLIGHT_INT32, 2, PROMPT, IDS, sizeof IDS},
     {"request_output_len", INFLIGHT_INT32, 1, ONE, &LENGTH, sizeof LENGTH},
