@@ -1,7 +1,7 @@
 //! The weights of an adapter as bytes, for another process of the same build.
 //!
 //! ```text
-//! length of the head, u32 | the head: what there is of each place, JSON | all values, in that order
+//! header length, u32 | header, JSON: shapes of the weights of each place | values, in the order of the header
 //! ```
 
 use half::bf16;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::low_rank::{AdaptedPlace, AdapterWeights, DenseRows, LowRank};
 use crate::base::LoadError;
 
-/// What there is of a place.
+/// Shapes of the weights of one place.
 #[derive(Serialize, Deserialize)]
 struct PlaceHead {
     place: usize,
@@ -31,7 +31,7 @@ struct PartHead {
     scale: u32,
 }
 
-/// The head.
+/// The header.
 #[derive(Serialize, Deserialize)]
 struct Head {
     num_places: usize,

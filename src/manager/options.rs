@@ -182,7 +182,7 @@ impl ManagerOptions {
         Ok((manager, model))
     }
 
-    /// What there is to say of ranks and threads.
+    /// The settings for ranks and threads.
     fn settings(&self) -> Result<Settings, LoadError> {
         let numbers = [
             ("tensor_parallel_size", self.tensor_parallel_size),
