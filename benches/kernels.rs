@@ -27,6 +27,7 @@ fn main() {
             .and_then(|n| n.parse().ok())
             .and_then(NonZeroUsize::new),
         simd: env("SIMD").map(|name| name.parse::<Simd>().expect("SIMD names an instruction set")),
+        ..CpuOptions::default()
     };
     let mut cpu = Cpu::new(&options).expect("a processor");
     println!("{}, {} threads", cpu.simd(), cpu.num_threads());

@@ -2,6 +2,7 @@
 
 mod byte_order_mark;
 mod caught_panic;
+mod cpu_set;
 mod error;
 mod ids;
 mod names;
@@ -9,6 +10,7 @@ mod units;
 
 pub use byte_order_mark::check_byte_order_mark;
 pub use caught_panic::{catch_panic, panic_message};
+pub use cpu_set::{CpuSet, NotCpus};
 pub use error::{LoadError, RequestError, StepError};
 pub use ids::{BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, TokenId};
 pub use names::nearest_name;

@@ -22,6 +22,9 @@ pub trait Exchange: Send {
     /// This rank among all.
     fn rank(&self) -> usize;
 
+    /// Whether ranks read each other's messages where they were written, so that a rank can read a part of one.
+    fn is_shared(&self) -> bool;
+
     /// The most words of a message in a round.
     fn max_words(&self) -> usize;
 

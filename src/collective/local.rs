@@ -184,6 +184,10 @@ impl Exchange for Local {
         self.rank
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn max_words(&self) -> usize {
         MAX_WORDS
     }

@@ -8,6 +8,13 @@ use super::grid::Grid;
 use super::label::{Label, Operation};
 use super::sums::add_ranks;
 
+/// From so many ranks on, large messages are summed in parts. Each of `n` ranks reads `n` times the message otherwise, and twice
+/// with parts.
+const MIN_SPLIT_RANKS: usize = 3;
+
+/// From so many values on it pays to meet twice.
+const MIN_SPLIT_LEN: usize = 8 * 1024;
+
 /// Operations of the ranks of a model. Sums, gatherings and broadcasts are those of the ranks of a stage: each is called by all
 /// of them, in the same order, with the same `step`. What a stage sends, the next one receives in the same order.
 ///
@@ -129,8 +136,8 @@ impl<E: Exchange> Collective for E {
         };
         let max_words = self.max_words();
         for piece in values.chunks_mut(max_words) {
-            self.publish(label, bytemuck::cast_slice(piece))?;
-            self.read(&mut |messages| add_ranks(messages, piece))?;
+            let num_parts = num_parts(self, piece.len());
+            sum_parts(self, label, piece, num_parts)?;
         }
         Ok(())
     }
@@ -218,6 +225,50 @@ impl<E: Exchange> Collective for E {
     fn abort(&mut self, reason: &str) {
         Exchange::abort(self, reason);
     }
+}
+
+/// The number of parts in which a message is summed.
+fn num_parts(exchange: &impl Exchange, len: usize) -> usize {
+    let num_ranks = exchange.num_ranks();
+    let is_split = exchange.is_shared() && num_ranks >= MIN_SPLIT_RANKS && len >= MIN_SPLIT_LEN;
+    if is_split { num_ranks } else { 1 }
+}
+
+/// Sums the values of all ranks. In one part each rank reads all messages; with a part for each rank it sums its part of all
+/// messages, and reads the sums of the others.
+///
+/// ```text
+///            one part                       a part for each of 4 ranks
+/// publish    0123  0123  0123  0123         0123  0123  0123  0123
+/// sum        0123  0123  0123  0123         0      1      2      3
+/// publish                                   0      1      2      3
+/// read                                       123  0 23  01 3  012
+/// ```
+fn sum_parts(
+    exchange: &mut impl Exchange,
+    label: Label,
+    values: &mut [f32],
+    num_parts: usize,
+) -> Result<(), CollectiveError> {
+    let len = values.len();
+    let part = |index: usize| len * index / num_parts..len * (index + 1) / num_parts;
+    let own = match num_parts {
+        1 => 0..len,
+        _ => part(Collective::rank(exchange)),
+    };
+    exchange.publish(label, bytemuck::cast_slice(values))?;
+    exchange.read(&mut |messages| add_ranks(messages, own.start, &mut values[own.clone()]))?;
+    if num_parts > 1 {
+        exchange.publish(label, bytemuck::cast_slice(&values[own]))?;
+        exchange.read(&mut |messages| {
+            for (index, sums) in messages.iter().enumerate() {
+                let values = &mut values[part(index)];
+                let len = values.len().min(sums.len());
+                values[..len].copy_from_slice(bytemuck::cast_slice(&sums[..len]));
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn label_of_sent(step: u64, len: usize) -> Label {

@@ -2,15 +2,15 @@
 
 use super::grid::MAX_RANKS;
 
-/// Writes the sums of what all ranks have published. Ranks are added in pairs, then pairs of pairs, and so on; a last one
+/// Writes the sums of what all ranks have published, from the value at `first` on. Ranks are added in pairs, then pairs of pairs, and so on; a last one
 /// without a partner is added one level later.
 ///
 /// # Panics
 ///
 /// If a message is shorter than `out`.
-pub(super) fn add_ranks(messages: &[&[u32]], out: &mut [f32]) {
-    let len = out.len();
-    let of_rank = |rank: usize| bytemuck::cast_slice::<_, f32>(&messages[rank][..len]);
+pub(super) fn add_ranks(messages: &[&[u32]], first: usize, out: &mut [f32]) {
+    let range = first..first + out.len();
+    let of_rank = |rank: usize| bytemuck::cast_slice::<_, f32>(&messages[rank][range.clone()]);
     match messages.len() {
         2 => {
             for ((out, a), b) in out.iter_mut().zip(of_rank(0)).zip(of_rank(1)) {
@@ -28,7 +28,7 @@ pub(super) fn add_ranks(messages: &[&[u32]], out: &mut [f32]) {
             let mut values = [0.0; MAX_RANKS];
             for (index, out) in out.iter_mut().enumerate() {
                 for (value, message) in values.iter_mut().zip(messages) {
-                    *value = f32::from_bits(message[index]);
+                    *value = f32::from_bits(message[first + index]);
                 }
                 *out = add_pairs(&mut values[..num_ranks]);
             }
@@ -60,10 +60,11 @@ mod tests {
         // Each order of additions rounds these to another sum.
         let values = [1.0e8_f32, 1.0, -1.0e8, 3.0, 7.0];
         for num_ranks in 1..=values.len() {
-            let words: Vec<_> = values[..num_ranks].iter().map(|v| [v.to_bits()]).collect();
+            let words = values[..num_ranks].iter().map(|v| [0, v.to_bits()]);
+            let words: Vec<_> = words.collect();
             let messages: Vec<_> = words.iter().map(|word| &word[..]).collect();
             let mut out = [0.0];
-            add_ranks(&messages, &mut out);
+            add_ranks(&messages, 1, &mut out);
             let [a, b, c, d, e] = values;
             let expected = match num_ranks {
                 1 => a,

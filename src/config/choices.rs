@@ -1,5 +1,9 @@
 //! The values of parameters that name one of several choices.
 
+use std::fmt::{self, Display, Formatter};
+
+use crate::base::CpuSet;
+
 /// The runner that computes the tokens: `runner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunnerKind {
@@ -16,6 +20,30 @@ pub enum RankTransportKind {
     Processes,
     /// The processes that `mpirun` has started.
     Mpi,
+}
+
+/// The CPUs of each rank of a host: `rank_cpus`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RankCpus {
+    /// Where the server may use several nodes of memory, those of a node, or a part of them.
+    Auto,
+    /// All that the server may use.
+    Any,
+    /// These of each rank.
+    Sets(Vec<CpuSet>),
+}
+
+impl Display for RankCpus {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Any => f.write_str("any"),
+            Self::Sets(sets) => {
+                let sets: Vec<_> = sets.iter().map(CpuSet::to_string).collect();
+                f.write_str(&sets.join(";"))
+            }
+        }
+    }
 }
 
 impl RankTransportKind {

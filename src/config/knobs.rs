@@ -12,7 +12,8 @@ use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
 use crate::config::values::{
     Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpus,
-    group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, windows,
+    group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, rank_cpus,
+    windows,
 };
 
 /// One parameter of config.pbtxt.
@@ -504,6 +505,14 @@ pub(super) fn knobs() -> Vec<Knob> {
              [Ranks](ranks.md#several-hosts).",
         ),
         knob(
+            "rank_cpus",
+            rank_cpus(),
+            |s| &mut s.rank_cpus,
+            "The CPUs of the ranks of a host. With `auto` a rank has those of a node of the memory (NUMA), or a share of them, where \
+             the server may use several nodes. With lists, as Linux writes them, rank 0 has the first one, and so on. `any` leaves \
+             the choice to the system. See [Ranks](ranks.md#memory-of-several-nodes).",
+        ),
+        knob(
             "rank_timeout_seconds",
             count(1..=MAX_RANK_SECONDS),
             |s| &mut s.rank_timeout_seconds,
@@ -804,6 +813,11 @@ mod tests {
         ("tensor_parallel_size", &["1", "16"], &["0", "17", "auto"]),
         ("pipeline_parallel_size", &["1", "16"], &["0", "17", "auto"]),
         ("rank_transport", &["processes", "MPI"], &["shm", ""]),
+        (
+            "rank_cpus",
+            &["auto", "any", "0-3;4,6", "0|1"],
+            &["", "0;", "3-1", "1024", "none"],
+        ),
         ("rank_timeout_seconds", &["1", "86400"], &["0", "86401"]),
         (
             "rank_load_timeout_seconds",

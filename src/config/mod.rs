@@ -18,7 +18,7 @@ mod settings;
 mod values;
 
 pub use choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
     RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 pub use client_compatibility::ClientCompatibility;

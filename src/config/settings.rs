@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::base::BlockSize;
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
     RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
@@ -134,6 +134,8 @@ pub struct Settings {
     pub pipeline_parallel_size: u32,
     /// `rank_transport`
     pub rank_transport: RankTransportKind,
+    /// `rank_cpus`
+    pub rank_cpus: RankCpus,
     /// `rank_timeout_seconds`
     pub rank_timeout_seconds: u32,
     /// `rank_load_timeout_seconds`
@@ -218,6 +220,7 @@ impl Default for Settings {
             tensor_parallel_size: 1,
             pipeline_parallel_size: 1,
             rank_transport: RankTransportKind::Processes,
+            rank_cpus: RankCpus::Auto,
             rank_timeout_seconds: 30,
             rank_load_timeout_seconds: 600,
             num_threads: None,

@@ -6,7 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::base::BlockSize;
+use super::choices::RankCpus;
+use crate::base::{BlockSize, CpuSet};
 
 /// Maximum of all counts: the largest value that a client's INT32 tensor can hold.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
@@ -154,6 +155,22 @@ pub(super) fn gpus() -> Kind<Vec<u32>> {
                 .collect::<Vec<_>>()
                 .join(","),
         },
+    )
+}
+
+/// The CPUs of each rank.
+pub(super) fn rank_cpus() -> Kind<RankCpus> {
+    Kind::new(
+        "`auto`, `any`, or a list of CPUs for each rank, such as '0-15;16-31'",
+        |text| match text {
+            "auto" => Some(RankCpus::Auto),
+            "any" => Some(RankCpus::Any),
+            _ => {
+                let sets = text.split([';', '|']).map(str::parse::<CpuSet>);
+                sets.collect::<Result<_, _>>().ok().map(RankCpus::Sets)
+            }
+        },
+        |cpus| format!("`{cpus}`"),
     )
 }
 

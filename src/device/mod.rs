@@ -64,7 +64,7 @@ pub use operands::{
     StepCapacity, StepInputs, StepResults, StepWidths, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
-pub use pool::{Pool, Turn, yield_to_others};
+pub use pool::{Pool, Topology, Turn, yield_to_others};
 pub use quantised::{
     CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, can_be_packed_together,
 };

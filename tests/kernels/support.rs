@@ -56,6 +56,7 @@ pub fn cpu(simd: Simd, num_threads: usize) -> Cpu {
     Cpu::new(&CpuOptions {
         num_threads: NonZeroUsize::new(num_threads),
         simd: Some(simd),
+        ..CpuOptions::default()
     })
     .expect("a supported instruction set")
 }

@@ -116,6 +116,7 @@ fn agrees_with_peft(name: &str) {
         let options = CpuOptions {
             num_threads: std::num::NonZeroUsize::new(2),
             simd: Some(simd),
+            ..CpuOptions::default()
         };
         agrees_on::<triton_inflight::device::cpu::Cpu>(name, 0.5, &options);
     }

@@ -83,6 +83,7 @@ fn load(
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(setup.num_threads),
         simd: setup.simd,
+        ..CpuOptions::default()
     };
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {

@@ -186,6 +186,7 @@ impl Setup {
         let options = CpuOptions {
             num_threads: NonZeroUsize::new(self.num_threads),
             simd: self.simd,
+            ..CpuOptions::default()
         };
         self.load_on(dir, &options)
     }

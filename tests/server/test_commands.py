@@ -1,6 +1,8 @@
 """The commands that users type: `cargo xtask serve`, and the installation with cmake."""
 
+import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -138,7 +140,11 @@ def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, rep
         done = subprocess.run([cmake, *arguments], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("-S", "cmake", "-B", build, f"-DCARGO_TARGET_DIR={ROOT / 'target'}", "-DINFLIGHT_EMBED=ON")
+    # Where MPI is missing, test_mpi.py says so.
+    plugin = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "libinflight_mpi.so"
+    has_mpi = plugin.exists() and shutil.which("mpicc") is not None
+    options = ["-DINFLIGHT_EMBED=ON", f"-DINFLIGHT_MPI={'ON' if has_mpi else 'OFF'}"]
+    run("-S", "cmake", "-B", build, f"-DCARGO_TARGET_DIR={ROOT / 'target'}", *options)
     run("--build", build)
     run("--install", build, "--prefix", prefix)
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
@@ -149,7 +155,7 @@ def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, rep
         "include/inflight_batch_manager.h",
         "include/inflight_logits_processor.h",
         "lib/libinflight_embed.a",
-    }
+    } | ({"backends/inflight/libinflight_mpi.so"} if has_mpi else set())
     assert (prefix / "backends/inflight/batchstrategy.so").readlink() == pathlib.Path("libtriton_inflight.so")
     add_synthetic(repository, "synthetic")
     with Server(repository, backends=prefix / "backends") as server:

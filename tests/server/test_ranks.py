@@ -356,6 +356,38 @@ def test_a_program_that_is_missing_or_of_another_build_is_named(repository, tmp_
         assert len(answer(server, "one")) == 20
 
 
+def cpus_of_threads(pid, name):
+    """The CPUs that the threads of a process with this name may use, each as the system writes them."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    threads = [task for task in tasks if (task / "comm").read_text().startswith(name)]
+    statuses = [line.split(":") for task in threads for line in (task / "status").read_text().splitlines()]
+    return {value.strip() for key, value in statuses if key == "Cpus_allowed_list"}
+
+
+@pytest.mark.deployments("iterative")
+def test_ranks_have_the_cpus_that_they_are_given(repository):
+    # The server's first and last CPU; each rank has two threads, so that one is not Triton's.
+    first, *_, last = cpus = sorted(os.sched_getaffinity(0))
+    parameters = {"num_threads": 2, "rank_cpus": f"{last};{first}"}
+    add_model(repository, "bound", {**RANKS, **parameters}, checkpoint=STORIES)
+    add_model(repository, "free", {**RANKS, "num_threads": 2}, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=free") as server:
+        expected = bits(clients.streams(server, "free", requests()))
+        server.unload("free")
+        server.wait_for_state("free", "UNAVAILABLE")
+        wait_for(lambda: processes(server) == [], "a process is left")
+        assert server.load("bound") is None
+        [rank] = processes(server)
+        assert cpus_of_threads(server.pid, "inflight-cpu-") == {str(last)}
+        assert cpus_of_threads(rank, "inflight-cpu-") == {str(first)}
+        assert bits(clients.streams(server, "bound", requests())) == expected
+        # Nothing of the server stays bound after its part of a step.
+        server.unload("bound")
+        server.wait_for_state("bound", "UNAVAILABLE")
+        assert server.load("free") is None
+        assert len(os.sched_getaffinity(server.pid)) == len(cpus)
+
+
 @pytest.mark.deployments("iterative")
 def test_what_cannot_be_split_is_refused_with_the_reason(repository):
     add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
@@ -372,6 +404,8 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
         "product": ({"tensor_parallel_size": 4, "pipeline_parallel_size": 5}, STORIES, ["is 5", "size 4", "at most 16"]),
         "layers": ({"tensor_parallel_size": 1, "pipeline_parallel_size": 9}, STORIES, ["is 9", "layers"]),
         "synthetic": ({"runner": "synthetic"}, None, ["synthetic"]),
+        "cpus": ({"rank_cpus": "0;1;0"}, STORIES, ["0;1;0", "3 lists", "2 ranks"]),
+        "no_cpu": ({"rank_cpus": "0;1023"}, STORIES, ["CPU 1023", "taskset"]),
     }
     for name, (parameters, checkpoint, _) in cases.items():
         add_model(repository, name, {**RANKS, **parameters}, checkpoint=checkpoint)

@@ -74,6 +74,7 @@ impl Options {
         let options = CpuOptions {
             num_threads: self.threads,
             simd: self.instructions,
+            ..CpuOptions::default()
         };
         let config = self.engine_config(loads)?;
         let limits = RunnerLimits {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use triton_inflight::base::StepError;
+use triton_inflight::base::{CpuSet, StepError};
 use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Step, StepOutput};
@@ -59,6 +59,9 @@ pub struct Options {
     /// One JSON object per row on standard output, instead of a table
     #[arg(long)]
     json: bool,
+    /// The CPUs of each rank, such as `0-3;4-7` [default: all]
+    #[arg(long, value_name = "LISTS", value_delimiter = ';')]
+    rank_cpus: Vec<CpuSet>,
 }
 
 /// Runs the measurement and returns the text to print.
@@ -85,22 +88,23 @@ pub fn run(options: &Options) -> Result<String> {
         num_stages: options.stages as usize,
         ranks_per_stage: options.ranks as usize,
     };
-    let with_threads = |num_threads| CpuOptions {
+    let with_threads = |num_threads, rank_cpus| CpuOptions {
         num_threads,
         simd: options.model.instructions,
+        rank_cpus,
     };
     let of_all = options.threads_per_rank.get() * grid.num_ranks();
     let mut one = <CpuRunner>::new(
         &source,
         limits.clone(),
-        &with_threads(NonZeroUsize::new(of_all)),
+        &with_threads(NonZeroUsize::new(of_all), Vec::new()),
     )?;
     let mut several = LeadingRunner::new(
         &RankTransport::Processes(options.program.clone()),
         grid,
         &source,
         limits,
-        &with_threads(Some(options.threads_per_rank)),
+        &with_threads(Some(options.threads_per_rank), options.rank_cpus.clone()),
         LIMITS,
     )?;
     let vocab_size = one.vocab_size();

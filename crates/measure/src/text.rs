@@ -115,6 +115,7 @@ impl Reader {
         let options = CpuOptions {
             num_threads,
             simd: None,
+            ..CpuOptions::default()
         };
         Ok(Self {
             runner: CpuRunner::new(source, limits, &options)?,

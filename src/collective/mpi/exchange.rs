@@ -188,6 +188,10 @@ impl Exchange for Mpi {
         self.session.rank
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn max_words(&self) -> usize {
         MAX_WORDS
     }

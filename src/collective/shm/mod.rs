@@ -290,6 +290,10 @@ impl Exchange for Shm {
         self.rank
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn max_words(&self) -> usize {
         MAX_WORDS
     }

@@ -757,6 +757,7 @@ mod tests {
         Cpu::new(&CpuOptions {
             num_threads: NonZeroUsize::new(num_threads),
             simd: Some(simd),
+            ..CpuOptions::default()
         })
         .expect("supported")
     }

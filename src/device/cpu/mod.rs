@@ -39,7 +39,7 @@ use std::num::NonZeroUsize;
 
 use half::bf16;
 
-use crate::base::LoadError;
+use crate::base::{CpuSet, LoadError};
 use crate::device::memory::Arena;
 use crate::device::ranks::Ranks;
 use crate::device::{Pool, QuantisedRow, Turn};
@@ -55,11 +55,13 @@ pub use simd::Simd;
 /// How much of the machine to use. The default is everything that the process may use.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads that compute, including the caller. By default as many as the CPU affinity and the control
-    /// group's quota of the process allow.
+    /// Threads that compute, including the caller. By default as many as there are CPUs, and as the CPU affinity and the
+    /// control group's quota of the process allow.
     pub num_threads: Option<NonZeroUsize>,
     /// The instruction set. By default the best one that the machine supports.
     pub simd: Option<Simd>,
+    /// The CPUs of each rank, those of this one first. Empty: all that the process may use.
+    pub rank_cpus: Vec<CpuSet>,
 }
 
 /// The threads, the instruction set and the scratch memory of operations.
@@ -119,7 +121,7 @@ impl Cpu {
                 "this machine does not support {simd}: choose another instruction set, or leave the choice to detection"
             )));
         }
-        let pool = Pool::of_device(options.num_threads)?;
+        let pool = Pool::of_device(options.num_threads, options.rank_cpus.first())?;
         Ok(Self {
             simd,
             workers: (0..pool.num_threads()).map(|_| Worker::default()).collect(),

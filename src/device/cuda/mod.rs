@@ -176,7 +176,7 @@ impl Cuda {
             gpu: options.gpu,
             kernels,
             gemm: Gemm::new(&stream, options.deterministic)?,
-            pool: Pool::of_device(options.num_threads)?,
+            pool: Pool::of_device(options.num_threads, None)?,
             sampled_tokens: None,
             num_steps: 0,
             mode: StepMode::Eager,

@@ -1,38 +1,49 @@
 //! The CPUs that a thread may use, and its priority.
 
-/// CPUs by the numbers of the system, ascending. Empty if the system does not tell.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct CpuSet(Vec<usize>);
+use std::thread::{self, ThreadId};
 
-impl CpuSet {
-    /// The CPUs that the calling thread may use.
-    pub(super) fn of_caller() -> Self {
-        #[cfg(target_os = "linux")]
-        {
-            // SAFETY: a set is an array of bits; every pattern is valid.
-            let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-            // SAFETY: the size is that of the set; 0 means the calling thread.
-            let status = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) };
-            if status == 0 {
-                let all = 0..libc::CPU_SETSIZE as usize;
-                // SAFETY: the CPU is below the size of the set.
-                return Self(
-                    all.filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
-                        .collect(),
-                );
-            }
+use crate::base::CpuSet;
+
+/// The CPUs that the calling thread may use. Empty if the system does not tell.
+pub(super) fn cpus_of_caller() -> CpuSet {
+    let Some(mask) = Mask::of_caller() else {
+        return CpuSet::default();
+    };
+    (0..libc::CPU_SETSIZE as usize)
+        .filter(|&cpu| mask.contains(cpu))
+        .collect()
+}
+
+/// Lets the calling thread use these CPUs only, if the system permits it.
+pub(super) fn bind(cpus: &[usize]) {
+    Mask::of(cpus).set();
+}
+
+/// The calling thread uses some CPUs only, until this is dropped.
+pub(super) struct Binding {
+    thread: ThreadId,
+    before: Option<Mask>,
+}
+
+impl Binding {
+    /// Lets the calling thread use these CPUs only, if the system permits it.
+    pub(super) fn of_caller(cpus: &[usize]) -> Self {
+        let before = Mask::of_caller();
+        bind(cpus);
+        Self {
+            thread: thread::current().id(),
+            before,
         }
-        Self::default()
     }
+}
 
-    /// Their number.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The CPU at an index.
-    pub(super) fn get(&self, index: usize) -> usize {
-        self.0[index]
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before
+            && thread::current().id() == self.thread
+        {
+            before.set();
+        }
     }
 }
 
@@ -52,23 +63,41 @@ pub fn yield_to_others() {
     }
 }
 
-/// Pins the calling thread to a CPU, if the system permits it.
-pub(super) fn pin(cpu: usize) {
-    #[cfg(target_os = "linux")]
-    {
+/// CPUs as the system has them. Making one takes no memory, as it happens in every step.
+struct Mask(libc::cpu_set_t);
+
+impl Mask {
+    fn of(cpus: &[usize]) -> Self {
         // SAFETY: a set is an array of bits; every pattern is valid.
         let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the CPU comes from a set of the same size.
-        unsafe { libc::CPU_SET(cpu, &mut set) };
+        for &cpu in cpus {
+            assert!(cpu < libc::CPU_SETSIZE as usize, "a CPU of a set");
+            // SAFETY: the CPU is below the size of the set.
+            unsafe { libc::CPU_SET(cpu, &mut set) };
+        }
+        Self(set)
+    }
+
+    fn of_caller() -> Option<Self> {
+        let mut mask = Self::of(&[]);
         // SAFETY: the size is that of the set; 0 means the calling thread.
-        let status = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
+        let status = unsafe { libc::sched_getaffinity(0, size_of_val(&mask.0), &mut mask.0) };
+        (status == 0).then_some(mask)
+    }
+
+    fn contains(&self, cpu: usize) -> bool {
+        // SAFETY: callers ask for CPUs below the size of the set.
+        unsafe { libc::CPU_ISSET(cpu, &self.0) }
+    }
+
+    fn set(&self) {
+        // SAFETY: the size is that of the set; 0 means the calling thread.
+        let status = unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &self.0) };
         if status != 0 {
             log::debug!(
-                "a thread stays unpinned: {}",
+                "a thread keeps its CPUs: {}",
                 std::io::Error::last_os_error()
             );
         }
     }
-    #[cfg(not(target_os = "linux"))]
-    let _ = cpu;
 }

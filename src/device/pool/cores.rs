@@ -8,8 +8,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::affinity::CpuSet;
-use super::team::ThreadTeam;
+use super::affinity::cpus_of_caller;
+use super::team::{ThreadTeam, cpus_of_worker};
+use crate::base::CpuSet;
 
 /// One entry for each set of CPUs that pools of this process were created with.
 static ALL: Mutex<Vec<Weak<Cores>>> = Mutex::new(Vec::new());
@@ -40,9 +41,11 @@ struct TeamSchedule {
 }
 
 impl Cores {
-    /// The cores that the calling thread may use.
-    pub(super) fn of_caller() -> Arc<Self> {
-        let cpus = CpuSet::of_caller();
+    /// Some cores, or all that the calling thread may use.
+    pub(super) fn of(cpus: Option<&CpuSet>) -> Arc<Self> {
+        let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let capacity = cpus.map_or(allowed, |cpus| cpus.cpus().len().min(allowed));
+        let cpus = cpus.cloned().unwrap_or_else(cpus_of_caller);
         let mut all = ALL.lock();
         all.retain(|cores| cores.strong_count() > 0);
         let found = all.iter().filter_map(Weak::upgrade);
@@ -51,13 +54,18 @@ impl Cores {
         }
         let cores = Arc::new(Self {
             cpus,
-            capacity: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            capacity,
             num_waiting: AtomicUsize::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         all.push(Arc::downgrade(&cores));
         cores
+    }
+
+    /// The CPUs of one of `num_threads` threads.
+    pub(super) fn cpus_of_worker(&self, num_threads: usize, worker: usize) -> &[usize] {
+        cpus_of_worker(&self.cpus, num_threads, worker)
     }
 
     /// Makes sure that there are enough teams for another pool of `num_threads`: as many as there can be pools of that

@@ -25,19 +25,23 @@ mod cores;
 mod team;
 #[cfg(test)]
 mod tests;
+mod topology;
 
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use self::affinity::Binding;
 pub use self::affinity::yield_to_others;
 use self::cores::Cores;
 use self::team::ThreadTeam;
+pub use self::topology::Topology;
 use super::disjoint_slice::DisjointSlice;
-use crate::base::LoadError;
+use crate::base::{CpuSet, LoadError};
 
 /// How long a turn lasts if another pool is waiting: long compared with the time to wake a thread.
 const TURN: Duration = Duration::from_millis(2);
@@ -49,6 +53,8 @@ pub struct Pool(Arc<PoolState>);
 struct PoolState {
     cores: Arc<Cores>,
     num_threads: usize,
+    /// Whether the caller of a turn uses only these cores, too.
+    is_bound: bool,
     held: Mutex<Option<HeldTurn>>,
 }
 
@@ -57,6 +63,8 @@ struct HeldTurn {
     /// `None` if the caller is the only thread.
     team: Option<ThreadTeam>,
     since: Instant,
+    /// Of the caller.
+    binding: Option<Binding>,
 }
 
 /// Keeps the turn of a pool between operations. Dropping it ends the turn.
@@ -70,27 +78,37 @@ impl Pool {
     ///
     /// If the system refuses a thread.
     pub fn new(num_threads: usize) -> io::Result<Self> {
-        let cores = Cores::of_caller();
+        Self::on(num_threads, None)
+    }
+
+    /// A pool of `num_threads`, including the caller of each run, on `cpus` only.
+    fn on(num_threads: usize, cpus: Option<&CpuSet>) -> io::Result<Self> {
+        let cores = Cores::of(cpus);
         cores.reserve_team(num_threads)?;
         let state = PoolState {
             cores,
             num_threads,
+            is_bound: cpus.is_some(),
             held: Mutex::new(None),
         };
         Ok(Self(Arc::new(state)))
     }
 
-    /// The pool of a device: with `num_threads`, or else as many as the CPU affinity and the control group's quota of
-    /// the process allow.
+    /// The pool of a device: with `num_threads`, or else as many as there are `cpus`, and as the CPU affinity and the
+    /// control group's quota of the process allow. With `cpus` all of them, the caller of each turn included, run there
+    /// only, and so have the memory that they are the first to write nearby.
     ///
     /// # Errors
     ///
     /// If the system refuses a thread.
-    pub fn of_device(num_threads: Option<NonZeroUsize>) -> Result<Self, LoadError> {
-        let num_threads = num_threads
-            .or_else(|| std::thread::available_parallelism().ok())
-            .map_or(1, NonZeroUsize::get);
-        Self::new(num_threads).map_err(|error| {
+    pub fn of_device(
+        num_threads: Option<NonZeroUsize>,
+        cpus: Option<&CpuSet>,
+    ) -> Result<Self, LoadError> {
+        let allowed = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let num_cpus = cpus.map_or(allowed, |cpus| cpus.cpus().len());
+        let num_threads = num_threads.map_or(num_cpus.min(allowed), NonZeroUsize::get);
+        Self::on(num_threads, cpus).map_err(|error| {
             LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
         })
     }
@@ -140,7 +158,8 @@ impl Pool {
         let held = held.as_mut().expect("it is this pool's turn");
         if self.0.cores.is_wanted() && held.since.elapsed() > TURN {
             self.0.cores.end_turn(self.num_threads(), held.team.take());
-            *held = self.0.wait();
+            held.team = self.0.cores.take(self.num_threads());
+            held.since = Instant::now();
         }
         let team = held.team.as_mut().expect("more threads than one");
         team.for_each(states, num_tasks, body);
@@ -212,9 +231,13 @@ impl Pool {
 
 impl PoolState {
     fn wait(&self) -> HeldTurn {
+        let binding = self
+            .is_bound
+            .then(|| Binding::of_caller(self.cores.cpus_of_worker(self.num_threads, 0)));
         HeldTurn {
             team: self.cores.take(self.num_threads),
             since: Instant::now(),
+            binding,
         }
     }
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::affinity::{self, CpuSet};
+use super::affinity::bind;
+use crate::base::CpuSet;
 
 /// How long a thread spins while it waits for work, or for the others to finish, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -93,14 +94,12 @@ unsafe impl Sync for TeamShared {}
 unsafe impl Send for TeamShared {}
 
 impl ThreadTeam {
-    /// Starts `num_threads - 1` threads; the caller of each run is the remaining one. If there are as many
-    /// `cpus` as threads, each thread is pinned to one of its own, and the first one is left to the caller.
+    /// Starts `num_threads - 1` threads on these CPUs, see [`cpus_of_worker`]; the caller of each run is the first one.
     ///
     /// # Errors
     ///
     /// If the system refuses a thread. Threads that were already started are ended.
     pub(super) fn start(num_threads: usize, cpus: &CpuSet) -> io::Result<Self> {
-        let is_pinned = cpus.len() == num_threads;
         let shared = Arc::new(TeamShared {
             epoch: CacheLine(AtomicUsize::new(0)),
             pending: CacheLine(AtomicUsize::new(0)),
@@ -120,12 +119,12 @@ impl ThreadTeam {
         };
         for worker in 1..num_threads {
             let shared = Arc::clone(&team.shared);
-            let cpu = is_pinned.then(|| cpus.get(worker));
+            let cpus = cpus_of_worker(cpus, num_threads, worker).to_vec();
             let thread = std::thread::Builder::new()
                 .name(format!("inflight-cpu-{worker}"))
                 .spawn(move || {
-                    if let Some(cpu) = cpu {
-                        affinity::pin(cpu);
+                    if !cpus.is_empty() {
+                        bind(&cpus);
                     }
                     shared.work(worker);
                 })?;
@@ -201,6 +200,15 @@ impl ThreadTeam {
         if let Some(panic) = own.err().or(others) {
             resume_unwind(panic);
         }
+    }
+}
+
+/// The CPUs for a worker of `num_threads`: one of its own if there are as many as threads, or else all.
+pub(super) fn cpus_of_worker(cpus: &CpuSet, num_threads: usize, worker: usize) -> &[usize] {
+    let cpus = cpus.cpus();
+    match cpus.len() == num_threads {
+        true => &cpus[worker..=worker],
+        false => cpus,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use super::affinity::CpuSet;
+use super::affinity::cpus_of_caller;
 use super::*;
 
 /// As many threads as there are cpus, two at least, so that there is one team of them.
@@ -113,26 +113,65 @@ fn pools_of_all_threads_share_them() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn threads_keep_to_cpus_of_their_own_where_there_is_one_for_each() {
-    let num_cpus = CpuSet::of_caller().len();
+    let num_cpus = cpus_of_caller().cpus().len();
     let caller = thread::current().id();
     for num_threads in [num_cpus, num_cpus + 1] {
         let mut pool = Pool::new(num_threads).expect("threads");
-        let cpus = ask_all(&mut pool, || (thread::current().id(), CpuSet::of_caller()));
+        let cpus = ask_all(&mut pool, || (thread::current().id(), cpus_of_caller()));
         let cpus: Vec<_> = cpus.into_iter().filter(|(id, _)| *id != caller).collect();
         if num_threads == num_cpus {
-            let own: HashSet<_> = cpus.iter().map(|(_, cpus)| cpus.get(0)).collect();
-            assert!(cpus.iter().all(|(_, cpus)| cpus.len() == 1), "{cpus:?}");
+            let own: HashSet<_> = cpus.iter().map(|(_, cpus)| cpus.cpus()[0]).collect();
+            assert!(
+                cpus.iter().all(|(_, cpus)| cpus.cpus().len() == 1),
+                "{cpus:?}"
+            );
             assert_eq!(own.len(), num_threads - 1, "{cpus:?}");
         } else {
             assert!(
-                cpus.iter().all(|(_, cpus)| cpus.len() == num_cpus),
+                cpus.iter().all(|(_, cpus)| cpus.cpus().len() == num_cpus),
                 "{cpus:?}"
             );
         }
     }
-    assert_eq!(CpuSet::of_caller().len(), num_cpus, "the caller stays free");
+    assert_eq!(
+        cpus_of_caller().cpus().len(),
+        num_cpus,
+        "the caller stays free"
+    );
+}
+
+#[test]
+fn a_pool_with_cpus_and_its_caller_use_no_others_during_a_turn() {
+    let all = cpus_of_caller();
+    let last = *all.cpus().last().expect("a CPU");
+    let own: CpuSet = [last].into_iter().collect();
+    for num_threads in [1, 3] {
+        let num_threads = NonZeroUsize::new(num_threads);
+        let mut pool = Pool::of_device(num_threads, Some(&own)).expect("threads");
+        // Some turns are interrupted by those of another pool.
+        let mut other = Pool::of_device(num_threads, Some(&own)).expect("threads");
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    other.for_each(&mut vec![(); other.num_threads()], 2, |(), _| {});
+                }
+            });
+            for _ in 0..20 {
+                let _turn = pool.turn();
+                let cpus = ask_all(&mut pool, || cpus_of_caller());
+                assert!(cpus.iter().all(|cpus| *cpus == own), "{cpus:?}");
+                thread::sleep(TURN);
+                let cpus = ask_all(&mut pool, || cpus_of_caller());
+                assert!(cpus.iter().all(|cpus| *cpus == own), "{cpus:?}");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(cpus_of_caller(), all, "the caller is free again");
+    }
+    let by_default = Pool::of_device(None, Some(&own)).expect("threads");
+    assert_eq!(by_default.num_threads(), 1, "a thread for each CPU");
 }
 
 #[test]
@@ -204,7 +243,7 @@ fn pools_of_one_thread_take_turns_without_a_team() {
 #[test]
 fn dropping_ends_the_threads_awake_or_asleep() {
     for pause_us in [0, 500] {
-        let team = ThreadTeam::start(4, &CpuSet::of_caller()).expect("threads");
+        let team = ThreadTeam::start(4, &cpus_of_caller()).expect("threads");
         thread::sleep(Duration::from_micros(pause_us));
         let shared = team.shared();
         drop(team);

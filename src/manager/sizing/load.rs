@@ -10,9 +10,11 @@ use parking_lot::Mutex;
 use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config};
 use super::host_memory::{self, InstanceMemory};
+use super::rank_cpus::rank_cpus;
 use crate::base::LoadError;
 use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
-use crate::config::{ModelConfig, RankTransportKind, Settings, WeightOnlyPrecision};
+use crate::config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
+use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
@@ -509,11 +511,13 @@ pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions,
             expected: "one that this build has".to_owned(),
         })
     });
-    // By default the ranks share the cores.
     let num_ranks = (settings.tensor_parallel_size * settings.pipeline_parallel_size) as usize;
+    let rank_cpus = rank_cpus(settings, num_ranks, &Topology::of_caller())?;
+    // By default the ranks share the cores, or have a thread for each CPU that they are given.
+    let is_given = matches!(settings.rank_cpus, RankCpus::Sets(_));
     let shared = |num: NonZeroUsize| NonZeroUsize::new(num.get() / num_ranks);
     let num_threads = match (settings.num_threads, num_ranks) {
-        (None, 2..) => {
+        (None, 2..) if !is_given => {
             let of_all = thread::available_parallelism().ok();
             of_all.map(|num| shared(num).unwrap_or(NonZeroUsize::MIN))
         }
@@ -522,6 +526,7 @@ pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions,
     Ok(CpuOptions {
         num_threads,
         simd: simd.transpose()?,
+        rank_cpus,
     })
 }
 

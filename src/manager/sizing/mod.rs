@@ -5,12 +5,14 @@
 //! engine_config.rs     from the configuration and the free memory to an `EngineConfig`
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
+//! rank_cpus.rs         the CPUs of each rank
 //! ```
 
 mod configured_model;
 mod engine_config;
 mod host_memory;
 mod load;
+mod rank_cpus;
 
 pub use configured_model::{ConfiguredModel, open_model_source};
 pub(in crate::manager) use engine_config::speculation;

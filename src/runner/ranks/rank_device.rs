@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::CpuSet;
 use crate::device::Device;
 use crate::device::cpu::{Cpu, CpuOptions, Simd};
 use crate::device::cuda::{Cuda, CudaOptions};
@@ -23,6 +24,8 @@ pub enum RankDeviceOptions {
         num_threads: Option<NonZeroUsize>,
         /// The name of its instruction set.
         simd: Option<String>,
+        /// Its CPUs, if it is to use only some.
+        cpus: Option<String>,
     },
     /// A GPU.
     Gpu {
@@ -51,11 +54,17 @@ impl RankDeviceOptions {
     /// Those for opening it; `None` if they are none.
     pub(super) fn options(&self) -> Option<OpenedOptions> {
         Some(match self {
-            Self::Cpu { num_threads, simd } => {
+            Self::Cpu {
+                num_threads,
+                simd,
+                cpus,
+            } => {
                 let simd = simd.as_deref().map(str::parse::<Simd>);
+                let cpus = cpus.as_deref().map(str::parse::<CpuSet>);
                 OpenedOptions::Cpu(CpuOptions {
                     num_threads: *num_threads,
                     simd: simd.transpose().ok()?,
+                    rank_cpus: Vec::from_iter(cpus.transpose().ok()?),
                 })
             }
             Self::Gpu {
@@ -78,10 +87,11 @@ impl RankDeviceOptions {
 }
 
 impl RankDevice for Cpu {
-    fn of_rank(options: &CpuOptions, _: usize) -> RankDeviceOptions {
+    fn of_rank(options: &CpuOptions, rank: usize) -> RankDeviceOptions {
         RankDeviceOptions::Cpu {
             num_threads: options.num_threads,
             simd: options.simd.map(|simd| simd.to_string()),
+            cpus: options.rank_cpus.get(rank).map(CpuSet::to_string),
         }
     }
 }

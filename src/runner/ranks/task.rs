@@ -215,6 +215,9 @@ mod tests {
         let options = CpuOptions {
             num_threads: NonZeroUsize::new(3),
             simd: Some(Simd::detect()),
+            rank_cpus: ["0", "1,3-4"]
+                .map(|cpus| cpus.parse().expect("CPUs"))
+                .to_vec(),
         };
         let seconds = [9, 5].map(Duration::from_secs);
         let grid = Grid {
@@ -241,8 +244,8 @@ mod tests {
             panic!("it is a CPU");
         };
         assert_eq!(
-            (read.num_threads, read.simd),
-            (options.num_threads, options.simd)
+            (read.num_threads, read.simd, &read.rank_cpus[..]),
+            (options.num_threads, options.simd, &options.rank_cpus[1..])
         );
         let options = CudaOptions {
             gpu: 3,
