@@ -1,6 +1,7 @@
 """A model whose ranks are the processes of `mpirun`: the same bits as with processes that the server has started, models one after
 the other, and nothing is left whatever happens to a process."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,6 +12,7 @@ import pytest
 from harness import clients
 from harness.adapters import page_bytes, write_adapter
 from harness.repository import STORIES, add_model
+from harness.second_host import SecondHost
 from harness.server import STOP_TIMEOUT_S, Server
 
 from test_ranks import FIXTURES, PROMPTS, RANKS, answer, bits, has_ended, requests, wait_for
@@ -27,10 +29,14 @@ def is_missing():
 def mpi(request):
     """Skips a test, and says so in the summary, where MPI is missing."""
     if reason := is_missing():
-        if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
-            with open(file, "a") as skipped:
-                skipped.write(f"test_mpi.py: {request.node.name}: {reason}\n")
-        pytest.skip(reason)
+        skip(request, reason)
+
+
+def skip(request, reason):
+    if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
+        with open(file, "a") as skipped:
+            skipped.write(f"test_mpi.py: {request.node.name}: {reason}\n")
+    pytest.skip(reason)
 
 
 def ranks(server):
@@ -101,6 +107,40 @@ def test_a_rank_that_is_stopped_is_an_error_and_computes_again_when_it_continues
         server.wait_for_state("two", "UNAVAILABLE")
         assert server.load("two") is None
         assert answer(server) == expected
+
+
+@pytest.fixture
+def second_host(request, tmp_path):
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(SecondHost(tmp_path))
+        except OSError as error:
+            skip(request, f"no second host: {error}")
+
+
+def test_ranks_of_two_hosts_give_the_same_bits_and_an_error_while_the_network_is_gone(repository, second_host):
+    add_model(repository, "spawned", RANKS, checkpoint=STORIES)
+    add_model(repository, "two", {**MPI, "rank_timeout_seconds": 5}, checkpoint=STORIES)
+    add_model(repository, "patient", MPI, checkpoint=STORIES)
+    arguments = ["--model-control-mode=explicit", "--load-model=spawned", "--load-model=patient"]
+    with Server(repository, *arguments, mpi_ranks=2, second_host=second_host) as server:
+        assert ranks(server) == []
+        [rank] = second_host.processes("inflight-rank")
+        expected = bits(clients.streams(server, "spawned", requests()))
+        assert bits(clients.streams(server, "patient", requests())) == expected
+        server.unload("patient")
+        server.wait_for_state("patient", "UNAVAILABLE")
+        assert server.load("two") is None
+        whole = answer(server)
+        second_host.cut()
+        with pytest.raises(clients.Refused, match="rank 0 has waited for rank 1"):
+            answer(server)
+        second_host.mend()
+        server.unload("two")
+        server.wait_for_state("two", "UNAVAILABLE")
+        assert server.load("two") is None
+        assert answer(server) == whole
+    wait_for(lambda: has_ended(rank), "a rank is left")
 
 
 @pytest.mark.parametrize("killed", ["rank", "server", "mpirun"])

@@ -40,10 +40,13 @@ class ServerDied(Exception):
 class Server:
     """A running tritonserver. As a context manager it must exit cleanly, or the block fails.
 
-    With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun.
+    With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun. The others are processes of
+    `second_host` if there is one.
     """
 
-    def __init__(self, repository, *arguments, backends=None, cwd=None, environment=None, mpi_ranks=None):
+    def __init__(
+        self, repository, *arguments, backends=None, cwd=None, environment=None, mpi_ranks=None, second_host=None
+    ):
         self.repository = pathlib.Path(repository)
         # Without model control, the server does not load or unload models on request.
         self.polls = "--model-control-mode=poll" in arguments
@@ -64,8 +67,12 @@ class Server:
         ]
         if mpi_ranks is not None:
             program = pathlib.Path(backends or os.environ["TRITON_BACKENDS"]) / "inflight" / "inflight-rank"
-            mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,vader", "-n", "1"]
-            command = [*mpirun, *command, ":", "-n", str(mpi_ranks - 1), program, "--mpi"]
+            of_all, of_server, of_others = ["--mca", "btl", "self,vader"], [], []
+            if second_host is not None:
+                of_all, of_server, of_others = second_host.mpirun_arguments()
+            mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", *of_all]
+            others = ["-n", str(mpi_ranks - 1), *of_others, program, "--mpi"]
+            command = [*mpirun, "-n", "1", *of_server, *command, ":", *others]
         self.is_under_mpirun = mpi_ranks is not None
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
