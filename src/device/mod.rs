@@ -26,6 +26,7 @@ pub mod cuda;
 mod disjoint_slice;
 mod e4m3;
 mod experts;
+mod host_memory;
 mod kv_batch;
 mod kv_layout;
 mod latent;
@@ -53,6 +54,7 @@ pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{
     Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,
 };
+pub use host_memory::{available_host_bytes, host_id};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout, KvValues};
 pub use latent::{LatentHeads, LatentParams, LatentShape};

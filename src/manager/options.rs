@@ -161,14 +161,13 @@ impl ManagerOptions {
         let limits = RunnerLimits::of(&config);
         let runner = match model.grid().num_ranks() {
             1 => Runner::Cpu(Box::new(CpuRunner::new(&source, limits, &options)?)),
-            _ => Runner::Ranks(Box::new(LeadingRunner::new(
-                &self.rank_transport(&settings)?,
-                model.grid(),
-                &source,
-                limits,
-                &options,
-                rank_limits(&settings),
-            )?)),
+            _ => {
+                let time_limits = rank_limits(&settings);
+                let transport = self.rank_transport(&settings)?;
+                let ranks = transport.connect(model.grid(), time_limits.load)?;
+                let runner = LeadingRunner::new(ranks, &source, limits, &options, time_limits)?;
+                Runner::Ranks(Box::new(runner))
+            }
         };
         let model = TensorModel {
             vocab_size: runner.vocab_size(),

@@ -81,8 +81,8 @@ pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use ranks::{
-    LeadingRunner, RANK_PROGRAM, RankDevice, RankLimits, RankTransport, RankWatch, leave_mpi_world,
-    rank_main, serve_mpi_rank, serve_next_mpi_model,
+    LeadingRunner, RANK_PROGRAM, RankConnections, RankDevice, RankLimits, RankTransport, RankWatch,
+    leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;

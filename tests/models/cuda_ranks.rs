@@ -284,14 +284,9 @@ fn lead(gpus: &[usize], step: Duration) -> Result<LeadingRunner<Cuda>, LoadError
         load: PATIENT,
         step,
     };
-    LeadingRunner::new(
-        &RankTransport::Processes(PROGRAM.into()),
-        gpus.len(),
-        &source,
-        limits,
-        &options,
-        time_limits,
-    )
+    let transport = RankTransport::Processes(PROGRAM.into());
+    let ranks = transport.connect(gpus.len(), time_limits.load)?;
+    LeadingRunner::new(ranks, &source, limits, &options, time_limits)
 }
 
 fn leading_setup() -> Setup {

@@ -49,7 +49,8 @@ pub fn load(
         ..setup.runner_limits()
     };
     let transport = RankTransport::Processes(program.to_owned());
-    LeadingRunner::new(&transport, grid, &source, runner_limits, &options, limits)
+    let ranks = transport.connect(grid, limits.load)?;
+    LeadingRunner::new(ranks, &source, runner_limits, &options, limits)
 }
 
 /// What `PROGRAM` runs.

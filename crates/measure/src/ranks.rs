@@ -100,8 +100,7 @@ pub fn run(options: &Options) -> Result<String> {
         &with_threads(NonZeroUsize::new(of_all), Vec::new()),
     )?;
     let mut several = LeadingRunner::new(
-        &RankTransport::Processes(options.program.clone()),
-        grid,
+        RankTransport::Processes(options.program.clone()).connect(grid, LIMITS.load)?,
         &source,
         limits,
         &with_threads(Some(options.threads_per_rank), options.rank_cpus.clone()),

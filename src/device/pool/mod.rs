@@ -64,7 +64,7 @@ struct HeldTurn {
     team: Option<ThreadTeam>,
     since: Instant,
     /// Of the caller.
-    binding: Option<Binding>,
+    _binding: Option<Binding>,
 }
 
 /// Keeps the turn of a pool between operations. Dropping it ends the turn.
@@ -237,7 +237,7 @@ impl PoolState {
         HeldTurn {
             team: self.cores.take(self.num_threads),
             since: Instant::now(),
-            binding,
+            _binding: binding,
         }
     }
 }

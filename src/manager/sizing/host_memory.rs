@@ -9,13 +9,13 @@
 //!                           |-- reserved, not yet written --|-- left for the next --|
 //! ```
 
-use std::fs;
 use std::ops::Add;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::base::Blocks;
+use crate::device::available_host_bytes;
 
 /// The reservations of this process.
 static RESERVATIONS: Reservations = Reservations(Mutex::new(0));
@@ -30,7 +30,7 @@ static RESERVATIONS: Reservations = Reservations(Mutex::new(0));
 pub fn reserve<T, E>(
     size: impl FnOnce(Option<u64>) -> Result<(T, u64), E>,
 ) -> Result<(T, Reservation), E> {
-    RESERVATIONS.reserve(available_bytes, size)
+    RESERVATIONS.reserve(available_host_bytes, size)
 }
 
 /// Bytes that are reserved and not yet written, over all instances.
@@ -158,54 +158,9 @@ impl Add for MemoryUsage {
     }
 }
 
-/// Bytes that can be allocated without swapping, on the machine or in the container, whichever has less.
-/// `None` if neither reports it.
-fn available_bytes() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| mem_available(&text));
-    let container = container_available();
-    match (machine, container) {
-        (Some(machine), Some(container)) => Some(machine.min(container)),
-        (one, other) => one.or(other),
-    }
-}
-
-/// `MemAvailable` of `/proc/meminfo` (proc(5)), in bytes.
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
-
-/// Bytes left below the cgroup v2 memory limit; `None` without a limit.
-fn container_available() -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
-    remaining(
-        &read("memory.max")?,
-        &read("memory.current")?,
-        &read("memory.stat")?,
-    )
-}
-
-/// Inactive page cache counts as used but can be reclaimed, so a checkpoint that was just read does not count.
-fn remaining(max: &str, current: &str, stat: &str) -> Option<u64> {
-    let max: u64 = max.trim().parse().ok()?;
-    let current: u64 = current.trim().parse().ok()?;
-    let cache = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("inactive_file "))?;
-    let cache: u64 = cache.trim().parse().ok()?;
-    Some(max.saturating_sub(current.saturating_sub(cache)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const STAT: &str = "anon 20\ninactive_file 5\nactive_file 7\n";
 
     /// Takes half of what is left, as a KV cache does.
     fn half(left: Option<u64>) -> Result<(u64, u64), ()> {
@@ -272,24 +227,5 @@ mod tests {
             .reserve(|| Some(500), |left| Ok::<_, ()>((left, 0)))
             .expect("sized");
         assert_eq!(left, Some(0));
-    }
-
-    #[test]
-    fn meminfo_is_in_kibibytes() {
-        let text = "MemTotal:       24576 kB\nMemAvailable:    2048 kB\n";
-        assert_eq!(mem_available(text), Some(2 << 20));
-        assert_eq!(mem_available("MemTotal: 1 kB\n"), None);
-    }
-
-    #[test]
-    fn a_container_without_a_limit_reports_nothing() {
-        assert_eq!(remaining("max\n", "10\n", STAT), None);
-        assert_eq!(remaining("100\n", "30\n", STAT), Some(75));
-        assert_eq!(remaining("100\n", "300\n", STAT), Some(0));
-    }
-
-    #[test]
-    fn this_machine_reports_free_memory() {
-        assert!(available_bytes().expect("Linux has /proc/meminfo") > 0);
     }
 }

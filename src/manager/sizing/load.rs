@@ -19,8 +19,8 @@ use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankLimits,
-    RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
+    RankLimits, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
 /// The memory that an adapter takes on several ranks, by its size: both of its matrices are cut, but each only where the
@@ -200,7 +200,15 @@ fn load_on_cpu(
         check_products_on_cpu(settings)?;
     }
     let weight_bytes = model.num_weight_bytes()?;
+    let ranks = match model.grid().num_ranks() {
+        1 => None,
+        _ => Some(connect_ranks(settings, model.grid(), rank_program)?),
+    };
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
+        let available_bytes = match &ranks {
+            None => available_bytes,
+            Some(ranks) => ranks.available_bytes(available_bytes),
+        };
         // The KV cache shares what the weights, the host blocks and the adapters leave.
         let adapter_bytes = match model.grid().num_ranks() {
             1 => adapters.num_bytes,
@@ -224,15 +232,10 @@ fn load_on_cpu(
     let runner = match model.source {
         Some(source) => {
             let options = cpu_options(settings)?;
-            match model.grid().num_ranks() {
-                1 => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
-                _ => Runner::Ranks(Box::new(LeadingRunner::new(
-                    &rank_transport(
-                        settings,
-                        rank_program,
-                        &rank_program.with_file_name(MPI_LIBRARY),
-                    )?,
-                    model.grid(),
+            match ranks {
+                None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
+                Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(
+                    ranks,
                     source,
                     limits,
                     &options,
@@ -293,14 +296,17 @@ fn load_on_gpu(
     let limits = limits(model, &engine, adapters);
     let runner = match num_ranks {
         1 => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
-        _ => Runner::CudaRanks(Box::new(LeadingRunner::new(
-            &RankTransport::Processes(rank_program.to_owned()),
-            model.grid(),
-            source,
-            limits,
-            &options,
-            rank_limits(&config.settings),
-        )?)),
+        _ => {
+            let time_limits = rank_limits(&config.settings);
+            let transport = RankTransport::Processes(rank_program.to_owned());
+            Runner::CudaRanks(Box::new(LeadingRunner::new(
+                transport.connect(model.grid(), time_limits.load)?,
+                source,
+                limits,
+                &options,
+                time_limits,
+            )?))
+        }
     };
     let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
     if engine.plan_ahead && !plan_ahead {
@@ -477,6 +483,17 @@ fn synthetic(
     Ok(SyntheticRunner::new(options, limits)?
         .failing_after(settings.synthetic_fail_after)
         .gated_by(gate.map(|path| folder.join(path))))
+}
+
+/// Connects with the other ranks on CPUs.
+fn connect_ranks(
+    settings: &Settings,
+    grid: Grid,
+    rank_program: &Path,
+) -> Result<RankConnections, LoadError> {
+    let mpi_library = rank_program.with_file_name(MPI_LIBRARY);
+    let transport = rank_transport(settings, rank_program, &mpi_library)?;
+    transport.connect(grid, rank_limits(settings).load)
 }
 
 /// How the ranks reach each other: those of this program, or those of `mpirun`, by this plug-in.

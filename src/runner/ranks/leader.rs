@@ -3,15 +3,15 @@
 use std::io;
 use std::time::Duration;
 
-use super::other_rank::OtherRank;
+use super::other_rank::{OtherRank, explain};
 use super::rank_adapters::{SentAdapters, for_each_piece};
 use super::rank_call::RankCall;
 use super::rank_device::RankDevice;
 use super::rank_process::Ending;
 use super::task::Task;
-use super::transport::{Connections, RankTransport};
+use super::transport::RankConnections;
 use crate::base::{HostBlockId, LoadError, StepError};
-use crate::collective::{CollectiveError, Grid};
+use crate::collective::Grid;
 use crate::device::RankRole;
 use crate::device::cpu::Cpu;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
@@ -19,9 +19,6 @@ use crate::runner::limits::RunnerLimits;
 use crate::runner::model_runner::{ModelRunner, RankOptions};
 use crate::runner::model_source::ModelSource;
 use crate::runner::step_layout::StepLayout;
-
-/// How long a process may take to start and to open the checkpoint.
-const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The most words of a call that a rank need not read for it to be sent: systems have at least thrice as much room.
 const MAX_UNREAD_WORDS: usize = 16 * 1024;
@@ -55,29 +52,27 @@ pub struct LeadingRunner<D: RankDevice = Cpu> {
 pub struct RankWatch(Vec<(usize, Ending)>);
 
 impl<D: RankDevice> LeadingRunner<D> {
-    /// Connects with the other ranks, and loads the parts of all at the same time.
+    /// Loads the parts of all ranks at the same time.
     ///
     /// # Errors
-    /// As [`ModelRunner::of_rank`], or a rank cannot be started, is of another build, has other files, ends, or does not
-    /// load in time.
+    /// As [`ModelRunner::of_rank`], or a rank has other files, ends, or does not load in time.
     pub fn new(
-        transport: &RankTransport,
-        grid: impl Into<Grid>,
+        connections: RankConnections,
         source: &ModelSource,
         limits: RunnerLimits,
         options: &D::Options,
         time_limits: RankLimits,
     ) -> Result<Self, LoadError> {
-        let grid = grid.into();
         let RankLimits { load, step } = time_limits;
         let resource = |error: &dyn ToString| LoadError::Resource(error.to_string());
-        if grid.checked_num_ranks().is_none() {
-            return Err(resource(&CollectiveError::TooManyRanks(grid)));
-        }
-        // Before a process is started.
+        let RankConnections {
+            grid,
+            collective,
+            mut others,
+            ..
+        } = connections;
+        // Before the others read their parts.
         source.part_on::<D>(grid, 0, limits.weights)?;
-        let Connections { collective, others } = transport.connect(grid, load)?;
-        let mut others = OtherRanks(others);
         let task = Task::new(
             grid,
             source.folder().to_owned(),
@@ -86,12 +81,11 @@ impl<D: RankDevice> LeadingRunner<D> {
             D::of_rank(options, 0),
             [load, step],
         );
-        let start_limit = START_LIMIT.min(load);
         for (other, rank) in others.0.iter_mut().zip(1..) {
             let mut task = task.clone();
             task.rank = rank;
             task.device = D::of_rank(options, rank);
-            other.instruct(&task, start_limit)?;
+            other.instruct(&task)?;
         }
         for other in &mut others.0 {
             other.wait_until_ready()?;
@@ -295,34 +289,8 @@ impl RankWatch {
     }
 }
 
-/// Ranks that are ended together.
-struct OtherRanks(Vec<OtherRank>);
-
-impl OtherRanks {
-    fn explain_load(&mut self, error: LoadError) -> LoadError {
-        match error {
-            LoadError::Resource(error) => LoadError::Resource(explain(&error, &mut self.0)),
-            // The configuration or a file.
-            error => error,
-        }
-    }
-}
-
-impl Drop for OtherRanks {
-    fn drop(&mut self) {
-        self.0.iter_mut().for_each(OtherRank::close);
-    }
-}
-
 impl<D: RankDevice> Drop for LeadingRunner<D> {
     fn drop(&mut self) {
         self.others.iter_mut().for_each(OtherRank::close);
     }
-}
-
-/// An error, and what has happened to the other ranks.
-fn explain(error: &str, others: &mut [OtherRank]) -> String {
-    let happened = others.iter_mut().filter_map(OtherRank::what_happened);
-    let texts = std::iter::once(error.to_owned()).chain(happened);
-    texts.collect::<Vec<_>>().join("; ")
 }

@@ -51,4 +51,4 @@ pub use rank_device::RankDevice;
 pub use rank_main::rank_main;
 pub use rank_process::RANK_PROGRAM;
 pub use serving::{serve_mpi_rank, serve_next_mpi_model};
-pub use transport::{RankTransport, leave_mpi_world};
+pub use transport::{RankConnections, RankTransport, leave_mpi_world};

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use super::rank_process::{Ending, RANK_PROGRAM, RankProcess};
-use super::task::{BUILD, Greeting, Report, Task, receive, send};
+use super::task::{BUILD, Greeting, RankHost, Report, Task, receive, send};
 use crate::base::LoadError;
 use crate::collective::Channel;
 
@@ -36,24 +36,18 @@ impl OtherRank {
         }
     }
 
-    /// Tells it what it has to load.
+    /// Waits for its greeting. Returns its host.
     ///
     /// # Errors
     /// It is of another build, or does not answer in time.
-    pub(super) fn instruct(&mut self, task: &Task, time_limit: Duration) -> Result<(), LoadError> {
-        let instructed = self.with_channel(|channel| {
+    pub(super) fn meet(&mut self, time_limit: Duration) -> Result<RankHost, LoadError> {
+        let greeting = self.with_channel(|channel| {
             channel.set_time_limit(Some(time_limit))?;
-            let Some(greeting) = receive::<Greeting>(channel)? else {
-                return Ok(None);
-            };
-            if greeting.build == BUILD {
-                send(channel, task)?;
-            }
-            Ok(Some(greeting.build))
+            receive::<Greeting>(channel)
         });
-        match instructed {
-            Ok(Some(build)) if build == BUILD => Ok(()),
-            Ok(Some(build)) => Err(LoadError::Resource(format!(
+        match greeting {
+            Ok(Some(Greeting { build, host })) if build == BUILD => Ok(host),
+            Ok(Some(Greeting { build, .. })) => Err(LoadError::Resource(format!(
                 "{RANK_PROGRAM} of rank {} is of build {build}, and the library of rank 0 of build {BUILD}: install both of \
                  one build",
                 self.rank
@@ -61,6 +55,15 @@ impl OtherRank {
             Ok(None) => Err(self.has_ended()),
             Err(error) => Err(self.failure(&error.to_string())),
         }
+    }
+
+    /// Tells it what it has to load.
+    ///
+    /// # Errors
+    /// It does not take it in time.
+    pub(super) fn instruct(&mut self, task: &Task) -> Result<(), LoadError> {
+        let sent = self.with_channel(|channel| send(channel, task));
+        sent.map_err(|error| self.failure(&error.to_string()))
     }
 
     /// Waits until it has opened the model, and takes part in the operations between ranks.
@@ -144,4 +147,31 @@ impl OtherRank {
     fn failure(&self, reason: &str) -> LoadError {
         LoadError::Resource(format!("the process of rank {}: {reason}", self.rank))
     }
+}
+
+/// Ranks that are ended together.
+pub(super) struct OtherRanks(pub(super) Vec<OtherRank>);
+
+impl OtherRanks {
+    /// An error of loading, and what has happened to them.
+    pub(super) fn explain_load(&mut self, error: LoadError) -> LoadError {
+        match error {
+            LoadError::Resource(error) => LoadError::Resource(explain(&error, &mut self.0)),
+            // The configuration or a file.
+            error => error,
+        }
+    }
+}
+
+impl Drop for OtherRanks {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(OtherRank::close);
+    }
+}
+
+/// An error, and what has happened to the other ranks.
+pub(super) fn explain(error: &str, others: &mut [OtherRank]) -> String {
+    let happened = others.iter_mut().filter_map(OtherRank::what_happened);
+    let texts = std::iter::once(error.to_owned()).chain(happened);
+    texts.collect::<Vec<_>>().join("; ")
 }

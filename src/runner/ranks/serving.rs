@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::rank_adapters::{AdapterRuns, ReceivedAdapters};
 use super::rank_call::RankCall;
 use super::rank_device::OpenedOptions;
-use super::task::{BUILD, Greeting, Report, Task, receive, send};
+use super::task::{BUILD, Greeting, RankHost, Report, Task, receive, send};
 use crate::base::{BlockSize, StepError, catch_panic};
 use crate::collective::{Channel, Collective, CollectiveError, Grid, MpiSession, MpiWorld};
 use crate::device::cpu::Cpu;
@@ -67,6 +67,7 @@ pub(super) fn serve(
 ) -> Result<(), String> {
     let greeting = Greeting {
         build: BUILD.to_owned(),
+        host: RankHost::own(),
     };
     channel.set_time_limit(Some(MAX_WAIT)).map_err(text)?;
     send(channel, &greeting).map_err(text)?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::{Channel, Grid};
-use crate::device::{CodeBits, KvDtype};
+use crate::device::{CodeBits, KvDtype, available_host_bytes, host_id};
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 use crate::runner::precision::WeightPrecision;
 
@@ -18,10 +18,31 @@ use crate::runner::precision::WeightPrecision;
 /// understand each other wrong.
 pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " ", env!("INFLIGHT_BUILD"));
 
-/// What a process sends first.
+/// What a process sends first. Only the build is certain to be there: others may say something else.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Greeting {
     pub(super) build: String,
+    #[serde(default)]
+    pub(super) host: RankHost,
+}
+
+/// The host of a rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RankHost {
+    /// See [`host_id`].
+    pub(super) id: String,
+    /// Free memory, if the system tells.
+    pub(super) available_bytes: Option<u64>,
+}
+
+impl RankHost {
+    /// That of this process.
+    pub(super) fn own() -> Self {
+        Self {
+            id: host_id(),
+            available_bytes: available_host_bytes(),
+        }
+    }
 }
 
 /// What it gets then.

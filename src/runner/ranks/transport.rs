@@ -4,11 +4,16 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::other_rank::OtherRank;
+use super::other_rank::{OtherRank, OtherRanks};
 use super::rank_process::RankProcess;
 use super::serving::serve_mpi_rank;
+use super::task::RankHost;
 use crate::base::LoadError;
 use crate::collective::{Collective, CollectiveError, Grid, MpiSession, MpiWorld, ShmWorld};
+use crate::device::host_id;
+
+/// How long a process may take to start.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How the ranks of a model reach each other.
 #[derive(Clone)]
@@ -36,19 +41,59 @@ pub fn leave_mpi_world() {
     world.leave();
 }
 
-/// What rank 0 has of a transport.
-pub(super) struct Connections {
+/// Rank 0 and the others, which have not loaded anything yet. Dropping it ends them.
+pub struct RankConnections {
+    pub(super) grid: Grid,
     pub(super) collective: Box<dyn Collective>,
-    /// From rank 1 on.
-    pub(super) others: Vec<OtherRank>,
+    pub(super) others: OtherRanks,
+    /// Those of the others.
+    hosts: Vec<RankHost>,
+}
+
+impl RankConnections {
+    /// The memory that all ranks can have together, each the same, where rank 0 may take `own_bytes` of its host for itself and the
+    /// others that are there. `None` if no system tells.
+    pub fn available_bytes(&self, own_bytes: Option<u64>) -> Option<u64> {
+        let own = RankHost {
+            id: host_id(),
+            available_bytes: own_bytes,
+        };
+        bytes_of_all(&own, &self.hosts)
+    }
 }
 
 impl RankTransport {
     /// Connects rank 0 with the others. No operation between them takes longer than `limit`.
     ///
     /// # Errors
-    /// A process cannot be started, or a world of MPI has other processes or computes something else.
-    pub(super) fn connect(&self, grid: Grid, limit: Duration) -> Result<Connections, LoadError> {
+    /// There are too many, a process cannot be started, is of another build or does not answer in time, or a world of MPI has
+    /// other processes or computes something else.
+    pub fn connect(
+        &self,
+        grid: impl Into<Grid>,
+        limit: Duration,
+    ) -> Result<RankConnections, LoadError> {
+        let grid = grid.into();
+        if grid.checked_num_ranks().is_none() {
+            return Err(resource(CollectiveError::TooManyRanks(grid)));
+        }
+        let (collective, others) = self.open(grid, limit)?;
+        let mut others = OtherRanks(others);
+        let met = others.0.iter_mut();
+        let hosts = met.map(|other| other.meet(START_LIMIT.min(limit)));
+        Ok(RankConnections {
+            grid,
+            collective,
+            hosts: hosts.collect::<Result<_, _>>()?,
+            others,
+        })
+    }
+
+    fn open(
+        &self,
+        grid: Grid,
+        limit: Duration,
+    ) -> Result<(Box<dyn Collective>, Vec<OtherRank>), LoadError> {
         let others = 1..grid.num_ranks();
         match self {
             Self::Processes(program) => {
@@ -58,18 +103,15 @@ impl RankTransport {
                     let (process, link) = RankProcess::start(program, rank, world.as_fd())?;
                     Ok(OtherRank::new(rank, Box::new(link), Some(process)))
                 };
-                Ok(Connections {
-                    collective: Box::new(collective),
-                    others: others.map(start).collect::<Result<_, LoadError>>()?,
-                })
+                let others = others.map(start).collect::<Result<_, LoadError>>()?;
+                Ok((Box::new(collective), others))
             }
             Self::Mpi(world) => {
                 let session = MpiSession::begin(world, grid.num_ranks()).map_err(resource)?;
                 let of_rank = |rank| OtherRank::new(rank, Box::new(session.link(rank)), None);
-                Ok(Connections {
-                    others: others.map(of_rank).collect(),
-                    collective: Box::new(session.attach(grid, limit).map_err(resource)?),
-                })
+                let others = others.map(of_rank).collect();
+                let collective = session.attach(grid, limit).map_err(resource)?;
+                Ok((Box::new(collective), others))
             }
         }
     }
@@ -77,4 +119,51 @@ impl RankTransport {
 
 fn resource(error: CollectiveError) -> LoadError {
     LoadError::Resource(error.to_string())
+}
+
+/// What all ranks can have together, each the same, given the hosts of rank 0 and of the others. What rank 0 says of its host
+/// counts for all that are there.
+fn bytes_of_all(own: &RankHost, others: &[RankHost]) -> Option<u64> {
+    let num_ranks = 1 + others.len() as u128;
+    let num_at = |id: &str| others.iter().filter(|other| other.id == id).count();
+    let own_share = own
+        .available_bytes
+        .map(|bytes| (bytes, 1 + num_at(&own.id)));
+    let elsewhere = others.iter().filter(|other| other.id != own.id);
+    let shares = elsewhere.filter_map(|other| Some((other.available_bytes?, num_at(&other.id))));
+    let shares = own_share.into_iter().chain(shares);
+    let of_all = shares.map(|(bytes, num_ranks_there)| {
+        let bytes = u128::from(bytes) * num_ranks / num_ranks_there as u128;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    });
+    of_all.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(id: &str, available_bytes: impl Into<Option<u64>>) -> RankHost {
+        RankHost {
+            id: id.to_owned(),
+            available_bytes: available_bytes.into(),
+        }
+    }
+
+    #[test]
+    fn the_host_with_the_least_for_each_of_its_ranks_decides() {
+        let a = host("a", 1000);
+        // What others say of the host of rank 0 has less than it knows: models that are reserved there.
+        assert_eq!(bytes_of_all(&a, &[host("a", 4000)]), Some(1000));
+        assert_eq!(bytes_of_all(&a, &[host("b", 3000)]), Some(2000));
+        assert_eq!(bytes_of_all(&a, &[host("b", 300)]), Some(600));
+        let two_there = [host("b", 1500), host("b", 1400), host("a", 9)];
+        assert_eq!(bytes_of_all(&a, &two_there), Some(2000));
+        let three_there = [host("b", 1200), host("b", 1200), host("b", 1200)];
+        assert_eq!(bytes_of_all(&a, &three_there), Some(1600));
+        assert_eq!(bytes_of_all(&a, &[host("b", None)]), Some(2000));
+        assert_eq!(bytes_of_all(&host("a", None), &[host("b", 7)]), Some(14));
+        assert_eq!(bytes_of_all(&host("a", None), &[host("a", 7)]), None);
+        assert_eq!(bytes_of_all(&host("a", u64::MAX), &[]), Some(u64::MAX));
+    }
 }
