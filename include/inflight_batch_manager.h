@@ -143,7 +143,8 @@ typedef struct inflight_callbacks {
   /* Passed to the functions unchanged. */
   void *context;
   /* Adds at most `max_num_requests` requests to the batch; negative means no limit. Called at the start of every step, and
-   * every millisecond while nothing is active. Returns nonzero if there will be no more requests. */
+   * every millisecond while nothing is active. Returns nonzero if there will be no more requests than those it has added: it is
+   * not called again. */
   int32_t (*get_requests)(void *context, int32_t max_num_requests, inflight_batch *batch);
   /* Receives the new outputs of a request. With the final response, the manager has freed everything it held for it. `error`
    * is empty unless the request has failed. */

@@ -9,7 +9,11 @@ use crate::abi::{Batch, Callbacks, Stops};
 use crate::responses::{BorrowedTensors, c_text};
 
 /// The application's callbacks. The required ones are not null.
-pub(crate) struct CCallbacks(Callbacks);
+pub(crate) struct CCallbacks {
+    functions: Callbacks,
+    /// The application has said that there will be no more requests.
+    has_last: bool,
+}
 
 // SAFETY: by the header, callbacks are called on the manager's thread.
 unsafe impl Send for CCallbacks {}
@@ -27,11 +31,14 @@ impl CCallbacks {
                 return Err(format!("{name} may not be NULL"));
             }
         }
-        Ok(Self(callbacks))
+        Ok(Self {
+            functions: callbacks,
+            has_last: false,
+        })
     }
 
     fn context(&self) -> *mut c_void {
-        self.0.context
+        self.functions.context
     }
 }
 
@@ -41,12 +48,12 @@ impl TensorCallbacks for CCallbacks {
         max_num_requests: usize,
         _is_idle: bool,
     ) -> Option<Vec<TensorRequest>> {
-        let get = self.0.get_requests?;
+        let get = self.functions.get_requests.filter(|_| !self.has_last)?;
         let max = i32::try_from(max_num_requests).unwrap_or(i32::MAX);
         let mut batch = Batch::default();
         // SAFETY: the function conforms to the header; the batch is valid during the call.
-        let is_last = unsafe { get(self.context(), max, &mut batch) } != 0;
-        (!is_last || !batch.0.is_empty()).then_some(batch.0)
+        self.has_last = unsafe { get(self.context(), max, &mut batch) } != 0;
+        (!self.has_last || !batch.0.is_empty()).then_some(batch.0)
     }
 
     fn send_response(
@@ -56,7 +63,7 @@ impl TensorCallbacks for CCallbacks {
         is_final: bool,
         error: &str,
     ) {
-        let Some(send) = self.0.send_response else {
+        let Some(send) = self.functions.send_response else {
             return;
         };
         let tensors = BorrowedTensors::of(tensors);
@@ -75,7 +82,7 @@ impl TensorCallbacks for CCallbacks {
     }
 
     fn reject_duplicate(&mut self, duplicate: TensorRequest) {
-        if let Some(reject) = self.0.reject_duplicate {
+        if let Some(reject) = self.functions.reject_duplicate {
             // SAFETY: the function conforms to the header.
             unsafe { reject(self.context(), duplicate.id.0) };
         }
@@ -83,7 +90,7 @@ impl TensorCallbacks for CCallbacks {
 
     fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         let mut stops = Stops::default();
-        if let Some(poll) = self.0.poll_stop_signals {
+        if let Some(poll) = self.functions.poll_stop_signals {
             // SAFETY: the function conforms to the header; `stops` is valid during the call.
             unsafe { poll(self.context(), &mut stops) };
         }
@@ -91,7 +98,7 @@ impl TensorCallbacks for CCallbacks {
     }
 
     fn return_stats(&mut self, json: &str) {
-        if let Some(return_stats) = self.0.return_stats {
+        if let Some(return_stats) = self.functions.return_stats {
             let json = c_text(json);
             // SAFETY: the function conforms to the header; the text is valid during the call.
             unsafe { return_stats(self.context(), json.as_ptr()) };

@@ -23,10 +23,9 @@ struct application {
 static int32_t get_requests(void *context, int32_t max_num_requests, inflight_batch *batch) {
   struct application *application = context;
   CHECK(application->is_rank_0 && max_num_requests > 0);
-  /* It is asked once more when it has added the last one. */
-  if (application->num_asked++ == 0) {
-    CHECK(inflight_batch_add(batch, &REQUEST) == 0);
-  }
+  /* It is not asked again when it has added the last one. */
+  CHECK(application->num_asked++ == 0);
+  CHECK(inflight_batch_add(batch, &REQUEST) == 0);
   return 1;
 }
 
