@@ -160,10 +160,10 @@ fn a_pool_with_cpus_and_its_caller_use_no_others_during_a_turn() {
             });
             for _ in 0..20 {
                 let _turn = pool.turn();
-                let cpus = ask_all(&mut pool, || cpus_of_caller());
+                let cpus = ask_all(&mut pool, cpus_of_caller);
                 assert!(cpus.iter().all(|cpus| *cpus == own), "{cpus:?}");
                 thread::sleep(TURN);
-                let cpus = ask_all(&mut pool, || cpus_of_caller());
+                let cpus = ask_all(&mut pool, cpus_of_caller);
                 assert!(cpus.iter().all(|cpus| *cpus == own), "{cpus:?}");
             }
             stop.store(true, Ordering::Relaxed);
