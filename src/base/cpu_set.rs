@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        let often = vec!["0-1023"; 2].join(",");
+        let often = ["0-1023"; 2].join(",");
         for text in ["", ",", "1,", "3-1", "-1", "1-", "1024", "a", "0x1", &often] {
             assert_eq!(text.parse::<CpuSet>(), Err(NotCpus), "{text}");
         }
