@@ -10,7 +10,7 @@ use engine_support::{TestRequest, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
-    OutputOptions,
+    OutputOptions, PlannedSequence,
 };
 use triton_inflight::sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
@@ -104,47 +104,97 @@ fn a_request_with_beams_can_be_cancelled_at_any_time() {
 }
 
 #[test]
-fn blocks_that_beams_may_need_are_reserved_and_others_are_paused_for_them() {
+fn where_none_is_paused_the_blocks_that_beams_may_need_are_kept_for_them() {
     // In total three beams need 1 + 3 * 3 blocks, and the others 4 each.
-    let config = EngineConfig {
-        policy: CapacityPolicy::MaxUtilization,
+    let mut world = World::new(EngineConfig {
         max_seq_len: Tokens(16),
         num_blocks: Blocks(16),
         ..with_beams(3)
-    };
-    let mut world = World::new(config);
-    let first = world.add(TestRequest::of_lengths(5, 11)).expect("fits");
+    });
+    world.add(TestRequest::of_lengths(5, 11)).expect("fits");
     world.add(search(5, 11, 3)).expect("fits");
-    for _ in 0..3 {
-        world.add(TestRequest::of_lengths(5, 11)).expect("fits");
-    }
+    let last = world.add(TestRequest::of_lengths(5, 11)).expect("fits");
     world.step();
-    assert_eq!(
-        num_used(&world),
-        2 + 2 + 2 + 2,
-        "the last would take what is set aside"
-    );
+    assert_eq!(num_used(&world), 2 + 2);
+    assert!(!world.streams[&last].admitted, "the last would take them");
     world.run_to_end();
-    assert!(world.num_pauses > 0);
-    assert!(!world.streams[&first].paused);
 }
 
 #[test]
-fn beams_are_admitted_only_if_the_oldest_request_can_always_continue() {
-    let config = EngineConfig {
+fn beams_are_paused_for_those_before_them_and_start_again_where_they_part() {
+    let mut world = World::new(EngineConfig {
         policy: CapacityPolicy::MaxUtilization,
-        num_blocks: Blocks(16),
+        max_seq_len: Tokens(32),
+        num_blocks: Blocks(13),
+        max_num_tokens: Tokens(64),
         ..with_beams(3)
+    });
+    // They need 8 blocks each in total, and the beams up to 1 + 3 * 4.
+    let long = world.add(TestRequest::of_lengths(5, 27)).expect("fits");
+    world.add(TestRequest::of_lengths(5, 27)).expect("fits");
+    let beams = world.add(search(5, 14, 3)).expect("fits");
+    let of_beams = |planned: Vec<PlannedSequence>| -> Vec<(u32, u32, usize)> {
+        let own = planned.into_iter().filter(|planned| planned.id == beams);
+        own.map(|it| (it.beam, it.kv_len, it.tokens.len()))
+            .collect()
     };
-    let mut world = World::new(config);
-    // It needs 15 blocks in total, and the beams 1 + 3.
-    let long = world.add(TestRequest::of_lengths(5, 55)).expect("fits");
-    let beams = world.add(search(5, 3, 3)).expect("fits");
-    while !world.streams[&long].ended {
-        world.step();
-        assert!(!world.streams[&beams].admitted);
+    let mut len = 0;
+    while !world.streams[&beams].paused {
+        assert!(!world.streams[&beams].ended, "it never pauses");
+        let planned = of_beams(world.step());
+        len = planned.first().map_or(len, |&(_, kv_len, _)| kv_len + 1);
     }
+    assert!(!world.streams[&long].paused, "it came first");
+    // The first step computes what all have in common, once; others the rest of each, in equal chunks.
+    let mut steps = Vec::new();
+    while steps.last().is_none_or(|&(_, kv_len, _)| kv_len < len) {
+        assert!(!world.engine.is_idle(), "{steps:?}");
+        steps.extend(of_beams(world.step()));
+    }
+    let (_, num_common, chunk) = steps[0];
+    assert_eq!(num_common, chunk as u32, "from the beginning");
+    assert!((5..len).contains(&num_common), "{steps:?}, {len}");
+    let mut start = num_common;
+    for beams in steps[1..].chunks(3) {
+        let [(.., chunk), ..] = *beams else {
+            panic!("a step without beams")
+        };
+        let kv_len = start + chunk as u32;
+        assert_eq!(beams, [0, 1, 2].map(|beam| (beam, kv_len, chunk)));
+        start = kv_len;
+    }
+    assert_eq!(start, len, "their next tokens come from the last");
     world.run_to_end();
+}
+
+#[test]
+fn in_a_pool_that_is_far_too_small_searches_pause_often_and_all_end() {
+    for (reuse, window) in [
+        (BlockReuse::Off, None),
+        (BlockReuse::PartialBlocks, None),
+        (
+            BlockReuse::WholeBlocks,
+            Some(AttentionWindow {
+                size: Tokens(9),
+                num_sinks: Tokens(2),
+            }),
+        ),
+    ] {
+        let mut world = World::new(EngineConfig {
+            policy: CapacityPolicy::MaxUtilization,
+            num_blocks: Blocks(44),
+            max_num_tokens: Tokens(32),
+            reuse,
+            window,
+            ..with_beams(4)
+        });
+        for n in 0..24 {
+            world.add(search(1 + n % 20, 24, 2 + n % 3)).expect("fits");
+        }
+        world.run_to_end();
+        let num_pauses = world.num_pauses_with_beams;
+        assert!(num_pauses > 2, "{reuse:?}, {window:?}: {num_pauses} pauses");
+    }
 }
 
 #[test]

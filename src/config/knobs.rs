@@ -143,8 +143,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             count(1..=MAX_BEAM_WIDTH),
             |s| &mut s.max_beam_width,
             "Maximum number of beams per request: the upper limit of `beam_width`. A request with beams counts \
-             once towards `max_num_requests`, and uses one token per beam in every step. It is never paused: \
-             blocks for all of its beams are reserved when it starts.",
+             once towards `max_num_requests`, and uses one token per beam in every step. Under \
+             `guaranteed_no_evict` and `static_batch`, blocks for all of its beams are reserved when it starts.",
         ),
         knob(
             "max_num_tokens",

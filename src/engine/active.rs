@@ -219,8 +219,7 @@ impl ActiveSequences {
     /// The first full block that the sequence in `slot` has still to write, if others will find it then.
     pub(super) fn next_block(&self, slot: SeqSlot) -> Option<NextBlock> {
         let sequence = &self.table[slot];
-        let tokens = sequence.tokens().as_slice();
-        self.kv.next_block(sequence.blocks(), tokens)
+        self.kv.next_block(sequence.blocks(), sequence.stretch())
     }
 
     /// Forgets the moves that the planned step has taken along, see [`KvCacheManager::moves`].
@@ -393,13 +392,23 @@ impl ActiveSequences {
             let sequence = &self.table[slot];
             let id = sequence.id();
             assert_eq!(sequence.rank(), rank, "{id:?} is queued by its rank");
-            assert!(sequence.blocks().blocks().is_empty(), "{id:?} holds blocks");
+            for table in sequence.tables() {
+                assert!(table.blocks().is_empty(), "{id:?} holds blocks");
+            }
             assert_eq!(sequence.computed().0, 0, "{id:?} is paused");
         }
         for (_, sequence) in self.running() {
             let needed = sequence.computed().blocks_ceil(self.block_size);
-            for table in sequence.tables() {
+            let (with_blocks, without) = (sequence.num_beams() as usize, sequence.tables());
+            for table in sequence.tables().take(with_blocks) {
                 assert!(table.len() >= needed, "{:?} lacks blocks", sequence.id());
+            }
+            for table in without.skip(with_blocks) {
+                assert!(
+                    table.blocks().is_empty(),
+                    "{:?} begins later",
+                    sequence.id()
+                );
             }
         }
         let running = self.running().map(|(_, sequence)| sequence.rank());

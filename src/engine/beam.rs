@@ -66,12 +66,18 @@ impl Beam {
         &self.blocks
     }
 
-    /// Takes the blocks of its context; those that are found in the cache are shared. Returns how many of its
-    /// tokens are in them.
-    pub(super) fn reserve(&mut self, reuse: &ReuseOptions, kv: &mut KvCacheManager) -> Tokens {
+    /// Takes the blocks of its first `len` tokens; those that are found in the cache are shared. Returns how many of
+    /// the tokens are in them.
+    pub(super) fn reserve(
+        &mut self,
+        len: Tokens,
+        reuse: &ReuseOptions,
+        kv: &mut KvCacheManager,
+    ) -> Tokens {
         let tokens = self.tokens.as_ref().expect("no step has the tokens");
         let max_reusable = tokens.max_reusable();
-        kv.reserve(&mut self.blocks, tokens.as_slice(), reuse, max_reusable)
+        let tokens = &tokens.as_slice()[..len.index()];
+        kv.reserve(&mut self.blocks, tokens, reuse, max_reusable)
     }
 
     /// Takes the blocks that it lacks for `kv_len` positions.
@@ -98,9 +104,15 @@ impl Beam {
 
     /// Another beam with the same tokens, which shares all blocks.
     pub(super) fn fork(&self, kv: &mut KvCacheManager) -> Self {
-        let mut blocks = BlockTable::with_capacity(self.blocks.capacity());
-        kv.fork(&self.blocks, &mut blocks);
-        Self::new(self.tokens().fork(), blocks)
+        let blocks = BlockTable::with_capacity(self.blocks.capacity());
+        let mut beam = Self::new(self.tokens().fork(), blocks);
+        beam.share(self, kv);
+        beam
+    }
+
+    /// Shares all blocks of `other`, which has computed what both begin with. It must hold none.
+    pub(super) fn share(&mut self, other: &Self, kv: &mut KvCacheManager) {
+        kv.fork(&other.blocks, &mut self.blocks);
     }
 
     /// Places in its block table.

@@ -9,7 +9,14 @@
 //!                   \--- beam 1 -x  beam 1 --- ...       one planned sequence for each beam
 //! ```
 //!
-//! A sequence with beams is never paused: all the blocks that it may need are set aside when it starts.
+//! A pause gives the blocks of all beams back. When it is over, the first beam computes what all have in common, alone
+//! again, and the others share its blocks; then each computes the rest of its tokens, all of them the same number in
+//! a step.
+//!
+//! ```text
+//! row 3   in common -------- rest of beam 0 --- beam 0 --- ...
+//!                   \------- rest of beam 1 --- beam 1 --- ...
+//! ```
 
 use std::mem;
 use std::sync::Arc;
@@ -40,8 +47,12 @@ pub(super) struct Beams {
     hypotheses: Hypotheses,
     /// The best hypotheses, once the search is over.
     found: Box<[Hypothesis]>,
-    /// Blocks that the sequence has taken, those of its context included; `None` while there is one beam.
+    /// Blocks that the sequence has taken since it started or resumed, those of its context included; `None` while only
+    /// the first beam holds blocks.
     num_taken: Option<Blocks>,
+    /// After a pause, the number of tokens that all beams have in common, until the first beam has computed them. The
+    /// others hold no blocks until then.
+    num_common: Option<Tokens>,
 }
 
 /// The outputs that a beam has collected with its tokens.
@@ -85,6 +96,7 @@ impl Beams {
             hypotheses: Hypotheses::new(search, max_new_tokens.0),
             found: Box::default(),
             num_taken: None,
+            num_common: None,
         }
     }
 
@@ -98,7 +110,20 @@ impl Beams {
         1 + self.others.len()
     }
 
-    /// Blocks taken since the start, once there have been several beams.
+    /// The number of beams that the next step computes.
+    pub(super) fn num_in_step(&self) -> usize {
+        match self.num_common {
+            None => self.len(),
+            Some(_) => 1,
+        }
+    }
+
+    /// After a pause, the number of tokens that all beams have in common, if they are not all computed.
+    pub(super) fn num_common(&self) -> Option<Tokens> {
+        self.num_common
+    }
+
+    /// Blocks taken since the sequence started or resumed, once several beams hold some.
     pub(super) fn num_taken(&self) -> Option<Blocks> {
         self.num_taken
     }
@@ -134,7 +159,7 @@ impl Beams {
         })
     }
 
-    /// Takes the blocks that all beams lack to compute up to `kv_len` positions.
+    /// Takes the blocks that the beams of the next step lack to compute up to `kv_len` positions.
     pub(super) fn grow(
         &mut self,
         first: &mut Beam,
@@ -142,6 +167,9 @@ impl Beams {
         kv_len: Tokens,
         kv: &mut KvCacheManager,
     ) {
+        if self.num_common.is_some() {
+            return first.grow(kv, kv_len);
+        }
         let before = kv.totals().num_taken_blocks;
         for beam in std::iter::once(first).chain(&mut self.others) {
             beam.grow_own(kv, computed, kv_len);
@@ -203,8 +231,8 @@ impl Beams {
     }
 
     /// Selects among the candidates of all beams. Some beams end, others continue, perhaps in several ways.
-    /// Returns why the search is over, if it is. `num_taken` is the number of blocks that the sequence has
-    /// taken so far.
+    /// Returns why the search is over, if it is. `num_taken` is the number of blocks that the first beam has taken, if
+    /// it alone holds blocks.
     pub(super) fn advance(
         &mut self,
         first: &mut Beam,
@@ -257,6 +285,41 @@ impl Beams {
         }
         self.replace(first, &selection.alive, &outputs, kv);
         None
+    }
+
+    /// Gives the blocks of all beams but the first back, because the sequence is paused.
+    pub(super) fn pause(&mut self, first: &SequenceTokens, kv: &mut KvCacheManager) {
+        let first = first.as_slice();
+        let num_common = |beam: &Beam| {
+            let both = std::iter::zip(first, beam.tokens().as_slice());
+            Tokens(both.take_while(|(one, other)| one == other).count() as u32)
+        };
+        // No two beams are equal, so each has a token left, from whose logits it goes on.
+        self.num_common = self.others.iter().map(num_common).min();
+        self.num_taken = None;
+        for beam in &mut self.others {
+            beam.release(kv);
+        }
+    }
+
+    /// After a pause, lets all beams share the blocks of the first, if that has `computed` what they have in common.
+    /// `num_taken` is the number of blocks that it has taken.
+    pub(super) fn part(
+        &mut self,
+        first: &mut Beam,
+        computed: Tokens,
+        num_taken: Blocks,
+        kv: &mut KvCacheManager,
+    ) {
+        if self.num_common != Some(computed) {
+            return;
+        }
+        self.num_common = None;
+        self.num_taken = Some(num_taken);
+        first.stop_registering(kv);
+        for beam in &mut self.others {
+            beam.share(first, kv);
+        }
     }
 
     /// Gives the blocks of all beams but the first back.

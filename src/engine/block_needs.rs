@@ -1,7 +1,8 @@
 //! How many KV blocks sequences need, and how many are left for others.
 //!
-//! A sequence with beams is never paused, so all that it may need is set aside for it: blocks for `width` texts of
-//! the largest length, and a token of each in every step.
+//! The beams of a sequence share the full blocks of what they have in common. Where sequences are never paused, all that
+//! it may need is kept for it: blocks for `width` texts of the largest length. Under any policy a step always has a token
+//! for each of its beams.
 //!
 //! ```text
 //! width = 3     | full blocks of the prompt | beam 0 ............ |
@@ -14,12 +15,12 @@ use crate::engine::active::ActiveSequences;
 use crate::engine::capacity::{self, BlockBudget, Demand, Reservation};
 use crate::engine::kv::NextBlock;
 use crate::engine::queue::QueueEntry;
-use crate::engine::sequence::Sequence;
+use crate::engine::sequence::{BeamsToCome, Sequence};
 use crate::engine::{EngineConfig, ReuseOptions};
 
 /// The cached tokens and the needs of an entry of the queue, if it started now.
 pub(super) struct Prospect {
-    /// The tokens of its context.
+    /// The tokens of its context; of beams that go on after a pause, those that they have in common.
     pub(super) len: Tokens,
     /// Tokens whose keys and values are in the cache.
     pub(super) reused: Tokens,
@@ -42,49 +43,67 @@ impl<'a> BlockNeeds<'a> {
         Self { config, active }
     }
 
-    /// The free blocks that any sequence may take.
+    /// The free blocks.
     pub(super) fn free(&self) -> Blocks {
-        let free = self.active.kv().usage().num_free();
-        free.saturating_sub(self.set_aside())
+        self.active.kv().usage().num_free()
     }
 
-    /// The free blocks that only sequences with beams may take. With a window, the blocks that they share with
-    /// others count too: releasing them does not free them.
-    pub(super) fn set_aside(&self) -> Blocks {
+    /// The beams of all running sequences; one for each that has no beams.
+    pub(super) fn num_beams(&self) -> u32 {
         if !self.any_beams() {
-            return Blocks::ZERO;
+            return self.active.num_running() as u32;
         }
-        let running = self.active.running().map(|(_, sequence)| sequence);
-        let searching = running.filter(|it| it.has_beams() && it.ended().is_none());
-        match self.config.window {
-            None => searching.map(|sequence| self.still_to_take(sequence)).sum(),
-            Some(_) => {
-                let worst: Blocks = searching.clone().map(|sequence| self.worst(sequence)).sum();
-                let tables = searching.flat_map(Sequence::tables);
-                worst - self.active.kv().num_own(tables, Blocks::ZERO)
-            }
-        }
+        let running = self.active.running();
+        running.map(|(_, sequence)| sequence.num_beams()).sum()
     }
 
     /// The blocks that a sequence lacks for what it computes next.
     pub(super) fn lacking(&self, sequence: &Sequence) -> Blocks {
+        let kv = self.active.kv();
         let up_to = sequence.next_end(self.config.max_num_tokens);
-        self.active.kv().probe(sequence.blocks(), up_to)
+        match sequence.num_beams() {
+            1 => kv.probe(sequence.blocks(), up_to),
+            _ => kv.probe_beams(sequence.tables(), sequence.computed(), up_to),
+        }
     }
 
     /// The blocks that the sequences of `micro_batch` lack for what they compute next, or an upper bound of it if
-    /// even that many are `free`. Those of sequences with beams are set aside already.
+    /// even that many are `free`.
     pub(super) fn lacking_of_all(&self, micro_batch: usize, free: Blocks) -> Blocks {
         // Without a window a context has all its blocks, and a sequence that generates lacks at most one.
         let at_most = Blocks(self.active.num_running() as u32);
-        if self.config.window.is_none() && at_most <= free {
+        if self.config.window.is_none() && !self.any_beams() && at_most <= free {
             return at_most;
         }
         let running = self.active.running().map(|(_, sequence)| sequence);
         running
-            .filter(|sequence| sequence.runs_in(micro_batch) && !sequence.has_beams())
+            .filter(|sequence| sequence.runs_in(micro_batch))
             .map(|sequence| self.lacking(sequence))
             .sum()
+    }
+
+    /// The free blocks that running sequences take as soon as their contexts are computed and their beams part.
+    fn of_next_partings(&self) -> Blocks {
+        if !self.any_beams() {
+            return Blocks::ZERO;
+        }
+        let running = self.active.running().map(|(_, sequence)| sequence);
+        running
+            .filter(|sequence| sequence.is_in_context() && sequence.num_beams() == 1)
+            .map(|sequence| self.of_parting(sequence.beams_to_come()))
+            .sum()
+    }
+
+    /// The blocks that these beams hold together when each has computed its tokens, beside those of what they have in
+    /// common.
+    fn of_parting(&self, beams: BeamsToCome) -> Blocks {
+        let BeamsToCome {
+            num_beams,
+            num_common,
+            len,
+        } = beams;
+        let before = self.active.kv().max_blocks(num_common);
+        self.of_beams(num_beams, num_common, len) - before
     }
 
     /// The blocks available to sequences that are admitted, beside all running ones.
@@ -94,15 +113,22 @@ impl<'a> BlockNeeds<'a> {
     /// if it shared nothing.
     pub(super) fn budget(&self) -> BlockBudget {
         let reservation = capacity::reservation(self.config.policy);
-        let usage = self.active.kv().usage();
+        let left = match reservation {
+            Reservation::Now => self.free().saturating_sub(self.of_next_partings()),
+            Reservation::ToTheEnd => self.config.num_blocks - self.kept(),
+        };
+        BlockBudget::new(left, reservation)
+    }
+
+    /// The blocks that are used or kept for running sequences, where these never pause.
+    fn kept(&self) -> Blocks {
         let running = self.active.running().map(|(_, sequence)| sequence);
-        let left = match (reservation, self.config.window) {
-            (Reservation::Now, _) => self.free(),
-            (Reservation::ToTheEnd, None) => {
+        match self.config.window {
+            None => {
                 let promised: Blocks = running.map(|sequence| self.still_to_take(sequence)).sum();
-                usage.num_free() - promised
+                self.active.kv().usage().num_used + promised
             }
-            (Reservation::ToTheEnd, Some(_)) => {
+            Some(_) => {
                 let cancelled = self.active.cancelled();
                 let held: Blocks = cancelled
                     .map(|sequence| match sequence.has_beams() {
@@ -111,10 +137,18 @@ impl<'a> BlockNeeds<'a> {
                     })
                     .sum();
                 let worst: Blocks = running.map(|sequence| self.worst(sequence)).sum();
-                usage.num_blocks - held - worst
+                held + worst
             }
-        };
-        BlockBudget::new(left, reservation)
+        }
+    }
+
+    /// Panics unless there are the blocks that are used or kept for running sequences.
+    pub(super) fn check_integrity(&self) {
+        let is_kept = capacity::reservation(self.config.policy) == Reservation::ToTheEnd;
+        assert!(
+            !is_kept || self.kept() <= self.config.num_blocks,
+            "what is kept for sequences is there"
+        );
     }
 
     /// The prospect of `entry`.
@@ -122,11 +156,16 @@ impl<'a> BlockNeeds<'a> {
         match entry {
             QueueEntry::Paused(slot) => {
                 let it = self.active.sequence(slot);
-                let tokens = it.tokens();
-                let max_reusable = tokens.max_reusable();
-                // Sequences with beams are never paused.
-                let (tokens, max_kv_len) = (tokens.as_slice(), it.max_kv_len());
-                self.prospect_of(tokens, it.reuse(), max_reusable, max_kv_len, 1)
+                let max_reusable = it.tokens().max_reusable();
+                let (tokens, beams) = (it.stretch(), it.beams_to_come());
+                self.prospect_of(
+                    tokens,
+                    it.reuse(),
+                    max_reusable,
+                    beams,
+                    it.width(),
+                    self.worst(it),
+                )
             }
             QueueEntry::Waiting(arrival) => {
                 let request = self.active.waiting(arrival);
@@ -134,42 +173,44 @@ impl<'a> BlockNeeds<'a> {
                 let width = request.sampling.beam_width();
                 let max_reusable = request.max_reusable();
                 let (tokens, reuse) = (&request.prompt, &request.reuse);
-                self.prospect_of(tokens, reuse, max_reusable, max_kv_len, width)
+                let len = request.num_prompt_tokens();
+                let beams = BeamsToCome::of_context(width, len, max_kv_len);
+                let worst = self.of_beams(width, len, max_kv_len);
+                self.prospect_of(tokens, reuse, max_reusable, beams, width, worst)
             }
         }
     }
 
+    /// The prospect of a sequence that has `beams` when `tokens` are computed, later `width` at most, and then holds `worst`
+    /// blocks at most.
     fn prospect_of(
         &self,
         tokens: &[TokenId],
         reuse: &ReuseOptions,
         max_reusable: Tokens,
-        max_kv_len: Tokens,
+        beams: BeamsToCome,
         width: u32,
+        worst: Blocks,
     ) -> Prospect {
-        let len = Tokens(tokens.len() as u32);
         let found = self.active.kv().find(tokens, reuse, max_reusable);
-        // With beams it has not started, so its tokens are its prompt.
-        let alone = self.worst_of(width, len, max_kv_len);
         let worst = match self.config.window {
             // As in `budget`.
-            Some(_) => alone,
-            None => alone - found.num_shared + found.num_shared_free,
+            Some(_) => worst,
+            None => worst - found.num_shared + found.num_shared_free,
         };
         Prospect {
-            len,
+            len: Tokens(tokens.len() as u32),
             reused: found.num_tokens,
             demand: Demand {
-                now: if width == 1 { found.lacking } else { worst },
+                now: found.lacking + self.of_parting(beams),
                 worst,
-                alone,
             },
             width,
             next_block: found.next,
         }
     }
 
-    /// The tokens and blocks that running sequences with beams leave to those that start in `micro_batch`.
+    /// The tokens that running sequences with beams leave to those that start in `micro_batch`.
     pub(super) fn beside_beams(&self, micro_batch: usize) -> BesideBeams {
         let mut beside = BesideBeams {
             free_tokens: self.config.max_num_tokens.0,
@@ -178,46 +219,35 @@ impl<'a> BlockNeeds<'a> {
                 false => 0,
             },
             is_first: true,
-            num_blocks: self.config.num_blocks,
-            searching: Blocks::ZERO,
-            largest: Blocks::ZERO,
+            any_searches: false,
         };
         if !self.any_beams() {
             return beside;
         }
-        for (_, sequence) in self.active.running() {
-            let worst = self.worst(sequence);
-            match sequence.has_beams() {
-                false => beside.largest = beside.largest.max(worst),
-                true => beside.searching += worst,
-            }
-            if sequence.micro_batch() == micro_batch {
-                beside.free_tokens -= sequence.width();
-                beside.is_first = false;
-            }
+        let running = self.active.running().map(|(_, sequence)| sequence);
+        for sequence in running.filter(|it| it.micro_batch() == micro_batch) {
+            beside.free_tokens -= sequence.width();
+            beside.is_first = false;
+            beside.any_searches |= sequence.has_beams();
         }
         beside
     }
 
-    /// The most blocks that a sequence of `width` beams ever holds, all beams together.
-    pub(super) fn worst_of(
-        &self,
-        width: u32,
-        num_prompt_tokens: Tokens,
-        max_kv_len: Tokens,
-    ) -> Blocks {
-        let longest = self.active.kv().max_blocks(max_kv_len);
-        if width == 1 {
+    /// The most blocks that `num_beams` texts of `len` tokens hold, all together, if the first `num_common` tokens are the
+    /// same in all.
+    pub(super) fn of_beams(&self, num_beams: u32, num_common: Tokens, len: Tokens) -> Blocks {
+        let longest = self.active.kv().max_blocks(len);
+        if num_beams == 1 {
             return longest;
         }
-        let shared = self.shared_by_beams(num_prompt_tokens);
+        let shared = self.shared_by_beams(num_common);
         let own = longest - shared;
-        shared + Blocks(own.0.saturating_mul(width))
+        shared + Blocks(own.0.saturating_mul(num_beams))
     }
 
     /// The most blocks that a sequence ever holds.
     fn worst(&self, sequence: &Sequence) -> Blocks {
-        self.worst_of(
+        self.of_beams(
             sequence.width(),
             sequence.num_prompt_tokens(),
             sequence.max_kv_len(),
@@ -236,11 +266,11 @@ impl<'a> BlockNeeds<'a> {
         }
     }
 
-    /// The blocks that all beams share from beginning to end.
-    fn shared_by_beams(&self, num_prompt_tokens: Tokens) -> Blocks {
+    /// The blocks that all beams share if they have `num_common` tokens in common.
+    fn shared_by_beams(&self, num_common: Tokens) -> Blocks {
         let block_size = self.config.block_size;
         match self.config.window {
-            None => num_prompt_tokens
+            None => num_common
                 .floor_to_block(block_size)
                 .blocks_ceil(block_size),
             Some(_) => Blocks::ZERO,
@@ -261,27 +291,18 @@ pub(super) struct BesideBeams {
     chunk: u32,
     /// Whether nothing runs so far.
     is_first: bool,
-    num_blocks: Blocks,
-    /// The most blocks that all sequences with beams ever hold together, and the most of any without.
-    searching: Blocks,
-    largest: Blocks,
+    /// Whether any sequence has beams so far.
+    any_searches: bool,
 }
 
 impl BesideBeams {
-    /// Lets a sequence start that holds at most `worst` blocks, if its beams leave a step room for the next chunk
-    /// of a context, and if the first sequence without beams can always have all its blocks.
-    pub(super) fn admit(&mut self, width: u32, worst: Blocks) -> bool {
-        let (mut searching, mut largest) = (self.searching, self.largest);
-        match width {
-            1 => largest = largest.max(worst),
-            _ => searching += worst,
-        }
+    /// Lets a sequence start, if the beams leave a step room for the next chunk of a context.
+    pub(super) fn admit(&mut self, width: u32) -> bool {
+        let any_searches = self.any_searches || width > 1;
         let chunk = if self.is_first { 0 } else { self.chunk };
-        let fits = searching == Blocks::ZERO
-            || width.saturating_add(chunk) <= self.free_tokens
-                && searching + largest <= self.num_blocks;
+        let fits = !any_searches || width.saturating_add(chunk) <= self.free_tokens;
         if fits {
-            (self.searching, self.largest) = (searching, largest);
+            self.any_searches = any_searches;
             self.free_tokens = self.free_tokens.saturating_sub(width);
             self.is_first = false;
         }

@@ -1,7 +1,8 @@
 //! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
 //!
 //! Generation comes first, one token per sequence or beam, so that no stream stalls. Then come contexts, in order, and
-//! finally drafts. A context that does not fit is cut where a block ends, by the chunk policy:
+//! finally drafts. A context that does not fit is cut where a block ends, by the chunk policy; where all beams of a sequence
+//! are computed again after a pause, anywhere:
 //!
 //! ```text
 //! max_num_tokens = 12, blocks of 4, one sequence generating, contexts of 5 and 9
@@ -40,12 +41,24 @@ pub(super) struct ContextChunk {
     /// Tokens that were not computed.
     rest: Tokens,
     len: Tokens,
+    /// The beams of which each computes `len` tokens; 1 without.
+    num_beams: u32,
 }
 
 impl ContextChunk {
-    /// The tokens in it.
+    /// The tokens in it, of each beam.
     pub(super) fn len(&self) -> Tokens {
         self.len
+    }
+
+    /// The beams that have it.
+    pub(super) fn num_beams(&self) -> u32 {
+        self.num_beams
+    }
+
+    /// The tokens in it, of all beams.
+    pub(super) fn num_tokens(&self) -> Tokens {
+        Tokens(self.len.0 * self.num_beams)
     }
 
     /// Whether the context is complete with it.
@@ -91,29 +104,36 @@ impl TokenBudget {
         self.left -= num_drafts;
     }
 
-    /// Takes the chunk of a context with `start` computed tokens and `rest` to compute. `None`: neither it nor any
-    /// context after it gets tokens.
-    pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<ContextChunk> {
-        let chunk = match self.rule {
-            ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
-            ChunkRule::EqualProgress => {
-                let one_unit = next_bound(self.chunk_unit, start) - start;
-                let chunk = rest.min(one_unit);
-                if chunk <= self.left {
-                    chunk
-                } else {
-                    Tokens::ZERO
-                }
-            }
+    /// Takes the chunk of a context with `start` computed tokens and `rest` to compute, by each of `num_beams`. `None`:
+    /// neither it nor any context after it gets tokens.
+    pub(super) fn take_context(
+        &mut self,
+        start: Tokens,
+        rest: Tokens,
+        num_beams: u32,
+    ) -> Option<ContextChunk> {
+        let left = Tokens(self.left.0 / num_beams);
+        let wanted = match self.rule {
+            ChunkRule::FirstComeFirstServed => rest,
+            ChunkRule::EqualProgress => rest.min(next_bound(self.chunk_unit, start) - start),
         };
-        self.left -= chunk;
-        let may_go_on = chunk == rest || matches!(self.rule, ChunkRule::EqualProgress);
-        self.is_open &= may_go_on && chunk > Tokens::ZERO;
-        (chunk > Tokens::ZERO).then_some(ContextChunk {
+        let len = match self.rule {
+            // They may not have a block for each beam, but they always have a token.
+            _ if num_beams > 1 => wanted.min(left),
+            ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, left),
+            ChunkRule::EqualProgress if wanted <= left => wanted,
+            ChunkRule::EqualProgress => Tokens::ZERO,
+        };
+        let chunk = ContextChunk {
             start,
             rest,
-            len: chunk,
-        })
+            len,
+            num_beams,
+        };
+        self.left -= chunk.num_tokens();
+        let may_go_on = len == rest || matches!(self.rule, ChunkRule::EqualProgress);
+        self.is_open &= may_go_on && len > Tokens::ZERO;
+        (len > Tokens::ZERO).then_some(chunk)
     }
 
     /// Shares the rest among contexts that have got their first unit: one more unit each, in turns.
@@ -127,9 +147,10 @@ impl TokenBudget {
                 let done = chunk.start + chunk.len;
                 let one_unit = next_bound(self.chunk_unit, done) - done;
                 let more = one_unit.min(chunk.rest - chunk.len);
-                if more > Tokens::ZERO && more <= self.left {
+                let num_tokens = Tokens(more.0.saturating_mul(chunk.num_beams));
+                if more > Tokens::ZERO && num_tokens <= self.left {
                     chunk.len += more;
-                    self.left -= more;
+                    self.left -= num_tokens;
                     any_fits = true;
                 }
             }
@@ -185,7 +206,7 @@ mod tests {
             }
             chunks.extend(
                 budget
-                    .take_context(Tokens(start), Tokens(rest))
+                    .take_context(Tokens(start), Tokens(rest), 1)
                     .map(|chunk| (slot, chunk)),
             );
         }
@@ -240,6 +261,35 @@ mod tests {
         assert_eq!(chunks(equal(20), 1, &[(0, 9), (0, 2), (4, 8)]).0, [9, 2, 8]);
         assert_eq!(chunks(equal(7), 0, &[(0, 9), (0, 9), (0, 1)]).0, [4]);
         assert_eq!(chunks(equal(8), 0, &[(3, 9), (0, 9)]).0, [1, 4]);
+    }
+
+    #[test]
+    fn beams_get_as_many_tokens_each_as_there_are() {
+        let equal = EngineConfig {
+            chunk_policy: ContextChunkPolicy::EqualProgress,
+            ..first_come(14, true)
+        };
+        for (config, rest, len, left) in [
+            (first_come(14, true), 9, 4, 2),
+            (first_come(14, false), 9, 4, 2),
+            (first_come(14, true), 2, 2, 8),
+            (first_come(3, true), 9, 1, 0),
+            // To where a block ends.
+            (equal, 9, 1, 11),
+        ] {
+            let mut budget = TokenBudget::new(&EngineConfig {
+                chunk_unit: BlockSize::new(4).expect("not zero"),
+                ..config
+            });
+            let chunk = budget.take_context(Tokens(7), Tokens(rest), 3);
+            let chunk = chunk.expect("a token each");
+            assert_eq!((chunk.len().0, chunk.num_tokens().0), (len, 3 * len));
+            assert_eq!(budget.left().0, left);
+        }
+        let mut budget = TokenBudget::new(&first_come(14, true));
+        budget.take_generation(Tokens(12));
+        assert_eq!(budget.take_context(Tokens(7), Tokens(9), 3), None);
+        assert!(!budget.is_open());
     }
 
     #[test]

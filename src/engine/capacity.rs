@@ -17,11 +17,8 @@
 //! | `GuaranteedNoEvict` | what fits to its last token, beside all running ones | none |
 //! | `StaticBatch` | the same, once all running ones have ended | none |
 //!
-//! Under any policy a sequence with beams starts when all the blocks that it may ever need are there. They are
-//! set aside for it (`block_needs.rs`), and it is never paused.
-//!
-//! The first of those that run is never paused, and the pool holds at least one sequence of the largest length,
-//! so something always runs.
+//! The first of those that run is never paused, and the pool holds at least one sequence of the largest length, or
+//! all beams of any request, so something always runs.
 
 use crate::base::Blocks;
 use crate::config::CapacityPolicy;
@@ -33,8 +30,6 @@ pub(super) struct Demand {
     pub(super) now: Blocks,
     /// Free blocks that it takes until its last token at worst, `now` included.
     pub(super) worst: Blocks,
-    /// The most blocks that it ever holds, shared or not.
-    pub(super) alone: Blocks,
 }
 
 /// Which blocks a sequence must find free when it starts.
@@ -81,7 +76,7 @@ pub(super) fn may_wait_for_reuse(policy: CapacityPolicy) -> bool {
     policy != CapacityPolicy::StaticBatch
 }
 
-/// The blocks that drafts may take, when `free` are free, `num_running` sequences run, and `any_queued`.
+/// The blocks that drafts may take, when `free` are free, `num_running` texts are generated, and `any_queued`.
 ///
 /// A draft takes a block earlier than its sequence would have. Where all the blocks that a sequence may need are
 /// reserved for it, this costs nobody anything. Where blocks go to whoever comes first, each sequence that
@@ -89,13 +84,13 @@ pub(super) fn may_wait_for_reuse(policy: CapacityPolicy) -> bool {
 pub(super) fn blocks_for_drafts(
     policy: CapacityPolicy,
     free: Blocks,
-    num_running: usize,
+    num_running: u32,
     any_queued: bool,
 ) -> Blocks {
     match policy {
         CapacityPolicy::GuaranteedNoEvict | CapacityPolicy::StaticBatch => free,
         CapacityPolicy::MaxUtilization if any_queued => Blocks::ZERO,
-        CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_running as u32)),
+        CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_running)),
     }
 }
 
@@ -150,7 +145,6 @@ mod tests {
         let demands = queue.iter().map(|&(now, worst)| Demand {
             now: Blocks(now),
             worst: Blocks(worst),
-            alone: Blocks(worst),
         });
         demands.take_while(|&demand| room.admit(demand)).count()
     }

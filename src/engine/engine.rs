@@ -99,7 +99,7 @@ impl Engine {
         if request.sampling.beam_search.is_some() {
             let width = request.sampling.beam_width();
             let needs = BlockNeeds::new(&self.config, &self.active);
-            let worst = needs.worst_of(width, request.num_prompt_tokens(), request.max_kv_len());
+            let worst = needs.of_beams(width, request.num_prompt_tokens(), request.max_kv_len());
             self.config.check_beams(width, worst)?;
         }
         self.active.enqueue(request);
@@ -332,7 +332,7 @@ impl Engine {
         let start_together =
             self.lockstep.is_some() || self.config.policy == CapacityPolicy::StaticBatch;
         let taken = self.active.running().fold(0, |sum: u32, (_, sequence)| {
-            sum.saturating_add(sequence.num_uncomputed().0 * sequence.num_beams() as u32)
+            sum.saturating_add(sequence.num_uncomputed().0 * sequence.num_beams())
         });
         let tokens = match start_together {
             true => u32::MAX,
@@ -388,12 +388,12 @@ impl Engine {
     /// 4. A running sequence has blocks for what is computed, and something left to compute.
     /// 5. Running and paused sequences are in order of rank.
     /// 6. No sequence is longer than `max_seq_len`.
-    /// 7. The blocks that beams may still need are free, or will be when others pause.
+    /// 7. Where sequences are never paused, the blocks that they may still need are free.
     /// 8. The pages of adapters are held by the sequences that have them, and by no others.
     pub fn check_integrity(&self) {
         self.active.check_integrity();
         let running = self.active.running().map(|(_, sequence)| sequence);
-        for sequence in running.clone().chain(self.active.paused()) {
+        for sequence in running.chain(self.active.paused()) {
             let id = sequence.id();
             let len = sequence.len();
             assert!(len <= self.config.max_seq_len, "{id:?} is too long");
@@ -407,19 +407,7 @@ impl Engine {
                 assert_eq!(len.index(), num_tokens, "{id:?}");
             }
         }
-        let needs = BlockNeeds::new(&self.config, &self.active);
-        let num_free = self.active.kv().usage().num_free();
-        let can_pause = match self.config.window {
-            None => Blocks::ZERO,
-            Some(_) => running
-                .filter(|sequence| !sequence.has_beams())
-                .map(|sequence| sequence.blocks().num_held())
-                .sum(),
-        };
-        assert!(
-            needs.set_aside() <= num_free + can_pause,
-            "what is set aside is there"
-        );
+        BlockNeeds::new(&self.config, &self.active).check_integrity();
     }
 
     /// In lockstep, lets the answers of the batch leave once all of it has ended.

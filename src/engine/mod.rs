@@ -36,8 +36,7 @@
 //! - Requests of one priority start in order of arrival, except those that wait for blocks which another sequence is
 //!   about to write, or for the pages of their adapter. Behind a request that waits for pages, all that have adapters
 //!   wait, too, so that none waits forever; those without start.
-//! - Sequences are paused only under [`CapacityPolicy::MaxUtilization`]. One with beams is never paused: all the
-//!   blocks that it may need are set aside.
+//! - Sequences are paused only under [`CapacityPolicy::MaxUtilization`], with all their beams.
 //! - Every accepted request ends exactly once: with an [`Event::Finished`], or with an [`Engine::cancel`] that
 //!   returns `true`. Its blocks are free by then, or as soon as no step that is out has it.
 //! - A step that is planned ahead has only sequences that go on whatever the step before samples, unless that ends them:

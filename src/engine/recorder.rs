@@ -84,7 +84,7 @@ impl Recorder {
             return;
         }
         if config.record_requests {
-            self.record_stages(step, active, scheduler.num_contexts());
+            self.record_stages(step, active, scheduler.num_context_rows());
         }
         // In lockstep a batch is one iteration, which begins with its first step.
         if lockstep
@@ -134,7 +134,8 @@ impl Recorder {
         });
     }
 
-    fn record_stages(&mut self, step: &Step, active: &ActiveSequences, num_contexts: usize) {
+    /// Records what is active. The first `num_context_rows` of the planned sequences are contexts.
+    fn record_stages(&mut self, step: &Step, active: &ActiveSequences, num_context_rows: usize) {
         let stage = |id, stage| RequestStage {
             id,
             stage,
@@ -156,7 +157,7 @@ impl Recorder {
                 .binary_search_by_key(&planned.id, |stage| stage.id);
             let place = place.expect("every planned sequence runs");
             // What a step that was planned ahead computes counts as computed already.
-            self.stages[place].stage = match index < num_contexts {
+            self.stages[place].stage = match index < num_context_rows {
                 true => Stage::Context,
                 false => Stage::Generation,
             };

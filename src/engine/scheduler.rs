@@ -86,9 +86,16 @@ impl Scheduler {
         self.contexts.len()
     }
 
+    /// The planned sequences that are contexts: one for each, or for each of its beams.
+    pub(super) fn num_context_rows(&self) -> usize {
+        let rows = self.contexts.iter().map(|(_, chunk)| chunk.num_beams());
+        rows.sum::<u32>() as usize
+    }
+
     /// The context tokens in it.
     pub(super) fn num_context_tokens(&self) -> Tokens {
-        self.contexts.iter().map(|(_, chunk)| chunk.len()).sum()
+        let contexts = self.contexts.iter();
+        contexts.map(|(_, chunk)| chunk.num_tokens()).sum()
     }
 
     /// Requests that it skipped because they wait for the pages of their adapters.
@@ -130,13 +137,17 @@ impl Scheduler {
             self.generating.clear();
             num_generated = 0;
         }
-        budget.take_generation(Tokens(num_generated as u32));
+        budget.take_generation(Tokens(num_generated));
         for &slot in &self.in_context {
             if !budget.is_open() {
                 return;
             }
             let sequence = scope.active.sequence(slot);
-            let chunk = budget.take_context(sequence.computed(), sequence.num_uncomputed());
+            let chunk = budget.take_context(
+                sequence.computed(),
+                sequence.num_uncomputed(),
+                sequence.num_beams(),
+            );
             let Some(chunk) = chunk else { return };
             self.contexts.push((slot, chunk));
             self.being_written.extend(scope.active.next_block(slot));
@@ -206,12 +217,12 @@ impl Scheduler {
                 cursor.skip(entry);
                 continue;
             }
-            if !beside_beams.admit(width, demand.alone) || !blocks.admit(demand) {
+            if !beside_beams.admit(width) || !blocks.admit(demand) {
                 return;
             }
             let num_uncomputed = len - reused;
             let chunk = match budget.is_open() {
-                true => budget.take_context(reused, num_uncomputed),
+                true => budget.take_context(reused, num_uncomputed, 1),
                 false => None,
             };
             if chunk.is_none() && !is_lockstep {
@@ -235,10 +246,11 @@ impl Scheduler {
 
     /// Drafts tokens for those that generate, in order, with the tokens and the blocks that are left.
     fn draft(&mut self, scope: &mut Scope<'_>, budget: &mut TokenBudget) {
+        let needs = BlockNeeds::new(scope.config, scope.active);
         let mut free = capacity::blocks_for_drafts(
             scope.config.policy,
-            BlockNeeds::new(scope.config, scope.active).free(),
-            scope.active.num_running(),
+            needs.free(),
+            needs.num_beams(),
             scope.active.any_queued(),
         );
         for &slot in &self.generating {
@@ -306,6 +318,9 @@ impl Scheduler {
 /// compute next. Returns whether any was paused; `None` if none can run, because those that could be paused may be out
 /// with a step.
 fn make_room(scope: &mut Scope<'_>, micro_batch: usize) -> Option<bool> {
+    if !capacity::pauses(scope.config.policy) {
+        return Some(false);
+    }
     let needs = BlockNeeds::new(scope.config, scope.active);
     let mut free = needs.free();
     let mut lacking = needs.lacking_of_all(micro_batch, free);
@@ -327,12 +342,11 @@ fn make_room(scope: &mut Scope<'_>, micro_batch: usize) -> Option<bool> {
     Some(any_paused)
 }
 
-/// The last running sequence that has no beams and is not out with a step; never the first of all.
+/// The last running sequence that is not out with a step; never the first of all.
 fn last_that_can_pause(scope: &Scope<'_>) -> Option<SeqSlot> {
     let mut but_the_first = scope.active.running().skip(1).rev();
-    let found = but_the_first.find(|(_, sequence)| {
-        !sequence.has_beams() && !scope.micro_batches.is_out(sequence.micro_batch())
-    });
+    let found =
+        but_the_first.find(|(_, sequence)| !scope.micro_batches.is_out(sequence.micro_batch()));
     found.map(|(slot, _)| slot)
 }
 

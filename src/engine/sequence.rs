@@ -11,6 +11,9 @@
 //!                       v   |                  |       a pause gives the blocks back and sets
 //!                       paused <---------------+       computed to 0; the tokens are kept
 //! ```
+//!
+//! With beams, `computed` counts the tokens of each. After a pause the context is the tokens of all beams: first what
+//! they have in common, computed by one, and then the rest of each (`beams.rs`).
 
 use std::sync::Arc;
 
@@ -110,6 +113,28 @@ struct Details {
     drafter: Option<Box<Drafter>>,
     /// `None` without beam search.
     beams: Option<Box<Beams>>,
+}
+
+/// The beams that a sequence has once its context is computed; one without beam search.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BeamsToCome {
+    pub(super) num_beams: u32,
+    /// The tokens that all have in common, to be computed once.
+    pub(super) num_common: Tokens,
+    /// The tokens of each.
+    pub(super) len: Tokens,
+}
+
+impl BeamsToCome {
+    /// The beams, at most `width`, that go on from a context of `len` tokens.
+    pub(super) fn of_context(width: u32, len: Tokens, max_kv_len: Tokens) -> Self {
+        let num_own = Tokens(u32::from(width > 1));
+        Self {
+            num_beams: width,
+            num_common: len,
+            len: (len + num_own).min(max_kv_len),
+        }
+    }
 }
 
 /// The order in which sequences get blocks and tokens: the smaller first.
@@ -277,10 +302,26 @@ impl Sequence {
         }
     }
 
-    /// The number of tokens that are not computed.
+    /// How far it is computed by as many beams as by its next step: to where its beams part, or to its end.
+    #[inline]
+    fn end_of_stretch(&self) -> Tokens {
+        let beams = match self.is_plain {
+            true => None,
+            false => self.details.beams.as_ref(),
+        };
+        let num_common = beams.and_then(|beams| beams.num_common());
+        num_common.unwrap_or_else(|| self.len())
+    }
+
+    /// The tokens up to there.
+    pub(super) fn stretch(&self) -> &[TokenId] {
+        &self.tokens().as_slice()[..self.end_of_stretch().index()]
+    }
+
+    /// The number of tokens up to there that are not computed.
     #[inline]
     pub(super) fn num_uncomputed(&self) -> Tokens {
-        self.len() - self.computed
+        self.end_of_stretch() - self.computed
     }
 
     /// How far the next step computes it at most, with chunks of at most `max_chunk`.
@@ -317,19 +358,22 @@ impl Sequence {
         debug_assert_eq!(self.computed, Tokens::ZERO, "{} holds blocks", self.id);
         self.micro_batch.set(micro_batch);
         let num_reused = kv.totals().num_reused_blocks;
-        self.computed = self.first.reserve(&self.details.reuse, kv);
+        let end = self.end_of_stretch();
+        self.computed = self.first.reserve(end, &self.details.reuse, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;
         self.details.num_reused = Blocks(num_reused as u32);
     }
 
     /// Releases its blocks. All its tokens are context again.
     pub(super) fn pause(&mut self, kv: &mut KvCacheManager) {
-        debug_assert!(!self.has_beams(), "beams are never paused");
         self.details.kv_before = self.kv_blocks();
         self.details.num_reused = Blocks::ZERO;
         self.context = self.len();
         self.computed = Tokens::ZERO;
         self.first.release(kv);
+        if let Some(beams) = &mut self.details.beams {
+            beams.pause(self.first.tokens(), kv);
+        }
     }
 
     /// Gives all its blocks back, because it has ended.
@@ -411,6 +455,17 @@ impl Sequence {
         if !self.is_out() {
             self.computed = computed;
         }
+        if !self.is_plain {
+            self.part_beams(kv);
+        }
+    }
+
+    /// Lets its beams part, if it has computed what they have in common.
+    fn part_beams(&mut self, kv: &mut KvCacheManager) {
+        let num_taken = self.num_taken_by_first();
+        if let Some(beams) = &mut self.details.beams {
+            beams.part(&mut self.first, self.computed, num_taken, kv);
+        }
     }
 
     /// The same for one of its beams that is not the first.
@@ -473,7 +528,7 @@ impl Sequence {
         kv: &mut KvCacheManager,
         events: &mut Vec<Event>,
     ) -> Option<FinishReason> {
-        let num_taken = self.kv_blocks().num_new;
+        let num_taken = self.num_taken_by_first();
         let beams = self
             .details
             .beams
@@ -497,12 +552,25 @@ impl Sequence {
         !self.is_plain && self.details.beams.is_some()
     }
 
-    /// The number of its beams now.
+    /// The number of beams that its next step computes; 1 without beam search.
     #[inline]
-    pub(super) fn num_beams(&self) -> usize {
-        match self.is_plain {
-            true => 1,
-            false => self.details.beams.as_ref().map_or(1, |beams| beams.len()),
+    pub(super) fn num_beams(&self) -> u32 {
+        let beams = match self.is_plain {
+            true => None,
+            false => self.details.beams.as_ref(),
+        };
+        beams.map_or(1, |beams| beams.num_in_step() as u32)
+    }
+
+    /// While its context is computed, the beams that it will have then.
+    pub(super) fn beams_to_come(&self) -> BeamsToCome {
+        match &self.details.beams {
+            Some(beams) if beams.len() > 1 => BeamsToCome {
+                num_beams: beams.len() as u32,
+                num_common: self.end_of_stretch(),
+                len: self.len(),
+            },
+            _ => BeamsToCome::of_context(self.width(), self.len(), self.max_kv_len()),
         }
     }
 
@@ -573,12 +641,16 @@ impl Sequence {
             num_reused,
         } = self.details.kv_before;
         let by_beams = self.details.beams.as_ref().and_then(|it| it.num_taken());
-        let num_taken =
-            by_beams.unwrap_or_else(|| self.first.num_blocks() - self.details.num_reused);
+        let num_taken = by_beams.unwrap_or_else(|| self.num_taken_by_first());
         KvBlocks {
             num_new: num_new + num_taken,
             num_reused: num_reused + self.details.num_reused,
         }
+    }
+
+    /// The blocks that it has taken since it started or resumed, if only its first beam holds blocks.
+    fn num_taken_by_first(&self) -> Blocks {
+        self.first.num_blocks() - self.details.num_reused
     }
 
     /// The number of tokens that it has generated; of a beam search, in all hypotheses that it has found.

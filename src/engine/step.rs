@@ -138,7 +138,7 @@ impl Step {
         self.moves.extend_from_slice(moves);
     }
 
-    /// Appends the next `len` tokens of the context in `slot`, and takes its tokens along.
+    /// Appends the next `len` tokens of the context in `slot`, of each of its beams, and takes its tokens along.
     ///
     /// ```text
     /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
@@ -152,6 +152,9 @@ impl Step {
         let num_blocks = end.blocks_ceil(self.block_size);
         let samples = end == sequence.len();
         self.push(slot, sequence, start..end, num_blocks, samples);
+        if sequence.num_beams() > 1 {
+            self.push_other_beams(sequence, start..end);
+        }
     }
 
     /// Appends the last token of the sequence in `slot`, which generates, and takes its tokens along.
@@ -162,22 +165,25 @@ impl Step {
         // All that it holds: it has taken the last of them for this token.
         let num_blocks = sequence.blocks().len();
         let chunk = start..start + Tokens(1);
-        self.push(slot, sequence, chunk, num_blocks, true);
+        self.push(slot, sequence, chunk.clone(), num_blocks, true);
         if sequence.has_beams() {
-            self.push_other_beams(sequence);
+            self.push_other_beams(sequence, chunk);
         }
     }
 
-    /// Appends the last tokens of all beams but the first, which was just appended.
-    fn push_other_beams(&mut self, sequence: &mut Sequence) {
+    /// Appends the tokens in `chunk` of all beams but the first, whose were just appended.
+    fn push_other_beams(&mut self, sequence: &mut Sequence, chunk: Range<Tokens>) {
         let first = self.sequences.last().expect("the first beam").clone();
+        let num_blocks = chunk.end.blocks_ceil(self.block_size).0;
         for (beam, (tokens, blocks)) in (1..).zip(sequence.take_tokens_of_other_beams()) {
-            let token = (self.token_ids.len() - self.open_call.tokens) as u32;
-            self.token_ids.push(tokens.last());
+            let start = (self.token_ids.len() - self.open_call.tokens) as u32;
+            let chunk = &tokens.as_slice()[chunk.start.index()..chunk.end.index()];
+            self.token_ids.extend_from_slice(chunk);
+            let block_table = self.tables.put(first.slot, beam, blocks).start;
             self.sequences.push(PlannedSequence {
                 beam,
-                tokens: token..token + 1,
-                block_table: self.tables.put(first.slot, beam, blocks),
+                tokens: start..start + chunk.len() as u32,
+                block_table: block_table..block_table + num_blocks,
                 ..first.clone()
             });
             self.sequence_tokens.push(Some(tokens));

@@ -712,5 +712,7 @@ fn requests_with_and_without_beams_are_the_same_in_one_batch() {
         let happened = each_as_alone(name, &setup, &requests_with_beams());
         assert!(happened.max_sequences > 4, "{happened:?}");
         assert!(happened.num_copies > 10, "{happened:?}");
+        let may_pause = setup.policy == CapacityPolicy::MaxUtilization;
+        assert_eq!(happened.num_pauses > 0, may_pause, "{happened:?}");
     }
 }

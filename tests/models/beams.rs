@@ -4,10 +4,11 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
-use triton_inflight::engine::OutputOptions;
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, OutputOptions};
 use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
-use crate::support::{Request, Setup, fixture, serve};
+use crate::batching::assert_same_bits;
+use crate::support::{Request, Setup, fixture, serve, serve_alone};
 
 /// A beam search by transformers, and its results.
 #[derive(Deserialize)]
@@ -154,4 +155,62 @@ fn beams_and_their_scores_match_transformers() {
             assert!((sum - ours.cum_log_prob).abs() < 1e-3, "{what}");
         }
     }
+}
+
+#[test]
+fn a_search_that_is_paused_finds_the_same_bits() {
+    let roomy = Setup {
+        max_seq_len: 40,
+        ..setup()
+    };
+    // The largest search needs 21 blocks, and all together a few hundred.
+    let paused = Setup {
+        num_blocks: 24,
+        policy: CapacityPolicy::MaxUtilization,
+        ..roomy.clone()
+    };
+    // The rest of five beams is computed a few tokens at a time.
+    let chunked = Setup {
+        max_num_tokens: 24,
+        enable_chunked_context: true,
+        separate_calls: true,
+        reuse: BlockReuse::PartialBlocks,
+        ..paused.clone()
+    };
+    let slid = Setup {
+        windows: &[9, 14],
+        num_sinks: 2,
+        gives_back: true,
+        num_blocks: 36,
+        ..chunked.clone()
+    };
+    let mut num_pauses = [0; 3];
+    for name in ["llama3", "qwen3"] {
+        let of_model = cases().into_iter().filter(|case| case.model == name);
+        let requests: Vec<_> = of_model
+            .map(|case| Request {
+                outputs: OutputOptions {
+                    generation_logits: true,
+                    ..OutputOptions::default()
+                },
+                ..case.request()
+            })
+            .collect();
+        for (setup, num_pauses) in [&paused, &chunked, &slid].into_iter().zip(&mut num_pauses) {
+            let alone_setup = Setup {
+                windows: setup.windows,
+                num_sinks: setup.num_sinks,
+                ..roomy.clone()
+            };
+            let mut alone = alone_setup.load(name);
+            let (served, happened) = serve(&mut setup.load(name), setup, &requests);
+            *num_pauses += happened.num_pauses;
+            for (request, served) in requests.iter().zip(&served) {
+                assert!(!served.hypotheses.is_empty());
+                let expected = serve_alone(&mut alone, &alone_setup, request);
+                assert_same_bits(served, &expected, &format!("{name}, {setup:?}"));
+            }
+        }
+    }
+    assert!(num_pauses.iter().all(|&num| num > 0), "{num_pauses:?}");
 }

@@ -80,6 +80,27 @@ impl KvCacheManager {
         self.config.lacking(table.len(), table.num_held(), kv_len)
     }
 
+    /// The blocks that beams lack, all together, to hold `kv_len` positions each: those that `tables` lack, and a copy of
+    /// the block of the next position, `computed`, for all beams but one of those that share it.
+    pub(in crate::engine) fn probe_beams<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a BlockTable>,
+        computed: Tokens,
+        kv_len: Tokens,
+    ) -> Blocks {
+        let mut lacking = Blocks::ZERO;
+        let mut shared = Vec::new();
+        for table in tables {
+            lacking += self.probe(table, kv_len);
+            let place = self.shared_next(table, computed);
+            shared.extend(place.map(|place| table.blocks()[place]));
+        }
+        let num_shared = shared.len();
+        shared.sort_unstable();
+        shared.dedup();
+        lacking + Blocks((num_shared - shared.len()) as u32)
+    }
+
     /// What `reserve` would find for a context of `tokens`, of which at most `max_reusable` may be reused.
     pub(in crate::engine) fn find(
         &self,
