@@ -214,7 +214,9 @@ fn attend(
     let mut q = numbers(num_tokens * shape.q_len());
     for layer in 0..num_layers {
         let batch = cache.batch(&all, &tables);
-        cpu.rope_and_store(&qkv, shape, None, &rope, &batch, &mut cache, layer, &mut q);
+        cpu.rope_and_store(
+            &qkv, shape, None, &rope, &batch, &mut cache, layer, &mut q, None,
+        );
     }
     let spans = spans(chunk);
     let q = &q[..num_sequences * chunk * shape.q_len()];
@@ -225,11 +227,12 @@ fn attend(
         soft_cap: None,
         window: None,
         num_sinks: 0,
+        shifts_sinks: false,
     };
     let mut layer = 0;
     let seconds = bench.time(|| {
         let batch = cache.batch(&spans, &tables);
-        cpu.paged_attention(q, (&params, None), &batch, &cache, layer, &mut out);
+        cpu.paged_attention((q, None), (&params, None), &batch, &cache, layer, &mut out);
         layer = (layer + 1) % num_layers;
     });
     // Scores and weighted values over the positions that each query attends to.
@@ -309,7 +312,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
         let seconds = bench.time(|| {
             let batch = cache.batch(&spans, &tables);
             let (qkv, q) = (&x[..m * shape.qkv_len()], &mut out[..m * shape.q_len()]);
-            cpu.rope_and_store(qkv, shape, None, &rope, &batch, &mut cache, 0, q);
+            cpu.rope_and_store(qkv, shape, None, &rope, &batch, &mut cache, 0, q, None);
         });
         report("rope_and_store 12/4x64", m, seconds);
     }

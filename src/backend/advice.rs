@@ -41,6 +41,13 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
             engine.max_seq_len
         ));
     }
+    if settings.enable_sink_token_shift && (num_sinks == 0 || !has_windows) {
+        advice.push(
+            "enable_sink_token_shift is true and has no effect: no layer has both a window and sinks; set \
+             max_attention_window_size and sink_token_length, or leave enable_sink_token_shift out"
+                .to_owned(),
+        );
+    }
     if engine.num_micro_batches > 1 && engine.max_num_requests < 2 {
         advice.push(format!(
             "enable_trt_overlap is true and max_num_requests is {}: a request takes part in every second step, and \
@@ -118,6 +125,10 @@ mod tests {
             (
                 ("sink_token_length", "4"),
                 ["sink_token_length is 4", "max_attention_window_size"],
+            ),
+            (
+                ("enable_sink_token_shift", "true"),
+                ["enable_sink_token_shift is true", "sink_token_length"],
             ),
             (
                 ("enable_trt_overlap", "true"),

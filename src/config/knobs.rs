@@ -265,7 +265,15 @@ pub(super) fn knobs() -> Vec<Knob> {
             count(0..=MAX_COUNT),
             |s| &mut s.sink_token_length,
             "Number of positions at the start that every layer with a window attends to in addition \
-             (StreamingLLM). They keep their original positions.",
+             (StreamingLLM). They keep their original positions, unless `enable_sink_token_shift`.",
+        ),
+        knob(
+            "enable_sink_token_shift",
+            flag(),
+            |s| &mut s.enable_sink_token_shift,
+            "Whether positions are counted within the cache, as in StreamingLLM: for a layer with a window, the positions \
+             of `sink_token_length` are always right before those of its window, however long the sequence is. Only for \
+             models with rotary positions, on the CPU. See [Attention windows and sinks](kv-cache.md#attention-windows-and-sinks).",
         ),
         knob(
             "tokens_per_block",
@@ -707,6 +715,11 @@ mod tests {
             &["0", "", "4096,", "many"],
         ),
         ("sink_token_length", &["0", "4"], &["-1"]),
+        (
+            "enable_sink_token_shift",
+            &["true", "false"],
+            &["2", "cache"],
+        ),
         (
             "batch_scheduler_policy",
             &["guaranteed_no_evict", "MAX_UTILIZATION", "static_batch"],

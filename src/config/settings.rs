@@ -58,6 +58,8 @@ pub struct Settings {
     pub max_attention_window_size: Vec<NonZeroU32>,
     /// `sink_token_length`
     pub sink_token_length: u32,
+    /// `enable_sink_token_shift`
+    pub enable_sink_token_shift: bool,
     /// `max_num_requests`
     pub max_num_requests: Option<u32>,
     /// `drain_timeout_seconds`; None: no limit
@@ -182,6 +184,7 @@ impl Default for Settings {
             enable_partial_reuse: true,
             max_attention_window_size: Vec::new(),
             sink_token_length: 0,
+            enable_sink_token_shift: false,
             max_num_requests: None,
             drain_timeout_seconds: None,
             max_beam_width: 1,

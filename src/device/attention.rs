@@ -74,8 +74,8 @@ pub struct HeadPlaces {
 /// ```
 ///
 /// Positions are absolute: those between the sinks and the window are still counted, and rotary angles are
-/// those of the full sequence. The sinks (StreamingLLM; Xiao et al., arXiv:2309.17453) are seen in addition
-/// to the window.
+/// those of the full sequence, unless the sinks [shift](Self::shifts_sinks). The sinks (StreamingLLM; Xiao et al.,
+/// arXiv:2309.17453) are seen in addition to the window.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionParams {
     /// The heads.
@@ -88,4 +88,30 @@ pub struct AttentionParams {
     pub window: Option<NonZeroU32>,
     /// Positions at the start of the sequence that every later query sees in addition.
     pub num_sinks: u32,
+    /// Whether only the positions that a query sees count for its distance to the sinks, as if these were in front of the
+    /// window.
+    pub shifts_sinks: bool,
+}
+
+impl AttentionParams {
+    /// Where a query at `position` is for the sinks, if these shift.
+    ///
+    /// ```text
+    /// text       | 0 1 |                | 12 13 14 15 |      window 4, 2 sinks: the query at 15 sees what it would
+    /// cache      | 0 1 | 2  3  4  5 |                        see at 5
+    /// ```
+    ///
+    /// It is as far from the positions of its window as in the text. So of two queries, one with the rotation of the text
+    /// and one with that of this position, each meets the stored keys at the right distance.
+    pub fn shifted(&self, position: u32) -> u32 {
+        match self.window {
+            Some(window) => position.min((window.get() - 1).saturating_add(self.num_sinks)),
+            None => position,
+        }
+    }
+
+    /// Whether queries have another rotation for the sinks.
+    pub fn has_sink_queries(&self) -> bool {
+        self.shifts_sinks && self.window.is_some() && self.num_sinks > 0
+    }
 }

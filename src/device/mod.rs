@@ -138,6 +138,9 @@ pub trait Device: Sized {
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
 
+    /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
+    const HAS_SINK_QUERIES: bool = false;
+
     /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
     /// and 4 of them.
     const HAS_TILES: bool = true;
@@ -548,7 +551,13 @@ pub trait Device: Sized {
     fn num_touched_experts(&self, rows: &Self::ExpertRows) -> usize;
 
     /// Normalises the queries and keys of `qkv` if the model does so, rotates them, writes the queries to
-    /// `q` and stores keys and values in a layer of the cache. `qkv` may hold anything afterwards.
+    /// `q` and stores keys and values in a layer of the cache. `sink_q` takes the queries with the rotation of their
+    /// [shifted](AttentionParams::shifted) positions. `qkv` may hold anything afterwards.
+    ///
+    /// # Panics
+    ///
+    /// If there is a `sink_q`, and the device [has](Device::HAS_SINK_QUERIES) none.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn rope_and_store(
         &mut self,
         step: &Self::Step<'_>,
@@ -557,21 +566,23 @@ pub trait Device: Sized {
         cache: &mut Self::KvCache,
         layer: usize,
         q: &mut Self::Inputs,
+        sink_q: Option<(&AttentionParams, &mut Self::Inputs)>,
     );
 
     /// Attention of the queries of all tokens over the cached positions of their sequences, up to their own. `sink_logits` are
-    /// scores of no position, one for each query head, which only add to the sum that results are divided by.
+    /// scores of no position, one for each query head, which only add to the sum that results are divided by. Behind the
+    /// queries come those for the sinks, if they are others.
     ///
     /// # Panics
     ///
-    /// If there are some, and the device [has](Device::HAS_SINK_LOGITS) none.
+    /// If there are some, and the device [has](Device::HAS_SINK_LOGITS) [none](Device::HAS_SINK_QUERIES).
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,
         step: &Self::Step<'_>,
         params: &AttentionParams,
         sink_logits: Option<&Self::Vector>,
-        q: &Self::Inputs,
+        queries: (&Self::Inputs, Option<&Self::Inputs>),
         cache: &Self::KvCache,
         layer: usize,
         out: &mut Self::Inputs,

@@ -74,6 +74,8 @@ struct Buffers<D: Device> {
     qkv: D::Sums,
     /// Rotated queries, unless attention is latent.
     q: D::Inputs,
+    /// The same for the sinks, if they are others.
+    sink_q: Option<D::Inputs>,
     /// The output of attention.
     attended: D::Inputs,
     /// `intermediate_size` wide: the input of the down projection.
@@ -127,6 +129,9 @@ impl<D: Device> Decoder<D> {
         if let Some(latent) = spec.latent_shape() {
             check_latent::<D>(spec.family, &latent, limits)?;
         }
+        if limits.attention.shifts_sinks {
+            check_shift::<D>(spec)?;
+        }
         // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
@@ -155,6 +160,7 @@ impl<D: Device> Decoder<D> {
             None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
         };
         let num_tiles = part.num_tiles();
+        let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
         Ok(Self {
             stage: part.stage.clone(),
             weights,
@@ -174,6 +180,10 @@ impl<D: Device> Decoder<D> {
             buffers: Buffers {
                 qkv: device.alloc_sums(max_rows, qkv_len)?,
                 q: device.alloc_inputs(max_rows, q_len)?,
+                sink_q: match has_sink_queries {
+                    true => Some(device.alloc_inputs(max_rows, q_len)?),
+                    false => None,
+                },
                 attended: device.alloc_inputs(max_rows, attended_len)?,
                 inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
             },
@@ -369,8 +379,17 @@ impl<D: Device> Decoder<D> {
             qk_norm: norm,
             angles: &self.angles[attention.angles],
         };
+        let Buffers {
+            qkv,
+            q,
+            sink_q,
+            attended,
+            ..
+        } = buffers;
+        let mut sink_q = sink_q.as_mut().filter(|_| params.has_sink_queries());
+        let for_sinks = sink_q.as_deref_mut().map(|sink_q| (&params, sink_q));
         run.device
-            .rope_and_store(step, rope, &mut buffers.qkv, cache, index, &mut buffers.q);
+            .rope_and_store(step, rope, qkv, cache, index, q, for_sinks);
         let kv_bytes = self.kv_bytes_per_position;
         run.probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
@@ -380,12 +399,11 @@ impl<D: Device> Decoder<D> {
                 num_operations: rotated.num_operations,
             }
         });
-        let (q, attended) = (&buffers.q, &mut buffers.attended);
         run.device.paged_attention(
             step,
             &params,
             sink_logits.as_ref(),
-            q,
+            (q, sink_q.as_deref()),
             cache,
             index,
             attended,
@@ -567,6 +585,31 @@ fn check_latent<D: Device>(
     Ok(())
 }
 
+/// Refuses sinks that shift where queries cannot have another rotation for them.
+fn check_shift<D: Device>(spec: &ModelSpec) -> Result<(), LoadError> {
+    let family = spec.family;
+    let mut rotated = spec.layers.iter().map(|layer| &layer.attention.rope);
+    let cannot = if spec.learned_positions.is_some() {
+        "adds learned positions to the embedded tokens, which cannot shift"
+    } else if spec.latent_shape().is_some() {
+        "has latent attention, whose sinks keep their positions"
+    } else if !rotated.any(|rope| rope.rotary_dim > 0) {
+        "has no rotary positions"
+    } else if !D::HAS_SINK_QUERIES {
+        return Err(LoadError::Resource(
+            "enable_sink_token_shift is true, and sinks shift on the CPU only: use an instance_group of kind KIND_CPU, or \
+             set it to false"
+                .to_owned(),
+        ));
+    } else {
+        return Ok(());
+    };
+    Err(LoadError::Config {
+        problem: format!("enable_sink_token_shift is true, and {family} {cannot}"),
+        remedy: "set it to false, or leave it out".to_owned(),
+    })
+}
+
 /// The attention of each layer, and the position embeddings that it refers to.
 fn layer_attention<'a>(
     spec: &'a ModelSpec,
@@ -588,6 +631,7 @@ fn layer_attention<'a>(
                 soft_cap: attention.soft_cap,
                 window,
                 num_sinks: limits.attention.num_sinks.0,
+                shifts_sinks: limits.attention.shifts_sinks,
             },
             angles,
             qk_norm: attention.qk_norm.map(|norm| (norm.width, norm.eps)),

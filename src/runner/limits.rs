@@ -76,8 +76,8 @@ impl RunnerLimits {
 /// How far back attention looks, as configured. The default is unlimited.
 ///
 /// In a layer with the window `w`, the query at position `q` sees the positions above `q - w` up to its own, and all
-/// positions below `num_sinks` (StreamingLLM; Xiao et al., arXiv:2309.17453). Positions are not renumbered: rotary
-/// angles are those of the full sequence.
+/// positions below `num_sinks` (StreamingLLM; Xiao et al., arXiv:2309.17453). Rotary angles are those of the full sequence,
+/// unless the sinks shift.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttentionWindows {
     /// The windows of the layers, `max_attention_window_size`. A list that is shorter than the number of layers is
@@ -85,6 +85,8 @@ pub struct AttentionWindows {
     pub windows: Vec<NonZeroU32>,
     /// Positions at the start of the sequence that layers with a window see in addition, `sink_token_length`.
     pub num_sinks: Tokens,
+    /// Whether distances to the sinks count only what the query sees, as in StreamingLLM, `enable_sink_token_shift`.
+    pub shifts_sinks: bool,
 }
 
 impl AttentionWindows {

@@ -256,6 +256,7 @@ mod tests {
             soft_cap: None,
             window: None,
             num_sinks: 0,
+            shifts_sinks: false,
         };
         // A chunk of 3 tokens that ends at position 5, and a sequence that generates its eighth.
         let spans = [

@@ -100,6 +100,7 @@ impl Case {
                 soft_cap: None,
                 window: None,
                 num_sinks: 0,
+                shifts_sinks: false,
             },
         };
         let num_blocks = self.len.div_ceil(block_size as usize) + 3;

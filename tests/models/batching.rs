@@ -112,6 +112,7 @@ fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
         max_beam_width: setup.max_beam_width,
         windows: setup.windows,
         num_sinks: setup.num_sinks,
+        shifts_sinks: setup.shifts_sinks,
         kv_dtype: setup.kv_dtype,
         weights: setup.weights,
         simd: setup.simd,
@@ -325,6 +326,49 @@ fn a_request_is_the_same_when_blocks_outside_its_windows_are_taken_away() {
         let happened = serves_as_alone(name, &setup);
         assert!(happened.num_taken >= 10, "{happened:?}");
     }
+}
+
+#[test]
+fn a_request_is_the_same_where_sinks_shift_however_it_is_scheduled() {
+    let chunked = Setup {
+        max_num_tokens: 32,
+        block_size: 4,
+        num_blocks: 80,
+        enable_chunked_context: true,
+        windows: &[25, 12],
+        num_sinks: 5,
+        shifts_sinks: true,
+        gives_back: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..Setup::default()
+    };
+    let paused = Setup {
+        num_blocks: 30,
+        policy: CapacityPolicy::MaxUtilization,
+        gives_back: false,
+        ..chunked.clone()
+    };
+    let int8 = Setup {
+        kv_dtype: KvDtype::Int8,
+        ..paused.clone()
+    };
+    let (mut num_copies, mut num_pauses) = (0, 0);
+    for (name, setup) in [
+        ("llama3", &chunked),
+        ("qwen3-windows", &paused),
+        ("smollm3", &int8),
+    ] {
+        let happened = each_as_alone(name, setup, &requests_that_share());
+        num_copies += happened.num_copies;
+        num_pauses += happened.num_pauses;
+        let gives_back = happened.num_holes > 20;
+        assert_eq!(gives_back, setup.gives_back, "{happened:?}");
+    }
+    assert!(
+        num_copies > 5 && num_pauses > 0,
+        "{num_copies}, {num_pauses}"
+    );
 }
 
 #[test]

@@ -75,6 +75,24 @@ fn the_cpu_and_the_reference_device_agree() {
     }
 }
 
+#[test]
+fn the_cpu_and_the_reference_device_agree_where_sinks_shift() {
+    let setup = Setup {
+        windows: &[16, 9],
+        num_sinks: 3,
+        shifts_sinks: true,
+        gives_back: true,
+        ..Setup::default()
+    };
+    for name in ["qwen3", "gpt-oss"] {
+        let (ours, _) = serve(&mut setup.load(name), &setup, &requests());
+        let mut reference =
+            setup.load_on::<Reference>(&fixture(name), &ReferenceOptions::default());
+        let (theirs, _) = serve(&mut reference, &setup, &requests());
+        assert_near(name, &ours, &theirs, 0.1);
+    }
+}
+
 /// Serves the same requests on the CPU and on another device, and compares tokens and logits.
 pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
     let requests = requests();

@@ -217,6 +217,7 @@ impl Device for Reference {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+    const HAS_SINK_QUERIES: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
 
@@ -777,6 +778,7 @@ impl Device for Reference {
         cache: &mut Cache,
         layer: usize,
         q: &mut Rows,
+        mut sink_q: Option<(&AttentionParams, &mut Rows)>,
     ) {
         let HeadShape {
             num_q_heads,
@@ -812,6 +814,15 @@ impl Device for Reference {
                 for (i, value) in x.into_iter().enumerate() {
                     q.set(row, head * head_dim + i, value);
                 }
+                let Some((params_of_sinks, sink_q)) = &mut sink_q else {
+                    continue;
+                };
+                let position = params_of_sinks.shifted(position as u32) as usize;
+                let angles = params.angles.row(position);
+                let x = rotate(&norm(q_norm, queries, head), angles);
+                for (i, value) in x.into_iter().enumerate() {
+                    sink_q.set(row, head * head_dim + i, value);
+                }
             }
             for (head, value) in values.chunks(head_dim).enumerate() {
                 let place = cache.place(layer, block, offset, head);
@@ -829,7 +840,7 @@ impl Device for Reference {
         step: &Step<'_>,
         params: &AttentionParams,
         sink_logits: Option<&Vec<f32>>,
-        q: &Rows,
+        (q, sink_q): (&Rows, Option<&Rows>),
         cache: &Cache,
         layer: usize,
         out: &mut Rows,
@@ -859,13 +870,17 @@ impl Device for Reference {
                         let block = table[other / block_size];
                         cache.place(layer, block, other % block_size, kv_head)
                     };
-                    let query = &q.row(row)[head * head_dim..][..head_dim];
+                    let query_for = |other: usize| {
+                        let is_sink = other < params.num_sinks as usize;
+                        let q = sink_q.filter(|_| is_sink).unwrap_or(q);
+                        &q.row(row)[head * head_dim..][..head_dim]
+                    };
                     let scores: Vec<f64> = seen
                         .iter()
                         .map(|&other| {
                             let key = &cache.keys[place(other)];
-                            let products =
-                                query.iter().zip(key).map(|(&q, &k)| exact(q) * exact(k));
+                            let query = query_for(other).iter();
+                            let products = query.zip(key).map(|(&q, &k)| exact(q) * exact(k));
                             let score = products.sum::<f64>() * exact(params.scale);
                             capped(score, params.soft_cap)
                         })

@@ -59,6 +59,8 @@ pub struct Setup {
     /// The user's limits of the layers' windows and sinks.
     pub windows: &'static [u32],
     pub num_sinks: u32,
+    /// Whether they shift.
+    pub shifts_sinks: bool,
     /// Whether the engine frees blocks outside of the windows.
     pub gives_back: bool,
     /// Whether each sequence has a single block.
@@ -96,6 +98,7 @@ impl Default for Setup {
             adapter_bytes: 8 << 20,
             windows: &[],
             num_sinks: 0,
+            shifts_sinks: false,
             gives_back: false,
             contiguous: false,
             moves_blocks: false,
@@ -156,6 +159,7 @@ impl Setup {
                 .filter_map(|&window| NonZeroU32::new(window))
                 .collect(),
             num_sinks: Tokens(self.num_sinks),
+            shifts_sinks: self.shifts_sinks,
         }
     }
 

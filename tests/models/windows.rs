@@ -25,6 +25,7 @@ fn limits(windows: &[u32], num_sinks: u32) -> AttentionWindows {
     AttentionWindows {
         windows: windows.iter().filter_map(|&w| NonZeroU32::new(w)).collect(),
         num_sinks: Tokens(num_sinks),
+        shifts_sinks: false,
     }
 }
 
@@ -135,6 +136,65 @@ fn sinks_are_seen_besides_the_window() {
     assert!(serve(setup(4)) != everything && serve(setup(4)) != serve(setup(0)));
     // Of 60 + 20 positions, the last query sees 40 sinks and a window of 40: all.
     assert!(serve(setup(40)) == everything);
+}
+
+#[test]
+fn sinks_that_shift_are_where_a_text_without_what_was_evicted_has_them() {
+    let (window, num_sinks) = (24, 4);
+    let text = prompt(70).prompt;
+    let kept = [&text[..num_sinks], &text[text.len() - window..]].concat();
+    for name in ["llama3", "qwen3", "stablelm", "llama-yarn"] {
+        // In one layer a key depends on its token and its position only.
+        let copy = Copy::of(name).config(json!({"num_hidden_layers": 1, "layer_types": null}));
+        let logits = |prompt: &[u32], setup: &Setup| {
+            let mut runner = copy.load_with(setup).expect("it loads");
+            let served = serve_alone(&mut runner, setup, &Request::greedy(prompt, 1));
+            served.logits[0].clone()
+        };
+        let difference = |a: &[f32], b: &[f32]| {
+            let pairs = a.iter().zip(b);
+            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        let in_place = Setup {
+            windows: &[24],
+            num_sinks: num_sinks as u32,
+            ..Setup::default()
+        };
+        let shifting = Setup {
+            shifts_sinks: true,
+            ..in_place.clone()
+        };
+        let expected = logits(&kept, &Setup::default());
+        let shifted = difference(&logits(&text, &shifting), &expected);
+        let stayed = difference(&logits(&text, &in_place), &expected);
+        // Keys are rounded behind another rotation.
+        assert!(shifted < 0.04, "{name}: {shifted}");
+        assert!(stayed > 8.0 * shifted, "{name}: {stayed}, and {shifted}");
+        // Nothing is evicted, so nothing shifts.
+        let short = difference(&logits(&kept, &shifting), &expected);
+        assert!(short < 0.03, "{name}: {short}");
+    }
+}
+
+#[test]
+fn sinks_of_models_without_rotary_positions_do_not_shift() {
+    let setup = Setup {
+        windows: &[24],
+        num_sinks: 4,
+        shifts_sinks: true,
+        ..Setup::default()
+    };
+    for (name, reason) in [
+        ("gpt2", "GPT2LMHeadModel adds learned positions"),
+        ("opt", "OPTForCausalLM adds learned positions"),
+        ("deepseek-v2", "DeepseekV2ForCausalLM has latent attention"),
+    ] {
+        let error = Copy::of(name).load_with(&setup).err().expect("refused");
+        let error = error.to_string();
+        for part in ["enable_sink_token_shift is true", reason, "set it to false"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -194,7 +194,7 @@ impl Bench<'_> {
                 qk_norm: None,
                 angles: &angles,
             };
-            device.rope_and_store(&begun, params, &mut qkv, &mut cache, 0, &mut q);
+            device.rope_and_store(&begun, params, &mut qkv, &mut cache, 0, &mut q, None);
         })
     }
 
@@ -214,7 +214,7 @@ impl Bench<'_> {
             rows: batch(num_rows),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, None, &q, &cache, 0, &mut out);
+            device.paged_attention(&begun, &params, None, (&q, None), &cache, 0, &mut out);
         })
     }
 
@@ -303,7 +303,7 @@ impl Bench<'_> {
             rows: format!("prompt of {len}"),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, None, &q, &cache, 0, &mut out);
+            device.paged_attention(&begun, &params, None, (&q, None), &cache, 0, &mut out);
         })
     }
 
@@ -450,6 +450,7 @@ fn attention_params(heads: HeadShape) -> AttentionParams {
         soft_cap: None,
         window: None,
         num_sinks: 0,
+        shifts_sinks: false,
     }
 }
 

@@ -74,6 +74,7 @@ impl Device for Cpu {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+    const HAS_SINK_QUERIES: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
 
@@ -510,6 +511,7 @@ impl Device for Cpu {
         cache: &mut KvCache,
         layer: usize,
         q: &mut Rows<bf16>,
+        sink_q: Option<(&AttentionParams, &mut Rows<bf16>)>,
     ) {
         let num_rows = step.batch.num_tokens();
         let norm = params.qk_norm.map(of_heads);
@@ -522,6 +524,7 @@ impl Device for Cpu {
             cache,
             layer,
             q.first_mut(num_rows),
+            sink_q.map(|(params, q)| (params, q.first_mut(num_rows))),
         );
     }
 
@@ -530,14 +533,14 @@ impl Device for Cpu {
         step: &CpuStep<'_>,
         params: &AttentionParams,
         sink_logits: Option<&Vec<f32>>,
-        q: &Rows<bf16>,
+        (q, sink_q): (&Rows<bf16>, Option<&Rows<bf16>>),
         cache: &KvCache,
         layer: usize,
         out: &mut Rows<bf16>,
     ) {
         let num_rows = step.batch.num_tokens();
         self.paged_attention(
-            q.first(num_rows),
+            (q.first(num_rows), sink_q.map(|q| q.first(num_rows))),
             (params, sink_logits.map(Vec::as_slice)),
             &step.batch,
             cache,

@@ -212,7 +212,14 @@ impl Cpu {
         });
 
         let attended = first_mut(attended, num_rows * latent_dim);
-        self.paged_attention(keyed, (&of.attention, None), batch, cache, layer, attended);
+        self.paged_attention(
+            (keyed, None),
+            (&of.attention, None),
+            batch,
+            cache,
+            layer,
+            attended,
+        );
         let attended = &*attended;
         let by_heads = first_mut(by_heads, num_rows * latent_dim);
         self.for_each_head_of(

@@ -10,7 +10,7 @@ use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
 use crate::base::BlockId;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{HeadShape, KvBatch, QkNorm, QkNormWidth, RopeTable};
+use crate::device::{AttentionParams, HeadShape, KvBatch, QkNorm, QkNormWidth, RopeTable};
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -25,7 +25,8 @@ pub(super) const TASK_TOKENS: usize = 4;
 impl Cpu {
     /// Normalises the queries and keys if there is a `norm`, rotates them by their positions, writes the
     /// queries to `q`, and stores keys and values in `layer` of the cache. `qkv` is `[m, qkv_len]`, `q` is
-    /// `[m, q_len]`; `batch` has the positions and blocks of the tokens.
+    /// `[m, q_len]`; `batch` has the positions and blocks of the tokens. `sink_q`, `[m, q_len]`, takes the queries at
+    /// their [shifted](AttentionParams::shifted) positions.
     ///
     /// # Panics
     ///
@@ -44,6 +45,7 @@ impl Cpu {
         cache: &mut KvCache,
         layer: usize,
         q: &mut [bf16],
+        sink_q: Option<(&AttentionParams, &mut [bf16])>,
     ) {
         let layout = *cache.layout();
         let d = shape.head_dim;
@@ -56,6 +58,12 @@ impl Cpu {
             q.len(),
             batch.num_tokens() * shape.q_len(),
             "q is [m, q_len]"
+        );
+        assert!(
+            sink_q
+                .as_ref()
+                .is_none_or(|(_, sink_q)| sink_q.len() == q.len()),
+            "sink_q is [m, q_len]"
         );
         assert!(
             layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
@@ -78,6 +86,8 @@ impl Cpu {
         let num_tasks = batch.num_tokens().div_ceil(TASK_TOKENS);
         let cache = &cache.layer_mut(layer);
         let q = DisjointSlice::new(q.reinterpret_cast_mut());
+        let sink_q = sink_q
+            .map(|(params, sink_q)| (params, DisjointSlice::new(sink_q.reinterpret_cast_mut())));
         let call = &RopeCall {
             shape,
             norm,
@@ -91,8 +101,15 @@ impl Cpu {
                 let scratch = &mut worker.rope;
                 for token in first..end {
                     let qkv = &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
+                    let row = (token * shape.q_len(), shape.q_len());
                     // SAFETY: each row belongs to one task.
-                    let q = unsafe { q.slice(token * shape.q_len(), shape.q_len()) };
+                    let q = unsafe { q.slice(row.0, row.1) };
+                    let for_sinks = sink_q.as_ref().map(|(params, sink_q)| {
+                        let (_, position) = batch.place(token);
+                        let position = params.shifted(position as u32) as usize;
+                        // SAFETY: as above.
+                        (rope.row(position), unsafe { sink_q.slice(row.0, row.1) })
+                    });
                     let place = place(batch, token, rope, call.block_size);
                     for_each_simd!(simd, rope_and_store_token, (
                         call: &RopeCall<'_>,
@@ -100,6 +117,7 @@ impl Cpu {
                         place: TokenPlace<'_>,
                         scratch: &mut RopeScratch,
                         q: &mut [u16],
+                        for_sinks: Option<(&[f32], &mut [u16])>,
                     ));
                 }
             });
@@ -142,6 +160,7 @@ fn rope_and_store_token(
     place: TokenPlace<'_>,
     scratch: &mut RopeScratch,
     q: &mut [u16],
+    for_sinks: Option<(&[f32], &mut [u16])>,
 ) {
     let HeadShape {
         num_kv_heads,
@@ -162,12 +181,14 @@ fn rope_and_store_token(
             ],
         },
     };
-    let heads = q_in.chunks_exact(d).zip(q.chunks_exact_mut(d));
-    for (index, (x, out)) in heads.enumerate() {
-        normalise(x, q_norm, index, head);
-        rotate(head, place.angles);
-        for (x, out) in head.iter().zip(out) {
-            *out = to_bf16_bits(*x);
+    for (angles, q) in [(place.angles, q)].into_iter().chain(for_sinks) {
+        let heads = q_in.chunks_exact(d).zip(q.chunks_exact_mut(d));
+        for (index, (x, out)) in heads.enumerate() {
+            normalise(x, q_norm, index, head);
+            rotate(head, angles);
+            for (x, out) in head.iter().zip(out) {
+                *out = to_bf16_bits(*x);
+            }
         }
     }
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {

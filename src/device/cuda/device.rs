@@ -545,7 +545,9 @@ impl Device for Cuda {
         cache: &mut KvCache,
         layer: usize,
         q: &mut Rows<bf16>,
+        sink_q: Option<(&AttentionParams, &mut Rows<bf16>)>,
     ) {
+        assert!(sink_q.is_none(), "one query for all positions");
         let heads = params.heads;
         let arrays = cache.layer(layer);
         let (q_norm, k_norm, eps) = match params.qk_norm {
@@ -596,11 +598,12 @@ impl Device for Cuda {
         step: &CudaStep,
         params: &AttentionParams,
         sink_logits: Option<&Vector>,
-        q: &Rows<bf16>,
+        (q, sink_q): (&Rows<bf16>, Option<&Rows<bf16>>),
         cache: &KvCache,
         layer: usize,
         out: &mut Rows<bf16>,
     ) {
+        assert!(sink_q.is_none(), "one query for all positions");
         let sink_logits = sink_logits.map_or(0, |logits| logits.memory.address());
         let (q, out) = (q.address(), out.address());
         self.attend(step, params, sink_logits, q, cache, layer, out);

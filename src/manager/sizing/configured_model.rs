@@ -135,6 +135,7 @@ impl ConfiguredModel<'_> {
         AttentionWindows {
             windows: self.settings.max_attention_window_size.clone(),
             num_sinks: Tokens(self.settings.sink_token_length),
+            shifts_sinks: self.settings.enable_sink_token_shift,
         }
     }
 }

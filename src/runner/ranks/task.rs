@@ -83,6 +83,7 @@ struct Limits {
     weights: Option<Weights>,
     windows: Vec<NonZeroU32>,
     num_sinks: u32,
+    shifts_sinks: bool,
 }
 
 /// [`WeightPrecision`].
@@ -148,6 +149,7 @@ impl Task {
                 weights: limits.weights.map(Weights::new),
                 windows: limits.attention.windows.clone(),
                 num_sinks: limits.attention.num_sinks.0,
+                shifts_sinks: limits.attention.shifts_sinks,
             },
             device,
         }
@@ -182,6 +184,7 @@ impl Task {
             attention: AttentionWindows {
                 windows: limits.windows.clone(),
                 num_sinks: Tokens(limits.num_sinks),
+                shifts_sinks: limits.shifts_sinks,
             },
             adapters: AdapterRoom::default(),
         })
@@ -230,6 +233,7 @@ mod tests {
             attention: AttentionWindows {
                 windows: vec![NonZeroU32::new(16).expect("not zero")],
                 num_sinks: Tokens(4),
+                shifts_sinks: true,
             },
             ..RunnerLimits::of(&EngineConfig::default())
         };

@@ -47,6 +47,14 @@ pub(in super::super) struct AttentionScratch {
     copies: Copies,
 }
 
+/// The positions that queries meet, of those that they see.
+#[derive(Clone, Copy)]
+enum Met {
+    All,
+    Sinks,
+    Others,
+}
+
 /// The operands of a call, and its division into tasks.
 pub(super) struct AttentionCall<'a> {
     simd: Simd,
@@ -58,6 +66,8 @@ pub(super) struct AttentionCall<'a> {
     batch: &'a KvBatch<'a>,
     cache: &'a KvLayer<'a>,
     q: &'a [u16],
+    /// The queries for the sinks, if they are others.
+    sink_q: Option<&'a [u16]>,
     /// The number of query tiles before each span.
     tile_starts: &'a [usize],
     num_tiles: usize,
@@ -78,7 +88,7 @@ impl<'a> AttentionCall<'a> {
         (params, sink_logits): (&'a AttentionParams, Option<&'a [f32]>),
         batch: &'a KvBatch<'a>,
         cache: &'a KvLayer<'a>,
-        q: &'a [u16],
+        (q, sink_q): (&'a [u16], Option<&'a [u16]>),
         tile_starts: &'a mut Vec<usize>,
     ) -> Self {
         let shape = params.shape;
@@ -99,6 +109,7 @@ impl<'a> AttentionCall<'a> {
             batch,
             cache,
             q,
+            sink_q,
             tile_starts,
             num_tiles,
             num_groups: shape.num_kv_heads,
@@ -193,19 +204,30 @@ impl<'a> AttentionCall<'a> {
         (position + 1).saturating_sub(window)
     }
 
-    /// A mask of the positions of the tile at `start` that the query at `position` sees.
-    fn seen(&self, position: usize, start: usize) -> u64 {
+    /// A mask of the positions of the tile at `start` that the query at `position` meets.
+    fn seen(&self, met: Met, position: usize, start: usize) -> u64 {
         let below = |end: usize| match end.saturating_sub(start) {
             len @ 0..TILE => (1_u64 << len) - 1,
             _ => u64::MAX,
         };
         let sinks = below(self.params.num_sinks as usize);
-        below(position + 1) & (sinks | !below(self.first_seen(position)))
+        let window = !below(self.first_seen(position));
+        let among = match met {
+            Met::All => sinks | window,
+            Met::Sinks => sinks,
+            Met::Others => window & !sinks,
+        };
+        below(position + 1) & among
     }
 
-    /// The starts of the tiles within `positions` that any query of the task sees: first those of the sinks, then those
-    /// of the window. `positions` start at a tile.
-    fn tiles(&self, task: &Task<'_>, positions: &Range<usize>) -> impl Iterator<Item = usize> {
+    /// The starts of the tiles within `positions` of which any query of the task meets a position: first those of the
+    /// sinks, then those of the window. `positions` start at a tile.
+    fn tiles(
+        &self,
+        met: Met,
+        task: &Task<'_>,
+        positions: &Range<usize>,
+    ) -> impl Iterator<Item = usize> {
         let among = |range: Range<usize>| {
             let (start, end) = (
                 range.start.max(positions.start),
@@ -213,9 +235,25 @@ impl<'a> AttentionCall<'a> {
             );
             (start..end).step_by(TILE)
         };
-        let first = self.first_seen(task.first_position) / TILE * TILE;
-        let sinks = among(0..first.min(self.params.num_sinks as usize));
-        sinks.chain(among(first..task.first_position + task.num_tokens))
+        let num_sinks = self.params.num_sinks as usize;
+        let end = task.first_position + task.num_tokens;
+        let first = self.first_seen(task.first_position);
+        let first = match met {
+            Met::All => first,
+            Met::Sinks => end,
+            Met::Others => first.max(num_sinks),
+        };
+        let first = first / TILE * TILE;
+        let sinks = match met {
+            Met::All => 0..first.min(num_sinks),
+            Met::Sinks => 0..end.min(num_sinks),
+            Met::Others => 0..0,
+        };
+        let window = match met {
+            Met::Sinks => 0..0,
+            Met::All | Met::Others => first..end,
+        };
+        among(sinks).chain(among(window))
     }
 
     /// Computes one task, and writes its rows of `out`.
@@ -298,14 +336,45 @@ impl<'a> AttentionCall<'a> {
         totals: &mut [f32],
     ) {
         parts::clear(totals, parts::row_len(self.cache.layout()));
-        let mut tiles = self.tiles(task, &positions);
+        let met = match self.sink_q {
+            Some(sink_q) => {
+                self.meet(
+                    (Met::Sinks, sink_q),
+                    (task, &positions),
+                    None,
+                    scratch,
+                    totals,
+                );
+                Met::Others
+            }
+            None => Met::All,
+        };
+        self.meet(
+            (met, self.q),
+            (task, &positions),
+            next_task,
+            scratch,
+            totals,
+        );
+    }
+
+    /// The same for the positions that these queries meet.
+    fn meet(
+        &self,
+        (met, q): (Met, &[u16]),
+        (task, positions): (&Task<'_>, &Range<usize>),
+        next_task: Option<(Task<'_>, Range<usize>)>,
+        scratch: &mut AttentionScratch,
+        totals: &mut [f32],
+    ) {
+        let mut tiles = self.tiles(met, task, positions);
         let Some(first) = tiles.next() else { return };
         scratch.queries.clear();
         for token in 0..task.num_tokens {
             let head_dim = self.params.shape.head_dim;
             let (start, len) = self.place(task, token, head_dim);
             let queries = &mut scratch.queries;
-            queries.add(self.simd, self.operands, &self.q[start..][..len], head_dim);
+            queries.add(self.simd, self.operands, &q[start..][..len], head_dim);
         }
         scratch.prepare(task.num_tokens * self.heads(), self.cache.layout());
 
@@ -316,10 +385,11 @@ impl<'a> AttentionCall<'a> {
             groups = next.map(|start| groups_in_place(self.cache, task, start));
             let ahead = groups.or_else(|| {
                 let (next, positions) = next_task.as_ref()?;
-                let start = self.tiles(next, positions).next()?;
+                let start = self.tiles(met, next, positions).next()?;
                 Some(groups_in_place(self.cache, next, start))
             });
-            self.attend_tile(task, start, here, ahead.unwrap_or_default(), scratch);
+            let ahead = ahead.unwrap_or_default();
+            self.attend_tile((met, task), start, here, ahead, scratch);
             if next.is_none_or(|next| next / PART != start / PART) {
                 self.end_part(scratch, totals);
                 if next.is_some() {
@@ -367,7 +437,7 @@ impl<'a> AttentionCall<'a> {
     /// `ahead` those of the next tile.
     fn attend_tile(
         &self,
-        task: &Task<'_>,
+        (met, task): (Met, &Task<'_>),
         start: usize,
         here: Groups<'_>,
         ahead: Groups<'_>,
@@ -380,7 +450,7 @@ impl<'a> AttentionCall<'a> {
         let mut rows = 0..0;
         let mut seen_by_any = 0;
         for token in 0..task.num_tokens {
-            let seen = self.seen(task.first_position + token, start);
+            let seen = self.seen(met, task.first_position + token, start);
             if seen != 0 {
                 let first_row = if rows.is_empty() {
                     token * heads
@@ -555,6 +625,7 @@ mod tests {
             soft_cap: None,
             window: window.and_then(std::num::NonZeroU32::new),
             num_sinks: 0,
+            shifts_sinks: false,
         };
         let batch = cache.batch(&spans, &tables);
         let layer = cache.layer(0);
@@ -564,7 +635,7 @@ mod tests {
             (&params, None),
             &batch,
             &layer,
-            &[],
+            (&[], None),
             &mut Vec::new(),
         )
         .num_parts()

@@ -15,6 +15,9 @@
 //! Groups that no row of a task sees are not read, and tiles without any are skipped. New sums start every 1024
 //! positions, so that threads can share a long sequence (see `parts`).
 //!
+//! Where the sinks shift, other queries meet them: their sums come first, and are then combined with those of the window
+//! like parts.
+//!
 //! Values that are in the keys are copied from there, once for all rows of a task (see `latent`).
 //!
 //! With AVX2, int8 keys and values are multiplied with 16-bit queries and probabilities. The other kernels widen them
@@ -138,13 +141,14 @@ impl Cpu {
     /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, num_q_heads *
     /// value_dim]`, by the [values](crate::device::KvLayout::value_dim) of the cache. With `sink_logits`,
     /// one for each query head, the probabilities of a query are those of a softmax with one more score, of no position.
+    /// `sink_q` are the queries for the sinks, if they are others.
     ///
     /// # Panics
     ///
     /// If lengths or shapes do not agree.
     pub fn paged_attention(
         &mut self,
-        q: &[bf16],
+        (q, sink_q): (&[bf16], Option<&[bf16]>),
         (params, sink_logits): (&AttentionParams, Option<&[f32]>),
         batch: &KvBatch<'_>,
         cache: &KvCache,
@@ -157,6 +161,10 @@ impl Cpu {
             q.len(),
             batch.num_tokens() * shape.q_len(),
             "q is [m, q_len]"
+        );
+        assert!(
+            sink_q.is_none_or(|sink_q| sink_q.len() == q.len()),
+            "sink_q is [m, q_len]"
         );
         assert_eq!(
             out.len(),
@@ -185,7 +193,7 @@ impl Cpu {
             (params, sink_logits),
             batch,
             &cache,
-            q.reinterpret_cast(),
+            (q.reinterpret_cast(), sink_q.map(|q| q.reinterpret_cast())),
             &mut tile_starts,
         );
         let out = &DisjointSlice::new(out.reinterpret_cast_mut());
