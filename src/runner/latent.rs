@@ -144,24 +144,43 @@ fn find_head<'a>(
     head: usize,
 ) -> Result<[ProjectionSource<'a>; 2], LoadError> {
     let LatentShape {
+        num_heads,
         content_dim,
+        latent_dim,
         value_dim,
         ..
     } = latent.shape;
-    let projection = &latent.heads;
-    let module = Module::of_layer(layer, projection.parts[0].module);
-    let first = head * (content_dim + value_dim);
-    let find = |first, len| {
-        let all = tensors.matrix(module, projection.num_outputs(), projection.num_inputs)?;
-        Ok::<_, LoadError>(all.select(RowSelection {
-            first,
-            len,
-            order: RowOrder::Same,
-            runs: None,
-        }))
+    let rows = |first, len| RowSelection {
+        first,
+        len,
+        order: RowOrder::Same,
+        runs: None,
     };
-    let keys = find(first, content_dim)?.turned();
-    let values = find(first + content_dim, value_dim)?;
+    let parted = |name, [outputs, inputs]: [usize; 2]| {
+        let module = Module::of_layer(layer, name);
+        let all = tensors.stacked_matrices(module, [num_heads, outputs, inputs])?;
+        Ok::<_, LoadError>(all.map(|all| all.select(rows(head * outputs, outputs))))
+    };
+    let [of_keys, of_values] = latent.parted_heads;
+    let keys = parted(of_keys, [latent_dim, content_dim])?;
+    let values = parted(of_values, [value_dim, latent_dim])?;
+    let [keys, values] = match keys.zip(values) {
+        Some((keys, values)) => [keys, values],
+        None => {
+            let projection = &latent.heads;
+            let module = Module::of_layer(layer, projection.parts[0].module);
+            let first = head * (content_dim + value_dim);
+            let find = |first, len| {
+                let all =
+                    tensors.matrix(module, projection.num_outputs(), projection.num_inputs)?;
+                Ok::<_, LoadError>(all.select(rows(first, len)))
+            };
+            [
+                find(first, content_dim)?.turned(),
+                find(first + content_dim, value_dim)?,
+            ]
+        }
+    };
     let mut index = 2 * head;
     Ok([keys, values].map(|matrix| {
         let source = ProjectionSource {

@@ -137,6 +137,23 @@ impl<'a> ModelTensors<'a> {
         }))
     }
 
+    /// The weights of equal linear layers in one tensor, `[num_matrices, num_rows, num_columns]`, all rows below one another.
+    /// `None` if there is no tensor of this name.
+    ///
+    /// # Errors
+    /// They have another shape or a type that is not supported.
+    pub(super) fn stacked_matrices(
+        &self,
+        module: Module,
+        shape: [usize; 3],
+    ) -> Result<Option<Matrix<'a>>, LoadError> {
+        let name = format!("{}.weight", self.stored_name(module));
+        match self.store.has(&name) {
+            true => self.store.stacked_matrices(&name, shape).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// Whether there is a tensor with the name of this module.
     pub(super) fn has_tensor(&self, module: Module) -> bool {
         self.store.has(&self.stored_name(module))
@@ -163,11 +180,14 @@ impl<'a> ModelTensors<'a> {
     /// # Errors
     /// As [`ModelTensors::matrix`].
     pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
-        let mut name = self.stored_name(name);
+        let mut stored = self.stored_name(name);
         if self.gguf.is_some() {
-            name += ".weight";
+            stored += match name.name.ends_with("bias") {
+                true => ".bias",
+                false => ".weight",
+            };
         }
-        self.store.vector(&name, len, RowOrder::Same)
+        self.store.vector(&stored, len, RowOrder::Same)
     }
 
     pub(super) fn store(&self) -> &Store<'a> {

@@ -185,6 +185,9 @@ pub struct LatentSpec {
     /// From that latent to the contents of keys, then to values, head by head: `[num_heads * (content_dim + value_dim),
     /// latent_dim]`.
     pub heads: Projection,
+    /// The same in two modules, as GGUF files have it: for each head, from the contents of queries to latents, `[latent_dim,
+    /// content_dim]`, and from latents to values, `[value_dim, latent_dim]`.
+    pub parted_heads: [&'static str; 2],
     /// Added to the mean squares of latents.
     pub norm_eps: f32,
 }

@@ -94,6 +94,11 @@ crate::transformers::agree! {
     a_glm_has_the_bits_of_its_checkpoint: "glm",
     a_gpt_oss_has_the_bits_of_its_checkpoint: "gpt-oss",
     a_gpt_oss_in_mxfp4_has_the_bits_of_its_checkpoint: "gpt-oss-mxfp4",
+    a_falcon_has_the_bits_of_its_checkpoint: "falcon",
+    a_falcon_with_key_heads_has_the_bits_of_its_checkpoint: "falcon-grouped",
+    a_deepseek_v2_has_the_bits_of_its_checkpoint: "deepseek-v2",
+    a_deepseek_v2_lite_of_an_older_converter_has_the_bits_of_its_checkpoint: "deepseek-v2-lite",
+    a_deepseek_v3_has_the_bits_of_its_checkpoint: "deepseek-v3",
 }
 
 crate::transformers::agree! {

@@ -14,10 +14,13 @@
 //! Source: modeling_deepseek_v2.py and modeling_deepseek_v3.py of transformers; DeepSeek-AI, arXiv:2405.04434 and
 //! arXiv:2412.19437.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions};
 use super::experts::{EXPERT_MODULES, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -29,15 +32,72 @@ use crate::runner::spec::{
 
 pub const V2: Family = Family {
     class: "DeepseekV2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts {
+            has_scale: true,
+            ..GgufExperts::softmax(false)
+        }),
+        add_fixed: |config| {
+            add_groups(config);
+            let has_groups = config.get(GROUPS).and_then(Json::as_u64) > Some(1);
+            let method = match has_groups {
+                true => "group_limited_greedy",
+                false => "greedy",
+            };
+            config.insert("topk_method".to_owned(), json!(method));
+        },
+        ..GGUF
+    }),
     describe: |config| describe(config, &GENERATIONS[0]),
 };
 
 pub const V3: Family = Family {
     class: "DeepseekV3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts {
+            is_normalised: false,
+            has_scale: true,
+            gating: 2,
+        }),
+        add_fixed: add_groups,
+        ..GGUF
+    }),
     describe: |config| describe(config, &GENERATIONS[1]),
 };
+
+/// What both have in GGUF files. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("self_attn.q_a_proj", "attn_q_a"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+        ("self_attn.q_b_proj", "attn_q_b"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("self_attn.kv_b_proj", "attn_kv_b"),
+        ("self_attn.k_b_proj", "attn_k_b"),
+        ("self_attn.v_b_proj", "attn_v_b"),
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b"),
+    ],
+    keys: &[
+        ("expert_count", "n_routed_experts"),
+        ("expert_shared_count", "n_shared_experts"),
+        ("expert_group_count", GROUPS),
+        ("expert_group_used_count", CHOSEN_GROUPS),
+        ("leading_dense_block_count", "first_k_dense_replace"),
+    ],
+    has_latents: true,
+    ..GgufArchitecture::named("deepseek2")
+};
+
+const GROUPS: &str = "n_group";
+const CHOSEN_GROUPS: &str = "topk_group";
+
+/// What llama.cpp takes for metadata that files of before September 2025 do not have: no groups.
+fn add_groups(config: &mut Map<String, Json>) {
+    for key in [GROUPS, CHOSEN_GROUPS] {
+        config.entry(key).or_insert(json!(1));
+    }
+}
 
 /// The epsilon of the norms of latents, whatever that of the other norms is.
 const LATENT_EPS: f32 = 1e-6;
@@ -173,6 +233,7 @@ fn attention(
             kv: in_tails(shape.key_dim(), kv).with_bias(has_bias),
             kv_norm: "self_attn.kv_a_layernorm",
             heads: Projection::single("self_attn.kv_b_proj", num_rows, shape.latent_dim),
+            parted_heads: ["self_attn.k_b_proj", "self_attn.v_b_proj"],
             norm_eps: LATENT_EPS,
         }),
         qk_norm: None,
@@ -236,8 +297,6 @@ fn experts(
 }
 
 fn routing(config: &JsonFile, generation: &Generation) -> Result<Routing, LoadError> {
-    const GROUPS: &str = "n_group";
-    const CHOSEN_GROUPS: &str = "topk_group";
     const CHOSEN: &str = "num_experts_per_tok";
     const NORMALISED: &str = "norm_topk_prob";
     let (score, methods): (_, &[_]) = match generation.scores {

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -24,9 +25,31 @@ use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
 
 pub const FAMILY: Family = Family {
     class: "FalconForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[
+            ("attention.head_count_kv", "num_kv_heads"),
+            ("feed_forward_length", "ffn_hidden_size"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        has_ordered_qkv: true,
+        add_fixed: |config| {
+            // With one key head and one norm, both forms are the same.
+            config.insert("new_decoder_architecture".to_owned(), json!(true));
+            let has_two_norms = config.get(HAS_TWO_NORMS) == Some(&json!(true));
+            let num_norms = if has_two_norms { 2 } else { 1 };
+            config.insert(NUM_NORMS.to_owned(), json!(num_norms));
+            let has_bias = config.get("mlp_bias").cloned().unwrap_or_default();
+            config.insert("bias".to_owned(), has_bias);
+        },
+        optional_modules: &[(HAS_TWO_NORMS, "ln_attn")],
+        ..GgufArchitecture::named("falcon")
+    }),
     describe,
 };
+
+const NUM_NORMS: &str = "num_ln_in_parallel_attn";
+/// What a GGUF file has instead.
+const HAS_TWO_NORMS: &str = "has_ln_attn";
 
 const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,
@@ -93,7 +116,7 @@ fn norms(config: &JsonFile, is_new: bool) -> Result<Norms, LoadError> {
             let expected = "supported with new_decoder_architecture; only true is";
             Err(config.unexpected(PARALLEL, false, expected))
         }
-        (true, true) => match config.size("num_ln_in_parallel_attn", 1..=2)? {
+        (true, true) => match config.size(NUM_NORMS, 1..=2)? {
             Some(1) => Ok(of_both),
             _ => Ok(Norms::Parallel {
                 attention: "ln_attn",

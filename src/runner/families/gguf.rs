@@ -25,6 +25,7 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("embed_out", "output"),
     ("transformer.wte", "token_embd"),
     ("transformer.wpe", "position_embd"),
+    ("transformer.word_embeddings", "token_embd"),
     ("transformer.ln_f", "output_norm"),
 ];
 /// Modules of a layer, likewise.
@@ -53,7 +54,10 @@ const LAYER_MODULES: &[(&str, &str)] = &[
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-    // Of GPT-NeoX and GPT-2.
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    // Of GPT-NeoX, GPT-2 and Falcon.
     ("attention.query_key_value", "attn_qkv"),
     ("attention.dense", "attn_output"),
     ("mlp.dense_h_to_4h", "ffn_up"),
@@ -64,6 +68,10 @@ const LAYER_MODULES: &[(&str, &str)] = &[
     ("ln_2", "ffn_norm"),
     ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"),
+    ("self_attention.query_key_value", "attn_qkv"),
+    ("self_attention.dense", "attn_output"),
+    ("ln_mlp", "attn_norm"),
+    ("ln_attn", "attn_norm_2"),
 ];
 
 /// Names of the norms in front of blocks and behind them, likewise.
@@ -98,11 +106,15 @@ pub struct GgufArchitecture {
     pub has_ordered_qkv: bool,
     /// Of an architecture with experts, how llama.cpp weighs those of a token.
     pub experts: Option<GgufExperts>,
+    /// Whether attention is latent.
+    pub has_latents: bool,
     /// Whether the converter turns the weights of all experts, `[inputs, outputs]` with gate and up in one tensor, into those of
     /// most architectures.
     pub unstacks_experts: bool,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
     pub add_fixed: fn(&mut Map<String, Json>),
+    /// Keys of config.json for modules of a layer that not all models have: whether the file has the module's weights.
+    pub optional_modules: &'static [(&'static str, &'static str)],
 }
 
 /// The experts of an architecture.
@@ -110,6 +122,22 @@ pub struct GgufArchitecture {
 pub struct GgufExperts {
     /// Whether weights are divided by their sum, if the metadata do not say so.
     pub is_normalised: bool,
+    /// Whether they may be multiplied by `expert_weights_scale`.
+    pub has_scale: bool,
+    /// The score of an expert, `expert_gating_func`, which tells families of one architecture apart; 1, if the metadata do not
+    /// say, is a softmax, and 2 a sigmoid.
+    pub gating: u64,
+}
+
+impl GgufExperts {
+    /// Weights of a softmax.
+    pub const fn softmax(is_normalised: bool) -> Self {
+        Self {
+            is_normalised,
+            has_scale: false,
+            gating: 1,
+        }
+    }
 }
 
 impl GgufArchitecture {
@@ -125,8 +153,10 @@ impl GgufArchitecture {
             norms_include_one: false,
             has_ordered_qkv: false,
             experts: None,
+            has_latents: false,
             unstacks_experts: false,
             add_fixed: |_| {},
+            optional_modules: &[],
         }
     }
 
@@ -238,10 +268,17 @@ impl<'a> GgufConfig<'a> {
         let embedding = gguf.shape("token_embd.weight");
         let vocab_size = embedding.and_then(<[usize]>::first).copied();
         set("vocab_size", json!(vocab_size.unwrap_or(0)));
-        let head_dim = self.head_dim()?;
-        set("rope_parameters", self.rope(head_dim.as_ref())?);
-        // An explicit null is the share of a head in the hidden size, and not the default of the family.
-        set("head_dim", head_dim.unwrap_or(Json::Null));
+        if self.architecture.has_latents {
+            for (key, value) in self.latents()? {
+                set(key, value);
+            }
+            set("rope_parameters", self.rope(None)?);
+        } else {
+            let head_dim = self.head_dim()?;
+            set("rope_parameters", self.rope(head_dim.as_ref())?);
+            // An explicit null is the share of a head in the hidden size, and not the default of the family.
+            set("head_dim", head_dim.unwrap_or(Json::Null));
+        }
         // In transformers, a llama has biases on all projections of a block or on none.
         let bias = |module| {
             let module = Module::of_layer(0, module);
@@ -251,6 +288,11 @@ impl<'a> GgufConfig<'a> {
         set("attention_out_bias", bias("self_attn.o_proj"));
         set("mlp_bias", bias("mlp.down_proj"));
         set("use_bias", bias("mlp.down_proj"));
+        for (key, module) in self.architecture.optional_modules {
+            let module = Module::of_layer(0, module);
+            let is_there = self.architecture.has_parameter(gguf, module, "weight");
+            set(key, json!(is_there));
+        }
         for (key, ours) in self.architecture.keys {
             if let Some(value) = self.value(key)? {
                 set(ours, value);
@@ -263,6 +305,31 @@ impl<'a> GgufConfig<'a> {
             "its metadata as config.json: ",
             config,
         ))
+    }
+
+    /// The sizes of latents and of what heads make of them. Until April 2025, the width of a head was that of its key.
+    fn latents(&self) -> Result<[(&'static str, Json); 5], LoadError> {
+        const KEYS: [&str; 2] = ["attention.key_length_mla", "attention.key_length"];
+        const VALUES: [&str; 2] = ["attention.value_length_mla", "attention.value_length"];
+        const ROTARY: &str = "rope.dimension_count";
+        let width = |[key, older]: [&str; 2]| match self.number(key)? {
+            Some(width) => Ok(width),
+            None => self.required(older),
+        };
+        let (keys, rotary) = (width(KEYS)?, self.required(ROTARY)?);
+        let content = match (keys.as_u64(), rotary.as_u64()) {
+            (Some(keys), Some(rotary)) if rotary < keys => keys - rotary,
+            _ => return Err(self.error(ROTARY, "is not a part of a key", "the file is damaged")),
+        };
+        let rank = self.number("attention.q_lora_rank")?;
+        Ok([
+            // An explicit null is none, and not the default of the family.
+            ("q_lora_rank", rank.unwrap_or(Json::Null)),
+            ("kv_lora_rank", self.required("attention.kv_lora_rank")?),
+            ("qk_nope_head_dim", json!(content)),
+            ("qk_rope_head_dim", rotary),
+            ("v_head_dim", width(VALUES)?),
+        ])
     }
 
     /// The width of a head, if the metadata tell it.
@@ -314,9 +381,10 @@ impl<'a> GgufConfig<'a> {
     /// The keys of mixtures of experts.
     fn experts(&self, experts: GgufExperts) -> Result<Map<String, Json>, LoadError> {
         const WEIGHTS_SCALE: &str = "expert_weights_scale";
-        if let Some(scale) = self.number(WEIGHTS_SCALE)?
-            && ![Some(0.0), Some(1.0)].contains(&scale.as_f64())
-        {
+        let scale = self.number(WEIGHTS_SCALE)?;
+        // 0 stands for none.
+        let scale = scale.filter(|scale| ![Some(0.0), Some(1.0)].contains(&scale.as_f64()));
+        if scale.is_some() && !experts.has_scale {
             return Err(self.error(WEIGHTS_SCALE, "is not supported", REMEDY));
         }
         let is_normalised = match self.get("expert_weights_norm") {
@@ -328,6 +396,9 @@ impl<'a> GgufConfig<'a> {
         set("num_experts", self.required("expert_count")?);
         set("num_experts_per_tok", self.required("expert_used_count")?);
         set("norm_topk_prob", json!(is_normalised));
+        if experts.has_scale {
+            set("routed_scaling_factor", scale.unwrap_or(json!(1.0)));
+        }
         for (key, ours) in [
             ("expert_feed_forward_length", "moe_intermediate_size"),
             (
@@ -460,15 +531,28 @@ impl<'a> GgufConfig<'a> {
             }
             return Ok(Json::Object(rope));
         }
+        const LOG_MULTIPLIER: &str = "yarn_log_multiplier";
+        if self.architecture.has_latents
+            && let Some(multiplier) = self.number(&format!("rope.scaling.{LOG_MULTIPLIER}"))?
+        {
+            // A tenth of the scale, as f32. The factor of cosines and sines is 1, as for equal scales.
+            let tenth = multiplier.as_f64().map(|it| (it as f32).to_string());
+            let tenth = tenth.and_then(|tenth| tenth.parse::<f64>().ok());
+            for key in ["mscale", "mscale_all_dim"] {
+                rope.insert(key.to_owned(), json!(tenth.map(|tenth| 10.0 * tenth)));
+            }
+        }
         for other in [
             "attn_factor",
             "yarn_attn_factor",
             "yarn_ext_factor",
-            "yarn_log_multiplier",
+            LOG_MULTIPLIER,
         ] {
             let key = format!("rope.scaling.{other}");
+            let is_known = other == LOG_MULTIPLIER && self.architecture.has_latents;
             if let Some(value) = self.number(&key)?
                 && value.as_f64() != Some(1.0)
+                && !is_known
             {
                 return Err(self.error(&key, "is not supported", REMEDY));
             }

@@ -34,9 +34,7 @@ pub const FAMILY: Family = Family {
             ("mlp.router", "ffn_gate_inp"),
         ],
         has_windows: true,
-        experts: Some(GgufExperts {
-            is_normalised: true,
-        }),
+        experts: Some(GgufExperts::softmax(true)),
         unstacks_experts: true,
         add_fixed: |config| {
             // Published models have it; no metadata tell it.

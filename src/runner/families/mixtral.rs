@@ -23,9 +23,7 @@ pub const FAMILY: Family = Family {
     class: "MixtralForCausalLM",
     gguf: Some(GgufArchitecture {
         permuted: QUERIES_AND_KEYS,
-        experts: Some(GgufExperts {
-            is_normalised: true,
-        }),
+        experts: Some(GgufExperts::softmax(true)),
         ..GgufArchitecture::named("llama")
     }),
     describe,

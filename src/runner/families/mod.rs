@@ -153,10 +153,21 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
     };
     let num_experts = gguf.metadata(&format!("{name}.expert_count"));
     let has_experts = num_experts.is_some_and(|num| *num != MetadataValue::Unsigned(0));
+    let gating = gguf.metadata(&format!("{name}.expert_gating_func"));
+    let gating = gating.unwrap_or(&MetadataValue::Unsigned(1));
     let families = FAMILIES.into_iter();
-    families
+    let same_name: Vec<_> = families
         .filter_map(|family| Some((family.gguf?, family)))
-        .find(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
+        .filter(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
+        .collect();
+    let has_gating = |known: &GgufArchitecture| {
+        let experts = known.experts.as_ref();
+        experts.is_none_or(|experts| *gating == MetadataValue::Unsigned(experts.gating))
+    };
+    let same_gating = same_name.iter().position(|(known, _)| has_gating(known));
+    same_name
+        .into_iter()
+        .nth(same_gating.unwrap_or(0))
         .ok_or_else(|| {
             let mut known: Vec<_> = FAMILIES
                 .into_iter()

@@ -20,9 +20,7 @@ use crate::runner::spec::{FeedForward, ModelSpec, QkNormSpec};
 pub const FAMILY: Family = Family {
     class: "OlmoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        experts: Some(GgufExperts {
-            is_normalised: false,
-        }),
+        experts: Some(GgufExperts::softmax(false)),
         ..GgufArchitecture::named("olmoe")
     }),
     describe,

@@ -28,9 +28,7 @@ use crate::runner::spec::{FeedForward, Linear, ModelSpec};
 pub const FAMILY: Family = Family {
     class: "Qwen2MoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        experts: Some(GgufExperts {
-            is_normalised: false,
-        }),
+        experts: Some(GgufExperts::softmax(false)),
         ..GgufArchitecture::named("qwen2moe")
     }),
     describe,

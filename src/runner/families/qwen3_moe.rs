@@ -20,9 +20,7 @@ use crate::runner::spec::{FeedForward, ModelSpec, QkNormSpec};
 pub const FAMILY: Family = Family {
     class: "Qwen3MoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        experts: Some(GgufExperts {
-            is_normalised: true,
-        }),
+        experts: Some(GgufExperts::softmax(true)),
         ..GgufArchitecture::named("qwen3moe")
     }),
     describe,
