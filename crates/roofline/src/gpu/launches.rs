@@ -14,7 +14,7 @@ pub struct Launch {
     pub shared_bytes: usize,
 }
 
-/// All kernels.
+/// All kernels but those of mixtures of experts, which no model of the page has.
 pub const LAUNCHES: [Launch; 86] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
@@ -70,18 +70,18 @@ pub const LAUNCHES: [Launch; 86] = [
     launch("paged_attention_context_int8_d256_w1", 255, 32, 91136),
     launch("paged_attention_context_int8_d64", 167, 128, 35328),
     launch("paged_attention_context_int8_d96", 217, 128, 51712),
-    launch("paged_attention_generation_bf16_d128", 224, 32, 32768),
-    launch("paged_attention_generation_bf16_d256", 252, 32, 73728),
-    launch("paged_attention_generation_bf16_d64", 176, 32, 16384),
-    launch("paged_attention_generation_bf16_d96", 204, 32, 24576),
-    launch("paged_attention_generation_fp8_d128", 224, 32, 33280),
+    launch("paged_attention_generation_bf16_d128", 228, 32, 32768),
+    launch("paged_attention_generation_bf16_d256", 246, 32, 73728),
+    launch("paged_attention_generation_bf16_d64", 178, 32, 16384),
+    launch("paged_attention_generation_bf16_d96", 208, 32, 24576),
+    launch("paged_attention_generation_fp8_d128", 226, 32, 33280),
     launch("paged_attention_generation_fp8_d256", 255, 32, 74240),
-    launch("paged_attention_generation_fp8_d64", 207, 32, 16896),
-    launch("paged_attention_generation_fp8_d96", 197, 32, 25088),
-    launch("paged_attention_generation_int8_d128", 224, 32, 33280),
+    launch("paged_attention_generation_fp8_d64", 194, 32, 16896),
+    launch("paged_attention_generation_fp8_d96", 201, 32, 25088),
+    launch("paged_attention_generation_int8_d128", 226, 32, 33280),
     launch("paged_attention_generation_int8_d256", 255, 32, 74240),
-    launch("paged_attention_generation_int8_d64", 193, 32, 16896),
-    launch("paged_attention_generation_int8_d96", 197, 32, 25088),
+    launch("paged_attention_generation_int8_d64", 194, 32, 16896),
+    launch("paged_attention_generation_int8_d96", 201, 32, 25088),
     launch("paged_attention_merge", 148, 128, 0),
     launch("place_columns", 22, 256, 0),
     launch("qk_norm", 15, 256, 128),
@@ -169,6 +169,9 @@ mod tests {
         }
     }
 
+    /// How the names of kernels for mixtures of experts begin.
+    const OF_EXPERTS: [&str; 4] = ["add_experts", "expert_", "route_", "sort_experts"];
+
     #[test]
     fn registers_are_those_of_the_compiled_kernels() {
         let path =
@@ -185,6 +188,9 @@ mod tests {
             let (_, number) = after.split_once("\"registers\": ").expect("registers");
             let digits = number.find(|c: char| !c.is_ascii_digit()).expect("an end");
             let registers: usize = number[..digits].parse().expect("a number");
+            if OF_EXPERTS.iter().any(|kernels| name.starts_with(kernels)) {
+                continue;
+            }
             let launch = LAUNCHES.iter().find(|launch| launch.name == name);
             let launch = launch.unwrap_or_else(|| panic!("{name} is not listed"));
             assert_eq!(launch.registers, registers, "{name}");
