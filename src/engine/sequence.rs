@@ -305,11 +305,7 @@ impl Sequence {
     /// How far it is computed by as many beams as by its next step: to where its beams part, or to its end.
     #[inline]
     fn end_of_stretch(&self) -> Tokens {
-        let beams = match self.is_plain {
-            true => None,
-            false => self.details.beams.as_ref(),
-        };
-        let num_common = beams.and_then(|beams| beams.num_common());
+        let num_common = self.beams().and_then(Beams::num_common);
         num_common.unwrap_or_else(|| self.len())
     }
 
@@ -549,17 +545,22 @@ impl Sequence {
     #[inline]
     pub(super) fn has_beams(&self) -> bool {
         // A plain sequence has none, and need not fetch its details.
-        !self.is_plain && self.details.beams.is_some()
+        self.beams().is_some()
     }
 
     /// The number of beams that its next step computes; 1 without beam search.
     #[inline]
     pub(super) fn num_beams(&self) -> u32 {
-        let beams = match self.is_plain {
+        self.beams().map_or(1, |beams| beams.num_in_step() as u32)
+    }
+
+    /// Its beams, if it searches. Most sequences do not, and their details are not read.
+    #[inline]
+    fn beams(&self) -> Option<&Beams> {
+        match self.is_plain {
             true => None,
-            false => self.details.beams.as_ref(),
-        };
-        beams.map_or(1, |beams| beams.num_in_step() as u32)
+            false => self.details.beams.as_deref(),
+        }
     }
 
     /// While its context is computed, the beams that it will have then.
