@@ -23,7 +23,7 @@ impl Topology {
         Self::read(read, &cpus_of_caller())
     }
 
-    /// That of these CPUs, of which the system tells in files.
+    /// The topology of `cpus`, from the contents of the files below [`SYSTEM`].
     fn read(file: impl Fn(&str) -> Option<String>, cpus: &CpuSet) -> Self {
         let list = |name: &str| file(name)?.trim().parse::<CpuSet>().ok();
         // A core is known by the first of its CPUs.

@@ -529,7 +529,7 @@ pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions,
         })
     });
     let num_ranks = (settings.tensor_parallel_size * settings.pipeline_parallel_size) as usize;
-    let rank_cpus = rank_cpus(settings, num_ranks, &Topology::of_caller())?;
+    let rank_cpus = rank_cpus(settings, num_ranks, Topology::of_caller)?;
     // By default the ranks share the cores, or have a thread for each CPU that they are given.
     let is_given = matches!(settings.rank_cpus, RankCpus::Sets(_));
     let shared = |num: NonZeroUsize| NonZeroUsize::new(num.get() / num_ranks);

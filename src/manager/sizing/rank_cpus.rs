@@ -4,7 +4,7 @@ use crate::base::{CpuSet, LoadError};
 use crate::config::{RankCpus, RankTransportKind, Settings};
 use crate::device::Topology;
 
-/// The CPUs of each of `num_ranks` ranks of a machine; none if each may use all.
+/// The CPUs of each of `num_ranks` ranks of a machine; none if each may use all. `topology` is read only if it decides.
 ///
 /// # Errors
 ///
@@ -12,13 +12,20 @@ use crate::device::Topology;
 pub(super) fn rank_cpus(
     settings: &Settings,
     num_ranks: usize,
-    topology: &Topology,
+    topology: impl FnOnce() -> Topology,
 ) -> Result<Vec<CpuSet>, LoadError> {
     let is_of_one_host = num_ranks > 1 && settings.rank_transport == RankTransportKind::Processes;
     let sets = match &settings.rank_cpus {
         RankCpus::Any => return Ok(Vec::new()),
-        RankCpus::Auto if !is_of_one_host || topology.num_nodes() == 1 => return Ok(Vec::new()),
-        RankCpus::Auto => return Ok(topology.shares(num_ranks).unwrap_or_default()),
+        RankCpus::Auto if !is_of_one_host => return Ok(Vec::new()),
+        RankCpus::Auto => {
+            let topology = topology();
+            let shares = match topology.num_nodes() {
+                1 => None,
+                _ => topology.shares(num_ranks),
+            };
+            return Ok(shares.unwrap_or_default());
+        }
         RankCpus::Sets(sets) => sets,
     };
     let wrong = |problem: &str, remedy: &str| {
@@ -42,6 +49,7 @@ pub(super) fn rank_cpus(
             "write one list for each rank, or auto",
         );
     }
+    let topology = topology();
     let mut all = sets.iter().flat_map(CpuSet::cpus);
     match all.find(|cpu| !topology.contains(**cpu)) {
         Some(cpu) => wrong(
@@ -56,8 +64,6 @@ pub(super) fn rank_cpus(
 mod tests {
     use super::*;
 
-    const REFUSED: &str = "rank_cpus is ";
-
     fn chosen(
         given: &[(&str, &str)],
         num_ranks: usize,
@@ -66,7 +72,7 @@ mod tests {
         let settings = Settings::parse(given.iter().copied()).expect("valid");
         let nodes = nodes.iter().map(|node| node.parse().expect("CPUs"));
         let topology = Topology::of_nodes(nodes);
-        let sets = rank_cpus(&settings, num_ranks, &topology);
+        let sets = rank_cpus(&settings, num_ranks, || topology);
         let sets = sets.map_err(|error| error.to_string())?;
         Ok(sets.iter().map(CpuSet::to_string).collect())
     }
@@ -99,7 +105,8 @@ mod tests {
             (&mpi, "bind the processes with mpirun"),
         ] {
             let error = chosen(given, 2, &["0-1"]).expect_err("it is wrong");
-            assert!(error.contains(part) && error.contains(REFUSED), "{error}");
+            let is_named = error.contains("rank_cpus is ");
+            assert!(error.contains(part) && is_named, "{error}");
         }
     }
 }
