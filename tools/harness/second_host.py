@@ -5,6 +5,8 @@ import pathlib
 import socket
 import subprocess
 
+from harness.processes import processes
+
 # Of the network for benchmarks (RFC 2544), which nobody routes.
 NETWORK = "198.18.77.0/30"
 FIRST, SECOND = "198.18.77.1", "198.18.77.2"
@@ -64,15 +66,7 @@ class SecondHost:
     def processes(self, program):
         """The process ids of its processes with this program."""
         own = os.stat(f"/run/netns/{self.namespace}").st_ino
-        found = []
-        for folder in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-                if os.stat(folder / "ns/net").st_ino == own and command[0].endswith(program.encode()):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-        return found
+        return processes(program, lambda folder: os.stat(folder / "ns/net").st_ino == own)
 
     def mpirun_arguments(self):
         """Arguments of mpirun, and those of the first host's program and of the second one's."""

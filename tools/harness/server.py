@@ -11,6 +11,8 @@ import socket
 import subprocess
 import time
 
+from harness.processes import processes
+
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
@@ -104,19 +106,12 @@ class Server:
 
     def children(self, program):
         """The process ids of the processes with this program that `process` has started, ascending."""
-        found = []
-        for folder in pathlib.Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-                status = (folder / "status").read_text()
-            except OSError:
-                continue
-            parent = int(status.split("PPid:")[1].split()[0])
-            if parent == self.process.pid and command[0].endswith(program.encode()):
-                found.append(int(folder.name))
-        return sorted(found)
+
+        def is_child(folder):
+            status = (folder / "status").read_text()
+            return int(status.split("PPid:")[1].split()[0]) == self.process.pid
+
+        return processes(program, is_child)
 
     @property
     def grpc_url(self):
