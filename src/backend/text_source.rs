@@ -7,7 +7,7 @@ use crate::backend::request::prompt::TextParts;
 use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{GgufFolder, MetadataValue};
 use crate::config::{RunnerKind, Settings};
-use crate::text::{ChatTemplate, GgufVocabulary, Tokenizer};
+use crate::text::{ChatTemplates, GgufVocabulary, Tokenizer};
 
 /// The place of a tokenizer, before it is built.
 pub enum TextSource {
@@ -65,7 +65,7 @@ impl TextSource {
         match self {
             Self::Folder(dir) => Ok(TextParts {
                 tokenizer: Arc::new(Tokenizer::load(dir)?),
-                template: ChatTemplate::load(dir)?.map(Arc::new),
+                templates: ChatTemplates::load(dir)?.map(Arc::new),
             }),
             Self::Gguf(text) => text.load(),
             Self::Nothing(dir) => Err(LoadError::Config {
@@ -132,13 +132,13 @@ impl GgufText {
             let text = vocabulary.text(token?)?;
             Some((name.to_owned(), text.to_owned()))
         });
-        let template = self.template.as_ref().map(|source| {
-            ChatTemplate::with_source(source, special_tokens.collect())
+        let templates = self.template.as_ref().map(|source| {
+            ChatTemplates::with_source(source, special_tokens.collect())
                 .map_err(|reason| fail(format!("tokenizer.chat_template: {reason}")))
         });
         Ok(TextParts {
             tokenizer: Arc::new(vocabulary.tokenizer().map_err(fail)?),
-            template: template.transpose()?.map(Arc::new),
+            templates: templates.transpose()?.map(Arc::new),
         })
     }
 }
@@ -151,6 +151,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::text::Conversation;
 
     /// Made by tests/fixtures/make_gguf_tokenizers.py.
     fn fixtures() -> PathBuf {
@@ -223,9 +224,15 @@ mod tests {
 
     #[test]
     fn the_chat_template_of_the_file_knows_its_special_tokens() {
-        let template = text_of("template", "qwen2").template.expect("a template");
-        let messages = json!([{"role": "user", "content": "Hello"}]);
-        let prompt = template.render(&messages, None, true).expect("a prompt");
+        let templates = text_of("template", "qwen2").templates;
+        let conversation = Conversation {
+            messages: vec![json!({"role": "user", "content": "Hello"})],
+            ..Conversation::default()
+        };
+        let prompt = templates
+            .expect("one")
+            .render(&conversation)
+            .expect("a prompt");
         assert_eq!(prompt, "<|start|>user: Hello<|end|>");
     }
 

@@ -1,15 +1,17 @@
 //! L4: prompts to tokens, and output tokens to text.
 //!
 //! ```text
-//! messages --ChatTemplate--> text --Tokenizer--> prompt tokens
+//! Conversation --ChatTemplates--> text --Tokenizer--> prompt tokens
 //! output tokens --Detokenizer--> complete characters --StopWords--> text ready to send
 //! ```
 //!
-//! [`Tokenizer`] and [`ChatTemplate`] come from the files of a Hugging Face folder, or from a [`GgufVocabulary`]. They
+//! [`Tokenizer`] and [`ChatTemplates`] come from the files of a Hugging Face folder, or from a [`GgufVocabulary`]. They
 //! belong to a model and are shared; [`Detokenizer`] and
 //! [`StopWords`] belong to one sequence. This room does not know requests, steps or Triton.
 
-mod chat_template;
+mod chat_template_files;
+mod chat_templates;
+mod conversation;
 mod coverage;
 mod detokenizer;
 mod gguf_vocabulary;
@@ -21,7 +23,8 @@ pub(crate) mod toys;
 mod vocabulary;
 mod word_splits;
 
-pub use chat_template::ChatTemplate;
+pub use chat_templates::ChatTemplates;
+pub use conversation::{Conversation, MessageField, PromptEnding};
 pub use detokenizer::Detokenizer;
 pub use gguf_vocabulary::GgufVocabulary;
 pub use stop_words::StopWords;

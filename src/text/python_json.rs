@@ -16,6 +16,9 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let sort_keys: Option<bool> = options.get("sort_keys")?;
     let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
+    if value.is_undefined() {
+        return Err(problem("the value is undefined".to_owned()));
+    }
     if ensure_ascii == Some(true) {
         return Err(problem("ensure_ascii=true is not supported".to_owned()));
     }
@@ -182,5 +185,6 @@ mod tests {
         ] {
             assert!(dumped(&format!("tojson({call})")).is_err(), "{call}");
         }
+        assert!(dumped("attr('none') | tojson").is_err());
     }
 }

@@ -25,6 +25,7 @@ SCHEMA = {
     "additionalProperties": False,
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
 }
+TOOLS = [{"type": "function", "function": {"name": "tell", "parameters": SCHEMA}}]
 # The names of the adapters that models.py writes.
 ADAPTERS = range(6)
 GRAMMAR = 'root ::= "(" root? ")" | [a-z]{1,5}'
@@ -273,7 +274,18 @@ def _post_processed(rng):
 
 def _conversation(rng):
     messages = [{"role": "user", "content": f"Tell me a story about {rng.choice(['a fox', 'an owl', 'a bear'])}."}]
-    return {"prompt": "", "messages": json.dumps(messages)}
+    some = [
+        {},
+        {"tools": json.dumps(TOOLS)},
+        {"documents": json.dumps([{"title": "Foxes", "text": "They are red."}])},
+        {"chat_template_kwargs": json.dumps({"enable_thinking": False}), "chat_template": "default"},
+        {"add_generation_prompt": False},
+    ]
+    options = rng.choice(some)
+    if rng.random() < 0.3:
+        messages.append({"role": "assistant", "content": "Once upon a time"})
+        options = {"continue_final_message": True}
+    return {"prompt": "", "messages": json.dumps(messages), **options}
 
 
 def _nested(rng):

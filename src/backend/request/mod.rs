@@ -3,6 +3,7 @@
 pub mod adapter_tensors;
 pub mod admission;
 pub mod branches;
+mod chat_options;
 mod clients;
 mod foreign_fields;
 mod guide_options;

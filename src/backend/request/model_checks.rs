@@ -71,7 +71,7 @@ impl Admission {
                  detokenize: false",
             );
         }
-        if options.messages.is_some() && self.config.input == InputKind::Ids {
+        if options.chat.is_given() && self.config.input == InputKind::Ids {
             return invalid("option 'messages': this model takes input_ids, not text");
         }
         if self.encoder.text.is_none() {

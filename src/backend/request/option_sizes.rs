@@ -41,6 +41,9 @@ impl OptionSizes {
             Some("sampling_parameters" | "embedding_bias") => self.max_total(),
             Some(
                 "messages"
+                | "tools"
+                | "documents"
+                | "chat_template_kwargs"
                 | "guided_decoding_guide"
                 | "structured_outputs"
                 | "guided_json"

@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::backend::request::options::RequestOptions;
 use crate::base::{RequestError, TokenId, Tokens};
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplates, Conversation, Tokenizer};
 use crate::triton::{Error, strings};
 
 /// The prompt's input tensor.
@@ -47,8 +45,8 @@ pub struct PromptEncoder {
 pub struct TextParts {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The template that renders conversations, if the checkpoint has one.
-    pub template: Option<Arc<ChatTemplate>>,
+    /// The templates that render conversations, if the checkpoint has any.
+    pub templates: Option<Arc<ChatTemplates>>,
 }
 
 /// The tokens of a prompt, and its text if it has one.
@@ -187,7 +185,7 @@ impl PromptEncoder {
         };
         let bytes = match arrived {
             ArrivedPrompt::Text(bytes) => bytes,
-            ArrivedPrompt::LongText(_) if options.messages.is_some() => return Err(both_given()),
+            ArrivedPrompt::LongText(_) if options.chat.is_given() => return Err(both_given()),
             ArrivedPrompt::LongText(num_bytes) => {
                 return Err(too_long(num_bytes - strings::LENGTH_BYTES));
             }
@@ -206,7 +204,7 @@ impl PromptEncoder {
                 error.valid_up_to()
             ))
         })?;
-        let (text, add_special_tokens) = match &options.messages {
+        let (text, add_special_tokens) = match options.chat.conversation()? {
             None => (text.to_owned(), self.add_special_tokens && is_first),
             Some(_) if !is_first => {
                 return Err(Error::invalid(
@@ -216,7 +214,7 @@ impl PromptEncoder {
             }
             Some(_) if !text.is_empty() => return Err(both_given()),
             // The template writes the special tokens itself.
-            Some(messages) => (render(parts, messages)?, false),
+            Some(conversation) => (render(parts, &conversation)?, false),
         };
         if text.is_empty() {
             return Err(Error::invalid(
@@ -291,12 +289,12 @@ fn num_cut(num_ids: usize, options: &RequestOptions) -> usize {
     num_kept.map_or(0, |num_kept| num_ids.saturating_sub(num_kept as usize))
 }
 
-fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
-    let Some(template) = &parts.template else {
+fn render(parts: &TextParts, conversation: &Conversation) -> Result<String, RequestError> {
+    let Some(templates) = &parts.templates else {
         return Err(RequestError::Invalid(
             "option 'messages': the checkpoint has no chat template; write the prompt to text_input"
                 .to_owned(),
         ));
     };
-    template.render(messages, None, true)
+    templates.render(conversation)
 }

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use inflight_fuzz::Folder;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
-use triton_inflight::text::ChatTemplate;
+use triton_inflight::text::{ChatTemplates, Conversation, MessageField, PromptEnding};
 
 static FOLDER: LazyLock<Folder> = LazyLock::new(Folder::new);
 
@@ -15,12 +15,23 @@ fuzz_target!(|text: &str| -> Corpus {
     let Some((template, messages)) = text.split_once("\n---\n") else {
         return Corpus::Reject;
     };
-    let Ok(messages) = serde_json::from_str::<Value>(messages) else {
+    let Ok(Value::Array(messages)) = serde_json::from_str::<Value>(messages) else {
         return Corpus::Reject;
     };
     FOLDER.write("chat_template.jinja", template.as_bytes());
-    if let Ok(Some(template)) = ChatTemplate::load(FOLDER.path()) {
-        let _ = template.render(&messages, Some(&messages), true);
+    if let Ok(Some(templates)) = ChatTemplates::load(FOLDER.path()) {
+        for ending in [
+            PromptEnding::NewMessage,
+            PromptEnding::Within(MessageField::Content),
+            PromptEnding::Within(MessageField::Reasoning),
+        ] {
+            let _ = templates.render(&Conversation {
+                messages: messages.clone(),
+                tools: Some(Value::Array(messages.clone())),
+                ending,
+                ..Conversation::default()
+            });
+        }
     }
     Corpus::Keep
 });

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::backend::request::chat_options::ChatOptions;
 use crate::backend::request::foreign_fields::{ADAPTER_TENSOR, Handling, foreign, plain_name};
 use crate::backend::request::guide_options::GuideOptions;
 use crate::backend::request::post_processor_options::PostProcessorOptions;
@@ -25,7 +26,7 @@ use beams::BeamOptions;
 use table::{OPTIONS, RequestOption};
 use values::{MAX_BIASES, expected_of, nested, shortened};
 
-pub(super) use values::{json_of, parsed};
+pub(super) use values::{flag, json_of, parsed};
 
 pub use table::reference_table;
 
@@ -52,7 +53,7 @@ pub struct RequestOptions {
     /// Ends the request after this many microseconds; zero is no limit.
     pub timeout_us: u64,
     /// A conversation, from which the model's chat template makes the prompt.
-    pub messages: Option<Value>,
+    pub chat: ChatOptions,
     /// Smaller values are scheduled first.
     pub priority: i32,
     /// The client, for the logits post-processor.

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::RequestOptions;
 use super::values::{
     MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, all_biases, allowed_ids, biases,
-    early_stopping, end_ids, flag, id_words, ids, integer, messages, number, set, share, signed,
-    unsigned, weights, words,
+    early_stopping, end_ids, flag, id_words, ids, integer, number, set, share, signed, unsigned,
+    weights, words,
 };
 use crate::base::ClientId;
 use crate::config::OutputKind;
@@ -581,7 +581,59 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "none",
         doc: "A conversation as a JSON string, `[{\"role\": \"user\", \"content\": \"...\"}]`; the model's chat \
               template turns it into the prompt. `text_input` is empty then.",
-        set: |o, v| set(&mut o.messages, messages(v).map(Some)),
+        set: |o, v| o.chat.set_messages(v),
+    },
+    RequestOption {
+        name: "tools",
+        aliases: &[],
+        expected: "a JSON list of at most 128 objects",
+        default: "none",
+        doc: "Functions that the model may call, in OpenAI's form: `[{\"type\": \"function\", \"function\": {\"name\": \
+              ..., \"description\": ..., \"parameters\": {...}}}]`, where the parameters are a JSON schema. The chat \
+              template describes them to the model. See [Chat](chat.md).",
+        set: |o, v| o.chat.set_tools(v),
+    },
+    RequestOption {
+        name: "documents",
+        aliases: &[],
+        expected: "a JSON list of objects",
+        default: "none",
+        doc: "Texts for the chat template, `[{\"title\": ..., \"text\": ...}]`, if it reads any.",
+        set: |o, v| o.chat.set_documents(v),
+    },
+    RequestOption {
+        name: "chat_template",
+        aliases: &[],
+        expected: "a text of 1 to 256 bytes",
+        default: "`tool_use` if there are tools and such a template, else `default`",
+        doc: "The name of one of the checkpoint's chat templates. (The text of a template is not accepted.)",
+        set: |o, v| o.chat.set_template(v),
+    },
+    RequestOption {
+        name: "chat_template_kwargs",
+        aliases: &[],
+        expected: "a JSON object without messages, tools, documents, add_generation_prompt and continue_final_message, which \
+                   are options",
+        default: "none",
+        doc: "Variables for the chat template, such as `{\"enable_thinking\": false}`.",
+        set: |o, v| o.chat.set_variables(v),
+    },
+    RequestOption {
+        name: "add_generation_prompt",
+        aliases: &[],
+        expected: "true or false",
+        default: "true, without `continue_final_message`",
+        doc: "`false`: the prompt ends behind the last message, and not where the assistant's answer begins.",
+        set: |o, v| o.chat.set_generation_prompt(v),
+    },
+    RequestOption {
+        name: "continue_final_message",
+        aliases: &[],
+        expected: "true, false, 'content' or 'reasoning_content'",
+        default: "false",
+        doc: "The prompt ends within the last message, behind its `content` or the field that is named, so that the answer \
+              continues it.",
+        set: |o, v| o.chat.set_continued(v),
     },
     RequestOption {
         name: "truncate_prompt_tokens",

@@ -93,7 +93,7 @@ pub(super) fn number(value: &Value, range: RangeInclusive<f64>) -> Option<f32> {
     range.contains(&number).then_some(number as f32)
 }
 
-pub(super) fn flag(value: &Value) -> Option<bool> {
+pub(in crate::backend) fn flag(value: &Value) -> Option<bool> {
     value
         .as_bool()
         .or_else(|| value.as_str()?.trim().to_ascii_lowercase().parse().ok())
@@ -198,12 +198,6 @@ pub(super) fn all_biases(value: &Value) -> Option<Vec<f32>> {
     let list = parsed(value)?;
     let bias = |bias: &Value| number(bias, f64::NEG_INFINITY..=MAX_BIAS);
     list.as_array()?.iter().map(bias).collect()
-}
-
-pub(super) fn messages(value: &Value) -> Option<Value> {
-    let list = parsed(value)?;
-    let objects = list.as_array()?;
-    (!objects.is_empty() && objects.iter().all(Value::is_object)).then_some(list)
 }
 
 /// A client's text, shortened for an error message: it can be megabytes long.

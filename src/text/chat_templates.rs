@@ -1,0 +1,515 @@
+//! Renders conversations into prompts with the checkpoint's Jinja templates.
+//!
+//! A template sees the same environment as in Hugging Face transformers (`apply_chat_template`), so the same
+//! messages give the same prompt. The `minijinja` library does the rendering; this file defines the environment and its
+//! limits. Templates come with the weights and are trusted to keep their own variables small; input from a client
+//! cannot make one run or write without end.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, context};
+
+use crate::base::{LoadError, RequestError};
+use crate::text::chat_template_files;
+use crate::text::conversation::{Conversation, PromptEnding};
+use crate::text::python_json;
+
+/// Maximum number of template instructions per rendering: about one second. A long conversation needs tens of thousands.
+const MAX_INSTRUCTIONS: u64 = 10_000_000;
+/// Maximum depth of nested macro calls and the like. Templates need a handful of levels, and each uses stack.
+const MAX_RECURSION: usize = 100;
+/// Maximum size of a rendered prompt: millions of tokens.
+const MAX_PROMPT_BYTES: usize = 64 << 20;
+/// The template of conversations without tools, and the only one of most checkpoints.
+const DEFAULT: &str = "default";
+/// The template of conversations with tools, where there is one.
+const TOOL_USE: &str = "tool_use";
+
+/// A checkpoint's chat templates, compiled: one, or several with names.
+pub struct ChatTemplates {
+    environment: Environment<'static>,
+    /// In the order of the files.
+    names: Vec<String>,
+}
+
+impl ChatTemplates {
+    /// Loads the templates from `dir`: `chat_template.jinja` and `additional_chat_templates/<name>.jinja`, or else
+    /// `chat_template` in `tokenizer_config.json`, which is a template, or several with names. None if there is none.
+    ///
+    /// # Errors
+    /// A file cannot be read, or a template does not compile.
+    pub fn load(dir: &Path) -> Result<Option<Self>, LoadError> {
+        let files = chat_template_files::read(dir)?;
+        if files.templates.is_empty() {
+            return Ok(None);
+        }
+        let fail = |path: &Path, error: &Error| LoadError::File {
+            path: path.to_owned(),
+            reason: format!("chat_template: {error}"),
+        };
+        let mut templates = Self::empty(files.special_tokens).map_err(|error| fail(dir, &error))?;
+        for template in files.templates {
+            templates
+                .add(&template.name, &template.source)
+                .map_err(|error| fail(&template.path, &error))?;
+        }
+        Ok(Some(templates))
+    }
+
+    /// A single template with this source, which finds special tokens by name (`bos_token`).
+    ///
+    /// # Errors
+    /// It does not compile.
+    pub fn with_source(
+        source: &str,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, String> {
+        let mut templates = Self::empty(special_tokens).map_err(|error| error.to_string())?;
+        let added = templates.add(DEFAULT, source);
+        added.map_err(|error| error.to_string())?;
+        Ok(templates)
+    }
+
+    fn empty(special_tokens: Vec<(String, String)>) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()?;
+        environment.set_syntax(syntax);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
+        environment.set_recursion_limit(MAX_RECURSION);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", python_json::filter);
+        environment.add_test("iterable", is_iterable);
+        environment.add_test("sequence", is_sequence);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        for (name, token) in special_tokens {
+            environment.add_global(name, token);
+        }
+        Ok(Self {
+            environment,
+            names: Vec::new(),
+        })
+    }
+
+    fn add(&mut self, name: &str, source: &str) -> Result<(), Error> {
+        let source = without_generation_tags(source);
+        self.environment
+            .add_template_owned(name.to_owned(), source)?;
+        self.names.push(name.to_owned());
+        Ok(())
+    }
+
+    /// Renders a conversation into a prompt.
+    ///
+    /// # Errors
+    /// There is no template of the name that it gives, or the template rejects the messages, misses something in them, or
+    /// exceeds a limit; or the message to be continued cannot be.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, RequestError> {
+        let name = self.name_for(conversation)?;
+        let template = self
+            .environment
+            .get_template(name)
+            .map_err(|error| invalid(&error))?;
+        let (messages, continuation) = conversation.shown()?;
+        if let Some(continuation) = &continuation
+            && !continuation.is_read_by(template.source())
+        {
+            return Err(RequestError::Invalid(
+                "option 'continue_final_message': the chat template does not read this field of a message".to_owned(),
+            ));
+        }
+        let context = context! {
+            messages => Serde(&messages),
+            tools => conversation.tools.as_ref().map(Serde),
+            documents => conversation.documents.as_ref().map(Serde),
+            add_generation_prompt => conversation.ending == PromptEnding::NewMessage,
+            ..Serde(&conversation.variables)
+        };
+        let mut prompt = Prompt(Vec::new());
+        template
+            .render_captured_to(context, &mut prompt)
+            .map_err(|error| invalid(&error))?;
+        let prompt = String::from_utf8(prompt.0).map_err(|_| {
+            RequestError::Internal("the chat template wrote invalid UTF-8".to_owned())
+        })?;
+        match continuation {
+            Some(continuation) => continuation.cut(prompt),
+            None => Ok(prompt),
+        }
+    }
+
+    /// The name of the template that renders a conversation.
+    ///
+    /// # Errors
+    /// There is no template of the name that it gives, or none for it.
+    fn name_for<'a>(&'a self, conversation: &'a Conversation) -> Result<&'a str, RequestError> {
+        let has = |name: &str| self.names.iter().any(|known| known == name);
+        let refused = |problem: String| {
+            let names = self.names.join("', '");
+            Err(RequestError::Invalid(format!(
+                "option 'chat_template': {problem}; the checkpoint has '{names}'"
+            )))
+        };
+        match conversation.template.as_deref() {
+            Some(name) if has(name) => Ok(name),
+            Some(name) => refused(format!("there is no template '{name}'")),
+            None if conversation.tools.is_some() && has(TOOL_USE) => Ok(TOOL_USE),
+            None if has(DEFAULT) => Ok(DEFAULT),
+            None => refused("none of several templates is the default, name one".to_owned()),
+        }
+    }
+}
+
+/// A prompt of bounded size.
+struct Prompt(Vec<u8>);
+
+impl io::Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MAX_PROMPT_BYTES - self.0.len() {
+            return Err(io::Error::other("the prompt is too long"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn invalid(error: &Error) -> RequestError {
+    let problem = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "the conversation takes too long to render; shorten it".into(),
+        (ErrorKind::WriteFailure, _) => {
+            format!("the prompt has more than {MAX_PROMPT_BYTES} bytes; shorten the conversation")
+        }
+        // A message from the template (`raise_exception`).
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
+        _ => error.to_string(),
+    };
+    RequestError::Invalid(format!("option 'messages': chat template: {problem}"))
+}
+
+/// Jinja's test `iterable`: in Python, texts are and `None` is not.
+fn is_iterable(value: &minijinja::Value) -> bool {
+    match value.kind() {
+        ValueKind::None | ValueKind::Number | ValueKind::Bool => false,
+        ValueKind::String | ValueKind::Undefined => true,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+/// Jinja's test `sequence`: in Python, whatever has a length and can be indexed.
+fn is_sequence(value: &minijinja::Value) -> bool {
+    let kind = value.kind();
+    matches!(
+        kind,
+        ValueKind::String
+            | ValueKind::Bytes
+            | ValueKind::Seq
+            | ValueKind::Map
+            | ValueKind::Undefined
+    )
+}
+
+fn raise_exception(message: String) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now: '{format}' is not a time format"),
+        )
+    })?;
+    Ok(text)
+}
+
+/// Replaces the tags `generation` and `endgeneration`, with which transformers marks the assistant's part for training,
+/// by tags without effect.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        // The `%` of `{%}` does not end the tag that it begins.
+        let Some((inside, after)) = tag["{%".len()..].split_once("%}") else {
+            rest = tag;
+            break;
+        };
+        let tag = &tag[..tag.len() - after.len()];
+        let name = inside.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char));
+        match name {
+            "generation" => out.push_str(&tag.replacen(name, "if true", 1)),
+            "endgeneration" => out.push_str(&tag.replacen(name, "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::MessageField;
+    use serde_json::{Value, json};
+
+    fn templates(source: &str) -> ChatTemplates {
+        let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
+        let tokens = vec![token("bos_token", "<s>"), token("eos_token", "</s>")];
+        ChatTemplates::with_source(source, tokens).expect("compiles")
+    }
+
+    fn conversation(messages: &Value) -> Conversation {
+        Conversation {
+            messages: messages.as_array().expect("a list").clone(),
+            ..Conversation::default()
+        }
+    }
+
+    fn rendered(source: &str) -> Result<String, String> {
+        let messages = json!([{"role": "user", "content": "<hi>"}]);
+        templates(source)
+            .render(&conversation(&messages))
+            .map_err(|error| error.to_string())
+    }
+
+    /// The conversation of a case of the fixture.
+    fn conversation_of(case: &Value) -> Conversation {
+        let given = |name: &str| case.get(name).filter(|value| !value.is_null()).cloned();
+        let is_set = |name| given(name) == Some(Value::Bool(true));
+        let ending = match given("continue_final_message") {
+            Some(Value::Bool(true)) => PromptEnding::Within(MessageField::Content),
+            Some(Value::String(_)) => PromptEnding::Within(MessageField::Reasoning),
+            _ if is_set("add_generation_prompt") => PromptEnding::NewMessage,
+            _ => PromptEnding::LastMessage,
+        };
+        let variables = given("chat_template_kwargs").unwrap_or_else(|| json!({}));
+        Conversation {
+            tools: given("tools"),
+            documents: given("documents"),
+            variables: variables.as_object().expect("an object").clone(),
+            ending,
+            ..conversation(&case["messages"])
+        }
+    }
+
+    /// Made by tests/fixtures/make_chat_fixtures.py; another one that it made, if `CHAT_FIXTURE` names it.
+    #[test]
+    fn prompts_match_transformers() {
+        let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat.json");
+        let path = std::env::var_os("CHAT_FIXTURE").unwrap_or_else(|| committed.into());
+        let fixture = std::fs::read_to_string(path).expect("a fixture");
+        let fixture: Value = serde_json::from_str(&fixture).expect("well formed");
+        let mut num_rendered = 0;
+        let mut differing = Vec::new();
+        for case in fixture["cases"].as_array().expect("cases") {
+            let source = &fixture["templates"][case["template"].as_str().expect("a name")];
+            let templates = templates(source.as_str().expect("a template"));
+            let prompt = templates.render(&conversation_of(case));
+            let is_alike = match (&prompt, case["text"].as_str()) {
+                (Ok(prompt), Some(text)) => prompt == text,
+                (Err(error), None) => {
+                    let raised = case["raised"].as_str().expect("a text");
+                    let error = error.to_string();
+                    error.starts_with("option '") && error.ends_with(raised)
+                }
+                _ => false,
+            };
+            if !is_alike {
+                differing.push(format!("{prompt:?}\n{case}\n"));
+            }
+            num_rendered += 1;
+        }
+        let num_differing = differing.len();
+        assert_eq!(num_differing, 0, "{}", differing.concat());
+        assert!(num_rendered > 150);
+    }
+
+    #[test]
+    fn a_variable_of_the_request_comes_before_a_special_token() {
+        let templates = templates("{{ bos_token }}{{ eos_token }}{{ thinking }}");
+        let variables = json!({"bos_token": "<b>", "thinking": true});
+        let conversation = Conversation {
+            variables: variables.as_object().expect("an object").clone(),
+            ..conversation(&json!([]))
+        };
+        assert_eq!(
+            templates.render(&conversation),
+            Ok("<b></s>True".to_owned())
+        );
+    }
+
+    #[test]
+    fn tools_and_names_choose_the_template() {
+        let mut templates = templates("plain");
+        templates.add(TOOL_USE, "tools").expect("compiles");
+        templates.add("rag", "documents").expect("compiles");
+        let rendered = |tools: Option<Value>, name: Option<&str>| {
+            templates.render(&Conversation {
+                tools,
+                template: name.map(str::to_owned),
+                ..conversation(&json!([]))
+            })
+        };
+        for (tools, name, expected) in [
+            (None, None, "plain"),
+            (Some(json!([{}])), None, "tools"),
+            (Some(json!([{}])), Some("default"), "plain"),
+            (None, Some("rag"), "documents"),
+        ] {
+            assert_eq!(rendered(tools, name).as_deref(), Ok(expected));
+        }
+        let error = rendered(None, Some("chat")).expect_err("none").to_string();
+        assert!(
+            error.contains("'chat'; the checkpoint has 'default', 'tool_use', 'rag'"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn template_errors_reach_the_client() {
+        let error = rendered("{{ raise_exception('no ' + messages[0].role) }}");
+        assert_eq!(
+            error.expect_err("raised"),
+            "option 'messages': chat template: no user"
+        );
+        let error = rendered("{{ messages[0].name.first }}").expect_err("undefined");
+        assert!(error.contains("undefined"), "{error}");
+    }
+
+    #[test]
+    fn rejects_a_tag_that_ends_where_it_begins() {
+        for source in ["{%}", "{% if true %}{%}{% endif %}", "{%%}"] {
+            assert!(
+                ChatTemplates::with_source(source, Vec::new()).is_err(),
+                "{source}"
+            );
+        }
+    }
+
+    #[test]
+    fn bounds_loops_recursion_and_output() {
+        let ten_thousand = "{% for i in range(10000) %}";
+        let endless = format!("{ten_thousand}{ten_thousand}{{% endfor %}}{{% endfor %}}");
+        assert!(
+            rendered(&endless)
+                .expect_err("stopped")
+                .contains("too long")
+        );
+        let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
+        let error = rendered(recursive).expect_err("stopped");
+        assert!(error.contains("recursion"), "{error}");
+        let wide = format!("{{% set a = 'x' * 50000 %}}{ten_thousand}{{{{ a }}}}{{% endfor %}}");
+        let error = rendered(&wide).expect_err("stopped");
+        assert!(error.contains("67108864 bytes"), "{error}");
+        assert!(rendered("{{ 'x' * 10000000000 }}").is_err());
+    }
+
+    #[test]
+    fn renders_deeply_nested_messages() {
+        let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
+        let messages = json!([{"role": "user", "content": serde_json::from_str::<Value>(&deep)
+            .expect("well formed")}]);
+        let templates = templates("{{ messages[0].content | tojson }}|{{ messages[0].content }}");
+        let prompt = templates
+            .render(&conversation(&messages))
+            .expect("rendered");
+        assert_eq!(prompt, format!("{deep}|{deep}"));
+    }
+
+    #[test]
+    fn strftime_now_formats_the_time() {
+        let year = rendered("{{ strftime_now('%Y') }}").expect("a year");
+        assert!(year.parse::<i32>().is_ok_and(|year| year > 2000), "{year}");
+        let error = rendered("{{ strftime_now('%') }}").expect_err("no format");
+        assert!(error.contains("strftime_now"), "{error}");
+    }
+
+    #[test]
+    fn loads_the_template_and_special_tokens_of_a_folder() {
+        let dir = std::env::temp_dir().join(format!("inflight-template-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("a file");
+        let prompt = || {
+            let templates = ChatTemplates::load(&dir).map_err(|error| error.to_string())?;
+            let render = |templates: ChatTemplates| templates.render(&conversation(&json!([])));
+            let prompt = templates.map(render).transpose();
+            prompt.map_err(|error| error.to_string())
+        };
+        assert_eq!(prompt(), Ok(None));
+        write("tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
+        assert_eq!(prompt(), Ok(None));
+
+        let mut config = json!({
+            "bos_token": {"content": "<s>", "lstrip": false}, "add_bos_token": true,
+            "chat_template": "{{ bos_token }}{{ eos_token }}{{ add_bos_token is defined }}",
+        });
+        write("tokenizer_config.json", &config.to_string());
+        write(
+            "special_tokens_map.json",
+            r#"{"bos_token": "old", "eos_token": "</s>"}"#,
+        );
+        assert_eq!(prompt(), Ok(Some("<s></s>False".to_owned())));
+
+        config["chat_template"] = json!([
+            {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"},
+        ]);
+        write("tokenizer_config.json", &config.to_string());
+        assert_eq!(prompt(), Ok(Some("chat".to_owned())));
+        config["chat_template"] = json!({"tool_use": "tools", "default": "chat by name"});
+        write("tokenizer_config.json", &config.to_string());
+        assert_eq!(prompt(), Ok(Some("chat by name".to_owned())));
+        config["chat_template"] = json!({"tool_use": "tools", "rag": "documents"});
+        write("tokenizer_config.json", &config.to_string());
+        let error = prompt().expect_err("none is the default");
+        assert!(
+            error.contains("name one; the checkpoint has 'tool_use', 'rag'"),
+            "{error}"
+        );
+
+        std::fs::create_dir(dir.join("additional_chat_templates")).expect("a folder");
+        write("additional_chat_templates/rag.jinja", "a file");
+        write("additional_chat_templates/README.md", "{% not a template");
+        let error = prompt().expect_err("files come before the configuration");
+        assert!(error.ends_with("the checkpoint has 'rag'"), "{error}");
+        write("chat_template.jinja", "the file {{ bos_token }}\n");
+        assert_eq!(prompt(), Ok(Some("the file <s>".to_owned())));
+
+        write("chat_template.jinja", "{% if %}");
+        assert!(
+            prompt()
+                .expect_err("no template")
+                .contains("chat_template.jinja: ")
+        );
+        std::fs::remove_file(dir.join("chat_template.jinja")).expect("removed");
+        std::fs::remove_dir_all(dir.join("additional_chat_templates")).expect("removed");
+        write("tokenizer_config.json", r#"{"chat_template": 1}"#);
+        assert!(
+            prompt()
+                .expect_err("no template")
+                .contains("neither a string")
+        );
+        write("tokenizer_config.json", "{");
+        assert!(
+            prompt()
+                .expect_err("no JSON")
+                .contains("tokenizer_config.json: ")
+        );
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+}
