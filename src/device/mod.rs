@@ -70,6 +70,7 @@ pub use pool::{Pool, Topology, Turn, yield_to_others};
 pub use quantised::{
     CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, can_be_packed_together,
 };
+pub use ranks::RankInput;
 pub use rope::RopeTable;
 
 /// A machine that a decoder runs on, and its operations, each as large as machines fuse them.
@@ -643,6 +644,16 @@ pub trait Device: Sized {
     ///
     /// A rank has failed, or does not load in time.
     fn meet_ranks(&mut self, _time_limit: Duration) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    /// Compares what the engine of this rank was given before a step with what those of the others were, where each rank has one. By
+    /// default it is the only rank.
+    ///
+    /// # Errors
+    ///
+    /// It is something else, or a rank has failed.
+    fn compare_inputs(&mut self, _inputs: &[RankInput]) -> Result<(), StepError> {
         Ok(())
     }
 

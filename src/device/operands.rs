@@ -138,13 +138,15 @@ impl QuantisedWidths {
     }
 }
 
-/// What one of several ranks does with the logits of a step. With several stages, only the first rank of all samples.
+/// What one of several ranks does with the logits of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankRole {
-    /// It collects them from all ranks, and samples.
+    /// It collects them from all ranks, and samples. With several stages, it is the first rank of all.
     Samples,
     /// It computes those of its part of the vocabulary, or of its stage, for the others.
     Computes,
+    /// It samples, as all ranks do, each for an engine of its own.
+    AllSample,
 }
 
 /// How a matrix product stores its result.

@@ -6,12 +6,28 @@ use std::time::Duration;
 use rustc_hash::FxHasher;
 
 use super::{RankRole, StepInputs};
-use crate::base::{LoadError, StepError};
+use crate::base::{LoadError, SequenceId, StepError};
 use crate::collective::{Collective, CollectiveError, MAX_RANKS};
+
+/// What ranks that each have an engine have to be given alike: a request, or the end of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankInput {
+    /// The request.
+    pub id: SequenceId,
+    /// A hash of all of it; `None` if it is to be stopped.
+    pub digest: Option<u64>,
+}
+
+/// The words of an input.
+const INPUT_WORDS: usize = 5;
+
+/// What an application that has made ranks differ has to do.
+const SAME_INPUTS: &str = "give every rank the same requests and stop signals, in the same order and in the same iteration";
 
 /// The other ranks.
 pub(super) struct Ranks {
     collective: Box<dyn Collective>,
+    role: RankRole,
     /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
     gets_logits: bool,
     /// A hash of the current step, which is the same on all ranks.
@@ -24,8 +40,9 @@ impl Ranks {
     pub(super) fn new(collective: Box<dyn Collective>, role: RankRole) -> Self {
         let sends_results = is_last_of_several(&*collective) && collective.rank() == 0;
         Self {
-            gets_logits: role == RankRole::Samples || sends_results,
+            gets_logits: role != RankRole::Computes || sends_results,
             collective,
+            role,
             step: 0,
             failure: None,
         }
@@ -84,8 +101,45 @@ impl Ranks {
     pub(super) fn check(&self) -> Result<(), StepError> {
         match &self.failure {
             None => Ok(()),
+            Some(error @ CollectiveError::Diverged { .. }) if self.role == RankRole::AllSample => {
+                Err(StepError(format!("{error}: {SAME_INPUTS}")))
+            }
             Some(error) => Err(StepError(error.to_string())),
         }
+    }
+
+    /// Compares what the engine of this rank was given before a step with what the others were.
+    ///
+    /// # Errors
+    ///
+    /// It is something else, or something went wrong.
+    pub(super) fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        let own: Vec<u32> = inputs.iter().flat_map(input_words).collect();
+        let mut first = own.clone();
+        self.take_first(&mut first)?;
+        let alike = own.chunks(INPUT_WORDS).zip(first.chunks(INPUT_WORDS));
+        let differing = inputs.iter().zip(alike).find(|(_, (a, b))| a != b);
+        if let Some((input, _)) = differing {
+            let RankInput { id, digest } = input;
+            let grid = self.collective.grid();
+            let rank = self.collective.stage() * grid.ranks_per_stage + self.collective.rank();
+            let what = match digest {
+                Some(_) => "request",
+                None => "stop signal for request",
+            };
+            let reason = format!(
+                "{what} {id} of rank {rank} is not what rank {} was given: {SAME_INPUTS}",
+                grid.ranks_per_stage * self.collective.stage()
+            );
+            self.abort(&reason);
+            return Err(StepError(reason));
+        }
+        // So that stages compare them as well.
+        let mut hasher = FxHasher::default();
+        hasher.write_u64(self.step);
+        own.iter().for_each(|word| hasher.write_u32(*word));
+        self.step = hasher.finish();
+        Ok(())
     }
 
     /// This rank, of those of its stage.
@@ -211,6 +265,13 @@ impl Ranks {
             self.failure = operation(self.collective.as_mut(), self.step).err();
         }
     }
+}
+
+fn input_words(input: &RankInput) -> [u32; INPUT_WORDS] {
+    let RankInput { id, digest } = input;
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([id_low, id_high], [low, high]) = (halves(id.0), halves(digest.unwrap_or(0)));
+    [u32::from(digest.is_some()), id_low, id_high, low, high]
 }
 
 fn is_last_of_several(collective: &dyn Collective) -> bool {

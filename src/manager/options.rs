@@ -1,5 +1,6 @@
 //! A batch manager from JSON options: those of a model's config.pbtxt that apply to a batch manager.
 
+use std::env;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -8,14 +9,16 @@ use serde::Deserialize;
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::collective::{MPI_LIBRARY, beside_library};
 use crate::config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, SpeculationKind};
+use crate::device::RankRole;
+use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::sizing::{
     ConfiguredModel, check_ranks, cpu_options, rank_limits, rank_transport, speculation,
 };
 use crate::manager::{BatchManager, ServingRank, TensorModel};
 use crate::runner::{
-    AdapterRoom, CpuRunner, LeadingRunner, ModelSource, RANK_PROGRAM, RankTransport, Runner,
-    RunnerLimits,
+    AdapterRoom, CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions,
+    RankTransport, Runner, RunnerLimits,
 };
 
 /// The options of a batch manager. Names, values and defaults are those of config.pbtxt, except that nothing is sized by
@@ -80,6 +83,10 @@ pub struct ManagerOptions {
     /// `processes`, which rank 0 starts, or `mpi`: those of `mpirun`.
     #[serde(default)]
     pub rank_transport: Option<String>,
+    /// `rank_0`: requests are given to rank 0 alone. `all_ranks`: the application runs on every rank, and gives each the same
+    /// requests and stop signals, in the same order and in the same iteration.
+    #[serde(default)]
+    pub rank_inputs: Option<String>,
     /// How long ranks wait for each other within a step.
     #[serde(default)]
     pub rank_timeout_seconds: Option<u32>,
@@ -87,7 +94,8 @@ pub struct ManagerOptions {
     #[serde(default)]
     pub rank_load_timeout_seconds: Option<u32>,
     /// The program of the processes that rank 0 starts: it runs [`rank_main`](crate::runner::rank_main) of this build. By
-    /// default `inflight-rank` beside this program, or beside the library that has this code.
+    /// default `inflight-rank` beside this program, or beside the library that has this code. With `rank_inputs: all_ranks` it is
+    /// this application, by default this very program, and is started with `rank=N` before the arguments of this process.
     #[serde(default)]
     pub rank_program: Option<PathBuf>,
     /// The plug-in for MPI. By default `libinflight_mpi.so` at that place.
@@ -115,7 +123,8 @@ impl ManagerOptions {
     /// The options are invalid, MPI fails, or not all processes have come in time.
     pub fn serve_rank(&self) -> Result<Option<ServingRank>, LoadError> {
         let settings = self.settings()?;
-        if settings.tensor_parallel_size * settings.pipeline_parallel_size == 1 {
+        let num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size;
+        if num_ranks == 1 || self.gives_all_ranks_inputs()? {
             return Ok(None);
         }
         let RankTransport::Mpi(world) = self.rank_transport(&settings)? else {
@@ -131,7 +140,7 @@ impl ManagerOptions {
         }
     }
 
-    /// Loads the checkpoint, on all ranks. Returns the batch manager, and what is needed to read and write tensors.
+    /// Loads the checkpoint, on all ranks; with `rank_inputs: all_ranks`, together with the others, each of which does the same. Returns the batch manager, and what is needed to read and write tensors.
     ///
     /// # Errors
     /// The options contradict each other, the checkpoint cannot be loaded, or a rank has failed. This process is another rank
@@ -159,7 +168,14 @@ impl ManagerOptions {
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);
+        let mut peers = None;
+        let is_one_of_many = self.gives_all_ranks_inputs()? && model.grid().num_ranks() > 1;
         let runner = match model.grid().num_ranks() {
+            _ if is_one_of_many => {
+                let (with, runner) = self.load_with_peers(&model, &source, &config, &options)?;
+                peers = Some(with);
+                Runner::Cpu(Box::new(runner))
+            }
             1 => Runner::Cpu(Box::new(CpuRunner::new(&source, limits, &options)?)),
             _ => {
                 let time_limits = rank_limits(&settings);
@@ -174,11 +190,64 @@ impl ManagerOptions {
             max_seq_len: config.max_seq_len,
             end_ids: source.end_ids().to_vec(),
         };
-        let manager = BatchManager::new(config, runner).map_err(|error| LoadError::Config {
+        let manager = match is_one_of_many {
+            true => BatchManager::on_every_rank(config, runner, peers),
+            false => BatchManager::new(config, runner),
+        };
+        let manager = manager.map_err(|error| LoadError::Config {
             problem: format!("the runner's thread cannot be started: {error}"),
             remedy: "let the process have more threads".to_owned(),
         })?;
         Ok((manager, model))
+    }
+
+    /// Loads a rank's part of the model together with the other ranks, which do the same.
+    fn load_with_peers(
+        &self,
+        model: &ConfiguredModel<'_>,
+        source: &ModelSource,
+        config: &EngineConfig,
+        options: &CpuOptions,
+    ) -> Result<(Peers, CpuRunner), LoadError> {
+        let settings = model.settings;
+        let time_limits = rank_limits(settings);
+        let common = [
+            ("the files of the model", source.stamps()),
+            ("the numbers of ranks", format!("{:?}", model.grid())),
+            ("the options", format!("{config:?}")),
+            ("the time limits", format!("{time_limits:?}")),
+        ];
+        let transport = self.rank_transport(settings)?;
+        let (mut peers, collective) = transport.meet_peers(model.grid(), time_limits, &common)?;
+        let rank = RankOptions {
+            collective,
+            role: RankRole::AllSample,
+            time_limit: time_limits.step,
+        };
+        let runner = CpuRunner::of_rank(source, RunnerLimits::of(config), options, rank);
+        let runner = runner.map_err(|error| peers.explain_load(error))?;
+        Ok((peers, runner))
+    }
+
+    /// Checks that an [`Executor`](crate::manager::Executor) can have such a batch manager.
+    ///
+    /// # Errors
+    /// The options give all ranks the requests, which each executor would take at moments of its own.
+    pub fn check_for_executor(&self) -> Result<(), LoadError> {
+        match self.gives_all_ranks_inputs()? {
+            false => Ok(()),
+            true => Err(LoadError::Config {
+                problem: "rank_inputs is 'all_ranks', and an executor gets its requests on rank 0"
+                    .to_owned(),
+                remedy: "leave it out, or use the manager with callbacks".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether the application gives every rank the requests.
+    fn gives_all_ranks_inputs(&self) -> Result<bool, LoadError> {
+        let known = [("rank_0", false), ("all_ranks", true)];
+        named("rank_inputs", self.rank_inputs.as_deref(), &known)
     }
 
     /// The settings for ranks and threads.
@@ -205,7 +274,10 @@ impl ManagerOptions {
     fn rank_transport(&self, settings: &Settings) -> Result<RankTransport, LoadError> {
         let beside =
             |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| beside_library(name));
-        let program = beside(&self.rank_program, RANK_PROGRAM);
+        let program = match &self.rank_program {
+            None if self.gives_all_ranks_inputs()? => env::current_exe().unwrap_or_default(),
+            given => beside(given, RANK_PROGRAM),
+        };
         let mpi_library = beside(&self.mpi_library, MPI_LIBRARY);
         rank_transport(settings, &program, &mpi_library)
     }

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::base::{StepError, catch_panic};
+use crate::device::RankInput;
 use crate::engine::{Step, StepOutput};
 use crate::manager::step_loop::ComputedStep;
 use crate::runner::Runner;
@@ -15,7 +16,7 @@ const MAX_LAUNCHED: usize = 2;
 /// The thread, and the channels to it and back.
 pub(super) struct RunnerThread {
     /// `None` only while it is dropped.
-    steps: Option<SyncSender<(Step, StepOutput)>>,
+    steps: Option<SyncSender<(Step, Vec<RankInput>, StepOutput)>>,
     results: Receiver<Result<ComputedStep<Duration>, StepError>>,
     /// It returns its runner, unless that has failed.
     thread: Option<JoinHandle<Option<Runner>>>,
@@ -29,12 +30,12 @@ impl RunnerThread {
     /// # Errors
     /// The system refuses it.
     pub(super) fn start(mut runner: Runner) -> std::io::Result<Self> {
-        let (steps, to_compute) = sync_channel::<(Step, StepOutput)>(MAX_LAUNCHED);
+        let (steps, to_compute) = sync_channel::<(Step, Vec<RankInput>, StepOutput)>(MAX_LAUNCHED);
         let (computed, results) = sync_channel(MAX_LAUNCHED);
         let work = move || {
-            while let Ok((step, output)) = to_compute.recv() {
+            while let Ok((step, inputs, output)) = to_compute.recv() {
                 // A panic in a kernel must reach the caller as an error, not as silence.
-                let result = catch_panic(|| compute(&mut runner, step, output))
+                let result = catch_panic(|| compute(&mut runner, step, &inputs, output))
                     .unwrap_or_else(|panic| Err(StepError(panic)));
                 // After a failure the runner's state is unknown: it computes no more.
                 let has_failed = result.is_err();
@@ -53,14 +54,15 @@ impl RunnerThread {
         })
     }
 
-    /// Has a step computed after those before it.
+    /// Has a step computed after those before it. `inputs` are what the engine was given for it, if the other ranks must have the
+    /// same.
     ///
     /// # Errors
     /// The thread has ended. So for `land`, or the step has failed.
-    pub(super) fn launch(&mut self, step: Step) -> Result<(), StepError> {
+    pub(super) fn launch(&mut self, step: Step, inputs: Vec<RankInput>) -> Result<(), StepError> {
         let output = self.spare.pop().unwrap_or_default();
         let steps = self.steps.as_ref().expect("not dropped");
-        steps.send((step, output)).map_err(|_| has_ended())
+        steps.send((step, inputs, output)).map_err(|_| has_ended())
     }
 
     /// Waits for the oldest step that was launched and has not landed.
@@ -88,17 +90,22 @@ impl Drop for RunnerThread {
     }
 }
 
-/// Runs all model calls of a step. What was in `output` is lost, its memory is used again.
+/// Runs all model calls of a step. `inputs` are compared with those of the other ranks, if there are some. What was in `output` is
+/// lost, its memory is used again.
 ///
 /// # Errors
-/// The runner failed.
+/// The runner failed, or another rank has other inputs.
 pub(super) fn compute(
     runner: &mut Runner,
     step: Step,
+    inputs: &[RankInput],
     mut output: StepOutput,
 ) -> Result<ComputedStep<Duration>, StepError> {
     let started = Instant::now();
     output.clear();
+    if !inputs.is_empty() {
+        runner.compare_inputs(inputs)?;
+    }
     step.plans()
         .try_for_each(|plan| runner.run(plan, &mut output))?;
     Ok(ComputedStep {

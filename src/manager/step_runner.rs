@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::base::StepError;
+use crate::device::RankInput;
 use crate::engine::{BatchingScheme, EngineConfig, Step, StepOutput};
 use crate::manager::ahead_runner::AheadRunner;
 use crate::manager::runner_thread::{RunnerThread, compute};
@@ -11,7 +12,14 @@ use crate::manager::step_loop::{ComputedStep, StepComputer};
 use crate::runner::Runner;
 
 /// Computes steps with a runner.
-pub(super) enum StepRunner {
+pub(super) struct StepRunner {
+    place: Place,
+    /// What the engine was given for the next step, if the other ranks must have the same.
+    inputs: Vec<RankInput>,
+}
+
+/// Where a runner computes.
+enum Place {
     /// In `launch`.
     Caller(Box<CallerRunner>),
     /// On a thread, while the caller does something else.
@@ -21,7 +29,7 @@ pub(super) enum StepRunner {
 }
 
 /// A runner that computes on the caller's thread.
-pub(super) struct CallerRunner {
+struct CallerRunner {
     runner: Runner,
     /// Its state is unknown.
     has_failed: bool,
@@ -40,34 +48,44 @@ impl StepRunner {
     pub(super) fn new(runner: Runner, config: &EngineConfig) -> std::io::Result<Self> {
         // Steps of one call each: the stages have room for two.
         let overlaps_stages = runner.has_stages() && config.scheme == BatchingScheme::InflightFused;
-        Ok(match config.num_micro_batches {
-            1 if config.plan_ahead => Self::Ahead(Box::new(AheadRunner::new(runner))),
-            1 => Self::Caller(Box::new(CallerRunner {
-                runner,
-                has_failed: false,
-                computed: None,
-                spare: None,
-            })),
-            _ if overlaps_stages => Self::Ahead(Box::new(AheadRunner::new(runner))),
-            _ => Self::Thread(RunnerThread::start(runner)?),
+        let place = match config.num_micro_batches {
+            1 if config.plan_ahead => Place::Ahead(Box::new(AheadRunner::new(runner))),
+            1 => Place::Caller(Box::new(CallerRunner::new(runner))),
+            _ if overlaps_stages => Place::Ahead(Box::new(AheadRunner::new(runner))),
+            _ => Place::Thread(RunnerThread::start(runner)?),
+        };
+        Ok(Self {
+            place,
+            inputs: Vec::new(),
         })
+    }
+
+    /// Has the next step compare what its engine was given with what those of the other ranks were. They do the same.
+    pub(super) fn expect_input(&mut self, input: RankInput) {
+        self.inputs.push(input);
     }
 
     /// The runner, when all steps have landed; `None` if it has failed. No further step is computed.
     pub(super) fn stop(&mut self) -> Option<&mut Runner> {
-        if let Self::Thread(thread) = self {
+        if let Place::Thread(thread) = &mut self.place {
             let runner = thread.stop()?;
-            *self = Self::Caller(Box::new(CallerRunner {
-                runner,
-                has_failed: false,
-                computed: None,
-                spare: None,
-            }));
+            self.place = Place::Caller(Box::new(CallerRunner::new(runner)));
         }
-        match self {
-            Self::Caller(caller) if !caller.has_failed => Some(&mut caller.runner),
-            Self::Ahead(ahead) => ahead.runner_at_rest(),
-            Self::Caller(_) | Self::Thread(_) => None,
+        match &mut self.place {
+            Place::Caller(caller) if !caller.has_failed => Some(&mut caller.runner),
+            Place::Ahead(ahead) => ahead.runner_at_rest(),
+            Place::Caller(_) | Place::Thread(_) => None,
+        }
+    }
+}
+
+impl CallerRunner {
+    fn new(runner: Runner) -> Self {
+        Self {
+            runner,
+            has_failed: false,
+            computed: None,
+            spare: None,
         }
     }
 }
@@ -76,14 +94,16 @@ impl StepComputer for StepRunner {
     type Timing = Duration;
 
     fn launch(&mut self, step: Step) -> Result<(), StepError> {
-        match self {
-            Self::Thread(thread) => thread.launch(step),
-            Self::Ahead(ahead) => ahead.launch(step),
-            Self::Caller(caller) => {
+        match &mut self.place {
+            Place::Thread(thread) => thread.launch(step, std::mem::take(&mut self.inputs)),
+            Place::Ahead(ahead) => ahead.launch(step),
+            Place::Caller(caller) => {
                 let output = caller.spare.take().unwrap_or_default();
                 // It may end in a panic.
                 caller.has_failed = true;
-                caller.computed = Some(compute(&mut caller.runner, step, output)?);
+                let computed = compute(&mut caller.runner, step, &self.inputs, output)?;
+                self.inputs.clear();
+                caller.computed = Some(computed);
                 caller.has_failed = false;
                 Ok(())
             }
@@ -91,18 +111,18 @@ impl StepComputer for StepRunner {
     }
 
     fn land(&mut self) -> Result<ComputedStep<Duration>, StepError> {
-        match self {
-            Self::Thread(thread) => thread.land(),
-            Self::Ahead(ahead) => ahead.land(),
-            Self::Caller(caller) => Ok(caller.computed.take().expect("a step was launched")),
+        match &mut self.place {
+            Place::Thread(thread) => thread.land(),
+            Place::Ahead(ahead) => ahead.land(),
+            Place::Caller(caller) => Ok(caller.computed.take().expect("a step was launched")),
         }
     }
 
     fn recycle(&mut self, output: StepOutput) {
-        match self {
-            Self::Thread(thread) => thread.recycle(output),
-            Self::Ahead(ahead) => ahead.recycle(output),
-            Self::Caller(caller) => caller.spare = Some(output),
+        match &mut self.place {
+            Place::Thread(thread) => thread.recycle(output),
+            Place::Ahead(ahead) => ahead.recycle(output),
+            Place::Caller(caller) => caller.spare = Some(output),
         }
     }
 }

@@ -67,6 +67,7 @@ mod weight_sources;
 mod weights;
 
 use crate::base::{HostBlockId, StepError};
+use crate::device::RankInput;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
@@ -81,8 +82,8 @@ pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use ranks::{
-    LeadingRunner, RANK_PROGRAM, RankConnections, RankDevice, RankLimits, RankTransport, RankWatch,
-    leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
+    LeadingRunner, Peers, RANK_PROGRAM, RankConnections, RankDevice, RankLimits, RankTransport,
+    RankWatch, leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
 pub use spec::ModelSpec;
@@ -139,6 +140,20 @@ impl Runner {
             Self::Ranks(runner) => runner.has_stages(),
             Self::CudaRanks(runner) => runner.has_stages(),
             Self::Cpu(_) | Self::Cuda(_) | Self::Synthetic(_) => false,
+        }
+    }
+
+    /// Compares what the engine of this rank was given before the next step with what those of the others were, see
+    /// [`ModelRunner::compare_inputs`].
+    ///
+    /// # Errors
+    /// It is something else, or a rank has failed.
+    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        match self {
+            Self::Cpu(runner) => runner.compare_inputs(inputs),
+            Self::Cuda(runner) => runner.compare_inputs(inputs),
+            // There is one engine.
+            Self::Ranks(_) | Self::CudaRanks(_) | Self::Synthetic(_) => Ok(()),
         }
     }
 

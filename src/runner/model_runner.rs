@@ -17,7 +17,8 @@ use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, RankRole, StepCapacity, StepResults, StepWidths,
+    AdapterCapacity, Device, DeviceSample, KvDtype, RankInput, RankRole, StepCapacity, StepResults,
+    StepWidths,
 };
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
@@ -88,7 +89,7 @@ impl<D: Device> ModelRunner<D> {
     /// On 1, 2 and 4 ranks of the same device the results are the same bits; those of [`ModelRunner::new`] are summed in
     /// another order. Any number of stages gives the bits of one; with one rank each, those of [`ModelRunner::new`].
     ///
-    /// With several stages, only the first rank has results.
+    /// With several stages, only the first rank has results, unless [all sample](RankRole::AllSample).
     ///
     /// # Errors
     /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks.
@@ -255,7 +256,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         match self.role {
-            RankRole::Samples => {
+            RankRole::Samples | RankRole::AllSample => {
                 self.launch(&plan)?;
                 self.collect(&plan, output)
             }
@@ -339,6 +340,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         if plan.token_ids.is_empty() {
             return Ok(());
         }
+        if self.stage.sends_results() {
+            let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
+            let results = self.device.results(&mut self.logits, num_rows)?;
+            self.device.send_results(results.logits);
+        }
         let call = match is_last {
             true => 1 - self.next_call,
             false => self.next_call,
@@ -417,14 +423,31 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let Some(step) = awaited.take() else {
             return Ok(());
         };
+        let passes_on = self.stage.passes_results_on();
         for context in layout.contexts() {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             self.device.receive_results(step, &mut logits)?;
+            if passes_on {
+                self.device.send_results(&logits);
+            }
             context_logits.push((context.sequence, logits));
         }
         let num_rows = layout.num_sampled_rows();
         let results = self.device.results(&mut self.logits, num_rows)?;
-        self.device.receive_results(step, results.logits)
+        self.device.receive_results(step, results.logits)?;
+        if passes_on {
+            self.device.send_results(results.logits);
+        }
+        Ok(())
+    }
+
+    /// Compares what the engine of this rank was given before the next step with what those of the others were, where each rank has
+    /// one. All ranks call it before the same step.
+    ///
+    /// # Errors
+    /// It is something else, or a rank has failed.
+    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        self.device.compare_inputs(inputs)
     }
 
     /// Computes this rank's share of a model call, for the rank that samples. It has no results.
@@ -587,6 +610,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             let adapter = layout.adapter_of(&context.rows);
             decoder.context_logits(device, context.rows.clone(), adapter, &mut logits, probe);
+            if self.stage.sends_results() {
+                device.send_results(&logits);
+            }
             context_logits.push((context.sequence, logits));
         }
         if !layout.contexts().is_empty() {
@@ -625,7 +651,10 @@ fn join_ranks<D: Device>(
     } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let part = source.part_on::<D>(grid, rank, precision)?;
+    let mut part = source.part_on::<D>(grid, rank, precision)?;
+    if role == RankRole::AllSample {
+        part.stage.let_all_sample();
+    }
     if rank > 0 && grid.num_stages > 1 && role == RankRole::Samples {
         return Err(LoadError::Resource(format!(
             "rank {rank} of {} stages has no logits to sample from: only rank 0 has",

@@ -30,8 +30,12 @@ pub(super) struct Stage {
     pub(super) layers: Range<usize>,
     is_first: bool,
     is_last: bool,
+    /// The stages behind it.
+    num_behind: usize,
     /// Whether the rank is the first one of the stage, which sends or receives results for all.
     is_leading: bool,
+    /// Whether all ranks of all stages sample, and so need all results.
+    all_sample: bool,
 }
 
 impl ModelPart {
@@ -108,7 +112,9 @@ impl Stage {
             layers: 0..spec.num_layers(),
             is_first: true,
             is_last: true,
+            num_behind: 0,
             is_leading: true,
+            all_sample: false,
         }
     }
 
@@ -130,7 +136,9 @@ impl Stage {
             layers: starts[index]..starts[index + 1],
             is_first: index == 0,
             is_last: index + 1 == num_stages,
+            num_behind: num_stages - 1 - index,
             is_leading: true,
+            all_sample: false,
         })
     }
 
@@ -149,14 +157,25 @@ impl Stage {
         self.is_first && self.is_last
     }
 
-    /// Whether the rank gets the results of the last stage.
-    pub(super) fn receives_results(&self) -> bool {
-        self.is_leading && self.is_first && !self.is_last
+    /// Has the results go to all ranks of all stages: each passes them on to the one at its place in the next stage, up to the last
+    /// stage but one.
+    pub(super) fn let_all_sample(&mut self) {
+        self.all_sample = true;
     }
 
-    /// Whether the rank sends results to the first stage.
+    /// Whether the rank gets the results of the last stage from the stage before.
+    pub(super) fn receives_results(&self) -> bool {
+        !self.is_last && (self.all_sample || self.is_leading && self.is_first)
+    }
+
+    /// Whether the rank has results of its own stage, and sends them to the first stage.
     pub(super) fn sends_results(&self) -> bool {
-        self.is_leading && self.is_last && !self.is_first
+        self.is_last && !self.is_first && (self.all_sample || self.is_leading)
+    }
+
+    /// Whether the rank sends results that it has received to the next stage.
+    pub(super) fn passes_results_on(&self) -> bool {
+        self.all_sample && self.num_behind > 1
     }
 }
 

@@ -137,6 +137,27 @@ fn serve_on(
     })
 }
 
+/// The same, where each rank samples for its own engine, and has all results.
+fn serve_on_all(
+    dir: &Path,
+    setup: &Setup,
+    requests: &[Request],
+    grid: Grid,
+) -> Vec<(Vec<Served>, Happened)> {
+    thread::scope(|scope| {
+        let ranks = Local::world(grid, PATIENT).into_iter();
+        let threads = ranks.map(|rank| {
+            scope.spawn(move || {
+                let runner = load(dir, setup, Box::new(rank), RankRole::AllSample);
+                serve(&mut runner.expect("it loads"), setup, requests)
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    })
+}
+
 /// Serves requests in one process, in stages, and in stages of two ranks, and compares every bit.
 fn assert_stages_change_nothing(
     dir: &Path,
@@ -184,6 +205,45 @@ fn every_family_is_the_same_in_2_stages() {
     ];
     for name in MODELS.into_iter().chain(others) {
         assert_stages_change_nothing(&fixture(name), what, &setup, &requests(), &[stages(2)]);
+    }
+}
+
+#[test]
+fn every_rank_of_every_stage_can_sample() {
+    // 3 layers: results pass through two stages.
+    let dir = fixture("qwen3-windows");
+    let beams = Setup {
+        max_beam_width: 4,
+        max_num_tokens: 37,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_blocks: 128,
+        ..Setup::default()
+    };
+    let (what, setup) = setups().swap_remove(0);
+    let cases = [
+        (what, setup, requests()),
+        ("beams", beams, batching::requests_with_beams()),
+    ];
+    let three_of_two = Grid {
+        num_stages: 3,
+        ranks_per_stage: 2,
+    };
+    for (what, setup, requests) in cases {
+        let (whole, _) = serve(&mut setup.load_from(&dir), &setup, &requests);
+        let of_two = together(&dir, &setup, &requests, 2);
+        for (grid, expected) in [(stages(3), &whole), (three_of_two, &of_two)] {
+            for (rank, (served, _)) in serve_on_all(&dir, &setup, &requests, grid)
+                .iter()
+                .enumerate()
+            {
+                assert_same(
+                    &format!("{what}, rank {rank} of {grid:?}"),
+                    expected,
+                    served,
+                );
+            }
+        }
     }
 }
 

@@ -19,8 +19,8 @@ use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
     HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape,
     Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape, PackedWeights,
-    Pool, QkNorm, QuantisedRows, RankRole, RawMatrix, RopeParams, RopeTable, Routing, Stacking,
-    StepCapacity, StepInputs, StepResults, Turn,
+    Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams, RopeTable, Routing,
+    Stacking, StepCapacity, StepInputs, StepResults, Turn,
 };
 
 /// The rows of a token embedding.
@@ -587,6 +587,13 @@ impl Device for Cpu {
     fn meet_ranks(&mut self, time_limit: Duration) -> Result<(), LoadError> {
         match &mut self.ranks {
             Some(ranks) => ranks.meet(time_limit),
+            None => Ok(()),
+        }
+    }
+
+    fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.compare_inputs(inputs),
             None => Ok(()),
         }
     }

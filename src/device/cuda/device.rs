@@ -33,8 +33,8 @@ use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
     FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
     NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QkNormWidth, QuantisedRows, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
-    StepInputs, StepResults, StepWidths,
+    QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking,
+    StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -735,6 +735,13 @@ impl Device for Cuda {
         let mut word = [u32::from(goes_on)];
         ranks.host.take_first(&mut word)?;
         Ok(word != [0])
+    }
+
+    fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.host.compare_inputs(inputs),
+            None => Ok(()),
+        }
     }
 
     fn has_whole_sums(&self) -> bool {

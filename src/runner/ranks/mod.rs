@@ -12,6 +12,7 @@
 //! rank_process.rs its process, if rank 0 has started it, from the start to the end
 //! serving.rs      what another rank does
 //! rank_main.rs    what its process does
+//! peers.rs        ranks that each have an engine, instead of a rank 0 that leads
 //! ```
 //!
 //! ```text
@@ -27,6 +28,9 @@
 //! pauses, copies of blocks, drafts and beams need nothing here; and a rank needs no tokenizer, no guides and no sampler.
 //! Every operation between ranks carries a hash of the plan, so a difference ends the step with an error.
 //!
+//! So it is where the application itself gives the same requests to all ranks, as TensorRT-LLM's Batch Manager wants it: then each
+//! rank has an engine, gets all logits and samples, and what it is given is compared with what the others are (`peers.rs`).
+//!
 //! Calls go over the connection that tells each side of the other's end, so that a rank waits for the next one without a
 //! time limit and without spinning. Sums go through shared memory.
 //!
@@ -35,6 +39,7 @@
 
 mod leader;
 mod other_rank;
+mod peers;
 mod rank_adapters;
 mod rank_call;
 mod rank_device;
@@ -45,6 +50,7 @@ mod task;
 mod transport;
 
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
+pub use peers::Peers;
 pub(super) use rank_adapters::AdapterRuns;
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;

@@ -3,8 +3,10 @@
 use std::io;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::rank_process::{Ending, RANK_PROGRAM, RankProcess};
-use super::task::{BUILD, Greeting, RankHost, Report, Task, receive, send};
+use super::task::{BUILD, Greeting, RankHost, Report, receive, send};
 use crate::base::LoadError;
 use crate::collective::Channel;
 
@@ -61,7 +63,7 @@ impl OtherRank {
     ///
     /// # Errors
     /// It does not take it in time.
-    pub(super) fn instruct(&mut self, task: &Task) -> Result<(), LoadError> {
+    pub(super) fn instruct(&mut self, task: &impl Serialize) -> Result<(), LoadError> {
         let sent = self.with_channel(|channel| send(channel, task));
         sent.map_err(|error| self.failure(&error.to_string()))
     }
@@ -110,6 +112,19 @@ impl OtherRank {
             }
             // It has something else to say, or nothing.
             Ok(Some(Report::Ready)) | Err(_) => None,
+        }
+    }
+
+    /// Tells it that all have computed everything.
+    pub(super) fn let_end(&mut self) {
+        // It may have ended after a failure.
+        let _ = self.with_channel(|channel| send(channel, &Report::Ready));
+    }
+
+    /// Waits until its process has ended by itself, if rank 0 has started it; not for long.
+    pub(super) fn wait_for_end(&self) {
+        if let Some(ending) = self.ending() {
+            ending.wait(END_LIMIT);
         }
     }
 

@@ -1,5 +1,6 @@
 //! How the ranks of a model reach each other.
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,11 +75,7 @@ impl RankTransport {
         limit: Duration,
     ) -> Result<RankConnections, LoadError> {
         let grid = grid.into();
-        if grid.checked_num_ranks().is_none() {
-            return Err(resource(CollectiveError::TooManyRanks(grid)));
-        }
-        let (collective, others) = self.open(grid, limit)?;
-        let mut others = OtherRanks(others);
+        let (collective, mut others) = self.open(grid, limit, &[])?;
         let met = others.0.iter_mut();
         let hosts = met.map(|other| other.meet(START_LIMIT.min(limit)));
         Ok(RankConnections {
@@ -89,27 +86,33 @@ impl RankTransport {
         })
     }
 
-    fn open(
+    /// Takes part as rank 0. Processes of this host are started with these arguments.
+    pub(super) fn open(
         &self,
         grid: Grid,
         limit: Duration,
-    ) -> Result<(Box<dyn Collective>, Vec<OtherRank>), LoadError> {
+        arguments: &[OsString],
+    ) -> Result<(Box<dyn Collective>, OtherRanks), LoadError> {
+        if grid.checked_num_ranks().is_none() {
+            return Err(resource(CollectiveError::TooManyRanks(grid)));
+        }
         let others = 1..grid.num_ranks();
         match self {
             Self::Processes(program) => {
                 let world = ShmWorld::new(grid).map_err(resource)?;
                 let collective = world.attach(0, limit).map_err(resource)?;
                 let start = |rank| {
-                    let (process, link) = RankProcess::start(program, rank, world.as_fd())?;
+                    let (process, link) =
+                        RankProcess::start(program, rank, arguments, world.as_fd())?;
                     Ok(OtherRank::new(rank, Box::new(link), Some(process)))
                 };
                 let others = others.map(start).collect::<Result<_, LoadError>>()?;
-                Ok((Box::new(collective), others))
+                Ok((Box::new(collective), OtherRanks(others)))
             }
             Self::Mpi(world) => {
                 let session = MpiSession::begin(world, grid.num_ranks()).map_err(resource)?;
                 let of_rank = |rank| OtherRank::new(rank, Box::new(session.link(rank)), None);
-                let others = others.map(of_rank).collect();
+                let others = OtherRanks(others.map(of_rank).collect());
                 let collective = session.attach(grid, limit).map_err(resource)?;
                 Ok((Box::new(collective), others))
             }
