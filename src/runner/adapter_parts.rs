@@ -128,13 +128,33 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
             cuts.extend(projections.map(PlaceCut::whole));
             continue;
         };
-        let queries = vec![of_heads(&share.heads.queries)];
-        let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
-        let qkv = layer.attention.qkv.parts.iter();
-        let lens = qkv.map(|part| part.num_outputs);
-        let kept = [queries, keys.clone(), keys];
-        cuts.push(PlaceCut::of_linears(lens.zip(kept)));
-        cuts.push(PlaceCut::Inputs(share.attended(spec.head_dim)));
+        let attended = PlaceCut::Inputs(share.attended(spec.attended_dim()));
+        match &layer.attention.latent {
+            None => {
+                let queries = vec![of_heads(&share.heads.queries)];
+                let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
+                let qkv = layer.attention.qkv.parts.iter();
+                let lens = qkv.map(|part| part.num_outputs);
+                let kept = [queries, keys.clone(), keys];
+                cuts.push(PlaceCut::of_linears(lens.zip(kept)));
+                cuts.push(attended);
+            }
+            Some(latent) => {
+                let width = latent.shape.query_dim();
+                let Range { start, end } = share.heads.queries;
+                let of_heads = || {
+                    let own = start * width..end * width;
+                    PlaceCut::of_linears([(latent.shape.q_len(), vec![own])].into_iter())
+                };
+                let latents = PlaceCut::whole(&layer.attention.qkv);
+                let (first, behind) = match &latent.queries {
+                    Some(_) => (latents, Some(of_heads())),
+                    None => (of_heads(), None),
+                };
+                cuts.extend([first, attended, PlaceCut::whole(&latent.kv)]);
+                cuts.extend(behind);
+            }
+        }
         let (FeedForward::Gated { gate_up: up, .. } | FeedForward::Plain { up, .. }) =
             &layer.feed_forward
         else {
@@ -332,6 +352,25 @@ mod tests {
                 let part = source.part(stages, rank).expect("a stage");
                 let cuts = place_cuts(&part, source.spec());
                 assert_eq!(cuts.len(), source.spec().num_places(), "{name}");
+            }
+            // Each is of the outputs of its projection, or of all of its inputs.
+            let parts = (0..2).map(|rank| source.part(2.into(), rank).expect("a share"));
+            let of_ranks: Vec<_> = parts.map(|part| place_cuts(&part, source.spec())).collect();
+            let projections: Vec<_> = source.spec().projections().collect();
+            for (index, (_, projection)) in projections.into_iter().enumerate() {
+                let mut inputs = Vec::new();
+                for cut in of_ranks.iter().map(|cuts| &cuts[index]) {
+                    match cut {
+                        PlaceCut::Outputs(linears) => {
+                            let len = linears.last().map(|linear| linear.outputs.end);
+                            assert_eq!(len, Some(projection.num_outputs()), "{name}");
+                        }
+                        PlaceCut::Inputs(tiles) => inputs.extend(tiles.iter().cloned().flatten()),
+                        PlaceCut::Tokens(_) | PlaceCut::Nothing => panic!("{name}: {index}"),
+                    }
+                }
+                let all = 0..projection.num_inputs;
+                assert!(inputs.is_empty() || inputs.into_iter().eq(all), "{name}");
             }
         }
     }

@@ -154,8 +154,11 @@ impl<D: Device> Decoder<D> {
         let latent = spec.layers[0].attention.latent.as_ref();
         let [qkv_len, q_len, attended_len] = match latent {
             Some(latent) => {
-                let qkv = &spec.layers[0].attention.qkv;
-                [qkv.num_outputs(), 0, latent.shape.out_len()]
+                let qkv_len = match &latent.queries {
+                    Some(queries) => queries.projection.num_inputs,
+                    None => latent.shape.q_len(),
+                };
+                [qkv_len, 0, latent.shape.out_len()]
             }
             None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
         };

@@ -11,9 +11,10 @@ use super::model_tensors::ModelTensors;
 use super::packer::{Packer, Packing};
 use super::probe::{Operation, Probe, Work};
 use super::residual::Probed;
+use super::share::ModelShare;
 use super::spec::{LatentSpec, ModelSpec, Module, NormKind, NormSpec, Projection};
 use crate::base::LoadError;
-use crate::checkpoint::{RowOrder, RowSelection};
+use crate::checkpoint::Matrix;
 use crate::device::{
     AttentionParams, Device, KvSpan, LatentHeads, LatentParams, LatentShape, Linear, Norm,
     PackedWeights, Stacking,
@@ -92,10 +93,39 @@ impl<'a> LatentSource<'a> {
             },
             kv: find(&latent.kv)?,
             kv_norm: norm(latent.kv_norm, shape.latent_dim)?,
-            heads: (0..shape.num_heads)
-                .map(|head| find_head(tensors, layer, latent, head))
-                .collect::<Result<_, _>>()?,
+            heads: find_heads(tensors, layer, latent)?,
         })
+    }
+
+    /// What a rank has of them: its heads. Latents and the keys that heads share are made by each rank.
+    pub(super) fn share(mut self, share: &ModelShare) -> Self {
+        let own = share.heads.queries.clone();
+        let query_dim = self.shape.query_dim();
+        let rows = own.start * query_dim..own.end * query_dim;
+        self.heads.truncate(own.end);
+        Self {
+            shape: LatentShape {
+                num_heads: own.len(),
+                ..self.shape
+            },
+            queries: self.queries.map(|(norm, projection)| {
+                let projection = projection.same_outputs(rows);
+                (norm, projection.placed(share))
+            }),
+            kv: self.kv.placed(share),
+            heads: self.heads.split_off(own.start),
+            ..self
+        }
+    }
+
+    /// Whether queries are made of latents.
+    pub(super) fn has_query_latents(&self) -> bool {
+        self.queries.is_some()
+    }
+
+    /// The sizes.
+    pub(super) fn shape(&self) -> LatentShape {
+        self.shape
     }
 
     /// All of its projections.
@@ -136,13 +166,12 @@ impl<'a> LatentSource<'a> {
     }
 }
 
-/// The weights of a head: the transpose of those that make its keys, and those that make its values.
-fn find_head<'a>(
+/// The weights of each head: the transpose of those that make its keys, and those that make its values.
+fn find_heads<'a>(
     tensors: &ModelTensors<'a>,
     layer: usize,
     latent: &LatentSpec,
-    head: usize,
-) -> Result<[ProjectionSource<'a>; 2], LoadError> {
+) -> Result<Vec<[ProjectionSource<'a>; 2]>, LoadError> {
     let LatentShape {
         num_heads,
         content_dim,
@@ -150,53 +179,52 @@ fn find_head<'a>(
         value_dim,
         ..
     } = latent.shape;
-    let rows = |first, len| RowSelection {
-        first,
-        len,
-        order: RowOrder::Same,
-        runs: None,
+    let stacked = |name, [outputs, inputs]: [usize; 2]| {
+        tensors.stacked_matrices(Module::of_layer(layer, name), [num_heads, outputs, inputs])
     };
-    let parted = |name, [outputs, inputs]: [usize; 2]| {
-        let module = Module::of_layer(layer, name);
-        let all = tensors.stacked_matrices(module, [num_heads, outputs, inputs])?;
-        Ok::<_, LoadError>(all.map(|all| all.select(rows(head * outputs, outputs))))
-    };
+    let rows = |all: &Matrix<'a>, first, len| all.part(first..first + len, 0..all.columns());
     let [of_keys, of_values] = latent.parted_heads;
-    let keys = parted(of_keys, [latent_dim, content_dim])?;
-    let values = parted(of_values, [value_dim, latent_dim])?;
-    let [keys, values] = match keys.zip(values) {
-        Some((keys, values)) => [keys, values],
+    let keys = stacked(of_keys, [latent_dim, content_dim])?;
+    let values = stacked(of_values, [value_dim, latent_dim])?;
+    let find: Box<dyn Fn(usize) -> [Matrix<'a>; 2]> = match keys.zip(values) {
+        Some((keys, values)) => Box::new(move |head| {
+            [
+                rows(&keys, head * latent_dim, latent_dim),
+                rows(&values, head * value_dim, value_dim),
+            ]
+        }),
         None => {
             let projection = &latent.heads;
             let module = Module::of_layer(layer, projection.parts[0].module);
-            let first = head * (content_dim + value_dim);
-            let find = |first, len| {
-                let all =
-                    tensors.matrix(module, projection.num_outputs(), projection.num_inputs)?;
-                Ok::<_, LoadError>(all.select(rows(first, len)))
-            };
-            [
-                find(first, content_dim)?.turned(),
-                find(first + content_dim, value_dim)?,
-            ]
+            let all = tensors.matrix(module, projection.num_outputs(), projection.num_inputs)?;
+            Box::new(move |head| {
+                let first = head * (content_dim + value_dim);
+                [
+                    rows(&all, first, content_dim).turned(),
+                    rows(&all, first + content_dim, value_dim),
+                ]
+            })
         }
     };
-    let mut index = 2 * head;
-    Ok([keys, values].map(|matrix| {
-        let source = ProjectionSource {
-            matrices: vec![matrix],
-            biases: Vec::new(),
-            packing: Packing {
-                stacking: Stacking::Concatenated,
-                index: Some(index),
-                is_exact: false,
-            },
-            place: None,
-            tiles: Vec::new(),
-        };
-        index += 1;
-        source
-    }))
+    let heads = (0..num_heads).map(|head| {
+        let mut index = 2 * head;
+        find(head).map(|matrix| {
+            let source = ProjectionSource {
+                matrices: vec![matrix],
+                biases: Vec::new(),
+                packing: Packing {
+                    stacking: Stacking::Concatenated,
+                    index: Some(index),
+                    is_exact: false,
+                },
+                place: None,
+                tiles: Vec::new(),
+            };
+            index += 1;
+            source
+        })
+    });
+    Ok(heads.collect())
 }
 
 impl<D: Device> LatentWeights<D> {

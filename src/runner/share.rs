@@ -14,7 +14,7 @@
 //!
 //! Heads and widths that do not divide are cut as evenly as whole heads, pairs of inputs, and the groups of quantised weights
 //! allow, so that a rank may have nothing of a narrow block. Keys and values that the queries of several ranks read are computed
-//! and stored by each of them.
+//! and stored by each of them; so are the latents of latent attention, which all heads read.
 
 use std::ops::Range;
 
@@ -199,7 +199,15 @@ impl ModelShare {
     pub(super) fn local_spec(&self, spec: &ModelSpec) -> ModelSpec {
         let mut local = spec.clone();
         local.num_heads = self.heads.queries.len();
-        local.num_kv_heads = self.heads.keys.len();
+        for layer in &mut local.layers {
+            if let Some(latent) = &mut layer.attention.latent {
+                latent.shape.num_heads = local.num_heads;
+            }
+        }
+        // All heads of a rank read the same latents.
+        if local.latent_shape().is_none() {
+            local.num_kv_heads = self.heads.keys.len();
+        }
         let downs = local.layers.iter_mut();
         for down in downs.flat_map(|layer| layer.feed_forward.downs_mut()) {
             down.num_inputs = whole(&self.inner(down.num_inputs)).len();
@@ -295,9 +303,6 @@ fn check(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<(), LoadError>
             remedy: "use fewer ranks".to_owned(),
         })
     };
-    if spec.latent_shape().is_some() {
-        return refuse("latent attention cannot be split over ranks yet".to_owned());
-    }
     for (count, name) in [
         (spec.num_heads, "query heads"),
         (spec.vocab_size, "tokens in its vocabulary"),

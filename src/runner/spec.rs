@@ -460,6 +460,12 @@ impl ModelSpec {
         widths.max().unwrap_or(0)
     }
 
+    /// Elements of a query head's result.
+    pub fn attended_dim(&self) -> usize {
+        self.latent_shape()
+            .map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
     /// The sizes of latent attention, if it has that.
     pub fn latent_shape(&self) -> Option<LatentShape> {
         let latent = self.layers.first()?.attention.latent.as_ref()?;

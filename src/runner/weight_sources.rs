@@ -16,7 +16,7 @@ use super::spec::{
 };
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{Gating, QkNormWidth, QuantisedWidths};
+use crate::device::{Gating, LatentShape, QkNormWidth, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -137,7 +137,7 @@ impl<'a> WeightSources<'a> {
             for matrix in &layer.o.matrices {
                 // Whole groups of inputs that are whole heads.
                 let group = matrix.columns_of_group();
-                units.join_heads(group / gcd(group, spec.head_dim));
+                units.join_heads(group / gcd(group, spec.attended_dim()));
             }
             let blocks = layer.feed_forward.blocks().into_iter();
             for matrix in blocks.flat_map(|block| &block.down.matrices) {
@@ -291,6 +291,21 @@ impl<'a> LayerSource<'a> {
         let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let queries = vec![of_heads(&share.heads.queries)];
         let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
+        let (qkv, attended_dim) = match &self.latent {
+            // Latents, of which each rank makes queries of its own.
+            Some(latent) if latent.has_query_latents() => (self.qkv, latent.shape().value_dim),
+            Some(latent) => {
+                let LatentShape { value_dim, .. } = latent.shape();
+                let width = latent.shape().query_dim();
+                let Range { start, end } = share.heads.queries;
+                let own = self.qkv.same_outputs(start * width..end * width);
+                (own, value_dim)
+            }
+            None => {
+                let kept = [queries.clone(), keys.clone(), keys.clone()];
+                (self.qkv.outputs(&kept), head_dim)
+            }
+        };
         let feed_forward = match self.feed_forward {
             FeedForwardSource::Dense(kind, block) => {
                 let tiles = share.inner(kind.width());
@@ -322,16 +337,14 @@ impl<'a> LayerSource<'a> {
                 }
                 (norm, _) => norm,
             },
-            qkv: self
-                .qkv
-                .outputs(&[queries, keys.clone(), keys])
-                .placed(share),
+            qkv: qkv.placed(share),
+            latent: self.latent.map(|latent| latent.share(share)),
             sink_logits: self
                 .sink_logits
                 .map(|logits| logits.elements(share.heads.queries.clone())),
             o: self
                 .o
-                .inputs(&share.attended(head_dim), share)
+                .inputs(&share.attended(attended_dim), share)
                 .placed(share),
             feed_forward,
             ..self

@@ -36,7 +36,7 @@ fn gguf_with_config(name: &str) -> Copy {
 }
 
 /// The GGUF file alone.
-fn gguf(name: &str) -> Copy {
+pub fn gguf(name: &str) -> Copy {
     let copy = gguf_with_config(name);
     fs::remove_file(copy.path("config.json")).expect("the file");
     copy

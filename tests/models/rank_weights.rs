@@ -10,7 +10,8 @@ use triton_inflight::device::CodeBits;
 use triton_inflight::runner::WeightPrecision;
 
 use crate::devices::{assert_near, requests};
-use crate::fp8::{Scales, copies};
+use crate::family_gguf::gguf;
+use crate::fp8::{Scales, copies, copies_of};
 use crate::ranks::{alone, assert_ranks_change_nothing, numbers_of_ranks};
 use crate::support::{Setup, fixture, serve};
 
@@ -115,4 +116,31 @@ fn experts_are_the_same_on_1_2_and_4_ranks() {
         ..Setup::default()
     };
     assert_ranks_change_only_rounding(&fixture("qwen2-moe"), &rounded, &[2, 4], None);
+}
+
+#[test]
+fn latent_attention_is_the_same_on_1_2_and_4_ranks() {
+    // 3, 5 and 4 heads, with and without latents of queries.
+    for (name, num_ranks) in [
+        ("deepseek-v2", &[2][..]),
+        ("deepseek-v2-lite", &[2, 4]),
+        ("deepseek-v3", &[2, 4]),
+    ] {
+        let setup = Setup::default();
+        assert_ranks_change_only_rounding(&fixture(name), &setup, num_ranks, Some(0.3));
+        // Its keys and values are in tensors of their own, or in one.
+        assert_ranks_change_only_rounding(gguf(name).dir(), &setup, num_ranks, Some(0.3));
+    }
+    let rounded = Setup {
+        weights: Some(WeightPrecision::new(CodeBits::Eight)),
+        ..Setup::default()
+    };
+    assert_ranks_change_only_rounding(&fixture("deepseek-v2-lite"), &rounded, &[2, 4], None);
+    // Heads begin within a block of weights, and tiles of the output projection end with one.
+    let blocks = Scales::Blocks([16, 8]);
+    let config = json!({"quant_method": "fp8", "weight_block_size": [16, 8]});
+    let [fp8, _] = copies_of("deepseek-v3", blocks, "weight_scale_inv", config);
+    let num_ranks = numbers_of_ranks(fp8.dir());
+    assert!(num_ranks.contains(&2), "{num_ranks:?}");
+    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &num_ranks, Some(0.3));
 }
