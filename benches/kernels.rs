@@ -13,8 +13,8 @@ use inflight_roofline::{Clock, MachineLimits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, Output, Pool,
-    RawMatrix, RopeTable, Stacking,
+    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Output,
+    Pool, RawMatrix, RopeTable, Stacking,
 };
 
 fn main() {
@@ -193,7 +193,8 @@ fn attend(
     };
     let layer_bytes = KvCache::bytes_per_block(&layout, 1) * blocks * num_sequences;
     let num_layers = (96 << 20) / layer_bytes + 2;
-    let mut cache = KvCache::new(layout, num_layers, blocks * num_sequences).expect("memory");
+    let mut cache =
+        KvCache::new(layout, LayerGroups::one(num_layers), blocks * num_sequences).expect("memory");
     let tables: Vec<_> = (0..(blocks * num_sequences) as u32).map(BlockId).collect();
     let spans = |chunk: usize| -> Vec<KvSpan> {
         (0..num_sequences)
@@ -299,7 +300,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
         };
         // Sequences with one token each, as in generation.
-        let mut cache = KvCache::new(layout, 1, m).expect("memory");
+        let mut cache = KvCache::new(layout, LayerGroups::one(1), m).expect("memory");
         let tables: Vec<_> = (0..m as u32).map(BlockId).collect();
         let spans: Vec<_> = (0..m as u32)
             .map(|i| KvSpan {

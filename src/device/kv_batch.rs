@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::GroupBlocks;
 use crate::base::{BlockId, BlockSize};
 
 /// One sequence's share of a step, as the device sees it.
@@ -16,8 +17,8 @@ pub struct KvSpan {
     pub tokens: Range<u32>,
     /// Positions in the cache after the step; the tokens are the last of them.
     pub kv_len: u32,
-    /// Its part of `block_tables`, in order of position. [`BlockId::NONE`] stands for a block that this
-    /// step neither writes nor reads.
+    /// Its part of `block_tables`, in order of position, and for the same positions in order of
+    /// [group](super::LayerGroups). [`BlockId::NONE`] stands for a block that this step neither writes nor reads.
     pub block_table: Range<u32>,
 }
 
@@ -26,13 +27,14 @@ pub struct KvSpan {
 pub struct KvBatch<'a> {
     spans: &'a [KvSpan],
     block_tables: &'a [BlockId],
+    num_groups: usize,
     num_tokens: usize,
     block_size: BlockSize,
     num_blocks: usize,
 }
 
 impl<'a> KvBatch<'a> {
-    /// Checks the spans against a pool of `num_blocks` blocks.
+    /// Checks the spans against a pool of `num_blocks` blocks for `num_groups` groups of layers.
     ///
     /// # Panics
     ///
@@ -41,6 +43,7 @@ impl<'a> KvBatch<'a> {
     pub fn new(
         spans: &'a [KvSpan],
         block_tables: &'a [BlockId],
+        num_groups: usize,
         block_size: BlockSize,
         num_blocks: usize,
     ) -> Self {
@@ -60,7 +63,7 @@ impl<'a> KvBatch<'a> {
                 "{span:?}: kv_len includes the tokens"
             );
             assert!(
-                table.len() * positions_per_block >= span.kv_len as usize,
+                table.len() / num_groups * positions_per_block >= span.kv_len as usize,
                 "{span:?}: too few blocks"
             );
             for block in table {
@@ -73,6 +76,7 @@ impl<'a> KvBatch<'a> {
         Self {
             spans,
             block_tables,
+            num_groups,
             num_tokens: num_tokens as usize,
             block_size,
             num_blocks,
@@ -89,7 +93,13 @@ impl<'a> KvBatch<'a> {
     where
         'a: 's,
     {
-        KvBatch::new(spans, self.block_tables, self.block_size, self.num_blocks)
+        KvBatch::new(
+            spans,
+            self.block_tables,
+            self.num_groups,
+            self.block_size,
+            self.num_blocks,
+        )
     }
 
     /// Tokens of the step.
@@ -107,9 +117,11 @@ impl<'a> KvBatch<'a> {
         self.spans
     }
 
-    /// The blocks of a span, in order of position.
-    pub fn block_table(&self, span: &KvSpan) -> &'a [BlockId] {
-        &self.block_tables[span.block_table.start as usize..span.block_table.end as usize]
+    /// The blocks of a span for a group of layers, in order of position.
+    pub fn block_table(&self, span: &KvSpan, group: usize) -> GroupBlocks<'a> {
+        let blocks =
+            &self.block_tables[span.block_table.start as usize..span.block_table.end as usize];
+        GroupBlocks::new(blocks, self.num_groups, group)
     }
 
     /// The span of a token, and its position in the sequence.
@@ -120,8 +132,10 @@ impl<'a> KvBatch<'a> {
         (span, position)
     }
 
-    /// Whether it was checked for a pool of this size and block size.
-    pub fn is_for(&self, block_size: BlockSize, num_blocks: usize) -> bool {
-        self.block_size == block_size && self.num_blocks == num_blocks
+    /// Whether it was checked for a pool of this size and block size, for so many groups of layers.
+    pub fn is_for(&self, num_groups: usize, block_size: BlockSize, num_blocks: usize) -> bool {
+        self.num_groups == num_groups
+            && self.block_size == block_size
+            && self.num_blocks == num_blocks
     }
 }

@@ -5,6 +5,7 @@
 //! e4m3.rs                     floats of 8 bits
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
+//! layer_groups.rs             layers that share blocks
 //! latent.rs                   multi-head latent attention
 //! low_rank.rs adapter_values.rs adapter_bytes.rs  adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
@@ -30,6 +31,7 @@ mod host_memory;
 mod kv_batch;
 mod kv_layout;
 mod latent;
+mod layer_groups;
 mod low_rank;
 mod matrix;
 mod memory;
@@ -58,6 +60,7 @@ pub use host_memory::{available_host_bytes, host_id};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout, KvValues};
 pub use latent::{LatentHeads, LatentParams, LatentShape};
+pub use layer_groups::{GroupBlocks, LayerGroups, LayerPlace};
 pub use low_rank::{AdaptedPlace, AdaptedRows, AdapterRun, AdapterWeights, DenseRows, LowRank};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
@@ -148,6 +151,9 @@ pub trait Device: Sized {
 
     /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`].
     const STACKS_EXPERTS: bool = false;
+
+    /// Whether groups of layers may have blocks of their own.
+    const HAS_LAYER_GROUPS: bool = false;
 
     /// Whether it computes [latent attention](LatentShape).
     const HAS_LATENT_ATTENTION: bool = false;
@@ -278,11 +284,12 @@ pub trait Device: Sized {
         shape: &MixtureShape,
     ) -> Result<Self::ExpertRows, LoadError>;
 
-    /// Reserves a pool of blocks.
+    /// Reserves a pool of blocks for the layers of `groups`, of which there is one unless the device has
+    /// [several](Device::HAS_LAYER_GROUPS).
     fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
-        num_layers: usize,
+        groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<Self::KvCache, LoadError>;
 
@@ -293,7 +300,7 @@ pub trait Device: Sized {
         num_blocks: usize,
     ) -> Result<Self::HostBlocks, LoadError>;
 
-    /// Bytes that one block takes in all layers, padding included; in memory of the host at most as many.
+    /// Bytes that one block takes in so many layers, padding included; in memory of the host at most as many.
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
 
     /// Reserves what steps of this capacity need besides.

@@ -17,8 +17,8 @@ use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, RankInput, RankRole, StepCapacity, StepResults,
-    StepWidths,
+    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
+    StepResults, StepWidths,
 };
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
@@ -197,7 +197,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let mut cache = kv_cache(&mut device, spec, part.stage.layers.len(), &limits)?;
+        let groups = LayerGroups::one(part.stage.layers.len());
+        let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
         let mut logits = device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?;
@@ -670,11 +671,11 @@ fn join_ranks<D: Device>(
 fn kv_cache<D: Device>(
     device: &mut D,
     spec: &ModelSpec,
-    num_layers: usize,
+    groups: &LayerGroups,
     limits: &RunnerLimits,
 ) -> Result<D::KvCache, LoadError> {
     let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-    let cache = device.alloc_kv_cache(layout, num_layers, limits.num_blocks.index());
+    let cache = device.alloc_kv_cache(layout, groups, limits.num_blocks.index());
     cache.map_err(|error| {
         LoadError::Resource(format!(
             "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \

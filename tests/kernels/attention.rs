@@ -8,7 +8,8 @@ use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, QkNorm, QkNormWidth, RopeTable,
+    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, QkNorm,
+    QkNormWidth, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};
@@ -347,7 +348,7 @@ impl Pool {
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype,
         };
-        let mut cache = KvCache::new(layout, 2, num_blocks).expect("memory");
+        let mut cache = KvCache::new(layout, LayerGroups::one(2), num_blocks).expect("memory");
         // A former owner's data must not matter: fill everything with NaN.
         let tables: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
         let num_tokens = num_blocks as u32 * block_size;

@@ -4,8 +4,8 @@ use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, KvDtype, KvLayout, KvSpan, LatentHeads, LatentParams, LatentShape, Linear,
-    RopeTable,
+    AttentionParams, KvDtype, KvLayout, KvSpan, LatentHeads, LatentParams, LatentShape,
+    LayerGroups, Linear, RopeTable,
 };
 
 use super::support::{Rng, cpu, pack, simds};
@@ -111,7 +111,7 @@ impl Case {
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
-        let mut cache = KvCache::new(layout, 2, num_blocks).expect("memory");
+        let mut cache = KvCache::new(layout, LayerGroups::one(2), num_blocks).expect("memory");
         let all: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
         let num_positions = num_blocks as u32 * block_size;
         let former = [KvSpan {

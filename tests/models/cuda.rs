@@ -12,7 +12,8 @@ use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
     AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
-    KvValues, Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
+    KvValues, LayerGroups, Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity,
+    StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
@@ -217,7 +218,9 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 block_size: BlockSize::new(128).expect("not zero"),
                 dtype: KvDtype::Bf16,
             };
-            let cache = gpu.alloc_kv_cache(layout, 1, 1).expect("memory");
+            let cache = gpu
+                .alloc_kv_cache(layout, &LayerGroups::one(1), 1)
+                .expect("memory");
             let capacity = StepCapacity {
                 max_num_tokens: MANY_ROWS,
                 max_num_sequences: 1,
@@ -434,7 +437,9 @@ fn a_gpu_leaves_rows_to_the_host() {
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
-        let cache = gpu.alloc_kv_cache(layout, 1, 4).expect("memory");
+        let cache = gpu
+            .alloc_kv_cache(layout, &LayerGroups::one(1), 4)
+            .expect("memory");
         let capacity = StepCapacity {
             max_num_tokens: 8,
             max_num_sequences: 4,

@@ -8,7 +8,7 @@ use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::device::{
     AdapterCapacity, CodeBits, Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues,
-    Linear, LogitsTransform, Norm, Output, QuantFormat, QuantisedRow, QuantisedRows,
+    LayerGroups, Linear, LogitsTransform, Norm, Output, QuantFormat, QuantisedRow, QuantisedRows,
     QuantisedShape, RawMatrix, Stacking, StepCapacity, StepInputs, from_e4m3,
 };
 use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
@@ -240,7 +240,9 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             block_size: BlockSize::new(BLOCK_LEN as u32).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
-        let cache = gpu.alloc_kv_cache(layout, 1, num_blocks).expect("memory");
+        let cache = gpu
+            .alloc_kv_cache(layout, &LayerGroups::one(1), num_blocks)
+            .expect("memory");
         let capacity = StepCapacity {
             max_num_tokens: NUM_ROWS,
             max_num_sequences: 1,

@@ -12,10 +12,11 @@ use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
-    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupedRouting, HeadShape, KvBatch,
-    KvDtype, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
-    Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams,
-    RopeTable, RouterScores, Routing, RoutingRule, Stacking, StepCapacity, StepInputs,
+    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupBlocks, GroupedRouting, HeadShape,
+    KvBatch, KvDtype, KvLayout, KvSpan, LatentParams, LayerGroups, Linear, LogitsTransform,
+    MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow,
+    QuantisedRows, RopeParams, RopeTable, RouterScores, Routing, RoutingRule, Stacking,
+    StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -63,6 +64,7 @@ pub struct Weights {
 /// Keys and values, each `[layer, block, position, head, element]`.
 pub struct Cache {
     layout: KvLayout,
+    groups: LayerGroups,
     num_blocks: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -146,6 +148,11 @@ impl PackedWeights for Weights {
 
 impl Cache {
     /// Where the vector of a head at a position of a block is.
+    /// The blocks of a sequence for a layer.
+    fn table<'a>(&self, batch: &KvBatch<'a>, span: &KvSpan, layer: usize) -> GroupBlocks<'a> {
+        batch.block_table(span, self.groups.place(layer).group)
+    }
+
     fn place(&self, layer: usize, block: BlockId, position: usize, head: usize) -> Range<usize> {
         assert!(block.index() < self.num_blocks);
         let KvLayout {
@@ -154,6 +161,7 @@ impl Cache {
             block_size,
             ..
         } = self.layout;
+        let layer = self.groups.place(layer).index;
         let block = layer * self.num_blocks + block.index();
         let position = block * block_size.tokens().index() + position;
         let start = (position * num_kv_heads + head) * head_dim;
@@ -220,6 +228,7 @@ impl Device for Reference {
     const HAS_SINK_QUERIES: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
+    const HAS_LAYER_GROUPS: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
@@ -334,14 +343,15 @@ impl Device for Reference {
     fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
-        num_layers: usize,
+        groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<Cache, LoadError> {
-        let positions = num_layers * num_blocks * layout.block_size.tokens().index();
+        let positions = groups.layers_per_group() * num_blocks * layout.block_size.tokens().index();
         let len = positions * layout.num_kv_heads * layout.head_dim;
         // Positions that were never stored must not be read.
         Ok(Cache {
             layout,
+            groups: groups.clone(),
             num_blocks,
             keys: vec![f32::NAN; len],
             values: vec![f32::NAN; len],
@@ -352,6 +362,7 @@ impl Device for Reference {
         let len = cache.keys.len() / cache.num_blocks * num_blocks;
         Ok(Cache {
             layout: cache.layout,
+            groups: cache.groups.clone(),
             num_blocks,
             keys: vec![f32::NAN; len],
             values: vec![f32::NAN; len],
@@ -397,7 +408,13 @@ impl Device for Reference {
         let (block_size, num_blocks) = (cache.layout.block_size, cache.num_blocks);
         Step {
             inputs,
-            batch: KvBatch::new(inputs.spans, inputs.block_tables, block_size, num_blocks),
+            batch: KvBatch::new(
+                inputs.spans,
+                inputs.block_tables,
+                cache.groups.num_groups(),
+                block_size,
+                num_blocks,
+            ),
         }
     }
 
@@ -804,7 +821,7 @@ impl Device for Reference {
             Some(QkNorm { q, k, width, eps }) => [Some((q, width, eps)), Some((k, width, eps))],
             None => [None, None],
         };
-        for (row, position, block, offset) in places(&step.batch, cache.layout) {
+        for (row, position, block, offset) in places(&step.batch, cache, layer) {
             let qkv = qkv.row(row);
             let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
             let (keys, values) = keys_and_values.split_at(num_kv_heads * head_dim);
@@ -852,7 +869,7 @@ impl Device for Reference {
         } = params.shape;
         let block_size = cache.layout.block_size.tokens().index();
         for span in step.batch.spans() {
-            let table = step.batch.block_table(span);
+            let table = cache.table(&step.batch, span, layer);
             let first = span.kv_len as usize - span.tokens.len();
             for (row, position) in
                 (span.tokens.start as usize..span.tokens.end as usize).zip(first..)
@@ -867,7 +884,7 @@ impl Device for Reference {
                 for head in 0..num_q_heads {
                     let kv_head = head / (num_q_heads / num_kv_heads);
                     let place = |other: usize| {
-                        let block = table[other / block_size];
+                        let block = table.at(other / block_size);
                         cache.place(layer, block, other % block_size, kv_head)
                     };
                     let query_for = |other: usize| {
@@ -912,7 +929,7 @@ impl Device for Reference {
         cache: &mut Cache,
         layer: usize,
     ) {
-        for (row, position, block, offset) in places(&step.batch, cache.layout) {
+        for (row, position, block, offset) in places(&step.batch, cache, layer) {
             let (latent, rotary) = kv.row(row).split_at(params.shape.latent_dim);
             let latent = normalise(latent, params.norm, params.norm_eps);
             let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
@@ -934,15 +951,15 @@ impl Device for Reference {
     ) {
         let (shape, attention) = (params.shape, &params.attention);
         let block_size = cache.layout.block_size.tokens().index();
-        for (row, position, _, _) in places(&step.batch, cache.layout) {
-            let table = step.batch.block_table(step.batch.place(row).0);
+        for (row, position, _, _) in places(&step.batch, cache, layer) {
+            let table = cache.table(&step.batch, step.batch.place(row).0, layer);
             let window = attention.window.map_or(usize::MAX, |w| w.get() as usize);
             let seen = (0..=position).filter(|&other| {
                 other < attention.num_sinks as usize || other.saturating_add(window) > position
             });
             let keys: Vec<_> = seen
                 .map(|other| {
-                    let block = table[other / block_size];
+                    let block = table.at(other / block_size);
                     &cache.keys[cache.place(layer, block, other % block_size, 0)]
                 })
                 .collect();
@@ -1253,16 +1270,19 @@ fn rotate(head: &[f64], angles: &[f32]) -> Vec<f64> {
 /// Row, position, block and place in the block of each token.
 fn places(
     batch: &KvBatch<'_>,
-    layout: KvLayout,
-) -> impl Iterator<Item = (usize, usize, BlockId, usize)> {
-    let block_size = layout.block_size.tokens().index();
-    batch.spans().iter().flat_map(move |span| {
-        let table = batch.block_table(span);
+    cache: &Cache,
+    layer: usize,
+) -> impl Iterator<Item = (usize, usize, BlockId, usize)> + use<> {
+    let block_size = cache.layout.block_size.tokens().index();
+    let place = |span: &KvSpan| {
+        let table = cache.table(batch, span, layer);
         let first = span.kv_len as usize - span.tokens.len();
         let rows = span.tokens.start as usize..span.tokens.end as usize;
         rows.zip(first..).map(move |(row, position)| {
-            let block = table[position / block_size];
+            let block = table.at(position / block_size);
             (row, position, block, position % block_size)
         })
-    })
+    };
+    let places: Vec<_> = batch.spans().iter().flat_map(place).collect();
+    places.into_iter()
 }

@@ -12,8 +12,8 @@ use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
     Activation, AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype,
-    KvLayout, KvSpan, KvValues, Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable,
-    StepCapacity, StepInputs,
+    KvLayout, KvSpan, KvValues, LayerGroups, Linear, LogitsTransform, Norm, Output, RopeParams,
+    RopeTable, StepCapacity, StepInputs,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -408,7 +408,7 @@ impl OneStep {
             block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
             dtype: KvDtype::Bf16,
         };
-        let cache = device.alloc_kv_cache(layout, 1, self.block_tables.len())?;
+        let cache = device.alloc_kv_cache(layout, &LayerGroups::one(1), self.block_tables.len())?;
         let capacity = StepCapacity {
             max_num_tokens: self.token_ids.len(),
             max_num_sequences: self.spans.len(),

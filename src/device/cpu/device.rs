@@ -17,10 +17,10 @@ use crate::collective::Collective;
 use crate::device::ranks::Ranks;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
-    HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, Linear, LogitsTransform, MixtureShape,
-    Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape, PackedWeights,
-    Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams, RopeTable, Routing,
-    Stacking, StepCapacity, StepInputs, StepResults, Turn,
+    HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, LayerGroups, Linear, LogitsTransform,
+    MixtureShape, Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape,
+    PackedWeights, Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Turn,
 };
 
 /// The rows of a token embedding.
@@ -77,6 +77,7 @@ impl Device for Cpu {
     const HAS_SINK_QUERIES: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
+    const HAS_LAYER_GROUPS: bool = true;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -175,10 +176,10 @@ impl Device for Cpu {
     fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
-        num_layers: usize,
+        groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<KvCache, LoadError> {
-        KvCache::new(layout, num_layers, num_blocks)
+        KvCache::new(layout, groups.clone(), num_blocks)
     }
 
     fn alloc_host_blocks(

@@ -73,7 +73,7 @@ impl Cpu {
             .for_each(&mut self.workers, num_tasks, |worker, task| {
                 let first = task * TASK_TOKENS;
                 for token in first..batch.num_tokens().min(first + TASK_TOKENS) {
-                    let place = place(batch, token, of.angles, block_size);
+                    let place = place(batch, cache.layer_group(), token, of.angles, block_size);
                     let scratch = &mut worker.key;
                     let kv = &kv[token * width..][..width];
                     let norm = (&of.norm[..], of.norm_eps);
@@ -201,7 +201,7 @@ impl Cpu {
         let width = num_heads * shape.key_dim();
         self.for_each_row_block(num_tokens, width, keyed.reinterpret_cast_mut(), |first, rows| {
             for (token, row) in (first..).zip(rows.chunks_exact_mut(width)) {
-                let angles = place(batch, token, of.angles, block_size).angles;
+                let angles = place(batch, 0, token, of.angles, block_size).angles;
                 for (head, out) in row.chunks_exact_mut(shape.key_dim()).enumerate() {
                     let latent = &latents[(head * num_tokens + token) * latent_dim..][..latent_dim];
                     let q = &q[token * shape.q_len() + head * shape.query_dim()..];

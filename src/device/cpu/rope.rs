@@ -110,7 +110,7 @@ impl Cpu {
                         // SAFETY: as above.
                         (rope.row(position), unsafe { sink_q.slice(row.0, row.1) })
                     });
-                    let place = place(batch, token, rope, call.block_size);
+                    let place = place(batch, cache.layer_group(), token, rope, call.block_size);
                     for_each_simd!(simd, rope_and_store_token, (
                         call: &RopeCall<'_>,
                         qkv: &[f32],
@@ -141,13 +141,14 @@ pub(super) struct TokenPlace<'a> {
 
 pub(super) fn place<'a>(
     batch: &KvBatch<'_>,
+    group: usize,
     token: usize,
     rope: &'a RopeTable,
     block_size: usize,
 ) -> TokenPlace<'a> {
     let (span, position) = batch.place(token);
     TokenPlace {
-        block: batch.block_table(span)[position / block_size],
+        block: batch.block_table(span, group).at(position / block_size),
         offset: position % block_size,
         angles: rope.row(position),
     }

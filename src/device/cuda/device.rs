@@ -31,10 +31,10 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
-    FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
-    NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking,
-    StepCapacity, StepInputs, StepResults, StepWidths,
+    FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, LayerGroups, Linear, LogitsTransform,
+    MixtureShape, Norm, NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights,
+    Pool, QkNorm, QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams, RopeTable, Routing,
+    Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -225,10 +225,11 @@ impl Device for Cuda {
     fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
-        num_layers: usize,
+        groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<KvCache, LoadError> {
-        KvCache::new(&self.stream, layout, num_layers, num_blocks)
+        assert_eq!(groups.num_groups(), 1, "groups of layers");
+        KvCache::new(&self.stream, layout, groups.num_layers(), num_blocks)
     }
 
     fn alloc_host_blocks(
@@ -328,6 +329,7 @@ impl Device for Cuda {
         let batch = KvBatch::new(
             inputs.spans,
             inputs.block_tables,
+            1,
             block_size,
             cache.num_blocks,
         );

@@ -11,7 +11,7 @@ use super::graphs::GraphShape;
 use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
 use crate::base::{BlockId, LoadError};
-use crate::device::{KvBatch, StepCapacity, StepInputs};
+use crate::device::{GroupBlocks, KvBatch, StepCapacity, StepInputs};
 use crate::sampling::ChangeLists;
 
 /// A slot of a token whose key and value are not stored, and a block that is not read: `NOWHERE` of the kernels.
@@ -150,7 +150,7 @@ impl StepBuffer {
         let positions = writer.list(positions.chain(padded(0)));
         let block_size = batch.block_size().tokens().0;
         let slots = batch.spans().iter().flat_map(|span| {
-            let table = batch.block_table(span);
+            let table = batch.block_table(span, 0);
             let start = span.kv_len - span.tokens.len() as u32;
             (start..span.kv_len).map(move |position| slot(table, position, block_size))
         });
@@ -170,7 +170,7 @@ impl StepBuffer {
         let num_sampling_words = num_sampling_rows * SAMPLING_ROW_WORDS;
         let start = next_list(writer.next_list() + num_sampling_words) + self.lists.num_words();
         let spans = batch.spans().iter();
-        let num_table_words: usize = spans.map(|span| batch.block_table(span).len()).sum();
+        let num_table_words: usize = spans.map(|span| span.block_table.len()).sum();
         let change_lists = next_list(start + num_table_words);
         let sampling = sampling.map(|it| SamplingRow::new(it, change_lists as u32));
         let sampling =
@@ -178,11 +178,11 @@ impl StepBuffer {
         let tables = batch
             .spans()
             .iter()
-            .flat_map(|span| batch.block_table(span));
+            .flat_map(|span| batch.block_table(span, 0).iter());
         // Tiles are whole units, so nothing comes between the lists.
         self.lists.move_block_tables(start as u32);
         let [generation, context] = self.lists.words().map(|words| writer.list(words));
-        let tables = writer.list(tables.map(|&block| word(block)));
+        let tables = writer.list(tables.map(word));
         assert_eq!(tables, start, "the block tables follow the lists");
         let changes = writer.words(inputs.change_lists);
         assert_eq!(changes, change_lists, "the changes follow the block tables");
@@ -282,8 +282,8 @@ fn next_list(num_words: usize) -> usize {
 }
 
 /// Where the key and the value at a position are stored.
-fn slot(table: &[BlockId], position: u32, block_size: u32) -> u32 {
-    match table[(position / block_size) as usize] {
+fn slot(table: GroupBlocks<'_>, position: u32, block_size: u32) -> u32 {
+    match table.at((position / block_size) as usize) {
         BlockId::NONE => NOWHERE,
         block => block.index() as u32 * block_size + position % block_size,
     }

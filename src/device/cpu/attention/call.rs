@@ -186,7 +186,7 @@ impl<'a> AttentionCall<'a> {
         let before = tile * self.tile_tokens;
         Some(Task {
             kv_len: span.kv_len as usize,
-            block_table: self.batch.block_table(span),
+            block_table: self.batch.block_table(span, self.cache.layer_group()),
             group,
             head: group / (num_groups / self.params.shape.num_kv_heads),
             first_token: span.tokens.start as usize + before,
@@ -588,7 +588,7 @@ mod tests {
     use super::super::super::KvCache;
     use super::*;
     use crate::base::{BlockId, BlockSize};
-    use crate::device::HeadShape;
+    use crate::device::{HeadShape, LayerGroups};
 
     /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
     fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {
@@ -617,7 +617,7 @@ mod tests {
             })
             .collect();
         let tables: Vec<_> = (0..work.len() as u32).map(BlockId).collect();
-        let mut cache = KvCache::new(layout, 1, work.len()).expect("memory");
+        let mut cache = KvCache::new(layout, LayerGroups::one(1), work.len()).expect("memory");
         let cache = &mut cache;
         let params = AttentionParams {
             shape,

@@ -84,7 +84,7 @@ pub(super) fn groups_in_place<'a>(
     for (i, group) in groups.iter_mut().enumerate() {
         let len = GROUP.min(task.kv_len.saturating_sub(start + i * GROUP));
         if len > 0 && offset.is_multiple_of(GROUP) && offset + len <= block_size {
-            let block = task.block_table[index];
+            let block = task.block_table.at(index);
             if block != BlockId::NONE {
                 *group = Some(cache.group(block, task.head, offset / GROUP));
             }
@@ -109,7 +109,7 @@ pub(super) fn for_each_position(
     for lane in (0..GROUP).filter(|lane| lanes.seen & (1 << lane) != 0) {
         let position = lanes.start + lane;
         let (index, offset) = (position / block_size, position % block_size);
-        let block = task.block_table[index];
+        let block = task.block_table.at(index);
         let source = cache.group(block, task.head, offset / GROUP);
         copy(source, offset % GROUP, lane);
     }

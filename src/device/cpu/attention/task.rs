@@ -1,12 +1,12 @@
 //! The unit of work of one thread.
 
-use crate::base::BlockId;
+use crate::device::GroupBlocks;
 
 /// A group of query heads of one sequence that share a key/value head, and a tile of their queries.
 pub(super) struct Task<'a> {
     /// Positions of the sequence in the cache.
     pub kv_len: usize,
-    pub block_table: &'a [BlockId],
+    pub block_table: GroupBlocks<'a>,
     /// The group of query heads.
     pub group: usize,
     /// Its key/value head.

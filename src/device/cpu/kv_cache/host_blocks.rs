@@ -4,10 +4,10 @@ use super::KvCache;
 use crate::base::{BlockId, HostBlockId, LoadError};
 use crate::device::memory::Buffer;
 
-/// Copies of blocks, `[num_blocks][num_layers]` of what a block has in a layer. Physical memory is taken when one is
+/// Copies of blocks, `[num_blocks][layers_per_group]` of what a block has in a layer. Physical memory is taken when one is
 /// first written.
 pub struct HostBlocks {
-    /// Words of a block in all layers.
+    /// Words of a block in all layers of its group.
     block_len: usize,
     buffer: Buffer,
 }
@@ -19,7 +19,7 @@ impl HostBlocks {
     ///
     /// If the system refuses the address space.
     pub(in super::super) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
-        let block_len = cache.num_layers * cache.layout.block_len();
+        let block_len = cache.groups.layers_per_group() * cache.layout.block_len();
         let len = block_len.saturating_mul(num_blocks);
         Ok(Self {
             block_len,

@@ -11,6 +11,7 @@ use crate::device::{KvDtype, KvLayout, KvValues};
 /// A layer of the pool for reading.
 pub(in super::super) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
+    pub(super) group: usize,
     pub(super) num_blocks: usize,
     pub(super) base: *const u16,
 }
@@ -32,7 +33,12 @@ impl KvLayer<'_> {
         self.layout
     }
 
-    /// A group of a head.
+    /// The group of layers that it is in.
+    pub fn layer_group(&self) -> usize {
+        self.group
+    }
+
+    /// A group of positions of a head.
     pub fn group(&self, block: BlockId, head: usize, group: usize) -> KvGroup<'_> {
         let layout = self.layout;
         assert!(block.index() < self.num_blocks, "block of the pool");
@@ -55,6 +61,7 @@ impl KvLayer<'_> {
 /// A layer of the pool for storing, from several threads.
 pub(in super::super) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
+    pub(super) group: usize,
     pub(super) num_blocks: usize,
     pub(super) base: *mut u16,
 }
@@ -71,6 +78,11 @@ pub(in super::super) struct Encoded {
 }
 
 impl KvLayerMut<'_> {
+    /// The group of layers that it is in.
+    pub fn layer_group(&self) -> usize {
+        self.group
+    }
+
     /// Stores the key and the value of one head at a position of a block.
     #[inline(always)]
     pub fn store(

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::base::{BlockId, LoadError};
 use crate::device::memory::Buffer;
-use crate::device::{KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
+use crate::device::{KvBatch, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, LayerPlace};
 
 pub use host_blocks::HostBlocks;
 pub(super) use int8::widen;
@@ -18,7 +18,7 @@ pub(super) use layer::{Encoded, KvGroup, KvLayer, KvLayerMut};
 /// Positions per group: the lanes of one register of scores.
 pub(super) const GROUP: usize = 16;
 
-/// The pool: `num_blocks` blocks in each of `num_layers` layers. Physical memory is taken when a block is first
+/// The pool: `num_blocks` blocks with as many layers as a group has. Physical memory is taken when a block is first
 /// written.
 ///
 /// In a block, positions are grouped by 16, in the order in which the attention kernels multiply them:
@@ -32,8 +32,9 @@ pub(super) const GROUP: usize = 16;
 /// There are no values if they are [in the keys](KvValues::InKeys).
 pub struct KvCache {
     layout: KvLayout,
-    num_layers: usize,
+    groups: LayerGroups,
     num_blocks: usize,
+    /// `[layers_per_group][num_blocks]` of what a block has in a layer.
     buffer: Buffer,
 }
 
@@ -47,7 +48,11 @@ impl KvCache {
     /// # Panics
     ///
     /// If `head_dim` is odd or zero, or values are in keys whose type is not bf16.
-    pub fn new(layout: KvLayout, num_layers: usize, num_blocks: usize) -> Result<Self, LoadError> {
+    pub fn new(
+        layout: KvLayout,
+        groups: LayerGroups,
+        num_blocks: usize,
+    ) -> Result<Self, LoadError> {
         layout.dtype.check_on_cpu()?;
         let head_dim = layout.head_dim;
         assert!(
@@ -60,18 +65,18 @@ impl KvCache {
         );
         let len = layout
             .block_len()
-            .checked_mul(num_layers)
+            .checked_mul(groups.layers_per_group())
             .and_then(|len| len.checked_mul(num_blocks))
             .unwrap_or(usize::MAX);
         Ok(Self {
             layout,
-            num_layers,
+            groups,
             num_blocks,
             buffer: Buffer::zeroed(len)?,
         })
     }
 
-    /// Bytes of one block in all layers, padding and scales included.
+    /// Bytes of one block of so many layers, padding and scales included.
     pub fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         2 * num_layers * layout.block_len()
     }
@@ -82,12 +87,22 @@ impl KvCache {
     ///
     /// As [`KvBatch::new`].
     pub fn batch<'a>(&self, spans: &'a [KvSpan], block_tables: &'a [BlockId]) -> KvBatch<'a> {
-        KvBatch::new(spans, block_tables, self.layout.block_size, self.num_blocks)
+        KvBatch::new(
+            spans,
+            block_tables,
+            self.groups.num_groups(),
+            self.layout.block_size,
+            self.num_blocks,
+        )
     }
 
     /// Whether `batch` was checked for a pool of this size and shape.
     pub(super) fn fits(&self, batch: &KvBatch<'_>) -> bool {
-        batch.is_for(self.layout.block_size, self.num_blocks)
+        batch.is_for(
+            self.groups.num_groups(),
+            self.layout.block_size,
+            self.num_blocks,
+        )
     }
 
     /// The shape of its blocks.
@@ -95,9 +110,9 @@ impl KvCache {
         &self.layout
     }
 
-    /// Number of layers.
-    pub fn num_layers(&self) -> usize {
-        self.num_layers
+    /// The groups of its layers.
+    pub fn groups(&self) -> &LayerGroups {
+        &self.groups
     }
 
     /// Number of blocks.
@@ -117,7 +132,7 @@ impl KvCache {
         // The groups of a head are consecutive. A group is copied as a whole even if only a part of it is needed.
         let num_groups = num_positions.div_ceil(GROUP);
         let words = self.buffer.as_mut_slice();
-        for layer in 0..self.num_layers {
+        for layer in 0..self.groups.layers_per_group() {
             let place =
                 |block: BlockId| (layer * self.num_blocks + block.index()) * layout.block_len();
             let (from, to) = (place(source), place(target));
@@ -128,7 +143,7 @@ impl KvCache {
         }
     }
 
-    /// The words of a block in a layer.
+    /// The words of a block in a layer of its group.
     fn words_of(&self, block: BlockId, layer: usize) -> Range<usize> {
         assert!(
             block.index() < self.num_blocks,
@@ -142,33 +157,35 @@ impl KvCache {
 
     /// One layer of the pool for reading.
     pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
+        let LayerPlace { group, index } = self.groups.place(layer);
         KvLayer {
             layout: &self.layout,
+            group,
             num_blocks: self.num_blocks,
-            base: self.layer_base(layer),
+            base: self.layer_base(index),
         }
     }
 
     /// One layer of the pool for storing from several threads.
     pub(super) fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
-        let base = self.layer_base(layer);
+        let LayerPlace { group, index } = self.groups.place(layer);
+        let base = self.layer_base(index);
         // The pointer is derived from a mutable borrow, because it will be written through.
         let offset = (base as usize - self.buffer.as_ptr() as usize) / 2;
         KvLayerMut {
             // SAFETY: the offset of a layer is inside the buffer.
             base: unsafe { self.buffer.as_mut_ptr().add(offset) },
             layout: &self.layout,
+            group,
             num_blocks: self.num_blocks,
         }
     }
 
+    /// Where a layer begins, by its index in its group.
     fn layer_base(&self, layer: usize) -> *const u16 {
-        assert!(
-            layer < self.num_layers,
-            "layer {layer} of {}",
-            self.num_layers
-        );
-        // SAFETY: the buffer holds `num_layers` times that many elements.
+        let num_layers = self.groups.layers_per_group();
+        assert!(layer < num_layers, "layer {layer} of {num_layers}");
+        // SAFETY: the buffer holds that many times `num_layers` elements.
         unsafe {
             self.buffer
                 .as_ptr()
@@ -200,8 +217,8 @@ mod tests {
                         dtype,
                     };
                     let (num_layers, num_blocks) = (2, 5);
-                    let cache =
-                        KvCache::new(layout, num_layers, num_blocks).expect("address space");
+                    let cache = KvCache::new(layout, LayerGroups::one(num_layers), num_blocks)
+                        .expect("address space");
                     let bytes_per_block = num_layers * 3 * num_groups * 16 * bytes_per_position;
                     assert_eq!(
                         KvCache::bytes_per_block(&layout, num_layers),
