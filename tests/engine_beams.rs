@@ -10,7 +10,7 @@ use engine_support::{TestRequest, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
-    OutputOptions, PlannedSequence,
+    KvGroups, OutputOptions, PlannedSequence,
 };
 use triton_inflight::sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
@@ -185,7 +185,7 @@ fn in_a_pool_that_is_far_too_small_searches_pause_often_and_all_end() {
             num_blocks: Blocks(44),
             max_num_tokens: Tokens(32),
             reuse,
-            window,
+            groups: KvGroups::one(window),
             ..with_beams(4)
         });
         for n in 0..24 {
@@ -222,10 +222,10 @@ fn beams_leave_a_step_room_for_the_next_chunk_of_those_before_them() {
 fn with_a_window_each_beam_frees_the_blocks_outside_of_it() {
     let config = EngineConfig {
         max_num_tokens: Tokens(8),
-        window: Some(AttentionWindow {
+        groups: KvGroups::one(Some(AttentionWindow {
             size: Tokens(6),
             num_sinks: Tokens(2),
-        }),
+        })),
         num_blocks: Blocks(24),
         ..with_beams(4)
     };

@@ -5,6 +5,7 @@
 
 mod engine_support;
 
+use std::cmp::Reverse;
 use std::num::NonZeroU32;
 
 use engine_support::{TestRequest, VOCAB_SIZE, World, num_pages};
@@ -14,7 +15,8 @@ use proptest::test_runner::FileFailurePersistence;
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
-    EngineConfig, Event, OutputOptions, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
+    EngineConfig, Event, KvGroups, OutputOptions, PlannedSequence, PromptLookup, ReuseOptions,
+    Speculation,
 };
 use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 
@@ -53,7 +55,17 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         Just(BlockReuse::WholeBlocks),
         Just(BlockReuse::PartialBlocks),
     ];
-    let window = proptest::option::of((1u32..=20, 0u32..=6));
+    let windows = vec(proptest::option::of(1u32..=20), 1..4);
+    let groups = (windows, 0u32..=6).prop_map(|(mut windows, num_sinks)| {
+        windows.sort_by_key(|window| Reverse(window.unwrap_or(u32::MAX)));
+        let windows = windows.into_iter().map(|window| {
+            window.map(|size| AttentionWindow {
+                size: Tokens(size),
+                num_sinks: Tokens(num_sinks),
+            })
+        });
+        KvGroups::new(&windows.collect::<Vec<_>>())
+    });
     let lookup = (1u32..=3, 0u32..=3).prop_map(|(min, more)| PromptLookup {
         min,
         max: min + more,
@@ -69,7 +81,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         policy,
         chunks,
         reuse,
-        window,
+        groups,
         prop_oneof![2 => Just((1usize, false)), 3 => Just((1, true)), 2 => Just((2, false))],
         speculation,
     );
@@ -79,7 +91,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         |(sizes, options, max_beam_width, num_adapter_pages)| {
             let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
             let (more_blocks, num_host_blocks) = blocks;
-            let (scheme, policy, chunks, reuse, window, out, speculation) = options;
+            let (scheme, policy, chunks, reuse, groups, out, speculation) = options;
             let (num_micro_batches, plan_ahead) = out;
             let lockstep = scheme == BatchingScheme::V1;
             let policy = match policy {
@@ -94,10 +106,6 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 (None, false) => 1,
             };
             let block_size = BlockSize::new(block_size).expect("not zero");
-            let window = window.map(|(size, num_sinks)| AttentionWindow {
-                size: Tokens(size),
-                num_sinks: Tokens(num_sinks),
-            });
             let mut config = EngineConfig {
                 scheme,
                 max_num_requests,
@@ -116,7 +124,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 num_adapter_pages,
                 plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
                 reuse,
-                window,
+                groups,
                 speculation: speculation.filter(|_| !lockstep),
                 record_requests: true,
                 ..EngineConfig::default()
@@ -310,24 +318,22 @@ fn adapter_fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {
     config.num_adapter_pages.is_none_or(|max| needed <= max)
 }
 
-/// Whether the pool can hold all beams if they share only the full blocks of their prompt; with a window, each as if it
-/// were alone.
+/// Whether the pool can hold all beams if they share only the full blocks of their prompt; in groups with a window, each as
+/// if it were alone.
 fn beams_fit_alone(config: &EngineConfig, request: &TestRequest) -> bool {
     let (block, width) = (config.block_size.tokens().0, request.width());
     let prompt = request.prompt.len() as u32;
     let longest = config.max_seq_len.0.min(prompt + request.max_new_tokens) - 1;
     let one = longest.div_ceil(block);
-    let num_blocks = match config.window {
-        None => prompt / block + width * (one - prompt / block),
-        // The most blocks that a sequence of this length holds at once.
-        Some(_) => {
-            let alone = EngineConfig {
-                max_seq_len: Tokens(longest),
-                ..config.clone()
-            };
-            width * alone.min_num_blocks().0
-        }
+    let num_whole = config.groups.num_whole() as u32;
+    // The most blocks that a sequence of this length holds at once.
+    let alone = EngineConfig {
+        max_seq_len: Tokens(longest),
+        ..config.clone()
     };
+    let windowed = alone.min_num_blocks().0 - num_whole * one;
+    let whole = prompt / block + width * (one - prompt / block);
+    let num_blocks = num_whole * whole + width * windowed;
     width <= config.max_beam_width && num_blocks <= config.num_blocks.0
 }
 

@@ -560,7 +560,7 @@ fn the_room_is_what_running_requests_leave() {
             (tokens, Blocks(blocks)),
             "{policy:?}"
         );
-        assert_eq!(room.max_blocks, Blocks(16));
+        assert_eq!(room.max_seq_len, Tokens(64));
         world.run_to_end();
         assert_eq!(world.engine.room(), idle, "{policy:?}");
     }

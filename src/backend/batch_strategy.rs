@@ -116,13 +116,16 @@ mod tests {
     use super::*;
     use crate::base::{BlockSize, Blocks, Tokens};
     use crate::config::InputKind;
+    use crate::engine::KvGroups;
 
     fn room(tokens: u32) -> Room {
         Room {
             blocks: Blocks(100),
             tokens: Tokens(tokens),
             block_size: BlockSize::new(16).expect("a size"),
-            max_blocks: Blocks(100),
+            groups: KvGroups::one(None),
+            max_seq_len: Tokens(1600),
+            max_chunk: Tokens(1600),
             reserves_to_the_end: true,
         }
     }

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::base::{BlockSize, SeqSlot, SequenceId};
+use crate::base::{BlockSize, Blocks, SeqSlot, SequenceId};
 use crate::engine::adapter_pages::AdapterPages;
 use crate::engine::kv::{BlockTable, KvCacheManager, NextBlock};
 use crate::engine::queue::{Arrival, Queue, QueueCursor, QueueEntry};
@@ -30,6 +30,8 @@ pub(super) struct ActiveSequences {
     cancelled: Vec<SeqSlot>,
     num_admitted: u64,
     block_size: BlockSize,
+    /// Groups of layers.
+    num_groups: u32,
 }
 
 impl ActiveSequences {
@@ -45,6 +47,7 @@ impl ActiveSequences {
             cancelled: Vec::new(),
             num_admitted: 0,
             block_size: config.block_size,
+            num_groups: config.groups.num_groups() as u32,
         }
     }
 
@@ -260,7 +263,8 @@ impl ActiveSequences {
     /// Gives `request` a row.
     fn admit(&mut self, request: NewRequest, speculation: Option<&Speculation>) -> SeqSlot {
         // The only place where memory is allocated for its later tokens and blocks.
-        let max_blocks = request.max_kv_len().blocks_ceil(self.block_size);
+        let num_places = request.max_kv_len().blocks_ceil(self.block_size);
+        let max_blocks = Blocks(num_places.0 * self.num_groups);
         if let Some(adapter) = &request.adapter {
             self.adapters.take(adapter);
         }

@@ -115,9 +115,9 @@ impl Beam {
         kv.fork(&other.blocks, &mut self.blocks);
     }
 
-    /// Places in its block table.
+    /// Places in its block table, of all groups of layers.
     #[inline]
     pub(super) fn num_blocks(&self) -> Blocks {
-        self.blocks.len()
+        self.blocks.total_len()
     }
 }

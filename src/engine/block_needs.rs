@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! width = 3     | full blocks of the prompt | beam 0 ............ |
-//!               |       shared by all       | beam 1 ............ |     with an attention window nothing counts
+//!               |       shared by all       | beam 1 ............ |     of groups with a window nothing counts
 //!               |                           | beam 2 ............ |     as shared: all may be freed
 //! ```
 
@@ -70,9 +70,10 @@ impl<'a> BlockNeeds<'a> {
     /// The blocks that the sequences of `micro_batch` lack for what they compute next, or an upper bound of it if
     /// even that many are `free`.
     pub(super) fn lacking_of_all(&self, micro_batch: usize, free: Blocks) -> Blocks {
-        // Without a window a context has all its blocks, and a sequence that generates lacks at most one.
-        let at_most = Blocks(self.active.num_running() as u32);
-        if self.config.window.is_none() && !self.any_beams() && at_most <= free {
+        // Without a window a context has all its blocks, and a sequence that generates lacks at most one of each group.
+        let groups = &self.config.groups;
+        let at_most = Blocks((self.active.num_running() * groups.num_groups()) as u32);
+        if !groups.any_windows() && !self.any_beams() && at_most <= free {
             return at_most;
         }
         let running = self.active.running().map(|(_, sequence)| sequence);
@@ -108,9 +109,9 @@ impl<'a> BlockNeeds<'a> {
 
     /// The blocks available to sequences that are admitted, beside all running ones.
     ///
-    /// Without a window a sequence keeps its blocks until it ends, so it only needs those not allocated yet. With a
-    /// window it frees blocks that others may still hold, and allocates free ones instead, so each sequence counts as
-    /// if it shared nothing.
+    /// For layers without a window a sequence keeps its blocks until it ends, so it only needs those not allocated yet. For
+    /// those with a window it frees blocks that others may still hold, and allocates free ones instead, so each sequence
+    /// counts as if it shared nothing of these.
     pub(super) fn budget(&self) -> BlockBudget {
         let reservation = capacity::reservation(self.config.policy);
         let left = match reservation {
@@ -122,24 +123,23 @@ impl<'a> BlockNeeds<'a> {
 
     /// The blocks that are used or kept for running sequences, where these never pause.
     fn kept(&self) -> Blocks {
+        let kv = self.active.kv();
         let running = self.active.running().map(|(_, sequence)| sequence);
-        match self.config.window {
-            None => {
-                let promised: Blocks = running.map(|sequence| self.still_to_take(sequence)).sum();
-                self.active.kv().usage().num_used + promised
-            }
-            Some(_) => {
-                let cancelled = self.active.cancelled();
-                let held: Blocks = cancelled
-                    .map(|sequence| match sequence.has_beams() {
-                        false => sequence.blocks().num_held(),
-                        true => self.worst(sequence),
-                    })
-                    .sum();
-                let worst: Blocks = running.map(|sequence| self.worst(sequence)).sum();
-                held + worst
-            }
+        let mut kept = kv.num_used_whole();
+        if self.config.groups.num_whole() > 0 {
+            let promised = running.clone().map(|sequence| self.still_to_take(sequence));
+            kept += promised.sum::<Blocks>();
         }
+        if self.config.groups.any_windows() {
+            let cancelled = self.active.cancelled();
+            let held = cancelled.map(|sequence| match sequence.has_beams() {
+                false => kv.num_windowed(sequence.blocks()),
+                true => self.worst_windowed(sequence),
+            });
+            let worst = running.map(|sequence| self.worst_windowed(sequence));
+            kept += held.chain(worst).sum::<Blocks>();
+        }
+        kept
     }
 
     /// Panics unless there are the blocks that are used or kept for running sequences.
@@ -193,11 +193,8 @@ impl<'a> BlockNeeds<'a> {
         worst: Blocks,
     ) -> Prospect {
         let found = self.active.kv().find(tokens, reuse, max_reusable);
-        let worst = match self.config.window {
-            // As in `budget`.
-            Some(_) => worst,
-            None => worst - found.num_shared + found.num_shared_free,
-        };
+        // As in `budget`.
+        let worst = worst - found.num_spared;
         Prospect {
             len: Tokens(tokens.len() as u32),
             reused: found.num_tokens,
@@ -236,13 +233,27 @@ impl<'a> BlockNeeds<'a> {
     /// The most blocks that `num_beams` texts of `len` tokens hold, all together, if the first `num_common` tokens are the
     /// same in all.
     pub(super) fn of_beams(&self, num_beams: u32, num_common: Tokens, len: Tokens) -> Blocks {
-        let longest = self.active.kv().max_blocks(len);
+        let whole = self.whole_of_beams(num_beams, num_common, len);
+        let windowed = self.windowed_of_beams(num_beams, len);
+        Blocks(whole.0.saturating_add(windowed.0))
+    }
+
+    /// Those of the groups of layers without a window.
+    fn whole_of_beams(&self, num_beams: u32, num_common: Tokens, len: Tokens) -> Blocks {
+        let longest = self.active.kv().max_whole_blocks(len);
         if num_beams == 1 {
             return longest;
         }
         let shared = self.shared_by_beams(num_common);
         let own = longest - shared;
-        shared + Blocks(own.0.saturating_mul(num_beams))
+        Blocks(shared.0.saturating_add(own.0.saturating_mul(num_beams)))
+    }
+
+    /// Those of the groups with a window.
+    fn windowed_of_beams(&self, num_beams: u32, len: Tokens) -> Blocks {
+        let kv = self.active.kv();
+        let longest = kv.max_blocks(len) - kv.max_whole_blocks(len);
+        Blocks(longest.0.saturating_mul(num_beams))
     }
 
     /// The most blocks that a sequence ever holds.
@@ -254,27 +265,42 @@ impl<'a> BlockNeeds<'a> {
         )
     }
 
-    /// The free blocks that a sequence will take until it ends at worst, where there is no window.
+    /// The most blocks that a sequence ever holds for the groups of layers with a window.
+    fn worst_windowed(&self, sequence: &Sequence) -> Blocks {
+        self.windowed_of_beams(sequence.width(), sequence.max_kv_len())
+    }
+
+    /// The free blocks that a sequence will take until it ends at worst for the groups without a window.
     fn still_to_take(&self, sequence: &Sequence) -> Blocks {
+        let num_prompt_tokens = sequence.num_prompt_tokens();
+        let worst = self.whole_of_beams(sequence.width(), num_prompt_tokens, sequence.max_kv_len());
         match sequence.has_beams() {
-            false => self.worst(sequence) - sequence.blocks().len(),
+            // All these groups have the same places.
+            false => worst - self.num_whole_blocks(sequence.blocks().len_of(0)),
             true => {
-                let shared = self.shared_by_beams(sequence.num_prompt_tokens());
-                let own = self.active.kv().num_own(sequence.tables(), shared);
-                self.worst(sequence) - shared - own
+                let places = self.places_of_beams(num_prompt_tokens);
+                let own = self.active.kv().num_own(sequence.tables(), places);
+                worst - self.num_whole_blocks(places) - own
             }
         }
     }
 
     /// The blocks that all beams share if they have `num_common` tokens in common.
     fn shared_by_beams(&self, num_common: Tokens) -> Blocks {
+        self.num_whole_blocks(self.places_of_beams(num_common))
+    }
+
+    /// The places of their full blocks.
+    fn places_of_beams(&self, num_common: Tokens) -> Blocks {
         let block_size = self.config.block_size;
-        match self.config.window {
-            None => num_common
-                .floor_to_block(block_size)
-                .blocks_ceil(block_size),
-            Some(_) => Blocks::ZERO,
-        }
+        num_common
+            .floor_to_block(block_size)
+            .blocks_ceil(block_size)
+    }
+
+    /// The blocks of the groups without a window at so many places.
+    fn num_whole_blocks(&self, num_places: Blocks) -> Blocks {
+        Blocks(num_places.0 * self.config.groups.num_whole() as u32)
     }
 
     /// Whether sequences with beams are possible.

@@ -76,7 +76,8 @@ pub(super) fn may_wait_for_reuse(policy: CapacityPolicy) -> bool {
     policy != CapacityPolicy::StaticBatch
 }
 
-/// The blocks that drafts may take, when `free` are free, `num_running` texts are generated, and `any_queued`.
+/// The blocks that drafts may take, when `free` are free, the texts that are generated take `num_next` with their next token
+/// at most, and `any_queued`.
 ///
 /// A draft takes a block earlier than its sequence would have. Where all the blocks that a sequence may need are
 /// reserved for it, this costs nobody anything. Where blocks go to whoever comes first, each sequence that
@@ -84,13 +85,13 @@ pub(super) fn may_wait_for_reuse(policy: CapacityPolicy) -> bool {
 pub(super) fn blocks_for_drafts(
     policy: CapacityPolicy,
     free: Blocks,
-    num_running: u32,
+    num_next: u32,
     any_queued: bool,
 ) -> Blocks {
     match policy {
         CapacityPolicy::GuaranteedNoEvict | CapacityPolicy::StaticBatch => free,
         CapacityPolicy::MaxUtilization if any_queued => Blocks::ZERO,
-        CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_running)),
+        CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_next)),
     }
 }
 

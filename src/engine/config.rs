@@ -3,7 +3,7 @@
 use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
 use crate::engine::kv::KvCacheConfig;
-use crate::engine::{AttentionWindow, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
+use crate::engine::{KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
 use crate::engine::{capacity, lockstep};
 
 /// The configuration of the engine.
@@ -43,8 +43,8 @@ pub struct EngineConfig {
     pub plan_ahead: bool,
     /// Which blocks of the KV cache sequences share.
     pub reuse: BlockReuse,
-    /// The largest attention window of all layers; `None` if a layer sees every position.
-    pub window: Option<AttentionWindow>,
+    /// What layers see. Those of a group have blocks of their own, which are freed behind the window of the group.
+    pub groups: KvGroups,
     /// Whether the KV cache is paged; if not, a block holds a whole sequence.
     pub paged_kv: bool,
     /// Speculation with draft tokens; `None` is off.
@@ -87,7 +87,7 @@ impl Default for EngineConfig {
             num_micro_batches: 1,
             plan_ahead: false,
             reuse: BlockReuse::PartialBlocks,
-            window: None,
+            groups: KvGroups::one(None),
             paged_kv: true,
             speculation: None,
             num_adapter_pages: None,
@@ -284,9 +284,10 @@ impl EngineConfig {
         Tokens(self.max_rows().saturating_mul(each)).min(self.max_num_tokens)
     }
 
-    /// Places in the block table of the longest sequence.
+    /// Places in the block table of the longest sequence, of all groups of layers.
     pub(super) fn max_table_len(&self) -> Blocks {
-        self.max_seq_len.blocks_ceil(self.block_size)
+        let num_places = self.max_seq_len.blocks_ceil(self.block_size);
+        Blocks(num_places.0.saturating_mul(self.groups.num_groups() as u32))
     }
 
     /// The most planned sequences in one step, where each beam is one.
@@ -313,10 +314,8 @@ impl EngineConfig {
 
     /// The fewest blocks that the pool must have: as many as one sequence of the largest length holds at once.
     pub fn min_num_blocks(&self) -> Blocks {
-        let largest = self.max_table_len();
-        self.window.map_or(largest, |window| {
-            largest.min(window.max_blocks(self.max_chunk(), self.block_size))
-        })
+        self.groups
+            .max_blocks(self.max_seq_len, self.max_chunk(), self.block_size)
     }
 
     /// The most steps that are planned and have not been applied.
@@ -328,7 +327,7 @@ impl EngineConfig {
     }
 
     /// The most positions of a sequence that are computed by steps which have not been applied.
-    fn max_chunk(&self) -> Tokens {
+    pub(super) fn max_chunk(&self) -> Tokens {
         self.max_num_tokens + Tokens(self.plan_ahead.into())
     }
 
@@ -344,7 +343,7 @@ impl EngineConfig {
             num_blocks: self.num_blocks,
             num_host_blocks: self.num_host_blocks,
             block_size: self.block_size,
-            window: self.window,
+            groups: self.groups,
             max_chunk: self.max_chunk(),
             enable_reuse: self.reuse != BlockReuse::Off,
             enable_partial_reuse: self.reuse == BlockReuse::PartialBlocks,

@@ -342,7 +342,9 @@ impl Engine {
             blocks: budget.left(),
             tokens: Tokens(tokens),
             block_size: self.config.block_size,
-            max_blocks: self.active.kv().max_blocks(self.config.max_seq_len),
+            groups: self.config.groups,
+            max_seq_len: self.config.max_seq_len,
+            max_chunk: self.config.max_chunk(),
             reserves_to_the_end: budget.reserves_to_the_end(),
         }
     }

@@ -86,7 +86,8 @@ pub use draft::{
 pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{
-    AttentionWindow, KeptBlock, KeptParent, KvUsage, RetainedPrefix, ReuseOptions, ReuseTotals,
+    AttentionWindow, KeptBlock, KeptParent, KvGroups, KvUsage, MAX_KV_GROUPS, RetainedPrefix,
+    ReuseOptions, ReuseTotals,
 };
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};

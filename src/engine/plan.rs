@@ -34,7 +34,8 @@ pub struct PlannedSequence {
     pub tokens: Range<u32>,
     /// Positions in the KV cache after the step: computed before, and the chunk.
     pub kv_len: u32,
-    /// Its block table, as a range of `block_tables`: enough blocks for `kv_len` positions.
+    /// Its block table, as a range of `block_tables`: enough blocks for `kv_len` positions, in order of position, and at
+    /// each place a block for each group of layers.
     pub block_table: Range<u32>,
     /// Whether the chunk ends with the last token (and the drafts after it), so that its logits give the next one.
     pub samples: bool,
@@ -99,9 +100,11 @@ pub struct StepPlan<'a> {
     /// The sequences, in the order of their tokens.
     pub sequences: &'a [PlannedSequence],
     /// All block tables. They stay at their places from step to step, and the entries between them are undefined.
-    /// [`BlockId::NONE`] stands for a block that was freed because it is outside of every layer's attention
-    /// window: it is never read.
+    /// [`BlockId::NONE`] stands for a block that was freed because it is outside of the attention window of all layers of
+    /// its group: it is never read.
     pub block_tables: &'a [BlockId],
+    /// Groups of layers, each with a block at every place of a table.
+    pub num_groups: usize,
     /// Positions per block.
     pub block_size: BlockSize,
     /// Padding tokens that a model call in lockstep (V1) computes in addition: it is a rectangle, as wide as its
@@ -114,7 +117,7 @@ pub struct StepPlan<'a> {
 }
 
 impl<'a> StepPlan<'a> {
-    /// The blocks of `sequence`, in order of position.
+    /// The blocks of `sequence`, in order of position, and at each place in order of group.
     pub fn block_table(&self, sequence: &PlannedSequence) -> &'a [BlockId] {
         &self.block_tables[sequence.block_table.start as usize..sequence.block_table.end as usize]
     }

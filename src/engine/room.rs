@@ -1,6 +1,7 @@
 //! What further requests can have in the next step, and what each takes of it.
 
 use crate::base::{BlockSize, Blocks, Tokens};
+use crate::engine::KvGroups;
 
 /// What further requests can have in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,8 +12,12 @@ pub struct Room {
     pub tokens: Tokens,
     /// Positions per block.
     pub block_size: BlockSize,
-    /// The most blocks that one sequence holds.
-    pub max_blocks: Blocks,
+    /// The groups of layers, each with blocks of its own.
+    pub groups: KvGroups,
+    /// The most tokens of a sequence.
+    pub max_seq_len: Tokens,
+    /// The most tokens of a sequence that are computed in a step.
+    pub max_chunk: Tokens,
     /// Whether a sequence takes the blocks of all its tokens when it starts, or those of its prompt.
     pub reserves_to_the_end: bool,
 }
@@ -49,7 +54,8 @@ impl Room {
             false => Tokens::ZERO,
         };
         let len = Tokens(volume.prompt.0.saturating_add(output.0));
-        len.blocks_ceil(self.block_size).min(self.max_blocks)
+        let len = len.min(self.max_seq_len);
+        self.groups.max_blocks(len, self.max_chunk, self.block_size)
     }
 }
 
@@ -62,7 +68,9 @@ mod tests {
             blocks: Blocks(blocks),
             tokens: Tokens(tokens),
             block_size: BlockSize::new(16).expect("a size"),
-            max_blocks: Blocks(4),
+            groups: KvGroups::one(None),
+            max_seq_len: Tokens(64),
+            max_chunk: Tokens(64),
             reserves_to_the_end,
         }
     }
@@ -84,7 +92,7 @@ mod tests {
         assert_eq!(num_taken(room(5, 1000, false), 16, 17), 5);
         assert_eq!(num_taken(room(5, 1000, true), 16, 16), 2);
         assert_eq!(num_taken(room(5, 1000, true), 16, 17), 1);
-        // No sequence holds more than the window, or the largest length.
+        // No sequence is longer than the largest length.
         assert_eq!(num_taken(room(9, 1000, true), 16, u32::MAX), 2);
     }
 

@@ -3,7 +3,7 @@
 //! **Capacity** decides who may run, given the KV blocks. **Budget** decides how many tokens each gets. A sequence
 //! that starts gets its blocks and its tokens at once, so that the next one sees what is really left.
 
-use crate::base::{SeqSlot, Tokens};
+use crate::base::{Blocks, SeqSlot, Tokens};
 use crate::engine::active::ActiveSequences;
 use crate::engine::block_needs::{BlockNeeds, Prospect};
 use crate::engine::budget::{ContextChunk, TokenBudget};
@@ -250,7 +250,7 @@ impl Scheduler {
         let mut free = capacity::blocks_for_drafts(
             scope.config.policy,
             needs.free(),
-            needs.num_beams(),
+            needs.num_beams() * scope.config.groups.num_groups() as u32,
             scope.active.any_queued(),
         );
         for &slot in &self.generating {
@@ -258,19 +258,22 @@ impl Scheduler {
             if !sequence.is_drafted() {
                 continue;
             }
-            let num_held = sequence.blocks().len();
+            let num_places = sequence.blocks().len();
+            // As many places as there are blocks for in each group.
+            let num_more = Blocks(free.0 / scope.config.groups.num_groups() as u32);
             let room = room_for_drafts(
                 sequence.len(),
                 sequence.max_kv_len(),
-                (num_held + free).tokens(scope.config.block_size),
+                (num_places + num_more).tokens(scope.config.block_size),
                 budget.left(),
             );
             if room == 0 {
                 continue;
             }
             let num_drafts = sequence.draft(room);
+            let num_free = kv.usage().num_free();
             sequence.grow(kv, sequence.len() + num_drafts);
-            free -= sequence.blocks().len() - num_held;
+            free -= num_free - kv.usage().num_free();
             budget.take_drafts(num_drafts);
         }
     }

@@ -33,6 +33,8 @@ pub struct Step {
     /// Where the call begins that is being packed.
     open_call: Bounds,
     block_size: BlockSize,
+    /// Groups of layers, each with a block at every place of a table.
+    num_groups: u32,
     /// Whether a sequence may be in a step that is planned before this one has landed.
     plan_ahead: bool,
     micro_batch: usize,
@@ -69,6 +71,7 @@ impl Step {
             calls: Vec::with_capacity(2),
             open_call: Bounds::default(),
             block_size: config.block_size,
+            num_groups: config.groups.num_groups() as u32,
             plan_ahead: config.plan_ahead,
             micro_batch: 0,
             num_other_beams: 0,
@@ -88,6 +91,7 @@ impl Step {
             sequences: &self.sequences[call.sequences.clone()],
             block_tables: self.tables.blocks(),
             block_size: self.block_size,
+            num_groups: self.num_groups as usize,
             num_padding_tokens: call.num_padding_tokens,
             sequence_tokens: &self.sequence_tokens[call.sequences.clone()],
             // Steps that are planned ahead have one call.
@@ -149,9 +153,9 @@ impl Step {
         let end = start + len;
         let tokens = &sequence.tokens().as_slice()[start.index()..end.index()];
         self.token_ids.extend_from_slice(tokens);
-        let num_blocks = end.blocks_ceil(self.block_size);
+        let num_places = end.blocks_ceil(self.block_size);
         let samples = end == sequence.len();
-        self.push(slot, sequence, start..end, num_blocks, samples);
+        self.push(slot, sequence, start..end, num_places, samples);
         if sequence.num_beams() > 1 {
             self.push_other_beams(sequence, start..end);
         }
@@ -163,9 +167,9 @@ impl Step {
         let start = sequence.computed();
         self.token_ids.push(sequence.last_token());
         // All that it holds: it has taken the last of them for this token.
-        let num_blocks = sequence.blocks().len();
+        let num_places = sequence.blocks().len();
         let chunk = start..start + Tokens(1);
-        self.push(slot, sequence, chunk.clone(), num_blocks, true);
+        self.push(slot, sequence, chunk.clone(), num_places, true);
         if sequence.has_beams() {
             self.push_other_beams(sequence, chunk);
         }
@@ -174,7 +178,7 @@ impl Step {
     /// Appends the tokens in `chunk` of all beams but the first, whose were just appended.
     fn push_other_beams(&mut self, sequence: &mut Sequence, chunk: Range<Tokens>) {
         let first = self.sequences.last().expect("the first beam").clone();
-        let num_blocks = chunk.end.blocks_ceil(self.block_size).0;
+        let num_blocks = chunk.end.blocks_ceil(self.block_size).0 * self.num_groups;
         for (beam, (tokens, blocks)) in (1..).zip(sequence.take_tokens_of_other_beams()) {
             let start = (self.token_ids.len() - self.open_call.tokens) as u32;
             let chunk = &tokens.as_slice()[chunk.start.index()..chunk.end.index()];
@@ -200,8 +204,8 @@ impl Step {
         let end = Tokens(tokens.len() as u32);
         self.token_ids.extend_from_slice(&tokens[start.index()..]);
         // It may hold more than it needs, from drafts that were rejected.
-        let num_blocks = end.blocks_ceil(self.block_size);
-        let planned = self.push(slot, sequence, start..end, num_blocks, true);
+        let num_places = end.blocks_ceil(self.block_size);
+        let planned = self.push(slot, sequence, start..end, num_places, true);
         planned.num_drafts = num_drafts;
     }
 
@@ -215,26 +219,26 @@ impl Step {
         let start = sequence.computed();
         self.token_ids.push(0);
         self.sampling_ahead.push((self.sequences.len(), sampling));
-        let num_blocks = sequence.blocks().len();
+        let num_places = sequence.blocks().len();
         sequence.go_out();
         let chunk = start..start + Tokens(1);
-        let planned = self.push_with(slot, sequence, None, chunk, num_blocks, true);
+        let planned = self.push_with(slot, sequence, None, chunk, num_places, true);
         planned.is_ahead = true;
     }
 
-    /// Appends the sequence whose tokens at the positions in `chunk` were just appended, with its first `num_blocks`
-    /// blocks.
+    /// Appends the sequence whose tokens at the positions in `chunk` were just appended, with its first `num_places`
+    /// places.
     #[inline]
     fn push(
         &mut self,
         slot: SeqSlot,
         sequence: &mut Sequence,
         chunk: Range<Tokens>,
-        num_blocks: Blocks,
+        num_places: Blocks,
         samples: bool,
     ) -> &mut PlannedSequence {
         let tokens = Some(sequence.take_tokens());
-        self.push_with(slot, sequence, tokens, chunk, num_blocks, samples)
+        self.push_with(slot, sequence, tokens, chunk, num_places, samples)
     }
 
     /// The same, with its tokens, which were moved out, if they are known.
@@ -245,7 +249,7 @@ impl Step {
         sequence: &mut Sequence,
         tokens: Option<Box<SequenceTokens>>,
         chunk: Range<Tokens>,
-        num_blocks: Blocks,
+        num_places: Blocks,
         samples: bool,
     ) -> &mut PlannedSequence {
         if self.plan_ahead {
@@ -261,7 +265,7 @@ impl Step {
             beam: 0,
             tokens: end_token - num_tokens.0..end_token,
             kv_len: chunk.end.0,
-            block_table: block_table..block_table + num_blocks.0,
+            block_table: block_table..block_table + num_places.0 * self.num_groups,
             samples,
             num_drafts: 0,
             is_ahead: false,

@@ -48,7 +48,7 @@ impl TableRows {
         }
         let start = row * self.row_len;
         debug_assert!(self.blocks[start..].starts_with(table.blocks()));
-        start as u32..start as u32 + table.len().0
+        start as u32..start as u32 + table.blocks().len() as u32
     }
 
     // Once a block: kept out of the loop over all sequences.
@@ -59,7 +59,7 @@ impl TableRows {
             self.blocks.resize((row + 1) * self.row_len, BlockId::NONE);
         }
         let start = row * self.row_len;
-        self.blocks[start..start + table.len().index()].copy_from_slice(table.blocks());
+        self.blocks[start..start + table.blocks().len()].copy_from_slice(table.blocks());
         self.versions[row] = table.version();
     }
 }
@@ -68,21 +68,24 @@ impl TableRows {
 mod tests {
     use super::*;
     use crate::base::{BlockSize, Blocks, Tokens};
-    use crate::engine::AttentionWindow;
     use crate::engine::kv::KvCacheManager;
+    use crate::engine::{AttentionWindow, KvGroups};
 
     #[test]
     fn a_row_follows_its_table_whatever_becomes_of_it() {
         let config = EngineConfig {
             block_size: BlockSize::new(4).expect("not zero"),
-            num_blocks: Blocks(16),
+            num_blocks: Blocks(32),
             max_seq_len: Tokens(32),
             max_num_tokens: Tokens(16),
             max_beam_width: 2,
-            window: Some(AttentionWindow {
-                size: Tokens(5),
-                num_sinks: Tokens(0),
-            }),
+            groups: KvGroups::new(&[
+                None,
+                Some(AttentionWindow {
+                    size: Tokens(5),
+                    num_sinks: Tokens(0),
+                }),
+            ]),
             ..EngineConfig::default()
         };
         let mut kv = KvCacheManager::new(config.kv_cache());
@@ -100,7 +103,7 @@ mod tests {
         kv.reserve(&mut table, &tokens[..9], &Default::default(), Tokens(9));
         check(0, &table);
         kv.commit(&mut table, &tokens, Tokens(9));
-        assert_eq!(table.blocks()[0], BlockId::NONE, "outside of the window");
+        assert_eq!(table.at(0, 1), BlockId::NONE, "outside of the window");
         check(0, &table);
         kv.grow(&mut table, Tokens(13));
         check(0, &table);

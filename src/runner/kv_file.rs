@@ -1,9 +1,11 @@
 //! A file of KV cache blocks: what an instance has computed, kept for the next load.
 //!
 //! ```text
-//! header   "INFLKV02", made_from (what the contents depend on), tokens and bytes of a block, number of blocks
-//! heads    of each block: id, id of the block before it, salt if it is the first, tokens
-//! bodies   of each block: keys and values as the device lays them out
+//! header   "INFLKV03", made_from (what the contents depend on), tokens and bytes of a block, groups of layers; number of
+//!          blocks of the first group
+//! heads    of each block of the first group: id, id of the block before it, salt if it is the first, ids of the blocks of
+//!          other groups, tokens
+//! bodies   of each of these blocks, with those of other groups behind it: keys and values as the device lays them out
 //! ```
 //!
 //! Each head and each body is followed by the XXH3 of its bytes. Numbers are little-endian. A file that was made from anything else, or
@@ -25,8 +27,8 @@ use super::Runner;
 use crate::base::{BlockSize, HostBlockId};
 use crate::engine::{Engine, EngineConfig, KeptBlock, KeptParent};
 
-const MAGIC: &[u8; 8] = b"INFLKV02";
-/// Stands for no block before it, and for no salt.
+const MAGIC: &[u8; 8] = b"INFLKV03";
+/// Stands for no block, and for no salt.
 const NONE: u32 = u32::MAX;
 /// Longer than the salt of any request.
 const MAX_SALT_BYTES: u32 = 1 << 12;
@@ -69,7 +71,8 @@ impl KvFile {
             return Ok(engine);
         }
         let block_bytes = runner.host_block(HostBlockId(0))?.len();
-        let header = self.header(config.block_size, block_bytes);
+        let num_groups = config.groups.num_groups();
+        let header = self.header(config, block_bytes);
         let mut found_header = vec![0; header.len()];
         file.read_exact(&mut found_header)?;
         if found_header != header {
@@ -80,15 +83,15 @@ impl KvFile {
         let num_blocks = read_u32(&mut file, &mut Vec::new())?;
         let mut kept = Vec::new();
         for index in 0..num_blocks {
-            let head = read_head(&mut file, config.block_size)?;
+            let head = read_head(&mut file, config.block_size, num_groups)?;
             // The first ones are those that others go on from.
             if index < num_host_blocks as u32 {
                 kept.push(head);
             }
         }
         let places: BTreeMap<_, _> = engine.restore(&kept).into_iter().collect();
-        for head in &kept {
-            match places.get(&head.block) {
+        for block in kept.iter().flat_map(blocks_of) {
+            match places.get(&block) {
                 Some(place) => read_body(&mut file, runner.host_block(*place)?)?,
                 None => file.seek_relative(block_bytes as i64 + SUM_BYTES as i64)?,
             }
@@ -111,14 +114,14 @@ impl KvFile {
         let (moves, kept) = engine.keep();
         runner.move_blocks(&moves);
         let temporary = self.temporary();
-        let written = self.write(&temporary, engine.config().block_size, &kept, runner);
+        let written = self.write(&temporary, engine.config(), &kept, runner);
         if let Err(error) = written.and_then(|()| Ok(fs::rename(&temporary, &self.path)?)) {
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
         log::info!(
             "kept {} KV cache blocks in {} in {:.1} s",
-            kept.len(),
+            kept.iter().flat_map(blocks_of).count(),
             self.path.display(),
             started.elapsed().as_secs_f64()
         );
@@ -133,7 +136,7 @@ impl KvFile {
     fn write(
         &self,
         path: &Path,
-        block_size: BlockSize,
+        config: &EngineConfig,
         kept: &[KeptBlock],
         runner: &mut Runner,
     ) -> Result<(), Box<dyn Error>> {
@@ -143,25 +146,26 @@ impl KvFile {
         options.write(true).create_new(true).mode(0o600);
         let mut file = BufWriter::with_capacity(BUFFER_BYTES, options.open(path)?);
         let block_bytes = runner.host_block(HostBlockId(0))?.len();
-        file.write_all(&self.header(block_size, block_bytes))?;
+        file.write_all(&self.header(config, block_bytes))?;
         file.write_all(&(kept.len() as u32).to_le_bytes())?;
         for block in kept {
             write_checked(&mut file, &head_of(block))?;
         }
-        for block in kept {
-            write_checked(&mut file, runner.host_block(block.block)?)?;
+        for block in kept.iter().flat_map(blocks_of) {
+            write_checked(&mut file, runner.host_block(block)?)?;
         }
         file.flush()?;
         Ok(())
     }
 
     /// All that must be equal, up to the number of blocks.
-    fn header(&self, block_size: BlockSize, block_bytes: usize) -> Vec<u8> {
+    fn header(&self, config: &EngineConfig, block_bytes: usize) -> Vec<u8> {
         let mut header = MAGIC.to_vec();
         header.extend((self.made_from.len() as u32).to_le_bytes());
         header.extend(self.made_from.as_bytes());
-        header.extend(block_size.tokens().0.to_le_bytes());
+        header.extend(config.block_size.tokens().0.to_le_bytes());
         header.extend((block_bytes as u64).to_le_bytes());
+        header.extend((config.groups.num_groups() as u32).to_le_bytes());
         header
     }
 
@@ -171,6 +175,11 @@ impl KvFile {
         name.push(format!(".{}.tmp", std::process::id()));
         name.into()
     }
+}
+
+/// The blocks of a content, those of all groups.
+fn blocks_of(kept: &KeptBlock) -> impl Iterator<Item = HostBlockId> {
+    std::iter::once(kept.block).chain(kept.beside.iter().copied().flatten())
 }
 
 fn head_of(block: &KeptBlock) -> Vec<u8> {
@@ -192,6 +201,10 @@ fn head_of(block: &KeptBlock) -> Vec<u8> {
             head.extend(salt.as_bytes());
         }
     }
+    for beside in &block.beside {
+        let id = beside.map_or(NONE, |beside| beside.0);
+        head.extend(id.to_le_bytes());
+    }
     for token in &block.tokens {
         head.extend(token.to_le_bytes());
     }
@@ -205,7 +218,11 @@ fn write_checked(file: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Reads and checks all of a block but its keys and values.
-fn read_head(file: &mut impl Read, block_size: BlockSize) -> Result<KeptBlock, Box<dyn Error>> {
+fn read_head(
+    file: &mut impl Read,
+    block_size: BlockSize,
+    num_groups: usize,
+) -> Result<KeptBlock, Box<dyn Error>> {
     let mut head = Vec::new();
     let id = read_u32(file, &mut head)?;
     let parent = read_u32(file, &mut head)?;
@@ -220,6 +237,11 @@ fn read_head(file: &mut impl Read, block_size: BlockSize) -> Result<KeptBlock, B
         }
         _ => return Err("is damaged".into()),
     };
+    let beside = (1..num_groups).map(|_| {
+        let id = read_u32(file, &mut head)?;
+        Ok((id != NONE).then_some(HostBlockId(id)))
+    });
+    let beside = beside.collect::<io::Result<Box<[_]>>>()?;
     let tokens = (0..block_size.tokens().0).map(|_| read_u32(file, &mut head));
     let tokens = tokens.collect::<Result<Box<[_]>, _>>()?;
     check(file, &head)?;
@@ -230,6 +252,7 @@ fn read_head(file: &mut impl Read, block_size: BlockSize) -> Result<KeptBlock, B
             parent => KeptParent::Block(HostBlockId(parent)),
         },
         tokens,
+        beside,
     })
 }
 
@@ -412,9 +435,7 @@ mod tests {
         let file = temp.of("a model");
         keep(&file);
         let mut bytes = fs::read(&temp.0).expect("it is there");
-        let header = file
-            .header(EngineConfig::default().block_size, 32 * 8)
-            .len();
+        let header = file.header(&EngineConfig::default(), 32 * 8).len();
         // More blocks than there are: the first one's keys and values are taken for another one's tokens.
         bytes[header..header + 4].copy_from_slice(&u32::MAX.to_le_bytes());
         fs::write(&temp.0, &bytes).expect("writable");

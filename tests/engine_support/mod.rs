@@ -630,7 +630,7 @@ impl World {
                     }
                 }
                 let start = planned.kv_len - planned.tokens.len() as u32;
-                let blocks = &table[(start / block_size) as usize..];
+                let blocks = &table[(start / block_size) as usize * plan.num_groups..];
                 written.extend(blocks.iter().map(|block| (*block, planned.id)));
             }
         }
@@ -786,11 +786,12 @@ fn run(
     }
     for (index, planned) in plan.sequences.iter().enumerate() {
         let blocks = plan.block_table(planned);
-        let place = |position: usize| {
-            let block = blocks[position / block_size];
+        let place_in = |position: usize, group: usize| {
+            let block = blocks[position / block_size * plan.num_groups + group];
             assert_ne!(block, BlockId::NONE, "position {position} was freed");
             block.index() * block_size + position % block_size
         };
+        let place = |position: usize| place_in(position, 0);
         let drafts = plan.drafts(planned);
         let stream = streams.get_mut(&planned.id).expect("added before");
         let is_lost = planned.is_ahead && stream.in_flight.back() == Some(&None);
@@ -808,11 +809,15 @@ fn run(
         let end = planned.kv_len as usize;
         let start = end - planned.tokens.len();
         for position in start..end {
-            for seen in (0..position).filter(|&seen| sees(config, position, seen)) {
-                let is_own = cache[place(seen)] == entries[seen];
-                assert!(is_own, "{:?} sees another's position {seen}", planned.id);
+            for group in 0..plan.num_groups {
+                // What a group has is of no use to another.
+                let content = |position: usize| entries[position].wrapping_add(group as u64);
+                for seen in (0..position).filter(|&seen| sees(config, group, position, seen)) {
+                    let is_own = cache[place_in(seen, group)] == content(seen);
+                    assert!(is_own, "{:?} sees another's position {seen}", planned.id);
+                }
+                cache[place_in(position, group)] = content(position);
             }
-            cache[place(position)] = entries[position];
         }
         // A row of logits is a single number here: its position.
         let first = planned.tokens.start as usize;
@@ -880,9 +885,9 @@ fn run(
     }
 }
 
-/// Whether the query at `position` sees the key at `seen`, which is not after it.
-fn sees(config: &EngineConfig, position: usize, seen: usize) -> bool {
-    config.window.is_none_or(|window| {
+/// Whether the query at `position` sees the key at `seen`, which is not after it, in the layers of `group`.
+fn sees(config: &EngineConfig, group: usize, position: usize, seen: usize) -> bool {
+    config.groups.windows()[group].is_none_or(|window| {
         seen < window.num_sinks.index() || seen + window.size.index() > position
     })
 }
@@ -1001,7 +1006,8 @@ fn check_writes(plans: &[StepPlan<'_>]) {
         let block_size = plan.block_size.tokens().0;
         for planned in plan.sequences {
             let start = planned.kv_len - planned.tokens.len() as u32;
-            for block in &plan.block_table(planned)[(start / block_size) as usize..] {
+            let first = (start / block_size) as usize * plan.num_groups;
+            for block in &plan.block_table(planned)[first..] {
                 assert_eq!(num_tables[block], 1, "{block:?} is written to and shared");
             }
         }
@@ -1095,7 +1101,9 @@ fn check_plan(
         let num_needed = planned.kv_len.div_ceil(block) as usize;
         // A step that was void may have taken the next block already.
         let num_spare = usize::from(config.plan_ahead && stream.generates);
-        assert!((num_needed..=num_needed + num_spare).contains(&blocks.len()));
+        assert!(blocks.len().is_multiple_of(plan.num_groups));
+        let num_places = blocks.len() / plan.num_groups;
+        assert!((num_needed..=num_needed + num_spare).contains(&num_places));
         let held: Vec<_> = blocks.iter().filter(|&&id| id != BlockId::NONE).collect();
         assert!(held.iter().all(|id| id.0 < config.num_blocks.0));
         let different: BTreeSet<_> = held.iter().collect();

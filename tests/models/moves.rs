@@ -2,13 +2,13 @@
 //! that no query attends to are taken away. A runner that follows its plan does not notice.
 
 use triton_inflight::base::BlockId;
-use triton_inflight::engine::{AttentionWindow, BlockCopy, BlockMove, PlannedSequence, StepPlan};
+use triton_inflight::engine::{BlockCopy, BlockMove, KvGroups, PlannedSequence, StepPlan};
 
 /// The real location of each of the engine's blocks.
 pub struct Moves {
     places: Vec<Option<BlockId>>,
     free: Vec<BlockId>,
-    window: Option<AttentionWindow>,
+    groups: KvGroups,
     moves: Vec<BlockMove>,
     block_tables: Vec<BlockId>,
     random: u32,
@@ -19,12 +19,12 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// For an engine and a runner with these numbers of blocks, and a model with this window.
-    pub fn new(num_blocks: u32, num_runner_blocks: u32, window: Option<AttentionWindow>) -> Self {
+    /// For an engine and a runner with these numbers of blocks, and a model with these groups of layers.
+    pub fn new(num_blocks: u32, num_runner_blocks: u32, groups: KvGroups) -> Self {
         Self {
             places: vec![None; num_blocks as usize],
             free: (0..num_runner_blocks).map(BlockId).collect(),
-            window,
+            groups,
             moves: Vec::new(),
             block_tables: Vec::new(),
             random: 1,
@@ -43,11 +43,11 @@ impl Moves {
         for sequence in plan.sequences {
             let num_computed = sequence.kv_len - plan.chunk(sequence).len() as u32;
             for (index, &block) in plan.block_table(sequence).iter().enumerate() {
-                let start = index as u32 * block_size;
+                let start = (index / plan.num_groups) as u32 * block_size;
                 if block == BlockId::NONE {
                     continue;
                 }
-                if !self.is_seen(num_computed, start, block_size) {
+                if !self.is_seen(index % plan.num_groups, num_computed, start, block_size) {
                     let place = self.places[block.index()].take();
                     self.num_taken += usize::from(place.is_some());
                     self.free.extend(place);
@@ -86,7 +86,8 @@ impl Moves {
         let block_size = plan.block_size.tokens().0;
         let num_computed = sequence.kv_len - plan.chunk(sequence).len() as u32;
         for (index, &block) in plan.block_table(sequence).iter().enumerate() {
-            let is_seen = self.is_seen(num_computed, index as u32 * block_size, block_size);
+            let (place, group) = (index / plan.num_groups, index % plan.num_groups);
+            let is_seen = self.is_seen(group, num_computed, place as u32 * block_size, block_size);
             if block != BlockId::NONE && is_seen {
                 let place = self.place(block);
                 self.block_tables[sequence.block_table.start as usize + index] = place;
@@ -95,8 +96,8 @@ impl Moves {
     }
 
     /// Whether the query at `query`, or a later one, attends to any of the block's positions.
-    fn is_seen(&self, query: u32, start: u32, block_size: u32) -> bool {
-        self.window.is_none_or(|window| {
+    fn is_seen(&self, group: usize, query: u32, start: u32, block_size: u32) -> bool {
+        self.groups.windows()[group].is_none_or(|window| {
             let first_seen = (query + 1).saturating_sub(window.size.0);
             start < window.num_sinks.0 || start + block_size > first_seen
         })

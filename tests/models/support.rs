@@ -9,8 +9,8 @@ use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
-    DraftTotals, Engine, EngineConfig, Event, NewRequest, OutputOptions, ReuseOptions, Sampled,
-    Speculation, StepOutput, StepPlan,
+    DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
+    Sampled, Speculation, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
     AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource, RankDevice,
@@ -125,7 +125,7 @@ impl Setup {
             enable_chunked_context: self.enable_chunked_context,
             chunk_unit: BlockSize::new(self.block_size.min(16)).expect("not zero"),
             paged_kv: !self.contiguous,
-            window: self.window().filter(|_| self.gives_back),
+            groups: KvGroups::one(self.window().filter(|_| self.gives_back)),
             scheme: match self.separate_calls {
                 true => BatchingScheme::Inflight,
                 false => BatchingScheme::InflightFused,
@@ -166,8 +166,13 @@ impl Setup {
     /// Relocates blocks, if the setup asks for it.
     pub fn moves(&self) -> Option<Moves> {
         let num_runner_blocks = self.runner_limits().num_blocks.0;
-        self.moves_blocks
-            .then(|| Moves::new(self.num_blocks, num_runner_blocks, self.window()))
+        self.moves_blocks.then(|| {
+            Moves::new(
+                self.num_blocks,
+                num_runner_blocks,
+                KvGroups::one(self.window()),
+            )
+        })
     }
 
     /// The window of positions that a sequence must keep.

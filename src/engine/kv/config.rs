@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::AttentionWindow;
+use super::KvGroups;
+use super::groups::max_blocks_of;
 use crate::base::{BlockSize, Blocks, Tokens};
 
 /// Whether a request shares blocks, and with which others.
@@ -31,8 +32,8 @@ pub(in crate::engine) struct KvCacheConfig {
     /// Blocks in host memory, for content that the device gives up; none without reuse.
     pub(in crate::engine) num_host_blocks: Blocks,
     pub(in crate::engine) block_size: BlockSize,
-    /// `None` if attention sees all positions.
-    pub(in crate::engine) window: Option<AttentionWindow>,
+    /// The groups of layers. A sequence has a block for each at every place.
+    pub(in crate::engine) groups: KvGroups,
     /// The most tokens of one sequence in one step; not zero.
     pub(in crate::engine) max_chunk: Tokens,
     /// Whether full blocks are kept for others.
@@ -44,23 +45,35 @@ pub(in crate::engine) struct KvCacheConfig {
 impl KvCacheConfig {
     /// The most blocks that a sequence of `kv_len` positions holds at once.
     pub(super) fn max_blocks(&self, kv_len: Tokens) -> Blocks {
-        let all = kv_len.blocks_ceil(self.block_size);
-        self.window.map_or(all, |window| {
-            all.min(window.max_blocks(self.max_chunk, self.block_size))
-        })
+        self.groups
+            .max_blocks(kv_len, self.max_chunk, self.block_size)
     }
 
-    /// The blocks to take for `kv_len` positions when `num_places` are covered and `num_held` held.
-    pub(super) fn lacking(&self, num_places: Blocks, num_held: Blocks, kv_len: Tokens) -> Blocks {
+    /// Those of the groups without a window.
+    pub(super) fn max_whole_blocks(&self, kv_len: Tokens) -> Blocks {
+        let num_places = kv_len.blocks_ceil(self.block_size);
+        Blocks(num_places.0.saturating_mul(self.groups.num_whole() as u32))
+    }
+
+    /// The blocks of `group` to take for `kv_len` positions when `num_places` are covered and `num_held` held.
+    pub(super) fn lacking(
+        &self,
+        group: usize,
+        num_places: Blocks,
+        num_held: Blocks,
+        kv_len: Tokens,
+    ) -> Blocks {
         let uncovered = kv_len
             .blocks_ceil(self.block_size)
             .saturating_sub(num_places);
-        uncovered.min(self.max_blocks(kv_len).saturating_sub(num_held))
+        let window = self.groups.windows()[group].as_ref();
+        let most = max_blocks_of(window, kv_len, self.max_chunk, self.block_size);
+        uncovered.min(most.saturating_sub(num_held))
     }
 
-    /// The places in a table that no query at or after `computed` sees.
-    pub(super) fn hidden(&self, computed: Tokens) -> Range<usize> {
-        let window = self.window.as_ref();
+    /// The places in a table whose block of `group` no query at or after `computed` sees.
+    pub(super) fn hidden(&self, group: usize, computed: Tokens) -> Range<usize> {
+        let window = self.groups.windows()[group].as_ref();
         window.map_or(0..0, |it| it.hidden(computed, self.block_size))
     }
 }

@@ -45,10 +45,7 @@ fn what_is_evicted_goes_to_the_host_and_comes_back() {
 
     let found = cache.find(&tokens(0..7), &anybody(), ALL);
     assert_eq!(found.num_tokens, Tokens(6));
-    assert_eq!(
-        (found.num_shared, found.num_shared_free),
-        (Blocks(1), Blocks(1))
-    );
+    assert_eq!(found.num_spared, Blocks(0));
     assert_eq!(found.lacking, Blocks(4));
     let again = computed(&mut cache, &tokens(0..7), &anybody());
     // What it finds first is brought first. Each block that it takes makes room on the host by what it evicts.

@@ -13,6 +13,8 @@ pub struct KeptBlock {
     pub parent: KeptParent,
     /// Its tokens, which fill the block.
     pub tokens: Box<[TokenId]>,
+    /// The blocks that have it for the groups of layers but the first, where they are.
+    pub beside: Box<[Option<HostBlockId>]>,
 }
 
 /// What is before a content.

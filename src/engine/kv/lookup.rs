@@ -1,22 +1,23 @@
 //! Looking a prompt up: what `reserve` would find, and what is worth waiting for.
 
+use std::ops::Range;
+
 use super::prefix::{Content, PrefixIndex, PrefixWalk};
 use super::table::Chain;
 use super::tiers::Tiers;
-use super::{KvCacheConfig, NextBlock, ReuseOptions};
-use crate::base::{Blocks, TokenId, Tokens};
+use super::{KvCacheConfig, MAX_KV_GROUPS, NextBlock, ReuseOptions};
+use crate::base::{BlockId, Blocks, TokenId, Tokens};
 
 /// What is in the cache of a context that would start now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct PrefixMatch {
     /// Tokens that need not be computed.
     pub(in crate::engine) num_tokens: Tokens,
-    /// Blocks of the device that would be shared. Those outside of the window would be freed at once and do not count.
-    pub(in crate::engine) num_shared: Blocks,
-    /// The shared blocks that are free now.
-    pub(in crate::engine) num_shared_free: Blocks,
-    /// How many fewer free blocks there would be: `num_shared_free`, and the new ones, with those for content in host
-    /// memory.
+    /// Blocks that others hold and that it would share until it ends, in groups without a window: so many fewer it will
+    /// ever take.
+    pub(in crate::engine) num_spared: Blocks,
+    /// How many fewer free blocks there would be: the shared ones that are free now, and the new ones, with those for
+    /// content in host memory.
     pub(in crate::engine) lacking: Blocks,
     /// The first full block that the context would have to write, if it would be reused once another sequence has
     /// written it.
@@ -28,8 +29,7 @@ impl PrefixMatch {
     pub(super) fn nothing(num_blocks: Blocks) -> Self {
         Self {
             num_tokens: Tokens::ZERO,
-            num_shared: Blocks::ZERO,
-            num_shared_free: Blocks::ZERO,
+            num_spared: Blocks::ZERO,
             lacking: num_blocks,
             next: None,
         }
@@ -74,33 +74,31 @@ impl<'a> Lookup<'a> {
         };
         let walk = self.walk(root, tokens, max_reusable);
         let num_tokens = walk.num_tokens(self.config.block_size);
-        let hidden = self.config.hidden(num_tokens);
-        let path = (0..walk.num_blocks)
-            .rev()
-            .zip(self.prefix.path_up(walk.tail));
-        let mut num_shared = Blocks::ZERO;
-        let mut num_shared_free = Blocks::ZERO;
-        let mut num_onboarded = Blocks::ZERO;
-        for (_, block) in path.filter(|(place, _)| !hidden.contains(place)) {
-            if self.tiers.is_on_host(block) {
-                num_onboarded += Blocks(1);
-                continue;
+        let mut num_spared = Blocks::ZERO;
+        let mut lacking = Blocks::ZERO;
+        for group in 0..self.config.groups.num_groups() {
+            let (mut num_found, mut num_taken, mut num_held) = (Blocks::ZERO, 0, 0);
+            for (_, block) in self.seen(&walk, group) {
+                num_found += Blocks(1);
+                let is_free = || self.tiers.device().num_holders(block) == 0;
+                if self.tiers.is_on_host(block) || is_free() {
+                    num_taken += 1;
+                } else {
+                    num_held += 1;
+                }
             }
-            num_shared += Blocks(1);
-            num_shared_free += Blocks(u32::from(self.tiers.device().num_holders(block) == 0));
+            let num_places = Blocks(walk.num_blocks as u32);
+            lacking += self.config.lacking(group, num_places, num_found, known) + Blocks(num_taken);
+            if group < self.config.groups.num_whole() {
+                num_spared += Blocks(num_held);
+            }
         }
         let max_reusable = max_found(tokens, max_reusable);
         let next = self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reusable);
-        let num_places = Blocks(walk.num_blocks as u32);
         PrefixMatch {
             num_tokens,
-            num_shared,
-            num_shared_free,
-            lacking: self
-                .config
-                .lacking(num_places, num_shared + num_onboarded, known)
-                + num_onboarded
-                + num_shared_free,
+            num_spared,
+            lacking,
             next: next.map(|next| self.prefix.next_block(walk.tail, next)),
         }
     }
@@ -114,7 +112,75 @@ impl<'a> Lookup<'a> {
     ) -> PrefixWalk {
         let max_found = max_found(tokens, max_reusable);
         let enable_partial = self.config.enable_partial_reuse;
-        self.prefix.walk(root, tokens, max_found, enable_partial)
+        let walk = self.prefix.walk(root, tokens, max_found, enable_partial);
+        match self.config.groups.num_groups() {
+            1 => walk,
+            _ => self.usable(walk),
+        }
+    }
+
+    /// The blocks of `group` on the path of `walk` that its queries see, the last first, each with its place.
+    pub(super) fn seen(
+        &self,
+        walk: &PrefixWalk,
+        group: usize,
+    ) -> impl Iterator<Item = (usize, BlockId)> {
+        let hidden = self
+            .config
+            .hidden(group, walk.num_tokens(self.config.block_size));
+        let path = (0..walk.num_blocks).rev();
+        let path = path.zip(self.prefix.path_up(walk.tail));
+        let path = path.filter(move |(place, _)| !hidden.contains(place));
+        path.filter_map(move |(place, node)| Some((place, self.block(node, group)?)))
+    }
+
+    /// The block of `group` at a node, if it is in the cache.
+    pub(super) fn block(&self, node: BlockId, group: usize) -> Option<BlockId> {
+        match group {
+            0 => Some(node),
+            _ => self.prefix.beside(node, group),
+        }
+    }
+
+    /// As much of `walk` as every group has what its queries see.
+    ///
+    /// ```text
+    /// group 0   | 7 | 2 | 5 | 6 | 9 |
+    /// group 1   |   |   | 8 | 4 |   |      window of 2 blocks: usable up to the fourth, as 8 and 4 are there
+    /// ```
+    fn usable(&self, mut walk: PrefixWalk) -> PrefixWalk {
+        let others = 1..self.config.groups.num_groups();
+        let has_all = |node: BlockId| {
+            let mut groups = others.clone();
+            groups.all(|group| self.prefix.beside(node, group).is_some())
+        };
+        walk.partial = walk.partial.filter(|(node, _)| has_all(*node));
+        let hidden = |walk: &PrefixWalk| {
+            let num_tokens = walk.num_tokens(self.config.block_size);
+            let mut hidden: [Range<usize>; MAX_KV_GROUPS] = Default::default();
+            for group in others.clone() {
+                hidden[group] = self.config.hidden(group, num_tokens);
+            }
+            hidden
+        };
+        let mut is_hidden = hidden(&walk);
+        let path = (0..walk.num_blocks)
+            .rev()
+            .zip(self.prefix.path_up(walk.tail));
+        for (place, node) in path {
+            let lacks = |group: usize| {
+                !is_hidden[group].contains(&place) && self.prefix.beside(node, group).is_none()
+            };
+            if others.clone().any(lacks) {
+                walk = PrefixWalk {
+                    num_blocks: place,
+                    tail: self.prefix.parent(node),
+                    partial: None,
+                };
+                is_hidden = hidden(&walk);
+            }
+        }
+        walk
     }
 
     /// The first full block of `tokens` behind `chain`, if others will find it.

@@ -9,12 +9,12 @@
 use std::sync::Arc;
 
 use super::lookup::{Lookup, PrefixMatch};
-use super::prefix::{PrefixIndex, PrefixWalk};
+use super::prefix::{Content, PrefixIndex, PrefixWalk};
 use super::table::Chain;
 use super::tiers::Tiers;
 use super::{
-    BlockTable, KeptBlock, KvCacheConfig, KvUsage, NextBlock, RetainedPrefix, ReuseOptions,
-    ReuseTotals,
+    BlockTable, KeptBlock, KvCacheConfig, KvUsage, MAX_KV_GROUPS, NextBlock, RetainedPrefix,
+    ReuseOptions, ReuseTotals,
 };
 use crate::base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
 use crate::engine::{BlockCopy, BlockMove};
@@ -31,10 +31,9 @@ impl KvCacheManager {
     /// A cache of blank blocks.
     pub(in crate::engine) fn new(config: KvCacheConfig) -> Self {
         assert!(config.max_chunk > Tokens::ZERO, "a step computes something");
+        let mut windows = config.groups.windows().iter().flatten();
         assert!(
-            config
-                .window
-                .is_none_or(|window| window.size > Tokens::ZERO),
+            windows.all(|window| window.size > Tokens::ZERO),
             "a query sees its own position"
         );
         assert!(
@@ -43,12 +42,7 @@ impl KvCacheManager {
         );
         Self {
             config,
-            tiers: Tiers::new(
-                config.num_blocks,
-                config.num_host_blocks,
-                config.block_size,
-                config.enable_reuse,
-            ),
+            tiers: Tiers::new(config),
             num_changes: 0,
         }
     }
@@ -75,9 +69,34 @@ impl KvCacheManager {
         self.config.max_blocks(kv_len)
     }
 
+    /// Those of the groups of layers without a window.
+    pub(in crate::engine) fn max_whole_blocks(&self, kv_len: Tokens) -> Blocks {
+        self.config.max_whole_blocks(kv_len)
+    }
+
+    /// Blocks that sequences hold for the groups without a window.
+    pub(in crate::engine) fn num_used_whole(&self) -> Blocks {
+        self.usage().num_used - self.tiers.device().num_windowed()
+    }
+
+    /// The blocks that `table` holds for the groups with a window.
+    pub(in crate::engine) fn num_windowed(&self, table: &BlockTable) -> Blocks {
+        let groups = self.config.groups.num_whole()..self.config.groups.num_groups();
+        groups.map(|group| table.num_held_of(group)).sum()
+    }
+
     /// The blocks that `table` lacks to hold `kv_len` positions, or as many of them as it may hold at once.
     pub(in crate::engine) fn probe(&self, table: &BlockTable, kv_len: Tokens) -> Blocks {
-        self.config.lacking(table.len(), table.num_held(), kv_len)
+        let groups = 0..self.config.groups.num_groups();
+        groups
+            .map(|group| self.lacking_of(table, group, kv_len))
+            .sum()
+    }
+
+    /// Those of one group.
+    fn lacking_of(&self, table: &BlockTable, group: usize, kv_len: Tokens) -> Blocks {
+        let (len, num_held) = (table.len_of(group), table.num_held_of(group));
+        self.config.lacking(group, len, num_held, kv_len)
     }
 
     /// The blocks that beams lack, all together, to hold `kv_len` positions each: those that `tables` lack, and a copy of
@@ -92,8 +111,7 @@ impl KvCacheManager {
         let mut shared = Vec::new();
         for table in tables {
             lacking += self.probe(table, kv_len);
-            let place = self.shared_next(table, computed);
-            shared.extend(place.map(|place| table.blocks()[place]));
+            shared.extend(self.shared_next(table, computed));
         }
         let num_shared = shared.len();
         shared.sort_unstable();
@@ -142,17 +160,26 @@ impl KvCacheManager {
     ) -> Tokens {
         assert!(table.len() == Blocks::ZERO, "a context is reserved once");
         let known = Tokens(tokens.len() as u32);
+        table.begin(self.config.groups.num_groups());
         let walk = match reuse.enabled {
             true => self.share_found(table, tokens, &reuse.salt, max_reusable),
             false => None,
         };
         let block_size = self.config.block_size;
-        let num_found = walk.map_or(Tokens::ZERO, |walk| walk.num_tokens(block_size));
+        let num_found = walk.map_or(Tokens::ZERO, |(walk, _)| walk.num_tokens(block_size));
         self.slide(table, num_found);
         self.onboard(table);
-        if let Some((source, num_positions)) = walk.and_then(|walk| walk.partial) {
-            let target = self.take_with_content_of(source, num_positions, self.probe(table, known));
-            table.push(target);
+        if let Some((walk, sources)) = walk
+            && let Some((_, num_positions)) = walk.partial
+        {
+            for (group, &source) in sources[..self.config.groups.num_groups()]
+                .iter()
+                .enumerate()
+            {
+                let num_needed = self.probe(table, known);
+                let target = self.take_with_content_of(source, group, num_positions, num_needed);
+                table.push(group, target);
+            }
         }
         self.grow(table, known);
         self.mark_changed(table);
@@ -215,18 +242,20 @@ impl KvCacheManager {
     /// Makes sure that only this sequence holds the block of the next position, `computed`: if others hold it, its
     /// beginning is copied to a new block by `moves`. So the last sequence that writes to a shared block keeps it.
     pub(in crate::engine) fn own_next(&mut self, table: &mut BlockTable, computed: Tokens) {
-        let Some(place) = self.shared_next(table, computed) else {
-            return;
-        };
-        let target = self.tiers.take();
-        let source = table.replace(place, target);
-        self.mark_changed(table);
-        self.tiers.give_back(source);
-        self.tiers.push_copy(BlockCopy {
-            source,
-            target,
-            num_positions: computed.0 % self.config.block_size.tokens().0,
-        });
+        for group in 0..self.config.groups.num_groups() {
+            let Some(place) = self.shared_place(table, group, computed) else {
+                continue;
+            };
+            let target = self.tiers.take(group);
+            let source = table.replace(place, group, target);
+            self.mark_changed(table);
+            self.tiers.give_back(source);
+            self.tiers.push_copy(BlockCopy {
+                source,
+                target,
+                num_positions: computed.0 % self.config.block_size.tokens().0,
+            });
+        }
     }
 
     /// What the sequence of `table` computes from now on is not registered.
@@ -237,13 +266,20 @@ impl KvCacheManager {
         }
     }
 
-    /// The blocks that only `tables` hold, without those at their first `num_skipped` places.
+    /// The blocks of groups without a window that only `tables` hold, without those at their first `num_skipped` places.
     pub(in crate::engine) fn num_own<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,
         num_skipped: Blocks,
     ) -> Blocks {
-        let places = tables.flat_map(|table| table.blocks().iter().skip(num_skipped.index()));
+        let (num_groups, num_whole) = (
+            self.config.groups.num_groups(),
+            self.config.groups.num_whole(),
+        );
+        let places = tables.flat_map(|table| {
+            let places = table.blocks().chunks(num_groups).skip(num_skipped.index());
+            places.flat_map(|place| &place[..num_whole])
+        });
         let mut held: Vec<_> = places.filter(|&&id| id != BlockId::NONE).collect();
         held.sort_unstable();
         let is_own =
@@ -307,8 +343,12 @@ impl KvCacheManager {
     ) {
         let tables: Vec<_> = tables.collect();
         for table in &tables {
-            let num_held = table.held_from_the_end().count();
-            assert_eq!(table.num_held().index(), num_held, "held in {table:?}");
+            for group in 0..self.config.groups.num_groups() {
+                let blocks = table.blocks().chunks(self.config.groups.num_groups());
+                let held = blocks.filter(|place| place[group] != BlockId::NONE);
+                let num_held = table.num_held_of(group).index();
+                assert_eq!(num_held, held.count(), "held in {table:?}");
+            }
         }
         let chains = tables.iter().filter_map(|table| table.chain());
         let roots: Vec<_> = chains.map(|chain| chain.root()).collect();
@@ -321,7 +361,7 @@ impl KvCacheManager {
     pub(super) fn num_cached(&self) -> usize {
         let ids = (0..self.config.num_blocks.0).map(BlockId);
         let free = ids.filter(|&id| self.tiers.device().num_holders(id) == 0);
-        free.filter(|&id| self.tiers.is_registered(id)).count()
+        free.filter(|&id| self.tiers.has_content(id)).count()
     }
 
     /// The number of blocks, here or in host memory, that are retained.
@@ -336,7 +376,8 @@ impl KvCacheManager {
         Lookup::new(&self.config, &self.tiers, prefix)
     }
 
-    /// Shares the blocks that are found for `tokens`, and holds the one that is found in part. `None` without reuse.
+    /// Shares the blocks that are found for `tokens`, and holds those that are found in part, of each group, which it
+    /// returns. `None` without reuse.
     ///
     /// Until [`onboard`](Self::onboard) has been called, `table` has blocks that are in host memory.
     fn share_found(
@@ -345,42 +386,71 @@ impl KvCacheManager {
         tokens: &[TokenId],
         salt: &Option<Arc<str>>,
         max_reusable: Tokens,
-    ) -> Option<PrefixWalk> {
+    ) -> Option<(PrefixWalk, [BlockId; MAX_KV_GROUPS])> {
         let root = self.tiers.prefix_mut()?.enter(salt);
         let prefix = self.tiers.prefix()?;
-        let walk = self
-            .lookup(prefix)
-            .walk(prefix.root(root), tokens, max_reusable);
-        table.fill_from_the_end(walk.num_blocks, prefix.path_up(walk.tail));
+        let lookup = self.lookup(prefix);
+        let num_groups = self.config.groups.num_groups();
+        let walk = lookup.walk(prefix.root(root), tokens, max_reusable);
+        let num_tokens = walk.num_tokens(self.config.block_size);
+        // The path of the first group as a whole: it was of use, and is evicted from its end. Of other groups, what is far
+        // behind the window may not be there, and is of no use.
+        let path = (0..walk.num_blocks).rev().zip(prefix.path_up(walk.tail));
+        for (place, block) in path {
+            table.put(place, 0, block);
+        }
+        for group in 1..num_groups {
+            for (place, block) in lookup.seen(&walk, group) {
+                table.put(place, group, block);
+            }
+            let hidden = self.config.hidden(group, num_tokens);
+            if !hidden.is_empty() {
+                table.set_hidden_to(group, hidden.end);
+            }
+        }
+        let mut sources = [BlockId::NONE; MAX_KV_GROUPS];
+        if let Some((source, _)) = walk.partial {
+            for (group, block) in sources[..num_groups].iter_mut().enumerate() {
+                let found = lookup.block(source, group);
+                *block = found.expect("what is found in part is found for all groups");
+            }
+        }
+        for group in 0..num_groups {
+            table.end_at(group, walk.num_blocks);
+        }
         table.set_chain(Chain::new(root, walk.tail, walk.num_blocks));
-        let partial = walk.partial.map(|(source, _)| source);
+        let partial = sources.into_iter().filter(|&block| block != BlockId::NONE);
         for block in table.held_from_the_end().chain(partial) {
             self.tiers.hold(block);
         }
 
         let num_blocks = Tokens(tokens.len() as u32).blocks_ceil(self.config.block_size);
         let num_reused = walk.num_blocks as u64 + u64::from(walk.partial.is_some());
-        self.tiers.totals.num_reused_blocks += num_reused;
-        self.tiers.totals.num_missed_blocks += u64::from(num_blocks.0) - num_reused;
-        self.tiers.totals.num_reused_tokens += u64::from(walk.num_tokens(self.config.block_size).0);
-        Some(walk)
+        let num_missed = u64::from(num_blocks.0) - num_reused;
+        self.tiers.totals.num_reused_blocks += num_groups as u64 * num_reused;
+        self.tiers.totals.num_missed_blocks += num_groups as u64 * num_missed;
+        self.tiers.totals.num_reused_tokens += u64::from(num_tokens.0);
+        Some((walk, sources))
     }
 
     /// Takes the content of the blocks of `table` that are in host memory to blocks of the device. Sequences hold only
     /// these.
     fn onboard(&mut self, table: &mut BlockTable) {
-        for place in 0..table.blocks().len() {
-            let host = table.blocks()[place];
+        let num_groups = self.config.groups.num_groups();
+        for index in 0..table.blocks().len() {
+            let host = table.blocks()[index];
             if host == BlockId::NONE || !self.tiers.is_on_host(host) {
                 continue;
             }
-            let block = self.tiers.onboard(host);
-            table.replace(place, block);
+            let (place, group) = (index / num_groups, index % num_groups);
+            let block = self.tiers.onboard(host, group);
+            table.replace(place, group, block);
             let (blocks, chain) = table.blocks_and_chain();
             let (Some(chain), Some(prefix)) = (chain, self.tiers.prefix()) else {
                 unreachable!("what is found has a chain in an index");
             };
-            if place + 1 == blocks.len() && prefix.is_registered(block) {
+            let is_last = group == 0 && index + num_groups == blocks.len();
+            if is_last && prefix.is_registered(block) {
                 chain.set_tail(prefix.content_of(block));
             }
         }
@@ -390,8 +460,11 @@ impl KvCacheManager {
     // Once a block: kept out of the callers' loops over all sequences.
     #[cold]
     fn extend(&mut self, table: &mut BlockTable, kv_len: Tokens) {
-        for _ in 0..self.probe(table, kv_len).0 {
-            table.push(self.tiers.take());
+        table.begin(self.config.groups.num_groups());
+        for group in 0..self.config.groups.num_groups() {
+            for _ in 0..self.lacking_of(table, group, kv_len).0 {
+                table.push(group, self.tiers.take(group));
+            }
         }
         self.mark_changed(table);
     }
@@ -412,21 +485,24 @@ impl KvCacheManager {
         table.set_version(self.num_changes);
     }
 
-    /// Takes a block that will begin with `num_positions` of `source`, which is held, when `num_needed` blocks are about
-    /// to be taken in all.
+    /// Takes a block of `group` that will begin with `num_positions` of `source`, which is held, when `num_needed` blocks are
+    /// about to be taken in all.
     fn take_with_content_of(
         &mut self,
         source: BlockId,
+        group: usize,
         num_positions: u32,
         num_needed: Blocks,
     ) -> BlockId {
-        if self.tiers.device().num_free() < num_needed {
-            // `source` was free, and all that are free are needed: it becomes the sequence's own.
+        let device = self.tiers.device();
+        let was_free = !self.tiers.is_on_host(source) && device.num_holders(source) == 1;
+        if was_free && device.num_free() < num_needed {
+            // All that are free are needed: it becomes the sequence's own.
             self.tiers.evict(source);
             self.tiers.totals.num_taken_blocks += 1;
             return source;
         }
-        let target = self.tiers.take();
+        let target = self.tiers.take(group);
         match self.tiers.is_on_host(source) {
             true => self.tiers.push_onboard(source, target),
             false => self.tiers.push_copy(BlockCopy {
@@ -443,6 +519,7 @@ impl KvCacheManager {
     /// Registers the blocks that `computed` fills.
     fn register_full_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let block_size = self.config.block_size.tokens().index();
+        let num_groups = self.config.groups.num_groups();
         let (blocks, chain) = table.blocks_and_chain();
         let Some(chain) = chain else { return };
         while let Some(tail) = chain.tail()
@@ -452,25 +529,38 @@ impl KvCacheManager {
                 return;
             };
             if !prefix.is_there(tail) {
-                chain.retreat(blocks, prefix);
+                chain.retreat(|place| blocks[place * num_groups], prefix);
                 continue;
             }
             let place = chain.num_committed();
-            let block = blocks[place];
+            let [block, beside @ ..] = &blocks[place * num_groups..][..num_groups] else {
+                unreachable!("there is a first group");
+            };
             let tokens = &computed[place * block_size..][..block_size];
-            chain.advance(self.tiers.register(tail, tokens, block));
+            let content = self.tiers.register(tail, tokens, *block);
+            if let Some(node) = content.and_then(Content::block) {
+                let beside = (1..).zip(beside).filter(|(_, it)| **it != BlockId::NONE);
+                for (group, block) in beside {
+                    self.tiers.put_beside(node, group, *block);
+                }
+            }
+            chain.advance(content);
         }
     }
 
     /// Frees the blocks that no query at or after `computed` sees.
     fn slide(&mut self, table: &mut BlockTable, computed: Tokens) {
-        let hidden = self.config.hidden(computed);
-        if hidden.is_empty() {
-            return;
+        for group in self.config.groups.num_whole()..self.config.groups.num_groups() {
+            let hidden = self.config.hidden(group, computed);
+            if hidden.is_empty() {
+                continue;
+            }
+            let first = hidden.start.max(table.hidden_to(group));
+            table.hide(group, first..hidden.end, |block| {
+                self.tiers.give_back(block);
+            });
+            self.mark_changed(table);
         }
-        let first = hidden.start.max(table.hidden_to());
-        table.hide(first..hidden.end, |block| self.tiers.give_back(block));
-        self.mark_changed(table);
     }
 
     /// The first number of computed positions after `computed` that fills a block, or hides one.
@@ -480,18 +570,30 @@ impl KvCacheManager {
         let next_full = open.map_or(never, |chain| {
             Blocks(chain.num_committed() as u32 + 1).tokens(self.config.block_size)
         });
-        let window = self.config.window.as_ref();
-        let next_hidden =
-            window.map_or(never, |it| it.next_hidden(computed, self.config.block_size));
-        next_full.min(next_hidden)
+        let windows = self.config.groups.windows().iter().flatten();
+        let next_hidden = windows.map(|it| it.next_hidden(computed, self.config.block_size));
+        next_full.min(next_hidden.min().unwrap_or(never))
     }
 
-    /// The place of position `computed` in `table`, if its block is partly filled and others hold it.
-    pub(super) fn shared_next(&self, table: &BlockTable, computed: Tokens) -> Option<usize> {
+    /// The blocks of position `computed` in `table` that are partly filled and that others hold.
+    pub(super) fn shared_next(
+        &self,
+        table: &BlockTable,
+        computed: Tokens,
+    ) -> impl Iterator<Item = BlockId> {
+        let groups = 0..self.config.groups.num_groups();
+        groups.filter_map(move |group| {
+            let place = self.shared_place(table, group, computed)?;
+            Some(table.at(place, group))
+        })
+    }
+
+    /// The place of position `computed` in `table`, if the block of `group` is partly filled and others hold it.
+    fn shared_place(&self, table: &BlockTable, group: usize, computed: Tokens) -> Option<usize> {
         let block_size = self.config.block_size.tokens().0;
         let place = (computed.0 / block_size) as usize;
         let is_begun = !computed.0.is_multiple_of(block_size);
-        let is_shared = || self.tiers.device().num_holders(table.blocks()[place]) > 1;
+        let is_shared = || self.tiers.device().num_holders(table.at(place, group)) > 1;
         (is_begun && is_shared()).then_some(place)
     }
 }

@@ -34,11 +34,13 @@
 //! roots.rs        its roots, one for each cache salt
 //! next_block.rs   the name of a block's content before it is written
 //! table.rs        a sequence's block table
+//! groups.rs       groups of layers, each with blocks of its own
 //! window.rs       the attention window
 //! config.rs kept.rs retained.rs usage.rs    what goes in and out
 //! ```
 
 mod config;
+mod groups;
 mod kept;
 mod lookup;
 mod manager;
@@ -61,6 +63,7 @@ mod walks;
 
 pub(super) use config::KvCacheConfig;
 pub use config::ReuseOptions;
+pub use groups::{KvGroups, MAX_KV_GROUPS};
 pub use kept::{KeptBlock, KeptParent};
 pub(super) use manager::KvCacheManager;
 pub(super) use next_block::NextBlock;

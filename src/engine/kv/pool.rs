@@ -23,6 +23,8 @@ struct PoolEntry {
     is_cached: bool,
     /// Whether a content that is worth keeping is to be kept before all others.
     is_retained: bool,
+    /// Whether it was taken for layers with a window.
+    is_windowed: bool,
     /// Its neighbours in the free list.
     previous: Option<BlockId>,
     next: Option<BlockId>,
@@ -37,6 +39,8 @@ pub(super) struct BlockPool {
     first_retained: Option<BlockId>,
     num_free: Blocks,
     num_cached: Blocks,
+    /// Held blocks that were taken for layers with a window.
+    num_windowed: Blocks,
 }
 
 impl BlockPool {
@@ -47,6 +51,7 @@ impl BlockPool {
             num_holders: 0,
             is_cached: false,
             is_retained: false,
+            is_windowed: false,
             previous: id.checked_sub(1).map(BlockId),
             next: link(id + 1),
         };
@@ -57,6 +62,7 @@ impl BlockPool {
             first_retained: None,
             num_free: num_blocks,
             num_cached: Blocks::ZERO,
+            num_windowed: Blocks::ZERO,
         }
     }
 
@@ -74,16 +80,23 @@ impl BlockPool {
         self.num_cached
     }
 
+    /// Blocks that tables hold for layers with a window.
+    pub(super) fn num_windowed(&self) -> Blocks {
+        self.num_windowed
+    }
+
     /// The number of tables that hold `id`.
     pub(super) fn num_holders(&self, id: BlockId) -> u32 {
         self.blocks[id.index()].num_holders
     }
 
-    /// Takes the free block that will be missed least. There is one: the capacity pass has counted.
-    pub(super) fn take(&mut self) -> BlockId {
+    /// Takes the free block that will be missed least, for layers with a window or without. There is one: the capacity pass
+    /// has counted.
+    pub(super) fn take(&mut self, is_windowed: bool) -> BlockId {
         let id = self
             .front
             .expect("the capacity pass plans with free blocks only");
+        self.blocks[id.index()].is_windowed = is_windowed;
         self.hold(id);
         id
     }
@@ -92,6 +105,7 @@ impl BlockPool {
     pub(super) fn hold(&mut self, id: BlockId) {
         if self.blocks[id.index()].num_holders == 0 {
             self.unlink(id);
+            self.num_windowed += self.if_windowed(id);
         }
         self.blocks[id.index()].num_holders += 1;
     }
@@ -103,7 +117,13 @@ impl BlockPool {
         block.num_holders -= 1;
         if block.num_holders == 0 {
             self.link(id);
+            self.num_windowed -= self.if_windowed(id);
         }
+    }
+
+    /// 1 if `id` was taken for layers with a window.
+    fn if_windowed(&self, id: BlockId) -> Blocks {
+        Blocks(u32::from(self.blocks[id.index()].is_windowed))
     }
 
     /// Sets whether the content of `id` is worth keeping. It is not retained.
@@ -217,6 +237,9 @@ impl BlockPool {
         assert_eq!(self.num_free.index(), num_listed, "free blocks");
         let num_cached = self.blocks.iter().filter(|block| block.is_cached).count();
         assert_eq!(self.num_cached.index(), num_cached, "cached blocks");
+        let is_windowed = |block: &&PoolEntry| block.is_windowed && block.num_holders > 0;
+        let num_windowed = self.blocks.iter().filter(is_windowed).count();
+        assert_eq!(self.num_windowed.index(), num_windowed, "windowed blocks");
         for (index, block) in self.blocks.iter().enumerate() {
             let id = BlockId(index as u32);
             assert_eq!(block.num_holders, num_holders[index], "holders of {id:?}");
@@ -239,16 +262,22 @@ mod tests {
     #[test]
     fn blocks_come_in_order_first_and_then_the_last_one_given_back() {
         let mut pool = BlockPool::new(Blocks(3));
-        assert_eq!([pool.take(), pool.take()], [BlockId(0), BlockId(1)]);
+        assert_eq!(
+            [pool.take(false), pool.take(false)],
+            [BlockId(0), BlockId(1)]
+        );
         pool.give_back(BlockId(0));
-        assert_eq!([pool.take(), pool.take()], [BlockId(0), BlockId(2)]);
+        assert_eq!(
+            [pool.take(false), pool.take(false)],
+            [BlockId(0), BlockId(2)]
+        );
         assert_eq!(pool.num_free(), Blocks(0));
     }
 
     #[test]
     fn cached_blocks_are_taken_after_blank_ones_and_the_first_given_back_first() {
         let mut pool = BlockPool::new(Blocks(4));
-        for block in [pool.take(), pool.take(), pool.take()] {
+        for block in [pool.take(false), pool.take(false), pool.take(false)] {
             pool.set_cached(block, block != BlockId(1));
         }
         for block in [2, 1, 0] {
@@ -256,14 +285,14 @@ mod tests {
         }
         let is_cached = |block| block == BlockId(0) || block == BlockId(2);
         pool.check_integrity(std::iter::empty(), is_cached, |_| false);
-        let taken: Vec<_> = (0..4).map(|_| pool.take().0).collect();
+        let taken: Vec<_> = (0..4).map(|_| pool.take(false).0).collect();
         assert_eq!(taken, [1, 3, 2, 0]);
     }
 
     #[test]
     fn retained_blocks_are_taken_last_until_they_are_no_longer_retained() {
         let mut pool = BlockPool::new(Blocks(5));
-        let blocks: Vec<_> = (0..4).map(|_| pool.take()).collect();
+        let blocks: Vec<_> = (0..4).map(|_| pool.take(false)).collect();
         for &block in &blocks {
             pool.set_cached(block, true);
         }
@@ -277,14 +306,14 @@ mod tests {
         let is_retained = |block| block < BlockId(3);
         pool.check_integrity(std::iter::empty(), |block| block < BlockId(4), is_retained);
         pool.set_retained(BlockId(1), false);
-        let taken: Vec<_> = (0..5).map(|_| pool.take().0).collect();
+        let taken: Vec<_> = (0..5).map(|_| pool.take(false).0).collect();
         assert_eq!(taken, [4, 3, 1, 0, 2]);
     }
 
     #[test]
     fn a_block_is_free_when_its_last_holder_gives_it_back() {
         let mut pool = BlockPool::new(Blocks(1));
-        let block = pool.take();
+        let block = pool.take(false);
         pool.hold(block);
         pool.give_back(block);
         assert_eq!(pool.num_free(), Blocks(0));
@@ -296,7 +325,7 @@ mod tests {
     #[should_panic(expected = "is free already")]
     fn a_block_cannot_be_given_back_twice() {
         let mut pool = BlockPool::new(Blocks(2));
-        let block = pool.take();
+        let block = pool.take(false);
         pool.give_back(block);
         pool.give_back(block);
     }

@@ -14,6 +14,9 @@
 //! a b c f g  below root A: content 1 is found; its children 2 and 3 both share c
 //! ```
 //!
+//! With several groups of layers, the nodes are blocks of the first group, whose window is the largest. Those of other groups
+//! are beside them. They come and go by themselves, and go with their node at the latest.
+//!
 //! - Each content has a number that is never used again, so nothing is found below a block that was taken and filled
 //!   anew. Tokens are compared, never only their hashes.
 //! - Every registered block can be found: forgetting a block forgets all below it. A block is forgotten once for each
@@ -93,9 +96,30 @@ struct Node {
     num_retainers: u32,
 }
 
+/// What a node has of another group of layers than the first.
+#[derive(Clone, Copy)]
+struct Beside {
+    /// `NONE` if it is not in the cache.
+    block: BlockId,
+    /// The prefixes that retain it.
+    num_retainers: u32,
+}
+
+impl Beside {
+    const NOTHING: Self = Self {
+        block: BlockId::NONE,
+        num_retainers: 0,
+    };
+}
+
 /// The registered blocks.
 pub(super) struct PrefixIndex {
     block_size: usize,
+    num_groups: usize,
+    /// What is beside each node, `[num_blocks, num_groups - 1]`.
+    beside: Vec<Beside>,
+    /// For each block that is beside a node, the node and the group. Empty if there is one group.
+    owners: Vec<Option<(BlockId, u32)>>,
     nodes: Vec<Node>,
     /// The tokens of each registered block, `[num_blocks, block_size]`.
     tokens: Vec<TokenId>,
@@ -107,7 +131,7 @@ pub(super) struct PrefixIndex {
 
 impl PrefixIndex {
     /// An empty index with room for all `num_blocks`.
-    pub(super) fn new(num_blocks: Blocks, block_size: BlockSize) -> Self {
+    pub(super) fn new(num_blocks: Blocks, block_size: BlockSize, num_groups: usize) -> Self {
         let blank = Node {
             content: None,
             key: 0,
@@ -120,8 +144,16 @@ impl PrefixIndex {
         };
         let block_size = block_size.tokens().index();
         let num_buckets = (2 * num_blocks.index()).next_power_of_two();
+        let num_owners = if num_groups > 1 {
+            num_blocks.index()
+        } else {
+            0
+        };
         Self {
             block_size,
+            num_groups,
+            beside: vec![Beside::NOTHING; num_blocks.index() * (num_groups - 1)],
+            owners: vec![None; num_owners],
             nodes: vec![blank; num_blocks.index()],
             tokens: vec![0; num_blocks.index() * block_size],
             buckets: vec![None; num_buckets],
@@ -221,7 +253,7 @@ impl PrefixIndex {
         if let Some(existing) = self.find_in_bucket(bucket, key, parent, tokens) {
             return Some(existing);
         }
-        assert!(!self.is_registered(block), "{block:?} has another content");
+        assert!(!self.has_content(block), "{block:?} has another content");
         if self.bucket_blocks(bucket).count() == MAX_BUCKET {
             return None;
         }
@@ -265,6 +297,55 @@ impl PrefixIndex {
         }
     }
 
+    /// The content above the one of `block`, which is registered.
+    pub(super) fn parent(&self, block: BlockId) -> Content {
+        match self.nodes[block.index()].parent {
+            NodeRef::Root(root) => self.root(root),
+            NodeRef::Block(parent) => {
+                let content = self.content_of(parent);
+                content.expect("what is above a content is registered")
+            }
+        }
+    }
+
+    /// The block of `group`, not the first, beside the node `block`.
+    pub(super) fn beside(&self, block: BlockId, group: usize) -> Option<BlockId> {
+        let found = self.beside[self.beside_index(block, group)].block;
+        Some(found).filter(|&found| found != BlockId::NONE)
+    }
+
+    /// The node and the group that `block` is beside, if it is.
+    pub(super) fn owner(&self, block: BlockId) -> Option<(BlockId, usize)> {
+        let owner = self.owners.get(block.index())?.as_ref();
+        owner.map(|&(node, group)| (node, group as usize))
+    }
+
+    /// Puts `block`, which is beside no node, beside `node`, which has none of `group`.
+    pub(super) fn put_beside(&mut self, node: BlockId, group: usize, block: BlockId) {
+        assert!(self.is_registered(node), "{node:?} has no content");
+        assert!(!self.has_content(block), "{block:?} has another content");
+        let index = self.beside_index(node, group);
+        assert_eq!(self.beside[index].block, BlockId::NONE, "beside {node:?}");
+        self.beside[index].block = block;
+        self.owners[block.index()] = Some((node, group as u32));
+    }
+
+    /// Takes `block` away from its node, if it is beside one. Returns whether it was.
+    pub(super) fn take_away(&mut self, block: BlockId) -> bool {
+        let Some((node, group)) = self.owner(block) else {
+            return false;
+        };
+        let index = self.beside_index(node, group);
+        self.beside[index].block = BlockId::NONE;
+        self.owners[block.index()] = None;
+        true
+    }
+
+    /// Whether `block` is registered, or beside a node.
+    pub(super) fn has_content(&self, block: BlockId) -> bool {
+        self.is_registered(block) || self.owner(block).is_some()
+    }
+
     /// Whether `block` is registered.
     pub(super) fn is_registered(&self, block: BlockId) -> bool {
         self.nodes[block.index()].content.is_some()
@@ -284,6 +365,18 @@ impl PrefixIndex {
         node.content.expect("what is retained has a content")
     }
 
+    /// Retains what is beside the node `block` in `group` once more, whether anything is or not.
+    pub(super) fn retain_beside(&mut self, block: BlockId, group: usize) {
+        let index = self.beside_index(block, group);
+        self.beside[index].num_retainers += 1;
+    }
+
+    /// The same, once less.
+    pub(super) fn release_beside(&mut self, block: BlockId, group: usize) {
+        let index = self.beside_index(block, group);
+        self.beside[index].num_retainers -= 1;
+    }
+
     /// Retains the content of `block` once less, if it has the number that it had then. Returns whether it has.
     pub(super) fn release(&mut self, block: BlockId, content: u64) -> bool {
         let node = &mut self.nodes[block.index()];
@@ -296,6 +389,9 @@ impl PrefixIndex {
 
     /// Whether the content of `block` is retained.
     pub(super) fn is_retained(&self, block: BlockId) -> bool {
+        if let Some((node, group)) = self.owner(block) {
+            return self.beside[self.beside_index(node, group)].num_retainers > 0;
+        }
         let node = &self.nodes[block.index()];
         node.content.is_some() && node.num_retainers > 0
     }
@@ -309,10 +405,14 @@ impl PrefixIndex {
         id == Some(content.id)
     }
 
-    /// Moves the content of `from`, with all below it, to `to`, which is not registered. It keeps its number.
+    /// Moves the content of `from`, with all below and beside it, to `to`, which has none. It keeps its number.
     // As many writes as it has children. Each is a block that a sequence has filled, and a move copies a block as well.
     pub(super) fn relocate(&mut self, from: BlockId, to: BlockId) {
-        assert!(!self.is_registered(to), "{to:?} has another content");
+        assert!(!self.has_content(to), "{to:?} has another content");
+        if let Some((node, group)) = self.owner(from) {
+            self.take_away(from);
+            return self.put_beside(node, group, to);
+        }
         let node = self.nodes[from.index()].clone();
         assert!(node.content.is_some(), "{from:?} has no content");
         *self.link_in_bucket(from) = Some(to);
@@ -334,9 +434,17 @@ impl PrefixIndex {
         let tokens = start..start + self.block_size;
         self.tokens
             .copy_within(tokens, to.index() * self.block_size);
+        for group in 1..self.num_groups {
+            let (from, moved) = (self.beside_index(from, group), self.beside_index(to, group));
+            self.beside[moved] = std::mem::replace(&mut self.beside[from], Beside::NOTHING);
+            let block = self.beside[moved].block;
+            if block != BlockId::NONE {
+                self.owners[block.index()] = Some((to, group as u32));
+            }
+        }
     }
 
-    /// Forgets `block` and all below it, and passes each to `forgotten`, the block itself last.
+    /// Forgets `block` and all below it, and passes each to `forgotten`, the block itself last, after what is beside it.
     pub(super) fn forget(&mut self, block: BlockId, mut forgotten: impl FnMut(BlockId)) {
         let mut at = block;
         while self.is_registered(block) {
@@ -345,6 +453,14 @@ impl PrefixIndex {
                 continue;
             }
             self.unlink(at);
+            for group in 1..self.num_groups {
+                let index = self.beside_index(at, group);
+                let beside = std::mem::replace(&mut self.beside[index], Beside::NOTHING).block;
+                if beside != BlockId::NONE {
+                    self.owners[beside.index()] = None;
+                    forgotten(beside);
+                }
+            }
             forgotten(at);
             match self.nodes[at.index()].parent {
                 NodeRef::Block(parent) => at = parent,
@@ -415,6 +531,11 @@ impl PrefixIndex {
             }
         }
         best
+    }
+
+    fn beside_index(&self, block: BlockId, group: usize) -> usize {
+        debug_assert!((1..self.num_groups).contains(&group));
+        block.index() * (self.num_groups - 1) + group - 1
     }
 
     fn bucket(&self, key: u64) -> usize {
@@ -516,6 +637,26 @@ impl PrefixIndex {
             num_in_buckets += num_in_bucket;
         }
         assert_eq!(num_in_buckets, num_registered, "registered blocks");
+        let mut num_beside = 0;
+        for block in (0..self.nodes.len() as u32).map(BlockId) {
+            for group in 1..self.num_groups {
+                let Beside {
+                    block: beside,
+                    num_retainers,
+                } = self.beside[self.beside_index(block, group)];
+                assert!(
+                    self.is_registered(block) || (num_retainers == 0 && beside == BlockId::NONE),
+                    "{beside:?} is beside {block:?}, which has no content"
+                );
+                if beside != BlockId::NONE {
+                    num_beside += 1;
+                    assert_eq!(self.owner(beside), Some((block, group)), "{beside:?}");
+                    assert!(!self.is_registered(beside), "{beside:?} is a node");
+                }
+            }
+        }
+        let num_owners = self.owners.iter().flatten().count();
+        assert_eq!(num_beside, num_owners, "blocks beside others");
     }
 }
 

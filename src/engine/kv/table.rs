@@ -1,13 +1,15 @@
 //! The blocks of one sequence in order of position, and how far others can find them.
 
+use super::MAX_KV_GROUPS;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
 use crate::base::{BlockId, Blocks, Tokens};
 
-/// The block table of a sequence: position `p` is in block `p / block_size`, at offset `p % block_size`.
+/// The block table of a sequence: position `p` is at place `p / block_size`, at offset `p % block_size` of the block that
+/// each group of layers has there.
 ///
-/// It grows at its end. A block that is freed because of the attention window leaves [`BlockId::NONE`] at its
-/// place.
+/// It grows at its end, by groups: what has a window may end earlier. A block that is freed because of the attention window
+/// leaves [`BlockId::NONE`] at its place.
 ///
 /// What every step reads is here, the rest behind a pointer: most steps change nothing in most tables.
 #[derive(Debug, Default)]
@@ -21,13 +23,24 @@ pub(in crate::engine) struct BlockTable {
 /// The content of a [`BlockTable`].
 #[derive(Debug, Default)]
 struct Places {
+    /// `[num_places, num_groups]`.
     blocks: Vec<BlockId>,
+    /// 0 if the table is empty.
+    num_groups: usize,
+    groups: [GroupPlaces; MAX_KV_GROUPS],
+    /// `None` if others cannot reuse the sequence's blocks.
+    chain: Option<Chain>,
+}
+
+/// What a table has of one group of layers.
+#[derive(Clone, Copy, Debug, Default)]
+struct GroupPlaces {
+    /// The number of places: blocks held, and blocks freed.
+    len: Blocks,
     /// Places that are not `NONE`.
     num_held: Blocks,
     /// The places before it, except the window's sinks, are `NONE`.
     hidden_to: usize,
-    /// `None` if others cannot reuse the sequence's blocks.
-    chain: Option<Chain>,
 }
 
 /// The path of a sequence's full blocks in the prefix index.
@@ -41,14 +54,14 @@ pub(super) struct Chain {
 }
 
 impl BlockTable {
-    /// An empty table that takes `max_blocks` without allocating.
+    /// An empty table that takes `max_blocks`, of all groups, without allocating.
     pub(in crate::engine) fn with_capacity(max_blocks: Blocks) -> Self {
         let mut table = Self::default();
         table.places.blocks.reserve_exact(max_blocks.index());
         table
     }
 
-    /// Places that it has room for.
+    /// Blocks that it has room for.
     pub(in crate::engine) fn capacity(&self) -> Blocks {
         Blocks(self.places.blocks.capacity() as u32)
     }
@@ -60,20 +73,36 @@ impl BlockTable {
         self.version
     }
 
-    /// The number of places: blocks held, and blocks freed.
+    /// The number of places that every group has: blocks held, and blocks freed.
     #[inline]
     pub(in crate::engine) fn len(&self) -> Blocks {
         self.len
     }
 
-    /// The number of blocks held.
-    pub(in crate::engine) fn num_held(&self) -> Blocks {
-        self.places.num_held
+    /// The number of places that `group` has.
+    pub(in crate::engine) fn len_of(&self, group: usize) -> Blocks {
+        self.places.groups[group].len
     }
 
-    /// All places.
+    /// The places of all groups together.
+    pub(in crate::engine) fn total_len(&self) -> Blocks {
+        self.places.groups.iter().map(|group| group.len).sum()
+    }
+
+    /// The number of blocks of `group` held.
+    pub(in crate::engine) fn num_held_of(&self, group: usize) -> Blocks {
+        self.places.groups[group].num_held
+    }
+
+    /// The blocks of all places, and those of the groups at a place one after the other.
     pub(in crate::engine) fn blocks(&self) -> &[BlockId] {
         &self.places.blocks
+    }
+
+    /// The block of `group` at `place`.
+    #[inline]
+    pub(in crate::engine) fn at(&self, place: usize, group: usize) -> BlockId {
+        self.places.blocks[place * self.places.num_groups + group]
     }
 
     /// The blocks held, the last first.
@@ -97,65 +126,90 @@ impl BlockTable {
         self.next_commit = next_commit;
     }
 
-    /// The place up to which blocks were freed, except the window's sinks.
-    pub(super) fn hidden_to(&self) -> usize {
-        self.places.hidden_to
+    /// The place up to which blocks of `group` were freed, except the window's sinks.
+    pub(super) fn hidden_to(&self, group: usize) -> usize {
+        self.places.groups[group].hidden_to
     }
 
-    /// Appends a block.
-    pub(super) fn push(&mut self, block: BlockId) {
-        self.places.blocks.push(block);
-        self.places.num_held += Blocks(1);
-        self.len += Blocks(1);
-    }
-
-    /// Fills an empty table with `num_blocks` blocks, which come from the last to the first.
-    pub(super) fn fill_from_the_end(
-        &mut self,
-        num_blocks: usize,
-        blocks: impl Iterator<Item = BlockId>,
-    ) {
-        self.places.blocks.resize(num_blocks, BlockId::NONE);
-        let places = self.places.blocks.iter_mut().rev();
-        for (place, block) in places.zip(blocks) {
-            *place = block;
+    /// Makes an empty table one for so many groups.
+    pub(super) fn begin(&mut self, num_groups: usize) {
+        if self.places.blocks.is_empty() {
+            self.places.num_groups = num_groups;
         }
-        self.len = Blocks(num_blocks as u32);
-        self.places.num_held = self.len;
+    }
+
+    /// Appends a block to those of `group`.
+    pub(super) fn push(&mut self, group: usize, block: BlockId) {
+        let place = self.len_of(group).index();
+        self.put(place, group, block);
+        self.end_at(group, place + 1);
+    }
+
+    /// Puts a block of `group` at a place that has none.
+    pub(super) fn put(&mut self, place: usize, group: usize, block: BlockId) {
+        let Places {
+            blocks,
+            num_groups,
+            groups,
+            ..
+        } = &mut *self.places;
+        let end = (place + 1) * *num_groups;
+        if end > blocks.len() {
+            blocks.resize(end, BlockId::NONE);
+        }
+        blocks[end - *num_groups + group] = block;
+        groups[group].num_held += Blocks(1);
+    }
+
+    /// Lets `group` have `num_places` places.
+    pub(super) fn end_at(&mut self, group: usize, num_places: usize) {
+        let Places {
+            num_groups, groups, ..
+        } = &mut *self.places;
+        groups[group].len = Blocks(num_places as u32);
+        let lens = groups[..*num_groups].iter().map(|group| group.len);
+        self.len = lens.min().unwrap_or(Blocks::ZERO);
+    }
+
+    /// Says that the places of `group` before this one, except the window's sinks, are `NONE`.
+    pub(super) fn set_hidden_to(&mut self, group: usize, place: usize) {
+        self.places.groups[group].hidden_to = place;
     }
 
     /// Makes an empty table the same as `other`, without its chain.
     pub(super) fn copy_from(&mut self, other: &Self) {
         debug_assert!(self.len == Blocks::ZERO && self.places.chain.is_none());
         self.places.blocks.extend_from_slice(other.blocks());
-        self.places.num_held = other.num_held();
-        self.places.hidden_to = other.places.hidden_to;
+        self.places.num_groups = other.places.num_groups;
+        self.places.groups = other.places.groups;
         self.len = other.len;
     }
 
-    /// Puts another block in `place`. Returns the one that was there.
-    pub(super) fn replace(&mut self, place: usize, block: BlockId) -> BlockId {
-        std::mem::replace(&mut self.places.blocks[place], block)
+    /// Puts another block of `group` in `place`. Returns the one that was there.
+    pub(super) fn replace(&mut self, place: usize, group: usize, block: BlockId) -> BlockId {
+        let index = place * self.places.num_groups + group;
+        std::mem::replace(&mut self.places.blocks[index], block)
     }
 
-    /// Removes the blocks at `places`, the last first, and passes each to `give_back`.
+    /// Removes the blocks of `group` at `places`, the last first, and passes each to `give_back`.
     pub(super) fn hide(
         &mut self,
+        group: usize,
         places: std::ops::Range<usize>,
         mut give_back: impl FnMut(BlockId),
     ) {
-        self.places.hidden_to = places.end;
+        self.places.groups[group].hidden_to = places.end;
         for place in places.rev() {
-            self.places.num_held -= Blocks(1);
-            give_back(self.replace(place, BlockId::NONE));
+            self.places.groups[group].num_held -= Blocks(1);
+            give_back(self.replace(place, group, BlockId::NONE));
         }
     }
 
     /// Empties it and keeps its memory.
     pub(super) fn clear(&mut self) {
         self.places.blocks.clear();
-        self.places.num_held = Blocks::ZERO;
-        self.places.hidden_to = 0;
+        self.places.num_groups = 0;
+        self.places.groups = Default::default();
         self.places.chain = None;
         (self.version, self.len, self.next_commit) = (0, Blocks::ZERO, Tokens::ZERO);
     }
@@ -165,7 +219,7 @@ impl BlockTable {
         self.places.chain.as_ref()
     }
 
-    /// All places, and the path of the blocks.
+    /// The blocks of all places, and their path.
     pub(super) fn blocks_and_chain(&mut self) -> (&[BlockId], Option<&mut Chain>) {
         (&self.places.blocks, self.places.chain.as_mut())
     }
@@ -217,17 +271,20 @@ impl Chain {
         self.num_committed += 1;
     }
 
-    /// Goes back to the last of `blocks` that can still be found, because the tail is gone: it was in another
+    /// Goes back to the last of `blocks`, those of the first group, that can still be found, because the tail is gone: it was in another
     /// sequence's block, or below one, that was evicted. The blocks of this sequence after it can be registered
     /// instead, unless one between was freed.
-    pub(super) fn retreat(&mut self, blocks: &[BlockId], prefix: &PrefixIndex) {
-        let mut committed = blocks[..self.num_committed].iter();
-        let last = committed.rposition(|&it| it == BlockId::NONE || prefix.is_registered(it));
+    pub(super) fn retreat(&mut self, blocks: impl Fn(usize) -> BlockId, prefix: &PrefixIndex) {
+        let is_last = |place: &usize| {
+            let block = blocks(*place);
+            block == BlockId::NONE || prefix.is_registered(block)
+        };
+        let last = (0..self.num_committed).rev().find(is_last);
         self.num_committed = last.map_or(0, |last| last + 1);
-        self.tail = match last {
+        self.tail = match last.map(&blocks) {
             None => Some(prefix.root(self.root)),
-            Some(last) if blocks[last] == BlockId::NONE => None,
-            Some(last) => prefix.content_of(blocks[last]),
+            Some(BlockId::NONE) => None,
+            Some(block) => prefix.content_of(block),
         };
     }
 }

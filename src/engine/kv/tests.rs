@@ -15,7 +15,7 @@ pub(super) fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
         num_blocks: Blocks(num_blocks),
         num_host_blocks: Blocks(0),
         block_size: BlockSize::new(block_size).expect("not zero"),
-        window: None,
+        groups: KvGroups::one(None),
         max_chunk: Tokens(16),
         enable_reuse: true,
         enable_partial_reuse: true,
@@ -135,10 +135,7 @@ fn what_is_found_is_shared_and_the_rest_is_new() {
     let first = computed(&mut cache, &tokens(0..10), &anybody());
     let found = cache.find(&tokens(0..9), &anybody(), ALL);
     assert_eq!(found.num_tokens, Tokens(8));
-    assert_eq!(
-        (found.num_shared, found.num_shared_free),
-        (Blocks(2), Blocks(0))
-    );
+    assert_eq!(found.num_spared, Blocks(2));
     assert_eq!(found.lacking, Blocks(1));
 
     let second = computed(&mut cache, &tokens(0..9), &anybody());
@@ -165,10 +162,7 @@ fn blocks_that_nobody_holds_are_counted_as_free_until_they_are_shared() {
     assert_eq!(cache.usage().num_used, Blocks(0));
     assert_eq!(cache.num_cached(), 2);
     let found = cache.find(&tokens(0..9), &anybody(), ALL);
-    assert_eq!(
-        (found.num_shared, found.num_shared_free),
-        (Blocks(2), Blocks(2))
-    );
+    assert_eq!(found.num_spared, Blocks(0), "both are free");
     assert_eq!(found.lacking, Blocks(3));
 }
 
@@ -283,10 +277,10 @@ fn ends_are_evicted_before_beginnings_and_what_was_not_used_for_longest_first() 
 #[test]
 fn an_evicted_block_takes_along_what_is_below_it() {
     let mut cache = KvCacheManager::new(KvCacheConfig {
-        window: Some(AttentionWindow {
+        groups: KvGroups::one(Some(AttentionWindow {
             size: Tokens(2),
             num_sinks: Tokens(0),
-        }),
+        })),
         max_chunk: Tokens(6),
         ..config(4, 2)
     });
@@ -407,10 +401,10 @@ fn no_more_is_taken_over_than_may_be() {
 #[test]
 fn a_window_bounds_what_a_sequence_holds() {
     let mut cache = KvCacheManager::new(KvCacheConfig {
-        window: Some(AttentionWindow {
+        groups: KvGroups::one(Some(AttentionWindow {
             size: Tokens(6),
             num_sinks: Tokens(2),
-        }),
+        })),
         max_chunk: Tokens(4),
         ..config(5, 4)
     });
@@ -419,11 +413,11 @@ fn a_window_bounds_what_a_sequence_holds() {
     assert_eq!(cache.max_blocks(Tokens(40)), Blocks(4));
     let mut table = BlockTable::default();
     cache.reserve(&mut table, &prompt, &anybody(), ALL);
-    assert_eq!((table.len(), table.num_held()), (Blocks(4), Blocks(4)));
+    assert_eq!((table.len(), table.num_held_of(0)), (Blocks(4), Blocks(4)));
     for computed in (4..=40).step_by(4) {
         cache.commit(&mut table, &prompt, Tokens(computed));
         cache.grow(&mut table, Tokens(40));
-        assert!(table.num_held() <= Blocks(4));
+        assert!(table.num_held_of(0) <= Blocks(4));
         assert!(
             table.len()
                 >= Tokens(computed + 4)

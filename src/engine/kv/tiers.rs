@@ -26,8 +26,8 @@ use std::sync::Arc;
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use super::{KeptBlock, KeptParent, ReuseTotals};
-use crate::base::{BlockId, BlockSize, Blocks, HostBlockId, TokenId};
+use super::{KeptBlock, KeptParent, KvCacheConfig, ReuseTotals};
+use crate::base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
 use crate::engine::{BlockCopy, BlockMove};
 
 /// All blocks, the prefix index over their contents, and the moves that the next step makes.
@@ -37,23 +37,21 @@ pub(super) struct Tiers {
     host: BlockPool,
     /// `None` without reuse.
     prefix: Option<PrefixIndex>,
+    config: KvCacheConfig,
     moves: Vec<BlockMove>,
     pub(super) totals: ReuseTotals,
 }
 
 impl Tiers {
     /// Blank blocks, and an index over them unless reuse is off.
-    pub(super) fn new(
-        num_blocks: Blocks,
-        num_host_blocks: Blocks,
-        block_size: BlockSize,
-        enable_reuse: bool,
-    ) -> Self {
-        let num_all = num_blocks + num_host_blocks;
+    pub(super) fn new(config: KvCacheConfig) -> Self {
+        let num_all = config.num_blocks + config.num_host_blocks;
+        let new_index = || PrefixIndex::new(num_all, config.block_size, config.groups.num_groups());
         Self {
-            device: BlockPool::new(num_blocks),
-            host: BlockPool::new(num_host_blocks),
-            prefix: enable_reuse.then(|| PrefixIndex::new(num_all, block_size)),
+            device: BlockPool::new(config.num_blocks),
+            host: BlockPool::new(config.num_host_blocks),
+            prefix: config.enable_reuse.then(new_index),
+            config,
             moves: Vec::new(),
             totals: ReuseTotals::default(),
         }
@@ -111,9 +109,10 @@ impl Tiers {
         pool.give_back(local);
     }
 
-    /// Takes a free block of the device, whose content is evicted.
-    pub(super) fn take(&mut self) -> BlockId {
-        let block = self.device.take();
+    /// Takes a free block of the device for `group`; its content is evicted.
+    pub(super) fn take(&mut self, group: usize) -> BlockId {
+        let is_windowed = group >= self.config.groups.num_whole();
+        let block = self.device.take(is_windowed);
         self.evict(block);
         self.totals.num_taken_blocks += 1;
         block
@@ -121,15 +120,15 @@ impl Tiers {
 
     /// Removes the content of a block of the device, which its holder is about to overwrite: to host memory, or for good.
     pub(super) fn evict(&mut self, block: BlockId) {
-        if !self.is_registered(block) {
+        if !self.has_content(block) {
             return;
         }
         let Some(host) = self.take_host() else {
             self.forget(block);
             return;
         };
-        // The host block may have held a content above this one.
-        if self.is_registered(block) {
+        // The host block may have held a content above this one, or the one that it is beside.
+        if self.has_content(block) {
             self.relocate(block, host);
             let (source, target) = (block, self.host_id(host));
             self.moves.push(BlockMove::Offload { source, target });
@@ -138,12 +137,12 @@ impl Tiers {
         self.give_back(host);
     }
 
-    /// Takes the content of a host block, which the caller holds and gives up, to a block of the device.
-    pub(super) fn onboard(&mut self, host: BlockId) -> BlockId {
-        let target = self.take();
+    /// Takes the content of a host block, of `group`, which the caller holds and gives up, to a block of the device.
+    pub(super) fn onboard(&mut self, host: BlockId, group: usize) -> BlockId {
+        let target = self.take(group);
         self.push_onboard(host, target);
         // A block above it, outside of the window, may have been forgotten to take the target.
-        if self.is_registered(host) {
+        if self.has_content(host) {
             self.relocate(host, target);
         }
         self.give_back(host);
@@ -181,16 +180,60 @@ impl Tiers {
         }
     }
 
-    /// Retains the full blocks that are found for `tokens` below the root of `salt`: those are the last to be evicted.
-    /// Returns their numbers, from the end.
+    /// Lets others find `block`, which a sequence has filled, as the block of `group` beside the content of `node`, unless
+    /// another block is found there. If that one is in host memory, the content moves to `block`.
+    pub(super) fn put_beside(&mut self, node: BlockId, group: usize, block: BlockId) {
+        let Some(prefix) = &mut self.prefix else {
+            return;
+        };
+        match prefix.beside(node, group) {
+            None => {
+                prefix.put_beside(node, group, block);
+                self.device.set_cached(block, true);
+                self.show_retained(block);
+            }
+            Some(found) if self.is_on_host(found) => self.relocate(found, block),
+            Some(_) => {}
+        }
+    }
+
+    /// Retains the full blocks that are found for `tokens` below the root of `salt`: those are the last to be evicted. Of the
+    /// groups but the first, only those that a sequence which goes on sees. Returns the numbers of the contents, from the end.
     pub(super) fn retain(&mut self, tokens: &[TokenId], salt: &Option<Arc<str>>) -> Vec<u64> {
         let blocks = self.full_blocks(tokens, salt);
-        let retain = |&block: &BlockId| {
+        let retain = |(place, &block): (usize, &BlockId)| {
             let content = self.prefix.as_mut().map(|prefix| prefix.retain(block));
             self.show_retained(block);
+            self.for_each_seen_beside(tokens, place, block, |prefix, group| {
+                prefix.retain_beside(block, group);
+            });
             content
         };
-        blocks.iter().filter_map(retain).collect()
+        let from_the_end = (0..blocks.len()).rev().zip(&blocks);
+        from_the_end.filter_map(retain).collect()
+    }
+
+    /// Calls `change` with each group but the first whose block at `place`, beside `node`, is seen behind `tokens`.
+    fn for_each_seen_beside(
+        &mut self,
+        tokens: &[TokenId],
+        place: usize,
+        node: BlockId,
+        mut change: impl FnMut(&mut PrefixIndex, usize),
+    ) {
+        let len = Tokens(tokens.len() as u32).floor_to_block(self.config.block_size);
+        for group in 1..self.config.groups.num_groups() {
+            let Some(prefix) = &mut self.prefix else {
+                return;
+            };
+            if self.config.hidden(group, len).contains(&place) {
+                continue;
+            }
+            change(prefix, group);
+            if let Some(beside) = prefix.beside(node, group) {
+                self.show_retained(beside);
+            }
+        }
     }
 
     /// Retains blocks no longer: those that were found for `tokens`, and still have the numbers of `contents`.
@@ -202,11 +245,14 @@ impl Tiers {
     ) {
         let blocks = self.full_blocks(tokens, salt);
         // Both begin at the end of their prefix, and some at the end may be gone, or be new.
-        let from_the_root = blocks.iter().rev().zip(contents.iter().rev());
-        for (&block, &content) in from_the_root.rev() {
+        let from_the_root = blocks.iter().rev().zip(contents.iter().rev()).enumerate();
+        for (place, (&block, &content)) in from_the_root.rev() {
             let prefix = self.prefix.as_mut();
             if prefix.is_some_and(|prefix| prefix.release(block, content)) {
                 self.show_retained(block);
+                self.for_each_seen_beside(tokens, place, block, |prefix, group| {
+                    prefix.release_beside(block, group);
+                });
             }
         }
     }
@@ -240,7 +286,7 @@ impl Tiers {
     /// Moves all contents of the device, of which no block is held, to host memory, as far as there is room.
     pub(super) fn offload_all(&mut self) {
         let num_free = self.device.num_free().0;
-        let taken: Vec<_> = (0..num_free).map(|_| self.take()).collect();
+        let taken: Vec<_> = (0..num_free).map(|_| self.take(0)).collect();
         for block in taken.into_iter().rev() {
             self.give_back(block);
         }
@@ -261,10 +307,16 @@ impl Tiers {
                 Ok(_) => continue,
             };
             are_kept.insert(block);
+            let beside = (1..self.config.groups.num_groups()).map(|group| {
+                let beside = prefix.beside(block, group);
+                let on_host = beside.filter(|&beside| self.is_on_host(beside));
+                on_host.map(|beside| self.host_id(beside))
+            });
             kept.push(KeptBlock {
                 block: self.host_id(block),
                 parent,
                 tokens: prefix.tokens_of(block).into(),
+                beside: beside.collect(),
             });
         }
         kept
@@ -280,6 +332,7 @@ impl Tiers {
             block,
             parent,
             tokens,
+            beside,
         } in kept
         {
             let Some(prefix) = &mut self.prefix else {
@@ -303,9 +356,20 @@ impl Tiers {
             held.push(place);
             let prefix = self.prefix.as_mut();
             let content = prefix.and_then(|prefix| prefix.register(parent, tokens, place));
-            if content.and_then(Content::block) == Some(place) {
-                self.set_cached(place, true);
-                places.insert(*block, place);
+            if content.and_then(Content::block) != Some(place) {
+                continue;
+            }
+            self.set_cached(place, true);
+            places.insert(*block, place);
+            for (group, block) in (1..self.config.groups.num_groups()).zip(beside) {
+                let Some(block) = block else { continue };
+                let Some(at) = self.take_host() else { break };
+                held.push(at);
+                if let Some(prefix) = &mut self.prefix {
+                    prefix.put_beside(place, group, at);
+                }
+                self.set_cached(at, true);
+                places.insert(*block, at);
             }
         }
         // From the end, so that the ends of prefixes are evicted before their beginnings.
@@ -326,10 +390,10 @@ impl Tiers {
     /// Panics unless every block of the device is free or held by as many as `held` says, no host block is held, and the
     /// index agrees. `entered` are the roots of all sequences that have entered.
     pub(super) fn check_integrity(&self, held: impl Iterator<Item = BlockId>, entered: &[RootId]) {
-        let is_cached = |block| self.is_registered(block);
+        let is_cached = |block| self.has_content(block);
         let is_retained = |block| self.is_retained(block);
         self.device.check_integrity(held, is_cached, is_retained);
-        let is_cached = |block| self.is_registered(self.on_host(block));
+        let is_cached = |block| self.has_content(self.on_host(block));
         let is_retained = |block| self.is_retained(self.on_host(block));
         self.host
             .check_integrity(std::iter::empty(), is_cached, is_retained);
@@ -340,9 +404,9 @@ impl Tiers {
     }
 
     /// Whether the content of `block` can be found.
-    pub(super) fn is_registered(&self, block: BlockId) -> bool {
+    pub(super) fn has_content(&self, block: BlockId) -> bool {
         let prefix = self.prefix.as_ref();
-        prefix.is_some_and(|prefix| prefix.is_registered(block))
+        prefix.is_some_and(|prefix| prefix.has_content(block))
     }
 
     /// Takes a host block without content, if any is not held.
@@ -350,7 +414,7 @@ impl Tiers {
         if self.host.num_free() == Blocks::ZERO {
             return None;
         }
-        let local = self.host.take();
+        let local = self.host.take(false);
         let block = self.on_host(local);
         self.forget(block);
         Some(block)
@@ -365,7 +429,7 @@ impl Tiers {
         self.show_retained(to);
     }
 
-    /// Removes the content of `block`, and all below it, from the index.
+    /// Removes the content of `block`, and all below and beside it, from the index.
     fn forget(&mut self, block: BlockId) {
         let Self {
             device,
@@ -374,10 +438,14 @@ impl Tiers {
             ..
         } = self;
         if let Some(prefix) = prefix {
-            prefix.forget(block, |forgotten| {
+            let mut set_blank = |forgotten| {
                 let (pool, local) = pool_of(device, host, forgotten);
                 pool.set_cached(local, false);
-            });
+            };
+            match prefix.take_away(block) {
+                true => set_blank(block),
+                false => prefix.forget(block, set_blank),
+            }
         }
     }
 

@@ -186,7 +186,8 @@ impl World {
 
     fn fork(&mut self, nth: usize) {
         let it = &self.sequences[nth];
-        let has_no_blank_block = it.table.len().index() == it.computed.div_ceil(self.block_size);
+        let num_needed = it.computed.div_ceil(self.block_size) * self.config.groups.num_groups();
+        let has_no_blank_block = it.table.total_len().index() == num_needed;
         if !it.is_running || it.computed + 1 != it.tokens.len() || !has_no_blank_block {
             return;
         }
@@ -248,10 +249,12 @@ impl World {
         while nth < self.sequences.len() {
             let sequence = &mut self.sequences[nth];
             let computed = Tokens(sequence.computed as u32);
-            let is_shared =
-                sequence.is_running && self.cache.shared_next(&sequence.table, computed).is_some();
+            let num_shared = match sequence.is_running {
+                true => self.cache.shared_next(&sequence.table, computed).count(),
+                false => 0,
+            };
             let lacking =
-                self.cache.probe(&sequence.table, sequence.len()) + Blocks(u32::from(is_shared));
+                self.cache.probe(&sequence.table, sequence.len()) + Blocks(num_shared as u32);
             let num_free = self.cache.usage().num_free();
             if !sequence.is_running {
                 nth += 1;
@@ -299,8 +302,11 @@ impl World {
     /// Wipes the positions that running sequences have not computed yet, which no other sequence may hold.
     fn blank_what_is_not_computed(&mut self) {
         for sequence in self.sequences.iter().filter(|it| it.is_running) {
-            let places = sequence.table.blocks().iter().enumerate();
-            for (place, block) in places.skip(sequence.computed / self.block_size) {
+            let num_groups = self.config.groups.num_groups();
+            let blocks = sequence.table.blocks().iter().enumerate();
+            let written = blocks.skip(sequence.computed / self.block_size * num_groups);
+            for (index, block) in written.filter(|(_, block)| **block != BlockId::NONE) {
+                let place = index / num_groups;
                 let holders = self.sequences.iter();
                 let holders = holders.filter(|it| it.table.blocks().contains(block));
                 assert_eq!(holders.count(), 1, "{block:?} is written and shared");
@@ -321,22 +327,28 @@ impl World {
             "a chunk of {max_chunk} after {} has room",
             sequence.computed
         );
-        assert!(table.num_held() <= self.cache.max_blocks(sequence.len()));
+        let num_held = table.held_from_the_end().count();
+        assert!(num_held <= self.cache.max_blocks(sequence.len()).index());
         let chain = sequence.chain();
-        for query in sequence.computed..end {
-            let block = table.blocks()[query / self.block_size];
-            self.memory[block.index()][query % self.block_size] = chain[query];
+        let windows = self.config.groups.windows();
+        for (query, (group, window)) in (sequence.computed..end)
+            .flat_map(|query| windows.iter().enumerate().map(move |it| (query, it)))
+        {
+            // What a group holds is of no use to another.
+            let content = |position: usize| chain[position] ^ group as u64;
+            let block = table.at(query / self.block_size, group);
+            self.memory[block.index()][query % self.block_size] = content(query);
             let is_seen = |position: &usize| {
-                self.config.window.is_none_or(|window| {
+                window.is_none_or(|window| {
                     *position < window.num_sinks.index() || position + window.size.index() > query
                 })
             };
             for position in (0..=query).filter(is_seen) {
-                let block = table.blocks()[position / self.block_size];
+                let block = table.at(position / self.block_size, group);
                 assert_eq!(
                     self.memory[block.index()][position % self.block_size],
-                    chain[position],
-                    "what {query} of sequence {nth} sees at {position}"
+                    content(position),
+                    "what {query} of sequence {nth} sees at {position}, group {group}"
                 );
             }
         }
@@ -354,7 +366,10 @@ impl World {
         self.cache
             .commit(&mut sequence.table, &sequence.tokens, computed);
         let num_full = sequence.computed / self.block_size;
-        if before.is_some_and(|before| before < num_full) && self.config.window.is_none() {
+        // With several groups, another sequence may have had the block beside a node, which is evicted by itself.
+        let groups = &self.config.groups;
+        let finds_all = !groups.any_windows() && groups.num_groups() == 1;
+        if before.is_some_and(|before| before < num_full) && finds_all {
             let mut longer = sequence.tokens[..sequence.computed].to_vec();
             longer.push(0);
             let found = self.cache.find(&longer, &sequence.reuse, Tokens(u32::MAX));
@@ -376,12 +391,16 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
         size: Tokens(size),
         num_sinks: Tokens(num_sinks),
     });
-    let window = proptest::option::of(window);
+    let windows = vec(proptest::option::of(window), 1..4);
+    let groups = windows.prop_map(|mut windows| {
+        windows.sort_by_key(|it| std::cmp::Reverse(it.map_or(Tokens(u32::MAX), |it| it.size)));
+        KvGroups::new(&windows)
+    });
     let flags = (proptest::bool::weighted(0.9), any::<bool>());
     let num_host_blocks = prop_oneof![1 => Just(0), 2 => 1u32..12];
-    let blocks = (0u32..10, num_host_blocks);
-    (1u32..=4, 1usize..24, blocks, 1u32..9, window, flags).prop_map(
-        |(block_size, max_len, blocks, max_chunk, window, flags)| {
+    let blocks = (0u32..20, num_host_blocks);
+    (1u32..=4, 1usize..24, blocks, 1u32..9, groups, flags).prop_map(
+        |(block_size, max_len, blocks, max_chunk, groups, flags)| {
             let (more_blocks, num_host_blocks) = blocks;
             let (enable_reuse, enable_partial_reuse) = flags;
             let num_host_blocks = if enable_reuse { num_host_blocks } else { 0 };
@@ -389,7 +408,7 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
                 num_blocks: Blocks(1),
                 num_host_blocks: Blocks(num_host_blocks),
                 block_size: BlockSize::new(block_size).expect("not zero"),
-                window,
+                groups,
                 max_chunk: Tokens(max_chunk),
                 enable_reuse,
                 enable_partial_reuse,

@@ -2,7 +2,9 @@
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
-use crate::engine::{AttentionWindow, BlockReuse, EngineConfig, PromptLookup, Speculation};
+use crate::engine::{
+    AttentionWindow, BlockReuse, EngineConfig, KvGroups, PromptLookup, Speculation,
+};
 
 /// The model's figures that the engine is sized by.
 pub trait ModelDimensions {
@@ -89,10 +91,10 @@ pub fn engine_config(
         },
         plan_ahead,
         reuse: reuse(settings)?,
-        window: model.window(max_seq_len).map(|size| AttentionWindow {
+        groups: KvGroups::one(model.window(max_seq_len).map(|size| AttentionWindow {
             size,
             num_sinks: Tokens(settings.sink_token_length),
-        }),
+        })),
         paged_kv,
         speculation,
         num_adapter_pages: None,
