@@ -502,7 +502,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Number of stages that the model's layers are cut into, each computed by `tensor_parallel_size` processes: \
              see [Ranks](ranks.md). No more than the model has layers, and at most 16 processes in all. With \
              `enable_trt_overlap`, one stage computes a step while another one computes the step before. Not yet with \
-             `kv_cache_file` or GPUs.",
+             `kv_cache_file`.",
         ),
         knob(
             "rank_transport",

@@ -754,7 +754,22 @@ pub trait Device: Sized {
         unreachable!("the device has no ranks");
     }
 
-    /// Sends rows to the next stage.
+    /// Reserves what rows on their way between stages need besides: there are at most `max_rows` of this width in a step, and
+    /// `max_sequences` in one of generation. Nothing, by default.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory.
+    fn reserve_rows_between_stages(
+        &mut self,
+        _max_rows: usize,
+        _max_sequences: usize,
+        _width: usize,
+    ) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    /// Sends rows to the next stage, at the latest at the end of the step.
     fn send_rows(&mut self, _num_rows: usize, _rows: &Self::Sums) {
         unreachable!("the device has no ranks");
     }
@@ -774,8 +789,12 @@ pub trait Device: Sized {
         unreachable!("the device has no ranks");
     }
 
-    /// Sends values of a step from the first rank of the last stage to that of the first one.
-    fn send_results(&mut self, _values: &[f32]) {
+    /// Sends values of a step from the last stage to the first one, or to the stage behind.
+    ///
+    /// # Errors
+    ///
+    /// If an operation between ranks has failed.
+    fn send_results(&mut self, _values: &[f32]) -> Result<(), StepError> {
         unreachable!("the device has no ranks");
     }
 

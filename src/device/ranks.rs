@@ -233,6 +233,46 @@ impl Ranks {
         self.run(|collective, step| collective.send(step, values));
     }
 
+    /// Sends values that do not belong to the rows between stages.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub(super) fn send_results(&mut self, values: &[f32]) -> Result<(), StepError> {
+        self.send(values);
+        self.check()
+    }
+
+    /// Whether all ranks of all stages go on with something: whether rank 0 does.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub(super) fn agree(&mut self, goes_on: bool) -> Result<bool, StepError> {
+        let mut word = [u32::from(goes_on)];
+        let (stage, num_stages) = (self.stage(), self.num_stages());
+        if stage == 0 {
+            self.take_first(&mut word)?;
+        } else {
+            self.receive(bytemuck::cast_slice_mut(&mut word));
+        }
+        if stage + 1 < num_stages {
+            self.send(bytemuck::cast_slice(&word));
+        }
+        self.check()?;
+        Ok(word != [0])
+    }
+
+    /// Its stage.
+    pub(super) fn stage(&self) -> usize {
+        self.collective.stage()
+    }
+
+    /// All stages.
+    pub(super) fn num_stages(&self) -> usize {
+        self.collective.grid().num_stages
+    }
+
     /// Waits for values of the previous stage.
     pub(super) fn receive(&mut self, values: &mut [f32]) {
         self.run(|collective, step| collective.receive(step, values));

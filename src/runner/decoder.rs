@@ -162,6 +162,10 @@ impl<D: Device> Decoder<D> {
             }
             None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
         };
+        if !part.stage.is_only() {
+            let max_sequences = limits.max_num_requests as usize;
+            device.reserve_rows_between_stages(max_rows, max_sequences, spec.hidden_size)?;
+        }
         let num_tiles = part.num_tiles();
         let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
         Ok(Self {
@@ -313,6 +317,11 @@ impl<D: Device> Decoder<D> {
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, &lm_head.matrix, false)
         });
+    }
+
+    /// Whether it has the output layer: it is the last stage.
+    pub(super) fn has_logits(&self) -> bool {
+        self.stage.is_last()
     }
 
     /// The width of the residual stream.

@@ -79,7 +79,9 @@ fn compute_one<D: Device>(
     };
     let step = device.begin_step(cache, inputs);
     decoder.forward(device, cache, &step, inputs, &mut ());
-    decoder.logits(device, num_sequences, &[], logits, &mut ());
-    device.sample(&step, logits);
+    if decoder.has_logits() {
+        decoder.logits(device, num_sequences, &[], logits, &mut ());
+        device.sample(&step, logits);
+    }
     device.end_step(step);
 }

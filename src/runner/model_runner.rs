@@ -305,7 +305,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         call.context_logits.clear();
         call.layout.set(plan);
         call.layout.set_ahead(plan, &self.sampled_rows);
-        if D::SAMPLES {
+        // Logits of other stages come to the host.
+        if D::SAMPLES && !self.stage.receives_results() {
             call.layout.set_sampling(plan);
         }
         self.sampled_rows.set(plan, &call.layout);
@@ -344,7 +345,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         if self.stage.sends_results() {
             let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
             let results = self.device.results(&mut self.logits, num_rows)?;
-            self.device.send_results(results.logits);
+            self.device.send_results(results.logits)?;
         }
         let call = match is_last {
             true => 1 - self.next_call,
@@ -429,17 +430,17 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             self.device.receive_results(step, &mut logits)?;
             if passes_on {
-                self.device.send_results(&logits);
+                self.device.send_results(&logits)?;
             }
             context_logits.push((context.sequence, logits));
         }
         let num_rows = layout.num_sampled_rows();
         let results = self.device.results(&mut self.logits, num_rows)?;
         self.device.receive_results(step, results.logits)?;
-        if passes_on {
-            self.device.send_results(results.logits);
+        match passes_on {
+            true => self.device.send_results(results.logits),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Compares what the engine of this rank was given before the next step with what those of the others were, where each rank has
@@ -492,7 +493,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
                 let adapter = run_of(inputs.kept_adapters, rows);
                 decoder.context_logits(device, rows.clone(), adapter, &mut own, probe);
                 if self.stage.sends_results() {
-                    device.send_results(&own);
+                    device.send_results(&own)?;
                 }
             }
             if !call.context_rows.is_empty() {
@@ -502,11 +503,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
         device.end_step(step);
         let results = device.results(logits, num_rows)?;
-        if self.stage.sends_results() {
-            device.send_results(results.logits);
-            device.results(logits, 0)?;
+        match self.stage.sends_results() {
+            true => device.send_results(results.logits),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
@@ -612,7 +612,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let adapter = layout.adapter_of(&context.rows);
             decoder.context_logits(device, context.rows.clone(), adapter, &mut logits, probe);
             if self.stage.sends_results() {
-                device.send_results(&logits);
+                // An error comes with the results.
+                let _ = device.send_results(&logits);
             }
             context_logits.push((context.sequence, logits));
         }

@@ -21,7 +21,7 @@ use crate::ranks::assert_same;
 use crate::support::{Request, Served, Setup, fixture, new_request, serve};
 
 /// Longer than any step of these tests takes.
-const PATIENT: Duration = Duration::from_secs(120);
+pub const PATIENT: Duration = Duration::from_secs(120);
 
 fn options(gpu: usize, deterministic: bool, max_graphs: usize) -> CudaOptions {
     CudaOptions {
@@ -64,7 +64,7 @@ fn on_ranks<T: Send>(grid: impl Into<Grid>, body: impl Fn(usize, Local) -> T + S
 }
 
 /// Serves requests on so many GPUs, each with an engine of its own. All have the same results.
-fn serve_on(
+pub fn serve_on(
     name: &str,
     setup: &Setup,
     requests: &[Request],
@@ -214,25 +214,20 @@ fn a_rank_that_ends_is_noticed_by_the_others() {
 }
 
 #[test]
-fn gpus_are_no_stages_and_two_ranks_need_two_of_them() {
-    let test = "cuda_ranks::gpus_are_no_stages_and_two_ranks_need_two_of_them";
+fn two_ranks_need_two_gpus() {
+    let test = "cuda_ranks::two_ranks_need_two_gpus";
     on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
         let setup = Setup::default();
-        let fail = |grid: Grid, gpus: [usize; 2]| {
-            let errors = on_ranks(grid, |rank, collective| {
+        let fail = |gpus: [usize; 2]| {
+            let errors = on_ranks(2, |rank, collective| {
                 let options = options(gpus[rank], false, 0);
                 let loaded = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
                 loaded.err().expect("it is refused").to_string()
             });
             errors.join("\n")
         };
-        let stages = Grid {
-            num_stages: 2,
-            ranks_per_stage: 1,
-        };
-        assert!(fail(stages, [0, 1]).contains("GPUs cannot be stages yet"));
-        assert!(fail(2.into(), [0, 0]).contains("invalid usage"));
-        assert!(fail(2.into(), [0, 2]).contains("there is no GPU 2: the driver shows 2"));
+        assert!(fail([0, 0]).contains("invalid usage"));
+        assert!(fail([0, 2]).contains("there is no GPU 2: the driver shows 2"));
     });
 }
 
@@ -271,21 +266,32 @@ fn gpus_refuse_what_only_cpus_split() {
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
 
 fn lead(gpus: &[usize], step: Duration) -> Result<LeadingRunner<Cuda>, LoadError> {
-    let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    lead_on("llama3", &leading_setup(), gpus, gpus.len(), step)
+}
+
+/// The first of the ranks of a grid, each a process with one of these GPUs. Sums do not depend on the batch.
+pub fn lead_on(
+    name: &str,
+    setup: &Setup,
+    gpus: &[usize],
+    grid: impl Into<Grid>,
+    step: Duration,
+) -> Result<LeadingRunner<Cuda>, LoadError> {
+    let source = ModelSource::open(&fixture(name)).expect("the checkpoint opens");
     let options = CudaOptions {
         rank_gpus: gpus.to_vec(),
         ..options(gpus[0], true, 64)
     };
     let limits = RunnerLimits {
         adapters: AdapterRoom::default(),
-        ..leading_setup().runner_limits()
+        ..setup.runner_limits()
     };
     let time_limits = RankLimits {
         load: PATIENT,
         step,
     };
     let transport = RankTransport::Processes(PROGRAM.into());
-    let ranks = transport.connect(gpus.len(), time_limits.load)?;
+    let ranks = transport.connect(grid, time_limits.load)?;
     LeadingRunner::new(ranks, &source, limits, &options, time_limits)
 }
 

@@ -15,6 +15,7 @@ mod cuda_fp8;
 mod cuda_overlap;
 mod cuda_quantised;
 mod cuda_ranks;
+mod cuda_stages;
 mod cuda_weight_cache;
 mod devices;
 mod experts;

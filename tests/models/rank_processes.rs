@@ -20,7 +20,7 @@ use crate::batching;
 use crate::copy::Copy;
 use crate::devices::{requests, setups};
 use crate::ranks::{alone, assert_same};
-use crate::support::{Setup, fixture, serve};
+use crate::support::{CallRunner, Setup, fixture, serve};
 
 /// The program of the other ranks: this one. The tests of the server have the real one.
 pub const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
@@ -247,7 +247,7 @@ fn a_program_that_is_not_there_is_named() {
 }
 
 /// Computes a request to its end, or to the first error.
-pub fn compute(runner: &mut LeadingRunner, setup: &Setup) -> Result<(), StepError> {
+pub fn compute(runner: &mut impl CallRunner, setup: &Setup) -> Result<(), StepError> {
     let mut engine = Engine::new(setup.engine_config());
     let request = NewRequest::new(SequenceId(0), (3..40).collect(), Tokens(50));
     engine.add(request).expect("a valid request");

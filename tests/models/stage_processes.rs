@@ -86,13 +86,12 @@ fn stages_that_are_processes_change_nothing() {
 }
 
 /// Serves requests in two micro-batches, with all that they can ask for. Logits are those that they ask for.
-fn serve_overlapped(runner: LeadingRunner, setup: &Setup, requests: &[Request]) -> Vec<Served> {
+pub fn serve_overlapped(runner: Runner, setup: &Setup, requests: &[Request]) -> Vec<Served> {
     let config = EngineConfig {
         num_micro_batches: 2,
         ..setup.engine_config()
     };
-    let mut manager =
-        BatchManager::new(config, Runner::Ranks(Box::new(runner))).expect("a batch manager");
+    let mut manager = BatchManager::new(config, runner).expect("a batch manager");
     let mut served = vec![Served::default(); requests.len()];
     let (mut num_steps, mut num_added) = (0, 0);
     let mut events = Vec::new();
@@ -148,7 +147,8 @@ fn micro_batches_in_different_stages_change_nothing() {
             }
         }
         for grid in [grid(2, 1), grid(3, 1)] {
-            let served = serve_overlapped(load_stages(&setup, grid), &setup, &asked);
+            let leader = Runner::Ranks(Box::new(load_stages(&setup, grid)));
+            let served = serve_overlapped(leader, &setup, &asked);
             assert_same(&format!("{what}, overlapped in {grid:?}"), &alone, &served);
         }
     }

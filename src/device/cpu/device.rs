@@ -709,8 +709,8 @@ impl Device for Cpu {
         self.ranks.as_ref().map_or(0, Ranks::step)
     }
 
-    fn send_results(&mut self, values: &[f32]) {
-        self.ranks_mut().send(values);
+    fn send_results(&mut self, values: &[f32]) -> Result<(), StepError> {
+        self.ranks_mut().send_results(values)
     }
 
     fn receive_results(&mut self, step: u64, values: &mut [f32]) -> Result<(), StepError> {

@@ -731,12 +731,10 @@ impl Device for Cuda {
     }
 
     fn agree(&mut self, goes_on: bool) -> Result<bool, StepError> {
-        let Some(ranks) = &mut self.ranks else {
-            return Ok(goes_on);
-        };
-        let mut word = [u32::from(goes_on)];
-        ranks.host.take_first(&mut word)?;
-        Ok(word != [0])
+        match &mut self.ranks {
+            Some(ranks) => ranks.host.agree(goes_on),
+            None => Ok(goes_on),
+        }
     }
 
     fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
@@ -747,7 +745,50 @@ impl Device for Cuda {
     }
 
     fn has_whole_sums(&self) -> bool {
-        self.ranks.is_none()
+        self.ranks
+            .as_ref()
+            .is_none_or(|ranks| ranks.host.has_whole_sums())
+    }
+
+    fn reserve_rows_between_stages(
+        &mut self,
+        max_rows: usize,
+        max_sequences: usize,
+        width: usize,
+    ) -> Result<(), LoadError> {
+        self.reserve_stage_rows(max_rows, max_sequences, width)
+    }
+
+    fn send_rows(&mut self, num_rows: usize, rows: &Rows<f32>) {
+        self.send_later(num_rows, rows);
+    }
+
+    fn receive_rows(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
+        self.receive_from_stage(num_rows, rows);
+    }
+
+    fn max_unread(&self) -> usize {
+        self.ranks
+            .as_ref()
+            .map_or(0, |ranks| ranks.host.max_unread())
+    }
+
+    fn step_number(&self) -> u64 {
+        self.ranks.as_ref().map_or(0, |ranks| ranks.host.step())
+    }
+
+    fn send_results(&mut self, values: &[f32]) -> Result<(), StepError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.host.send_results(values),
+            None => Ok(()),
+        }
+    }
+
+    fn receive_results(&mut self, step: u64, values: &mut [f32]) -> Result<(), StepError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.host.receive_results(step, values),
+            None => Ok(()),
+        }
     }
 
     fn all_reduce(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
@@ -803,6 +844,7 @@ impl Device for Cuda {
 
     fn end_step(&mut self, _: CudaStep) {
         self.end_graph();
+        self.send_outgoing();
     }
 
     fn results<'l>(
@@ -810,6 +852,18 @@ impl Device for Cuda {
         logits: &'l mut Logits,
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
+        if self.has_sent() {
+            // The last stage has the logits, and sends them to this host.
+            self.check()?;
+            let logits = match self.gets_logits() {
+                true => logits.rows_of_host(num_rows),
+                false => &mut [],
+            };
+            return Ok(StepResults {
+                logits,
+                samples: &[],
+            });
+        }
         self.wait_for_ranks()?;
         if !self.gets_logits() {
             return Ok(StepResults {
@@ -856,6 +910,9 @@ impl Device for Cuda {
         num_rows: usize,
     ) -> Result<&'l mut [f32], StepError> {
         self.check()?;
+        if self.has_sent() {
+            return Ok(logits.rows_of_host(num_rows));
+        }
         let rows = logits.host_rows(&self.stream, self.num_steps, num_rows);
         rows.map_err(|error| self.step_failed(&error))
     }

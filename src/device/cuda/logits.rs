@@ -206,6 +206,12 @@ impl Logits {
         kept.copied.record(stream)
     }
 
+    /// Rows on the host, to be filled by it: nothing on the device writes them.
+    pub(super) fn rows_of_host(&mut self, num_rows: usize) -> &mut [f32] {
+        let len = num_rows * self.rows.width();
+        &mut self.host_rows.as_mut_slice()[..len]
+    }
+
     /// Waits for the work of a step, and fetches what was sampled on the device, and the other rows of logits. It is the
     /// last one that has begun, and was [kept](Self::keep).
     ///

@@ -342,6 +342,39 @@ pub(super) fn copy(
     unsafe { result::memcpy_dtod_async(target, source, num_bytes, stream.cu_stream()) }
 }
 
+/// Copies what is at an address on the GPU to pinned memory, after the stream's other work, and waits for it.
+///
+/// # Errors
+///
+/// The driver refuses.
+pub(super) fn read_address(
+    stream: &CudaStream,
+    source: u64,
+    out: &mut [f32],
+) -> Result<(), DriverError> {
+    stream.context().bind_to_thread()?;
+    // SAFETY: the source is inside a buffer of the device with as many elements behind it. Both are there until the stream has been
+    // waited for, which is next.
+    unsafe { result::memcpy_dtoh_async(out, source, stream.cu_stream()) }?;
+    stream.synchronize()
+}
+
+/// Copies pinned memory to an address on the GPU, after the stream's other work. It must not change before that is done.
+///
+/// # Errors
+///
+/// The driver refuses.
+pub(super) fn write_address(
+    stream: &CudaStream,
+    target: u64,
+    values: &[f32],
+) -> Result<(), DriverError> {
+    stream.context().bind_to_thread()?;
+    // SAFETY: the target is inside a buffer of the device with as many elements behind it. The source is pinned memory of a buffer
+    // that lives as long as the stream and its graphs, whose owner waits for the stream before it writes there again.
+    unsafe { result::memcpy_htod_async(target, values, stream.cu_stream()) }
+}
+
 impl UploadBuffer {
     /// Reserves `num_words` words on both sides.
     ///

@@ -21,7 +21,7 @@
 //! norms.rs        norms of rows
 //! output_layer.rs logits
 //! moves.rs        rows and positions of the cache that move
-//! nccl.rs ranks.rs    one of several GPUs, each of which has a part of the model
+//! nccl.rs ranks.rs stages.rs  one of several GPUs, each of which has a part of the model
 //! device.rs       the other operations, and the device as a whole
 //! ```
 //!
@@ -64,6 +64,7 @@ mod quantised;
 mod quantised_gemm;
 mod ranks;
 mod rows;
+mod stages;
 mod step;
 
 use std::num::NonZeroUsize;

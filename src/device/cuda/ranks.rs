@@ -9,6 +9,8 @@
 //! NCCL's operations wait for the other GPUs without end. So when the hosts have launched a step, they say so to each other
 //! with a hash of its plan, as ranks on CPUs do: a rank that is dead, late or elsewhere is noticed there. Then all that the GPU
 //! waits for has been launched. It is still given no longer than the time limit.
+//!
+//! The ranks of a stage do that among themselves. What stages exchange goes through their hosts (`stages.rs`).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +23,7 @@ use super::kernels::{launch, shared_row_grid};
 use super::memory::DeviceMemory;
 use super::nccl::{self, Communicator, ID_WORDS};
 use super::rows::Rows;
+use super::stages::StageRows;
 use crate::base::{LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::RankRole;
@@ -43,9 +46,12 @@ const GRACE: Duration = Duration::from_millis(500);
 /// The other ranks.
 pub(super) struct GpuRanks {
     pub(super) host: Ranks,
-    /// `None` after a failure: operations that wait for other ranks have been ended.
+    /// `None` after a failure: operations that wait for other ranks have been ended. And where it is alone in its stage.
     communicator: Option<Communicator>,
-    gathered: DeviceMemory,
+    /// Where it is not alone in its stage.
+    gathered: Option<DeviceMemory>,
+    /// Where there are several stages.
+    pub(super) stage_rows: Option<StageRows>,
     reached: CudaEvent,
     time_limit: Duration,
 }
@@ -103,11 +109,20 @@ impl GpuRanks {
 
     fn check_communicator(&self) -> Result<(), String> {
         match &self.communicator {
+            None if self.host.num_ranks() == 1 => Ok(()),
             Some(communicator) => communicator
                 .check()
                 .map_err(|error| format!("NCCL: {error}")),
             None => Err("NCCL has been ended".to_owned()),
         }
+    }
+
+    /// What hosts say to each other, and the rows between stages, if there are several.
+    pub(super) fn with_stage_rows(&mut self) -> Option<(&mut Ranks, &mut StageRows)> {
+        let Self {
+            host, stage_rows, ..
+        } = self;
+        Some((host, stage_rows.as_mut()?))
     }
 
     /// Ends what waits for other ranks, and tells these.
@@ -133,17 +148,26 @@ impl Cuda {
         role: RankRole,
     ) -> Result<(), LoadError> {
         let grid = collective.grid();
-        if grid.num_stages > 1 {
-            return Err(LoadError::Config {
-                problem: format!(
-                    "pipeline_parallel_size is {}, and GPUs cannot be stages yet",
-                    grid.num_stages
-                ),
-                remedy: "use tensor_parallel_size, or instance_group [{ kind: KIND_CPU }]"
-                    .to_owned(),
-            });
+        if grid.num_stages > 1 && role == RankRole::AllSample {
+            return Err(LoadError::Resource(format!(
+                "on {} stages of GPUs only rank 0 can sample",
+                grid.num_stages
+            )));
         }
         let mut host = Ranks::new(collective, role);
+        let reached = self.stream.context().new_event(None);
+        let reached = reached.map_err(|error| load_error("creating an event", &error))?;
+        if host.num_ranks() == 1 {
+            self.ranks = Some(GpuRanks {
+                host,
+                communicator: None,
+                gathered: None,
+                stage_rows: None,
+                reached,
+                time_limit: MEETING_LIMIT,
+            });
+            return Ok(());
+        }
         // Before another rank waits for this one.
         nccl::check()?;
         let mut id = match host.rank() {
@@ -154,7 +178,6 @@ impl Cuda {
         told.map_err(|error| LoadError::Resource(error.0))?;
         let mut gathered = DeviceMemory::new(&self.stream, GATHERED_BYTES)?;
         gathered.write(&self.stream, 0, &vec![0; 4 * host.num_ranks()])?;
-        let reached = self.stream.context().new_event(None);
         let communicator = Communicator::new(
             &self.stream,
             id,
@@ -166,8 +189,9 @@ impl Cuda {
         self.ranks = Some(GpuRanks {
             host,
             communicator: Some(communicator),
-            gathered,
-            reached: reached.map_err(|error| load_error("creating an event", &error))?,
+            gathered: Some(gathered),
+            stage_rows: None,
+            reached,
             time_limit: MEETING_LIMIT,
         });
         Ok(())
@@ -207,6 +231,10 @@ impl Cuda {
     pub(super) fn sum_over_ranks(&mut self, num_rows: usize, rows: &Rows<f32>) {
         let len = self.padded(num_rows) * rows.width();
         let address = rows.address();
+        let is_alone = |ranks: &GpuRanks| ranks.host.num_ranks() == 1;
+        if self.ranks.as_ref().is_none_or(is_alone) {
+            return;
+        }
         if !self.gemm.is_deterministic() {
             return self.communicate("a sum over ranks", |communicator, stream| {
                 // SAFETY: the rows are there as long as the device, whose graphs end with it.
@@ -281,10 +309,14 @@ impl Cuda {
     /// Collects what all ranks have at an address, `len` f32 on this one and at most `max_len` on any. Returns where they are,
     /// `max_len` after the other.
     fn gather_part(&mut self, part: u64, len: usize, max_len: usize) -> u64 {
-        let Some(ranks) = &self.ranks else {
+        let Some((ranks, gathered)) = self
+            .ranks
+            .as_ref()
+            .and_then(|ranks| Some((ranks, ranks.gathered.as_ref()?)))
+        else {
             return 0;
         };
-        let gathered = ranks.gathered.address();
+        let gathered = gathered.address();
         let own = gathered + (4 * ranks.host.rank() * max_len) as u64;
         self.copy(own, part, 4 * len);
         self.communicate("collecting from all ranks", |communicator, stream| {

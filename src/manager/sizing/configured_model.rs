@@ -188,7 +188,8 @@ impl ModelDimensions for ConfiguredModel<'_> {
         }
     }
 
+    /// Stages take turns with micro-batches instead.
     fn can_run_ahead(&self) -> bool {
-        self.gpu.is_some()
+        self.gpu.is_some() && self.grid().num_stages == 1
     }
 }

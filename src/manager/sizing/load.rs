@@ -18,6 +18,7 @@ use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
+use crate::runner::spec::{LayerSpec, ModelSpec};
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
     RankLimits, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
@@ -149,10 +150,6 @@ pub(in crate::manager) fn check_ranks(
             "the synthetic runner has no weights to split",
         ),
         (
-            model.gpu.is_some() && num_stages > 1,
-            "GPUs cannot be stages yet; use tensor_parallel_size, or write instance_group [{ kind: KIND_CPU }]",
-        ),
-        (
             model.gpu.is_some() && adapters != AdapterRoom::default(),
             "adapters cannot be split over GPUs yet",
         ),
@@ -276,12 +273,7 @@ fn load_on_gpu(
     for &other in &options.rank_gpus {
         free_bytes = free_bytes.min(free_memory_bytes(other)?);
     }
-    let weight_bytes = model.num_weight_bytes()?;
-    let weight_bytes = match num_ranks as u64 {
-        1 => weight_bytes,
-        // Shares differ by a head and a token at most, and each has the norms.
-        num_ranks => weight_bytes.div_ceil(num_ranks) + weight_bytes / 64,
-    };
+    let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
     let left = free_bytes.saturating_sub(weight_bytes);
     let adapters = adapters_on_gpu(&config.settings, adapters, left);
     // The activations of a step come first, and how many there are is known from the configuration without them.
@@ -312,7 +304,7 @@ fn load_on_gpu(
     if engine.plan_ahead && !plan_ahead {
         let reason = match num_ranks {
             1 => format!("the vocabulary is too large for GPU {gpu} to sample from"),
-            _ => "only the GPU of rank 0 has sampled tokens".to_owned(),
+            _ => "only rank 0 has sampled tokens".to_owned(),
         };
         log::warn!(
             "enable_trt_overlap is true and has no effect: {reason}, so that the host has to know the tokens of a step \
@@ -332,6 +324,27 @@ fn load_on_gpu(
             ..engine
         },
     })
+}
+
+/// Bytes of the weights of any of the ranks, at most, where all have so many.
+fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
+    let num_ranks = grid.num_ranks() as u64;
+    if num_ranks == 1 {
+        return weight_bytes;
+    }
+    // Shares differ by a head and a token at most, and each has the norms.
+    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 64;
+    if grid.num_stages == 1 {
+        return even;
+    }
+    // A stage begins and ends with whole layers, and the first one has the embedding besides.
+    let layers = || spec.layers.iter().map(LayerSpec::num_weights);
+    let num_weights = layers().sum::<u64>() + spec.num_output_weights();
+    let largest = u128::from(layers().max().unwrap_or(0)) * u128::from(weight_bytes)
+        / u128::from(num_weights.max(1));
+    let embedding = 2 * (spec.vocab_size * spec.hidden_size) as u64;
+    let uneven = largest as u64 + embedding;
+    (even + uneven.div_ceil(grid.ranks_per_stage as u64)).min(weight_bytes + embedding)
 }
 
 /// The part of the room for adapters that a GPU gives them, whose weights leave `free_bytes`. The rule is that of
@@ -368,7 +381,8 @@ fn rank_gpus(
         Err(LoadError::Config {
             problem,
             remedy: format!(
-                "set gpu_device_ids to {num_ranks} different GPUs, one for each rank, or lower tensor_parallel_size"
+                "set gpu_device_ids to {num_ranks} different GPUs, one for each rank, or lower tensor_parallel_size or \
+                 pipeline_parallel_size"
             ),
         })
     };
@@ -392,7 +406,7 @@ fn rank_gpus(
     };
     if gpus.len() != num_ranks {
         return wrong(format!(
-            "gpu_device_ids is {}, which is {} GPUs, and tensor_parallel_size is {num_ranks}",
+            "gpu_device_ids is {}, which is {} GPUs, and the model has {num_ranks} ranks",
             ids(),
             gpus.len()
         ));
@@ -564,18 +578,8 @@ mod tests {
         assert_eq!(gpus("3,0,1", 3, 3), Ok(vec![3, 0, 1]));
         for (ids, gpu, num_ranks, part) in [
             ("", 3, 2, "there is no GPU 4: the driver shows 4"),
-            (
-                "0,1,2",
-                0,
-                2,
-                "which is 3 GPUs, and tensor_parallel_size is 2",
-            ),
-            (
-                "0,1",
-                0,
-                1,
-                "which is 2 GPUs, and tensor_parallel_size is 1",
-            ),
+            ("0,1,2", 0, 2, "which is 3 GPUs, and the model has 2 ranks"),
+            ("0,1", 0, 1, "which is 2 GPUs, and the model has 1 ranks"),
             ("0,0", 0, 2, "names a GPU twice"),
             ("1,0", 0, 2, "rank 0, is on GPU 0"),
         ] {
@@ -592,6 +596,36 @@ mod tests {
             "{error}"
         );
         assert_eq!(rank_gpus(&over_mpi, 0, 1, 4).ok(), Some(vec![]));
+    }
+
+    #[test]
+    fn the_largest_stage_has_room() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        for name in ["llama2", "qwen3-windows", "deepseek-v3"] {
+            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
+            let grid = |num_stages, ranks_per_stage| Grid {
+                num_stages,
+                ranks_per_stage,
+            };
+            let bytes = |grid: Grid| {
+                let all = source.num_weight_bytes_in(None, grid.num_stages);
+                bytes_of_rank(all.expect("its tensors"), source.spec(), grid)
+            };
+            let whole = bytes(grid(1, 1));
+            for num_stages in [2, source.spec().num_layers()] {
+                let specs = source.specs_of_ranks(grid(num_stages, 1)).expect("stages");
+                let layers = specs.iter().map(|spec| {
+                    let layers = spec.layers.iter().map(LayerSpec::num_weights);
+                    2 * layers.sum::<u64>()
+                });
+                let largest = layers.max().expect("a stage");
+                let output = 2 * source.spec().num_output_weights();
+                let of_rank = bytes(grid(num_stages, 1));
+                assert!(of_rank >= largest.max(output), "{name}: {of_rank}");
+                assert!(of_rank <= whole + output, "{name}: {of_rank} of {whole}");
+                assert!(bytes(grid(num_stages, 2)) < of_rank, "{name}");
+            }
+        }
     }
 
     #[test]
