@@ -27,6 +27,7 @@ use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
 use crate::runner::{AdapterRoom, RANK_PROGRAM};
+use crate::text::ReplyFormat;
 use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
@@ -114,6 +115,10 @@ pub fn load_instance(
         model.adapters.clone(),
     )?;
     let tokenizer = model.text.as_ref().map(|parts| &*parts.tokenizer);
+    let templates = model
+        .text
+        .as_ref()
+        .and_then(|parts| parts.templates.as_deref());
     let admission = Arc::new(Admission {
         name: name.clone(),
         config: model.config.clone(),
@@ -137,6 +142,11 @@ pub fn load_instance(
             .as_ref()
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),
+        replies: ReplyFormat::new(
+            settings.reasoning_parser,
+            settings.tool_call_parser,
+            templates.map(|it| it.sources()).into_iter().flatten(),
+        ),
         recommended: model.recommended.clone(),
         text_lengths: model.text_lengths.clone(),
         warned: Warned::default(),

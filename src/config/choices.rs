@@ -4,6 +4,83 @@ use std::fmt::{self, Display, Formatter};
 
 use crate::base::CpuSet;
 
+/// How a part of replies is recognised: `reasoning_parser`, `tool_call_parser`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyParser<F> {
+    /// By the format that the chat template is written for.
+    Auto,
+    /// Not at all.
+    None,
+    /// By this format.
+    Named(F),
+}
+
+/// How models write their reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// `<think>...</think>`, if the reply or the prompt has the first mark.
+    Think,
+    /// `...</think>`: everything up to the mark.
+    DeepSeekR1,
+    /// `[THINK]...[/THINK]`
+    Mistral,
+    /// `<seed:think>...</seed:think>`
+    SeedOss,
+    /// Behind the sentence "Here is my thought process:".
+    Granite,
+    /// The channel `analysis` of GPT-OSS.
+    Harmony,
+}
+
+/// How models write calls of functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolCallFormat {
+    /// `<tool_call>{...}</tool_call>`
+    Hermes,
+    /// `{"name": ..., "parameters": ...}` and nothing else.
+    Llama3,
+    /// Behind `[TOOL_CALLS]`.
+    Mistral,
+    /// Between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`.
+    DeepSeek,
+    /// A list behind `<|tool_call|>`.
+    Granite,
+    /// Messages of GPT-OSS to `functions`.
+    Harmony,
+}
+
+impl ReplyParser<ReasoningFormat> {
+    /// The values by name, those of vLLM.
+    pub(super) const REASONING: &[(&str, Self)] = &[
+        ("auto", Self::Auto),
+        ("none", Self::None),
+        ("qwen3", Self::Named(ReasoningFormat::Think)),
+        ("glm45", Self::Named(ReasoningFormat::Think)),
+        ("deepseek_v3", Self::Named(ReasoningFormat::Think)),
+        ("deepseek_r1", Self::Named(ReasoningFormat::DeepSeekR1)),
+        ("mistral", Self::Named(ReasoningFormat::Mistral)),
+        ("seed_oss", Self::Named(ReasoningFormat::SeedOss)),
+        ("granite", Self::Named(ReasoningFormat::Granite)),
+        ("openai_gptoss", Self::Named(ReasoningFormat::Harmony)),
+    ];
+}
+
+impl ReplyParser<ToolCallFormat> {
+    /// The values by name, those of vLLM.
+    pub(super) const TOOL_CALLS: &[(&str, Self)] = &[
+        ("auto", Self::Auto),
+        ("none", Self::None),
+        ("hermes", Self::Named(ToolCallFormat::Hermes)),
+        ("llama3_json", Self::Named(ToolCallFormat::Llama3)),
+        ("mistral", Self::Named(ToolCallFormat::Mistral)),
+        ("deepseek_v3", Self::Named(ToolCallFormat::DeepSeek)),
+        ("deepseek_v31", Self::Named(ToolCallFormat::DeepSeek)),
+        ("granite", Self::Named(ToolCallFormat::Granite)),
+        ("phi4_mini_json", Self::Named(ToolCallFormat::Granite)),
+        ("openai", Self::Named(ToolCallFormat::Harmony)),
+    ];
+}
+
 /// The runner that computes the tokens: `runner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunnerKind {

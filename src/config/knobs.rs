@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use crate::config::choices::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
-    RunnerKind, SpeculationKind, WeightOnlyPrecision,
+    ReplyParser, RunnerKind, SpeculationKind, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
@@ -457,6 +457,20 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Whether special tokens are omitted from the returned text.",
         ),
         knob(
+            "reasoning_parser",
+            choice(ReplyParser::REASONING),
+            |s| &mut s.reasoning_parser,
+            "How the reasoning of a reply is recognised, which `reasoning_content` returns: see \
+             [Chat](chat.md#the-parts-of-a-reply). `auto` goes by the marks that the chat template has.",
+        ),
+        knob(
+            "tool_call_parser",
+            choice(ReplyParser::TOOL_CALLS),
+            |s| &mut s.tool_call_parser,
+            "How calls of functions in a reply are recognised, which `tool_calls` returns: see \
+             [Chat](chat.md#the-parts-of-a-reply). `auto` goes by the marks that the chat template has.",
+        ),
+        knob(
             "gpu_device_ids",
             gpus(),
             |s| &mut s.gpu_device_ids,
@@ -815,6 +829,16 @@ mod tests {
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),
         ("use_generation_config", &["true"], &["auto"]),
+        (
+            "reasoning_parser",
+            &["auto", "none", "Qwen3"],
+            &["", "think"],
+        ),
+        (
+            "tool_call_parser",
+            &["auto", "none", "hermes"],
+            &["", "json"],
+        ),
         (
             "gpu_device_ids",
             &["0", "7", "", "0,1", "3, 2"],

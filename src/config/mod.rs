@@ -19,7 +19,7 @@ mod values;
 
 pub use choices::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
-    RunnerKind, SpeculationKind, WeightOnlyPrecision,
+    ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, ToolCallFormat, WeightOnlyPrecision,
 };
 pub use client_compatibility::ClientCompatibility;
 pub use knobs::reference_table;

@@ -108,9 +108,10 @@ impl ModelConfig {
         }
         let input = InputKind::of(fields.get("input"));
         if is_empty(fields.get("output")) {
-            let kinds = compatibility.outputs().iter().filter(|kind| {
-                has_tokenizer && input != Some(InputKind::Ids) || **kind != OutputKind::TextOutput
-            });
+            let kinds = compatibility
+                .outputs()
+                .iter()
+                .filter(|kind| has_tokenizer && input != Some(InputKind::Ids) || !kind.is_text());
             let outputs = kinds.map(|kind| output_field(*kind, compatibility));
             fields.insert("output".into(), outputs.collect());
         }
@@ -443,10 +444,10 @@ fn check_output(
         let remedy = format!("write data_type: {data_type} dims: [ {} ]", dims.join(", "));
         return Err(config_error(&found, &remedy));
     }
-    if kind == OutputKind::TextOutput && input == Some(InputKind::Ids) {
+    if kind.is_text() && input == Some(InputKind::Ids) {
         return Err(config_error(
-            "the model has input_ids as its input, but text_output among its outputs",
-            "remove text_output, or use text_input",
+            &format!("the model has input_ids as its input, but {name} among its outputs"),
+            &format!("remove {name}, or use text_input"),
         ));
     }
     Ok(kind)

@@ -119,6 +119,10 @@ outputs! {
     TotalDraftTokens: c"total_draft_tokens", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
     /// The tokens of each sequence as a JSON list of lists; the new tokens if streaming.
     OutputIdsJson: c"output_ids_json", "TYPE_STRING", ONE, OnRequest, NotNeeded;
+    /// What the model thought before it answered; the new part if streaming.
+    ReasoningContent: c"reasoning_content", "TYPE_STRING", EACH, OnRequest, NotNeeded;
+    /// The functions that the model calls, as JSON; the new calls if streaming.
+    ToolCalls: c"tool_calls", "TYPE_STRING", EACH, OnRequest, NotNeeded;
     /// Index of a row's sequence within its request.
     SequenceIndex: c"sequence_index", "TYPE_INT32", EACH, OnRequest, NotNeeded;
     /// Index of the prompt within its request. Never sent, because a request has one prompt.
@@ -170,6 +174,14 @@ impl OutputKind {
     /// Whether the output may be declared, for clients that expect it, but is never sent.
     pub const fn is_never_sent(self) -> bool {
         matches!(self.output().sent, Sent::Never)
+    }
+
+    /// Whether the output is text of the reply, which needs a tokenizer.
+    pub const fn is_text(self) -> bool {
+        matches!(
+            self,
+            OutputKind::TextOutput | OutputKind::ReasoningContent | OutputKind::ToolCalls
+        )
     }
 
     const fn is_perf_metric(self) -> bool {

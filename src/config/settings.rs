@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::base::BlockSize;
 use crate::config::choices::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
-    RunnerKind, SpeculationKind, WeightOnlyPrecision,
+    ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, ToolCallFormat, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 
@@ -116,6 +116,10 @@ pub struct Settings {
     pub add_special_tokens: bool,
     /// `skip_special_tokens`
     pub skip_special_tokens: bool,
+    /// `reasoning_parser`
+    pub reasoning_parser: ReplyParser<ReasoningFormat>,
+    /// `tool_call_parser`
+    pub tool_call_parser: ReplyParser<ToolCallFormat>,
     /// `default_max_tokens`
     pub default_max_tokens: u32,
     /// `use_generation_config`
@@ -213,6 +217,8 @@ impl Default for Settings {
             client_compatibility: ClientCompatibility::None,
             add_special_tokens: true,
             skip_special_tokens: true,
+            reasoning_parser: ReplyParser::Auto,
+            tool_call_parser: ReplyParser::Auto,
             default_max_tokens: 16,
             use_generation_config: false,
             gpu_device_ids: Vec::new(),

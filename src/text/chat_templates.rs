@@ -32,8 +32,8 @@ const TOOL_USE: &str = "tool_use";
 /// A checkpoint's chat templates, compiled: one, or several with names.
 pub struct ChatTemplates {
     environment: Environment<'static>,
-    /// In the order of the files.
-    names: Vec<String>,
+    /// Their names and sources, in the order of the files.
+    sources: Vec<(String, String)>,
 }
 
 impl ChatTemplates {
@@ -96,16 +96,21 @@ impl ChatTemplates {
         }
         Ok(Self {
             environment,
-            names: Vec::new(),
+            sources: Vec::new(),
         })
     }
 
     fn add(&mut self, name: &str, source: &str) -> Result<(), Error> {
         let source = without_generation_tags(source);
         self.environment
-            .add_template_owned(name.to_owned(), source)?;
-        self.names.push(name.to_owned());
+            .add_template_owned(name.to_owned(), source.clone())?;
+        self.sources.push((name.to_owned(), source));
         Ok(())
+    }
+
+    /// The templates' texts.
+    pub fn sources(&self) -> impl Iterator<Item = &str> + Clone {
+        self.sources.iter().map(|(_, source)| source.as_str())
     }
 
     /// Renders a conversation into a prompt.
@@ -114,12 +119,24 @@ impl ChatTemplates {
     /// There is no template of the name that it gives, or the template rejects the messages, misses something in them, or
     /// exceeds a limit; or the message to be continued cannot be.
     pub fn render(&self, conversation: &Conversation) -> Result<String, RequestError> {
+        let rendered = self.render_with(conversation, false);
+        if rendered.is_err() && conversation.shown(true)?.0 != conversation.shown(false)?.0 {
+            return self.render_with(conversation, true).or(rendered);
+        }
+        rendered
+    }
+
+    fn render_with(
+        &self,
+        conversation: &Conversation,
+        as_given: bool,
+    ) -> Result<String, RequestError> {
         let name = self.name_for(conversation)?;
         let template = self
             .environment
             .get_template(name)
             .map_err(|error| invalid(&error))?;
-        let (messages, continuation) = conversation.shown()?;
+        let (messages, continuation) = conversation.shown(as_given)?;
         if let Some(continuation) = &continuation
             && !continuation.is_read_by(template.source())
         {
@@ -152,9 +169,10 @@ impl ChatTemplates {
     /// # Errors
     /// There is no template of the name that it gives, or none for it.
     fn name_for<'a>(&'a self, conversation: &'a Conversation) -> Result<&'a str, RequestError> {
-        let has = |name: &str| self.names.iter().any(|known| known == name);
+        let has = |name: &str| self.sources.iter().any(|(known, _)| known == name);
         let refused = |problem: String| {
-            let names = self.names.join("', '");
+            let names: Vec<_> = self.sources.iter().map(|(name, _)| name.as_str()).collect();
+            let names = names.join("', '");
             Err(RequestError::Invalid(format!(
                 "option 'chat_template': {problem}; the checkpoint has '{names}'"
             )))
@@ -328,6 +346,8 @@ mod tests {
                     let error = error.to_string();
                     error.starts_with("option '") && error.ends_with(raised)
                 }
+                // An error of Python, such as adding a text and a null.
+                (Ok(_), None) => case["raised"] == "",
                 _ => false,
             };
             if !is_alike {
@@ -352,6 +372,33 @@ mod tests {
             templates.render(&conversation),
             Ok("<b></s>True".to_owned())
         );
+    }
+
+    #[test]
+    fn a_message_is_given_as_the_template_takes_it() {
+        let call = json!({"function": {"name": "f", "arguments": "{\"a\": 1}"}});
+        let messages = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
+        for (how, expected) in [
+            ("'' ~ call.arguments.a", "1"),
+            ("call.arguments | tojson", r#"{"a": 1}"#),
+            ("'' + call.arguments", r#"{"a": 1}"#),
+            (
+                "'' + (messages[0].content or call.arguments)",
+                r#"{"a": 1}"#,
+            ),
+            (
+                "'a' + ('' if messages[0].content is none else messages[0].content)",
+                "a",
+            ),
+            ("'a' ~ messages[0].content", "a"),
+        ] {
+            let source =
+                format!("{{% set call = messages[0].tool_calls[0].function %}}{{{{ {how} }}}}");
+            let prompt = templates(&source).render(&conversation(&messages));
+            assert_eq!(prompt.as_deref(), Ok(expected), "{how}");
+        }
+        let error = templates("{{ raise_exception('no') }}").render(&conversation(&messages));
+        assert!(error.expect_err("raised").to_string().ends_with("no"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A conversation, in the form in which chat templates read it.
 //!
 //! Messages are those of OpenAI's interface and of Hugging Face transformers. Three things are changed before a template sees
-//! them: members that are null are left out, and reasoning is given under each name that templates read (both as in
-//! transformers 5); the arguments of a tool call that are JSON in a string become the JSON itself (as in vLLM), because templates
-//! write them with `tojson`.
+//! them: reasoning is given under each name that templates read, and members that are null are left out (both as in
+//! transformers 5); the arguments of a tool call that are JSON in a string become the JSON itself (as in vLLM), because most templates
+//! write them with `tojson`. Others, such as DeepSeek's, need the string and the null: what a template cannot render with these
+//! changes is rendered as it is given.
 
 use serde_json::{Map, Value};
 
@@ -61,16 +62,22 @@ pub(super) struct Continuation {
 }
 
 impl Conversation {
-    /// The messages for a template, with a mark behind the text that is continued.
+    /// The messages for a template, with a mark behind the text that is continued. `as_given`: with nulls, and arguments in
+    /// strings.
     ///
     /// # Errors
     /// The last message has no text to continue.
-    pub(super) fn shown(&self) -> Result<(Vec<Value>, Option<Continuation>), RequestError> {
+    pub(super) fn shown(
+        &self,
+        as_given: bool,
+    ) -> Result<(Vec<Value>, Option<Continuation>), RequestError> {
         let mut messages = self.messages.clone();
         for message in messages.iter_mut().filter_map(Value::as_object_mut) {
-            message.retain(|_, value| !value.is_null());
             name_reasoning(message);
-            parse_arguments(message);
+            if !as_given {
+                message.retain(|_, value| !value.is_null());
+                parse_arguments(message);
+            }
         }
         let PromptEnding::Within(field) = self.ending else {
             return Ok((messages, None));
@@ -195,7 +202,7 @@ mod tests {
             messages: messages.as_array().expect("a list").clone(),
             ..Conversation::default()
         };
-        Value::Array(conversation.shown().expect("shown").0)
+        Value::Array(conversation.shown(false).expect("shown").0)
     }
 
     #[test]
@@ -248,7 +255,11 @@ mod tests {
                 ending: PromptEnding::Within(MessageField::Content),
                 ..Conversation::default()
             };
-            let error = conversation.shown().err().expect("refused").to_string();
+            let error = conversation
+                .shown(false)
+                .err()
+                .expect("refused")
+                .to_string();
             assert!(error.contains("no text in 'content'"), "{error}");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Conversation --ChatTemplates--> text --Tokenizer--> prompt tokens
-//! output tokens --Detokenizer--> complete characters --StopWords--> text ready to send
+//! output tokens --Detokenizer--> complete characters --StopWords--> text ready to send --ReplyReader--> its parts
 //! ```
 //!
 //! [`Tokenizer`] and [`ChatTemplates`] come from the files of a Hugging Face folder, or from a [`GgufVocabulary`]. They
@@ -16,6 +16,7 @@ mod coverage;
 mod detokenizer;
 mod gguf_vocabulary;
 mod python_json;
+mod reply;
 mod stop_words;
 mod tokenizer;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub use chat_templates::ChatTemplates;
 pub use conversation::{Conversation, MessageField, PromptEnding};
 pub use detokenizer::Detokenizer;
 pub use gguf_vocabulary::GgufVocabulary;
+pub use reply::{ReplyFormat, ReplyParts, ReplyReader, ReplyStart, ToolCall};
 pub use stop_words::StopWords;
 pub use tokenizer::Tokenizer;
 pub use vocabulary::TokenText;

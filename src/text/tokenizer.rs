@@ -174,6 +174,13 @@ impl Tokenizer {
         added.is_special_token(&name).then_some(name)
     }
 
+    /// The id of the special token with this text.
+    pub fn special_id(&self, content: &str) -> Option<TokenId> {
+        let added = self.inner.get_added_vocabulary();
+        let id = self.inner.token_to_id(content);
+        id.filter(|_| added.is_special_token(content))
+    }
+
     #[cfg(test)]
     pub(super) fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)

@@ -6,6 +6,7 @@ mod fake_triton;
 #[path = "../support/served.rs"]
 mod served;
 
+mod chat;
 mod draw;
 mod driver;
 mod failing_steps;

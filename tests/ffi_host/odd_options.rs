@@ -18,10 +18,10 @@ const VOCAB_SIZE: i64 = 160;
 const NUM_BATCHES: usize = 300;
 
 /// A checkpoint with two small layers and another model's tokenizer; deleted after the test.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn new(test: &str) -> Self {
+    pub fn new(test: &str) -> Self {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let name = format!("inflight-{test}-{}", std::process::id());
         let folder = Self(env::temp_dir().join(name));

@@ -1,11 +1,13 @@
-"""Conversations: several chat templates, their variables, and messages that are continued."""
+"""Conversations: several chat templates, their variables, messages that are continued, and the parts of replies.
+
+The demo model knows no tools. A guide with a single choice makes it write a call."""
 
 import json
 import shutil
 
 import pytest
 
-from harness.clients import Refused, generate
+from harness.clients import Refused, generate, generate_stream
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -15,7 +17,8 @@ TURNS = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 TEMPLATES = {
-    "default": TURNS + "{% if mood is defined %}{{ mood }}{% endif %}",
+    # The comment has the marks of replies, as the templates of models that think and call functions do.
+    "default": "{# <think></think><tool_call></tool_call> #}" + TURNS + "{% if mood is defined %}{{ mood }}{% endif %}",
     "tool_use": "{% for tool in tools %}{{ tool.function.name + ' ' }}{% endfor %}" + TURNS,
     "rag": "{% for document in documents %}{{ document.text + ' ' }}{% endfor %}" + TURNS,
 }
@@ -85,3 +88,71 @@ def test_options_that_do_not_fit_are_refused(server, options, words):
     with pytest.raises(Refused) as refused:
         generate(server, "chat", "" if "messages" in options else "Once", **options)
     assert words in str(refused.value)
+
+
+REPLY = (
+    "<think>\nA fox?\n</think>\n\nLet me see.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "東京"}}\n</tool_call>'
+)
+CALLS = [
+    {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": city}, ensure_ascii=False)}}
+    for city in ("Oslo", "東京")
+]
+
+
+def written(reply, **options):
+    """Options that make the model write this reply."""
+    return {
+        "guided_choice": json.dumps([reply]),
+        "max_tokens": 400,
+        "exclude_input_in_output": True,
+        "messages": json.dumps([USER]),
+        **options,
+    }
+
+
+def without_ids(calls):
+    assert len({call.pop("id") for call in calls}) == len(calls)
+    return calls
+
+
+def test_reasoning_and_calls_have_outputs_of_their_own(server):
+    answer = generate(server, "chat", "", **written(REPLY, tools=json.dumps(TOOLS)))
+    assert answer.text == "Let me see.\n"
+    assert answer.last.tensors["reasoning_content"] == "A fox?"
+    assert without_ids(json.loads(answer.last.tensors["tool_calls"])) == CALLS
+    assert answer.finish_reason == "tool_calls"
+
+
+def test_a_stream_has_the_new_part_of_each_output(server):
+    answer = generate_stream(server, "chat", "", **written(REPLY, tools=json.dumps(TOOLS)))
+    assert answer.text == "Let me see.\n"
+    assert "".join(answer.tensors("reasoning_content")) == "A fox?"
+    calls = [call for part in answer.tensors("tool_calls") for call in json.loads(part)]
+    assert without_ids(calls) == [{**call, "index": index} for index, call in enumerate(CALLS)]
+    assert answer.finish_reason == "tool_calls"
+
+
+def test_parts_stay_in_the_text_of_requests_that_leave_them_out(server):
+    left_out = {"return_reasoning_content": False, "return_tool_calls": False}
+    answer = generate(server, "chat", "", **written(REPLY, tools=json.dumps(TOOLS), **left_out))
+    assert answer.text == REPLY
+    assert answer.finish_reason == "end_id"
+    assert not {"reasoning_content", "tool_calls"} & set(answer.last.tensors)
+    # Without tools there are no calls.
+    answer = generate(server, "chat", "", **written(REPLY))
+    assert answer.text == REPLY.partition("</think>\n\n")[2]
+    # A prompt that is not a conversation.
+    plain = {name: value for name, value in written(REPLY).items() if name != "messages"}
+    assert generate(server, "chat", "Once", **plain).text == REPLY
+    asked = generate(server, "chat", "Once", **plain, return_reasoning_content=True, return_tool_calls=True)
+    assert asked.text == "Let me see.\n" and asked.finish_reason == "tool_calls"
+
+
+def test_a_model_without_a_format_cannot_be_asked_for_parts(server, tmp_path):
+    repository = tmp_path / "repository"
+    add_model(repository, "stories", checkpoint=STORIES)
+    with Server(repository) as plain:
+        with pytest.raises(Refused, match="tool_call_parser"):
+            generate(plain, "stories", "Once", return_tool_calls=True)

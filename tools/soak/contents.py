@@ -252,6 +252,9 @@ def _with_outputs(rng):
         "return_num_output_tokens": rng.random() < 0.7,
         "return_finish_reason": rng.random() < 0.7,
         "return_perf_metrics": rng.random() < 0.5,
+        # The demo model writes neither.
+        "return_reasoning_content": False,
+        "return_tool_calls": False,
     }
 
 

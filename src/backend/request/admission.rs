@@ -20,16 +20,17 @@ use crate::backend::request::incoming::{Arrival, Incoming, RequestReader, Reques
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
 use crate::backend::request::volume::TextLengths;
-use crate::backend::response::answer::{AnswerFormat, AnswerPlan, Echo, Row};
+use crate::backend::response::answer::{AnswerFormat, AnswerPlan, CallIds, Echo, Row};
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
-use crate::backend::response::text_stream::{BeamText, TextRules, TextStream};
+use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
-use crate::config::{ModelConfig, OutputKind};
+use crate::config::{ClientCompatibility, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
 use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
+use crate::text::{MessageField, ReplyFormat, ReplyStart};
 use crate::triton::{Error, Request};
 
 /// The parts of a model that prepare its requests. Shared between threads.
@@ -52,6 +53,8 @@ pub struct Admission {
     pub answer_memory: AnswerMemory,
     /// Tokens that end the output unless the request names others.
     pub end_ids: Vec<TokenId>,
+    /// How replies are taken apart where an answer has outputs for their parts.
+    pub replies: ReplyFormat,
     /// Options that a request takes where it gives none.
     pub recommended: RequestOptions,
     /// How long prompts are in tokens.
@@ -154,7 +157,7 @@ impl Admission {
         }
         let has_stop_words = !options.stop.is_empty();
         if sampling.beam_search.is_some() {
-            let text = self.text_stream(has_stop_words, &options, &sampling, &prompt);
+            let text = self.text_stream(has_stop_words, &options, &sampling, &prompt, None);
             sampling.stop_text = text.map(|text| StopText(Arc::new(BeamText::new(text))));
         }
         let compilation = self.compilation(&options, &mut sampling)?;
@@ -172,16 +175,18 @@ impl Admission {
             .saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
         let mut format = self.answer_format(&options, &arrival.outputs)?;
+        let reply = self.reply_rules(&options, &format.outputs, &prompt.text)?;
+        format.call_ids = CallIds::of_prompt(&prompt.ids);
         format.num_prompt_tokens = num_prompt_tokens;
         format.pad_id = options.pad_id(&sampling.end_ids);
         let wants_text =
-            format.outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
+            format.outputs.iter().any(|kind| kind.is_text()) && options.text.detokenize;
         let num_found = sampling.beam_search.map(|it| it.num_returned as usize);
         format.searches = num_found.is_some();
         format.is_split &= !format.searches;
         let row = |_| {
             let is_read = wants_text || has_stop_words;
-            let text = self.text_stream(is_read, &options, &sampling, &prompt);
+            let text = self.text_stream(is_read, &options, &sampling, &prompt, reply);
             match num_found {
                 None => Row::new(num_new_tokens, text),
                 Some(_) => Row::found(text),
@@ -332,6 +337,7 @@ impl Admission {
                 && self.config.decoupled
                 && options.says_num_sequences(),
             has_null_logprobs: options.has_null_logprobs(compatibility),
+            call_ids: CallIds::default(),
             vocab_size: self.encoder.vocab_size as usize,
         })
     }
@@ -348,7 +354,8 @@ impl Admission {
     ) -> Result<Vec<OutputKind>, Error> {
         let compatibility = self.config.settings.client_compatibility;
         let is_given = |kind: &OutputKind| {
-            let is_wanted = options.wants(*kind, compatibility);
+            let is_wanted = options.wants(*kind, compatibility)
+                || compatibility == ClientCompatibility::None && self.has_part(*kind, options);
             !kind.is_never_sent() && (is_wanted || requested.are_named && !options.omits(*kind))
         };
         let kinds = requested.kinds.iter().copied();
@@ -365,6 +372,63 @@ impl Admission {
         }
     }
 
+    /// Whether an output is a part of the replies to a conversation, which is sent unless the request leaves it out.
+    fn has_part(&self, kind: OutputKind, options: &RequestOptions) -> bool {
+        let is_there = match kind {
+            OutputKind::ReasoningContent => {
+                self.replies.reasoning.is_some() && options.chat.is_given()
+            }
+            OutputKind::ToolCalls => self.replies.tool_calls.is_some() && options.chat.has_tools(),
+            _ => false,
+        };
+        is_there && !options.omits(kind)
+    }
+
+    /// How the reply is taken apart, if the answer has outputs for its parts. A part without one stays in the text.
+    ///
+    /// # Errors
+    /// The request asks for a part whose format is not known.
+    fn reply_rules(
+        &self,
+        options: &RequestOptions,
+        outputs: &[OutputKind],
+        prompt: &str,
+    ) -> Result<Option<ReplyRules>, RequestError> {
+        let has = |kind| outputs.contains(&kind);
+        let format = ReplyFormat {
+            reasoning: (self.replies.reasoning).filter(|_| has(OutputKind::ReasoningContent)),
+            tool_calls: (self.replies.tool_calls).filter(|_| has(OutputKind::ToolCalls)),
+        };
+        for (option, kind, parser, is_known) in [
+            (
+                "return_reasoning_content",
+                OutputKind::ReasoningContent,
+                "reasoning_parser",
+                format.reasoning.is_some(),
+            ),
+            (
+                "return_tool_calls",
+                OutputKind::ToolCalls,
+                "tool_call_parser",
+                format.tool_calls.is_some(),
+            ),
+        ] {
+            if options.asks(kind) && !is_known {
+                return Err(RequestError::Invalid(format!(
+                    "option '{option}': the format is not known, because the checkpoint has no chat template that shows it; \
+                     name one in {parser} in the model's config.pbtxt, or leave the option out"
+                )));
+            }
+        }
+        let start = match options.chat.continued() {
+            None => format.start_after(prompt),
+            Some((MessageField::Reasoning, _)) => ReplyStart::Reasoning,
+            Some((MessageField::Content, text)) => format.start_within(text),
+        };
+        let is_whole = format == ReplyFormat::default();
+        Ok((!is_whole).then_some(ReplyRules { format, start }))
+    }
+
     /// The detokeniser of a sequence, if its text is needed and the model has a tokenizer.
     fn text_stream(
         &self,
@@ -372,6 +436,7 @@ impl Admission {
         options: &RequestOptions,
         sampling: &SamplingParams,
         prompt: &Prompt,
+        reply: Option<ReplyRules>,
     ) -> Option<TextStream> {
         let parts = self.encoder.text.as_ref().filter(|_| is_read)?;
         let last = sampling.end_ids.iter().chain(&sampling.stop_token_ids);
@@ -384,6 +449,7 @@ impl Admission {
             stop_words: options.stop.clone(),
             last_tokens: last.copied().collect(),
             include_stop: options.text.include_stop,
+            reply,
         };
         let tokenizer = parts.tokenizer.clone();
         Some(TextStream::new(tokenizer, &prompt.ids, rules))

@@ -74,6 +74,23 @@ impl ChatOptions {
         self.messages.is_some()
     }
 
+    /// Whether the conversation has tools.
+    pub fn has_tools(&self) -> bool {
+        self.tools.is_some()
+    }
+
+    /// The field of the last message that the answer continues, and its text.
+    pub fn continued(&self) -> Option<(MessageField, &str)> {
+        let field = self.continued?;
+        let content = self.messages.as_ref()?.last()?.get("content");
+        let part = content.and_then(Value::as_array).and_then(|parts| {
+            let mut texts = parts.iter().rev().filter_map(|part| part.get("text"));
+            texts.next()
+        });
+        let text = part.or(content).and_then(Value::as_str);
+        Some((field, text.unwrap_or_default()))
+    }
+
     /// The first of the options that need messages.
     fn first_given(&self) -> Option<&'static str> {
         let given = [

@@ -1,10 +1,12 @@
-//! Incremental detokenisation of a sequence, cut at stop words.
+//! Incremental detokenisation of a sequence, cut at stop words, and taken apart.
 
 use std::sync::Arc;
 
 use crate::base::TokenId;
 use crate::sampling::ReadText;
-use crate::text::{Detokenizer, StopWords, Tokenizer};
+use crate::text::{
+    Detokenizer, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, StopWords, Tokenizer,
+};
 
 /// Turns tokens into text that may be sent.
 #[derive(Clone)]
@@ -14,8 +16,14 @@ pub struct TextStream {
     stop_words: StopWords,
     /// Tokens that end the sequence and are not shown.
     silent: Vec<TokenId>,
-    /// Text that may be sent.
+    /// Special tokens that are text although others are not, with their text.
+    marks: Vec<(TokenId, &'static str)>,
+    /// Takes the text apart; `None` if all of it is content.
+    reply: Option<ReplyReader>,
+    /// Text that may be sent, before it is taken apart.
     ready: String,
+    /// What is known of the parts, and not taken yet.
+    parts: ReplyParts,
     /// Buffer between the detokenizer and the stop words; empty between calls.
     whole: String,
 }
@@ -33,6 +41,17 @@ pub struct TextRules {
     pub last_tokens: Vec<TokenId>,
     /// Whether the stop word, or the last token, is part of the text.
     pub include_stop: bool,
+    /// Takes the text apart, if that is wanted.
+    pub reply: Option<ReplyRules>,
+}
+
+/// How a text is taken apart.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyRules {
+    /// The format of its parts.
+    pub format: ReplyFormat,
+    /// Where it begins.
+    pub start: ReplyStart,
 }
 
 impl TextStream {
@@ -42,8 +61,16 @@ impl TextStream {
         if !rules.spaces_between_special_tokens {
             detokenizer = detokenizer.without_spaces_between_special_tokens();
         }
+        let marks = rules.reply.iter().flat_map(|reply| reply.format.marks());
+        let marks = marks.filter_map(|mark| Some((tokenizer.special_id(mark)?, mark)));
         Self {
             detokenizer,
+            marks: match rules.skip_special_tokens {
+                true => marks.collect(),
+                false => Vec::new(),
+            },
+            reply: rules.reply.map(|reply| reply.format.reader(reply.start)),
+            parts: ReplyParts::default(),
             tokenizer,
             stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
             silent: match rules.include_stop {
@@ -66,8 +93,15 @@ impl TextStream {
             return false;
         }
         self.whole.clear();
-        self.detokenizer
-            .push(&self.tokenizer, token, &mut self.whole);
+        match self.marks.iter().find(|(mark, _)| *mark == token) {
+            None => self
+                .detokenizer
+                .push(&self.tokenizer, token, &mut self.whole),
+            Some((_, text)) => {
+                self.detokenizer.finish(&self.tokenizer, &mut self.whole);
+                self.whole.push_str(text);
+            }
+        }
         self.stop_words.push(&self.whole, &mut self.ready)
     }
 
@@ -83,11 +117,26 @@ impl TextStream {
         if !self.stop_words.push(&self.whole, &mut self.ready) {
             self.stop_words.finish(&mut self.ready);
         }
+        if let Some(reply) = &mut self.reply {
+            reply.push(&self.ready, &mut self.parts);
+            reply.finish(&mut self.parts);
+            self.ready.clear();
+        }
     }
 
-    /// Takes the text that may be sent.
-    pub fn take_ready(&mut self) -> String {
-        std::mem::take(&mut self.ready)
+    /// Adds the text that may be sent to `parts`.
+    pub fn take_ready(&mut self, parts: &mut ReplyParts) {
+        match &mut self.reply {
+            None => parts.content.push_str(&self.ready),
+            Some(reply) => {
+                let found = std::mem::take(&mut self.parts);
+                parts.content.push_str(&found.content);
+                parts.reasoning.push_str(&found.reasoning);
+                parts.calls.extend(found.calls);
+                reply.push(&self.ready, parts);
+            }
+        }
+        self.ready.clear();
     }
 }
 
@@ -116,6 +165,7 @@ impl ReadText for BeamText {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ReasoningFormat;
     use crate::text::toys;
 
     /// The text that a sequence of these tokens sends, token by token, then at its end; and after which token
@@ -138,7 +188,14 @@ mod tests {
             stop_words: Vec::new(),
             last_tokens: Vec::new(),
             include_stop: false,
+            reply: None,
         }
+    }
+
+    fn content_of(stream: &mut TextStream) -> String {
+        let mut parts = ReplyParts::default();
+        stream.take_ready(&mut parts);
+        parts.content
     }
 
     fn sent_by(contents: &[&str], rules: TextRules) -> (Vec<String>, Option<usize>) {
@@ -150,10 +207,10 @@ mod tests {
             if stream.push(toys::id(&tokenizer, content)) {
                 stopped.get_or_insert(i);
             }
-            sent.push(stream.take_ready());
+            sent.push(content_of(&mut stream));
         }
         stream.finish();
-        sent.push(stream.take_ready());
+        sent.push(content_of(&mut stream));
         (sent, stopped)
     }
 
@@ -238,6 +295,31 @@ mod tests {
             ..rules()
         };
         assert_eq!(sent_by(&["a", "<|end|>"], shown).0.concat(), "a<|end|>");
+    }
+
+    #[test]
+    fn marks_that_are_special_tokens_are_read_and_others_are_left_out() {
+        let tokenizer = Arc::new(toys::metaspace());
+        let format = ReplyFormat {
+            reasoning: Some(ReasoningFormat::Think),
+            tool_calls: None,
+        };
+        let start = ReplyStart::Reasoning;
+        let rules = TextRules {
+            reply: Some(ReplyRules { format, start }),
+            ..rules()
+        };
+        let mut stream = TextStream::new(tokenizer.clone(), &[], rules);
+        stream.marks = vec![(toys::id(&tokenizer, "</s>"), "</think>")];
+        let mut parts = ReplyParts::default();
+        for content in ["▁the", "<s>", "<0xF0>", "</s>", "<s>", "▁the"] {
+            stream.push(toys::id(&tokenizer, content));
+            stream.take_ready(&mut parts);
+        }
+        stream.finish();
+        stream.take_ready(&mut parts);
+        let found = (&parts.reasoning[..], &parts.content[..]);
+        assert_eq!(found, ("the\u{fffd}", " the"));
     }
 
     #[test]

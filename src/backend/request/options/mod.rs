@@ -304,6 +304,14 @@ impl RequestOptions {
         })
     }
 
+    /// Whether an option of the request asks for an output tensor.
+    pub fn asks(&self, output: OutputKind) -> bool {
+        self.asked
+            .iter()
+            .any(|(_, outputs)| outputs.contains(&output))
+            && !self.omits(output)
+    }
+
     /// Whether the request excludes an output tensor, even if it names it.
     pub fn omits(&self, output: OutputKind) -> bool {
         self.omitted.contains(&output)

@@ -778,6 +778,34 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| o.ask("return_stop_reason", &[OutputKind::StopReason], v),
     },
     RequestOption {
+        name: "return_reasoning_content",
+        aliases: &["separate_reasoning"],
+        expected: "true or false",
+        default: "true, for `messages` of a model with a `reasoning_parser`",
+        doc: "Adds the output `reasoning_content`: what the model thought before it answered, which `text_output` then leaves \
+              out. `false` leaves it in `text_output`. See [Chat](chat.md#the-parts-of-a-reply).",
+        set: |o, v| match flag(v)? {
+            true => o.ask(
+                "return_reasoning_content",
+                &[OutputKind::ReasoningContent],
+                v,
+            ),
+            false => o.want(OutputKind::ReasoningContent, v),
+        },
+    },
+    RequestOption {
+        name: "return_tool_calls",
+        aliases: &[],
+        expected: "true or false",
+        default: "true, for `tools` of a model with a `tool_call_parser`",
+        doc: "Adds the output `tool_calls`: the functions that the model calls, which `text_output` then leaves out. `false` \
+              leaves them in `text_output`.",
+        set: |o, v| match flag(v)? {
+            true => o.ask("return_tool_calls", &[OutputKind::ToolCalls], v),
+            false => o.want(OutputKind::ToolCalls, v),
+        },
+    },
+    RequestOption {
         name: "return_perf_metrics",
         aliases: &[],
         expected: "true or false",

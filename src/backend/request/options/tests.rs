@@ -304,6 +304,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("return_context_logits", json!("all")),
         ("return_generation_logits", json!(3)),
         ("return_stop_reason", json!("why")),
+        ("return_reasoning_content", json!("yes")),
+        ("return_tool_calls", json!(1)),
         ("return_output_ids_json", json!("yes")),
         ("client_id", json!(-1)),
         ("return_perf_metrics", json!(0.5)),

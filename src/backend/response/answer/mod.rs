@@ -1,10 +1,11 @@
 //! The answer to one request while it is generated: tokens in, responses out.
 //!
 //! ```text
-//! answer      rows, one for each sequence       the outputs of each sequence
-//!             outputs, times, echo              those of the whole request
-//! row.rs      one sequence: tokens, text, log-probabilities, why it ended
-//! tensors.rs  a response: the rows, filled up to one length
+//! answer         rows, one for each sequence       the outputs of each sequence
+//!                outputs, times, echo              those of the whole request
+//! row.rs         one sequence: tokens, text, log-probabilities, why it ended
+//! tensors.rs     a response: the rows, filled up to one length
+//! tool_calls.rs  calls of functions as JSON
 //! ```
 //!
 //! The thread that holds the answer may send. The driver passes it to the responder only while the backend owns the
@@ -13,6 +14,7 @@
 
 mod row;
 mod tensors;
+mod tool_calls;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, ResponseFactory};
 
 pub use row::Row;
+pub use tool_calls::CallIds;
 
 /// The most that a response may cost while others wait for it: less than a millisecond.
 const MAX_LIGHT_COST: usize = 600;
@@ -74,6 +77,8 @@ pub struct AnswerFormat {
     pub is_split: bool,
     /// Whether `logprobs` is null, because the request does not say how many.
     pub has_null_logprobs: bool,
+    /// The ids of the functions' calls.
+    pub call_ids: CallIds,
     /// Logits of one row.
     pub vocab_size: usize,
 }

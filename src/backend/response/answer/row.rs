@@ -7,6 +7,7 @@ use crate::backend::response::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
 use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor, SampleError, TokenLogProbs};
+use crate::text::{ReplyParts, ToolCall};
 
 /// One sequence of an answer.
 pub struct Row {
@@ -31,6 +32,10 @@ pub struct Row {
     finish: Option<FinishReason>,
     num_decoded: usize,
     num_answered: usize,
+    /// Parts of the text that no response has carried.
+    parts: ReplyParts,
+    /// Calls of functions that responses have carried.
+    num_calls_answered: usize,
     /// Whether the text has been finished, so that nothing is held back.
     is_text_whole: bool,
 }
@@ -54,6 +59,8 @@ impl Row {
             finish: None,
             num_decoded: 0,
             num_answered: 0,
+            parts: ReplyParts::default(),
+            num_calls_answered: 0,
             is_text_whole: false,
         }
     }
@@ -109,6 +116,7 @@ impl Row {
         self.found = Some(Box::new(hypothesis));
         self.text = self.blank_text.clone();
         (self.num_decoded, self.num_answered) = (0, 0);
+        (self.parts, self.num_calls_answered) = (ReplyParts::default(), 0);
         self.is_text_whole = false;
     }
 
@@ -222,17 +230,41 @@ impl Row {
         self.last_token
     }
 
-    /// The new text that may be sent. Of a sequence that has ended, that is all.
+    /// The new text that may be sent, without the parts that other outputs have. Of a sequence that has ended, that is all.
     pub fn take_text(&mut self) -> String {
+        self.read();
+        std::mem::take(&mut self.parts.content)
+    }
+
+    /// The new part of the reasoning that may be sent.
+    pub fn take_reasoning(&mut self) -> String {
+        self.read();
+        std::mem::take(&mut self.parts.reasoning)
+    }
+
+    /// The new calls of functions, and how many were sent before.
+    pub fn new_calls(&mut self) -> (&[ToolCall], usize) {
+        self.read();
+        (&self.parts.calls, self.num_calls_answered)
+    }
+
+    /// Whether the text so far calls a function.
+    pub fn has_calls(&mut self) -> bool {
+        self.read();
+        self.num_calls_answered + self.parts.calls.len() > 0
+    }
+
+    /// Turns the tokens so far into parts of the reply.
+    fn read(&mut self) {
         self.decode();
         let has_ended = self.finish_of_text().is_some();
         let Some(text) = &mut self.text else {
-            return String::new();
+            return;
         };
         if has_ended && !std::mem::replace(&mut self.is_text_whole, true) {
             text.finish();
         }
-        text.take_ready()
+        text.take_ready(&mut self.parts);
     }
 
     /// The stop word that the text has ended with, or the token that ended the sequence; else empty.
@@ -268,6 +300,8 @@ impl Row {
     /// Marks all tokens so far as sent.
     pub fn answered(&mut self) {
         self.num_answered = self.tokens.len();
+        self.num_calls_answered += self.parts.calls.len();
+        self.parts = ReplyParts::default();
         self.log_probs.clear();
     }
 

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::backend::response::answer::{Answer, Echo, Row};
+use crate::backend::response::answer::{Answer, Echo, Row, tool_calls};
 use crate::backend::response::log_probs;
 use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
@@ -84,8 +84,27 @@ impl Answer {
                     };
                     numbers(&mut response, name, from, rows, length)?;
                 }
+                OutputKind::ReasoningContent => {
+                    strings(&mut response, name, from, rows, Row::take_reasoning)?;
+                }
+                OutputKind::ToolCalls => {
+                    let ids = self.format.call_ids;
+                    // Hypotheses are sent whole.
+                    let in_stream = self.format.stream && !self.format.searches;
+                    let mut row_index = first_row;
+                    let calls = |row: &mut Row| {
+                        let (calls, num_before) = row.new_calls();
+                        let json = tool_calls::json(calls, ids, row_index, num_before, in_stream);
+                        row_index += 1;
+                        json
+                    };
+                    strings(&mut response, name, from, rows, calls)?;
+                }
                 OutputKind::FinishReason => {
-                    let reason = |row: &mut Row| reason_name(row.finish_of_text(), compatibility);
+                    let reason = |row: &mut Row| {
+                        let has_calls = row.has_calls();
+                        reason_name(row.finish_of_text(), has_calls, compatibility)
+                    };
                     strings(&mut response, name, from, rows, reason)?;
                 }
                 OutputKind::NumInputTokens if compatibility.has_unsigned_counts() => {
@@ -262,7 +281,7 @@ fn strings<S: AsRef<[u8]>>(
     name: &CStr,
     from: usize,
     rows: &mut [Row],
-    string: impl Fn(&mut Row) -> S,
+    mut string: impl FnMut(&mut Row) -> S,
 ) -> Result<(), Error> {
     match rows {
         [row] => response.output_strings(name, &[1, 1][from..], &[string(row)]),
@@ -343,9 +362,14 @@ fn ids_json(prompt: &[TokenId], rows: &[Row]) -> String {
 }
 
 /// The reason as a client reads it; a running sequence has none.
-fn reason_name(reason: Option<FinishReason>, compatibility: ClientCompatibility) -> &'static str {
+fn reason_name(
+    reason: Option<FinishReason>,
+    has_calls: bool,
+    compatibility: ClientCompatibility,
+) -> &'static str {
     let is_short = compatibility.uses_short_finish_reasons();
     match reason {
+        Some(FinishReason::EndId | FinishReason::StopWords) if has_calls => "tool_calls",
         None if is_short => "None",
         None => "",
         Some(FinishReason::EndId | FinishReason::StopWords) if is_short => "stop",

@@ -1,0 +1,151 @@
+//! A call of a function.
+
+use serde::de::IgnoredAny;
+use serde_json::Deserializer;
+
+/// A call of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The function's name.
+    pub name: String,
+    /// A JSON object, as the model wrote it.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// A call, if the name is one and the arguments are a JSON object, or one in a string.
+    pub(super) fn new(name: &str, arguments: &str) -> Option<Self> {
+        let is_name = |char: char| char.is_alphanumeric() || "_-.:/".contains(char);
+        let is_named = !name.is_empty() && name.chars().all(is_name);
+        let arguments = object(arguments.trim())?;
+        is_named.then(|| Self {
+            name: name.to_owned(),
+            arguments,
+        })
+    }
+
+    /// The call in a JSON object with `name`, and `arguments` or, as Llama calls them, `parameters`.
+    pub(super) fn of_json(json: &str) -> Option<Self> {
+        let (mut name, mut arguments) = (None, None);
+        for (key, value) in members(json)? {
+            let place = match key.as_str() {
+                "name" => &mut name,
+                "arguments" | "parameters" => &mut arguments,
+                _ => continue,
+            };
+            if place.replace(value).is_some() {
+                return None;
+            }
+        }
+        let name: String = serde_json::from_str(name?).ok()?;
+        Self::new(&name, arguments.filter(|it| *it != "null").unwrap_or("{}"))
+    }
+
+    /// The calls in a JSON list, or in one object.
+    pub(super) fn list_of_json(json: &str) -> Option<Vec<Self>> {
+        if json.starts_with('{') {
+            return Some(vec![Self::of_json(json)?]);
+        }
+        elements(json)?.into_iter().map(Self::of_json).collect()
+    }
+}
+
+/// The text of a JSON object, or of the one in a JSON string.
+fn object(json: &str) -> Option<String> {
+    let text = match json.starts_with('"') {
+        true => serde_json::from_str::<String>(json).ok()?,
+        false => json.to_owned(),
+    };
+    let is_object = text.starts_with('{') && is_valid(&text);
+    is_object.then_some(text)
+}
+
+fn is_valid(json: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(json).is_ok()
+}
+
+/// The keys of a JSON object, and the texts of their values.
+fn members(json: &str) -> Option<Vec<(String, &str)>> {
+    let mut rest = json
+        .strip_prefix('{')
+        .filter(|_| is_valid(json))?
+        .trim_start();
+    let mut members = Vec::new();
+    while !rest.starts_with('}') {
+        let (key, behind) = split_value(rest)?;
+        let (value, behind) = split_value(behind.trim_start().strip_prefix(':')?.trim_start())?;
+        members.push((serde_json::from_str(key).ok()?, value));
+        let behind = behind.trim_start();
+        rest = behind.strip_prefix(',').unwrap_or(behind).trim_start();
+    }
+    Some(members)
+}
+
+/// The texts of the values in a JSON list.
+fn elements(json: &str) -> Option<Vec<&str>> {
+    let mut rest = json
+        .strip_prefix('[')
+        .filter(|_| is_valid(json))?
+        .trim_start();
+    let mut elements = Vec::new();
+    while !rest.starts_with(']') {
+        let (value, behind) = split_value(rest)?;
+        elements.push(value);
+        let behind = behind.trim_start();
+        rest = behind.strip_prefix(',').unwrap_or(behind).trim_start();
+    }
+    Some(elements)
+}
+
+/// The value at the beginning of `json`, and what follows it.
+fn split_value(json: &str) -> Option<(&str, &str)> {
+    let mut values = Deserializer::from_str(json).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    json.split_at_checked(values.byte_offset())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_a_call_and_keeps_its_arguments_as_they_are() {
+        let call = |name: &str, arguments: &str| {
+            Some(ToolCall {
+                name: name.to_owned(),
+                arguments: arguments.to_owned(),
+            })
+        };
+        for (json, expected) in [
+            (
+                r#"{"name": "f", "arguments": {"a":  1.0}}"#,
+                call("f", r#"{"a":  1.0}"#),
+            ),
+            (r#"{"parameters": {}, "name": "f"}"#, call("f", "{}")),
+            (
+                r#"{"name": "f", "arguments": "{\"a\": 1}"}"#,
+                call("f", r#"{"a": 1}"#),
+            ),
+            (
+                r#"{"name": "f", "arguments": null, "id": "x"}"#,
+                call("f", "{}"),
+            ),
+            (r#"{"name": "f"}"#, call("f", "{}")),
+            (r#"{"name": "f", "arguments": [1]}"#, None),
+            (r#"{"name": "f", "arguments": "x"}"#, None),
+            (r#"{"name": "f", "arguments": {"a": nul}}"#, None),
+            (r#"{"name": "f", "arguments": {}, "parameters": {}}"#, None),
+            (r#"{"name": "", "arguments": {}}"#, None),
+            (r#"{"name": "a b", "arguments": {}}"#, None),
+            (r#"{"arguments": {}}"#, None),
+            ("[]", None),
+        ] {
+            assert_eq!(ToolCall::of_json(json), expected, "{json}");
+        }
+        assert_eq!(
+            ToolCall::list_of_json(r#"[{"name": "f"}, {"name": "g"}]"#).map(|it| it.len()),
+            Some(2)
+        );
+        assert_eq!(ToolCall::list_of_json(r#"[{"name": "f"}, 1]"#), None);
+    }
+}

@@ -1,0 +1,186 @@
+//! The formats of replies by name, and the one that a chat template is written for.
+
+use super::blocks::Blocks;
+use super::deepseek::DeepSeek;
+use super::granite::Granite;
+use super::harmony::{Harmony, HarmonyParts};
+use super::hermes::Hermes;
+use super::llama::Llama;
+use super::mistral::Mistral;
+use super::thought::{Thought, ThoughtMarks};
+use super::{Format, ReplyReader, ReplyStart};
+use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
+
+/// How the replies of a model are taken apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyFormat {
+    /// How reasoning is written; `None` if it is content.
+    pub reasoning: Option<ReasoningFormat>,
+    /// How calls are written; `None` if they are content.
+    pub tool_calls: Option<ToolCallFormat>,
+}
+
+impl ReplyFormat {
+    /// The format that the parameters of a model name, or else that of its chat templates.
+    pub fn new<'a>(
+        reasoning: ReplyParser<ReasoningFormat>,
+        tool_calls: ReplyParser<ToolCallFormat>,
+        templates: impl Iterator<Item = &'a str> + Clone,
+    ) -> Self {
+        Self {
+            reasoning: match reasoning {
+                ReplyParser::Auto => templates.clone().find_map(reasoning_of),
+                ReplyParser::None => None,
+                ReplyParser::Named(format) => Some(format),
+            },
+            tool_calls: match tool_calls {
+                ReplyParser::Auto => templates.clone().find_map(tool_calls_of),
+                ReplyParser::None => None,
+                ReplyParser::Named(format) => Some(format),
+            },
+        }
+    }
+
+    /// Where the reply to a prompt begins.
+    pub fn start_after(&self, prompt: &str) -> ReplyStart {
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return ReplyStart::Beginning;
+        };
+        let prompt = prompt.trim_end();
+        if prompt.ends_with(marks.start) {
+            ReplyStart::Reasoning
+        } else if prompt.ends_with(marks.end) {
+            ReplyStart::Content
+        } else {
+            ReplyStart::Beginning
+        }
+    }
+
+    /// Where the reply begins that continues a message with this content.
+    pub fn start_within(&self, content: &str) -> ReplyStart {
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return ReplyStart::Content;
+        };
+        match (content.rfind(marks.start), content.rfind(marks.end)) {
+            (Some(start), Some(end)) if start > end => ReplyStart::Reasoning,
+            (Some(_), None) => ReplyStart::Reasoning,
+            _ => ReplyStart::Content,
+        }
+    }
+
+    /// A reader of replies that begin at `start`.
+    pub fn reader(&self, start: ReplyStart) -> ReplyReader {
+        let mut formats: Vec<Box<dyn Format>> = Vec::new();
+        let wanted = HarmonyParts {
+            reasoning: self.reasoning == Some(ReasoningFormat::Harmony),
+            calls: self.tool_calls == Some(ToolCallFormat::Harmony),
+        };
+        if wanted.reasoning || wanted.calls {
+            formats.push(Box::new(Harmony::new(wanted, start)));
+        }
+        if let Some(marks) = self.reasoning.and_then(marks) {
+            formats.push(Box::new(Thought::new(marks, start)));
+        }
+        match self.tool_calls {
+            None | Some(ToolCallFormat::Harmony) => {}
+            Some(ToolCallFormat::Hermes) => formats.push(Box::new(Blocks::<Hermes>::default())),
+            Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
+            Some(ToolCallFormat::Granite) => formats.push(Box::new(Blocks::<Granite>::default())),
+            Some(ToolCallFormat::DeepSeek) => formats.push(Box::new(Blocks::<DeepSeek>::default())),
+            Some(ToolCallFormat::Llama3) => formats.push(Box::new(Llama::default())),
+        }
+        ReplyReader::new(formats)
+    }
+
+    /// The texts that the format is made of. Where they are special tokens, they must be in the text that a reader gets.
+    pub fn marks(&self) -> Vec<&'static str> {
+        let mut all = Vec::new();
+        if let Some(marks) = self.reasoning.and_then(marks) {
+            all.extend([marks.start, marks.end]);
+        }
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        if is_harmony {
+            all.extend([
+                "<|start|>",
+                "<|channel|>",
+                "<|constrain|>",
+                "<|message|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+            ]);
+        }
+        all.extend_from_slice(match self.tool_calls {
+            None | Some(ToolCallFormat::Harmony) => &[],
+            Some(ToolCallFormat::Hermes) => &["<tool_call>", "</tool_call>"],
+            Some(ToolCallFormat::Mistral) => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+            Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
+            Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
+            Some(ToolCallFormat::DeepSeek) => &[
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁sep｜>",
+                "<｜tool▁call▁end｜>",
+            ],
+        });
+        all
+    }
+}
+
+/// The marks around reasoning, where there are two.
+fn marks(format: ReasoningFormat) -> Option<ThoughtMarks> {
+    let (start, end, is_assumed) = match format {
+        ReasoningFormat::Think => ("<think>", "</think>", false),
+        ReasoningFormat::DeepSeekR1 => ("<think>", "</think>", true),
+        ReasoningFormat::Mistral => ("[THINK]", "[/THINK]", false),
+        ReasoningFormat::SeedOss => ("<seed:think>", "</seed:think>", false),
+        ReasoningFormat::Granite => ("Here is my thought process:", "Here is my response:", false),
+        ReasoningFormat::Harmony => return None,
+    };
+    Some(ThoughtMarks {
+        start,
+        end,
+        is_assumed,
+    })
+}
+
+/// The format of reasoning that a template is written for.
+fn reasoning_of(template: &str) -> Option<ReasoningFormat> {
+    let has = |mark: &str| template.contains(mark);
+    if has("<|channel|>analysis") {
+        return Some(ReasoningFormat::Harmony);
+    }
+    let formats = [
+        ("[THINK]", ReasoningFormat::Mistral),
+        ("</seed:think>", ReasoningFormat::SeedOss),
+        ("</think>", ReasoningFormat::Think),
+        ("Here is my thought process:", ReasoningFormat::Granite),
+    ];
+    let format = formats.iter().find(|(mark, _)| has(mark));
+    format.map(|(_, format)| *format)
+}
+
+/// The format of calls that a template is written for.
+fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
+    let has = |mark: &str| template.contains(mark);
+    if has("<|channel|>commentary") {
+        return Some(ToolCallFormat::Harmony);
+    }
+    // Other formats have their marks around other texts than JSON.
+    let is_json = !has("<function=") && !has("<arg_key>");
+    if is_json && has("<tool_call>") && has("</tool_call>") {
+        return Some(ToolCallFormat::Hermes);
+    }
+    let formats = [
+        ("<｜tool▁call▁begin｜>", ToolCallFormat::DeepSeek),
+        ("[TOOL_CALLS]", ToolCallFormat::Mistral),
+        ("<|tool_call|>", ToolCallFormat::Granite),
+    ];
+    if let Some((_, format)) = formats.iter().find(|(mark, _)| has(mark)) {
+        return Some(*format);
+    }
+    let is_llama = has("<|start_header_id|>") && (has("<|python_tag|>") || has("\"parameters\""));
+    is_llama.then_some(ToolCallFormat::Llama3)
+}

@@ -1,0 +1,97 @@
+//! Where a JSON value ends in a text that arrives in pieces.
+
+/// Deeper values are no arguments of a function. The parser of calls has the same limit.
+const MAX_DEPTH: u32 = 127;
+
+/// What is known of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scan {
+    /// It is not complete.
+    More,
+    /// It ends before this byte.
+    End(usize),
+    /// It cannot be JSON from this byte on.
+    Bad(usize),
+}
+
+/// Finds the end of an object or a list. Checks no more than brackets, strings and the characters between them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonEnd {
+    num_scanned: usize,
+    depth: u32,
+    is_string: bool,
+    is_escaped: bool,
+    found: Option<Scan>,
+}
+
+impl JsonEnd {
+    /// Scans what is new of `text`, which begins with the value and only grows from call to call.
+    pub(super) fn scan(&mut self, text: &str) -> Scan {
+        if let Some(found) = self.found {
+            return found;
+        }
+        for (i, byte) in text.bytes().enumerate().skip(self.num_scanned) {
+            self.found = self.step(byte, i);
+            if let Some(found) = self.found {
+                return found;
+            }
+        }
+        self.num_scanned = text.len();
+        Scan::More
+    }
+
+    fn step(&mut self, byte: u8, i: usize) -> Option<Scan> {
+        if self.is_string {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' => self.is_escaped = true,
+                b'"' => self.is_string = false,
+                _ => {}
+            }
+            return None;
+        }
+        match byte {
+            b'{' | b'[' if self.depth < MAX_DEPTH => self.depth += 1,
+            _ if self.depth == 0 => return Some(Scan::Bad(i)),
+            b'}' | b']' => {
+                self.depth -= 1;
+                if self.depth == 0 {
+                    return Some(Scan::End(i + 1));
+                }
+            }
+            b'"' => self.is_string = true,
+            b' ' | b'\t' | b'\r' | b'\n' | b',' | b':' | b'+' | b'-' | b'.' | b'E' => {}
+            b'0'..=b'9' | b'a'..=b'z' => {}
+            _ => return Some(Scan::Bad(i)),
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_end_of_the_first_value() {
+        let deep = "[".repeat(128);
+        for (text, expected) in [
+            (r#"{"a": "}\"]", "b": [1, {}]} x"#, Scan::End(27)),
+            ("[1e-5]", Scan::End(6)),
+            (r#"{"a": "é"#, Scan::More),
+            ("", Scan::More),
+            ("x", Scan::Bad(0)),
+            ("{<", Scan::Bad(1)),
+            ("[é", Scan::Bad(1)),
+            (&deep, Scan::Bad(127)),
+        ] {
+            assert_eq!(JsonEnd::default().scan(text), expected, "{text}");
+            let mut pieces = JsonEnd::default();
+            let mut last = Scan::More;
+            for (end, char) in text.char_indices() {
+                last = pieces.scan(&text[..end + char.len_utf8()]);
+            }
+            assert_eq!(last, expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The calls of Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them with `;` between, with or
+//! without `<|python_tag|>` before. A reply that begins in another way is content.
+
+use super::call::ToolCall;
+use super::json_end::{JsonEnd, Scan};
+use super::mark::first;
+use super::{Format, ReplyParts};
+
+/// The mark before calls, where the model writes it.
+const TAG: &str = "<|python_tag|>";
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Llama {
+    json: JsonEnd,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// Before a call, the first or another one behind a separator.
+    #[default]
+    Before,
+    /// Behind a call.
+    Behind,
+    Content,
+}
+
+impl Format for Llama {
+    fn read(&mut self, text: &str, is_last: bool, parts: &mut ReplyParts) -> usize {
+        let mut rest = text;
+        loop {
+            match self.state {
+                State::Before => {
+                    let Some(json) = json_of(rest) else {
+                        if !is_last {
+                            break;
+                        }
+                        self.state = State::Content;
+                        continue;
+                    };
+                    let Scan::End(end) = self.json.scan(json) else {
+                        if !is_last && self.json.scan(json) == Scan::More {
+                            break;
+                        }
+                        self.state = State::Content;
+                        continue;
+                    };
+                    self.json = JsonEnd::default();
+                    match ToolCall::of_json(&json[..end]).filter(|_| has_arguments(&json[..end])) {
+                        Some(call) => {
+                            parts.calls.push(call);
+                            rest = &json[end..];
+                            self.state = State::Behind;
+                        }
+                        None => self.state = State::Content,
+                    }
+                }
+                State::Behind => {
+                    let trimmed =
+                        rest.trim_start_matches(|char: char| char.is_whitespace() || char == ';');
+                    if trimmed.is_empty() {
+                        if is_last {
+                            rest = trimmed;
+                        }
+                        break;
+                    }
+                    self.state = match first(trimmed, &[TAG, "{"]) {
+                        None if !is_last => break,
+                        Some(Some(_)) => {
+                            rest = trimmed;
+                            State::Before
+                        }
+                        _ => State::Content,
+                    };
+                }
+                State::Content => {
+                    parts.content.push_str(rest);
+                    return text.len();
+                }
+            }
+        }
+        text.len() - rest.len()
+    }
+
+    fn fork(&self) -> Box<dyn Format> {
+        Box::new(self.clone())
+    }
+}
+
+/// The text behind white space and the mark; `None` while the mark may go on.
+fn json_of(text: &str) -> Option<&str> {
+    let text = text.trim_start();
+    match first(text, &[TAG])? {
+        Some(mark) => Some(text[mark.len()..].trim_start()).filter(|json| !json.is_empty()),
+        None => Some(text),
+    }
+}
+
+/// Whether a JSON object is more than a name: a reply in JSON need not be a call.
+fn has_arguments(json: &str) -> bool {
+    ["\"parameters\"", "\"arguments\""]
+        .iter()
+        .any(|name| json.contains(name))
+}

@@ -1,0 +1,568 @@
+use proptest::prelude::*;
+
+use serde_json::json;
+
+use super::*;
+use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
+use crate::text::{ChatTemplates, Conversation, PromptEnding};
+
+const TOOL_CALLS: [ToolCallFormat; 6] = [
+    ToolCallFormat::Hermes,
+    ToolCallFormat::Llama3,
+    ToolCallFormat::Mistral,
+    ToolCallFormat::DeepSeek,
+    ToolCallFormat::Granite,
+    ToolCallFormat::Harmony,
+];
+
+const REASONING: [ReasoningFormat; 6] = [
+    ReasoningFormat::Think,
+    ReasoningFormat::DeepSeekR1,
+    ReasoningFormat::Mistral,
+    ReasoningFormat::SeedOss,
+    ReasoningFormat::Granite,
+    ReasoningFormat::Harmony,
+];
+
+fn calls(format: ToolCallFormat) -> ReplyFormat {
+    ReplyFormat {
+        tool_calls: Some(format),
+        reasoning: None,
+    }
+}
+
+fn thoughts(format: ReasoningFormat) -> ReplyFormat {
+    ReplyFormat {
+        reasoning: Some(format),
+        tool_calls: None,
+    }
+}
+
+fn read(reader: &ReplyReader, pieces: &[&str]) -> ReplyParts {
+    let (mut reader, mut parts) = (reader.clone(), ReplyParts::default());
+    for piece in pieces {
+        reader.push(piece, &mut parts);
+    }
+    reader.finish(&mut parts);
+    parts
+}
+
+/// The parts of a text, which are the same by whole text, character by character, and by each single cut.
+fn parts_from(format: &ReplyFormat, start: ReplyStart, text: &str) -> ReplyParts {
+    let reader = format.reader(start);
+    let whole = read(&reader, &[text]);
+    let chars: Vec<_> = text.split("").collect();
+    assert_eq!(read(&reader, &chars), whole, "{text}");
+    for (cut, _) in text.char_indices() {
+        let (left, right) = text.split_at(cut);
+        assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
+    }
+    whole
+}
+
+fn parts(format: &ReplyFormat, text: &str) -> ReplyParts {
+    parts_from(format, ReplyStart::Beginning, text)
+}
+
+/// The content of a text, and its calls as `name(arguments)`.
+fn content_and_calls(format: ToolCallFormat, text: &str) -> (String, Vec<String>) {
+    let parts = parts(&calls(format), text);
+    let shown = |call: &ToolCall| format!("{}({})", call.name, call.arguments);
+    (parts.content, parts.calls.iter().map(shown).collect())
+}
+
+#[track_caller]
+fn check_calls(format: ToolCallFormat, text: &str, content: &str, expected: &[&str]) {
+    let (found, calls) = content_and_calls(format, text);
+    assert_eq!(calls, expected, "{text}");
+    assert_eq!(found, content, "{text}");
+}
+
+#[track_caller]
+fn check_content(format: ToolCallFormat, text: &str) {
+    check_calls(format, text, text, &[]);
+}
+
+#[test]
+fn hermes_has_a_block_for_each_call() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Hermes, text, content, calls)
+    };
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"</tool_call>\"]}}\n</tool_call>";
+    let read = r#"f({"a": [1, "</tool_call>"]})"#;
+    check(call, "", &[read]);
+    check(
+        &format!("I will.\n{call}\n{call}\n"),
+        "I will.\n",
+        &[read, read],
+    );
+    check(&format!("{call}\n so"), "\n so", &[read]);
+    // The end of the sequence may come before the last mark.
+    check(r#"<tool_call>{"name": "f"}"#, "", &["f({})"]);
+    check(r#"<tool_call>{"name": "f"}</tool"#, "", &["f({})"]);
+    let broken = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\n</tool_call>\n";
+    check(&format!("{broken}{call}"), broken, &[read]);
+    for text in [
+        "no <tool_call",
+        "<tool_call>",
+        "<tool_call>\n{\"name\": \"f\", ",
+        "<tool_call>\nf(1)\n</tool_call>",
+        "<tool_call>{\"name\": \"f\"} or</tool_call>",
+        "<tool_call>{\"name\": 1}</tool_call>",
+        "</tool_call>",
+    ] {
+        check_content(ToolCallFormat::Hermes, text);
+    }
+}
+
+#[test]
+fn llama_replies_with_nothing_but_calls() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Llama3, text, content, calls)
+    };
+    let call = r#"{"name": "f", "parameters": {"a": "{"}}"#;
+    let read = r#"f({"a": "{"})"#;
+    check(call, "", &[read]);
+    check(&format!("<|python_tag|>{call}"), "", &[read]);
+    check(
+        &format!("\n<|python_tag|> {call}; {call}\n"),
+        "",
+        &[read, read],
+    );
+    check(&format!("{call}; then"), "; then", &[read]);
+    for text in [
+        "Hello {",
+        "",
+        "  ",
+        r#"{"name": "Ann", "age": 5}"#,
+        r#"{"answer": 42} and"#,
+        "<|python_tag|>search.call(query=\"x\")",
+        "<|pyt",
+        "{\"name\": \"f\", \"parameters\": {",
+    ] {
+        check_content(ToolCallFormat::Llama3, text);
+    }
+}
+
+#[test]
+fn mistral_has_a_list_or_a_mark_for_each_call() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Mistral, text, content, calls)
+    };
+    check(
+        r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]"#,
+        "",
+        &[r#"f({"a": 1})"#, "g({})"],
+    );
+    check(
+        r#"So[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[ARGS]{}"#,
+        "So",
+        &[r#"f({"a": 1})"#, "g({})"],
+    );
+    check(
+        r#"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}"#,
+        "",
+        &[r#"f({"a": 1})"#],
+    );
+    for text in [
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS] [1]",
+        "[TOOL_CALLS] [{\"name\": \"f\"",
+        "[TOOL_CALLS]a name\n{}",
+        "[TOOL_CALLS]a name{}",
+        "[TOOL",
+        &format!("[TOOL_CALLS]{}{{}}", "x".repeat(600)),
+    ] {
+        check_content(ToolCallFormat::Mistral, text);
+    }
+}
+
+#[test]
+fn deepseek_has_marks_within_marks() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::DeepSeek, text, content, calls)
+    };
+    let v3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \"```json\"}\n```<｜tool▁call▁end｜>";
+    let v31 = "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{\"b\": \"```json\"}<｜tool▁call▁end｜>";
+    let all = format!("Yes<｜tool▁calls▁begin｜>{v3}\n{v31}<｜tool▁calls▁end｜>");
+    check(
+        &all,
+        "Yes",
+        &[r#"f({"a": "```json"})"#, r#"g({"b": "```json"})"#],
+    );
+    check(v31, "", &[r#"g({"b": "```json"})"#]);
+    for text in [
+        "<｜tool▁call▁begin｜>f<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+        "<｜tool▁",
+    ] {
+        check_content(ToolCallFormat::DeepSeek, text);
+    }
+    let twice = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>";
+    check(&format!("{twice}{v31}"), twice, &[r#"g({"b": "```json"})"#]);
+}
+
+#[test]
+fn granite_has_a_list_behind_a_mark() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Granite, text, content, calls)
+    };
+    check(
+        r#"<|tool_call|>[{"name": "f", "arguments": {}}]"#,
+        "",
+        &["f({})"],
+    );
+    check(
+        r#"a<|tool_call|> {"name": "f"}<|/tool_call|> "#,
+        "a",
+        &["f({})"],
+    );
+    check(r#"<|tool_call|>[{"name": "f"}] b"#, " b", &["f({})"]);
+    check_content(ToolCallFormat::Granite, "<|tool_call|>[1]");
+}
+
+#[test]
+fn harmony_has_messages_of_channels() {
+    let both = ReplyFormat {
+        reasoning: Some(ReasoningFormat::Harmony),
+        tool_calls: Some(ToolCallFormat::Harmony),
+    };
+    let text = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>analysis<|message|>Call f.<|end|>\
+                <|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+                <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>\
+                <|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}";
+    let found = parts(&both, text);
+    assert_eq!(found.reasoning, "Look.\nCall f.");
+    assert_eq!(found.content, "I look.");
+    let read: Vec<_> = found
+        .calls
+        .iter()
+        .map(|it| (&it.name[..], &it.arguments[..]))
+        .collect();
+    assert_eq!(read, [("f", "{\"a\": 1}"), ("g", "{}")]);
+    let answer = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>";
+    let found = parts(&both, answer);
+    assert_eq!((&found.reasoning[..], &found.content[..]), ("Hm", "Yes."));
+    // The prompt may have the beginning of a message.
+    let found = parts_from(&both, ReplyStart::Content, "es.<|return|>");
+    assert_eq!(found.content, "es.");
+    let found = parts_from(
+        &both,
+        ReplyStart::Reasoning,
+        "m<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+    );
+    assert_eq!((&found.reasoning[..], &found.content[..]), ("m", "Yes."));
+    for text in [
+        "Just text",
+        "<|channel|>analysis",
+        "<|channel|>commentary to=functions.f<|message|>not JSON",
+        "<|start|>assistant<|cha",
+        &format!("<|channel|>{}<|message|>x", "y".repeat(2000)),
+    ] {
+        let found = parts(&both, text);
+        assert_eq!(found.content, text);
+        assert!(found.calls.is_empty() && found.reasoning.is_empty());
+    }
+}
+
+#[test]
+fn reasoning_is_what_is_between_its_marks() {
+    let check = |format, start, text, reasoning: &str, content: &str| {
+        let found = parts_from(&thoughts(format), start, text);
+        assert_eq!(
+            (&found.reasoning[..], &found.content[..]),
+            (reasoning, content),
+            "{text}"
+        );
+    };
+    use ReasoningFormat::{DeepSeekR1, Granite, Mistral, SeedOss, Think};
+    use ReplyStart::{Beginning, Content, Reasoning};
+    check(
+        Think,
+        Beginning,
+        "<think>\nso\n\nit is\n</think>\n\nYes\n",
+        "so\n\nit is",
+        "Yes\n",
+    );
+    check(Think, Beginning, "\n<think>\n\n</think>\n\nYes", "", "Yes");
+    check(Think, Beginning, "<think>so", "so", "");
+    check(Think, Beginning, "<think>so</thin", "so</thin", "");
+    check(
+        Think,
+        Beginning,
+        " No <think>x</think>",
+        "",
+        " No <think>x</think>",
+    );
+    check(Think, Beginning, "<thi", "", "<thi");
+    check(Think, Reasoning, "so\n</think>\n\nYes", "so", "Yes");
+    check(Think, Reasoning, "<think>so\n</think>Yes", "so", "Yes");
+    check(Think, Content, "Yes</think>", "", "Yes</think>");
+    check(
+        DeepSeekR1,
+        Beginning,
+        "so</think>Yes</think>",
+        "so",
+        "Yes</think>",
+    );
+    check(DeepSeekR1, Beginning, "<think>so", "so", "");
+    check(Mistral, Beginning, "[THINK]so[/THINK]Yes", "so", "Yes");
+    check(
+        SeedOss,
+        Beginning,
+        "<seed:think>so</seed:think>Yes",
+        "so",
+        "Yes",
+    );
+    check(
+        Granite,
+        Beginning,
+        "Here is my thought process:\nso\nHere is my response:\nYes",
+        "so",
+        "Yes",
+    );
+}
+
+#[test]
+fn calls_follow_reasoning_and_are_none_within_it() {
+    let format = ReplyFormat {
+        reasoning: Some(ReasoningFormat::Think),
+        tool_calls: Some(ToolCallFormat::Hermes),
+    };
+    let call = r#"<tool_call>{"name": "f"}</tool_call>"#;
+    let found = parts(
+        &format,
+        &format!("<think>\nI could {call}\n</think>\n\n{call}"),
+    );
+    assert_eq!(found.reasoning, format!("I could {call}"));
+    assert_eq!((&found.content[..], found.calls.len()), ("", 1));
+}
+
+#[test]
+fn a_reply_begins_where_its_prompt_ends() {
+    let think = thoughts(ReasoningFormat::Think);
+    for (prompt, expected) in [
+        ("<think>x</think>\nuser\nassistant\n", ReplyStart::Beginning),
+        ("assistant\n<think>\n", ReplyStart::Reasoning),
+        ("assistant\n<think>\n\n</think>\n\n", ReplyStart::Content),
+    ] {
+        assert_eq!(think.start_after(prompt), expected, "{prompt}");
+    }
+    for (content, expected) in [
+        ("Yes", ReplyStart::Content),
+        ("<think>\nso", ReplyStart::Reasoning),
+        ("<think>\nso</think>Yes", ReplyStart::Content),
+    ] {
+        assert_eq!(think.start_within(content), expected, "{content}");
+    }
+}
+
+#[test]
+fn a_template_says_which_format_it_is_for() {
+    let fixture: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/fixtures/chat.json"))
+            .expect("well formed");
+    let format = |name: &str| {
+        let template = fixture["templates"][name].as_str().expect("a template");
+        ReplyFormat::new(
+            ReplyParser::Auto,
+            ReplyParser::Auto,
+            std::iter::once(template),
+        )
+    };
+    let both = |reasoning, tool_calls| ReplyFormat {
+        reasoning: Some(reasoning),
+        tool_calls: Some(tool_calls),
+    };
+    assert_eq!(
+        format("hermes"),
+        both(ReasoningFormat::Think, ToolCallFormat::Hermes)
+    );
+    assert_eq!(
+        format("channels"),
+        both(ReasoningFormat::Harmony, ToolCallFormat::Harmony)
+    );
+    assert_eq!(format("chatml"), ReplyFormat::default());
+    let named = ReplyFormat::new(
+        ReplyParser::Named(ReasoningFormat::DeepSeekR1),
+        ReplyParser::None,
+        ["[TOOL_CALLS]"].into_iter(),
+    );
+    assert_eq!(named, thoughts(ReasoningFormat::DeepSeekR1));
+}
+
+/// The templates of the fixture, by name; those of `CHAT_FIXTURE` if it names one (make_chat_fixtures.py).
+fn templates() -> Vec<(String, String)> {
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/chat.json");
+    let path = std::env::var_os("CHAT_FIXTURE").unwrap_or_else(|| committed.into());
+    let fixture = std::fs::read_to_string(path).expect("a fixture");
+    let fixture: serde_json::Value = serde_json::from_str(&fixture).expect("well formed");
+    let templates = fixture["templates"].as_object().expect("an object");
+    let text = |source: &serde_json::Value| source.as_str().expect("a template").to_owned();
+    let named = templates
+        .iter()
+        .map(|(name, source)| (name.clone(), text(source)));
+    named.collect()
+}
+
+#[test]
+fn calls_that_a_template_writes_are_read_back() {
+    let arguments = json!({"city": "東京 <1>", "days": [1, 2.5, null], "text": "\"}]\n"});
+    let call = |name: &str| json!({"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": arguments.to_string()}});
+    let user = json!({"role": "user", "content": "Which weather?"});
+    let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
+    let special_tokens = vec![token("bos_token", "<s>"), token("eos_token", "</s>")];
+    let mut read_back = Vec::new();
+    for (name, source) in templates() {
+        let templates =
+            ChatTemplates::with_source(&source, special_tokens.clone()).expect("compiles");
+        let format = ReplyFormat::new(ReplyParser::Auto, ReplyParser::Auto, templates.sources());
+        for calls in [vec!["weather"], vec!["weather", "time"]] {
+            let tool_calls: Vec<_> = calls.iter().map(|name| call(name)).collect();
+            let reply = json!({"role": "assistant", "content": null, "tool_calls": tool_calls});
+            let render = |messages: Vec<serde_json::Value>, ending| {
+                let tools = Some(
+                    json!([{"type": "function", "function": {"name": "weather", "description": "It", "parameters": {"type": "object", "properties": {}}}}]),
+                );
+                templates.render(&Conversation {
+                    messages,
+                    tools,
+                    ending,
+                    ..Conversation::default()
+                })
+            };
+            // Some templates know no tools, or one call only.
+            let prompt = render(vec![user.clone()], PromptEnding::NewMessage);
+            let whole = render(vec![user.clone(), reply], PromptEnding::LastMessage);
+            let (Ok(prompt), Ok(whole), Some(_)) = (&prompt, &whole, format.tool_calls) else {
+                continue;
+            };
+            // Some write no reasoning into earlier messages, and begin it in new ones.
+            let before = prompt.trim_end().trim_end_matches("<think>");
+            let (written, start) = match whole.strip_prefix(prompt.as_str()) {
+                Some(written) => (written, format.start_after(prompt)),
+                None => (
+                    whole.strip_prefix(before).expect("the prompt"),
+                    ReplyStart::Content,
+                ),
+            };
+            let found = parts_from(&format, start, written);
+            let names: Vec<_> = found.calls.iter().map(|call| &call.name[..]).collect();
+            if format.tool_calls == Some(ToolCallFormat::Harmony) {
+                assert_eq!(names, calls[..1], "{name}: {written}");
+            } else {
+                assert_eq!(names, calls, "{name}: {written}");
+            }
+            for call in &found.calls {
+                let read: serde_json::Value = serde_json::from_str(&call.arguments).expect("JSON");
+                assert_eq!(read, arguments, "{name}: {written}");
+            }
+            read_back.push(name.clone());
+        }
+    }
+    println!("{}", read_back.join(" "));
+    assert!(read_back.len() >= 3);
+}
+
+/// Every format alone, and some of reasoning before calls.
+fn all_formats() -> Vec<ReplyFormat> {
+    let alone = TOOL_CALLS
+        .into_iter()
+        .map(calls)
+        .chain(REASONING.into_iter().map(thoughts));
+    let pairs = TOOL_CALLS
+        .into_iter()
+        .zip(REASONING)
+        .map(|(tool_calls, reasoning)| ReplyFormat {
+            reasoning: Some(reasoning),
+            tool_calls: Some(tool_calls),
+        });
+    alone.chain(pairs).collect()
+}
+
+/// Texts of marks, pieces of marks, JSON and others.
+fn reply(format: &ReplyFormat) -> impl Strategy<Value = String> + use<> {
+    let marks = format.marks();
+    let marks = if marks.is_empty() { vec!["x"] } else { marks };
+    let json = [
+        "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+        "{\"name\": \"f\", \"parameters\": {}}",
+        "[{\"name\": \"f\"}]",
+        "{\"name\": \"f\", ",
+        "{",
+        "}",
+        "\"",
+        "\\",
+    ];
+    let other = [
+        "\n",
+        " ",
+        "\n\n",
+        ";",
+        "é",
+        "<",
+        "f",
+        "analysis",
+        "commentary to=functions.f ",
+        "final",
+        "```json\n",
+        "```",
+    ];
+    let piece = prop_oneof![
+        4 => prop::sample::select(marks.clone()).prop_map(str::to_owned),
+        1 => (prop::sample::select(marks), 0usize..8).prop_map(|(mark, len)| mark.chars().take(len).collect()),
+        3 => prop::sample::select(json.to_vec()).prop_map(str::to_owned),
+        2 => prop::sample::select(other.to_vec()).prop_map(str::to_owned),
+        1 => "[a-z<|> ]{0,4}",
+    ];
+    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+fn start() -> impl Strategy<Value = ReplyStart> {
+    prop::sample::select(vec![
+        ReplyStart::Beginning,
+        ReplyStart::Reasoning,
+        ReplyStart::Content,
+    ])
+}
+
+/// A format, a text in it, where it begins, and places to cut it at.
+fn case() -> impl Strategy<Value = (ReplyFormat, String, ReplyStart, Vec<prop::sample::Index>)> {
+    let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
+    prop::sample::select(all_formats())
+        .prop_flat_map(|format| (Just(format), reply(&format)))
+        .prop_flat_map(move |(format, text)| (Just(format), Just(text), start(), cuts.clone()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn parts_do_not_depend_on_where_the_text_is_cut((format, text, start, cuts) in case()) {
+        let reader = format.reader(start);
+        let whole = read(&reader, &[&text]);
+        let places: Vec<_> = text.char_indices().map(|(place, _)| place).chain([text.len()]).collect();
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| places[cut.index(places.len())]).collect();
+        cuts.sort_unstable();
+        let mut pieces = Vec::new();
+        let mut from = 0;
+        for cut in cuts.into_iter().chain([text.len()]) {
+            pieces.push(&text[from..cut]);
+            from = cut;
+        }
+        prop_assert_eq!(read(&reader, &pieces), whole.clone());
+        // Nothing is said twice.
+        let num_said = whole.content.len() + whole.reasoning.len();
+        prop_assert!(num_said <= text.len());
+        // Content and reasoning are in the text, and so is what is called.
+        for call in &whole.calls {
+            prop_assert!(text.contains(&call.name) && (text.contains(&call.arguments) || call.arguments.len() == 2));
+        }
+        let is_plain = format.reasoning.is_none() && whole.calls.is_empty();
+        let drops_marks = matches!(format.tool_calls, Some(ToolCallFormat::DeepSeek | ToolCallFormat::Harmony));
+        if is_plain && !drops_marks {
+            prop_assert_eq!(whole.content, text);
+        }
+    }
+}

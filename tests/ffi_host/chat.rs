@@ -1,0 +1,177 @@
+//! The real backend in the fake server: the parts of a reply, whole and streamed. A guide with a single choice makes the model
+//! write the reply.
+
+use std::ffi::{CStr, CString};
+
+use serde_json::{Value, json};
+use triton_inflight::config::OutputKind;
+use triton_inflight::triton::DataType;
+
+use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
+use crate::odd_options::Folder;
+use crate::served::Server;
+
+/// Shows the marks of replies, as the templates of models do, and writes tokens that the model knows.
+const TEMPLATE: &str = "{# <think></think><tool_call></tool_call> #}\
+                        {% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
+                        {{ messages[-1].content }}{% if thinking %}{{ '[THI' + 'NK]' }}{% endif %}";
+const REPLY: &str = r#"<think>so</think>Yes<tool_call>{"name":"f","arguments":{"a":1}}</tool_call><tool_call>{"name":"g"}</tool_call>"#;
+const MESSAGES: &str = r#"[{"role":"user","content":"ZQ7"}]"#;
+const TOOLS: &str = r#"[{"type":"function","function":{"name":"f"}}]"#;
+
+fn load(folder: &Folder, reasoning_parser: &str) -> Server {
+    let config = json!({ "chat_template": TEMPLATE });
+    std::fs::write(folder.0.join("tokenizer_config.json"), config.to_string()).expect("written");
+    let path = folder.0.to_str().expect("plain text");
+    let value = |text: &str| json!({ "string_value": text });
+    Server::load_config(&json!({
+        "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
+        "model_transaction_policy": { "decoupled": true },
+        "parameters": {
+            "gpt_model_path": value(path), "tokenizer_dir": value(path), "num_threads": value("1"),
+            "max_tokens_in_paged_kv_cache": value("2048"), "default_max_tokens": value("400"),
+            "cpu_instruction_set": value("portable"), "reasoning_parser": value(reasoning_parser), "exclude_input_in_output": value("true"),
+        },
+    }))
+}
+
+/// The texts of an output over all responses.
+fn texts(sent: &[Sent], output: &str) -> Vec<String> {
+    let outputs = sent.iter().flat_map(|sent| &sent.outputs);
+    let found = outputs.filter(|(name, ..)| name == output);
+    // A string is written behind its length, of 4 bytes.
+    let text = |bytes: &[u8]| String::from_utf8(bytes[4..].to_vec()).expect("UTF-8");
+    found.map(|(_, _, _, bytes)| text(bytes)).collect()
+}
+
+/// The responses to a request with these options.
+fn ask(server: &Server, reply: &str, outputs: &[&CStr], options: &[(&CStr, &str)]) -> Vec<Sent> {
+    let choice = json!([reply]).to_string();
+    let text = |value: &str| Parameter::String(CString::new(value).expect("no NUL"));
+    let mut parameters = vec![(c"guided_choice".to_owned(), text(&choice))];
+    parameters.extend(
+        options
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), text(value))),
+    );
+    // To Triton, a request that names no output names all.
+    let all = OutputKind::ALL.map(OutputKind::c_name);
+    let names = if outputs.is_empty() {
+        &all[..]
+    } else {
+        outputs
+    };
+    let outputs = names.iter().map(|name| (*name).to_owned()).collect();
+    let request = server.host.request(Spec {
+        correlation: Correlation::Number(1),
+        parameters,
+        inputs: vec![Input {
+            name: c"text_input".to_owned(),
+            data_type: DataType::Bytes,
+            shape: vec![1, 1],
+            buffers: vec![vec![0; 4]],
+            on_gpu: false,
+        }],
+        outputs,
+        ..Spec::default()
+    });
+    server.finish(&[request]);
+    server.wait_for_final(request);
+    server.host.sent(request)
+}
+
+#[test]
+fn a_reply_has_its_parts_in_outputs_of_their_own() {
+    let folder = Folder::new("chat-parts");
+    let server = load(&folder, "auto");
+    let all = [
+        c"text_output",
+        c"reasoning_content",
+        c"tool_calls",
+        c"finish_reason",
+    ];
+    let chat = [(c"messages", MESSAGES), (c"tools", TOOLS)];
+    let whole = ask(&server, REPLY, &all, &chat);
+    let streamed = ask(
+        &server,
+        REPLY,
+        &all,
+        &[&chat[..], &[(c"stream", "true")]].concat(),
+    );
+    assert!(streamed.len() > 20, "a response for each token");
+    for sent in [&whole, &streamed] {
+        assert_eq!(texts(sent, "text_output").concat(), "Yes");
+        assert_eq!(texts(sent, "reasoning_content").concat(), "so");
+        assert_eq!(texts(sent, "finish_reason").concat(), "tool_calls");
+    }
+    let calls = |sent: &[Sent]| -> Vec<Value> {
+        let texts = texts(sent, "tool_calls");
+        let lists = texts
+            .iter()
+            .map(|text| serde_json::from_str::<Vec<Value>>(text).expect("a list"));
+        lists.flatten().collect()
+    };
+    let (whole, streamed) = (calls(&whole), calls(&streamed));
+    assert_eq!(
+        whole[0]["function"],
+        json!({"name": "f", "arguments": "{\"a\":1}"})
+    );
+    assert_eq!(
+        whole[1]["function"],
+        json!({"name": "g", "arguments": "{}"})
+    );
+    for (i, (whole, streamed)) in whole.iter().zip(&streamed).enumerate() {
+        let mut whole = whole.clone();
+        whole["index"] = json!(i);
+        assert_eq!(&whole, streamed);
+    }
+    assert_eq!((whole.len(), streamed.len()), (2, 2));
+    server.unload();
+}
+
+#[test]
+fn a_part_without_an_output_stays_in_the_text() {
+    let folder = Folder::new("chat-text");
+    let server = load(&folder, "auto");
+    let chat = [(c"messages", MESSAGES), (c"tools", TOOLS)];
+    let sent = ask(&server, REPLY, &[c"text_output", c"finish_reason"], &chat);
+    assert_eq!(texts(&sent, "text_output"), [REPLY]);
+    assert_eq!(texts(&sent, "finish_reason"), ["end_id"]);
+    // A request that names no outputs has those of its options.
+    let sent = ask(&server, REPLY, &[], &chat[..1]);
+    assert_eq!(
+        texts(&sent, "text_output"),
+        [REPLY
+            .strip_prefix("<think>so</think>")
+            .expect("its beginning")]
+    );
+    assert_eq!(texts(&sent, "reasoning_content"), ["so"]);
+    assert!(texts(&sent, "tool_calls").is_empty());
+    let none = (c"return_reasoning_content", "false");
+    let sent = ask(
+        &server,
+        REPLY,
+        &[],
+        &[chat[0], none, (c"return_tool_calls", "true")],
+    );
+    assert_eq!(texts(&sent, "text_output"), ["<think>so</think>Yes"]);
+    server.unload();
+}
+
+#[test]
+fn a_prompt_can_begin_the_reasoning() {
+    let folder = Folder::new("chat-begun");
+    let server = load(&folder, "mistral");
+    let sent = ask(
+        &server,
+        "so[/THINK]Yes",
+        &[],
+        &[
+            (c"messages", MESSAGES),
+            (c"chat_template_kwargs", r#"{"thinking": true}"#),
+        ],
+    );
+    assert_eq!(texts(&sent, "reasoning_content"), ["so"]);
+    assert_eq!(texts(&sent, "text_output"), ["Yes"]);
+    server.unload();
+}
