@@ -16,10 +16,11 @@ use triton_inflight::base::{
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, ExtraOutputs, NewRequest,
-    OutputOptions, Stage, StepStats,
+    OutputOptions, Speculation, Stage, StepStats,
 };
 use triton_inflight::manager::{
-    BatchManager, Callbacks, LandedStep, Response, Submission, serve, statistics_json,
+    BatchManager, Callbacks, LandedStep, Response, Submission, measure_step_cost, serve,
+    statistics_json,
 };
 use triton_inflight::runner::{
     CpuRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
@@ -826,4 +827,42 @@ fn what_a_manager_has_cached_is_kept_in_its_file() {
         assert_eq!(left, kept, "a request was running");
         std::fs::remove_file(&path).expect("it is there");
     }
+}
+
+#[test]
+fn what_a_step_costs_is_measured_where_there_are_drafts() {
+    let speculation = Some(Speculation {
+        max_draft_tokens: 4,
+        prompt_lookup: None,
+    });
+    let config = EngineConfig {
+        speculation,
+        ..config()
+    };
+    let cost = |config: &EngineConfig, step_base_us, step_per_token_us| {
+        let options = SyntheticOptions {
+            vocab_size: VOCAB_SIZE,
+            step_base_us,
+            step_per_token_us,
+        };
+        let runner = SyntheticRunner::new(options, &RunnerLimits::of(config)).expect("memory");
+        measure_step_cost(config, &mut Runner::Synthetic(runner)).expect("steps are computed")
+    };
+    // The figures are far apart, whatever else the machine does.
+    let large = cost(&config, 20_000.0, 0.0).expect("drafts are possible");
+    assert!(large.fixed_ns > 50 * large.per_token_ns, "{large:?}");
+    let small = cost(&config, 0.0, 2_000.0).expect("drafts are possible");
+    assert!(small.fixed_ns < 5 * small.per_token_ns, "{small:?}");
+
+    let without = EngineConfig {
+        speculation: None,
+        ..config.clone()
+    };
+    assert_eq!(cost(&without, 1.0, 1.0), None);
+    // No sequence is long enough for a draft.
+    let short = EngineConfig {
+        max_seq_len: Tokens(2),
+        ..config
+    };
+    assert_eq!(cost(&short, 1.0, 1.0), None);
 }

@@ -16,7 +16,7 @@ use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
     EngineConfig, Event, KvGroups, OutputOptions, PlannedSequence, PromptLookup, ReuseOptions,
-    Speculation,
+    Speculation, StepCost,
 };
 use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 
@@ -75,7 +75,11 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         max_draft_tokens,
         prompt_lookup,
     });
-    let speculation = proptest::option::of(speculation);
+    let step_cost = (0u64..=20, 0u64..=2).prop_map(|(fixed_ns, per_token_ns)| StepCost {
+        fixed_ns,
+        per_token_ns,
+    });
+    let speculation = proptest::option::of((speculation, proptest::option::of(step_cost)));
     let options = (
         scheme,
         policy,
@@ -125,7 +129,8 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
                 reuse,
                 groups,
-                speculation: speculation.filter(|_| !lockstep),
+                speculation: speculation.map(|it| it.0).filter(|_| !lockstep),
+                step_cost: speculation.and_then(|it| it.1),
                 record_requests: true,
                 ..EngineConfig::default()
             };

@@ -17,6 +17,7 @@ use engine_support::{TestRequest, VOCAB_SIZE, World, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Speculation,
+    StepCost,
 };
 
 /// Arrival time, lengths and priority of a request.
@@ -517,6 +518,51 @@ fn drafts_use_the_rest_of_the_token_budget() {
            8      1      3    .    g    .
            9      1      4    .    g    .
           10      1      4    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn drafts_are_as_many_as_are_worth_what_they_cost() {
+    let config = |fixed_ns, per_token_ns| EngineConfig {
+        max_num_tokens: Tokens(12),
+        speculation: DRAFTS,
+        step_cost: Some(StepCost {
+            fixed_ns,
+            per_token_ns,
+        }),
+        ..wide_config()
+    };
+    // A draft costs half of what a token does. As one right draft after the other is known, the second one, the third and
+    // the fourth are right in more than half of the cases.
+    let arrivals = [foreseen(24, at(1, 3, 24))];
+    assert_table(
+        time_table(config(1, 1), &arrivals, &[]),
+        "
+        step tokens blocks   R1
+           1      3      1   c3
+           2      2      2 g1/1
+           3      2      2 g1/1
+           4      3      3 g2/2
+           5      5      4 g4/4
+           6      5      5 g4/4
+           7      5      7 g4/4
+           8      1      7    g
+        ",
+    );
+    // It costs as much as a token: one is made as long as it is right. The drafts of R2 are wrong from its fifth token on.
+    let arrivals = [foreseen(9, at(1, 3, 8)), foreseen(5, at(1, 3, 9))];
+    assert_table(
+        time_table(config(0, 1), &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2
+           1      6      2   c3   c3
+           2      4      4 g1/1 g1/1
+           3      4      4 g1/1 g1/1
+           4      4      6 g1/1 g1/0
+           5      2      6    g    g
+           6      1      3    .    g
+           7      1      3    .    g
         ",
     );
 }

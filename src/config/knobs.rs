@@ -110,6 +110,13 @@ pub(super) fn knobs() -> Vec<Knob> {
              vocabulary) for each of `max_num_requests`.",
         ),
         knob(
+            "enable_adaptive_drafts",
+            flag(),
+            |s| &mut s.enable_adaptive_drafts,
+            "Whether a request has fewer draft tokens, or none, while they are wrong more often than they are worth. What \
+             they cost is measured when the model is loaded. `false`: always up to `max_draft_tokens`.",
+        ),
+        knob(
             "prompt_lookup_min",
             count(1..=32),
             |s| &mut s.prompt_lookup_min,
@@ -695,6 +702,7 @@ mod tests {
             &["medusa", "true", ""],
         ),
         ("max_draft_tokens", &["1", "64"], &["0", "65"]),
+        ("enable_adaptive_drafts", &["true", "false"], &["maybe"]),
         ("prompt_lookup_min", &["1", "32"], &["0", "33"]),
         ("prompt_lookup_max", &["1", "32"], &["0", "33"]),
         (

@@ -34,6 +34,8 @@ pub struct Settings {
     pub speculation: SpeculationKind,
     /// `max_draft_tokens`
     pub max_draft_tokens: u32,
+    /// `enable_adaptive_drafts`
+    pub enable_adaptive_drafts: bool,
     /// `prompt_lookup_min`
     pub prompt_lookup_min: u32,
     /// `prompt_lookup_max`
@@ -176,6 +178,7 @@ impl Default for Settings {
             enable_trt_overlap: false,
             speculation: SpeculationKind::None,
             max_draft_tokens: 4,
+            enable_adaptive_drafts: true,
             prompt_lookup_min: 2,
             prompt_lookup_max: 4,
             paged_kv_cache: true,

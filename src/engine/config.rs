@@ -3,7 +3,7 @@
 use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
 use crate::engine::kv::KvCacheConfig;
-use crate::engine::{KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
+use crate::engine::{KvGroups, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation, StepCost};
 use crate::engine::{capacity, lockstep};
 
 /// The configuration of the engine.
@@ -49,6 +49,8 @@ pub struct EngineConfig {
     pub paged_kv: bool,
     /// Speculation with draft tokens; `None` is off.
     pub speculation: Option<Speculation>,
+    /// What steps cost, by which sequences have only the drafts that are worth it; `None`: as many as there may be.
+    pub step_cost: Option<StepCost>,
     /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
     pub num_adapter_pages: Option<u32>,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
@@ -90,6 +92,7 @@ impl Default for EngineConfig {
             groups: KvGroups::one(None),
             paged_kv: true,
             speculation: None,
+            step_cost: None,
             num_adapter_pages: None,
             record_requests: false,
         }

@@ -24,6 +24,7 @@
 use std::sync::Arc;
 
 use crate::base::{TokenId, Tokens};
+use crate::engine::acceptance::Acceptance;
 use crate::sampling::SamplingParams;
 
 /// The most draft tokens of one sequence in one step that can be configured.
@@ -108,6 +109,7 @@ pub(super) struct Drafter {
     expected: Arc<[TokenId]>,
     /// How many generated tokens have matched the expected ones; `None` once one has not.
     num_followed: Option<usize>,
+    acceptance: Acceptance,
     totals: DraftTotals,
     /// The totals that were returned last.
     told: DraftTotals,
@@ -131,6 +133,7 @@ impl Drafter {
             prompt_lookup: speculation.prompt_lookup,
             expected: options.expected,
             num_followed: Some(0),
+            acceptance: Acceptance::default(),
             totals: DraftTotals::default(),
             told: DraftTotals::default(),
         })
@@ -139,6 +142,12 @@ impl Drafter {
     /// Counts the drafts of a step.
     pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize) {
         self.totals.add(num_drafted, num_accepted);
+        self.acceptance.count(num_drafted, num_accepted);
+    }
+
+    /// The most drafts that are worth their price in the next step, a share of what a token costs; `None`: they cost nothing.
+    pub(super) fn max_worth(&mut self, price: Option<f32>) -> usize {
+        price.map_or(usize::MAX, |price| self.acceptance.num_drafts(price))
     }
 
     /// The totals, if they have changed since the last call.

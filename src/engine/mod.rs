@@ -43,6 +43,7 @@
 //!   then the result is thrown away, and its position in the KV cache is never registered for reuse.
 #![forbid(unsafe_code)]
 
+mod acceptance;
 mod active;
 mod adapter;
 mod adapter_pages;
@@ -75,6 +76,7 @@ mod sequence_table;
 mod sequence_tokens;
 mod stats;
 mod step;
+mod step_cost;
 mod table_rows;
 
 pub use adapter::Adapter;
@@ -96,3 +98,4 @@ pub use request::NewRequest;
 pub use room::{Room, Volume};
 pub use stats::{RequestStage, Stage, StepStats, Totals};
 pub use step::Step;
+pub use step_cost::StepCost;

@@ -253,6 +253,8 @@ impl Scheduler {
             needs.num_beams() * scope.config.groups.num_groups() as u32,
             scope.active.any_queued(),
         );
+        let cost = scope.config.step_cost;
+        let price = cost.map(|cost| cost.price_of_draft(self.generating.len()));
         for &slot in &self.generating {
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if !sequence.is_drafted() {
@@ -270,7 +272,7 @@ impl Scheduler {
             if room == 0 {
                 continue;
             }
-            let num_drafts = sequence.draft(room);
+            let num_drafts = sequence.draft(room, price);
             let num_free = kv.usage().num_free();
             sequence.grow(kv, sequence.len() + num_drafts);
             free -= num_free - kv.usage().num_free();

@@ -668,11 +668,14 @@ impl Sequence {
         !self.is_plain && self.details.drafter.is_some()
     }
 
-    /// Appends up to `max` drafts to its tokens. Returns how many.
-    pub(super) fn draft(&mut self, max: usize) -> Tokens {
-        match &mut self.details.drafter {
-            Some(drafter) => Tokens(self.first.tokens_mut().draft(drafter, max) as u32),
-            None => Tokens::ZERO,
+    /// Appends up to `max` drafts to its tokens, as many as are worth their price. Returns how many.
+    pub(super) fn draft(&mut self, max: usize, price: Option<f32>) -> Tokens {
+        let Some(drafter) = &mut self.details.drafter else {
+            return Tokens::ZERO;
+        };
+        match max.min(drafter.max_worth(price)) {
+            0 => Tokens::ZERO,
+            max => Tokens(self.first.tokens_mut().draft(drafter, max) as u32),
         }
     }
 

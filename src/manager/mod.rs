@@ -4,6 +4,7 @@
 //! adapters/          adapters that requests name
 //! batch_manager.rs   BatchManager: requests in, tokens out
 //! step_loop.rs       launching and landing steps, with a runner or in virtual time
+//! step_cost.rs       what a step of a runner costs
 //! step_runner.rs     a runner that computes them
 //! runner_thread.rs   the runner on a thread of its own, for two micro-batches
 //! ahead_runner.rs    the runner where steps are planned ahead
@@ -34,6 +35,7 @@ mod serve;
 mod serving_rank;
 pub mod sizing;
 mod statistics;
+mod step_cost;
 mod step_loop;
 mod step_runner;
 mod tensors;
@@ -50,6 +52,7 @@ pub use options::ManagerOptions;
 pub use serve::serve;
 pub use serving_rank::ServingRank;
 pub use statistics::{StepTimes, statistics_json, timestamp};
+pub use step_cost::measure_step_cost;
 pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{
     HostTensor, HostTensors, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,

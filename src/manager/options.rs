@@ -15,6 +15,7 @@ use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::sizing::{
     ConfiguredModel, check_ranks, cpu_options, rank_limits, rank_transport, speculation,
 };
+use crate::manager::step_cost::measure_step_cost;
 use crate::manager::{BatchManager, ServingRank, TensorModel};
 use crate::runner::{
     AdapterRoom, CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions,
@@ -71,6 +72,9 @@ pub struct ManagerOptions {
     /// The most draft tokens of one request in one step.
     #[serde(default)]
     pub max_draft_tokens: Option<u32>,
+    /// Whether sequences have fewer drafts while those are wrong more often than they are worth.
+    #[serde(default)]
+    pub enable_adaptive_drafts: Option<bool>,
     /// The number of threads that compute a step: of each rank.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
@@ -164,13 +168,13 @@ impl ManagerOptions {
         };
         check_ranks(&model, AdapterRoom::default())?;
         let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
-        let config = self.engine_config(max_positions)?;
+        let mut config = self.engine_config(max_positions)?;
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);
         let mut peers = None;
         let is_one_of_many = self.gives_all_ranks_inputs()? && model.grid().num_ranks() > 1;
-        let runner = match model.grid().num_ranks() {
+        let mut runner = match model.grid().num_ranks() {
             _ if is_one_of_many => {
                 let (with, runner) = self.load_with_peers(&model, &source, &config, &options)?;
                 peers = Some(with);
@@ -185,6 +189,10 @@ impl ManagerOptions {
                 Runner::Ranks(Box::new(runner))
             }
         };
+        // Peers that measured different costs would plan different steps.
+        if self.enable_adaptive_drafts != Some(false) && !is_one_of_many {
+            config.step_cost = measure_step_cost(&config, &mut runner)?;
+        }
         let model = TensorModel {
             vocab_size: runner.vocab_size(),
             max_seq_len: config.max_seq_len,

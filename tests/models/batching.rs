@@ -5,7 +5,7 @@
 use triton_inflight::base::TokenId;
 use triton_inflight::device::{CodeBits, KvDtype};
 use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation,
+    BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation, StepCost,
 };
 use triton_inflight::runner::WeightPrecision;
 use triton_inflight::sampling::{
@@ -615,6 +615,10 @@ fn a_request_is_the_same_with_speculation() {
         ..chunked.clone()
     };
     let everything = Setup {
+        step_cost: Some(StepCost {
+            fixed_ns: 3,
+            per_token_ns: 1,
+        }),
         reuse: BlockReuse::Off,
         windows: &[17, 30],
         num_sinks: 3,

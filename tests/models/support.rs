@@ -10,7 +10,7 @@ use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
-    Sampled, Speculation, StepOutput, StepPlan,
+    Sampled, Speculation, StepCost, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
     AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource, RankDevice,
@@ -75,6 +75,8 @@ pub struct Setup {
     pub reuse: BlockReuse,
     /// Speculation settings.
     pub speculation: Option<Speculation>,
+    /// What steps are said to cost.
+    pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
     pub simd: Option<Simd>,
 }
@@ -106,6 +108,7 @@ impl Default for Setup {
             separate_calls: false,
             reuse: BlockReuse::Off,
             speculation: None,
+            step_cost: None,
             simd: None,
         }
     }
@@ -132,6 +135,7 @@ impl Setup {
             },
             reuse: self.reuse,
             speculation: self.speculation,
+            step_cost: self.step_cost,
             ..EngineConfig::default()
         }
     }

@@ -13,7 +13,10 @@ from harness.repository import STORIES, TIGHT
 pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 FIGURES = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
-LOOKUP = {"speculation": "prompt_lookup", "max_draft_tokens": 6}
+# As many drafts as there may be, so that their number does not depend on what steps of this machine cost.
+ALL = {"enable_adaptive_drafts": "false"}
+LOOKUP = {"speculation": "prompt_lookup", "max_draft_tokens": 6, **ALL}
+GIVEN = {"speculation": "draft_input_ids", **ALL}
 WITH_TENSOR = """
 input [
   { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
@@ -31,14 +34,13 @@ def server(tmp_path_factory, deployment):
     add_model(repository, "plain", checkpoint=STORIES)
     stats = {"stats_file": folder / "steps.jsonl"}
     add_model(repository, "lookup", {**LOOKUP, **stats}, checkpoint=STORIES)
-    add_model(repository, "given", {"speculation": "draft_input_ids", "max_draft_tokens": 4}, checkpoint=STORIES)
-    add_model(
-        repository, "tensor", {"speculation": "draft_input_ids"}, fields=WITH_TENSOR, checkpoint=STORIES
-    )
+    add_model(repository, "given", {**GIVEN, "max_draft_tokens": 4}, checkpoint=STORIES)
+    add_model(repository, "adaptive", {"speculation": "prompt_lookup", "max_draft_tokens": 6}, checkpoint=STORIES)
+    add_model(repository, "tensor", GIVEN, fields=WITH_TENSOR, checkpoint=STORIES)
     add_model(repository, "tight", {**LOOKUP, **TIGHT}, checkpoint=STORIES)
     add_model(repository, "overlap", {**LOOKUP, "enable_trt_overlap": "true"}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic", {"max_seq_len": 512})
-    add_synthetic(repository, "synthetic_given", {"speculation": "draft_input_ids", "max_seq_len": 512})
+    add_synthetic(repository, "synthetic_given", {**GIVEN, "max_seq_len": 512})
     with deployment.server(repository, "--metrics-interval-ms=100") as server:
         server.stats_file = folder / "steps.jsonl"
         yield server
@@ -174,7 +176,7 @@ def test_a_full_batch_with_pauses_gets_what_each_request_gets_alone(server, depl
 
     requests = [request(index) for index in range(8 if deployment.on_gpu else 20)]
     plain = clients.streams(server, "plain", requests)
-    for model in ("tight", "lookup", "overlap"):
+    for model in ("tight", "lookup", "overlap", "adaptive"):
         answers = clients.streams(server, model, requests)
         assert [answer.ids for answer in answers] == [answer.ids for answer in plain], model
 

@@ -97,6 +97,7 @@ pub fn engine_config(
         })),
         paged_kv,
         speculation,
+        step_cost: None,
         num_adapter_pages: None,
         record_requests: settings.stats_file.is_some(),
     };

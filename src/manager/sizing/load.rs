@@ -18,6 +18,7 @@ use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
+use crate::manager::step_cost::measure_step_cost;
 use crate::runner::spec::{LayerSpec, ModelSpec};
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
@@ -65,12 +66,16 @@ pub fn load_runner(
     };
     check_kv_file(&config.settings)?;
     check_ranks(&model, adapters)?;
-    let loaded = match (source, gpu) {
+    let mut loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => {
             load_on_gpu(config, &model, source, gpu, adapters, rank_program)
         }
         _ => load_on_cpu(config, &model, folder, adapters, rank_program),
     }?;
+    if config.settings.enable_adaptive_drafts {
+        let cost = measure_step_cost(&loaded.config, &mut loaded.runner)?;
+        loaded.config.step_cost = cost;
+    }
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
         ..loaded
