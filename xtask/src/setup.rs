@@ -162,6 +162,33 @@ pub fn mpi() -> Result<PathBuf> {
     libclang().ok_or_else(|| "libclang is missing: install libclang1, or set LIBCLANG_PATH".into())
 }
 
+/// Debian's Prometheus, unpacked and not installed; returns the folder of its programs, `prometheus` and `promtool`.
+pub fn prometheus() -> Result<PathBuf> {
+    let _lock = lock()?;
+    let folder = target("prometheus");
+    make(&folder, "Debian's prometheus", || {
+        eprintln!("unpacking Debian's prometheus in {}", folder.display());
+        fs::create_dir_all(&folder)?;
+        let download = || {
+            let mut download = command("apt-get");
+            download.args(["download", "--quiet", "prometheus"]);
+            run(download.current_dir(&folder))
+        };
+        // The lists of packages are missing on a new machine, and may be old on another.
+        download().or_else(|_| {
+            run(command("apt-get").args(["update", "--quiet"]))?;
+            download()
+        })?;
+        for file in fs::read_dir(&folder)? {
+            let archive = file?.path();
+            run(command("dpkg").arg("-x").arg(&archive).arg(&folder))?;
+            fs::remove_file(archive)?;
+        }
+        Ok(())
+    })?;
+    Ok(folder.join("usr/bin"))
+}
+
 const MPI_PACKAGES: [&str; 3] = ["libopenmpi-dev", "openmpi-bin", "libclang1"];
 
 fn has_mpi() -> bool {

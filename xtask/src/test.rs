@@ -163,8 +163,16 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
     build_mpi_plugin();
+    let mut tests = command(python);
+    match setup::prometheus() {
+        Ok(programs) => {
+            tests.env("PROMETHEUS", programs);
+        }
+        // Its tests are skipped, and say so.
+        Err(error) => eprintln!("no Prometheus: {error}"),
+    }
     run_command(
-        command(python)
+        tests
             .current_dir(workspace::root().join("tests/server"))
             .args(["-m", "pytest"])
             .args(pytest)

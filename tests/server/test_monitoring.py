@@ -1,0 +1,197 @@
+"""The dashboard and the alerts of examples/monitoring, with a real Prometheus that scrapes a loaded server."""
+
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from harness import clients
+from harness.adapters import write_adapter
+from harness.repository import ROOT, STORIES, add_model
+from harness.server import Server, die_with_parent, free_ports
+
+MONITORING = ROOT / "examples" / "monitoring"
+RULES_TEST = ROOT / "tests" / "server" / "monitoring" / "rules_test.yml"
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+START_TIMEOUT_S = 30
+# What Grafana puts in place of its variables.
+VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "20s"}
+
+
+@pytest.fixture(scope="module")
+def folder(request):
+    """Prometheus' programs."""
+    folder = os.environ.get("PROMETHEUS")
+    if folder is None:
+        if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
+            with open(file, "a") as skipped:
+                skipped.write("test_monitoring.py: no Prometheus\n")
+        pytest.skip("PROMETHEUS names no folder with Prometheus' programs")
+    return folder
+
+
+class Prometheus:
+    """A Prometheus with the example's configuration, whose only target is a server."""
+
+    def __init__(self, programs, folder, server):
+        text = (MONITORING / "prometheus.yml").read_text()
+        text = text.replace("127.0.0.1:8002", f"127.0.0.1:{server.metrics_port}")
+        text = text.replace("- rules.yml", f"- {MONITORING}/rules.yml")
+        text = re.sub(r"_interval: \d+s", "_interval: 1s", text)
+        (folder / "prometheus.yml").write_text(text)
+        [port] = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        with open(folder / "log", "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    f"{programs}/prometheus",
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def get(self, path, **arguments):
+        """The data of an answer of its API."""
+        query = urllib.parse.urlencode(arguments)
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as answer:
+            answer = json.load(answer)
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def values(self, expression):
+        """Labels and values of an expression, now; none that are not a number."""
+        found = self.get("query", query=expression)["result"]
+        return [(it["metric"], float(it["value"][1])) for it in found if it["value"][1] != "NaN"]
+
+    def wait_for(self, expression):
+        """Waits until an expression has values."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                if found := self.values(expression):
+                    return found
+            except OSError:
+                assert self.process.poll() is None
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def prometheus(folder, tmp_path_factory):
+    """Prometheus, after half a minute in which a server was used in every way that the dashboard shows."""
+    repository = tmp_path_factory.mktemp("monitoring") / "repository"
+    adapters = repository.parent / "adapters"
+    write_adapter(adapters / "fox", seed=1)
+    parameters = {
+        "speculation": "prompt_lookup",
+        "kv_cache_host_memory_bytes": 1 << 24,
+        "lora_dir": adapters,
+    }
+    add_model(repository, "stories", parameters, checkpoint=STORIES)
+    home = tmp_path_factory.mktemp("prometheus")
+    with Server(repository, "--metrics-interval-ms=200") as server, Prometheus(folder, home, server) as prometheus:
+        is_over = threading.Event()
+
+        def load():
+            while not is_over.is_set():
+                options = {"max_tokens": 40, "ignore_eos": True}
+                requests = [(PROMPT * (1 + n % 3), {**options, **({"lora_name": "fox"} if n % 2 else {})}) for n in range(6)]
+                clients.streams(server, "stories", requests)
+                with pytest.raises(clients.Refused):
+                    clients.generate(server, "stories", PROMPT, max_tokens=-1)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        try:
+            # Rates need two scrapes with requests between them.
+            prometheus.wait_for("rate(nv_inflight_e2e_seconds_count[20s]) > 0")
+            prometheus.wait_for("rate(nv_inference_request_failure[20s]) > 0")
+            yield prometheus
+        finally:
+            is_over.set()
+            loading.join()
+
+
+def expressions():
+    """Title of a chart, and the expression of each line."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+def test_every_line_of_the_dashboard_has_data(prometheus):
+    empty = []
+    for title, expression in expressions():
+        for name, value in VARIABLES.items():
+            expression = expression.replace(name, value)
+        found = prometheus.values(expression)
+        if not found or any(labels.get("model", "stories") != "stories" for labels, _ in found):
+            empty.append((title, expression, found))
+    assert not empty
+    assert len(list(expressions())) > 30
+
+
+def test_what_the_dashboard_shows_is_what_clients_saw(prometheus):
+    def only(expression):
+        [(_, value)] = prometheus.values(expression)
+        return value
+
+    # All requests have 40 tokens of output, in the sum of a histogram and its count.
+    assert only("nv_llm_output_token_len_sum / nv_llm_output_token_len_count") == 40
+    assert 0 < only('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="reused"}')
+    for family in ("time_to_first_token", "time_per_output_token", "e2e"):
+        assert 0 < only(f"histogram_quantile(0.5, rate(nv_inflight_{family}_seconds_bucket[20s]))") < 60
+
+
+def test_variables_of_the_dashboard_name_the_model_and_the_server(prometheus):
+    for label, expected in (("model", "stories"), ("instance", "127.0.0.1:")):
+        [found] = prometheus.get(f"label/{label}/values", **{"match[]": "nv_trt_llm_request_metrics"})
+        assert found.startswith(expected)
+
+
+def test_every_alert_is_evaluated_on_metrics_that_there_are(prometheus):
+    [group] = prometheus.get("rules")["groups"]
+    assert len(group["rules"]) == 8
+    names = set(prometheus.get("label/__name__/values"))
+    for rule in group["rules"]:
+        assert rule["health"] == "ok", rule
+        wanted = set(re.findall(r"\b(?:nv_\w+|up)\b", rule["query"]))
+        assert wanted and wanted <= names, (rule["name"], wanted - names)
+        assert rule["state"] != "firing", rule
+
+
+def test_the_metrics_that_kubernetes_reads_have_data(prometheus):
+    query = (ROOT / "examples" / "kubernetes" / "adapter.yml").read_text().partition("metricsQuery: |")[2]
+    query = query.replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'model="stories"')
+    assert len(prometheus.values(query)) == 1
+    # Of the gateway's model server protocol, as the documentation has them.
+    table = (ROOT / "docs" / "src" / "monitoring.md").read_text().partition("# Inference gateway")[2]
+    names = re.findall(r"`(nv_\w+)\{(\w+)=(\w+)\}`", table)
+    assert len(names) == 3
+    for name, label, value in names:
+        assert len(prometheus.values(f'{name}{{{label}="{value}"}}')) == 1
+
+
+def test_every_alert_fires_where_it_should(folder):
+    for arguments in (["check", "rules", MONITORING / "rules.yml"], ["test", "rules", RULES_TEST]):
+        done = subprocess.run([f"{folder}/promtool", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
