@@ -7,7 +7,8 @@
 //   low_rank_take      before a product that is added: if there are factors, saved[row] = out[row], out[row] = 0
 //   low_rank_finish    if there are factors, out[row] = out[row] * factors + saved[row]; if there is a bias, out[row] += bias
 //   low_rank_embed     shrunk[row][0] = embedding_scale * scale * A^T[token of the row]; if there is a replacement, out[row] =
-//                      embedding_scale * replacement[token of the row]
+//                      embedding_scale * replacement[token of the row]. A and the replacement have num_tokens tokens from first_token
+//                      on; for others shrunk is 0, and out stays as it is
 //   low_rank_replace   if there is a replacement, out[row] = x[row] * replacement^T
 //
 //   x [...][num_inputs] bf16    out, saved [...][width] f32; saved is null for a product that is stored
@@ -192,7 +193,8 @@ EXPORT_KERNEL(low_rank_finish)
 
 KERNEL(low_rank_embed, 256)
 (float* __restrict__ out, float* __restrict__ shrunk, const u8* __restrict__ adapters, const Tile* __restrict__ tiles, int place,
- const u32* __restrict__ token_ids, const u32* __restrict__ sampled, float embedding_scale, int max_rank, int width) {
+ const u32* __restrict__ token_ids, const u32* __restrict__ sampled, int first_token, int num_tokens, float embedding_scale, int max_rank,
+ int width) {
     const Tile tile = tiles[blockIdx.x];
     const Place& changed = place_of(adapters, tile, place);
     const Part& part = changed.parts[0];
@@ -200,16 +202,18 @@ KERNEL(low_rank_embed, 256)
     const bf16* const replacement = reinterpret_cast<const bf16*>(adapters + changed.replacement);
     const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
     for (u32 row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
-        const size_t token = token_of(token_ids[row], sampled);
+        const u32 token = token_of(token_ids[row], sampled) - static_cast<u32>(first_token);
+        // Other ranks have the others.
+        const bool is_own = token < static_cast<u32>(num_tokens);
         float* const of_row = shrunk + static_cast<size_t>(row) * MAX_PARTS * max_rank;
         for (int rank = first; rank < static_cast<int>(part.rank); rank += step) {
             const size_t panel = static_cast<size_t>(rank / RANK_PANEL) * part.num_inputs;
-            const float weight = to_float(a[(panel + token) * RANK_PANEL + rank % RANK_PANEL]);
+            const float weight = is_own ? to_float(a[(panel + token) * RANK_PANEL + rank % RANK_PANEL]) : 0.0f;
             of_row[rank] = embedding_scale * part.scale * weight;
         }
-        if (changed.replacement == 0) continue;
+        if (changed.replacement == 0 || !is_own) continue;
         float* const to = out + static_cast<size_t>(row) * width;
-        for (int i = first; i < width; i += step) to[i] = embedding_scale * to_float(replacement[token * width + i]);
+        for (int i = first; i < width; i += step) to[i] = embedding_scale * to_float(replacement[static_cast<size_t>(token) * width + i]);
     }
 }
 EXPORT_KERNEL(low_rank_embed)

@@ -47,6 +47,9 @@ pub fn load_instance(
     let gpu = handle
         .gpu()?
         .or_else(|| settings.gpu_device_ids.first().map(|gpu| *gpu as usize));
+    if let Some(adapters) = &model.adapters {
+        adapters.cut_for(gpu.is_some())?;
+    }
     let adapters = model.adapters.as_ref().map(|adapters| AdapterRoom {
         max_rank: settings.lora_cache_max_adapter_size as usize,
         num_bytes: adapters.pages().num_bytes(),

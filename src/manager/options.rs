@@ -18,8 +18,8 @@ use crate::manager::sizing::{
 use crate::manager::step_cost::measure_step_cost;
 use crate::manager::{BatchManager, ServingRank, TensorModel};
 use crate::runner::{
-    AdapterRoom, CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions,
-    RankTransport, Runner, RunnerLimits,
+    CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions, RankTransport, Runner,
+    RunnerLimits,
 };
 
 /// The options of a batch manager. Names, values and defaults are those of config.pbtxt, except that nothing is sized by
@@ -166,7 +166,7 @@ impl ManagerOptions {
             source: Some(&source),
             gpu: None,
         };
-        check_ranks(&model, AdapterRoom::default())?;
+        check_ranks(&model)?;
         let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
         let mut config = self.engine_config(max_positions)?;
         config.check()?;

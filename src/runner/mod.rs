@@ -235,7 +235,8 @@ impl Runner {
             Self::Cpu(runner) => runner.has_adapters(),
             Self::Cuda(runner) => runner.has_adapters(),
             Self::Ranks(runner) => runner.has_adapters(),
-            Self::CudaRanks(_) | Self::Synthetic(_) => false,
+            Self::CudaRanks(runner) => runner.has_adapters(),
+            Self::Synthetic(_) => false,
         }
     }
 

@@ -163,10 +163,8 @@ impl ModelSource {
         rank: usize,
         precision: Option<WeightPrecision>,
     ) -> Result<ModelPart, LoadError> {
-        let mut part = self.part(grid, rank)?;
-        if !D::HAS_TILES
-            && let Some(share) = &mut part.share
-        {
+        let part = self.part_with(grid, rank, D::HAS_TILES)?;
+        if !D::HAS_TILES && part.share.is_some() {
             if precision.is_some() {
                 return Err(LoadError::Config {
                     problem: "weights that are split over GPUs cannot be rounded yet".to_owned(),
@@ -174,6 +172,14 @@ impl ModelSource {
                 });
             }
             WeightSources::find(&self.tensors()?, &self.spec)?.check_are_floats()?;
+        }
+        Ok(part)
+    }
+
+    /// The same on devices whose sums over inputs are cut into [tiles](Device::HAS_TILES), or on others.
+    fn part_with(&self, grid: Grid, rank: usize, has_tiles: bool) -> Result<ModelPart, LoadError> {
+        let mut part = self.part(grid, rank)?;
+        if !has_tiles && let Some(share) = &mut part.share {
             *share = share.without_tiles(&self.spec)?;
         }
         Ok(part)
@@ -191,7 +197,8 @@ impl ModelSource {
             .collect()
     }
 
-    /// What ranks have of an adapter that was loaded for this model.
+    /// What ranks have of an adapter that was loaded for this model. `has_tiles`: the sums of their devices are cut into
+    /// [tiles](Device::HAS_TILES).
     ///
     /// # Errors
     /// As [`ModelSource::specs_of_ranks`], or there is not enough memory.
@@ -199,12 +206,13 @@ impl ModelSource {
         &self,
         weights: AdapterWeights,
         grid: impl Into<Grid>,
+        has_tiles: bool,
     ) -> Result<AdapterParts, LoadError> {
         let grid = grid.into();
         if grid.num_ranks() == 1 {
             return Ok(weights.into());
         }
-        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank));
+        let parts = (0..grid.num_ranks()).map(|rank| self.part_with(grid, rank, has_tiles));
         let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
         AdapterParts::new(&weights, &parts, &self.spec)
     }
@@ -219,8 +227,9 @@ impl ModelSource {
         weights: &AdapterWeights,
         grid: impl Into<Grid>,
         rank: usize,
+        has_tiles: bool,
     ) -> Result<AdapterParts, LoadError> {
-        let part = self.part(grid.into(), rank)?;
+        let part = self.part_with(grid.into(), rank, has_tiles)?;
         AdapterParts::new(weights, &[part], &self.spec)
     }
 

@@ -44,14 +44,21 @@ pub fn adapter(name: &str, base: &Path) -> Adapter {
 /// What a rank has of it, to be given requests itself.
 pub fn adapter_of_rank(name: &str, base: &Path, rank: usize, num_ranks: usize) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let part = source.adapter_of_rank(&load(name, &source), num_ranks, rank);
+    let part = source.adapter_of_rank(&load(name, &source), num_ranks, rank, true);
     used(part.expect("it can be cut"))
+}
+
+/// What processes with a GPU each have of it.
+pub fn adapter_of_gpus(name: &str, base: &Path, grid: Grid) -> Adapter {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let parts = source.adapter_parts(load(name, &source), grid, false);
+    used(parts.expect("it can be cut"))
 }
 
 /// What processes have of it.
 pub fn adapter_of_processes(name: &str, base: &Path, grid: Grid) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let parts = source.adapter_parts(load(name, &source), grid);
+    let parts = source.adapter_parts(load(name, &source), grid, true);
     used(parts.expect("it can be cut"))
 }
 

@@ -11,10 +11,10 @@ use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::device::{CodeBits, RankRole};
 use triton_inflight::engine::{Engine, StepOutput};
 use triton_inflight::runner::{
-    AdapterRoom, CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport,
-    RunnerLimits, WeightPrecision,
+    CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport, WeightPrecision,
 };
 
+use crate::adapters::{adapter, adapter_of_gpus, in_turns};
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::devices::{assert_near, requests, setups};
 use crate::ranks::assert_same;
@@ -196,6 +196,50 @@ fn a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit() {
     });
 }
 
+/// Also with factors, biases, weights of the embedding and of the output layer in place of the model's, and stages.
+#[test]
+fn several_gpus_have_parts_of_adapters() {
+    let test = "cuda_ranks::several_gpus_have_parts_of_adapters";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        let (two, four) = (Grid::from(2), Grid::from(4));
+        let stages = |num_stages, ranks_per_stage| Grid {
+            num_stages,
+            ranks_per_stage,
+        };
+        for (base, names, grid) in [
+            ("llama3", ["all-modules", "rank-33"], two),
+            ("llama3", ["outside-layers", "all-modules"], four),
+            ("llama2", ["saved-modules", "dora-output-layer"], two),
+            ("llama-biases", ["trained-biases", "dora"], stages(2, 2)),
+            ("llama3", ["outside-layers", "rank-33"], stages(2, 1)),
+        ] {
+            let (dir, setup) = (fixture(base), Setup::default());
+            let gpus: Vec<_> = (0..grid.num_ranks()).collect();
+            let mut leader = lead_on(base, &setup, &gpus, grid, PATIENT).expect("it loads");
+            let parts = names.map(|name| adapter_of_gpus(name, &dir, grid));
+            let all = in_turns(&parts);
+            let (together, _) = serve(&mut leader, &setup, &all);
+            let what = format!("{base}, {names:?}, {grid:?}");
+            for (request, together) in all.iter().zip(&together).step_by(8) {
+                let (alone, _) = serve(&mut leader, &setup, std::slice::from_ref(request));
+                assert_same(&what, &alone, std::slice::from_ref(together));
+            }
+            let whole = in_turns(&names.map(|name| adapter(name, &dir)));
+            let mut one = setup.load_on::<Cuda>(&dir, &options(0, true, 64));
+            let (expected, _) = serve(&mut one, &setup, &whole);
+            match grid.ranks_per_stage {
+                1 => assert_same(&what, &expected, &together),
+                // The requests are sampled: up to the first token that differs, logits are near.
+                _ => {
+                    let third =
+                        |all: &[Served]| -> Vec<_> { all.iter().step_by(3).cloned().collect() };
+                    assert_near(&what, &third(&expected), &third(&together), 0.2);
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn a_rank_that_ends_is_noticed_by_the_others() {
     let test = "cuda_ranks::a_rank_that_ends_is_noticed_by_the_others";
@@ -282,17 +326,13 @@ pub fn lead_on(
         rank_gpus: gpus.to_vec(),
         ..options(gpus[0], true, 64)
     };
-    let limits = RunnerLimits {
-        adapters: AdapterRoom::default(),
-        ..setup.runner_limits()
-    };
     let time_limits = RankLimits {
         load: PATIENT,
         step,
     };
     let transport = RankTransport::Processes(PROGRAM.into());
     let ranks = transport.connect(grid, time_limits.load)?;
-    LeadingRunner::new(ranks, &source, limits, &options, time_limits)
+    LeadingRunner::new(ranks, &source, setup.runner_limits(), &options, time_limits)
 }
 
 fn leading_setup() -> Setup {

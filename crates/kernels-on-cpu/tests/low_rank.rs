@@ -413,9 +413,12 @@ fn embeddings_are_changed_and_replaced() {
         let memory = aligned(&memory);
         let (tiles, of_rows) = random_tiles(random, &tables);
         let num_rows = of_rows.len();
-        let tokens = random.indices(num_rows, vocab_size);
+        // One of several ranks has weights of some tokens.
+        let first_token = random.between(0, 9);
+        let num_all = first_token + vocab_size + random.between(0, 9);
+        let tokens = random.indices(num_rows, num_all);
         // Some have just been sampled, and are read from there.
-        let sampled = random.indices(3, vocab_size);
+        let sampled = random.indices(3, num_all);
         let (words, tokens): (Vec<u32>, Vec<u32>) = tokens
             .iter()
             .map(|&token| match random.between(0, 5) {
@@ -435,6 +438,8 @@ fn embeddings_are_changed_and_replaced() {
             0.into(),
             Arg::from(&words[..]),
             Arg::from(&sampled[..]),
+            (first_token as i32).into(),
+            (vocab_size as i32).into(),
             scale.into(),
             (max_rank as i32).into(),
             (width as i32).into(),
@@ -457,10 +462,12 @@ fn embeddings_are_changed_and_replaced() {
         unsafe { random.launch("low_rank_expand", dims, &mut args) };
         for (row, adapter) in of_rows.iter().enumerate() {
             let at = row * width..(row + 1) * width;
-            let token = tokens[row] as usize;
+            let token = (tokens[row] as usize).checked_sub(first_token);
+            let token = token.filter(|&token| token < vocab_size);
             let mut expected = to_f64(&before[at.clone()]);
             let scale = f64::from(scale);
-            if let Some((part, replacement)) = adapter.map(|adapter| &adapters[adapter]) {
+            let adapter = adapter.map(|adapter| &adapters[adapter]);
+            if let Some(((part, replacement), token)) = adapter.zip(token) {
                 if let Some(rows) = replacement {
                     let row = rows[token * width..][..width].iter();
                     expected = row.map(|weight| scale * weight.to_f64()).collect();

@@ -21,7 +21,9 @@ use super::memory::{DeviceMemory, UploadBuffer};
 use super::rows::Rows;
 use crate::base::LoadError;
 use crate::device::low_rank::RANK_PANEL;
-use crate::device::{AdaptedPlace, AdaptedRows, AdapterRun, LowRank, StepCapacity, StepInputs};
+use crate::device::{
+    AdaptedPlace, AdaptedRows, AdapterRun, DenseRows, LowRank, StepCapacity, StepInputs,
+};
 
 /// Rows of a tile: `MAX_ROWS` of low_rank.cu.
 const TILE_ROWS: u32 = 4;
@@ -306,10 +308,12 @@ impl Cuda {
         }
     }
 
-    /// Changes embedded tokens, which have been multiplied by `scale`.
+    /// Changes embedded tokens, which have been multiplied by `scale`. The adapters have weights of some tokens, from `first_token`
+    /// on; others stay as they are.
     pub(super) fn adapt_embedded(
         &mut self,
         (tiles, token_ids): (AdapterTiles, u64),
+        first_token: usize,
         adapted: AdaptedRows<'_>,
         scale: f32,
         out: &Rows<f32>,
@@ -317,6 +321,10 @@ impl Cuda {
         let width = out.width();
         let sampled = self.sampled_tokens.as_ref();
         let sampled = sampled.map_or(0, |tokens| tokens.address());
+        // They are as many at all of them.
+        let num_tokens = most(adapted, LowRank::num_inputs);
+        let replaced = adapted.changed().find_map(|(_, place)| place.replacement());
+        let num_tokens = replaced.map_or(num_tokens, DenseRows::rows);
         let adapters = adapters(&self.adapters);
         launch!(
             self,
@@ -330,6 +338,8 @@ impl Cuda {
             adapted.place as i32,
             token_ids,
             sampled,
+            first_token as i32,
+            num_tokens as i32,
             scale,
             adapters.max_rank as i32,
             width as i32

@@ -632,9 +632,8 @@ impl Device for Cuda {
         scale: f32,
         out: &mut Rows<f32>,
     ) {
-        assert_eq!(first_token, 0, "it is no rank of several");
         let tokens = (step.adapters[0], step.token_ids);
-        self.adapt_embedded(tokens, adapted, scale, out);
+        self.adapt_embedded(tokens, first_token, adapted, scale, out);
     }
 
     fn logits(

@@ -17,8 +17,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -91,6 +91,8 @@ struct Shared {
     folders: AdapterFolders,
     source: Arc<ModelSource>,
     limits: AdapterLimits,
+    /// Whether the ranks are on GPUs, which cut adapters in another way.
+    is_on_gpus: OnceLock<bool>,
     upload_memory: Arc<UploadMemory>,
     state: Mutex<State>,
     /// A job is done.
@@ -148,6 +150,7 @@ impl AdapterStore {
                 folders,
                 source,
                 limits,
+                is_on_gpus: OnceLock::new(),
                 upload_memory: UploadMemory::new(limits.pages.num_bytes()),
                 state: Mutex::new(State {
                     cache: AdapterCache::new(limits.pages.num_pages),
@@ -164,6 +167,22 @@ impl AdapterStore {
             }),
             keeper: Mutex::new(None),
         }
+    }
+
+    /// Has adapters be cut for ranks on GPUs, or on CPUs, before any is loaded.
+    ///
+    /// # Errors
+    /// They are cut for others.
+    pub fn cut_for(&self, is_on_gpus: bool) -> Result<(), LoadError> {
+        let known = *self.shared.is_on_gpus.get_or_init(|| is_on_gpus);
+        if known == is_on_gpus || self.shared.limits.grid.num_ranks() == 1 {
+            return Ok(());
+        }
+        Err(LoadError::Config {
+            problem: "the model has adapters and several ranks, of one instance on CPUs and of another one on GPUs"
+                .to_owned(),
+            remedy: "write one kind in instance_group, or two models".to_owned(),
+        })
     }
 
     /// The adapter of this name. If it is not at hand, a thread begins to look for it.
@@ -552,7 +571,10 @@ impl Shared {
             return Ok(None);
         }
         let loaded = prepared.load();
-        let parts = loaded.and_then(|it| self.source.adapter_parts(it, self.limits.grid));
+        let parts = loaded.and_then(|it| {
+            let is_on_gpus = self.is_on_gpus.get().is_some_and(|it| *it);
+            self.source.adapter_parts(it, self.limits.grid, !is_on_gpus)
+        });
         parts.map(Some).map_err(|error| unusable(job, &error))
     }
 

@@ -65,7 +65,7 @@ pub fn load_runner(
         gpu,
     };
     check_kv_file(&config.settings)?;
-    check_ranks(&model, adapters)?;
+    check_ranks(&model)?;
     let mut loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => {
             load_on_gpu(config, &model, source, gpu, adapters, rank_program)
@@ -114,10 +114,7 @@ fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
 }
 
 /// Refuses what cannot be split over ranks yet. The runner refuses models and precisions.
-pub(in crate::manager) fn check_ranks(
-    model: &ConfiguredModel<'_>,
-    adapters: AdapterRoom,
-) -> Result<(), LoadError> {
+pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(), LoadError> {
     let grid = model.grid();
     let Grid {
         num_stages,
@@ -153,10 +150,6 @@ pub(in crate::manager) fn check_ranks(
         (
             model.source.is_none(),
             "the synthetic runner has no weights to split",
-        ),
-        (
-            model.gpu.is_some() && adapters != AdapterRoom::default(),
-            "adapters cannot be split over GPUs yet",
         ),
         (
             model.settings.kv_cache_file.is_some(),

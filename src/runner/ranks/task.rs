@@ -69,7 +69,7 @@ pub(super) enum Report {
     Failed(String),
 }
 
-/// [`RunnerLimits`] without the room for adapters, which rank 0 sees to.
+/// [`RunnerLimits`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Limits {
     max_num_tokens: u32,
@@ -84,6 +84,16 @@ struct Limits {
     windows: Vec<NonZeroU32>,
     num_sinks: u32,
     shifts_sinks: bool,
+    adapters: Room,
+}
+
+/// [`AdapterRoom`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Room {
+    max_rank: usize,
+    num_bytes: u64,
+    page_bytes: u64,
+    num_running_pages: u32,
 }
 
 /// [`WeightPrecision`].
@@ -150,6 +160,12 @@ impl Task {
                 windows: limits.attention.windows.clone(),
                 num_sinks: limits.attention.num_sinks.0,
                 shifts_sinks: limits.attention.shifts_sinks,
+                adapters: Room {
+                    max_rank: limits.adapters.max_rank,
+                    num_bytes: limits.adapters.num_bytes,
+                    page_bytes: limits.adapters.page_bytes,
+                    num_running_pages: limits.adapters.num_running_pages,
+                },
             },
             device,
         }
@@ -186,7 +202,12 @@ impl Task {
                 num_sinks: Tokens(limits.num_sinks),
                 shifts_sinks: limits.shifts_sinks,
             },
-            adapters: AdapterRoom::default(),
+            adapters: AdapterRoom {
+                max_rank: limits.adapters.max_rank,
+                num_bytes: limits.adapters.num_bytes,
+                page_bytes: limits.adapters.page_bytes,
+                num_running_pages: limits.adapters.num_running_pages,
+            },
         })
     }
 }
@@ -230,6 +251,12 @@ mod tests {
             kv_dtype: KvDtype::Int8,
             weights: Some(WeightPrecision::new(CodeBits::Four)),
             num_host_blocks: Blocks(7),
+            adapters: AdapterRoom {
+                max_rank: 16,
+                num_bytes: 1 << 40,
+                page_bytes: 4096,
+                num_running_pages: 9,
+            },
             attention: AttentionWindows {
                 windows: vec![NonZeroU32::new(16).expect("not zero")],
                 num_sinks: Tokens(4),
