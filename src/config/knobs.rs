@@ -292,8 +292,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             "max_tokens_in_paged_kv_cache",
             optional(count(1..=MAX_COUNT), "what `kv_cache_free_gpu_mem_fraction` allows"),
             |s| &mut s.max_tokens_in_paged_kv_cache,
-            "Number of positions in the whole KV cache, rounded down to blocks. If both limits are set, the \
-             smaller one applies.",
+            "Number of positions in the whole KV cache, in all layers, rounded down to blocks. If both limits are set, the \
+             smaller one applies. More fit where [layers with a window](kv-cache.md#groups-of-layers) keep what they see.",
         ),
         knob(
             "kv_cache_free_gpu_mem_fraction",

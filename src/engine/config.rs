@@ -303,7 +303,8 @@ impl EngineConfig {
 
     /// How to get a pool of `num_blocks`.
     fn room_for_one(&self, num_blocks: Blocks) -> String {
-        let holds = self.num_blocks.tokens(self.block_size);
+        let num_groups = self.groups.num_groups() as u32;
+        let holds = Blocks(self.num_blocks.0 / num_groups).tokens(self.block_size);
         let shorter = match holds >= Tokens(2) {
             true => format!("lower max_seq_len to at most {holds}"),
             false => "lower max_seq_len".to_owned(),
@@ -311,7 +312,7 @@ impl EngineConfig {
         format!(
             "{shorter}, or let the KV cache have at least {} tokens: by max_tokens_in_paged_kv_cache, \
              where it is written, or else by more memory (kv_cache_free_gpu_mem_fraction)",
-            num_blocks.tokens(self.block_size)
+            Blocks(num_blocks.0.div_ceil(num_groups)).tokens(self.block_size)
         )
     }
 

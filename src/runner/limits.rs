@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::precision::WeightPrecision;
 use crate::base::{BlockSize, Blocks, Tokens};
-use crate::device::KvDtype;
+use crate::device::{KvDtype, LayerGroups};
 use crate::engine::EngineConfig;
 
 /// The largest step, and the KV cache.
@@ -24,6 +24,8 @@ pub struct RunnerLimits {
     pub num_blocks: Blocks,
     /// Blocks in host memory, for content that the KV cache gives up.
     pub num_host_blocks: Blocks,
+    /// The group of each layer, whose blocks are in the tables of steps; `None` if all layers are in one group.
+    pub layer_groups: Option<LayerGroups>,
     /// The element type of the KV cache.
     pub kv_dtype: KvDtype,
     /// The precision that the weights of a float checkpoint are rounded to; `None` for bf16.
@@ -65,6 +67,7 @@ impl RunnerLimits {
             block_size: config.block_size,
             num_blocks: config.num_blocks,
             num_host_blocks: config.num_host_blocks,
+            layer_groups: None,
             kv_dtype: KvDtype::Bf16,
             weights: None,
             attention: AttentionWindows::default(),

@@ -9,6 +9,7 @@ use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::ranks::{AdapterRuns, RankCall};
+use super::share::ModelShare;
 use super::spec::ModelSpec;
 use super::stage::{ModelPart, Stage};
 use super::step_layout::{SampledRows, StepLayout, run_of};
@@ -102,9 +103,19 @@ impl<D: Device> ModelRunner<D> {
         Self::load(source, limits, options, (), Some(rank))
     }
 
-    /// Bytes of one block of the KV cache, padding and scales included.
+    /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
+        Self::kv_bytes_per_layers(spec, spec.num_layers(), block_size, dtype)
+    }
+
+    /// Bytes of one block with so many layers.
+    pub fn kv_bytes_per_layers(
+        spec: &ModelSpec,
+        num_layers: usize,
+        block_size: BlockSize,
+        dtype: KvDtype,
+    ) -> usize {
+        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), num_layers)
     }
 
     /// Bytes of the weights on this device, without padding, if float weights are rounded to `precision`.
@@ -197,7 +208,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let groups = LayerGroups::one(part.stage.layers.len());
+        let groups = layer_groups::<D>(&part, &limits)?;
         let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
@@ -569,6 +580,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
         assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
         assert_eq!(plan.block_size, self.limits.block_size);
+        let num_groups = self
+            .limits
+            .layer_groups
+            .as_ref()
+            .map_or(1, LayerGroups::num_groups);
+        assert_eq!(plan.num_groups, num_groups, "groups of layers");
         self.check_tokens(plan.token_ids)
     }
 
@@ -667,6 +684,26 @@ fn join_ranks<D: Device>(
         device.join_ranks(collective, role)?;
     }
     Ok(part)
+}
+
+/// The groups of the layers that this part of the model has.
+fn layer_groups<D: Device>(
+    part: &ModelPart,
+    limits: &RunnerLimits,
+) -> Result<LayerGroups, LoadError> {
+    let num_layers = part.stage.layers.len();
+    let Some(groups) = &limits.layer_groups else {
+        return Ok(LayerGroups::one(num_layers));
+    };
+    let is_whole = part.share.as_ref().is_none_or(ModelShare::is_whole);
+    match groups.num_groups() == 1 || D::HAS_LAYER_GROUPS && is_whole {
+        true if groups.num_layers() == num_layers => Ok(groups.clone()),
+        _ => Err(LoadError::Resource(format!(
+            "{} groups of {} layers in the KV cache, and the runner has {num_layers} layers: ranks and GPUs have one group",
+            groups.num_groups(),
+            groups.num_layers()
+        ))),
+    }
 }
 
 fn kv_cache<D: Device>(

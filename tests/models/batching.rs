@@ -66,7 +66,7 @@ fn prompt(seed: usize, len: usize) -> Vec<TokenId> {
 }
 
 /// The same requests, with shared prompt prefixes.
-fn requests_that_share() -> Vec<Request> {
+pub fn requests_that_share() -> Vec<Request> {
     let mut requests = requests();
     for (index, request) in requests.iter_mut().enumerate() {
         let shared = prompt(100 + index % 2, 45);
@@ -107,7 +107,7 @@ fn each_model_serves_as_alone_while_others_compute() {
     });
 }
 
-fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
+pub fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
     let alone_setup = Setup {
         max_beam_width: setup.max_beam_width,
         windows: setup.windows,

@@ -22,6 +22,7 @@ mod experts;
 mod family_gguf;
 mod fp8;
 mod gguf;
+mod kv_groups;
 mod latent;
 mod log_lines;
 mod memory;

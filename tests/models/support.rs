@@ -13,8 +13,8 @@ use triton_inflight::engine::{
     Sampled, Speculation, StepCost, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
-    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource, RankDevice,
-    RunnerLimits, SyntheticRunner, WeightPrecision,
+    AdapterRoom, AttentionWindows, CpuRunner, GroupedLayers, LeadingRunner, ModelRunner,
+    ModelSource, RankDevice, RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -63,6 +63,8 @@ pub struct Setup {
     pub shifts_sinks: bool,
     /// Whether the engine frees blocks outside of the windows.
     pub gives_back: bool,
+    /// The fixture whose layers have blocks by their windows.
+    pub groups_of: Option<&'static str>,
     /// Whether each sequence has a single block.
     pub contiguous: bool,
     /// Whether blocks are constantly copied elsewhere, and taken away when no query attends to them.
@@ -102,6 +104,7 @@ impl Default for Setup {
             num_sinks: 0,
             shifts_sinks: false,
             gives_back: false,
+            groups_of: None,
             contiguous: false,
             moves_blocks: false,
             num_runner_blocks: None,
@@ -128,7 +131,10 @@ impl Setup {
             enable_chunked_context: self.enable_chunked_context,
             chunk_unit: BlockSize::new(self.block_size.min(16)).expect("not zero"),
             paged_kv: !self.contiguous,
-            groups: KvGroups::one(self.window().filter(|_| self.gives_back)),
+            groups: match self.grouped_layers() {
+                Some(grouped) => grouped.windows(),
+                None => KvGroups::one(self.window().filter(|_| self.gives_back)),
+            },
             scheme: match self.separate_calls {
                 true => BatchingScheme::Inflight,
                 false => BatchingScheme::InflightFused,
@@ -143,6 +149,7 @@ impl Setup {
     pub fn runner_limits(&self) -> RunnerLimits {
         RunnerLimits {
             num_blocks: Blocks(self.num_runner_blocks.unwrap_or(self.num_blocks)),
+            layer_groups: self.grouped_layers().map(|it| it.layers().clone()),
             kv_dtype: self.kv_dtype,
             weights: self.weights,
             attention: self.attention_limits(),
@@ -170,13 +177,22 @@ impl Setup {
     /// Relocates blocks, if the setup asks for it.
     pub fn moves(&self) -> Option<Moves> {
         let num_runner_blocks = self.runner_limits().num_blocks.0;
-        self.moves_blocks.then(|| {
-            Moves::new(
-                self.num_blocks,
-                num_runner_blocks,
-                KvGroups::one(self.window()),
-            )
-        })
+        let groups = match self.grouped_layers() {
+            Some(grouped) => grouped.windows(),
+            None => KvGroups::one(self.window()),
+        };
+        self.moves_blocks
+            .then(|| Moves::new(self.num_blocks, num_runner_blocks, groups))
+    }
+
+    /// The layers of the fixture that has several groups of them.
+    pub fn grouped_layers(&self) -> Option<GroupedLayers> {
+        let source = ModelSource::open(&fixture(self.groups_of?)).expect("the fixture opens");
+        let limits = self.attention_limits();
+        let windows = source.spec().windows_within(&limits);
+        let grouped = GroupedLayers::new(windows, limits.num_sinks, Tokens(self.max_seq_len));
+        assert!(grouped.layers().num_groups() > 1, "{grouped:?}");
+        Some(grouped)
     }
 
     /// The window of positions that a sequence must keep.

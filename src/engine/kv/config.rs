@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::KvGroups;
-use super::groups::max_blocks_of;
 use crate::base::{BlockSize, Blocks, Tokens};
 
 /// Whether a request shares blocks, and with which others.
@@ -66,8 +65,9 @@ impl KvCacheConfig {
         let uncovered = kv_len
             .blocks_ceil(self.block_size)
             .saturating_sub(num_places);
-        let window = self.groups.windows()[group].as_ref();
-        let most = max_blocks_of(window, kv_len, self.max_chunk, self.block_size);
+        let most = self
+            .groups
+            .max_blocks_of(group, kv_len, self.max_chunk, self.block_size);
         uncovered.min(most.saturating_sub(num_held))
     }
 

@@ -7,11 +7,13 @@
 //! group 1: layers with a window         [  NONE   ,  NONE   ,  NONE   , Block 5 , Block 3 ]
 //! ```
 
+use std::ops::Range;
+
 use super::AttentionWindow;
 use crate::base::{BlockSize, Blocks, Tokens};
 
 /// The most groups of layers.
-pub const MAX_KV_GROUPS: usize = 8;
+pub const MAX_KV_GROUPS: usize = 16;
 
 /// What the queries of each group of layers see: the groups without a window first, then those with the largest windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,26 +83,70 @@ impl KvGroups {
         max_chunk: Tokens,
         block_size: BlockSize,
     ) -> Blocks {
-        let groups = self.windows().iter();
+        let groups = 0..self.num_groups;
         groups
-            .map(|window| max_blocks_of(window.as_ref(), kv_len, max_chunk, block_size))
+            .map(|group| self.max_blocks_of(group, kv_len, max_chunk, block_size))
             .fold(Blocks::ZERO, |sum, blocks| {
                 Blocks(sum.0.saturating_add(blocks.0))
             })
     }
+
+    /// Those of one group.
+    pub(super) fn max_blocks_of(
+        &self,
+        group: usize,
+        kv_len: Tokens,
+        max_chunk: Tokens,
+        block_size: BlockSize,
+    ) -> Blocks {
+        let all = kv_len.blocks_ceil(block_size);
+        let Some(window) = self.windows[group] else {
+            return all;
+        };
+        // See `freed`.
+        let kept = match self.num_groups {
+            1 => Tokens::ZERO,
+            _ => block_size.tokens(),
+        };
+        all.min(window.max_blocks(max_chunk + kept, block_size))
+    }
+
+    /// The places in a table whose block of `group` is freed when `computed` positions are.
+    ///
+    /// With several groups, a sequence keeps what another one sees that goes on from its last full block: else a prefix
+    /// that all of the first group is cached of would not be found for want of a single block.
+    pub(super) fn freed(
+        &self,
+        group: usize,
+        computed: Tokens,
+        block_size: BlockSize,
+    ) -> Range<usize> {
+        let Some(window) = self.windows[group] else {
+            return 0..0;
+        };
+        match self.num_groups {
+            1 => window.hidden(computed, block_size),
+            _ => window.hidden(last_full(computed, block_size), block_size),
+        }
+    }
+
+    /// The next number of computed positions, after `computed`, at which more may be freed; `None` if never.
+    pub(super) fn next_freed(&self, computed: Tokens, block_size: BlockSize) -> Option<Tokens> {
+        match self.num_groups {
+            1 => Some(self.windows[0]?.next_hidden(computed, block_size)),
+            _ if self.any_windows() => {
+                Some(last_full(computed, block_size) + block_size.tokens() + Tokens(1))
+            }
+            _ => None,
+        }
+    }
 }
 
-/// The most blocks of one group, with this window.
-pub(super) fn max_blocks_of(
-    window: Option<&AttentionWindow>,
-    kv_len: Tokens,
-    max_chunk: Tokens,
-    block_size: BlockSize,
-) -> Blocks {
-    let all = kv_len.blocks_ceil(block_size);
-    window.map_or(all, |window| {
-        all.min(window.max_blocks(max_chunk, block_size))
-    })
+/// Where a sequence would go on that shares all but the last of `computed` positions, as far as they fill blocks.
+fn last_full(computed: Tokens, block_size: BlockSize) -> Tokens {
+    computed
+        .saturating_sub(Tokens(1))
+        .floor_to_block(block_size)
 }
 
 #[cfg(test)]
@@ -119,8 +165,8 @@ mod tests {
         let groups = KvGroups::new(&[None, window(8), window(8)]);
         assert_eq!((groups.num_groups(), groups.num_whole()), (3, 1));
         let block_size = BlockSize::new(4).expect("not zero");
-        // A window of 8 and one more touch 3 blocks at most.
-        for (kv_len, expected) in [(4, 3), (8, 6), (12, 9), (16, 10), (400, 106)] {
+        // A window of 8 and one more touch 3 blocks at most, and one is kept behind them.
+        for (kv_len, expected) in [(4, 3), (8, 6), (12, 9), (16, 12), (20, 13), (400, 108)] {
             let blocks = groups.max_blocks(Tokens(kv_len), Tokens(1), block_size);
             assert_eq!(blocks, Blocks(expected), "{kv_len} positions");
         }

@@ -6,6 +6,7 @@
 //! `reserve`, `grow` or `own_next` has asked before: a lack of blocks is a decision of the capacity policy, never an
 //! error here.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::lookup::{Lookup, PrefixMatch};
@@ -167,7 +168,8 @@ impl KvCacheManager {
         };
         let block_size = self.config.block_size;
         let num_found = walk.map_or(Tokens::ZERO, |(walk, _)| walk.num_tokens(block_size));
-        self.slide(table, num_found);
+        let config = self.config;
+        self.slide(table, |group| config.hidden(group, num_found));
         self.onboard(table);
         if let Some((walk, sources)) = walk
             && let Some((_, num_positions)) = walk.partial
@@ -475,7 +477,8 @@ impl KvCacheManager {
     fn commit_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         self.register_full_blocks(table, computed);
         let computed = Tokens(computed.len() as u32);
-        self.slide(table, computed);
+        let (groups, block_size) = (self.config.groups, self.config.block_size);
+        self.slide(table, |group| groups.freed(group, computed, block_size));
         table.set_next_commit(self.next_commit(table, computed));
     }
 
@@ -548,14 +551,14 @@ impl KvCacheManager {
         }
     }
 
-    /// Frees the blocks that no query at or after `computed` sees.
-    fn slide(&mut self, table: &mut BlockTable, computed: Tokens) {
+    /// Frees the blocks of each group at the places that `hidden` tells.
+    fn slide(&mut self, table: &mut BlockTable, hidden: impl Fn(usize) -> Range<usize>) {
         for group in self.config.groups.num_whole()..self.config.groups.num_groups() {
-            let hidden = self.config.hidden(group, computed);
-            if hidden.is_empty() {
+            let hidden = hidden(group);
+            let first = hidden.start.max(table.hidden_to(group));
+            if hidden.is_empty() || first > hidden.end {
                 continue;
             }
-            let first = hidden.start.max(table.hidden_to(group));
             table.hide(group, first..hidden.end, |block| {
                 self.tiers.give_back(block);
             });
@@ -570,9 +573,9 @@ impl KvCacheManager {
         let next_full = open.map_or(never, |chain| {
             Blocks(chain.num_committed() as u32 + 1).tokens(self.config.block_size)
         });
-        let windows = self.config.groups.windows().iter().flatten();
-        let next_hidden = windows.map(|it| it.next_hidden(computed, self.config.block_size));
-        next_full.min(next_hidden.min().unwrap_or(never))
+        let groups = &self.config.groups;
+        let next_freed = groups.next_freed(computed, self.config.block_size);
+        next_full.min(next_freed.unwrap_or(never))
     }
 
     /// The blocks of position `computed` in `table` that are partly filled and that others hold.

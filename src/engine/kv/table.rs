@@ -191,7 +191,9 @@ impl BlockTable {
         std::mem::replace(&mut self.places.blocks[index], block)
     }
 
-    /// Removes the blocks of `group` at `places`, the last first, and passes each to `give_back`.
+    /// Removes the blocks of `group` at `places`, and passes each to `give_back`: those of the first group from the last,
+    /// because a content is evicted before the one above it, and those of other groups from the first, which is furthest
+    /// behind the window.
     pub(super) fn hide(
         &mut self,
         group: usize,
@@ -199,7 +201,12 @@ impl BlockTable {
         mut give_back: impl FnMut(BlockId),
     ) {
         self.places.groups[group].hidden_to = places.end;
-        for place in places.rev() {
+        let (start, end) = (places.start, places.end);
+        for place in places {
+            let place = match group {
+                0 => start + end - 1 - place,
+                _ => place,
+            };
             self.places.groups[group].num_held -= Blocks(1);
             give_back(self.replace(place, group, BlockId::NONE));
         }

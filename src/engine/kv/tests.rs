@@ -641,3 +641,83 @@ fn without_reuse_nothing_is_retained() {
     assert_eq!(cache.num_retained(), 0);
     cache.release_retained(&retained);
 }
+
+/// A cache for layers that see everything and layers with a window of 4, in blocks of 2.
+fn cache_of_two_groups(num_blocks: u32) -> KvCacheManager {
+    let window = AttentionWindow {
+        size: Tokens(4),
+        num_sinks: Tokens(0),
+    };
+    KvCacheManager::new(KvCacheConfig {
+        groups: KvGroups::new(&[None, Some(window)]),
+        ..config(num_blocks, 2)
+    })
+}
+
+#[test]
+fn a_prefix_is_found_as_far_as_every_group_has_what_it_sees() {
+    let mut cache = cache_of_two_groups(30);
+    let prompt = tokens(0..13);
+    let mut table = computed(&mut cache, &prompt, &anybody());
+    // With a window, a sequence that goes on from 12 sees 9 and later.
+    assert_eq!(cache.usage().num_used, Blocks(7 + 3));
+    assert!((0..4).all(|place| table.at(place, 1) == BlockId::NONE));
+    cache.release(&mut table);
+    assert_eq!(cache.num_cached(), 12);
+    assert_eq!(num_found(&cache, &prompt), 12);
+    assert_eq!(num_found(&cache, &tokens(0..9)), 8);
+
+    // The blocks behind the window are the first to be evicted: 18 have no content.
+    let mut others = BlockTable::default();
+    cache.grow(&mut others, Tokens(2 * 11));
+    assert_eq!(cache.num_cached(), 12 - 4);
+    assert_eq!(num_found(&cache, &prompt), 12, "it sees none of these");
+    assert_eq!(num_found(&cache, &tokens(0..9)), 0, "it sees two of them");
+    cache.check_integrity([&others].into_iter());
+    cache.release(&mut others);
+
+    // Who computes them again leaves them beside what is still there.
+    leave_behind(&mut cache, &tokens(0..9), &anybody());
+    assert_eq!(cache.num_cached(), 12);
+    assert_eq!(num_found(&cache, &tokens(0..9)), 8);
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn a_block_that_is_found_in_part_is_copied_for_every_group() {
+    let mut cache = cache_of_two_groups(16);
+    leave_behind(&mut cache, &tokens(0..9), &anybody());
+    let mut table = BlockTable::default();
+    let mut other = tokens(0..7);
+    other.push(99);
+    other.push(100);
+    let found = cache.find(&other, &anybody(), ALL);
+    assert_eq!(found.num_tokens, Tokens(7));
+    assert_eq!(
+        cache.reserve(&mut table, &other, &anybody(), ALL),
+        Tokens(7)
+    );
+    let targets: Vec<_> = cache
+        .moves()
+        .iter()
+        .map(|one| match one {
+            BlockMove::Copy(copy) if copy.num_positions == 1 => copy.target,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(targets, [table.at(3, 0), table.at(3, 1)]);
+    cache.check_integrity([&table].into_iter());
+}
+
+#[test]
+fn what_is_retained_of_layers_with_a_window_is_what_they_will_see() {
+    let mut cache = cache_of_two_groups(30);
+    let prompt = tokens(0..12);
+    leave_behind(&mut cache, &prompt, &anybody());
+    let retained = cache.retain(prompt.into(), None);
+    assert_eq!(cache.num_retained(), 6 + 2);
+    cache.check_integrity(std::iter::empty());
+    cache.release_retained(&retained);
+    assert_eq!(cache.num_retained(), 0);
+    cache.check_integrity(std::iter::empty());
+}

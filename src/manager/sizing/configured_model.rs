@@ -8,9 +8,10 @@ use crate::base::{BlockSize, LoadError, Tokens};
 use crate::collective::Grid;
 use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
+use crate::engine::AttentionWindow;
 use crate::runner::{
-    AttentionWindows, CpuRunner, CudaRunner, ModelSource, ModelSpec, SyntheticRunner,
-    WeightPrecision,
+    AttentionWindows, CpuRunner, CudaRunner, GroupedLayers, ModelSource, ModelSpec,
+    SyntheticRunner, WeightPrecision,
 };
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
@@ -150,7 +151,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
 
     /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it. On GPUs it is
     /// that of the rank with the largest blocks: each has memory of its own.
-    fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
+    fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
         match self.source {
             Some(source) => {
                 let (spec, dtype) = (source.spec(), self.kv_dtype());
@@ -158,7 +159,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
                 let num_bytes = match self.gpu {
                     None => match self.specs_of_ranks(source) {
                         Some(specs) => specs.iter().map(on_cpu).sum(),
-                        None => on_cpu(spec),
+                        None => {
+                            let num_layers = groups.layers().layers_per_group();
+                            CpuRunner::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
+                        }
                     },
                     Some(_) => {
                         let on_gpu = |spec| CudaRunner::kv_bytes_per_block(spec, block_size, dtype);
@@ -180,12 +184,23 @@ impl ModelDimensions for ConfiguredModel<'_> {
         }
     }
 
-    fn window(&self, max_seq_len: Tokens) -> Option<Tokens> {
+    fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers {
         let attention = self.attention();
-        match self.source {
-            Some(source) => source.spec().largest_window(&attention, max_seq_len),
-            None => SyntheticRunner::largest_window(&attention, max_seq_len),
-        }
+        let num_sinks = attention.num_sinks;
+        let (num_layers, largest) = match self.source {
+            Some(source) => {
+                let spec = source.spec();
+                if is_paged && self.gpu.is_none() && self.grid().num_ranks() == 1 {
+                    let windows = spec.windows_within(&attention);
+                    return GroupedLayers::new(windows, num_sinks, max_seq_len);
+                }
+                let largest = spec.largest_window(&attention, max_seq_len);
+                (spec.num_layers(), largest)
+            }
+            None => (0, SyntheticRunner::largest_window(&attention, max_seq_len)),
+        };
+        let window = largest.map(|size| AttentionWindow { size, num_sinks });
+        GroupedLayers::one(num_layers, window)
     }
 
     /// Stages take turns with micro-batches instead.

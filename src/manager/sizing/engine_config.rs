@@ -2,23 +2,23 @@
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
-use crate::engine::{
-    AttentionWindow, BlockReuse, EngineConfig, KvGroups, PromptLookup, Speculation,
-};
+use crate::engine::{BlockReuse, EngineConfig, PromptLookup, Speculation};
+use crate::runner::GroupedLayers;
 
 /// The model's figures that the engine is sized by.
 pub trait ModelDimensions {
     /// The longest sequence that the model can attend over.
     fn max_positions(&self) -> u32;
 
-    /// Bytes of one KV block over all layers, with padding.
-    fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64;
+    /// Which layers share blocks, in a cache for sequences of up to `max_seq_len` tokens; all, where each sequence has one
+    /// block.
+    fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers;
+
+    /// Bytes of one KV block of a group of layers, with padding.
+    fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64;
 
     /// The default of `max_num_tokens`, unless a full batch needs more.
     fn default_max_num_tokens(&self) -> u32;
-
-    /// The largest attention window of any layer; `None` if a layer attends over whole sequences.
-    fn window(&self, max_seq_len: Tokens) -> Option<Tokens>;
 
     /// Whether its runner can begin a step before the host knows the tokens of the last one.
     fn can_run_ahead(&self) -> bool {
@@ -60,6 +60,8 @@ pub fn engine_config(
         true => settings.tokens_per_block,
         false => BlockSize::new(max_seq_len.0).unwrap_or(settings.tokens_per_block),
     };
+    let groups = model.layer_groups(max_seq_len, paged_kv);
+    let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
         && settings.gpt_model_type == BatchingScheme::InflightFused;
@@ -73,13 +75,14 @@ pub fn engine_config(
         block_size,
         num_blocks: num_blocks(
             settings,
-            model.kv_bytes_per_block(block_size),
+            bytes_per_block,
+            groups.windows().num_groups() as u32,
             block_size,
             max_num_requests,
             max_seq_len,
             available_bytes,
         ),
-        num_host_blocks: num_host_blocks(settings, model.kv_bytes_per_block(block_size))?,
+        num_host_blocks: num_host_blocks(settings, bytes_per_block)?,
         policy: settings.batch_scheduler_policy,
         enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
         chunk_policy: settings.context_chunking_policy,
@@ -91,10 +94,7 @@ pub fn engine_config(
         },
         plan_ahead,
         reuse: reuse(settings)?,
-        groups: KvGroups::one(model.window(max_seq_len).map(|size| AttentionWindow {
-            size,
-            num_sinks: Tokens(settings.sink_token_length),
-        })),
+        groups: groups.windows(),
         paged_kv,
         speculation,
         step_cost: None,
@@ -186,16 +186,21 @@ fn max_seq_len(settings: &Settings, max_positions: u32) -> Result<Tokens, LoadEr
 fn num_blocks(
     settings: &Settings,
     bytes_per_block: u64,
+    num_groups: u32,
     block_size: BlockSize,
     max_num_requests: u32,
     max_seq_len: Tokens,
     available_bytes: Option<u64>,
 ) -> Blocks {
     let max_texts = u64::from(max_num_requests) * u64::from(settings.max_beam_width);
-    let usable = max_texts * u64::from(max_seq_len.blocks_ceil(block_size).0);
+    // A place in a table has a block for each group.
+    let num_groups = u64::from(num_groups);
+    let usable = max_texts * num_groups * u64::from(max_seq_len.blocks_ceil(block_size).0);
     let by_tokens = settings
         .max_tokens_in_paged_kv_cache
-        .map_or(u64::MAX, |tokens| u64::from(tokens / block_size.tokens().0));
+        .map_or(u64::MAX, |tokens| {
+            num_groups * u64::from(tokens / block_size.tokens().0)
+        });
     let by_memory = available_bytes.map_or(u64::MAX, |bytes| {
         (bytes as f64 * settings.kv_cache_free_mem_fraction) as u64 / bytes_per_block.max(1)
     });
@@ -219,27 +224,29 @@ fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, 
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
     use crate::config::InputKind;
 
-    /// A model of 1000 positions of 100 bytes.
-    struct Small;
+    /// A model of 1000 positions, whose blocks have 100 bytes for each, with these windows of its layers.
+    struct Small(&'static [Option<NonZeroU32>]);
 
     impl ModelDimensions for Small {
         fn max_positions(&self) -> u32 {
             1000
         }
 
-        fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
+        fn layer_groups(&self, max_seq_len: Tokens, _: bool) -> GroupedLayers {
+            GroupedLayers::new(self.0.iter().copied(), Tokens(0), max_seq_len)
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize, _: &GroupedLayers) -> u64 {
             100 * u64::from(block_size.tokens().0)
         }
 
         fn default_max_num_tokens(&self) -> u32 {
             512
-        }
-
-        fn window(&self, _max_seq_len: Tokens) -> Option<Tokens> {
-            None
         }
     }
 
@@ -261,7 +268,7 @@ mod tests {
     }
 
     fn sized(parameters: &[(&str, &str)], available: Option<u64>) -> EngineConfig {
-        engine_config(&config(parameters), &Small, available).expect("good settings")
+        engine_config(&config(parameters), &Small(&[None; 3]), available).expect("good settings")
     }
 
     #[test]
@@ -288,6 +295,23 @@ mod tests {
             sized(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
             Blocks(34)
         );
+    }
+
+    #[test]
+    fn a_group_of_layers_has_a_block_at_every_place() {
+        const WINDOW: Option<NonZeroU32> = NonZeroU32::new(100);
+        let model = Small(&[WINDOW, WINDOW, None, WINDOW, WINDOW, None]);
+        let sized = |parameters, available| {
+            engine_config(&config(parameters), &model, available).expect("good settings")
+        };
+        let engine = sized(&[], None);
+        assert_eq!(engine.groups.num_groups(), 3);
+        assert_eq!(engine.num_blocks, Blocks(3 * 8 * 32));
+        // Tokens are those of a sequence, in all layers.
+        let tokens = [("max_tokens_in_paged_kv_cache", "1100")];
+        assert_eq!(sized(&tokens, None).num_blocks, Blocks(3 * 34));
+        let available = Some(2 * 160 * 32 * 100);
+        assert_eq!(sized(&[], available).num_blocks, Blocks(160));
     }
 
     #[test]
@@ -410,7 +434,8 @@ mod tests {
                 ["V1", "enable_trt_overlap"],
             ),
         ] {
-            let error = engine_config(&config(parameters), &Small, available).expect_err("refused");
+            let error = engine_config(&config(parameters), &Small(&[None; 3]), available)
+                .expect_err("refused");
             for word in words {
                 assert!(
                     error.to_string().contains(word),

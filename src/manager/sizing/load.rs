@@ -240,7 +240,7 @@ fn load_on_cpu(
         }
         None => Runner::Synthetic(synthetic(settings, &limits, folder)?),
     };
-    let bytes_per_block = model.kv_bytes_per_block(engine.block_size);
+    let bytes_per_block = bytes_per_block(model, &engine);
     Ok(LoadedRunner {
         config: engine,
         runner,
@@ -460,11 +460,16 @@ fn check_host_memory(settings: &Settings, available_bytes: Option<u64>) -> Resul
 }
 
 fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    u64::from(engine.num_host_blocks.0) * model.kv_bytes_per_block(engine.block_size)
+    u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine)
 }
 
 fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    u64::from(engine.num_blocks.0) * model.kv_bytes_per_block(engine.block_size)
+    u64::from(engine.num_blocks.0) * bytes_per_block(model, engine)
+}
+
+fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
+    model.kv_bytes_per_block(engine.block_size, &groups)
 }
 
 fn limits(
@@ -472,7 +477,10 @@ fn limits(
     engine: &EngineConfig,
     adapters: AdapterRoom,
 ) -> RunnerLimits {
+    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
+    let layers = groups.layers();
     RunnerLimits {
+        layer_groups: (layers.num_groups() > 1).then(|| layers.clone()),
         adapters,
         kv_dtype: model.kv_dtype(),
         weights: model.weights(),

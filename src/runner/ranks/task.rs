@@ -192,6 +192,7 @@ impl Task {
             block_size: BlockSize::new(limits.block_size)?,
             num_blocks: Blocks(limits.num_blocks),
             num_host_blocks: Blocks(limits.num_host_blocks),
+            layer_groups: None,
             kv_dtype: dtypes.find(|dtype| dtype.as_str() == limits.kv_dtype)?,
             weights: match limits.weights {
                 Some(weights) => Some(weights.precision()?),
