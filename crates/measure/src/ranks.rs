@@ -10,11 +10,13 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use triton_inflight::base::{CpuSet, StepError};
-use triton_inflight::collective::Grid;
+use triton_inflight::collective::{Grid, MpiWorld};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Step, StepOutput};
 use triton_inflight::manager::{ComputedStep, StepComputer};
-use triton_inflight::runner::{CpuRunner, LeadingRunner, RankLimits, RankTransport, RunnerLimits};
+use triton_inflight::runner::{
+    CpuRunner, LeadingRunner, RankLimits, RankTransport, RunnerLimits, leave_mpi_world,
+};
 
 use crate::Result;
 use crate::figures::{median, round};
@@ -35,6 +37,9 @@ pub struct Options {
     /// The program of the other ranks, of the same build
     #[arg(long, value_name = "FILE")]
     program: PathBuf,
+    /// Under `mpirun`: the plug-in for MPI. The other ranks are its other processes, `inflight-rank --mpi`
+    #[arg(long, value_name = "FILE")]
+    mpi_library: Option<PathBuf>,
     /// Ranks of each stage
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     ranks: u32,
@@ -69,6 +74,13 @@ pub struct Options {
 /// # Errors
 /// If the model cannot be loaded, or a step fails.
 pub fn run(options: &Options) -> Result<String> {
+    let measured = compare(options);
+    // The other processes of mpirun end as well.
+    leave_mpi_world();
+    measured
+}
+
+fn compare(options: &Options) -> Result<String> {
     let source = options.model.open()?;
     let loads: Vec<_> = options
         .concurrency
@@ -99,8 +111,12 @@ pub fn run(options: &Options) -> Result<String> {
         limits.clone(),
         &with_threads(NonZeroUsize::new(of_all), Vec::new()),
     )?;
+    let transport = match &options.mpi_library {
+        None => RankTransport::Processes(options.program.clone()),
+        Some(plugin) => RankTransport::Mpi(MpiWorld::join(plugin, Some(LIMITS.load))?),
+    };
     let mut several = LeadingRunner::new(
-        RankTransport::Processes(options.program.clone()).connect(grid, LIMITS.load)?,
+        transport.connect(grid, LIMITS.load)?,
         &source,
         limits,
         &with_threads(Some(options.threads_per_rank), options.rank_cpus.clone()),
