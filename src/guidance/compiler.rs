@@ -15,6 +15,7 @@ use crate::base::{RequestError, TokenId};
 use crate::device::yield_to_others;
 use crate::guidance::guide::{Compiled, GrammarGuide};
 use crate::guidance::spec::GuideSpec;
+use crate::guidance::structure_grammar::SpecialToken;
 use crate::guidance::vocabulary;
 use crate::sampling::{Guide, SampleError};
 use crate::text::Tokenizer;
@@ -236,6 +237,7 @@ fn start(
         yield_to_others();
         // Built once, before the first grammar.
         let mut factory = guarded(|| factory(&tokenizer, vocab_size));
+        let special_tokens = tokenizer.special_tokens(vocab_size);
         while let Some(job) = next(&shared) {
             // The request is gone.
             if Arc::strong_count(&job) == 1 {
@@ -244,7 +246,9 @@ fn start(
             let cached = shared.state.lock().cached(&job.key);
             let outcome = match (cached, &mut factory) {
                 (Some(compiled), _) => Ok(compiled),
-                (None, Ok(factory)) => guarded(|| compile(factory, &job.spec, vocab_size)),
+                (None, Ok(factory)) => {
+                    guarded(|| compile(factory, &job.spec, &special_tokens, vocab_size))
+                }
                 (None, Err(error)) => Err(error.clone()),
             };
             let mut state = shared.state.lock();
@@ -287,8 +291,13 @@ fn factory(tokenizer: &Tokenizer, vocab_size: u32) -> Result<ParserFactory, Requ
     Ok(factory)
 }
 
-fn compile(factory: &mut ParserFactory, spec: &GuideSpec, vocab_size: u32) -> Outcome {
-    let grammar = spec.grammar().map_err(refused)?;
+fn compile(
+    factory: &mut ParserFactory,
+    spec: &GuideSpec,
+    special_tokens: &[SpecialToken],
+    vocab_size: u32,
+) -> Outcome {
+    let grammar = spec.grammar(special_tokens).map_err(refused)?;
     *factory.limits_mut() = limits(spec);
     let parser = factory
         .create_parser(grammar)

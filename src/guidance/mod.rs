@@ -4,7 +4,9 @@
 //! GuideSpec --Compiler--> GrammarGuide --restrict--> logits with the disallowed tokens masked
 //! spec.rs        a request's guide, and its limits
 //! ebnf.rs        EBNF grammars, converted to Lark's syntax
-//! regex.rs       escapes text for regular expressions
+//! structure.rs   structural tags, and structure_grammar.rs their grammars
+//! regex.rs       checks and escapes regular expressions
+//! schema.rs      JSON schemas as grammars
 //! problem.rs     why a grammar cannot be used
 //! vocabulary.rs  the model's tokens as a trie of bytes
 //! compiler.rs    the compiling thread, and a cache of compiled grammars
@@ -20,7 +22,10 @@ mod ebnf;
 mod grammar_error;
 mod guide;
 mod regex;
+mod schema;
 mod spec;
+mod structure;
+mod structure_grammar;
 mod vocabulary;
 
 pub use compiler::{Compilation, Compiler};
@@ -28,3 +33,4 @@ pub use compiler::{Compilation, Compiler};
 pub use ebnf::to_lark as ebnf_to_lark;
 pub use guide::GrammarGuide;
 pub use spec::{GuideSpec, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};
+pub use structure::{Structure, Tag};

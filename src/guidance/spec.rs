@@ -1,14 +1,15 @@
 //! The constraint that a guide puts on a request's output.
 
-use std::collections::HashMap;
-
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use crate::base::RequestError;
 use crate::guidance::ebnf;
 use crate::guidance::grammar_error::GrammarError;
-use crate::guidance::regex::escaped;
+use crate::guidance::regex::{complete, escaped};
+use crate::guidance::schema::{of_checked_schema, of_schema};
+use crate::guidance::structure::Structure;
+use crate::guidance::structure_grammar::{self, SpecialToken};
 
 /// Maximum size of a schema, or of all choices together.
 pub const MAX_SCHEMA_BYTES: usize = 64 << 10;
@@ -19,10 +20,6 @@ pub const MAX_GRAMMAR_BYTES: usize = 16 << 10;
 /// Maximum size of a regular expression, also within a schema. One of the form `a?b?c?...` costs the square of its length
 /// for every character.
 pub const MAX_REGEX_BYTES: usize = 2 << 10;
-
-/// White space between two parts of JSON: a space, or a line break with indentation. (If any amount were allowed, a model
-/// might generate white space forever.)
-const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 /// The form that a request's whole output must have.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +37,8 @@ pub enum GuideSpec {
     Grammar(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Free text with parts of a given form.
+    Structure(Structure),
 }
 
 impl GuideSpec {
@@ -60,6 +59,14 @@ impl GuideSpec {
             }
             Self::Regex(text) => ("regular expression", text.len(), MAX_REGEX_BYTES),
             Self::Grammar(text) => ("grammar", text.len(), MAX_GRAMMAR_BYTES),
+            Self::Structure(structure) => {
+                check_parts(structure)?;
+                (
+                    "structural tag's texts",
+                    1 + structure.num_text_bytes(),
+                    MAX_SCHEMA_BYTES,
+                )
+            }
             Self::Choice(texts) => {
                 let num_bytes = texts.iter().map(|text| text.len() + 1).sum();
                 ("list of choices", num_bytes, MAX_SCHEMA_BYTES)
@@ -91,98 +98,54 @@ impl GuideSpec {
             Self::Regex(regex) => format!("regex {regex}"),
             Self::Grammar(text) => format!("grammar {text}"),
             Self::Choice(texts) => format!("choice {texts:?}"),
+            Self::Structure(structure) => format!("structure {structure:?}"),
         }
     }
 
-    /// The guide as a grammar of `llguidance`.
-    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
+    /// The guide as a grammar of `llguidance`, for a model with these special tokens.
+    pub(super) fn grammar(
+        &self,
+        special_tokens: &[SpecialToken],
+    ) -> Result<TopLevelGrammar, GrammarError> {
         let grammar = match self {
             Self::Json => of_schema(&json!({"type": ["object", "array"]})),
             Self::JsonObject => of_schema(&json!({"type": "object"})),
-            Self::JsonSchema(schema) => match circular_reference(schema) {
-                None => of_schema(schema),
-                Some(reference) => {
-                    return Err(format!(
-                        "its '$ref' to '{reference}' leads back to itself without any output in between"
-                    ));
-                }
-            },
+            Self::JsonSchema(schema) => of_checked_schema(schema)?,
             Self::Regex(regex) => GrammarWithLexer::from_regex(complete(regex)?),
             Self::Grammar(text) if ebnf::is_ebnf(text) => {
                 GrammarWithLexer::from_lark(ebnf::to_lark(text)?)
             }
             Self::Grammar(text) => GrammarWithLexer::from_lark(text.clone()),
             Self::Choice(texts) => GrammarWithLexer::from_regex(&choice(texts)),
+            Self::Structure(structure) => {
+                return structure_grammar::grammar(structure, special_tokens);
+            }
         };
         Ok(TopLevelGrammar::from_grammar(grammar))
     }
 }
 
-/// A schema's grammar. Limits white space unless the schema specifies it (`x-guidance`).
-fn of_schema(schema: &Value) -> GrammarWithLexer {
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        other => other.clone(),
-    };
-    if let Some(members) = schema.as_object_mut() {
-        let layout = members.entry("x-guidance").or_insert_with(|| json!({}));
-        if let Some(layout) = layout.as_object_mut()
-            && !layout.contains_key("whitespace_flexible")
-        {
-            let pattern = layout.entry("whitespace_pattern");
-            pattern.or_insert_with(|| json!(WHITE_SPACE));
-        }
+/// Checks the sizes of the parts of a structure, each as a guide of its own, and of its schemas together.
+fn check_parts(structure: &Structure) -> Result<(), RequestError> {
+    let mut num_bytes = 0;
+    let mut parts = vec![structure];
+    while let Some(part) = parts.pop() {
+        parts.extend(part.parts());
+        let guide = match part {
+            Structure::JsonSchema(schema) => GuideSpec::JsonSchema(schema.clone()),
+            Structure::Regex(regex) => GuideSpec::Regex(regex.clone()),
+            Structure::Grammar(text) => GuideSpec::Grammar(text.clone()),
+            _ => continue,
+        };
+        guide.check()?;
+        num_bytes += guide.key().len();
     }
-    GrammarWithLexer::from_json_schema(schema)
-}
-
-/// A reference in `schema` that leads back to itself through nothing but references and `allOf`s.
-fn circular_reference(schema: &Value) -> Option<&str> {
-    let mut seen = HashMap::new();
-    let mut values = vec![schema];
-    while let Some(value) = values.pop() {
-        if let Some(reference) = find_circle(schema, value, &mut seen) {
-            return Some(reference);
-        }
-        match value {
-            Value::Object(members) => values.extend(members.values()),
-            Value::Array(list) => values.extend(list),
-            _ => {}
-        }
+    if num_bytes > MAX_SCHEMA_BYTES {
+        return Err(RequestError::Invalid(format!(
+            "the schemas of a structural tag, or of tools, have {num_bytes} bytes together, and may have {MAX_SCHEMA_BYTES}"
+        )));
     }
-    None
-}
-
-/// Follows the references of `value`, a part of `schema`. `seen` maps each visited part, by its address, to whether
-/// all of its references have been followed.
-fn find_circle<'a>(
-    schema: &'a Value,
-    value: &'a Value,
-    seen: &mut HashMap<*const Value, bool>,
-) -> Option<&'a str> {
-    let members = value.as_object()?;
-    if seen.contains_key(&std::ptr::from_ref(value)) {
-        return None;
-    }
-    seen.insert(value, false);
-    let reference = members.get("$ref").and_then(Value::as_str);
-    let target = reference.and_then(|it| Some((it, schema.pointer(it.strip_prefix('#')?)?)));
-    if let Some((reference, target)) = target {
-        if seen.get(&std::ptr::from_ref(target)) == Some(&false) {
-            return Some(reference);
-        }
-        if let found @ Some(_) = find_circle(schema, target, seen) {
-            return found;
-        }
-    }
-    let all_of = members.get("allOf").and_then(Value::as_array);
-    for part in all_of.into_iter().flatten() {
-        if let found @ Some(_) = find_circle(schema, part, seen) {
-            return found;
-        }
-    }
-    seen.insert(value, true);
-    None
+    Ok(())
 }
 
 /// Size of the longest regular expression in a schema, or of a value that may contain one.
@@ -203,15 +166,6 @@ fn longest_regex(schema: &Value) -> usize {
     }
 }
 
-/// Checks that `regex` does not end with a lone backslash, which would escape the end of the expression.
-fn complete(regex: &str) -> Result<&str, GrammarError> {
-    let num_backslashes = regex.len() - regex.trim_end_matches('\\').len();
-    match num_backslashes % 2 {
-        0 => Ok(regex),
-        _ => Err("the regular expression ends with a lone backslash".to_owned()),
-    }
-}
-
 /// A single regular expression for all texts. It avoids ambiguity between texts of which one is a prefix of another.
 fn choice(texts: &[String]) -> String {
     let literal = |text: &String| text.chars().map(escaped).collect::<String>();
@@ -224,63 +178,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_a_trailing_backslash() {
-        for (regex, is_complete) in [
-            (r"a\\", true),
-            (r"a\$", true),
-            (r"a\", false),
-            (r"\\\", false),
-        ] {
-            assert_eq!(complete(regex).is_ok(), is_complete, "{regex}");
-        }
-    }
-
-    #[test]
     fn choices_are_escaped() {
         let texts = ["a|b".to_owned(), "é/\n".to_owned()];
         assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
-    }
-
-    #[test]
-    fn finds_circular_references() {
-        let deep = (0..3_000).map(|n| {
-            let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
-            (format!("d{n}"), next)
-        });
-        let deep: serde_json::Map<_, _> = deep.collect();
-        for (schema, circular) in [
-            (json!({"$ref": "#"}), Some("#")),
-            (
-                json!({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"},
-                       "b": {"description": "a's", "$ref": "#/$defs/a"}}}),
-                Some("#/$defs/"),
-            ),
-            (
-                json!({"allOf": [{"type": "object"}, {"allOf": [{"$ref": "#"}]}]}),
-                Some("#"),
-            ),
-            (json!({"$ref": "#/$defs/d0", "$defs": deep.clone()}), None),
-            (json!({"properties": {"next": {"$ref": "#"}}}), None),
-            (json!({"anyOf": [{"type": "null"}, {"$ref": "#"}]}), None),
-            (
-                json!({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "null"}}}),
-                None,
-            ),
-            (json!({"$ref": "#/$defs/none"}), None),
-            (json!({"$ref": "http://localhost/x.json"}), None),
-        ] {
-            let found = circular_reference(&schema);
-            assert_eq!(found.is_some(), circular.is_some(), "{schema}: {found:?}");
-            assert!(
-                found
-                    .unwrap_or_default()
-                    .starts_with(circular.unwrap_or_default())
-            );
-        }
-        let mut closed = deep;
-        closed.insert("d3000".to_owned(), json!({"$ref": "#/$defs/d0"}));
-        let closed = json!({ "$defs": closed });
-        assert!(circular_reference(&closed).is_some());
     }
 
     #[test]

@@ -174,6 +174,19 @@ impl Tokenizer {
         added.is_special_token(&name).then_some(name)
     }
 
+    /// The special tokens below `vocab_size`, with their texts.
+    pub fn special_tokens(&self, vocab_size: u32) -> Vec<(String, TokenId)> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let special = added
+            .iter()
+            .filter(|(id, token)| token.special && **id < vocab_size);
+        let mut special: Vec<_> = special
+            .map(|(id, token)| (token.content.clone(), *id))
+            .collect();
+        special.sort_by_key(|(_, id)| *id);
+        special
+    }
+
     /// The id of the special token with this text.
     pub fn special_id(&self, content: &str) -> Option<TokenId> {
         let added = self.inner.get_added_vocabulary();

@@ -19,20 +19,25 @@ const REPLY: &str = r#"<think>so</think>Yes<tool_call>{"name":"f","arguments":{"
 const MESSAGES: &str = r#"[{"role":"user","content":"ZQ7"}]"#;
 const TOOLS: &str = r#"[{"type":"function","function":{"name":"f"}}]"#;
 
-fn load(folder: &Folder, reasoning_parser: &str) -> Server {
+/// A model with the tokenizer of `folder`, and its checkpoint unless a parameter names another.
+fn load(folder: &Folder, parameters: &[(&str, &str)]) -> Server {
     let config = json!({ "chat_template": TEMPLATE });
     std::fs::write(folder.0.join("tokenizer_config.json"), config.to_string()).expect("written");
     let path = folder.0.to_str().expect("plain text");
     let value = |text: &str| json!({ "string_value": text });
-    Server::load_config(&json!({
+    let mut config = json!({
         "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
         "model_transaction_policy": { "decoupled": true },
         "parameters": {
             "gpt_model_path": value(path), "tokenizer_dir": value(path), "num_threads": value("1"),
             "max_tokens_in_paged_kv_cache": value("2048"), "default_max_tokens": value("400"),
-            "cpu_instruction_set": value("portable"), "reasoning_parser": value(reasoning_parser), "exclude_input_in_output": value("true"),
+            "cpu_instruction_set": value("portable"), "exclude_input_in_output": value("true"),
         },
-    }))
+    });
+    for (name, text) in parameters {
+        config["parameters"][name] = value(text);
+    }
+    Server::load_config(&config)
 }
 
 /// The texts of an output over all responses.
@@ -44,16 +49,19 @@ fn texts(sent: &[Sent], output: &str) -> Vec<String> {
     found.map(|(_, _, _, bytes)| text(bytes)).collect()
 }
 
-/// The responses to a request with these options.
+/// The responses to a request with these options, whose reply a guide determines.
 fn ask(server: &Server, reply: &str, outputs: &[&CStr], options: &[(&CStr, &str)]) -> Vec<Sent> {
     let choice = json!([reply]).to_string();
+    let choice = [(c"guided_choice", &choice[..])];
+    request(server, outputs, &[&choice[..], options].concat())
+}
+
+/// The responses to a request with these options.
+fn request(server: &Server, outputs: &[&CStr], options: &[(&CStr, &str)]) -> Vec<Sent> {
     let text = |value: &str| Parameter::String(CString::new(value).expect("no NUL"));
-    let mut parameters = vec![(c"guided_choice".to_owned(), text(&choice))];
-    parameters.extend(
-        options
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), text(value))),
-    );
+    let parameters = options
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), text(value)));
     // To Triton, a request that names no output names all.
     let all = OutputKind::ALL.map(OutputKind::c_name);
     let names = if outputs.is_empty() {
@@ -64,7 +72,7 @@ fn ask(server: &Server, reply: &str, outputs: &[&CStr], options: &[(&CStr, &str)
     let outputs = names.iter().map(|name| (*name).to_owned()).collect();
     let request = server.host.request(Spec {
         correlation: Correlation::Number(1),
-        parameters,
+        parameters: parameters.collect(),
         inputs: vec![Input {
             name: c"text_input".to_owned(),
             data_type: DataType::Bytes,
@@ -83,7 +91,7 @@ fn ask(server: &Server, reply: &str, outputs: &[&CStr], options: &[(&CStr, &str)
 #[test]
 fn a_reply_has_its_parts_in_outputs_of_their_own() {
     let folder = Folder::new("chat-parts");
-    let server = load(&folder, "auto");
+    let server = load(&folder, &[]);
     let all = [
         c"text_output",
         c"reasoning_content",
@@ -132,7 +140,7 @@ fn a_reply_has_its_parts_in_outputs_of_their_own() {
 #[test]
 fn a_part_without_an_output_stays_in_the_text() {
     let folder = Folder::new("chat-text");
-    let server = load(&folder, "auto");
+    let server = load(&folder, &[]);
     let chat = [(c"messages", MESSAGES), (c"tools", TOOLS)];
     let sent = ask(&server, REPLY, &[c"text_output", c"finish_reason"], &chat);
     assert_eq!(texts(&sent, "text_output"), [REPLY]);
@@ -161,7 +169,7 @@ fn a_part_without_an_output_stays_in_the_text() {
 #[test]
 fn a_prompt_can_begin_the_reasoning() {
     let folder = Folder::new("chat-begun");
-    let server = load(&folder, "mistral");
+    let server = load(&folder, &[("reasoning_parser", "mistral")]);
     let sent = ask(
         &server,
         "so[/THINK]Yes",
@@ -173,5 +181,49 @@ fn a_prompt_can_begin_the_reasoning() {
     );
     assert_eq!(texts(&sent, "reasoning_content"), ["so"]);
     assert_eq!(texts(&sent, "text_output"), ["Yes"]);
+    server.unload();
+}
+
+#[test]
+fn a_call_that_must_be_is_well_formed() {
+    let folder = Folder::new("chat-required");
+    let stories = format!("{}/model_repository/stories/1", env!("CARGO_MANIFEST_DIR"));
+    let server = load(
+        &folder,
+        &[("gpt_model_path", &stories), ("reasoning_parser", "none")],
+    );
+    let schema = json!({
+        "type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": false,
+        "x-guidance": {"whitespace_flexible": false},
+    });
+    let tool =
+        |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let tools = json!([tool("f"), tool("g")]).to_string();
+    let named = json!({"type": "function", "function": {"name": "g"}}).to_string();
+    let options = [
+        (c"messages", MESSAGES),
+        (c"tools", &tools[..]),
+        (c"tool_choice", &named[..]),
+        (c"temperature", "1"),
+    ];
+    let outputs = [c"text_output", c"tool_calls", c"finish_reason"];
+    for seed in ["1", "2", "3"] {
+        let sent = request(
+            &server,
+            &outputs,
+            &[&options[..], &[(c"seed", seed)]].concat(),
+        );
+        let calls: Value =
+            serde_json::from_str(&texts(&sent, "tool_calls").concat()).expect("JSON");
+        assert_eq!(calls[0]["function"]["name"], "g");
+        let arguments = calls[0]["function"]["arguments"].as_str().expect("a text");
+        let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+        assert!(
+            arguments == json!({"a": 1}) || arguments == json!({"a": 2}),
+            "{arguments}"
+        );
+        assert_eq!(texts(&sent, "text_output"), [""]);
+        assert_eq!(texts(&sent, "finish_reason"), ["tool_calls"]);
+    }
     server.unload();
 }

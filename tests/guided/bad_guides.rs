@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use triton_inflight::base::RequestError;
-use triton_inflight::guidance::GuideSpec;
+use triton_inflight::guidance::{GuideSpec, Structure};
 
 use crate::support::MODEL;
 
@@ -110,7 +110,33 @@ fn a_hostile_guide_compiles_or_fails_soon() {
             )
         })
         .collect();
+    let structure = |format: Value| {
+        let tag = json!({"type": "structural_tag", "format": format});
+        GuideSpec::Structure(Structure::of_json(&tag).expect("of a supported form"))
+    };
+    let triggered = |triggers: Vec<String>, content: Value| {
+        let tags: Vec<_> = triggers
+            .iter()
+            .map(|it| json!({"begin": it, "content": content, "end": it}))
+            .collect();
+        structure(json!({"type": "triggered_tags", "triggers": triggers, "tags": tags}))
+    };
+    let any_text = json!({"type": "any_text"});
+    let deep = |kind: &str| {
+        let inside = |inner, _| json!({"type": kind, "content": inner, "begin": "", "end": ""});
+        structure((0..100).fold(json!({"type": "any_text"}), inside))
+    };
+    let long = (0..1000).map(|n| format!("{:<50}", n * 7919)).collect();
     let specs = [
+        triggered(long, any_text.clone()),
+        triggered(vec!["ab".repeat(30_000)], any_text.clone()),
+        triggered(
+            (1..200).map(|n| "a".repeat(n)).collect(),
+            json!({"type": "json_schema", "json_schema": {}}),
+        ),
+        deep("star"),
+        deep("tag"),
+        structure(json!({"type": "sequence", "elements": vec![any_text; 1000]})),
         regex(&"(".repeat(2_000)),
         regex(&"a?b?".repeat(500)),
         regex(&format!("x{}", "[^a]?".repeat(400))),

@@ -3,4 +3,5 @@
 mod bad_guides;
 mod batching;
 mod generations;
+mod structures;
 mod support;

@@ -3,6 +3,7 @@
 The demo model knows no tools. A guide with a single choice makes it write a call."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -156,3 +157,64 @@ def test_a_model_without_a_format_cannot_be_asked_for_parts(server, tmp_path):
     with Server(repository) as plain:
         with pytest.raises(Refused, match="tool_call_parser"):
             generate(plain, "stories", "Once", return_tool_calls=True)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+STRICT = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}} for name in ("weather", "time")
+]
+
+
+@pytest.mark.parametrize(
+    "choice, names",
+    [("required", {"weather", "time"}), (json.dumps({"type": "function", "function": {"name": "time"}}), {"time"})],
+)
+def test_a_call_that_must_be_is_well_formed(server, choice, names):
+    for seed in range(4):
+        answer = generate(
+            server,
+            "chat",
+            "",
+            messages=json.dumps([USER]),
+            tools=json.dumps(STRICT),
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            # The prompt ends the reasoning: the demo model would not.
+            chat_template="default",
+            chat_template_kwargs=json.dumps({"mood": "<think>\n\n</think>\n\n"}),
+            temperature=1.0,
+            seed=seed,
+            max_tokens=200,
+            exclude_input_in_output=True,
+        )
+        (call,) = json.loads(answer.last.tensors["tool_calls"])
+        assert call["function"]["name"] in names
+        assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+        assert answer.text == "" and answer.finish_reason == "tool_calls"
+
+
+def test_a_strict_function_guides_calls_that_the_model_begins(server):
+    with pytest.raises(Refused, match="another guide"):
+        generate(server, "chat", "", **written("No.", tools=json.dumps(STRICT)))
+    answer = generate(server, "chat", "", messages=json.dumps([USER]), tools=json.dumps(STRICT), max_tokens=30)
+    assert answer.last.tensors["tool_calls"] == "[]"
+
+
+def test_a_structural_tag_guides_what_follows_its_trigger(server):
+    tag = {
+        "type": "structural_tag",
+        "triggers": [" the"],
+        "structures": [{"begin": " the <", "schema": {"type": "integer", "minimum": 0, "maximum": 99}, "end": ">"}],
+    }
+    options = {"max_tokens": 60, "exclude_input_in_output": True, "temperature": 1.0}
+    for seed in range(4):
+        for form in ({"structural_tag": json.dumps(tag)}, {"structured_outputs": json.dumps({"structural_tag": tag})}):
+            text = generate(server, "chat", "Once upon a time,", seed=seed, **form, **options).text
+            for start in [found.start() for found in re.finditer(" the", text)]:
+                assert re.match(" the( <[0-9]{1,2}>| ?<?[0-9]{0,2}$)", text[start:]), text

@@ -25,6 +25,11 @@ SCHEMA = {
     "additionalProperties": False,
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
 }
+STRUCTURE = {
+    "type": "structural_tag",
+    "triggers": [" the"],
+    "structures": [{"begin": " the <", "schema": {"type": "integer", "minimum": 0, "maximum": 99}, "end": ">"}],
+}
 TOOLS = [{"type": "function", "function": {"name": "tell", "parameters": SCHEMA}}]
 # The names of the adapters that models.py writes.
 ADAPTERS = range(6)
@@ -215,6 +220,7 @@ def _guided(rng):
                 {"guided_regex": "(fox|owl)( and (fox|owl)){0,3}"},
                 {"guided_choice": '["a fox", "an owl", "a frog"]'},
                 {"guided_grammar": GRAMMAR},
+                {"structural_tag": json.dumps(STRUCTURE)},
             ]
         ),
         **rng.choice([{}, {"temperature": 1.0, "seed": rng.randrange(100)}]),
@@ -279,7 +285,7 @@ def _conversation(rng):
     messages = [{"role": "user", "content": f"Tell me a story about {rng.choice(['a fox', 'an owl', 'a bear'])}."}]
     some = [
         {},
-        {"tools": json.dumps(TOOLS)},
+        {"tools": json.dumps(TOOLS), "tool_choice": rng.choice(["auto", "none"]), "parallel_tool_calls": rng.random() < 0.5},
         {"documents": json.dumps([{"title": "Foxes", "text": "They are red."}])},
         {"chat_template_kwargs": json.dumps({"enable_thinking": False}), "chat_template": "default"},
         {"add_generation_prompt": False},

@@ -26,7 +26,7 @@ use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, Tex
 use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use crate::config::{ClientCompatibility, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
-use crate::guidance::{Compilation, Compiler};
+use crate::guidance::{Compilation, Compiler, GuideSpec};
 use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
@@ -160,7 +160,7 @@ impl Admission {
             let text = self.text_stream(has_stop_words, &options, &sampling, &prompt, None);
             sampling.stop_text = text.map(|text| StopText(Arc::new(BeamText::new(text))));
         }
-        let compilation = self.compilation(&options, &mut sampling)?;
+        let compilation = self.compilation(&options, &mut sampling, &prompt.text)?;
         let post_processor = options.post_processor.named()?;
         let post_processor = post_processor.map(|(name, arguments)| PostProcessorCall {
             name: name.to_owned(),
@@ -420,13 +420,23 @@ impl Admission {
                 )));
             }
         }
-        let start = match options.chat.continued() {
+        let start = self.reply_start(options, format, prompt);
+        let is_whole = format == ReplyFormat::default();
+        Ok((!is_whole).then_some(ReplyRules { format, start }))
+    }
+
+    /// Where the reply to a prompt begins.
+    fn reply_start(
+        &self,
+        options: &RequestOptions,
+        format: ReplyFormat,
+        prompt: &str,
+    ) -> ReplyStart {
+        match options.chat.continued() {
             None => format.start_after(prompt),
             Some((MessageField::Reasoning, _)) => ReplyStart::Reasoning,
             Some((MessageField::Content, text)) => format.start_within(text),
-        };
-        let is_whole = format == ReplyFormat::default();
-        Ok((!is_whole).then_some(ReplyRules { format, start }))
+        }
     }
 
     /// The detokeniser of a sequence, if its text is needed and the model has a tokenizer.
@@ -505,9 +515,28 @@ impl Admission {
         &self,
         options: &RequestOptions,
         sampling: &mut SamplingParams,
+        prompt: &str,
     ) -> Result<Option<Compilation>, RequestError> {
-        let Some(spec) = options.guide.spec()? else {
-            return Ok(None);
+        let thinking = self
+            .replies
+            .thinking(self.reply_start(options, self.replies, prompt));
+        let calls = options.chat.tool_guide(self.replies.tool_calls, thinking)?;
+        let spec = match (options.guide.spec()?, calls) {
+            (None, None) => return Ok(None),
+            (Some(spec), None) => spec,
+            (None, Some(_)) if sampling.beam_search.is_some() => {
+                return Err(RequestError::Invalid(
+                    "options 'tool_choice' and 'tools' make a guide for calls, and beams cannot be guided; leave out one of the two"
+                        .to_owned(),
+                ));
+            }
+            (None, Some(calls)) => GuideSpec::Structure(calls),
+            (Some(_), Some(_)) => {
+                return Err(RequestError::Invalid(
+                    "options 'tool_choice' and 'tools' make a guide for calls, and the request has another guide; leave one out"
+                        .to_owned(),
+                ));
+            }
         };
         let Some(guides) = &self.guides else {
             return Err(RequestError::Invalid(

@@ -3,8 +3,11 @@
 use serde_json::{Map, Value};
 
 use crate::backend::request::options::{flag, parsed};
+use crate::backend::request::tool_guides::{self, Function, ToolChoice};
 use crate::base::RequestError;
-use crate::text::{Conversation, MessageField, PromptEnding};
+use crate::config::ToolCallFormat;
+use crate::guidance::Structure;
+use crate::text::{Conversation, MessageField, PromptEnding, Thinking};
 
 /// Variables of templates that options of their own set.
 const RESERVED: [&str; 5] = [
@@ -31,6 +34,8 @@ pub struct ChatOptions {
     template: Option<String>,
     add_generation_prompt: Option<bool>,
     continued: Option<MessageField>,
+    tool_choice: Option<ToolChoice>,
+    parallel_tool_calls: Option<bool>,
 }
 
 impl ChatOptions {
@@ -61,7 +66,7 @@ impl ChatOptions {
         };
         Ok(Some(Conversation {
             messages: messages.clone(),
-            tools: self.tools.clone(),
+            tools: self.tools.clone().filter(|_| self.has_tools()),
             documents: self.documents.clone(),
             variables: self.variables.clone().unwrap_or_default(),
             template: self.template.clone(),
@@ -74,9 +79,63 @@ impl ChatOptions {
         self.messages.is_some()
     }
 
-    /// Whether the conversation has tools.
+    /// Whether the conversation has tools that the reply may call.
     pub fn has_tools(&self) -> bool {
-        self.tools.is_some()
+        self.tools.is_some() && self.tool_choice != Some(ToolChoice::None)
+    }
+
+    /// The form of the reply that its calls of tools ask for, in a model with this format of calls.
+    ///
+    /// # Errors
+    /// Calls are required, and there are no tools, or no format, or no tool of the name.
+    pub fn tool_guide(
+        &self,
+        format: Option<ToolCallFormat>,
+        thinking: Thinking,
+    ) -> Result<Option<Structure>, RequestError> {
+        let choice = self.tool_choice.clone().unwrap_or_default();
+        let parallel = self.parallel_tool_calls.unwrap_or(true);
+        let is_required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
+        let invalid = |problem: &str| {
+            Err(RequestError::Invalid(format!(
+                "option 'tool_choice': {problem}"
+            )))
+        };
+        let Some(tools) = self.tools.as_ref().and_then(Value::as_array) else {
+            return match is_required {
+                true => invalid(
+                    "a call is required, and the request has no 'tools'; give them, or leave it out",
+                ),
+                false => Ok(None),
+            };
+        };
+        let mut functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
+        if let ToolChoice::Named(name) = &choice {
+            functions.retain(|function| function.name() == name);
+        }
+        let Some(format) = format else {
+            return match is_required {
+                true => invalid(
+                    "a call is required, and the format of calls is not known; name it in tool_call_parser in the model's \
+                     config.pbtxt",
+                ),
+                false => Ok(None),
+            };
+        };
+        Ok(match choice {
+            ToolChoice::None => None,
+            ToolChoice::Auto if functions.is_empty() => None,
+            ToolChoice::Auto => tool_guides::automatic(format, &functions, parallel, thinking),
+            _ if functions.is_empty() => {
+                return invalid("none of the request's tools has this name, or any");
+            }
+            ToolChoice::Required => Some(tool_guides::required(
+                format, &functions, parallel, thinking,
+            )),
+            ToolChoice::Named(_) => {
+                Some(tool_guides::required(format, &functions, false, thinking))
+            }
+        })
     }
 
     /// The field of the last message that the answer continues, and its text.
@@ -103,6 +162,8 @@ impl ChatOptions {
                 self.add_generation_prompt.is_some(),
             ),
             ("continue_final_message", self.continued.is_some()),
+            ("tool_choice", self.tool_choice.is_some()),
+            ("parallel_tool_calls", self.parallel_tool_calls.is_some()),
         ];
         given
             .iter()
@@ -120,6 +181,25 @@ impl ChatOptions {
         let tools = objects(value).filter(|tools| tools.len() <= MAX_TOOLS)?;
         // An empty list says that there are none.
         self.tools = (!tools.is_empty()).then_some(Value::Array(tools));
+        Some(())
+    }
+
+    pub(super) fn set_tool_choice(&mut self, value: &Value) -> Option<()> {
+        self.tool_choice = Some(match value.as_str() {
+            Some("none") => ToolChoice::None,
+            Some("auto") => ToolChoice::Auto,
+            Some("required") => ToolChoice::Required,
+            _ => {
+                let choice = parsed(value)?;
+                let name = choice.pointer("/function/name")?.as_str()?;
+                ToolChoice::Named(name.to_owned())
+            }
+        });
+        Some(())
+    }
+
+    pub(super) fn set_parallel_tool_calls(&mut self, value: &Value) -> Option<()> {
+        self.parallel_tool_calls = Some(flag(value)?);
         Some(())
     }
 
@@ -206,6 +286,60 @@ mod tests {
         assert_eq!(template.as_deref(), Some("rag"));
     }
 
+    fn guide(
+        format: Option<ToolCallFormat>,
+        choice: Value,
+        tools: Value,
+    ) -> Result<Option<Structure>, String> {
+        let options = [
+            ("messages", json!([{"role": "user"}])),
+            ("tool_choice", choice),
+            ("tools", tools),
+        ];
+        let chat = RequestOptions::parse(options).expect("accepted").chat;
+        let guide = chat.tool_guide(format, Thinking::Never);
+        guide.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_guide_is_made_for_calls_that_must_be_or_are_strict() {
+        let hermes = Some(ToolCallFormat::Hermes);
+        let tool =
+            |strict: bool| json!({"type": "function", "function": {"name": "f", "strict": strict}});
+        let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let tools = json!([tool(false)]);
+        for (choice, tools, is_guided) in [
+            (json!("none"), &tools, false),
+            (json!("auto"), &tools, false),
+            (json!("auto"), &json!([tool(false), tool(true)]), true),
+            (json!("required"), &tools, true),
+            (named("f"), &tools, true),
+            (json!(named("f").to_string()), &tools, true),
+        ] {
+            let found = guide(hermes, choice.clone(), tools.clone()).expect("possible");
+            assert_eq!(found.is_some(), is_guided, "{choice}");
+        }
+        for (format, choice, tools, words) in [
+            (hermes, json!("required"), json!([]), "no 'tools'"),
+            (None, json!("required"), tools.clone(), "tool_call_parser"),
+            (hermes, named("g"), tools.clone(), "has this name"),
+        ] {
+            let error = guide(format, choice, tools).expect_err(words);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_a_choice_of_tools_the_template_sees_none() {
+        let options = [
+            ("messages", json!([{"role": "user"}])),
+            ("tools", json!([{"name": "f"}])),
+            ("tool_choice", json!("none")),
+        ];
+        let found = conversation(&options).expect("accepted").expect("one");
+        assert_eq!(found.tools, None);
+    }
+
     #[test]
     fn a_prompt_ends_where_the_options_say() {
         use PromptEnding::{LastMessage, NewMessage, Within};
@@ -249,6 +383,8 @@ mod tests {
             ("chat_template", json!("rag")),
             ("add_generation_prompt", json!(true)),
             ("continue_final_message", json!(true)),
+            ("tool_choice", json!("auto")),
+            ("parallel_tool_calls", json!(true)),
         ] {
             let error = conversation(&[(name, value)]).expect_err(name).to_string();
             assert!(

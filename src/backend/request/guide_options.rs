@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::backend::request::options::{json_of, parsed};
 use crate::base::RequestError;
-use crate::guidance::GuideSpec;
+use crate::guidance::{GuideSpec, Structure};
 
 /// The most choices of one request.
 const MAX_CHOICES: usize = 1024;
@@ -15,6 +15,7 @@ pub struct GuideOptions {
     kind: Option<Kind>,
     guide: Option<String>,
     specs: Vec<GuideSpec>,
+    structures: Vec<Value>,
 }
 
 /// `guided_decoding_guide_type`.
@@ -24,6 +25,7 @@ enum Kind {
     JsonSchema,
     Regex,
     Grammar,
+    StructuralTag,
 }
 
 impl GuideOptions {
@@ -48,10 +50,15 @@ impl GuideOptions {
                 ));
             }
         }
+        for structure in &self.structures {
+            let structure = Structure::of_json(structure)
+                .map_err(|problem| invalid(&format!("option 'structural_tag': {problem}")))?;
+            specs.push(GuideSpec::Structure(structure));
+        }
         if specs.len() > 1 {
             return Err(invalid(
                 "more than one guide is given; a request has one of 'guided_decoding_guide', \
-                 'structured_outputs', 'guided_json', 'guided_regex', 'guided_choice' and 'guided_grammar'",
+                 'structured_outputs', 'guided_json', 'guided_regex', 'guided_choice', 'guided_grammar' and 'structural_tag'",
             ));
         }
         Ok(specs.pop())
@@ -63,6 +70,7 @@ impl GuideOptions {
             "json_schema" => Kind::JsonSchema,
             "regex" => Kind::Regex,
             "ebnf_grammar" => Kind::Grammar,
+            "structural_tag" => Kind::StructuralTag,
             _ => return None,
         });
         Some(())
@@ -95,6 +103,12 @@ impl GuideOptions {
         Some(())
     }
 
+    pub(super) fn add_structure(&mut self, value: &Value) -> Option<()> {
+        let structure = parsed(value).filter(Value::is_object)?;
+        self.structures.push(structure);
+        Some(())
+    }
+
     pub(super) fn add_choice(&mut self, value: &Value) -> Option<()> {
         let list = parsed(value)?;
         let texts = list.as_array()?.iter();
@@ -118,6 +132,7 @@ impl GuideOptions {
                 "regex" => self.add_regex(value)?,
                 "choice" => self.add_choice(value)?,
                 "grammar" => self.add_grammar(value)?,
+                "structural_tag" => self.add_structure(value)?,
                 "json_object" if *value == Value::Bool(true) => {
                     self.specs.push(GuideSpec::JsonObject);
                 }
@@ -135,6 +150,14 @@ impl Kind {
             Self::Json => GuideSpec::Json,
             Self::Regex => GuideSpec::Regex(guide.to_owned()),
             Self::Grammar => GuideSpec::Grammar(guide.to_owned()),
+            Self::StructuralTag => match json_of(guide).and_then(|it| Structure::of_json(&it)) {
+                Ok(structure) => GuideSpec::Structure(structure),
+                Err(problem) => {
+                    return Err(invalid(&format!(
+                        "option 'guided_decoding_guide': {problem}"
+                    )));
+                }
+            },
             Self::JsonSchema => match json_of(guide) {
                 Ok(schema @ (Value::Object(_) | Value::Bool(_))) => GuideSpec::JsonSchema(schema),
                 Ok(_) => {

@@ -15,6 +15,7 @@ mod options;
 mod post_processor_options;
 pub mod preparer;
 pub mod prompt;
+mod tool_guides;
 pub mod volume;
 
 pub use clients::client_tables;

@@ -50,6 +50,7 @@ impl OptionSizes {
                 | "guided_regex"
                 | "guided_choice"
                 | "guided_grammar"
+                | "structural_tag"
                 | "allowed_token_ids"
                 | "draft_input_ids",
             ) => MAX_DOCUMENT_BYTES,

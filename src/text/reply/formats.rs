@@ -20,6 +20,17 @@ pub struct ReplyFormat {
     pub tool_calls: Option<ToolCallFormat>,
 }
 
+/// The reasoning that a reply may begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// None.
+    Never,
+    /// None, or some between these marks.
+    Perhaps(&'static str, &'static str),
+    /// Some, up to this mark.
+    Begun(&'static str),
+}
+
 impl ReplyFormat {
     /// The format that the parameters of a model name, or else that of its chat templates.
     pub fn new<'a>(
@@ -65,6 +76,27 @@ impl ReplyFormat {
             (Some(start), Some(end)) if start > end => ReplyStart::Reasoning,
             (Some(_), None) => ReplyStart::Reasoning,
             _ => ReplyStart::Content,
+        }
+    }
+
+    /// The reasoning of a reply that begins at `start`.
+    pub fn thinking(&self, start: ReplyStart) -> Thinking {
+        if self.reasoning == Some(ReasoningFormat::Harmony) {
+            const FIRST: &str = "<|channel|>analysis<|message|>";
+            const LAST: &str = "<|end|><|start|>assistant";
+            return match start {
+                ReplyStart::Beginning => Thinking::Perhaps(FIRST, LAST),
+                ReplyStart::Reasoning => Thinking::Begun(LAST),
+                ReplyStart::Content => Thinking::Never,
+            };
+        }
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return Thinking::Never;
+        };
+        match start {
+            ReplyStart::Content => Thinking::Never,
+            ReplyStart::Beginning if !marks.is_assumed => Thinking::Perhaps(marks.start, marks.end),
+            _ => Thinking::Begun(marks.end),
         }
     }
 

@@ -29,7 +29,7 @@ mod mistral;
 mod thought;
 
 pub use call::ToolCall;
-pub use formats::ReplyFormat;
+pub use formats::{ReplyFormat, Thinking};
 
 /// What a reply consists of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

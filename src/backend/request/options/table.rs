@@ -437,7 +437,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "guided_decoding_guide_type",
         aliases: &[],
-        expected: "'json', 'json_schema', 'regex' or 'ebnf_grammar'",
+        expected: "'json', 'json_schema', 'regex', 'ebnf_grammar' or 'structural_tag'",
         default: "none: the output is free",
         doc: "The kind of `guided_decoding_guide`. `json` is any JSON object or array, and needs no guide. Every \
               output conforms to its guide unless `max_tokens` or a stop word cuts it short; it ends with an end id \
@@ -451,13 +451,13 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "none",
         doc: "The JSON schema, the regular expression (syntax of Rust's `regex`; the whole output must match), or \
               the grammar: EBNF with rules `root ::= ...`, as in llama.cpp and XGrammar, or Lark with rules `start: \
-              ...`.",
+              ...`; or the structural tag.",
         set: |o, v| o.guide.set_guide(v),
     },
     RequestOption {
         name: "structured_outputs",
         aliases: &["guided_decoding"],
-        expected: "a JSON object with one of 'json', 'regex', 'choice', 'grammar' and 'json_object'",
+        expected: "a JSON object with one of 'json', 'regex', 'choice', 'grammar', 'structural_tag' and 'json_object'",
         default: "none",
         doc: "The same in vLLM's form: `{\"json\": {...}}` is a schema, `{\"choice\": [\"yes\", \"no\"]}` a list \
               of texts, `{\"json_object\": true}` any JSON object.",
@@ -494,6 +494,15 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "none",
         doc: "The output conforms to the grammar, in EBNF or in Lark's syntax.",
         set: |o, v| o.guide.add_grammar(v),
+    },
+    RequestOption {
+        name: "structural_tag",
+        aliases: &[],
+        expected: "a JSON object",
+        default: "none",
+        doc: "Free text with parts of a given form: a structural tag of XGrammar, vLLM or OpenAI. See [Structural \
+              tags](guided-decoding.md#structural-tags).",
+        set: |o, v| o.guide.add_structure(v),
     },
     RequestOption {
         name: "logits_post_processor_name",
@@ -592,6 +601,24 @@ pub(super) const OPTIONS: &[RequestOption] = &[
               ..., \"description\": ..., \"parameters\": {...}}}]`, where the parameters are a JSON schema. The chat \
               template describes them to the model. See [Chat](chat.md).",
         set: |o, v| o.chat.set_tools(v),
+    },
+    RequestOption {
+        name: "tool_choice",
+        aliases: &[],
+        expected: "'none', 'auto', 'required' or a JSON object {\"type\": \"function\", \"function\": {\"name\": ...}}",
+        default: "auto",
+        doc: "Which of the `tools` the model calls: `auto` leaves it to the model, `required` is at least one, an object the one of \
+              this name, and `none` hides them from the model. A call that must be is well-formed, because a guide makes it so: \
+              see [Chat](chat.md#calls-that-are-well-formed).",
+        set: |o, v| o.chat.set_tool_choice(v),
+    },
+    RequestOption {
+        name: "parallel_tool_calls",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: no more than one call in a reply, where a guide can tell calls from text.",
+        set: |o, v| o.chat.set_parallel_tool_calls(v),
     },
     RequestOption {
         name: "documents",

@@ -1,0 +1,474 @@
+//! Guides that make calls of functions well-formed: in the format of the model, of a function that the request has, and with
+//! arguments by its schema.
+
+use serde_json::{Value, json};
+
+use crate::config::ToolCallFormat;
+use crate::guidance::{Structure, Tag};
+use crate::text::Thinking;
+
+/// Which functions a reply calls: `tool_choice`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// None.
+    None,
+    /// Any or none, as the model decides.
+    #[default]
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// A function that a reply may call.
+pub(super) struct Function<'a> {
+    name: &'a str,
+    parameters: Option<&'a Value>,
+    is_strict: bool,
+}
+
+/// The blocks in which a format has its calls.
+struct Blocks {
+    /// What begins a block, and nothing else.
+    opener: &'static str,
+    rest: Structure,
+    /// What is between two blocks; `None` if there is one.
+    separator: Option<&'static str>,
+}
+
+impl<'a> Function<'a> {
+    /// The function of a tool in OpenAI's form. `None` without a name.
+    pub fn of_tool(tool: &'a Value) -> Option<Self> {
+        let function = tool.get("function").unwrap_or(tool);
+        Some(Self {
+            name: function.get("name")?.as_str()?,
+            parameters: function
+                .get("parameters")
+                .filter(|schema| schema.is_object()),
+            is_strict: function.get("strict") == Some(&Value::Bool(true)),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The form of its arguments: an object, by the schema unless `any_object`.
+    fn arguments(&self, any_object: bool) -> Box<Structure> {
+        let mut schema = match self.parameters {
+            Some(schema) if !any_object => schema.clone(),
+            _ => json!({}),
+        };
+        if schema.get("type").is_none() {
+            schema["type"] = json!("object");
+        }
+        Box::new(Structure::JsonSchema(schema))
+    }
+}
+
+/// The guide of a reply that calls one of these functions, or several if they may be `parallel`.
+pub(super) fn required(
+    format: ToolCallFormat,
+    functions: &[Function<'_>],
+    parallel: bool,
+    thinking: Thinking,
+) -> Structure {
+    let blocks = blocks(format, functions, parallel, false);
+    let calls = Structure::Separated {
+        tags: vec![tag(blocks.opener, Box::new(blocks.rest), "")],
+        separator: blocks.separator.unwrap_or_default().to_owned(),
+        at_least_one: true,
+        stop_after_first: !parallel || blocks.separator.is_none(),
+    };
+    behind_thoughts(calls, thinking)
+}
+
+/// The guide of a reply that may call functions; the arguments of those that are `strict` are by their schemas. `None` if nothing
+/// is to be guided, or calls have no mark in this format by which they can be told from text.
+pub(super) fn automatic(
+    format: ToolCallFormat,
+    functions: &[Function<'_>],
+    parallel: bool,
+    thinking: Thinking,
+) -> Option<Structure> {
+    let is_guided = !parallel || functions.iter().any(|function| function.is_strict);
+    let has_mark = !matches!(format, ToolCallFormat::Llama3 | ToolCallFormat::Harmony);
+    if !is_guided || !has_mark {
+        return None;
+    }
+    let blocks = blocks(format, functions, parallel, true);
+    let reply = Structure::Triggered {
+        triggers: vec![blocks.opener.to_owned()],
+        tags: vec![tag(blocks.opener, Box::new(blocks.rest), "")],
+        at_least_one: false,
+        stop_after_first: !parallel,
+    };
+    Some(behind_thoughts(reply, thinking))
+}
+
+fn blocks(
+    format: ToolCallFormat,
+    functions: &[Function<'_>],
+    parallel: bool,
+    only_strict: bool,
+) -> Blocks {
+    let tags = |begin: &dyn Fn(&str) -> String, end: &str| -> Vec<Tag> {
+        let of_function = |function: &Function<'_>| {
+            let any_object = only_strict && !function.is_strict;
+            tag(&begin(function.name), function.arguments(any_object), end)
+        };
+        functions.iter().map(of_function).collect()
+    };
+    let in_json = |key: &str, before: &str, behind: &str| {
+        let begin = |name: &str| format!("{before}{{\"name\": {}, \"{key}\": ", json!(name));
+        tags(&begin, &format!("}}{behind}"))
+    };
+    let several = |tags: Vec<Tag>, separator: &str| Structure::Separated {
+        tags,
+        separator: separator.to_owned(),
+        at_least_one: true,
+        stop_after_first: !parallel,
+    };
+    let list = || {
+        let calls = several(in_json("arguments", "", ""), ", ");
+        Structure::Sequence(vec![text("["), calls, text("]")])
+    };
+    match format {
+        ToolCallFormat::Hermes => Blocks {
+            opener: "<tool_call>",
+            rest: one_of(in_json("arguments", "\n", "\n</tool_call>")),
+            separator: Some("\n"),
+        },
+        ToolCallFormat::Llama3 => Blocks {
+            opener: "",
+            rest: one_of(in_json("parameters", "", "")),
+            separator: None,
+        },
+        ToolCallFormat::Mistral => {
+            let space = Structure::Optional(Box::new(text(" ")));
+            let named = tags(&|name| format!("{name}[ARGS]"), "");
+            Blocks {
+                opener: "[TOOL_CALLS]",
+                rest: Structure::Or(vec![
+                    Structure::Sequence(vec![space, list()]),
+                    one_of(named),
+                ]),
+                separator: Some(""),
+            }
+        }
+        ToolCallFormat::DeepSeek => {
+            let fenced = |name: &str| {
+                format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n")
+            };
+            let plain = |name: &str| format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>");
+            Blocks {
+                opener: "<｜tool▁calls▁begin｜>",
+                rest: Structure::Sequence(vec![
+                    Structure::Or(vec![
+                        several(tags(&fenced, "\n```<｜tool▁call▁end｜>"), "\n"),
+                        several(tags(&plain, "<｜tool▁call▁end｜>"), ""),
+                    ]),
+                    text("<｜tool▁calls▁end｜>"),
+                ]),
+                separator: None,
+            }
+        }
+        ToolCallFormat::Granite => Blocks {
+            opener: "<|tool_call|>",
+            rest: list(),
+            separator: None,
+        },
+        ToolCallFormat::Harmony => {
+            let header = |name: &str| format!(" to=functions.{name} <|constrain|>json<|message|>");
+            Blocks {
+                opener: "<|channel|>commentary",
+                rest: one_of(tags(&header, "")),
+                separator: None,
+            }
+        }
+    }
+}
+
+/// A reply behind the reasoning that may come before it.
+fn behind_thoughts(reply: Structure, thinking: Thinking) -> Structure {
+    let breaks = Structure::Or(vec![text("\n\n"), text("\n")]);
+    let up_to = |mark: &str| {
+        let breaks = Structure::Optional(Box::new(breaks));
+        vec![Structure::AnyText, text(mark), breaks]
+    };
+    let thoughts = match thinking {
+        Thinking::Never => return reply,
+        Thinking::Begun(end) => Structure::Sequence(up_to(end)),
+        Thinking::Perhaps(start, end) => {
+            let thoughts = [vec![text(start)], up_to(end)].concat();
+            Structure::Optional(Box::new(Structure::Sequence(thoughts)))
+        }
+    };
+    Structure::Sequence(vec![thoughts, reply])
+}
+
+fn tag(begin: &str, content: Box<Structure>, end: &str) -> Tag {
+    Tag {
+        begin: begin.to_owned(),
+        content,
+        ends: vec![end.to_owned()],
+    }
+}
+
+fn one_of(tags: Vec<Tag>) -> Structure {
+    Structure::Or(tags.into_iter().map(Structure::Tag).collect())
+}
+
+fn text(text: &str) -> Structure {
+    Structure::Text(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::base::TokenId;
+    use crate::config::ReasoningFormat;
+    use crate::guidance::{Compiler, GuideSpec};
+    use crate::sampling::Guide;
+    use crate::text::{Detokenizer, ReplyFormat, ReplyParts, ReplyStart, Tokenizer, toys};
+
+    const FORMATS: [ToolCallFormat; 6] = [
+        ToolCallFormat::Hermes,
+        ToolCallFormat::Llama3,
+        ToolCallFormat::Mistral,
+        ToolCallFormat::DeepSeek,
+        ToolCallFormat::Granite,
+        ToolCallFormat::Harmony,
+    ];
+
+    /// A tokenizer of bytes and a few longer tokens, and a compiler of guides for it.
+    struct Toy {
+        tokenizer: Arc<Tokenizer>,
+        compiler: Compiler,
+        end_id: TokenId,
+    }
+
+    impl Toy {
+        fn new() -> Self {
+            let tokenizer = Arc::new(toys::byte_level());
+            Self {
+                compiler: Compiler::new(tokenizer.clone(), 272),
+                // `<|end|>` is a mark in GPT-OSS.
+                end_id: toys::id(&tokenizer, "<tool call>"),
+                tokenizer,
+            }
+        }
+
+        fn guide(&self, structure: Structure) -> Guide {
+            let now = Instant::now();
+            let spec = GuideSpec::Structure(structure);
+            let compilation = self.compiler.compile(spec, vec![self.end_id], now);
+            let compilation = compilation.expect("a good guide");
+            let long = Duration::from_secs(60);
+            self.compiler.wait(|| compilation.is_done(), long);
+            compilation.poll(now).expect("done").expect("a good guide")
+        }
+
+        fn allowed(&self, guide: &Guide, generated: &[TokenId]) -> Vec<TokenId> {
+            let mut logits = [0.0; 272];
+            let restricted = guide.0.restrict(&mut logits, generated);
+            restricted.expect("computed");
+            (0..272).filter(|id| logits[*id as usize] == 0.0).collect()
+        }
+
+        /// A random text that a guide allows.
+        fn random(&self, guide: &Guide, mut seed: u64) -> String {
+            let mut tokens = Vec::new();
+            let mut text = String::new();
+            let mut detokenizer = Detokenizer::new(&self.tokenizer, &[], false);
+            loop {
+                let allowed = self.allowed(guide, &tokens);
+                seed = seed
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                let token = allowed[(seed >> 33) as usize % allowed.len()];
+                if token == self.end_id {
+                    return text;
+                }
+                tokens.push(token);
+                detokenizer.push(&self.tokenizer, token, &mut text);
+                assert!(text.len() < 4000, "{text}");
+            }
+        }
+
+        /// Whether a guide allows a text.
+        fn allows(&self, guide: &Guide, text: &str) -> bool {
+            let mut tokens = self.tokenizer.encode(text, false).expect("tokens");
+            tokens.push(self.end_id);
+            (0..tokens.len()).all(|i| self.allowed(guide, &tokens[..i]).contains(&tokens[i]))
+        }
+    }
+
+    fn tools() -> Vec<Value> {
+        let schema = json!({
+            "type": "object", "properties": {"a": {"enum": [1, "\u{e9}\"}"]}}, "required": ["a"],
+            "additionalProperties": false, "x-guidance": {"whitespace_flexible": false},
+        });
+        let strict = json!({"name": "f", "parameters": schema, "strict": true});
+        let none = json!({"type": "object", "maxProperties": 0, "properties": {}, "additionalProperties": false});
+        vec![
+            json!({"type": "function", "function": strict}),
+            json!({"name": "get.time", "parameters": none}),
+        ]
+    }
+
+    fn read(format: ReplyFormat, start: ReplyStart, text: &str) -> ReplyParts {
+        let (mut reader, mut parts) = (format.reader(start), ReplyParts::default());
+        reader.push(text, &mut parts);
+        reader.finish(&mut parts);
+        parts
+    }
+
+    #[test]
+    fn whatever_a_guide_lets_a_model_write_is_read_as_calls() {
+        let toy = Toy::new();
+        let tools = tools();
+        let functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
+        for format in FORMATS {
+            let replies = ReplyFormat {
+                reasoning: None,
+                tool_calls: Some(format),
+            };
+            let mut most_calls = 0;
+            for parallel in [true, false] {
+                let guide = toy.guide(required(format, &functions, parallel, Thinking::Never));
+                for seed in 0..12 {
+                    let text = toy.random(&guide, seed);
+                    let parts = read(replies, ReplyStart::Beginning, &text);
+                    assert_eq!(parts.content, "", "{text}");
+                    assert!(!parts.calls.is_empty(), "{text}");
+                    assert!(parallel || parts.calls.len() == 1, "{text}");
+                    for call in &parts.calls {
+                        let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
+                        match call.name.as_str() {
+                            "f" => assert!(
+                                arguments["a"] == 1 || arguments["a"] == "\u{e9}\"}",
+                                "{text}"
+                            ),
+                            "get.time" => assert_eq!(arguments, json!({})),
+                            other => panic!("{other}: {text}"),
+                        }
+                    }
+                    most_calls = most_calls.max(parts.calls.len());
+                }
+            }
+            let is_single = matches!(format, ToolCallFormat::Llama3 | ToolCallFormat::Harmony);
+            assert_eq!(most_calls > 1, !is_single, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn a_reply_may_think_before_it_calls() {
+        let toy = Toy::new();
+        let tools = tools();
+        let functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
+        let replies = ReplyFormat {
+            reasoning: Some(ReasoningFormat::Think),
+            tool_calls: Some(ToolCallFormat::Hermes),
+        };
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>";
+        let thought = format!("so\n</think>\n\n{call}");
+        let whole = format!("<think>\n{thought}");
+        let breaks = format!("\n{call}");
+        for (start, good, bad) in [
+            (
+                ReplyStart::Beginning,
+                &[call, &whole][..],
+                &[&thought[..], "so", "", &breaks][..],
+            ),
+            (ReplyStart::Reasoning, &[&thought, &whole], &[call, "so"]),
+            (ReplyStart::Content, &[call], &[&thought, &whole]),
+        ] {
+            let thinking = replies.thinking(start);
+            let guide = toy.guide(required(
+                ToolCallFormat::Hermes,
+                &functions,
+                false,
+                thinking,
+            ));
+            for text in good {
+                assert!(toy.allows(&guide, text), "{start:?}: {text}");
+                assert_eq!(
+                    read(replies, start, text).calls.len(),
+                    1,
+                    "{start:?}: {text}"
+                );
+            }
+            for text in bad {
+                assert!(!toy.allows(&guide, text), "{start:?}: {text}");
+            }
+        }
+        let harmony = ReplyFormat {
+            reasoning: Some(ReasoningFormat::Harmony),
+            tool_calls: Some(ToolCallFormat::Harmony),
+        };
+        let thinking = harmony.thinking(ReplyStart::Beginning);
+        let guide = toy.guide(required(
+            ToolCallFormat::Harmony,
+            &functions,
+            false,
+            thinking,
+        ));
+        let call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":1}";
+        let thought = format!("<|channel|>analysis<|message|>so<|end|><|start|>assistant{call}");
+        for text in [call, &thought] {
+            assert!(toy.allows(&guide, text), "{text}");
+        }
+        assert_eq!(
+            read(harmony, ReplyStart::Beginning, &thought).reasoning,
+            "so"
+        );
+    }
+
+    #[test]
+    fn strict_functions_are_guided_where_the_model_decides() {
+        let toy = Toy::new();
+        let tools = tools();
+        let functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
+        let guide = automatic(ToolCallFormat::Hermes, &functions, true, Thinking::Never);
+        let guide = toy.guide(guide.expect("one is strict"));
+        let call = |name: &str, arguments: &str| {
+            format!(
+                "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>"
+            )
+        };
+        for text in [
+            "",
+            "No.",
+            &call("f", "{\"a\":1}"),
+            &format!("So\n{}", call("get.time", "{\"b\":2}")),
+        ] {
+            assert!(toy.allows(&guide, text), "{text}");
+        }
+        for text in [
+            "<tool_call>",
+            &call("f", "{\"a\":2}"),
+            &call("g", "{}"),
+            "a <tool_call>f()</tool_call>",
+        ] {
+            assert!(!toy.allows(&guide, text), "{text}");
+        }
+        for format in [ToolCallFormat::Llama3, ToolCallFormat::Harmony] {
+            assert_eq!(automatic(format, &functions, false, Thinking::Never), None);
+        }
+        assert_eq!(
+            automatic(
+                ToolCallFormat::Hermes,
+                &functions[1..],
+                true,
+                Thinking::Never
+            ),
+            None
+        );
+    }
+}
