@@ -202,7 +202,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
         let part = match rank {
-            Some(rank) => join_ranks(&mut device, source, limits.weights, rank)?,
+            Some(rank) => join_ranks(&mut device, source, rank)?,
             None => ModelPart::whole(source.spec()),
         };
         let spec = &part.local_spec(source.spec());
@@ -662,7 +662,6 @@ fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
 fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
-    precision: Option<WeightPrecision>,
     options: RankOptions,
 ) -> Result<ModelPart, LoadError> {
     let RankOptions {
@@ -670,7 +669,7 @@ fn join_ranks<D: Device>(
     } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let mut part = source.part_on::<D>(grid, rank, precision)?;
+    let mut part = source.part_on::<D>(grid, rank)?;
     if role == RankRole::AllSample {
         part.stage.let_all_sample();
     }

@@ -153,7 +153,7 @@ impl ModelSource {
         ModelPart::of_rank(grid, rank, &self.spec, units)
     }
 
-    /// The same on a kind of device, with float weights rounded to `precision`.
+    /// The same on a kind of device.
     ///
     /// # Errors
     /// As [`ModelSource::part`], or such devices cannot compute a share of each layer.
@@ -161,19 +161,8 @@ impl ModelSource {
         &self,
         grid: Grid,
         rank: usize,
-        precision: Option<WeightPrecision>,
     ) -> Result<ModelPart, LoadError> {
-        let part = self.part_with(grid, rank, D::HAS_TILES)?;
-        if !D::HAS_TILES && part.share.is_some() {
-            if precision.is_some() {
-                return Err(LoadError::Config {
-                    problem: "weights that are split over GPUs cannot be rounded yet".to_owned(),
-                    remedy: "leave out weight_only_precision, or use one GPU".to_owned(),
-                });
-            }
-            WeightSources::find(&self.tensors()?, &self.spec)?.check_are_floats()?;
-        }
-        Ok(part)
+        self.part_with(grid, rank, D::HAS_TILES)
     }
 
     /// The same on devices whose sums over inputs are cut into [tiles](Device::HAS_TILES), or on others.

@@ -154,7 +154,7 @@ impl ModelShare {
     /// # Errors
     /// They cannot compute a share of the model.
     pub(super) fn without_tiles(&self, spec: &ModelSpec) -> Result<Self, LoadError> {
-        check_without_tiles(self.rank, spec)?;
+        check_without_tiles(self.rank, spec, self.units)?;
         Self::new(self.rank.without_tiles(), spec, self.units)
     }
 
@@ -323,7 +323,7 @@ fn check(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<(), LoadError>
 }
 
 /// Refuses models that need more operations of ranks than sums.
-fn check_without_tiles(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
+fn check_without_tiles(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<(), LoadError> {
     let num_ranks = rank.num_ranks;
     let refuse = |problem: String| {
         Err(LoadError::Config {
@@ -335,10 +335,11 @@ fn check_without_tiles(rank: Rank, spec: &ModelSpec) -> Result<(), LoadError> {
         return refuse("experts cannot be split over GPUs yet".to_owned());
     }
     let widths = spec.layers.iter().map(|layer| layer.feed_forward.width());
-    let num_pairs = widths.min().unwrap_or(0) / 2;
-    if num_pairs < num_ranks {
+    let unit = lcm(2, units.inner);
+    let num_units = widths.min().unwrap_or(0).div_ceil(unit);
+    if num_units < num_ranks {
         return refuse(format!(
-            "the model has only {num_pairs} pairs of inputs of a down projection"
+            "a down projection of the model has only {num_units} times {unit} inputs, which stay together"
         ));
     }
     let norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);

@@ -147,25 +147,6 @@ impl<'a> WeightSources<'a> {
         units
     }
 
-    /// Refuses quantised weights, for devices that cannot have a part of them.
-    ///
-    /// # Errors
-    /// A matrix is quantised.
-    pub(super) fn check_are_floats(&self) -> Result<(), LoadError> {
-        let projections = self.layers.iter().flat_map(LayerSource::projections);
-        let matrices = projections.flat_map(|projection| &projection.matrices);
-        let of_vocabulary = [&self.embedding, self.output_matrix()];
-        let mut matrices = of_vocabulary.into_iter().chain(matrices);
-        match matrices.find(|matrix| matrix.is_quantised()) {
-            None => Ok(()),
-            Some(matrix) => Err(matrix.location().error(
-                "is quantised, and quantised weights cannot be split over several GPUs yet: use a checkpoint with float \
-                 weights, or one GPU"
-                    .to_owned(),
-            )),
-        }
-    }
-
     /// The matrix of the output layer.
     pub(super) fn output_matrix(&self) -> &Matrix<'a> {
         self.output_layer.as_ref().unwrap_or(&self.embedding)

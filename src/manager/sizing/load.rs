@@ -152,6 +152,10 @@ pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(),
             "the synthetic runner has no weights to split",
         ),
         (
+            model.gpu.is_some() && ranks_per_stage > 1 && model.settings.fp8_activations,
+            "fp8_activations would round the parts of a row, on each GPU, by scales of their own",
+        ),
+        (
             model.settings.kv_cache_file.is_some(),
             "kv_cache_file would have the KV cache of one rank only",
         ),
@@ -330,8 +334,8 @@ fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
     if num_ranks == 1 {
         return weight_bytes;
     }
-    // Shares differ by a head and a token at most, and each has the norms.
-    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 64;
+    // Shares differ by a token, a head, or the heads and inputs of a group of quantised weights, and each has the norms.
+    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 32;
     if grid.num_stages == 1 {
         return even;
     }

@@ -72,7 +72,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             ..
         } = connections;
         // Before the others read their parts.
-        source.part_on::<D>(grid, 0, limits.weights)?;
+        source.part_on::<D>(grid, 0)?;
         let task = Task::new(
             grid,
             source.folder().to_owned(),
