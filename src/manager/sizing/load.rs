@@ -203,6 +203,10 @@ fn load_on_cpu(
         1 => None,
         _ => Some(connect_ranks(settings, model.grid(), rank_program)?),
     };
+    let on_this_host = |num_bytes| match &ranks {
+        None => num_bytes,
+        Some(ranks) => ranks.bytes_of_own_host(num_bytes),
+    };
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         let available_bytes = match &ranks {
             None => available_bytes,
@@ -219,8 +223,10 @@ fn load_on_cpu(
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config(config, model, left)?;
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
-        Ok::<_, LoadError>((engine, num_bytes))
+        Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
     })?;
+    let weight_bytes = on_this_host(weight_bytes);
+    let bytes_per_block = on_this_host(bytes_per_block(model, &engine));
     if model.grid().num_ranks() > 1 && settings.weight_cache_dir.is_some() {
         log::warn!(
             "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size: each process rounds its own \
@@ -244,7 +250,6 @@ fn load_on_cpu(
         }
         None => Runner::Synthetic(synthetic(settings, &limits, folder)?),
     };
-    let bytes_per_block = bytes_per_block(model, &engine);
     Ok(LoadedRunner {
         config: engine,
         runner,

@@ -61,6 +61,11 @@ impl RankConnections {
         };
         bytes_of_all(&own, &self.hosts)
     }
+
+    /// Of memory that all ranks take together, each the same, what those on the host of rank 0 take.
+    pub fn bytes_of_own_host(&self, bytes_of_all: u64) -> u64 {
+        own_bytes(&host_id(), &self.hosts, bytes_of_all)
+    }
 }
 
 impl RankTransport {
@@ -142,6 +147,14 @@ fn bytes_of_all(own: &RankHost, others: &[RankHost]) -> Option<u64> {
     of_all.min()
 }
 
+/// The part of memory of all ranks, each the same, that those on the host `own_id` of rank 0 have, rounded up.
+fn own_bytes(own_id: &str, others: &[RankHost], bytes_of_all: u64) -> u64 {
+    let num_ranks = 1 + others.len() as u128;
+    let num_here = 1 + others.iter().filter(|other| other.id == own_id).count() as u128;
+    let bytes = (u128::from(bytes_of_all) * num_here).div_ceil(num_ranks);
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,5 +181,14 @@ mod tests {
         assert_eq!(bytes_of_all(&host("a", None), &[host("b", 7)]), Some(14));
         assert_eq!(bytes_of_all(&host("a", None), &[host("a", 7)]), None);
         assert_eq!(bytes_of_all(&host("a", u64::MAX), &[]), Some(u64::MAX));
+    }
+
+    #[test]
+    fn memory_of_other_hosts_is_not_reserved_here() {
+        assert_eq!(own_bytes("a", &[], u64::MAX), u64::MAX);
+        assert_eq!(own_bytes("a", &[host("a", 1)], 1001), 1001);
+        assert_eq!(own_bytes("a", &[host("b", 1)], 1001), 501);
+        let others = [host("b", 1), host("a", None), host("b", 2)];
+        assert_eq!(own_bytes("a", &others, 1000), 500);
     }
 }
