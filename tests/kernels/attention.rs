@@ -603,9 +603,12 @@ fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
                 let (mut long, mut short) = (long.clone(), short.clone());
                 let mut cpu = cpu(simd, num_threads);
                 let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, LEN + 40);
-                model.step(&mut cpu, &mut pool, &mut [(&mut long, LEN - 63)]);
-                // A chunk, single tokens, and tokens beside those of a short sequence.
-                model.step(&mut cpu, &mut pool, &mut [(&mut long, 50)]);
+                model.step(&mut cpu, &mut pool, &mut [(&mut long, LEN - 963)]);
+                // Chunks that are split, so many that a difference in the last bit of a sum shows in some result.
+                for _ in 0..19 {
+                    model.step(&mut cpu, &mut pool, &mut [(&mut long, 50)]);
+                }
+                // Single tokens, and tokens beside those of a short sequence.
                 for _ in 0..3 {
                     model.step(&mut cpu, &mut pool, &mut [(&mut long, 1)]);
                 }

@@ -44,6 +44,8 @@ pub(in super::super) struct AttentionScratch {
     acc: Vec<f32>,
     /// The totals of earlier parts, [`parts::row_len`] per row.
     totals: Vec<f32>,
+    /// The totals of one part.
+    part_totals: Vec<f32>,
     copies: Copies,
 }
 
@@ -290,13 +292,9 @@ impl<'a> AttentionCall<'a> {
         // SAFETY: each task uses only the pieces of its own parts.
         let totals = unsafe { totals.slice(index * self.num_parts * len, self.num_parts * len) };
         let (first, later) = totals.split_at_mut(len);
-        let row_len = parts::row_len(self.cache.layout());
         let len_of_rows = self.totals_len_of(task.num_tokens);
         for later in later.chunks_exact(len) {
-            let rows = first[..len_of_rows].chunks_exact_mut(row_len);
-            for (row, later) in rows.zip(later.chunks_exact(row_len)) {
-                for_each_simd!(self.simd, parts::add, (row: &mut [f32], later: &[f32]));
-            }
+            self.add_totals(&mut first[..len_of_rows], later);
         }
         self.write(&task, &first[..len_of_rows], out);
     }
@@ -335,27 +333,34 @@ impl<'a> AttentionCall<'a> {
         scratch: &mut AttentionScratch,
         totals: &mut [f32],
     ) {
-        parts::clear(totals, parts::row_len(self.cache.layout()));
-        let met = match self.sink_q {
-            Some(sink_q) => {
-                self.meet(
-                    (Met::Sinks, sink_q),
-                    (task, &positions),
-                    None,
-                    scratch,
-                    totals,
-                );
-                Met::Others
-            }
-            None => Met::All,
+        let row_len = parts::row_len(self.cache.layout());
+        parts::clear(totals, row_len);
+        let Some(sink_q) = self.sink_q else {
+            let of_all = (Met::All, self.q);
+            return self.meet(of_all, (task, &positions), next_task, scratch, totals);
         };
-        self.meet(
-            (met, self.q),
-            (task, &positions),
-            next_task,
-            scratch,
-            totals,
-        );
+        // A part that has sinks and others is summed by itself, as where another thread computes it.
+        let mut part_totals = std::mem::take(&mut scratch.part_totals);
+        part_totals.resize(totals.len(), 0.0);
+        let end = positions.end.min(task.first_position + task.num_tokens);
+        for start in (positions.start..end).step_by(PART) {
+            let part = start..start + PART;
+            parts::clear(&mut part_totals, row_len);
+            for (met, q) in [(Met::Sinks, sink_q), (Met::Others, self.q)] {
+                self.meet((met, q), (task, &part), None, scratch, &mut part_totals);
+            }
+            self.add_totals(totals, &part_totals);
+        }
+        scratch.part_totals = part_totals;
+    }
+
+    /// Adds the totals of later positions to those of the rows.
+    fn add_totals(&self, totals: &mut [f32], later: &[f32]) {
+        let row_len = parts::row_len(self.cache.layout());
+        let rows = totals.chunks_exact_mut(row_len);
+        for (row, later) in rows.zip(later.chunks_exact(row_len)) {
+            for_each_simd!(self.simd, parts::add, (row: &mut [f32], later: &[f32]));
+        }
     }
 
     /// The same for the positions that these queries meet.
