@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import numpy
 import pytest
@@ -221,6 +222,8 @@ def until_it_fails(server, model, gpu=0):
 def load_again(server, model):
     """Triton does not load a model again that is loaded and unchanged."""
     if server.model_state(model) == "READY":
+        # Server 2.51 can wait for ever for a batcher that it has just started, and nothing says when it has.
+        time.sleep(0.1)
         server.unload(model)
         server.wait_for_state(model, "UNAVAILABLE")
     return server.load(model)
