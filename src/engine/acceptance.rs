@@ -49,7 +49,7 @@ impl Acceptance {
     /// How many drafts the next step of the sequence should have, at the price of one: 0 to 1.
     pub(super) fn num_drafts(&mut self, price: f32) -> usize {
         let p = (self.num_right / self.num_verified).clamp(BOUNDS.0, BOUNDS.1);
-        // The largest i with p^i >= price; without a price, any.
+        // The largest i with p^i >= price: any, at the price 0.
         let num_worth = (price.ln() / p.ln()) as usize;
         if num_worth > 0 {
             return num_worth;

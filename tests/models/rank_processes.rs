@@ -80,14 +80,7 @@ fn ranks_that_are_processes_change_nothing() {
         ..request.clone()
     });
     twice.extend(later.collect::<Vec<_>>());
-    let beams = Setup {
-        max_beam_width: 4,
-        max_num_tokens: 37,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_blocks: 128,
-        ..Setup::default()
-    };
+    let beams = Setup::for_beams();
     let separate = Setup {
         separate_calls: true,
         moves_blocks: true,

@@ -249,14 +249,7 @@ fn ranks_change_nothing_however_requests_are_scheduled() {
 
 #[test]
 fn ranks_change_nothing_with_beams() {
-    let setup = Setup {
-        max_beam_width: 4,
-        max_num_tokens: 37,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_blocks: 128,
-        ..Setup::default()
-    };
+    let setup = Setup::for_beams();
     let requests = batching::requests_with_beams();
     for name in ["qwen3", "seed-oss", "deepseek-v3"] {
         let happened = assert_ranks_change_nothing(&fixture(name), "beams", &setup, &requests);

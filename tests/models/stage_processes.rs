@@ -47,14 +47,7 @@ fn stages_that_are_processes_change_nothing() {
         reuse: BlockReuse::PartialBlocks,
         ..Setup::default()
     };
-    let beams = Setup {
-        max_beam_width: 4,
-        max_num_tokens: 37,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_blocks: 128,
-        ..Setup::default()
-    };
+    let beams = Setup::for_beams();
     let mut cases: Vec<_> = setups()
         .into_iter()
         .map(|(what, setup)| (what, setup, requests()))

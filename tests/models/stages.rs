@@ -212,14 +212,7 @@ fn every_family_is_the_same_in_2_stages() {
 fn every_rank_of_every_stage_can_sample() {
     // 3 layers: results pass through two stages.
     let dir = fixture("qwen3-windows");
-    let beams = Setup {
-        max_beam_width: 4,
-        max_num_tokens: 37,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_blocks: 128,
-        ..Setup::default()
-    };
+    let beams = Setup::for_beams();
     let (what, setup) = setups().swap_remove(0);
     let cases = [
         (what, setup, requests()),
@@ -285,14 +278,7 @@ fn stages_change_nothing_however_requests_are_scheduled() {
         num_runner_blocks: Some(512),
         ..Setup::default()
     };
-    let beams = Setup {
-        max_beam_width: 4,
-        max_num_tokens: 37,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_blocks: 128,
-        ..Setup::default()
-    };
+    let beams = Setup::for_beams();
     cases.extend([
         ("windows of layers", of_layers, requests()),
         ("pauses and host memory", pausing, twice),

@@ -118,6 +118,18 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// Searches with up to 4 beams, whose contexts are computed in chunks and share blocks.
+    pub fn for_beams() -> Self {
+        Self {
+            max_beam_width: 4,
+            max_num_tokens: 37,
+            enable_chunked_context: true,
+            reuse: BlockReuse::PartialBlocks,
+            num_blocks: 128,
+            ..Self::default()
+        }
+    }
+
     pub fn engine_config(&self) -> EngineConfig {
         EngineConfig {
             max_num_requests: self.max_num_requests,

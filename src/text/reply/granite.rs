@@ -2,7 +2,7 @@
 
 use super::blocks::{Block, Progress};
 use super::call::ToolCall;
-use super::json_end::{JsonEnd, Scan};
+use super::json_end::JsonEnd;
 
 const OPEN: &str = "<|tool_call|>";
 const CLOSE: &str = "<|/tool_call|>";
@@ -16,18 +16,16 @@ impl Block for Granite {
     const OPENERS: &'static [&'static str] = &[OPEN];
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        let json = text[OPEN.len()..].trim_start();
-        let start = text.len() - json.len();
-        let end = match self.json.scan(json) {
-            Scan::More => return Progress::More,
-            Scan::Bad(end) => return Progress::Text(start + end),
-            Scan::End(end) => end,
+        let start = text.len() - text[OPEN.len()..].trim_start().len();
+        let end = match self.json.end_in(text, start) {
+            Ok(end) => end,
+            Err(progress) => return progress,
         };
-        let (json, rest) = json.split_at(end);
+        let (json, rest) = (&text[start..end], &text[end..]);
         let num_bytes = match rest.strip_prefix(CLOSE) {
             Some(behind) => text.len() - behind.len(),
             None if CLOSE.starts_with(rest) && !is_last => return Progress::More,
-            None => start + end,
+            None => end,
         };
         match ToolCall::list_of_json(json) {
             Some(calls) => Progress::Calls(num_bytes, calls),

@@ -3,7 +3,7 @@
 
 use super::blocks::{Block, Progress};
 use super::call::ToolCall;
-use super::json_end::{JsonEnd, Scan};
+use super::json_end::JsonEnd;
 
 const OPEN: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
@@ -28,26 +28,26 @@ impl Block for Mistral {
             false => inside.find('{'),
         };
         let name_len = name_end.unwrap_or(inside.len());
-        let (name, json) = inside.split_at(name_len);
+        let name = &inside[..name_len];
         if name_len > MAX_NAME_BYTES || name.contains('\n') {
             return Progress::Text(OPEN.len());
         }
         if name_end.is_none() {
             return Progress::More;
         }
-        let end = match self.json.scan(json) {
-            Scan::More => return Progress::More,
-            Scan::Bad(end) => return Progress::Text(name_at + name_len + end),
-            Scan::End(end) => end,
+        let start = name_at + name_len;
+        let end = match self.json.end_in(text, start) {
+            Ok(end) => end,
+            Err(progress) => return progress,
         };
-        let num_bytes = name_at + name_len + end;
+        let json = &text[start..end];
         let calls = match name_len {
-            0 => ToolCall::list_of_json(&json[..end]),
-            _ => ToolCall::new(plain(name), &json[..end]).map(|call| vec![call]),
+            0 => ToolCall::list_of_json(json),
+            _ => ToolCall::new(plain(name), json).map(|call| vec![call]),
         };
         match calls {
-            Some(calls) => Progress::Calls(num_bytes, calls),
-            None => Progress::Text(num_bytes),
+            Some(calls) => Progress::Calls(end, calls),
+            None => Progress::Text(end),
         }
     }
 }
