@@ -66,7 +66,7 @@ pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
     Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Gating, Linear,
     LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, RankRole, RopeParams,
-    StepCapacity, StepInputs, StepResults, StepWidths, TokenInFlight,
+    StepCapacity, StepInputs, StepResults, StepWidths, Tile, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Topology, Turn, yield_to_others};
@@ -700,6 +700,18 @@ pub trait Device: Sized {
         _linear: &Linear<Self>,
         _adapted: Option<AdaptedRows<'_>>,
         _output: Output,
+        _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// `out` becomes the sum over tiles of `x[inputs] * W^T + bias`, in pairs. `None` is a tile without inputs; if all are, `out`
+    /// becomes -0, which changes no sum.
+    fn project_tiles(
+        &mut self,
+        _num_rows: usize,
+        _x: &Self::Inputs,
+        _tiles: &[Option<Tile<Self>>],
         _out: &mut Self::Sums,
     ) {
         unreachable!("the device has no ranks");

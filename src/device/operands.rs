@@ -1,5 +1,7 @@
 //! The operands of a device's operations.
 
+use std::ops::Range;
+
 use super::Device;
 use super::attention::{HeadShape, QkNorm};
 use super::kv_batch::KvSpan;
@@ -181,6 +183,14 @@ pub struct Linear<D: Device> {
     pub bias: Option<D::Vector>,
     /// Its place in the weights of adapters; `None` if they have none for it.
     pub place: Option<usize>,
+}
+
+/// A projection of some of the inputs, whose products are summed by themselves.
+pub struct Tile<D: Device> {
+    /// The inputs.
+    pub inputs: Range<usize>,
+    /// Their projection.
+    pub linear: Linear<D>,
 }
 
 /// Where the rows of the token embedding are.

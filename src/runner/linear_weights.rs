@@ -9,7 +9,7 @@ use super::share::{ModelShare, whole};
 use super::spec::{Module, NormKind, NormSpec, Projection};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, Tensor};
-use crate::device::{Device, Linear};
+use crate::device::{Device, Linear, Tile};
 
 /// A norm of the residual stream, `[hidden_size]` each.
 pub(super) struct NormWeights<D: Device> {
@@ -30,12 +30,6 @@ pub(super) struct NormSource<'a> {
 pub(super) struct SummedLinear<D: Device> {
     /// One, or a power of two. `None`: one without inputs.
     pub(super) tiles: Vec<Option<Tile<D>>>,
-}
-
-/// A projection of some of the inputs.
-pub(super) struct Tile<D: Device> {
-    pub(super) inputs: Range<usize>,
-    pub(super) linear: Linear<D>,
 }
 
 /// The linear layers that are packed into one projection.

@@ -1,13 +1,13 @@
 //! The residual stream, and what reads from it and adds to it.
 
-use super::linear_weights::{NormWeights, SummedLinear, Tile};
+use super::linear_weights::{NormWeights, SummedLinear};
 use super::probe::{Operation, Probe, Work};
 use super::spec::{ModelSpec, NormKind, NormSpec};
 
 use crate::base::LoadError;
 use crate::device::{
     Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, Linear, Norm, Output,
-    Routing,
+    Routing, Tile,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -205,6 +205,9 @@ impl<D: Device> ResidualStream<D> {
         };
         match linear.whole() {
             Some(linear) => run.project(num_rows, x, linear, Output::Store, result),
+            None if !run.has_adapters(linear) => {
+                run.device.project_tiles(num_rows, x, &linear.tiles, result);
+            }
             None => {
                 let others = &mut self.tile_sums;
                 let adapters = run.adapters;
@@ -390,6 +393,12 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
                 .device
                 .project_adapted(num_rows, x, linear, output, adapted, out),
         }
+    }
+
+    /// Whether adapters change any rows of a projection.
+    fn has_adapters(&self, linear: &SummedLinear<D>) -> bool {
+        let mut linears = linear.linears();
+        linears.any(|linear| self.adapted_rows(linear).is_some())
     }
 
     /// The rows of a projection that adapters change, if there are any.

@@ -1,8 +1,10 @@
 //! GEMM and packing.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::Simd;
-use triton_inflight::device::{Dtype, NotFinite, Output, RawMatrix, Stacking};
+use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
+use triton_inflight::device::{
+    CodeBits, Dtype, Linear, NotFinite, Output, RawMatrix, Stacking, Tile,
+};
 
 use super::support::{Rng, bits, bytes, cpu, pack, simds};
 
@@ -187,5 +189,84 @@ fn a_row_with_nan_does_not_affect_the_others() {
                 assert_eq!(bits(out), bits(clean));
             }
         }
+    }
+}
+
+/// Tiles with inputs at even and odd places, of even and odd numbers, and without any.
+#[test]
+fn tiles_are_summed_in_pairs_to_the_bits_of_their_products() {
+    let mut rng = Rng::new();
+    let n = 100;
+    let widths = [
+        [64, 32, 64, 32],
+        [33, 64, 31, 7],
+        [0, 48, 0, 0],
+        [64, 0, 5, 96],
+        [0; 4],
+    ];
+    for (widths, m) in widths
+        .iter()
+        .flat_map(|widths| [1, 5, 300].map(|m| (widths, m)))
+    {
+        let width = widths.iter().sum::<usize>() + 3;
+        let x = rng.bf16s(m * width);
+        for (simd, is_quantised) in simds().flat_map(|simd| [(simd, false), (simd, true)]) {
+            let mut cpu = cpu(simd, 2);
+            let mut first = 2;
+            let tiles = widths.map(|len| {
+                let inputs = first..first + len;
+                first += len;
+                let weights = rng.bf16s(n * len);
+                let pack = |cpu: &mut Cpu| match is_quantised {
+                    false => pack(cpu, n, len, &weights),
+                    true => pack_rounded(cpu, n, len, &weights),
+                };
+                (len > 0).then(|| Tile {
+                    inputs,
+                    linear: Linear {
+                        matrix: pack(&mut cpu),
+                        bias: Some(rng.f32s(n)),
+                        place: None,
+                    },
+                })
+            });
+            let mut product = |tile: &Option<Tile<Cpu>>| {
+                let Tile { inputs, linear } = tile.as_ref()?;
+                let rows = x.chunks_exact(width);
+                let part: Vec<_> = rows.flat_map(|row| &row[inputs.clone()]).copied().collect();
+                let mut out = vec![0.0; m * n];
+                let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
+                cpu.gemm(&part, m, matrix, bias, Output::Store, &mut out);
+                Some(out)
+            };
+            let [a, b, c, d] = [0, 1, 2, 3].map(|tile| product(&tiles[tile]));
+            let expected = sum(sum(a, b), sum(c, d)).unwrap_or(vec![-0.0; m * n]);
+            let mut out = rng.f32s(m * n);
+            cpu.gemm_tiles(&x, width, &tiles, &mut out);
+            assert_eq!(
+                bits(&out),
+                bits(&expected),
+                "{simd} {widths:?} {m} {is_quantised}"
+            );
+        }
+    }
+}
+
+/// The weights in codes of 8 bits.
+fn pack_rounded(cpu: &mut Cpu, n: usize, k: usize, weights: &[bf16]) -> PackedMatrix {
+    let read = |row: usize, out: &mut [f32]| {
+        for (out, weight) in out.iter_mut().zip(&weights[row * k..]) {
+            *out = weight.to_f32();
+        }
+    };
+    let rounded = Rounded::new(cpu.simd(), n, k, CodeBits::Eight, 32, &read);
+    let packed = cpu.pack_quantised(&[&rounded], Stacking::Concatenated);
+    packed.expect("memory").expect("finite")
+}
+
+fn sum(a: Option<Vec<f32>>, b: Option<Vec<f32>>) -> Option<Vec<f32>> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.iter().zip(&b).map(|(a, b)| a + b).collect()),
+        (a, b) => a.or(b),
     }
 }

@@ -20,7 +20,7 @@ use crate::device::{
     HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, LayerGroups, Linear, LogitsTransform,
     MixtureShape, Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape,
     PackedWeights, Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Turn,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Tile, Turn,
 };
 
 /// The rows of a token embedding.
@@ -627,6 +627,17 @@ impl Device for Cpu {
                 cpu.gemm_adapted_apart(x, num_rows, matrix, bias, adapted, output, out);
             }
         });
+    }
+
+    fn project_tiles(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        tiles: &[Option<Tile<Self>>],
+        out: &mut Rows<f32>,
+    ) {
+        let (width, x) = (x.width(), x.first(num_rows));
+        self.gemm_tiles(x, width, tiles, out.first_mut(num_rows));
     }
 
     fn norm_over_ranks(

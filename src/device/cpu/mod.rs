@@ -75,6 +75,8 @@ pub struct Cpu {
     padded_x: Vec<bf16>,
     /// Some columns of activations, for a tile of inputs.
     part_x: Vec<bf16>,
+    /// For [`Cpu::gemm_tiles`].
+    tile_scratch: gemm::TileScratch,
     /// Activations in f32, for kernels that need them.
     wide_x: Vec<f32>,
     /// Activations rounded to 8 bits, for a GEMM over quantised weights.
@@ -129,6 +131,7 @@ impl Cpu {
             weights: Arena::default(),
             padded_x: Vec::new(),
             part_x: Vec::new(),
+            tile_scratch: gemm::TileScratch::default(),
             wide_x: Vec::new(),
             rounded_x: quantised::RoundedActivations::default(),
             adapters: low_rank::AdapterScratch::default(),

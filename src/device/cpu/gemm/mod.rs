@@ -22,6 +22,7 @@ mod portable;
 mod segments;
 mod tasks;
 mod tile;
+mod tiles;
 
 use std::ops::Range;
 
@@ -40,6 +41,7 @@ use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{Activation, Gating, Output, Stacking};
 
 pub(super) use segments::Segment;
+pub(super) use tiles::TileScratch;
 
 /// Activations that one task widens: fewer are not worth a task.
 const WIDEN_LEN: usize = 16 * 1024;
@@ -244,6 +246,7 @@ impl Cpu {
                     let x = PanelInputs {
                         bf16: &x[first_row * x_stride..],
                         f32: wide_x.map(|x| &x[first_row * x_stride..]),
+                        stride: x_stride,
                     };
                     multiply_panel(simd, x, panels, panel, sums);
                 };

@@ -13,6 +13,8 @@ pub(super) struct PanelInputs<'a> {
     pub bf16: &'a [u16],
     /// The same as f32, if the kernel needs them.
     pub f32: Option<&'a [f32]>,
+    /// Elements from one row to the next.
+    pub stride: usize,
 }
 
 /// Computes the sums of rows of `x` with one panel.
@@ -24,7 +26,7 @@ pub(super) fn multiply_panel(
     sums: &mut [f32],
 ) {
     let num_pairs = weights.num_pairs;
-    let x_stride = 2 * num_pairs;
+    let x_stride = x.stride;
     let num_rows = sums.len() / PANEL;
     let kernel = kernel(simd);
     let num_tiles = num_rows.div_ceil(kernel.max_rows);

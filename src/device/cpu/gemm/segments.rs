@@ -174,6 +174,7 @@ impl Cpu {
                     let x = PanelInputs {
                         bf16: &x[first_row * x_stride..],
                         f32: wide_x.map(|x| &x[first_row * x_stride..]),
+                        stride: x_stride,
                     };
                     multiply_panel(simd, x, panels, panel, sums);
                 }
