@@ -86,7 +86,8 @@ fn sum(values: &[f32]) -> f32 {
 #[derive(Clone, Debug)]
 enum Call {
     AllReduce(usize),
-    AllGather(Vec<usize>),
+    /// To this rank only, or to all.
+    Gather(Option<usize>, Vec<usize>),
     Broadcast(usize, usize),
     /// Once through all stages.
     Send(usize),
@@ -100,7 +101,11 @@ fn len() -> impl Strategy<Value = usize> {
 fn call(num_ranks: usize) -> impl Strategy<Value = Call> {
     prop_oneof![
         len().prop_map(Call::AllReduce),
-        prop::collection::vec(len(), num_ranks).prop_map(Call::AllGather),
+        (
+            prop::option::of(0..num_ranks),
+            prop::collection::vec(len(), num_ranks),
+        )
+            .prop_map(|(root, lens)| Call::Gather(root, lens)),
         (0..num_ranks, len()).prop_map(|(root, len)| Call::Broadcast(root, len)),
         len().prop_map(Call::Send),
     ]
@@ -138,16 +143,20 @@ fn make_call(collective: &mut dyn Collective, index: usize, call: &Call) {
                 assert_eq!(got.to_bits(), sum(&all).to_bits(), "sum {place} of {len}");
             }
         }
-        Call::AllGather(lens) => {
+        Call::Gather(root, lens) => {
             let mut got: Vec<_> = lens.iter().map(|&len| vec![f32::NAN; len]).collect();
             let values_of = |rank: usize| values(rank, own, lens[rank]);
             let mut write = |rank: usize, first: usize, piece: &[f32]| {
                 got[rank][first..][..piece.len()].copy_from_slice(piece);
             };
-            let gathered = collective.all_gather(step, &values_of(rank), lens, &mut write);
+            let gathered = collective.gather(step, *root, &values_of(rank), lens, &mut write);
             gathered.expect("all values");
-            for (rank, got) in got.iter().enumerate() {
-                assert!(*got == values_of(rank), "values of {rank}");
+            let is_root = root.is_none_or(|root| root == rank);
+            for (other, got) in got.iter().enumerate() {
+                match is_root {
+                    true => assert!(*got == values_of(other), "values of {other}"),
+                    false => assert!(got.iter().all(|value| value.is_nan()), "no values"),
+                }
             }
         }
         Call::Broadcast(root, len) => {

@@ -34,14 +34,33 @@ pub trait Exchange: Send {
     /// Has no later round take longer.
     fn set_time_limit(&mut self, limit: Duration);
 
-    /// Publishes this rank's message of a round of its stage.
+    /// Publishes this rank's message of a round of its stage, `len` words. `write` is called with what they were some
+    /// rounds ago, and has to write all of them.
     ///
     /// # Errors
     /// A rank has failed.
     ///
     /// # Panics
     /// The message is too long.
-    fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError>;
+    fn publish_with(
+        &mut self,
+        label: Label,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u32]),
+    ) -> Result<(), CollectiveError>;
+
+    /// Publishes these words.
+    ///
+    /// # Errors
+    /// A rank has failed.
+    ///
+    /// # Panics
+    /// The message is too long.
+    fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+        self.publish_with(label, words.len(), &mut |message| {
+            message.copy_from_slice(words);
+        })
+    }
 
     /// Waits for the messages of all ranks of its stage, and calls `visit` with them, in the order of the ranks.
     ///

@@ -20,7 +20,7 @@ pub enum Operation {
     /// A sum over all ranks.
     AllReduce = 1,
     /// The values of all ranks.
-    AllGather = 2,
+    Gather = 2,
     /// A message of one rank.
     Broadcast = 3,
     /// A message from a stage to the next one.
@@ -32,7 +32,7 @@ impl Operation {
     pub(super) const fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::AllReduce),
-            2 => Some(Self::AllGather),
+            2 => Some(Self::Gather),
             3 => Some(Self::Broadcast),
             4 => Some(Self::Send),
             _ => None,
@@ -44,7 +44,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::AllReduce => "an all-reduce",
-            Self::AllGather => "an all-gather",
+            Self::Gather => "a gather",
             Self::Broadcast => "a broadcast",
             Self::Send => "a message to the next stage",
         })

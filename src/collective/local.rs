@@ -200,11 +200,16 @@ impl Exchange for Local {
         self.time_limit = limit;
     }
 
-    fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+    fn publish_with(
+        &mut self,
+        label: Label,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u32]),
+    ) -> Result<(), CollectiveError> {
         self.world.state.lock().check()?;
         self.world.slots[self.rank][turn(self.round)]
             .write()
-            .set(label, words);
+            .set(label, len, write);
         self.label = Some(label);
         self.come(|state| state.num_published = self.round + 1);
         Ok(())
@@ -224,9 +229,11 @@ impl Exchange for Local {
             state.num_received + NUM_UNREAD as u64 > self.num_sent
         });
         self.noticed(has_room)?;
-        self.world.sent[self.rank][turn(self.num_sent)]
-            .write()
-            .set(label, words);
+        self.world.sent[self.rank][turn(self.num_sent)].write().set(
+            label,
+            words.len(),
+            |message| message.copy_from_slice(words),
+        );
         self.num_sent += 1;
         self.come(|state| state.num_sent = self.num_sent);
         Ok(())
@@ -282,11 +289,11 @@ impl State {
 }
 
 impl Message {
-    fn set(&mut self, label: Label, words: &[u32]) {
-        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
+    fn set(&mut self, label: Label, len: usize, write: impl FnOnce(&mut [u32])) {
+        assert!(len <= MAX_WORDS, "{len} words");
         self.label = Some(label);
-        self.words.clear();
-        self.words.extend_from_slice(words);
+        self.words.resize(len, 0);
+        write(&mut self.words);
     }
 
     /// Compares the label of another rank's message.

@@ -45,8 +45,21 @@ pub trait Collective: Send {
     /// See [`Collective`].
     fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError>;
 
+    /// The same of the values that `write` writes, which is called once with as many, in any memory, and has to write all of
+    /// them. After an error it may not have been called.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    fn all_reduce_of(
+        &mut self,
+        step: u64,
+        sums: &mut [f32],
+        write: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), CollectiveError>;
+
     /// Calls `write(rank, first, values)` for pieces of what each rank has, this one included; `first` is the index of
-    /// the first value of a piece. `lens` are the numbers of values of all ranks.
+    /// the first value of a piece. `lens` are the numbers of values of all ranks. With a `root`, that rank alone gets them.
     ///
     /// # Errors
     ///
@@ -55,9 +68,10 @@ pub trait Collective: Send {
     /// # Panics
     ///
     /// If `own` has another length than `lens` says.
-    fn all_gather(
+    fn gather(
         &mut self,
         step: u64,
+        root: Option<usize>,
         own: &[f32],
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),
@@ -136,15 +150,37 @@ impl<E: Exchange> Collective for E {
         };
         let max_words = self.max_words();
         for piece in values.chunks_mut(max_words) {
-            let num_parts = num_parts(self, piece.len());
-            sum_parts(self, label, piece, num_parts)?;
+            self.publish(label, bytemuck::cast_slice(piece))?;
+            sum_published(self, label, piece)?;
         }
         Ok(())
     }
 
-    fn all_gather(
+    fn all_reduce_of(
         &mut self,
         step: u64,
+        sums: &mut [f32],
+        write: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), CollectiveError> {
+        if self.num_ranks() == 1 || sums.len() > self.max_words() {
+            write(sums);
+            return self.all_reduce(step, sums);
+        }
+        let label = Label {
+            operation: Operation::AllReduce,
+            step,
+            len: sums.len(),
+        };
+        self.publish_with(label, sums.len(), &mut |words| {
+            write(bytemuck::cast_slice_mut(words));
+        })?;
+        sum_published(self, label, sums)
+    }
+
+    fn gather(
+        &mut self,
+        step: u64,
+        root: Option<usize>,
         own: &[f32],
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),
@@ -153,20 +189,27 @@ impl<E: Exchange> Collective for E {
         assert_eq!(lens.len(), self.num_ranks(), "a length per rank");
         assert_eq!(own.len(), lens[rank], "the values of rank {rank}");
         let label = Label {
-            operation: Operation::AllGather,
+            operation: Operation::Gather,
             step,
             len: lens.iter().sum(),
         };
+        let is_read = root.is_none_or(|root| root == rank);
         let max_words = self.max_words();
         let longest = lens.iter().copied().max().unwrap_or(0);
         for first in (0..longest).step_by(max_words) {
             let piece = |len: usize| first.min(len)..(first + max_words).min(len);
-            self.publish(label, bytemuck::cast_slice(&own[piece(own.len())]))?;
+            let own = &own[piece(own.len())];
+            // Nobody else reads those of the root.
+            let published = if root == Some(rank) { &[] } else { own };
+            self.publish(label, bytemuck::cast_slice(published))?;
+            if is_read && !own.is_empty() {
+                write(rank, first, own);
+            }
             self.read(&mut |messages| {
-                for (rank, (words, &len)) in messages.iter().zip(lens).enumerate() {
+                for (other, (words, &len)) in messages.iter().zip(lens).enumerate() {
                     let values = &words[..words.len().min(piece(len).len())];
-                    if !values.is_empty() {
-                        write(rank, first, bytemuck::cast_slice(values));
+                    if is_read && other != rank && !values.is_empty() {
+                        write(other, first, bytemuck::cast_slice(values));
                     }
                 }
             })?;
@@ -234,8 +277,8 @@ fn num_parts(exchange: &impl Exchange, len: usize) -> usize {
     if is_split { num_ranks } else { 1 }
 }
 
-/// Sums the values of all ranks. In one part each rank reads all messages; with a part for each rank it sums its part of all
-/// messages, and reads the sums of the others.
+/// Sums the values that all ranks have published. In one part each rank reads all messages; with a part for each rank it sums
+/// its part of all messages, and reads the sums of the others.
 ///
 /// ```text
 ///            one part                       a part for each of 4 ranks
@@ -244,27 +287,26 @@ fn num_parts(exchange: &impl Exchange, len: usize) -> usize {
 /// publish                                   0      1      2      3
 /// read                                       123  0 23  01 3  012
 /// ```
-fn sum_parts(
+fn sum_published(
     exchange: &mut impl Exchange,
     label: Label,
-    values: &mut [f32],
-    num_parts: usize,
+    sums: &mut [f32],
 ) -> Result<(), CollectiveError> {
-    let len = values.len();
+    let len = sums.len();
+    let num_parts = num_parts(exchange, len);
     let part = |index: usize| len * index / num_parts..len * (index + 1) / num_parts;
     let own = match num_parts {
         1 => 0..len,
         _ => part(Collective::rank(exchange)),
     };
-    exchange.publish(label, bytemuck::cast_slice(values))?;
-    exchange.read(&mut |messages| add_ranks(messages, own.start, &mut values[own.clone()]))?;
+    exchange.read(&mut |messages| add_ranks(messages, own.start, &mut sums[own.clone()]))?;
     if num_parts > 1 {
-        exchange.publish(label, bytemuck::cast_slice(&values[own]))?;
+        exchange.publish(label, bytemuck::cast_slice(&sums[own]))?;
         exchange.read(&mut |messages| {
-            for (index, sums) in messages.iter().enumerate() {
-                let values = &mut values[part(index)];
-                let len = values.len().min(sums.len());
-                values[..len].copy_from_slice(bytemuck::cast_slice(&sums[..len]));
+            for (index, message) in messages.iter().enumerate() {
+                let sums = &mut sums[part(index)];
+                let len = sums.len().min(message.len());
+                sums[..len].copy_from_slice(bytemuck::cast_slice(&message[..len]));
             }
         })?;
     }

@@ -147,7 +147,7 @@ pub trait Device: Sized {
 
     /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
     /// and 4 of them.
-    const HAS_TILES: bool = true;
+    const HAS_TILES: bool = false;
 
     /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`].
     const STACKS_EXPERTS: bool = false;
@@ -705,16 +705,16 @@ pub trait Device: Sized {
         unreachable!("the device has no ranks");
     }
 
-    /// `out` becomes the sum over tiles of `x[inputs] * W^T + bias`, in pairs. `None` is a tile without inputs; if all are, `out`
-    /// becomes -0, which changes no sum.
-    fn project_tiles(
+    /// `out` becomes the sum over all tiles of all ranks of `x[inputs] * W^T + bias`, in pairs. `None` is a tile without inputs.
+    /// Only devices that [have tiles](Device::HAS_TILES) do it.
+    fn sum_tiles(
         &mut self,
         _num_rows: usize,
         _x: &Self::Inputs,
         _tiles: &[Option<Tile<Self>>],
         _out: &mut Self::Sums,
     ) {
-        unreachable!("the device has no ranks");
+        unreachable!("the device has no tiles");
     }
 
     /// Normalises queries and keys over all heads of the model, in `qkv`, which has those of this rank. `squares`, as wide as

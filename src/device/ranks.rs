@@ -196,14 +196,18 @@ impl Ranks {
         self.run(|collective, step| collective.all_reduce(step, values));
     }
 
+    /// The same of what `write` writes, with as many values. If something went wrong, it may not be called.
+    pub(super) fn all_reduce_of(&mut self, sums: &mut [f32], mut write: impl FnMut(&mut [f32])) {
+        self.run(|collective, step| collective.all_reduce_of(step, sums, &mut write));
+    }
+
     /// Collects the columns of a matrix from all ranks of the stage: `widths` are the numbers of their columns, `part` has this
     /// one's. On a rank that gets no logits, `out` is left as it is.
     pub(super) fn gather_columns(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
         let width: usize = widths.iter().sum();
         let num_rows = part.len() / widths[self.collective.rank()];
-        let gets_logits = self.gets_logits;
         assert!(
-            !gets_logits || out.len() == num_rows * width,
+            !self.gets_logits || out.len() == num_rows * width,
             "out is [m, {width}]"
         );
         let mut lens = [0; MAX_RANKS];
@@ -212,9 +216,6 @@ impl Ranks {
         }
         let lens = &lens[..widths.len()];
         let mut write = |rank: usize, first: usize, mut values: &[f32]| {
-            if !gets_logits {
-                return;
-            }
             let first_column: usize = widths[..rank].iter().sum();
             let (mut row, mut column) = (first / widths[rank], first % widths[rank]);
             while !values.is_empty() {
@@ -225,7 +226,9 @@ impl Ranks {
                 (values, row, column) = (rest, row + 1, 0);
             }
         };
-        self.run(|collective, step| collective.all_gather(step, part, lens, &mut write));
+        // Where not all ranks sample, the first one of the stage does, or sends the logits on.
+        let root = (self.role != RankRole::AllSample).then_some(0);
+        self.run(|collective, step| collective.gather(step, root, part, lens, &mut write));
     }
 
     /// Sends values to the next stage.

@@ -90,7 +90,7 @@ impl<D: Device> ModelRunner<D> {
     /// On 1, 2 and 4 ranks of the same device the results are the same bits; those of [`ModelRunner::new`] are summed in
     /// another order. Any number of stages gives the bits of one; with one rank each, those of [`ModelRunner::new`].
     ///
-    /// With several stages, only the first rank has results, unless [all sample](RankRole::AllSample).
+    /// Only the first rank has results, unless [all sample](RankRole::AllSample).
     ///
     /// # Errors
     /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks.
@@ -673,10 +673,9 @@ fn join_ranks<D: Device>(
     if role == RankRole::AllSample {
         part.stage.let_all_sample();
     }
-    if rank > 0 && grid.num_stages > 1 && role == RankRole::Samples {
+    if rank > 0 && role == RankRole::Samples {
         return Err(LoadError::Resource(format!(
-            "rank {rank} of {} stages has no logits to sample from: only rank 0 has",
-            grid.num_stages
+            "rank {rank} gets no logits to sample from: only rank 0 does, unless all ranks sample"
         )));
     }
     if grid.num_ranks() > 1 {

@@ -203,11 +203,11 @@ impl<D: Device> ResidualStream<D> {
         let Some(result) = &mut self.result else {
             unreachable!("it was reserved, for not all results are added at once")
         };
+        if D::HAS_TILES && !self.has_whole_sums && !run.has_adapters(linear) {
+            return run.device.sum_tiles(num_rows, x, &linear.tiles, result);
+        }
         match linear.whole() {
             Some(linear) => run.project(num_rows, x, linear, Output::Store, result),
-            None if !run.has_adapters(linear) => {
-                run.device.project_tiles(num_rows, x, &linear.tiles, result);
-            }
             None => {
                 let others = &mut self.tile_sums;
                 let adapters = run.adapters;

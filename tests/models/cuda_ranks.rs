@@ -44,7 +44,7 @@ fn load(
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {
         collective: Box::new(collective),
-        role: RankRole::Samples,
+        role: RankRole::AllSample,
         time_limit,
     };
     CudaRunner::of_rank(&source, setup.runner_limits(), options, rank)

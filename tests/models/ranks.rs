@@ -88,7 +88,7 @@ fn load(
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {
         collective,
-        role: RankRole::Samples,
+        role: RankRole::AllSample,
         time_limit: PATIENT,
     };
     CpuRunner::of_rank(&source, setup.runner_limits(), &options, rank)

@@ -383,6 +383,10 @@ fn what_cannot_be_cut_into_stages_is_refused() {
             "3 stages: the model has only 2 layers",
         ),
         (fail("llama3", stages(2), RankRole::Samples), "only rank 0"),
+        (
+            fail("llama3", Grid::from(2), RankRole::Samples),
+            "only rank 0",
+        ),
     ] {
         assert!(error.contains(part), "{error}");
     }

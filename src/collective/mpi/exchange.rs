@@ -124,17 +124,19 @@ impl Mpi {
         to: impl Iterator<Item = usize> + Clone,
         kind: Kind,
         label: Label,
-        words: &[u32],
+        len: usize,
+        write: &mut dyn FnMut(&mut [u32]),
     ) -> Result<Outgoing, CollectiveError> {
-        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
+        assert!(len <= MAX_WORDS, "{len} words");
         let missing = to.clone().next().unwrap_or(0);
         let sending = &mut outgoing.sending;
         self.wait_for(missing, |_| Ok(are_done(sending)?.then_some(())))?;
         sending.clear();
         let message = Arc::make_mut(&mut outgoing.words);
-        message.clear();
-        message.extend(header(label));
-        message.extend_from_slice(words);
+        message.resize(HEADER_LEN + len, 0);
+        let (head, words) = message.split_at_mut(HEADER_LEN);
+        head.copy_from_slice(&header(label));
+        write(words);
         let tag = self.session.tag(kind);
         for rank in to {
             let sent = self.session.plugin.send(rank, tag, &outgoing.words);
@@ -204,13 +206,18 @@ impl Exchange for Mpi {
         self.time_limit = limit;
     }
 
-    fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+    fn publish_with(
+        &mut self,
+        label: Label,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u32]),
+    ) -> Result<(), CollectiveError> {
         self.check_failures()?;
         let own = Exchange::rank(self);
         let others = self.grid.stage_of(own).filter(|rank| *rank != own);
         let parity = parity(self.round);
         let outgoing = std::mem::take(&mut self.published[parity]);
-        let published = self.send_to(outgoing, others, Kind::Round, label, words);
+        let published = self.send_to(outgoing, others, Kind::Round, label, len, write);
         self.published[parity] = self.noticed(published)?;
         self.label = Some(label);
         Ok(())
@@ -229,7 +236,8 @@ impl Exchange for Mpi {
         let next = std::iter::once(self.grid.next(Exchange::rank(self)));
         let parity = parity(self.num_sent);
         let outgoing = std::mem::take(&mut self.sent[parity]);
-        let sent = self.send_to(outgoing, next, Kind::Stage, label, words);
+        let mut write = |message: &mut [u32]| message.copy_from_slice(words);
+        let sent = self.send_to(outgoing, next, Kind::Stage, label, words.len(), &mut write);
         self.sent[parity] = self.noticed(sent)?;
         self.num_sent = self.num_sent.wrapping_add(1);
         Ok(())
@@ -297,7 +305,7 @@ mod tests {
     #[test]
     fn a_label_is_read_as_it_was_written() {
         let label = Label {
-            operation: Operation::AllGather,
+            operation: Operation::Gather,
             step: 0x1234_5678_9abc_def0,
             len: 5_000_000_000,
         };

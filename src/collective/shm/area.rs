@@ -234,25 +234,25 @@ impl<'a> Buffer<'a> {
         unsafe { std::slice::from_raw_parts(self.words, num_words) }
     }
 
-    /// Writes its message.
+    /// Its message of `len` words, to be written.
     ///
     /// # Safety
     ///
-    /// It belongs to this rank, and nobody else uses it.
-    pub(super) unsafe fn write(&self, label: Label, words: &[u32]) {
-        assert!(words.len() <= self.max_words, "{} words", words.len());
+    /// It belongs to this rank, and nobody else uses it as long as the message is written.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the buffer is a pointer to shared memory"
+    )]
+    pub(super) unsafe fn message_mut(&self, label: Label, len: usize) -> &'a mut [u32] {
+        assert!(len <= self.max_words, "{len} words");
         let header = self.header;
         let operation = label.operation as u32;
         header.operation.store(operation, Ordering::Relaxed);
         header.step.store(label.step, Ordering::Relaxed);
         header.len.store(label.len as u64, Ordering::Relaxed);
-        let num_words = words.len() as u32;
-        header.num_words.store(num_words, Ordering::Relaxed);
+        header.num_words.store(len as u32, Ordering::Relaxed);
         // SAFETY: the slot has so many words, and the caller promises that nobody else uses them.
-        unsafe {
-            self.words
-                .copy_from_nonoverlapping(words.as_ptr(), words.len());
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.words, len) }
     }
 }
 

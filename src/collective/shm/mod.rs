@@ -306,12 +306,17 @@ impl Exchange for Shm {
         self.time_limit = limit;
     }
 
-    fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+    fn publish_with(
+        &mut self,
+        label: Label,
+        len: usize,
+        write: &mut dyn FnMut(&mut [u32]),
+    ) -> Result<(), CollectiveError> {
         self.check_failures()?;
         let buffer = self.area.published(self.rank, parity(self.round));
         // SAFETY: whoever has read the buffer two rounds ago has published in the round after it, and this rank has waited
         // for that.
-        unsafe { buffer.write(label, words) };
+        write(unsafe { buffer.message_mut(label, len) });
         self.label = Some(label);
         let control = self.area.control(self.rank);
         control.published.raise(self.round.wrapping_add(1));
@@ -332,7 +337,8 @@ impl Exchange for Shm {
         self.noticed(has_room)?;
         let buffer = self.area.sent(self.rank, parity(self.num_sent));
         // SAFETY: the last but one message, which was in this buffer, was received.
-        unsafe { buffer.write(label, words) };
+        let message = unsafe { buffer.message_mut(label, words.len()) };
+        message.copy_from_slice(words);
         self.num_sent = self.num_sent.wrapping_add(1);
         self.area.control(self.rank).sent.raise(self.num_sent);
         Ok(())

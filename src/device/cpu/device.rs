@@ -78,6 +78,7 @@ impl Device for Cpu {
 
     const HAS_LATENT_ATTENTION: bool = true;
     const HAS_LAYER_GROUPS: bool = true;
+    const HAS_TILES: bool = true;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -629,7 +630,7 @@ impl Device for Cpu {
         });
     }
 
-    fn project_tiles(
+    fn sum_tiles(
         &mut self,
         num_rows: usize,
         x: &Rows<bf16>,
@@ -637,7 +638,7 @@ impl Device for Cpu {
         out: &mut Rows<f32>,
     ) {
         let (width, x) = (x.width(), x.first(num_rows));
-        self.gemm_tiles(x, width, tiles, out.first_mut(num_rows));
+        self.sum_tiles(x, width, tiles, out.first_mut(num_rows));
     }
 
     fn norm_over_ranks(

@@ -7,7 +7,26 @@ use half::bf16;
 use super::Cpu;
 use super::elementwise::sum;
 use crate::device::ranks::Ranks;
-use crate::device::{HeadPlaces, HeadShape, QkNorm};
+use crate::device::{HeadPlaces, HeadShape, QkNorm, Tile};
+
+/// A device and its ranks, side by side. It has them again when this is dropped, after a panic too.
+struct LentRanks<'a> {
+    cpu: &'a mut Cpu,
+    ranks: Option<Ranks>,
+}
+
+impl<'a> LentRanks<'a> {
+    fn of(cpu: &'a mut Cpu) -> Self {
+        let ranks = cpu.ranks.take();
+        Self { cpu, ranks }
+    }
+}
+
+impl Drop for LentRanks<'_> {
+    fn drop(&mut self) {
+        self.cpu.ranks = self.ranks.take();
+    }
+}
 
 impl Cpu {
     /// The other ranks. Only for a device that has joined some.
@@ -61,6 +80,22 @@ impl Cpu {
                 }
             }
         });
+    }
+
+    /// [`Cpu::gemm_tiles`], summed over all ranks. The tiles of this one are written where the others read them.
+    pub(super) fn sum_tiles(
+        &mut self,
+        x: &[bf16],
+        width: usize,
+        tiles: &[Option<Tile<Self>>],
+        out: &mut [f32],
+    ) {
+        let mut lent = LentRanks::of(self);
+        let LentRanks { cpu, ranks } = &mut lent;
+        match ranks {
+            None => cpu.gemm_tiles(x, width, tiles, out),
+            Some(ranks) => ranks.all_reduce_of(out, |part| cpu.gemm_tiles(x, width, tiles, part)),
+        }
     }
 
     /// Calls `multiply` with some columns of `x`, which has rows of `width`.

@@ -76,7 +76,6 @@ impl Device for Cuda {
     const HAS_FP8: bool = true;
     const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
     const HAS_ADAPTERS: bool = true;
-    const HAS_TILES: bool = false;
     const HAS_SINK_LOGITS: bool = true;
     const STACKS_EXPERTS: bool = true;
 

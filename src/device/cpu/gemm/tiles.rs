@@ -46,7 +46,6 @@ impl Cpu {
         tiles: &[Option<Tile<Self>>],
         out: &mut [f32],
     ) {
-        let m = x.len() / width;
         let Some(n) = tiles
             .iter()
             .flatten()
@@ -55,6 +54,7 @@ impl Cpu {
         else {
             return out.fill(-0.0);
         };
+        let m = x.len() / width;
         assert!(tiles.len().is_power_of_two(), "tiles are added in pairs");
         assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
         for Tile { inputs, linear } in tiles.iter().flatten() {
@@ -69,7 +69,9 @@ impl Cpu {
             rounded,
         } = &mut scratch;
         self.round_tiles(x, width, tiles, part_x, rounded);
-        let is_even = |tile: &Tile<Self>| tile.inputs.start % 2 == 0 && tile.inputs.len() % 2 == 0;
+        let is_even = |tile: &Tile<Self>| {
+            tile.inputs.start.is_multiple_of(2) && tile.inputs.len().is_multiple_of(2)
+        };
         let float_tiles = || tiles.iter().flatten().filter(|tile| is_float(tile));
         let is_moved = !float_tiles().all(is_even);
         let (x, stride) = match is_moved {
