@@ -1,48 +1,125 @@
-"""A model on two GPUs, which are stand-ins, as is NCCL: a process and a GPU each."""
+"""A model on several GPUs, which are stand-ins, as is NCCL: a process and a GPU each."""
 
+import asyncio
 import os
 import signal
 
 import pytest
-from test_ranks import answer, assert_failed_and_loads_again, failures_after, processes
+from test_ranks import PROMPTS, answer, assert_failed_and_loads_again, bits, failures_after, processes
 
 from harness import clients, deployments
-from harness.repository import STORIES, add_model
-from harness.server import Server
+from harness.adapters import page_bytes, write_adapter
+from harness.clients import GrpcStream, Refused
+from harness.repository import ROOT, STORIES, TIGHT, add_model
+from harness.server import Server, assert_blocks_come_back
 
-ON_GPUS = {
-    "tensor_parallel_size": 2,
-    "gpu_device_ids": "1,0",
+ON_ONE_GPU = {
     "deterministic": "true",
     "cuda_graph_cache_size": 2,
     "num_threads": 1,
-    "rank_timeout_seconds": 30,
+    "max_tokens_in_paged_kv_cache": 4096,
 }
+ON_GPUS = {**ON_ONE_GPU, "tensor_parallel_size": 2, "gpu_device_ids": "1,0", "rank_timeout_seconds": 30}
+STAGES = {**ON_GPUS, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "enable_trt_overlap": "true"}
+NUM_ADAPTERS = 3
+FOR_ANOTHER_MODEL = ROOT / "tests" / "fixtures" / "adapters" / "all-modules"
 
 
-@pytest.fixture
-def server(repository, tmp_path):
-    add_model(repository, "two", ON_GPUS, checkpoint=STORIES)
-    add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
-    add_model(repository, "wrong", {**ON_GPUS, "gpu_device_ids": "0,2"}, checkpoint=STORIES)
-    environment = {**deployments.stand_in(tmp_path / "stand_in"), "CUDA_STAND_IN_DEVICES": "2"}
-    with Server(repository, "--model-control-mode=explicit", "--load-model=one", "--load-model=two", environment=environment) as server:
+def environment(folder):
+    return {**deployments.stand_in(folder / "stand_in"), "CUDA_STAND_IN_DEVICES": "2"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A model on one GPU, on two that share each layer, and on two that have some layers each; all with adapters."""
+    folder = tmp_path_factory.mktemp("gpu_ranks")
+    for index in range(NUM_ADAPTERS):
+        write_adapter(folder / "adapters" / str(index), index)
+    (folder / "adapters" / "for-another-model").symlink_to(FOR_ANOTHER_MODEL)
+    # One adapter fewer than there are has room, so that they leave the memory for one another.
+    adapters = {"lora_dir": folder / "adapters", "lora_cache_host_memory_bytes": (NUM_ADAPTERS - 1) * page_bytes() + 1}
+    repository = folder / "repository"
+    for name, how in [("one", {**ON_ONE_GPU, "gpu_device_ids": 0}), ("two", ON_GPUS), ("stages", {**STAGES, **TIGHT})]:
+        add_model(repository, name, {**how, **adapters}, checkpoint=STORIES)
+    with Server(repository, environment=environment(folder)) as server:
+        assert len(processes(server)) == 1 + 1
         yield server
 
 
-def test_two_gpus_answer_and_a_killed_process_is_an_error_and_no_orphan(server):
-    options = {"max_tokens": 16, "ignore_eos": True}
-    asked = [(prompt, options) for prompt in ("Once upon a time", "The fox", "A little girl named")]
-    together = [found.ids for found in clients.streams(server, "two", asked)]
-    alone = [clients.streams(server, "two", [request])[0].ids for request in asked]
-    assert together == alone
-    on_cpu = [found.ids for found in clients.streams(server, "one", asked)]
-    assert sum(ours == theirs for ours, theirs in zip(together, on_cpu)) >= 2, (together, on_cpu)
+def requests():
+    """Requests of several kinds, of which most have an adapter."""
+    kinds = [{}, {"temperature": 1.2, "seed": 3, "top_k": 20}, {"repetition_penalty": 1.3}]
+    for index in range(12):
+        options = {"max_tokens": 6 + index, "ignore_eos": True, "return_log_probs": True, **kinds[index % len(kinds)]}
+        if index % (NUM_ADAPTERS + 1) < NUM_ADAPTERS:
+            options["lora_name"] = str(index % (NUM_ADAPTERS + 1))
+        yield PROMPTS[index % len(PROMPTS)], options
 
-    expected = answer(server)
-    [pid] = processes(server)
-    errors = failures_after(server, lambda: os.kill(pid, signal.SIGKILL))
+
+def served(server, model, asked, others=0):
+    """What requests get that are asked for at once, some more of which are cancelled in flight, and two are refused."""
+
+    async def cancelled(client, prompt):
+        call = GrpcStream(client, model, prompt, stream=True, max_tokens=200, ignore_eos=True, lora_name="0")
+        async for _ in call:
+            break
+        call.cancel()
+
+    async def refused(client, reason, **options):
+        with pytest.raises(Refused, match=reason):
+            await clients.stream(client, model, "The fox", max_tokens=5, **options)
+
+    async def main():
+        async with clients.grpc(server) as client:
+            good = [clients.stream(client, model, prompt, **options) for prompt, options in asked]
+            bad = [cancelled(client, PROMPTS[index % len(PROMPTS)]) for index in range(others)]
+            if others:
+                bad.append(refused(client, "for-another-model", lora_name="for-another-model"))
+                bad.append(refused(client, "top_p", top_p=2.0))
+            answers = await asyncio.gather(*good, *bad)
+            return bits(answers[: len(good)])
+
+    return clients.run(main())
+
+
+def test_stages_on_gpus_have_the_bits_of_one_gpu(server):
+    asked = list(requests())
+    expected = served(server, "one", asked)
+    assert served(server, "stages", asked, others=4) == expected
+    assert_blocks_come_back(server, "stages")
+
+
+def test_a_request_on_two_gpus_has_the_bits_that_it_has_alone(server):
+    asked = list(requests())
+    together = served(server, "two", asked, others=4)
+    assert_blocks_come_back(server, "two")
+    # One without an adapter, and each adapter.
+    for index in (3, 4, 5, 6):
+        assert served(server, "two", [asked[index]]) == [together[index]], index
+    # Rounding differs from that of one GPU, and may decide where two words are equally likely.
+    texts, of_one = ([text for text, *_ in answers] for answers in (together, served(server, "one", asked)))
+    assert sum(ours == theirs for ours, theirs in zip(texts, of_one, strict=True)) > len(asked) // 2, (texts, of_one)
+
+
+# Faults. Each test has a server of its own.
+
+
+@pytest.fixture
+def faulty(request, repository, tmp_path):
+    add_model(repository, "two", request.param, checkpoint=STORIES)
+    add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    add_model(repository, "wrong", {**request.param, "gpu_device_ids": "0,2"}, checkpoint=STORIES)
+    arguments = ["--model-control-mode=explicit", "--load-model=one", "--load-model=two"]
+    with Server(repository, *arguments, environment=environment(tmp_path)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("faulty", [ON_GPUS, STAGES], ids=["ranks", "stages"], indirect=True)
+def test_a_process_with_a_gpu_that_is_killed_is_an_error_and_no_orphan(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+    errors = failures_after(faulty, lambda: os.kill(pid, signal.SIGKILL))
     for error in errors:
         assert error is not None and "rank 1" in error and "SIGKILL" in error, errors
-    assert_failed_and_loads_again(server, [pid], expected)
-    assert "there is no GPU 2: the driver shows 2" in server.load("wrong")
+    assert_failed_and_loads_again(faulty, [pid], expected)
+    assert "there is no GPU 2: the driver shows 2" in faulty.load("wrong")
