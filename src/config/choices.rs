@@ -37,6 +37,8 @@ pub enum ReasoningFormat {
 pub enum ToolCallFormat {
     /// `<tool_call>{...}</tool_call>`
     Hermes,
+    /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`
+    QwenCoder,
     /// `{"name": ..., "parameters": ...}` and nothing else.
     Llama3,
     /// Behind `[TOOL_CALLS]`.
@@ -71,6 +73,7 @@ impl ReplyParser<ToolCallFormat> {
         ("auto", Self::Auto),
         ("none", Self::None),
         ("hermes", Self::Named(ToolCallFormat::Hermes)),
+        ("qwen3_coder", Self::Named(ToolCallFormat::QwenCoder)),
         ("llama3_json", Self::Named(ToolCallFormat::Llama3)),
         ("mistral", Self::Named(ToolCallFormat::Mistral)),
         ("deepseek_v3", Self::Named(ToolCallFormat::DeepSeek)),

@@ -28,7 +28,10 @@ pub use chat_templates::ChatTemplates;
 pub use conversation::{Conversation, MessageField, PromptEnding};
 pub use detokenizer::Detokenizer;
 pub use gguf_vocabulary::GgufVocabulary;
-pub use reply::{ReplyFormat, ReplyParts, ReplyReader, ReplyStart, Thinking, ToolCall};
+pub use reply::{
+    ParameterTypes, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, Thinking, ToolCall,
+    is_text_schema,
+};
 pub use stop_words::StopWords;
 pub use tokenizer::Tokenizer;
 pub use vocabulary::TokenText;

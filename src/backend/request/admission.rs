@@ -186,7 +186,7 @@ impl Admission {
         format.is_split &= !format.searches;
         let row = |_| {
             let is_read = wants_text || has_stop_words;
-            let text = self.text_stream(is_read, &options, &sampling, &prompt, reply);
+            let text = self.text_stream(is_read, &options, &sampling, &prompt, reply.clone());
             match num_found {
                 None => Row::new(num_new_tokens, text),
                 Some(_) => Row::found(text),
@@ -422,7 +422,11 @@ impl Admission {
         }
         let start = self.reply_start(options, format, prompt);
         let is_whole = format == ReplyFormat::default();
-        Ok((!is_whole).then_some(ReplyRules { format, start }))
+        Ok((!is_whole).then(|| ReplyRules {
+            format,
+            start,
+            parameters: Arc::new(options.chat.parameter_types()),
+        }))
     }
 
     /// Where the reply to a prompt begins.

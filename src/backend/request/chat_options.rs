@@ -7,7 +7,7 @@ use crate::backend::request::tool_guides::{self, Function, ToolChoice};
 use crate::base::RequestError;
 use crate::config::ToolCallFormat;
 use crate::guidance::Structure;
-use crate::text::{Conversation, MessageField, PromptEnding, Thinking};
+use crate::text::{Conversation, MessageField, ParameterTypes, PromptEnding, Thinking};
 
 /// Variables of templates that options of their own set.
 const RESERVED: [&str; 5] = [
@@ -82,6 +82,12 @@ impl ChatOptions {
     /// Whether the conversation has tools that the reply may call.
     pub fn has_tools(&self) -> bool {
         self.tools.is_some() && self.tool_choice != Some(ToolChoice::None)
+    }
+
+    /// The types of the arguments of its tools.
+    pub fn parameter_types(&self) -> ParameterTypes {
+        let tools = self.tools.as_ref().filter(|_| self.has_tools());
+        tools.map(ParameterTypes::of_tools).unwrap_or_default()
     }
 
     /// The form of the reply that its calls of tools ask for, in a model with this format of calls.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::config::ToolCallFormat;
 use crate::guidance::{Structure, Tag};
-use crate::text::Thinking;
+use crate::text::{Thinking, is_text_schema};
 
 /// Which functions a reply calls: `tool_choice`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +65,62 @@ impl<'a> Function<'a> {
             schema["type"] = json!("object");
         }
         Box::new(Structure::JsonSchema(schema))
+    }
+
+    /// The form of its arguments between marks: those of the schema in its order, each once, unless they may be `any`.
+    fn marked_arguments(&self, any: bool) -> Structure {
+        const END: &str = "</parameter>";
+        let text_to_end = || vec![Structure::AnyText, text(END), text("\n")];
+        let schema = self.parameters.filter(|_| !any);
+        let properties = schema.and_then(|schema| schema.get("properties"));
+        let Some(properties) = properties.and_then(Value::as_object) else {
+            let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
+            let argument = [vec![name, text(">\n")], text_to_end()].concat();
+            let argument = Box::new(Structure::Sequence(argument));
+            return Structure::Separated {
+                tags: vec![tag("<parameter=", argument, "")],
+                separator: String::new(),
+                at_least_one: false,
+                stop_after_first: false,
+            };
+        };
+        let required = schema.and_then(|schema| schema.get("required")?.as_array());
+        let arguments = properties.iter().map(|(name, property)| {
+            let value = match is_text_schema(property) && property.get("enum").is_none() {
+                true => text_to_end(),
+                false => vec![
+                    self.marked_value(property),
+                    text("\n"),
+                    text(END),
+                    text("\n"),
+                ],
+            };
+            let begin = text(&format!("<parameter={name}>\n"));
+            let argument = Structure::Sequence([vec![begin], value].concat());
+            match required.is_some_and(|required| required.contains(&json!(name))) {
+                true => argument,
+                false => Structure::Optional(Box::new(argument)),
+            }
+        });
+        Structure::Sequence(arguments.collect())
+    }
+
+    /// The form of an argument that is one of some texts, or JSON.
+    fn marked_value(&self, property: &Value) -> Structure {
+        let choices = property.get("enum").and_then(Value::as_array);
+        if let Some(choices) = choices.filter(|_| is_text_schema(property)) {
+            let texts = choices.iter().filter_map(Value::as_str);
+            return Structure::Or(texts.map(text).collect());
+        }
+        let mut schema = property.clone();
+        // What it may refer to.
+        for key in ["$defs", "definitions"] {
+            let shared = self.parameters.and_then(|parameters| parameters.get(key));
+            if let (Some(shared), Some(schema)) = (shared, schema.as_object_mut()) {
+                schema.insert(key.to_owned(), shared.clone());
+            }
+        }
+        Structure::JsonSchema(schema)
     }
 }
 
@@ -141,6 +197,19 @@ fn blocks(
             rest: one_of(in_json("arguments", "\n", "\n</tool_call>")),
             separator: Some("\n"),
         },
+        ToolCallFormat::QwenCoder => {
+            let of_function = |function: &Function<'_>| {
+                let any_arguments = only_strict && !function.is_strict;
+                let begin = text(&format!("\n<function={}>\n", function.name));
+                let end = text("</function>\n</tool_call>");
+                Structure::Sequence(vec![begin, function.marked_arguments(any_arguments), end])
+            };
+            Blocks {
+                opener: "<tool_call>",
+                rest: Structure::Or(functions.iter().map(of_function).collect()),
+                separator: Some("\n"),
+            }
+        }
         ToolCallFormat::Llama3 => Blocks {
             opener: "",
             rest: one_of(in_json("parameters", "", "")),
@@ -235,10 +304,13 @@ mod tests {
     use crate::config::ReasoningFormat;
     use crate::guidance::{Compiler, GuideSpec};
     use crate::sampling::Guide;
-    use crate::text::{Detokenizer, ReplyFormat, ReplyParts, ReplyStart, Tokenizer, toys};
+    use crate::text::{
+        Detokenizer, ParameterTypes, ReplyFormat, ReplyParts, ReplyStart, Tokenizer, toys,
+    };
 
-    const FORMATS: [ToolCallFormat; 6] = [
+    const FORMATS: [ToolCallFormat; 7] = [
         ToolCallFormat::Hermes,
+        ToolCallFormat::QwenCoder,
         ToolCallFormat::Llama3,
         ToolCallFormat::Mistral,
         ToolCallFormat::DeepSeek,
@@ -323,7 +395,9 @@ mod tests {
     }
 
     fn read(format: ReplyFormat, start: ReplyStart, text: &str) -> ReplyParts {
-        let (mut reader, mut parts) = (format.reader(start), ReplyParts::default());
+        let types = Arc::new(ParameterTypes::of_tools(&Value::from(tools())));
+        let mut reader = format.reader_with(start, &types);
+        let mut parts = ReplyParts::default();
         reader.push(text, &mut parts);
         reader.finish(&mut parts);
         parts

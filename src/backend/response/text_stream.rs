@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::base::TokenId;
 use crate::sampling::ReadText;
 use crate::text::{
-    Detokenizer, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, StopWords, Tokenizer,
+    Detokenizer, ParameterTypes, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, StopWords,
+    Tokenizer,
 };
 
 /// Turns tokens into text that may be sent.
@@ -46,12 +47,14 @@ pub struct TextRules {
 }
 
 /// How a text is taken apart.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReplyRules {
     /// The format of its parts.
     pub format: ReplyFormat,
     /// Where it begins.
     pub start: ReplyStart,
+    /// The arguments of the functions that it may call.
+    pub parameters: Arc<ParameterTypes>,
 }
 
 impl TextStream {
@@ -69,7 +72,9 @@ impl TextStream {
                 true => marks.collect(),
                 false => Vec::new(),
             },
-            reply: rules.reply.map(|reply| reply.format.reader(reply.start)),
+            reply: rules
+                .reply
+                .map(|reply| reply.format.reader_with(reply.start, &reply.parameters)),
             parts: ReplyParts::default(),
             tokenizer,
             stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
@@ -306,7 +311,11 @@ mod tests {
         };
         let start = ReplyStart::Reasoning;
         let rules = TextRules {
-            reply: Some(ReplyRules { format, start }),
+            reply: Some(ReplyRules {
+                format,
+                start,
+                parameters: Arc::default(),
+            }),
             ..rules()
         };
         let mut stream = TextStream::new(tokenizer.clone(), &[], rules);

@@ -4,7 +4,7 @@ use super::mark::{find, first};
 use super::{Format, ReplyParts, ToolCall};
 
 /// A format of blocks.
-pub(super) trait Block: Clone + Default + Send + Sync + 'static {
+pub(super) trait Block: Clone + Send + Sync + 'static {
     /// What begins a block.
     const OPENERS: &'static [&'static str];
 
@@ -25,6 +25,8 @@ pub(super) enum Progress {
 /// Reads blocks. White space between them, and behind the last, is no content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks<B> {
+    /// A block of which nothing was read.
+    unread: B,
     block: B,
     state: State,
 }
@@ -36,6 +38,17 @@ enum State {
     Inside,
     /// In white space behind a block.
     Behind,
+}
+
+impl<B: Block> Blocks<B> {
+    /// Blocks that each begin as this one.
+    pub(super) fn new(unread: B) -> Self {
+        Self {
+            block: unread.clone(),
+            unread,
+            state: State::Outside,
+        }
+    }
 }
 
 impl<B: Block> Format for Blocks<B> {
@@ -74,7 +87,7 @@ impl<B: Block> Format for Blocks<B> {
                             State::Outside
                         }
                     };
-                    self.block = B::default();
+                    self.block = self.unread.clone();
                     rest = next;
                 }
                 State::Behind => {

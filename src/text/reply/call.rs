@@ -60,7 +60,7 @@ fn object(json: &str) -> Option<String> {
     is_object.then_some(text)
 }
 
-fn is_valid(json: &str) -> bool {
+pub(super) fn is_valid(json: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(json).is_ok()
 }
 

@@ -1,5 +1,7 @@
 //! The formats of replies by name, and the one that a chat template is written for.
 
+use std::sync::Arc;
+
 use super::blocks::Blocks;
 use super::deepseek::DeepSeek;
 use super::granite::Granite;
@@ -7,6 +9,8 @@ use super::harmony::{Harmony, HarmonyParts};
 use super::hermes::Hermes;
 use super::llama::Llama;
 use super::mistral::Mistral;
+use super::parameter_types::ParameterTypes;
+use super::qwen_coder::QwenCoder;
 use super::thought::{Thought, ThoughtMarks};
 use super::{Format, ReplyReader, ReplyStart};
 use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
@@ -100,8 +104,14 @@ impl ReplyFormat {
         }
     }
 
-    /// A reader of replies that begin at `start`.
+    /// A reader of replies that begin at `start`, whose calls have texts as arguments where the format does not show what they
+    /// are.
     pub fn reader(&self, start: ReplyStart) -> ReplyReader {
+        self.reader_with(start, &Arc::default())
+    }
+
+    /// The same, with arguments of these types.
+    pub fn reader_with(&self, start: ReplyStart, types: &Arc<ParameterTypes>) -> ReplyReader {
         let mut formats: Vec<Box<dyn Format>> = Vec::new();
         let wanted = HarmonyParts {
             reasoning: self.reasoning == Some(ReasoningFormat::Harmony),
@@ -116,6 +126,10 @@ impl ReplyFormat {
         match self.tool_calls {
             None | Some(ToolCallFormat::Harmony) => {}
             Some(ToolCallFormat::Hermes) => formats.push(Box::new(Blocks::<Hermes>::default())),
+            Some(ToolCallFormat::QwenCoder) => {
+                let block = QwenCoder::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
             Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
             Some(ToolCallFormat::Granite) => formats.push(Box::new(Blocks::<Granite>::default())),
             Some(ToolCallFormat::DeepSeek) => formats.push(Box::new(Blocks::<DeepSeek>::default())),
@@ -146,6 +160,14 @@ impl ReplyFormat {
         all.extend_from_slice(match self.tool_calls {
             None | Some(ToolCallFormat::Harmony) => &[],
             Some(ToolCallFormat::Hermes) => &["<tool_call>", "</tool_call>"],
+            Some(ToolCallFormat::QwenCoder) => &[
+                "<tool_call>",
+                "<function=",
+                "<parameter=",
+                "</parameter>",
+                "</function>",
+                "</tool_call>",
+            ],
             Some(ToolCallFormat::Mistral) => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
             Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
             Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
@@ -200,10 +222,14 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
     if has("<|channel|>commentary") {
         return Some(ToolCallFormat::Harmony);
     }
-    // Other formats have their marks around other texts than JSON.
-    let is_json = !has("<function=") && !has("<arg_key>");
-    if is_json && has("<tool_call>") && has("</tool_call>") {
-        return Some(ToolCallFormat::Hermes);
+    if has("<tool_call>") && has("</tool_call>") {
+        // The formats with the same marks around other texts than JSON.
+        if has("<function=") && has("<parameter=") {
+            return Some(ToolCallFormat::QwenCoder);
+        }
+        if !has("<function=") && !has("<arg_key>") {
+            return Some(ToolCallFormat::Hermes);
+        }
     }
     let formats = [
         ("<｜tool▁call▁begin｜>", ToolCallFormat::DeepSeek),

@@ -6,7 +6,7 @@
 //!
 //! formats.rs  the formats, and the one that a chat template is written for
 //! thought.rs  reasoning between two marks, at the beginning
-//! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, granite.rs, deepseek.rs
+//! blocks.rs   calls behind a mark: hermes.rs, qwen_coder.rs, mistral.rs, granite.rs, deepseek.rs
 //! llama.rs    calls that are the whole reply
 //! harmony.rs  messages of several channels
 //! ```
@@ -26,10 +26,13 @@ mod json_end;
 mod llama;
 mod mark;
 mod mistral;
+mod parameter_types;
+mod qwen_coder;
 mod thought;
 
 pub use call::ToolCall;
 pub use formats::{ReplyFormat, Thinking};
+pub use parameter_types::{ParameterTypes, is_text_schema};
 
 /// What a reply consists of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use serde_json::json;
@@ -6,8 +8,9 @@ use super::*;
 use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 use crate::text::{ChatTemplates, Conversation, PromptEnding};
 
-const TOOL_CALLS: [ToolCallFormat; 6] = [
+const TOOL_CALLS: [ToolCallFormat; 7] = [
     ToolCallFormat::Hermes,
+    ToolCallFormat::QwenCoder,
     ToolCallFormat::Llama3,
     ToolCallFormat::Mistral,
     ToolCallFormat::DeepSeek,
@@ -112,6 +115,88 @@ fn hermes_has_a_block_for_each_call() {
         "</tool_call>",
     ] {
         check_content(ToolCallFormat::Hermes, text);
+    }
+}
+
+#[test]
+fn qwen_coder_has_arguments_between_marks() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "text": {"type": "string"}, "number": {"type": "integer"}, "list": {"type": "array"}, "any": {}, "flag": {"type": "boolean"},
+        "choice": {"type": ["string", "null"]},
+    }}}}]);
+    let types = Arc::new(ParameterTypes::of_tools(&tools));
+    let format = calls(ToolCallFormat::QwenCoder);
+    let check = |text: &str, content: &str, expected: &[&str]| {
+        let reader = format.reader_with(ReplyStart::Beginning, &types);
+        let whole = read(&reader, &[text]);
+        for (cut, _) in text.char_indices() {
+            let (left, right) = text.split_at(cut);
+            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
+        }
+        let calls = whole.calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| format!("{}({})", call.name, call.arguments))
+            .collect();
+        assert_eq!(calls, expected, "{text}");
+        assert_eq!(whole.content, content, "{text}");
+    };
+    let block = |arguments: &[(&str, &str)]| {
+        let arguments = arguments.iter();
+        let arguments =
+            arguments.map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"));
+        let arguments: String = arguments.collect();
+        format!("<tool_call>\n<function=f>\n{arguments}</function>\n</tool_call>")
+    };
+    for (name, value, json) in [
+        ("text", "12", r#""12""#),
+        ("text", "a\n\"b\" </function>", r#""a\n\"b\" </function>""#),
+        ("text", "", r#""""#),
+        ("text", " x ", r#"" x ""#),
+        ("number", "12", "12"),
+        ("number", "twelve", r#""twelve""#),
+        ("list", "[1, {\"a\": 2}]", r#"[1, {"a": 2}]"#),
+        ("any", "1.0", "1.0"),
+        ("any", "so", r#""so""#),
+        ("flag", "True", "true"),
+        ("flag", "false", "false"),
+        ("choice", "null", r#""null""#),
+        ("unknown", "1", r#""1""#),
+    ] {
+        let call = format!("f({{\"{name}\": {json}}})");
+        check(&block(&[(name, value)]), "", &[&call]);
+    }
+    let two = block(&[("number", "1"), ("text", "x")]);
+    let read_two = r#"f({"number": 1, "text": "x"})"#;
+    check(
+        &format!("So:\n{two}\n{two}\n"),
+        "So:\n",
+        &[read_two, read_two],
+    );
+    check(&block(&[]), "", &["f({})"]);
+    // The last of several values, and the end of the sequence before the last mark.
+    check(
+        &block(&[("number", "1"), ("number", "2")]),
+        "",
+        &[r#"f({"number": 2})"#],
+    );
+    check("<tool_call><function=g></function>", "", &["g({})"]);
+    check("<tool_call><function=g></function></tool", "", &["g({})"]);
+    check(
+        "<tool_call><function=g><parameter=a>1</parameter></function></tool_call>",
+        "",
+        &[r#"g({"a": "1"})"#],
+    );
+    for text in [
+        "<tool_call>",
+        "<tool_call>\n<function=f",
+        "<tool_call>\n<function=f>\n<parameter=text>\nx\n",
+        "<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>",
+        "<tool_call>\n{\"name\": \"f\"}\n</tool_call>",
+        "<tool_call>\n<function=a b>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\nx\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n</function>\nx</tool_call>",
+    ] {
+        check(text, text, &[]);
     }
 }
 
@@ -384,6 +469,9 @@ fn a_template_says_which_format_it_is_for() {
         both(ReasoningFormat::Harmony, ToolCallFormat::Harmony)
     );
     assert_eq!(format("chatml"), ReplyFormat::default());
+    let coder = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n</tool_call>";
+    let found = ReplyFormat::new(ReplyParser::Auto, ReplyParser::Auto, [coder].into_iter());
+    assert_eq!(found, calls(ToolCallFormat::QwenCoder));
     let named = ReplyFormat::new(
         ReplyParser::Named(ReasoningFormat::DeepSeekR1),
         ReplyParser::None,
@@ -557,7 +645,8 @@ proptest! {
         prop_assert!(num_said <= text.len());
         // Content and reasoning are in the text, and so is what is called.
         for call in &whole.calls {
-            prop_assert!(text.contains(&call.name) && (text.contains(&call.arguments) || call.arguments.len() == 2));
+            let is_rewritten = format.tool_calls == Some(ToolCallFormat::QwenCoder) || call.arguments.len() == 2;
+            prop_assert!(text.contains(&call.name) && (text.contains(&call.arguments) || is_rewritten));
         }
         let is_plain = format.reasoning.is_none() && whole.calls.is_empty();
         let drops_marks = matches!(format.tool_calls, Some(ToolCallFormat::DeepSeek | ToolCallFormat::Harmony));

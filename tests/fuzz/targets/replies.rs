@@ -17,9 +17,10 @@ const REASONING: [Option<ReasoningFormat>; 7] = [
     Some(ReasoningFormat::Harmony),
 ];
 
-const TOOL_CALLS: [Option<ToolCallFormat>; 7] = [
+const TOOL_CALLS: [Option<ToolCallFormat>; 8] = [
     None,
     Some(ToolCallFormat::Hermes),
+    Some(ToolCallFormat::QwenCoder),
     Some(ToolCallFormat::Llama3),
     Some(ToolCallFormat::Mistral),
     Some(ToolCallFormat::DeepSeek),
