@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use super::spec::ModelSpec;
 use crate::base::LoadError;
-use crate::device::{HeadPlaces, QkNormWidth};
+use crate::device::HeadPlaces;
 
 /// Tiles of inputs on 1, 2 and 4 ranks.
 const NUM_TILES: usize = 4;
@@ -340,13 +340,6 @@ fn check_without_tiles(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<
     if num_units < num_ranks {
         return refuse(format!(
             "a down projection of the model has only {num_units} times {unit} inputs, which stay together"
-        ));
-    }
-    let norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);
-    if norms.flatten().any(|norm| norm.width == QkNormWidth::Row) {
-        let family = spec.family;
-        return refuse(format!(
-            "{family} normalises all queries of a token together, which cannot be split over GPUs yet"
         ));
     }
     Ok(())

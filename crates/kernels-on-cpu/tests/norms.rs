@@ -125,6 +125,98 @@ fn queries_and_keys_are_normalised_over_all_heads() {
     }
 }
 
+/// Each of several GPUs has some queries and their keys. A key that two of them have counts once.
+#[test]
+fn queries_and_keys_are_normalised_over_the_heads_of_several_gpus() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let [num_rows, num_k, group] = [(1, 3), (1, 5), (1, 4)].map(|(a, b)| random.between(a, b));
+        let (num_q, d) = (num_k * group, random.between(1, 70));
+        let (q, k) = (
+            rows(random, num_rows, num_q * d),
+            rows(random, num_rows, num_k * d),
+        );
+        let q_weight = random.floats(num_q * d, 2.0);
+        let k_weight = random.floats(num_k * d, 2.0);
+        // Whole groups, or single queries.
+        let own_group = [1, group][random.between(0, 1)];
+        let num_gpus = random.between(1, (num_q / own_group).min(4));
+        let first_query = |gpu: usize| gpu * (num_q / own_group) / num_gpus * own_group;
+        // The heads of a GPU, out of rows of the model.
+        let heads = |x: &[f32], places: &[usize], row: usize, num_heads: usize| -> Vec<f32> {
+            let of_head = |&head: &usize| &x[(row * num_heads + head) * d..][..d];
+            places.iter().flat_map(of_head).copied().collect()
+        };
+        let mut squares = vec![-0.0_f32; num_rows * (num_q + num_k)];
+        let mut parts = Vec::new();
+        for gpu in 0..num_gpus {
+            let queries: Vec<usize> = (first_query(gpu)..first_query(gpu + 1)).collect();
+            let keys: Vec<usize> = queries
+                .iter()
+                .step_by(own_group)
+                .map(|q| q / group)
+                .collect();
+            let qkv: Vec<f32> = (0..num_rows)
+                .flat_map(|row| {
+                    let (q, k) = (
+                        heads(&q, &queries, row, num_q),
+                        heads(&k, &keys, row, num_k),
+                    );
+                    let values = vec![7.0; keys.len() * d];
+                    [q, k, values].concat()
+                })
+                .collect();
+            // One row more than there are: nothing may be written there.
+            let mut own = vec![f32::NAN; squares.len() + num_q + num_k];
+            let sizes = [num_q, num_k, queries[0], queries.len(), keys.len(), d];
+            let mut args = vec![Arg::from(&mut own[..]), Arg::from(&qkv[..])];
+            args.extend(sizes.map(|size| Arg::from(size as i32)));
+            let dims = Dims::new(num_rows, random.between(1, 3), random.block(6));
+            // SAFETY: the rows have the heads of the GPU, and the squares those of the model.
+            unsafe { random.launch("qk_squares", dims, &mut args) };
+            assert!(own[squares.len()..].iter().all(|x| x.is_nan()));
+            for (sum, own) in squares.iter_mut().zip(&own) {
+                // A sum of which all terms but one are -0 is that one.
+                assert!(
+                    sum.to_bits() == (-0.0_f32).to_bits() || own.to_bits() == (-0.0_f32).to_bits()
+                );
+                *sum += own;
+            }
+            parts.push((queries, keys, qkv));
+        }
+        let expected = [(&q, &q_weight), (&k, &k_weight)]
+            .map(|(x, weight)| normalised(x, weight, None, false));
+        let [expected_q, expected_k] =
+            expected.map(|x| x.iter().map(|x| *x as f32).collect::<Vec<_>>());
+        for (queries, keys, mut qkv) in parts {
+            let (q_weight, k_weight) = (
+                heads(&q_weight, &queries, 0, num_q),
+                heads(&k_weight, &keys, 0, num_k),
+            );
+            let mut args = vec![
+                Arg::from(&mut qkv[..]),
+                Arg::from(&squares[..]),
+                Arg::from(&q_weight[..]),
+                Arg::from(&k_weight[..]),
+                EPSILON.into(),
+            ];
+            let sizes = [num_q, num_k, queries.len(), keys.len(), d];
+            args.extend(sizes.map(|size| Arg::from(size as i32)));
+            let dims = Dims::new(num_rows, 2, random.block(6));
+            // SAFETY: as above, with weights for the heads of the GPU.
+            unsafe { random.launch("qk_norm_of_squares", dims, &mut args) };
+            let expected: Vec<f64> = (0..num_rows)
+                .flat_map(|row| {
+                    let q = heads(&expected_q, &queries, row, num_q);
+                    let k = heads(&expected_k, &keys, row, num_k);
+                    to_f64(&[q, k, vec![7.0; keys.len() * d]].concat())
+                })
+                .collect();
+            assert_close(&qkv, &expected, 6.0 * F32_ROUNDING, 1e-30);
+        }
+    }
+}
+
 fn layer_norm(
     random: &mut Random,
     block: usize,

@@ -31,10 +31,10 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
-    FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, LayerGroups, Linear, LogitsTransform,
-    MixtureShape, Norm, NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights,
-    Pool, QkNorm, QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams, RopeTable, Routing,
-    Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    FirstStep, FloatRows, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout, LayerGroups, Linear,
+    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedPart, PackedReader, PackedShape,
+    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -791,6 +791,18 @@ impl Device for Cuda {
 
     fn all_reduce(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
         self.sum_over_ranks(num_rows, rows);
+    }
+
+    fn norm_over_ranks(
+        &mut self,
+        num_rows: usize,
+        heads: HeadShape,
+        norm: QkNorm<'_, Vector>,
+        places: &HeadPlaces,
+        qkv: &mut Rows<f32>,
+        squares: &mut Rows<f32>,
+    ) {
+        self.normalise_rows_over_ranks(num_rows, heads, places, norm, qkv, squares);
     }
 
     fn embed_part(

@@ -56,6 +56,8 @@ pub(super) struct Kernels {
     pub plain: Activations,
     pub transform_logits: CudaFunction,
     pub qk_norm: CudaFunction,
+    pub qk_squares: CudaFunction,
+    pub qk_norm_of_squares: CudaFunction,
     pub rope_and_store_bf16: CudaFunction,
     pub rope_and_store_int8: CudaFunction,
     pub rope_and_store_fp8: CudaFunction,
@@ -111,6 +113,7 @@ impl Kernels {
         let rms_norm = load_module(context, capability, "rms_norm")?;
         let layer_norm = load_module(context, capability, "layer_norm")?;
         let rows = load_module(context, capability, "rows")?;
+        let qk_norm_over_ranks = load_module(context, capability, "qk_norm_over_ranks")?;
         let rope_and_store = load_module(context, capability, "rope_and_store")?;
         let gather_rows = load_module(context, capability, "gather_rows")?;
         let only = |name| load_function(&load_module(context, capability, name)?, name);
@@ -132,6 +135,8 @@ impl Kernels {
             plain: Activations::load(&load_module(context, capability, "activate")?, "")?,
             transform_logits: only("transform_logits")?,
             qk_norm: only("qk_norm")?,
+            qk_squares: load_function(&qk_norm_over_ranks, "qk_squares")?,
+            qk_norm_of_squares: load_function(&qk_norm_over_ranks, "qk_norm_of_squares")?,
             rope_and_store_bf16: load_function(&rope_and_store, "rope_and_store_bf16")?,
             rope_and_store_int8: load_function(&rope_and_store, "rope_and_store_int8")?,
             rope_and_store_fp8: load_function(&rope_and_store, "rope_and_store_fp8")?,

@@ -7,13 +7,15 @@ use super::Cuda;
 use super::device::{VECTOR, Vector};
 use super::kernels::{Kernels, launch, row_grid, shared_row_grid};
 use super::rows::Rows;
-use crate::device::{HeadShape, Norm};
+use crate::device::{HeadPlaces, HeadShape, Norm, QkNorm};
 
 /// Threads of a block that computes a whole row.
 const WIDE_ROW_THREADS: u32 = 1024;
 /// The same for rows of which a thread keeps all its elements in registers with fewer threads.
 const ROW_THREADS: u32 = 256;
 const MAX_ROW_THREADS_WIDTH: usize = 4096;
+/// Heads whose squares a block sums at once, each in a warp.
+const WARPS_OF_HEADS: usize = ROW_THREADS as usize / 32;
 
 /// The kernels of norms whose result is stored, or added.
 struct NormKernels {
@@ -154,6 +156,61 @@ impl Cuda {
             eps,
             q_width as i32,
             k_width as i32
+        );
+    }
+
+    /// The same over the heads of all ranks, of which `qkv` has those at `places`. A sum has one term that is not -0 for each
+    /// head, so that the order in which NCCL adds does not matter.
+    pub(super) fn normalise_rows_over_ranks(
+        &mut self,
+        num_rows: usize,
+        heads: HeadShape,
+        places: &HeadPlaces,
+        norm: QkNorm<'_, Vector>,
+        qkv: &mut Rows<f32>,
+        squares: &mut Rows<f32>,
+    ) {
+        let num_rows = self.padded(num_rows);
+        let [num_q, num_k] = places.num_heads;
+        let (own_q, own_k) = (heads.num_q_heads, heads.num_kv_heads);
+        let first_q = places.places.first().copied().flatten().unwrap_or(0);
+        let num_blocks = (num_q + num_k).div_ceil(WARPS_OF_HEADS);
+        launch!(
+            self,
+            self.kernels.qk_squares,
+            "qk_squares",
+            LaunchConfig {
+                grid_dim: (num_rows as u32, num_blocks as u32, 1),
+                ..row_grid(num_rows, ROW_THREADS)
+            },
+            squares.address(),
+            qkv.address(),
+            num_q as i32,
+            num_k as i32,
+            first_q as i32,
+            own_q as i32,
+            own_k as i32,
+            heads.head_dim as i32
+        );
+        self.sum_over_ranks(num_rows, squares);
+        launch!(
+            self,
+            self.kernels.qk_norm_of_squares,
+            "qk_norm_of_squares",
+            LaunchConfig {
+                grid_dim: (num_rows as u32, 2, 1),
+                ..row_grid(num_rows, ROW_THREADS)
+            },
+            qkv.address(),
+            squares.address(),
+            norm.q.memory.address(),
+            norm.k.memory.address(),
+            norm.eps,
+            num_q as i32,
+            num_k as i32,
+            own_q as i32,
+            own_k as i32,
+            heads.head_dim as i32
         );
     }
 }

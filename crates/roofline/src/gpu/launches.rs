@@ -15,7 +15,7 @@ pub struct Launch {
 }
 
 /// All kernels but those of mixtures of experts, which no model of the page has.
-pub const LAUNCHES: [Launch; 86] = [
+pub const LAUNCHES: [Launch; 88] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
     launch("add_positions", 32, 256, 0),
@@ -85,6 +85,8 @@ pub const LAUNCHES: [Launch; 86] = [
     launch("paged_attention_merge", 148, 128, 0),
     launch("place_columns", 22, 256, 0),
     launch("qk_norm", 15, 256, 128),
+    launch("qk_norm_of_squares", 20, 256, 128),
+    launch("qk_squares", 30, 256, 0),
     launch("relu", 32, 256, 0),
     launch("relu_mul", 45, 256, 0),
     launch("rms_norm", 46, 256, 128),
