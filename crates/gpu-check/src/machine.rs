@@ -85,7 +85,7 @@ fn product_flops(gpu: usize, context: &CudaContext, is_quick: bool) -> Result<f6
 }
 
 /// The seconds of the fastest of several runs, after one that is not counted.
-fn best_of(body: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+pub fn best_of(body: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
     const NUM_RUNS: usize = 10;
     body()?;
     let mut best = f64::INFINITY;

@@ -10,6 +10,7 @@
 //! machine.rs gpu_limits.rs    the GPU, and what it can do
 //! checkpoint.rs   the model that is measured
 //! operations.rs   the time of each operation of a layer
+//! all_reduce.rs   sums over several GPUs
 //! steps.rs host_gap.rs    steps of a whole model, in process, and what the host takes of them
 //! server.rs       a tritonserver and a client
 //! serving.rs      checks and throughput of models inside it
@@ -18,6 +19,7 @@
 //! What matters most comes first. A stage that fails does not stop the others, and a stage for which no time is left is
 //! skipped and said so.
 
+mod all_reduce;
 mod budget;
 mod check;
 mod checkpoint;
@@ -105,6 +107,7 @@ fn run_stage(stage: Stage, check: &mut Check, budget: &Budget, report: &mut Repo
         Stage::Server => serving::check_answers(check, &part, report),
         Stage::Steps => steps::run(check, &part, report),
         Stage::Operations => operations::run(check, &part, report),
+        Stage::AllReduce => all_reduce::run(check, &part, report),
         Stage::Throughput => serving::throughput(check, &part, report),
         Stage::Fp8 => serving::fp8_throughput(check, &part, report),
     };

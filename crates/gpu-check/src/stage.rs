@@ -15,6 +15,8 @@ pub enum Stage {
     Steps,
     /// Operations of the measured model
     Operations,
+    /// Sums over several GPUs, if there are several
+    AllReduce,
     /// Throughput through a tritonserver
     Throughput,
     /// The same in FP8
@@ -23,13 +25,14 @@ pub enum Stage {
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Machine,
         Self::Kernels,
         Self::Models,
         Self::Server,
         Self::Steps,
         Self::Operations,
+        Self::AllReduce,
         Self::Throughput,
         Self::Fp8,
     ];
@@ -43,6 +46,7 @@ impl Stage {
             Self::Server => "server",
             Self::Steps => "steps",
             Self::Operations => "operations",
+            Self::AllReduce => "all-reduce",
             Self::Throughput => "throughput",
             Self::Fp8 => "fp8",
         }
@@ -58,6 +62,7 @@ impl Stage {
             Self::Server => (40, 80),
             Self::Steps => (110, 20),
             Self::Operations => (40, 20),
+            Self::AllReduce => (15, 20),
             Self::Throughput => (120, 40),
             Self::Fp8 => (100, 40),
         };

@@ -41,11 +41,46 @@ fn a_quick_check_writes_a_row_for_everything() {
 }
 
 #[test]
+fn sums_over_gpus_are_measured_where_there_are_several() {
+    for (num_gpus, counts) in [(1, &[][..]), (4, &[2, 4])] {
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-check-of-{num_gpus}"));
+        let stand_in = StandIn::new().set("DEVICES", num_gpus);
+        let output = run_on(&stand_in, &out, &["machine", "all-reduce"]);
+        if output.contains("built without CUDA kernels") {
+            eprintln!("skipped: {output}");
+            return;
+        }
+        let mut rows = rows(&out);
+        rows.retain(|row| row["stage"] == "all-reduce");
+        let has_figures = |name: &str, figure: &str| {
+            let row = rows.iter().find(|row| row["name"] == name);
+            let number = row.and_then(|row| row["figures"][figure].as_f64());
+            assert!(
+                number.is_some_and(|number| number > 0.0),
+                "{name}:\n{output}"
+            );
+        };
+        for num_ranks in counts {
+            has_figures("copy from GPU 0 to GPU 1", "gb_per_s");
+            for order in ["by NCCL", "in pairs"] {
+                let name = format!("768 bytes of {num_ranks} GPUs, {order}");
+                has_figures(&name, "us");
+                has_figures(&name, "share_of_copy");
+            }
+        }
+        let skipped = "a sum needs several GPUs, and the machine has 1";
+        assert_eq!(rows[0]["skipped"] == skipped, num_gpus == 1, "{output}");
+        assert_eq!(rows.len(), if num_gpus == 1 { 1 } else { 1 + 2 * 2 * 2 });
+        assert!(!output.contains("FAILED"), "{output}");
+    }
+}
+
+#[test]
 fn without_time_everything_is_skipped_and_said_so() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check-late");
     run(&out, &["--seconds=0"]);
     let rows = rows(&out);
-    assert_eq!(rows.len(), 8);
+    assert_eq!(rows.len(), 9);
     assert!(
         rows.iter().all(|row| row["skipped"] == "no time is left"),
         "{rows:?}"
@@ -53,12 +88,13 @@ fn without_time_everything_is_skipped_and_said_so() {
 }
 
 fn run(out: &Path, arguments: &[&str]) -> String {
+    run_on(&StandIn::new(), out, arguments)
+}
+
+fn run_on(stand_in: &StandIn, out: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
     command.arg("--quick").arg("--out").arg(out).args(arguments);
-    let output = StandIn::new()
-        .apply(&mut command)
-        .output()
-        .expect("it starts");
+    let output = stand_in.apply(&mut command).output().expect("it starts");
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{out}{err}")
 }
