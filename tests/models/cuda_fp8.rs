@@ -78,7 +78,7 @@ fn products_of_fp8_with_fp8_agree_with_the_reference_device() {
 }
 
 /// Of the logits of prompts.
-fn mean_difference(ours: &[Served], theirs: &[Served]) -> f32 {
+pub fn mean_difference(ours: &[Served], theirs: &[Served]) -> f32 {
     let logits = |served: &[Served]| -> Vec<f32> {
         let logits = served.iter().flat_map(|served| &served.context_logits);
         logits.copied().collect()

@@ -17,6 +17,8 @@ use triton_inflight::runner::{
 
 use crate::adapters::{adapter, adapter_of_gpus, in_turns};
 use crate::cuda::{on_stand_in, sampled_requests};
+use crate::cuda_fp8::{mean_difference, with_fp8_activations};
+use crate::cuda_quantised::{fp8_checkpoint, long_requests};
 use crate::devices::{assert_near, requests, setups};
 use crate::fp8::{Scales, copies};
 use crate::ranks::assert_same;
@@ -84,8 +86,23 @@ fn serve_dir_on(
     num_ranks: usize,
     (deterministic, max_graphs): (bool, usize),
 ) -> Vec<Served> {
+    let options = options(0, deterministic, max_graphs);
+    serve_with(dir, setup, requests, num_ranks, &options)
+}
+
+/// The same with these options, but for the GPU.
+fn serve_with(
+    dir: &Path,
+    setup: &Setup,
+    requests: &[Request],
+    num_ranks: usize,
+    options: &CudaOptions,
+) -> Vec<Served> {
     let mut results = on_ranks(num_ranks, |rank, collective| {
-        let options = options(rank, deterministic, max_graphs);
+        let options = CudaOptions {
+            gpu: rank,
+            ..options.clone()
+        };
         let runner = load(dir, setup, &options, collective, PATIENT);
         serve(&mut runner.expect("it loads"), setup, requests).0
     });
@@ -337,6 +354,32 @@ fn several_gpus_have_parts_of_quantised_weights() {
             assert_near(&what, &expected, &together, tolerance);
             let alone = serve_dir_on(&dir, setup, &requests[1..2], num_ranks, (true, 0));
             assert_same(&what, &alone, &together[1..2]);
+        }
+    });
+}
+
+/// Each GPU rounds its part of a row by a scale of its own.
+#[test]
+fn several_gpus_round_activations_to_fp8() {
+    let test = "cuda_ranks::several_gpus_round_activations_to_fp8";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        let setup = Setup::default();
+        let (fp8, exact) = (with_fp8_activations(), options(0, true, 64));
+        for (scales, num_ranks) in [(Scales::Tensor, 2), (Scales::Channels, 4)] {
+            let checkpoint = fp8_checkpoint(scales);
+            let dir = checkpoint.dir();
+            let mut one = setup.load_on::<Cuda>(dir, &fp8);
+            let (one, _) = serve(&mut one, &setup, &long_requests());
+            let together = serve_with(dir, &setup, &long_requests(), num_ranks, &fp8);
+            let exact = serve_with(dir, &setup, &long_requests(), num_ranks, &exact);
+            assert!(mean_difference(&together, &exact) > 0.0, "{scales:?}");
+            // Two independent roundings would differ by 1.4 times what each does.
+            let [of_rounding, of_parts] =
+                [&exact, &together].map(|other| mean_difference(&one, other));
+            println!("{scales:?}: {of_rounding} by rounding, {of_parts} by parts");
+            assert!(of_parts < 1.4 * of_rounding, "{scales:?}");
+            let alone = serve_with(dir, &setup, &long_requests()[1..2], num_ranks, &fp8);
+            assert_same("alone", &alone, &together[1..2]);
         }
     });
 }

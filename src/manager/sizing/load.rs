@@ -152,10 +152,6 @@ pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(),
             "the synthetic runner has no weights to split",
         ),
         (
-            model.gpu.is_some() && ranks_per_stage > 1 && model.settings.fp8_activations,
-            "fp8_activations would round the parts of a row, on each GPU, by scales of their own",
-        ),
-        (
             model.settings.kv_cache_file.is_some(),
             "kv_cache_file would have the KV cache of one rank only",
         ),
