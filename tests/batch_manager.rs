@@ -590,6 +590,7 @@ fn extra_outputs_come_with_their_tokens_and_are_the_same_in_every_scheme() {
                 context_logits: id % 3 == 2,
                 generation_logits: id % 3 == 2,
                 kv_blocks: id.is_multiple_of(2),
+                pooled: false,
                 drafts: false,
                 beams: None,
             },

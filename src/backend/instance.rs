@@ -122,6 +122,7 @@ pub fn load_instance(
         .text
         .as_ref()
         .and_then(|parts| parts.templates.as_deref());
+    let spec = model.source.as_ref().map(|source| source.spec());
     let admission = Arc::new(Admission {
         name: name.clone(),
         config: model.config.clone(),
@@ -135,6 +136,8 @@ pub fn load_instance(
         guides: model.guides.clone(),
         adapters: model.adapters.clone(),
         has_logits,
+        pooling: spec.and_then(|spec| spec.pooling),
+        hidden_size: spec.map_or(0, |spec| spec.hidden_size),
         answer_memory: AnswerMemory::new(
             settings.logits_memory_bytes,
             vocab_size,

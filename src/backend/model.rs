@@ -108,7 +108,10 @@ impl Model {
         let text_lengths = Arc::new(TextLengths::default());
         let batching = BatchStrategy::new(VolumeReader {
             input: config.input,
-            default_max_tokens: config.settings.default_max_tokens,
+            default_max_tokens: match config.settings.task.is_pooling() {
+                true => 0,
+                false => config.settings.default_max_tokens,
+            },
             text_lengths: text_lengths.clone(),
         });
         Ok(Self {

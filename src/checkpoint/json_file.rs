@@ -28,29 +28,29 @@ impl JsonFile {
     /// # Errors
     /// The file cannot be read, is too large, or is not a JSON object.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
-        let fail = |reason: String| LoadError::File {
-            path: path.to_owned(),
-            reason,
-        };
-        let metadata =
-            fs::metadata(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-        if !metadata.is_file() || metadata.len() > MAX_BYTES {
-            return Err(fail(format!(
-                "is not a regular file of at most {MAX_BYTES} bytes"
-            )));
-        }
-        let text =
-            fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-        check_byte_order_mark(text.as_bytes()).map_err(&fail)?;
-        match serde_json::from_str(&text) {
-            Ok(Value::Object(object)) => Ok(Self {
+        match read_json(path)? {
+            Value::Object(object) => Ok(Self::new(path, "", object)),
+            _ => Err(LoadError::File {
                 path: path.to_owned(),
-                prefix: String::new(),
-                object,
+                reason: "is not a JSON object".to_owned(),
             }),
-            Ok(_) => Err(fail("is not a JSON object".to_owned())),
-            Err(error) => Err(fail(format!("is not JSON: {error}"))),
         }
+    }
+
+    /// Reads a file that must hold a list of JSON objects. Errors name an object by its index.
+    ///
+    /// # Errors
+    /// The file cannot be read, is too large, or is not such a list.
+    pub fn read_list(path: &Path) -> Result<Vec<Self>, LoadError> {
+        let Value::Array(values) = read_json(path)? else {
+            return Err(not_a_list(path));
+        };
+        let objects = values.into_iter().enumerate();
+        let objects = objects.map(|(index, value)| match value {
+            Value::Object(object) => Ok(Self::new(path, &format!("{index}."), object)),
+            _ => Err(not_a_list(path)),
+        });
+        objects.collect()
     }
 
     /// An object that was not read from a JSON file: errors name `path`, and `prefix` before each key.
@@ -220,4 +220,28 @@ impl JsonFile {
     fn missing(&self, key: &str) -> LoadError {
         self.error(format!("{}{key} is missing", self.prefix))
     }
+}
+
+fn not_a_list(path: &Path) -> LoadError {
+    LoadError::File {
+        path: path.to_owned(),
+        reason: "is not a list of JSON objects".to_owned(),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Value, LoadError> {
+    let fail = |reason: String| LoadError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    let metadata = fs::metadata(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return Err(fail(format!(
+            "is not a regular file of at most {MAX_BYTES} bytes"
+        )));
+    }
+    let text =
+        fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    check_byte_order_mark(text.as_bytes()).map_err(&fail)?;
+    serde_json::from_str(&text).map_err(|error| fail(format!("is not JSON: {error}")))
 }

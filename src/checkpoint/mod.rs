@@ -10,6 +10,7 @@
 //! e2m1.rs          floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
+//! sentence_transformers.rs  what becomes of hidden states in an embedding model
 //! safetensors/     *.safetensors
 //! quantised/       quantised weights inside of safetensors
 //! gguf/            *.gguf
@@ -37,6 +38,7 @@ mod peft;
 mod quantised;
 mod row_order;
 mod safetensors;
+mod sentence_transformers;
 mod store;
 mod tensor;
 mod transposed;
@@ -53,5 +55,6 @@ pub use module_rows::{ModuleRows, RowModule};
 pub use peft::{AdaptedModule, LowRankModule, PeftAdapter};
 pub use row_order::{RotaryPairs, RowOrder, RowRuns, RowSelection};
 pub use safetensors::SafetensorsFile;
+pub use sentence_transformers::EmbeddingModules;
 pub use store::Store;
 pub use tensor::{Tensor, TensorLocation};

@@ -93,6 +93,26 @@ pub enum RunnerKind {
     Synthetic,
 }
 
+/// What requests get: `task`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Text that goes on from the prompt.
+    Generate,
+    /// A vector for the prompt.
+    Embed,
+}
+
+/// Which of a prompt's last hidden states stand for it: `pooling`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingMode {
+    /// That of its last token.
+    Last,
+    /// The mean of all.
+    Mean,
+    /// That of its first token.
+    Cls,
+}
+
 /// How the ranks of a model reach each other: `rank_transport`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankTransportKind {
@@ -124,6 +144,41 @@ impl Display for RankCpus {
             }
         }
     }
+}
+
+impl Task {
+    /// The values by name.
+    pub(super) const NAMES: &[(&str, Self)] =
+        &[("generate", Self::Generate), ("embed", Self::Embed)];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        name_of(Self::NAMES, self)
+    }
+
+    /// Whether nothing is generated: a request is answered when its prompt is computed.
+    pub fn is_pooling(self) -> bool {
+        self != Self::Generate
+    }
+}
+
+impl PoolingMode {
+    /// The values by name.
+    pub(super) const NAMES: &[(&str, Self)] = &[
+        ("last", Self::Last),
+        ("mean", Self::Mean),
+        ("cls", Self::Cls),
+    ];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        name_of(Self::NAMES, self)
+    }
+}
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    let mut own = names.iter().filter(|(_, other)| *other == value);
+    own.next().map_or("", |(name, _)| name)
 }
 
 impl RankTransportKind {

@@ -5,8 +5,8 @@
 use std::fmt::Write as _;
 
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankTransportKind,
-    ReplyParser, RunnerKind, SpeculationKind, WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, PoolingMode,
+    RankTransportKind, ReplyParser, RunnerKind, SpeculationKind, Task, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
@@ -60,6 +60,26 @@ pub(super) fn knobs() -> Vec<Knob> {
             |s| &mut s.tokenizer_dir,
             "The folder with `tokenizer.json` and `tokenizer_config.json`. Not needed by a model whose input is \
              `input_ids`.",
+        ),
+        knob(
+            "task",
+            choice(Task::NAMES),
+            |s| &mut s.task,
+            "What a request gets. `generate`: text that goes on from its prompt. `embed`: a vector for its prompt, in the \
+             output `embedding`; nothing is generated. See [Embeddings](embeddings.md).",
+        ),
+        knob(
+            "pooling",
+            optional(choice(PoolingMode::NAMES), "as `modules.json` says; without that file, `last`"),
+            |s| &mut s.pooling,
+            "With a `task` other than `generate`: which of the prompt's last hidden states stand for it. `last`: that of its \
+             last token. `mean`: the mean of all. `cls`: that of its first token.",
+        ),
+        knob(
+            "normalize",
+            optional(flag(), "as `modules.json` says; without that file, `true`"),
+            |s| &mut s.normalize,
+            "With `task: embed`: whether embeddings are divided by their length, so that their dot product is the cosine.",
         ),
         knob(
             "gpt_model_type",
@@ -690,6 +710,9 @@ mod tests {
             &["", "${gpt_model_path}"],
         ),
         ("tokenizer_dir", &["/models/x"], &[""]),
+        ("task", &["generate", "embed"], &["embedding", ""]),
+        ("pooling", &["last", "mean", "cls"], &["max", ""]),
+        ("normalize", &["true", "false"], &["l2", ""]),
         (
             "gpt_model_type",
             &["V1", "inflight_batching", "inflight_fused_batching"],

@@ -18,8 +18,9 @@ mod settings;
 mod values;
 
 pub use choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
-    ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, ToolCallFormat, WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, PoolingMode, RankCpus,
+    RankTransportKind, ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, Task,
+    ToolCallFormat, WeightOnlyPrecision,
 };
 pub use client_compatibility::ClientCompatibility;
 pub use knobs::reference_table;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
+use crate::config::choices::Task;
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::client_inputs::{ClientInput, client_input};
 use crate::config::outputs::OutputKind;
@@ -108,10 +109,13 @@ impl ModelConfig {
         }
         let input = InputKind::of(fields.get("input"));
         if is_empty(fields.get("output")) {
-            let kinds = compatibility
-                .outputs()
-                .iter()
-                .filter(|kind| has_tokenizer && input != Some(InputKind::Ids) || !kind.is_text());
+            let takes_text = has_tokenizer && input != Some(InputKind::Ids);
+            let kinds = match settings.task {
+                Task::Generate => compatibility.outputs(),
+                Task::Embed => &OutputKind::ALL,
+            };
+            let kinds = kinds.iter().filter(|kind| kind.is_of(settings.task));
+            let kinds = kinds.filter(|kind| takes_text || !kind.is_text());
             let outputs = kinds.map(|kind| output_field(*kind, compatibility));
             fields.insert("output".into(), outputs.collect());
         }
@@ -130,9 +134,10 @@ impl ModelConfig {
             fields.insert("sequence_batching".into(), scheduling);
         }
         let fields = completed.as_object_mut()?;
+        // One response can be had over any endpoint.
         fields
             .entry("model_transaction_policy")
-            .or_insert_with(|| json!({ "decoupled": true }));
+            .or_insert_with(|| json!({ "decoupled": !settings.task.is_pooling() }));
         (completed != *config).then_some(completed)
     }
 
@@ -157,7 +162,16 @@ impl ModelConfig {
             ));
         }
         let input = check_inputs(config, auto_complete, &mut errors);
-        let outputs = check_outputs(config, input, compatibility, auto_complete, &mut errors);
+        let task = settings
+            .as_ref()
+            .map_or(Task::Generate, |settings| settings.task);
+        let outputs = check_outputs(
+            config,
+            input,
+            (task, compatibility),
+            auto_complete,
+            &mut errors,
+        );
         let scheduling = ok_or_record(check_scheduling(config, auto_complete), &mut errors);
         // Without a batch dimension, a slot is a candidate sequence of `oldest`; `direct` has only one slot then.
         let max_batch_size = if has_batch_dim || !compatibility.allows_missing_batch_dim() {
@@ -394,7 +408,7 @@ fn check_tensor(
 fn check_outputs(
     config: &Value,
     input: Option<InputKind>,
-    compatibility: ClientCompatibility,
+    model: (Task, ClientCompatibility),
     auto_complete: AutoComplete,
     errors: &mut Vec<LoadError>,
 ) -> Vec<OutputKind> {
@@ -410,7 +424,7 @@ fn check_outputs(
             ),
         ));
     }
-    let check = |output| check_output(output, input, compatibility);
+    let check = |output| check_output(output, input, model);
     let kinds = outputs
         .iter()
         .filter_map(|output| ok_or_record(check(output), errors));
@@ -420,11 +434,25 @@ fn check_outputs(
 fn check_output(
     output: &Value,
     input: Option<InputKind>,
-    compatibility: ClientCompatibility,
+    (task, compatibility): (Task, ClientCompatibility),
 ) -> Result<OutputKind, LoadError> {
     let name = field(output, "name");
-    let Some(kind) = OutputKind::from_name(name) else {
-        let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
+    let kinds = || OutputKind::ALL.into_iter();
+    let Some(kind) = kinds().find(|kind| kind.name() == name && kind.is_of(task)) else {
+        if OutputKind::from_name(name).is_some() {
+            let known: Vec<_> = kinds()
+                .filter(|kind| kind.is_of(task))
+                .map(OutputKind::name)
+                .collect();
+            return Err(config_error(
+                &format!("models with task: {} have no output '{name}'", task.name()),
+                &format!(
+                    "remove it, or write another task; this one has {}",
+                    known.join(", ")
+                ),
+            ));
+        }
+        let known: Vec<_> = kinds().map(OutputKind::name).collect();
         return Err(config_error(
             &format!("unknown output '{name}'"),
             &format!("the known outputs are {}", known.join(", ")),
@@ -558,7 +586,9 @@ mod tests {
 
     #[test]
     fn per_sequence_outputs_may_be_declared_with_dims_1() {
-        for (i, kind) in OutputKind::ALL.into_iter().enumerate() {
+        let kinds = OutputKind::ALL.into_iter();
+        let kinds = kinds.filter(|kind| kind.is_of(Task::Generate));
+        for (i, kind) in kinds.enumerate() {
             let mut config = completed();
             config["output"][i]["dims"] = json!([1]);
             let parsed = ModelConfig::parse(&config, AutoComplete::Enabled);

@@ -2,6 +2,8 @@
 
 use std::ffi::CStr;
 
+use crate::config::choices::Task;
+
 /// Declares [`OutputKind`] and the properties of each kind.
 macro_rules! outputs {
     ($($(#[$doc:meta])* $kind:ident: $name:literal, $data_type:literal, $dims:expr, $sent:ident, $logits:ident;)*) => {
@@ -125,6 +127,8 @@ outputs! {
     ToolCalls: c"tool_calls", "TYPE_STRING", EACH, OnRequest, NotNeeded;
     /// Index of a row's sequence within its request.
     SequenceIndex: c"sequence_index", "TYPE_INT32", EACH, OnRequest, NotNeeded;
+    /// The vector that stands for the prompt.
+    Embedding: c"embedding", "TYPE_FP32", EACH, ByDefault, NotNeeded;
     /// Index of the prompt within its request. Never sent, because a request has one prompt.
     BatchIndex: c"batch_index", "TYPE_INT32", ONE, Never, NotNeeded;
     /// Data from a context-only server for a generation-only server. Never sent.
@@ -182,6 +186,24 @@ impl OutputKind {
             self,
             OutputKind::TextOutput | OutputKind::ReasoningContent | OutputKind::ToolCalls
         )
+    }
+
+    /// Whether models with this task have the output.
+    pub const fn is_of(self, task: Task) -> bool {
+        match (self, task) {
+            (OutputKind::Embedding, _) => matches!(task, Task::Embed),
+            (_, Task::Generate) => true,
+            (
+                OutputKind::NumInputTokens
+                | OutputKind::KvCacheAllocNewBlocks
+                | OutputKind::KvCacheReusedBlocks
+                | OutputKind::KvCacheAllocTotalBlocks
+                | OutputKind::ArrivalTimeNs
+                | OutputKind::FirstScheduledTimeNs,
+                Task::Embed,
+            ) => true,
+            (_, Task::Embed) => false,
+        }
     }
 
     const fn is_perf_metric(self) -> bool {

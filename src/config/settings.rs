@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::base::BlockSize;
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RankCpus, RankTransportKind,
-    ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, ToolCallFormat, WeightOnlyPrecision,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, PoolingMode, RankCpus,
+    RankTransportKind, ReasoningFormat, ReplyParser, RunnerKind, SpeculationKind, Task,
+    ToolCallFormat, WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
 
@@ -18,6 +19,12 @@ const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize::new(32).unwrap();
 pub struct Settings {
     /// `runner`
     pub runner: RunnerKind,
+    /// `task`
+    pub task: Task,
+    /// `pooling`; None: as the checkpoint says
+    pub pooling: Option<PoolingMode>,
+    /// `normalize`; None: as the checkpoint says
+    pub normalize: Option<bool>,
     /// `gpt_model_path`
     pub gpt_model_path: Option<PathBuf>,
     /// `tokenizer_dir`
@@ -170,6 +177,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             runner: RunnerKind::HuggingFace,
+            task: Task::Generate,
+            pooling: None,
+            normalize: None,
             gpt_model_path: None,
             tokenizer_dir: None,
             gpt_model_type: BatchingScheme::InflightFused,

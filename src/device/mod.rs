@@ -142,6 +142,9 @@ pub trait Device: Sized {
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
 
+    /// Whether it returns [states](Device::read_states).
+    const HAS_POOLING: bool = false;
+
     /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
     const HAS_SINK_QUERIES: bool = false;
 
@@ -852,6 +855,15 @@ pub trait Device: Sized {
         transform: LogitsTransform,
         out: &mut [f32],
     );
+
+    /// `out = states`, the first `num_rows` rows, in memory of the host. For models that generate nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the device [cannot](Device::HAS_POOLING).
+    fn read_states(&mut self, _states: &Self::Inputs, _num_rows: usize, _out: &mut [f32]) {
+        unreachable!("the device does not return states");
+    }
 
     /// Ends a step.
     fn end_step(&mut self, step: Self::Step<'_>);

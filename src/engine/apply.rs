@@ -35,7 +35,7 @@ pub(super) fn apply(
     for (planned, tokens) in step.drain() {
         let result = results.next(planned);
         let has_failed = Sampled::is_failure(result);
-        num_generated += u64::from(planned.beam == 0 && result.is_some() && !has_failed);
+        num_generated += u64::from(planned.beam == 0 && Sampled::is_generated(result));
         let any_cancelled = active.any_cancelled();
         let sequence = active.get_mut(planned.slot);
         let ended = match sequence.filter(|(it, _)| it.is_plain() && !any_cancelled) {

@@ -208,7 +208,9 @@ impl Beams {
             }
             Sampled::Failed(error) => self.failure = self.failure.or(Some(error)),
             Sampled::Candidates => {}
-            Sampled::Token(_) | Sampled::Missed => unreachable!("a beam has candidates"),
+            Sampled::Token(_) | Sampled::Pooled | Sampled::Missed => {
+                unreachable!("a beam has candidates")
+            }
         }
         self.candidates.push(candidates.unwrap_or_default());
         self.candidates.len() == self.len()

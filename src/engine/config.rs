@@ -53,6 +53,8 @@ pub struct EngineConfig {
     pub step_cost: Option<StepCost>,
     /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
     pub num_adapter_pages: Option<u32>,
+    /// Whether nothing is generated: a request ends when its prompt is computed, with the state that stands for it.
+    pub pools: bool,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
     pub record_requests: bool,
 }
@@ -94,6 +96,7 @@ impl Default for EngineConfig {
             speculation: None,
             step_cost: None,
             num_adapter_pages: None,
+            pools: false,
             record_requests: false,
         }
     }
@@ -130,6 +133,7 @@ impl EngineConfig {
             self.speculation.is_some(),
         )?;
         self.check_speculation()?;
+        self.check_pooling()?;
         if !(1..=2).contains(&self.num_micro_batches) {
             return refuse(
                 format!("num_micro_batches is {}", self.num_micro_batches),
@@ -280,6 +284,24 @@ impl EngineConfig {
         }
     }
 
+    /// Refuses what only sequences that generate have.
+    fn check_pooling(&self) -> Result<(), LoadError> {
+        let (problem, remedy) = match self {
+            Self { pools: false, .. } => return Ok(()),
+            _ if self.scheme.is_lockstep() => (
+                "gpt_model_type is V1, whose requests end together",
+                "set gpt_model_type to inflight_fused_batching",
+            ),
+            _ if self.speculation.is_some() => ("speculation is on", "set speculation to none"),
+            _ if self.max_beam_width > 1 => ("max_beam_width is above 1", "leave it out"),
+            _ => return Ok(()),
+        };
+        refuse(
+            format!("the model generates nothing, and {problem}"),
+            remedy.to_owned(),
+        )
+    }
+
     /// The most rows of logits that a step samples: one for each sequence, and one for each draft.
     pub fn max_sampled_rows(&self) -> Tokens {
         let with_drafts = 1 + self.speculation.map_or(0, |it| it.max_draft_tokens);
@@ -405,7 +427,9 @@ impl EngineConfig {
         if request.stop.max_new_tokens == Tokens::ZERO {
             return invalid("a request for no new tokens: ask for at least 1".into());
         }
-        if num_prompt_tokens >= max_seq_len.index() {
+        if self.pools {
+            self.check_pooled(request)?;
+        } else if num_prompt_tokens >= max_seq_len.index() {
             return invalid(format!(
                 "the prompt has {num_prompt_tokens} tokens and one of output makes {}, more than \
                  max_seq_len = {max_seq_len}: shorten the prompt",
@@ -419,7 +443,26 @@ impl EngineConfig {
                 self.max_num_tokens
             ));
         }
-        Ok(max_seq_len - Tokens(num_prompt_tokens as u32))
+        Ok(match self.pools {
+            true => Tokens(1),
+            false => max_seq_len - Tokens(num_prompt_tokens as u32),
+        })
+    }
+
+    /// Refuses what cannot be pooled: a prompt that is too long, or a request for several outputs.
+    fn check_pooled(&self, request: &NewRequest) -> Result<(), RequestError> {
+        let (len, max_len) = (request.prompt.len(), self.max_seq_len.index());
+        if len > max_len {
+            return Err(RequestError::Invalid(format!(
+                "the prompt has {len} tokens, more than max_seq_len = {max_len}: shorten the prompt"
+            )));
+        }
+        match request.sampling.beam_search {
+            None => Ok(()),
+            Some(_) => Err(RequestError::Invalid(
+                "a beam search, and this model generates nothing: leave out beam_width".to_owned(),
+            )),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::engine::scheduler::{Scheduler, Scope};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
     BlockMove, CapacityPolicy, DraftTotals, EngineConfig, Event, KeptBlock, KvUsage, NewRequest,
-    RequestStage, RetainedPrefix, Room, Step, StepOutput, StepStats,
+    OutputOptions, RequestStage, RetainedPrefix, Room, Step, StepOutput, StepStats,
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -96,6 +96,13 @@ impl Engine {
             self.active.adapters().check(adapter)?;
         }
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
+        if self.config.pools {
+            request.outputs = OutputOptions {
+                pooled: true,
+                kv_blocks: request.outputs.kv_blocks,
+                ..OutputOptions::default()
+            };
+        }
         if request.sampling.beam_search.is_some() {
             let width = request.sampling.beam_width();
             let needs = BlockNeeds::new(&self.config, &self.active);

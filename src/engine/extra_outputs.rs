@@ -27,6 +27,9 @@ pub struct OutputOptions {
     /// The model's logits from which each token is chosen, before the request's options changed them. Beams
     /// return them with their hypotheses.
     pub generation_logits: bool,
+    /// The state that stands for the prompt, instead of tokens. The engine sets it, as
+    /// [`EngineConfig::pools`](crate::engine::EngineConfig::pools) says.
+    pub pooled: bool,
     /// The number of KV cache blocks that it has used.
     pub kv_blocks: bool,
     /// The number of its draft tokens, and of those that were accepted.
@@ -45,6 +48,8 @@ pub struct ExtraOutputs {
     pub context_logits: Vec<f32>,
     /// `[vocab_size]`, or empty if they are not requested.
     pub generation_logits: Vec<f32>,
+    /// The state that stands for the prompt, in the step that ends it. Empty if tokens are generated.
+    pub pooled: Vec<f32>,
     /// The blocks up to this step, if they are requested and the count has changed.
     pub kv_blocks: Option<KvBlocks>,
     /// The drafts up to this step, if they are requested and the count has changed.
@@ -64,7 +69,7 @@ pub struct KvBlocks {
 impl OutputOptions {
     /// Whether any extra output is wanted.
     pub fn any(&self) -> bool {
-        self.needs_logits() || self.kv_blocks || self.drafts
+        self.needs_logits() || self.pooled || self.kv_blocks || self.drafts
     }
 
     /// Whether any of them is made from logits.

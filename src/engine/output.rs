@@ -11,6 +11,8 @@ pub enum Sampled {
     Token(TokenId),
     /// Candidates for the next token of a beam: the next entry of [`StepOutput::beam_candidates`].
     Candidates,
+    /// None: the state that stands for its prompt is in its [`ExtraOutputs`], and the sequence ends.
+    Pooled,
     /// No token could be chosen. The sequence ends, see [`FinishReason::of`]; the others continue.
     Failed(SampleError),
     /// The token is not known, because the step was computed too early for the sequence: it went on from a token that
@@ -20,6 +22,12 @@ pub enum Sampled {
 }
 
 impl Sampled {
+    /// Whether a token was generated, or the candidates for one.
+    #[inline]
+    pub(super) fn is_generated(result: Option<Self>) -> bool {
+        matches!(result, Some(Self::Token(_) | Self::Candidates))
+    }
+
     /// Whether a sequence has failed, or missed its token. Its keys and values may be NaN, or those of another token, so
     /// no other sequence may use them.
     #[inline]

@@ -490,6 +490,7 @@ impl Sequence {
                 self.last_token = token;
                 self.first.tokens_mut().push(token)
             }
+            Sampled::Pooled => Some(FinishReason::Pooled),
             Sampled::Failed(error) => Some(FinishReason::of(error)),
             Sampled::Missed => {
                 self.miss();

@@ -126,6 +126,11 @@ impl<D: Device> Decoder<D> {
                 spec.family
             )));
         }
+        if !D::HAS_POOLING && spec.pooling.is_some() {
+            return Err(LoadError::Resource(
+                "models that generate nothing are computed on the CPU only: use an instance_group of kind KIND_CPU".to_owned(),
+            ));
+        }
         if let Some(latent) = spec.latent_shape() {
             check_latent::<D>(spec.family, &latent, limits)?;
         }
@@ -261,7 +266,7 @@ impl<D: Device> Decoder<D> {
         if num_rows == 0 {
             return;
         }
-        let lm_head = &self.weights.head().lm_head;
+        let lm_head = self.weights.output_layer();
         let states = self.residual.normed();
         let adapted = adapted_rows(adapters, Some(self.output_place));
         let compute = |device: &mut D, out: &mut D::Logits| match adapted {
@@ -293,7 +298,7 @@ impl<D: Device> Decoder<D> {
         probe: &mut impl Probe,
     ) {
         let num_rows = rows.len();
-        let lm_head = &self.weights.head().lm_head;
+        let lm_head = self.weights.output_layer();
         let states = self.residual.normed();
         let own = adapter.map(|run| AdapterRun {
             rows: 0..num_rows as u32,
@@ -319,9 +324,17 @@ impl<D: Device> Decoder<D> {
         });
     }
 
-    /// Whether it has the output layer: it is the last stage.
+    /// Writes the normalised hidden states of the first `num_rows` kept rows, `[num_rows, hidden_size]`.
+    pub(super) fn states(&self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+        out.resize(num_rows * self.hidden_size(), 0.0);
+        if num_rows > 0 {
+            device.read_states(self.residual.normed(), num_rows, out);
+        }
+    }
+
+    /// Whether it has the output layer: it is the last stage of a model that generates.
     pub(super) fn has_logits(&self) -> bool {
-        self.stage.is_last()
+        self.weights.lm_head().is_some()
     }
 
     /// The width of the residual stream.

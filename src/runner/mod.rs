@@ -23,6 +23,7 @@
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
+//! pooler.rs       the states that stand for prompts, in a model that generates nothing
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
 //! guide_thread.rs masks of guides, computed during the forward pass
@@ -50,6 +51,7 @@ mod model_runner;
 mod model_source;
 mod model_tensors;
 mod packer;
+mod pooler;
 mod precision;
 mod probe;
 mod progress;
@@ -88,7 +90,7 @@ pub use ranks::{
     RankWatch, leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
-pub use spec::ModelSpec;
+pub use spec::{ModelSpec, Pooling};
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.

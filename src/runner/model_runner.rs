@@ -6,6 +6,7 @@ use super::decoder::{Decoder, head_shape, kv_layout};
 use super::first_steps;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
+use super::pooler::Pooler;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::ranks::{AdapterRuns, RankCall};
@@ -42,6 +43,8 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// `[max_sampled_rows, vocab_size]`.
     logits: D::Logits,
     sampling: StepSampling,
+    /// Instead of sampling.
+    pooler: Option<Pooler>,
     /// The model calls that were launched last, and may not have been collected.
     calls: [LaunchedCall; 2],
     /// Which of them is launched next.
@@ -68,6 +71,8 @@ struct LaunchedCall {
     layout: StepLayout,
     /// Context logits, each with the index of its sequence.
     context_logits: Vec<(usize, Vec<f32>)>,
+    /// Of the sampled rows, `[num_sampled_rows, hidden_size]`, if nothing is generated.
+    states: Vec<f32>,
     /// The device's number of it, if its results come from the last stage and have not been received.
     awaited: Option<u64>,
 }
@@ -198,6 +203,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         rank: Option<RankOptions>,
     ) -> Result<Self, LoadError> {
         check(source.spec(), &limits)?;
+        let pooler = pooler(source.spec(), rank.is_some())?;
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
@@ -212,7 +218,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
-        let mut logits = device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?;
+        let num_logits = match &pooler {
+            None => limits.max_sampled_rows.index(),
+            Some(_) => 0,
+        };
+        let mut logits = device.alloc_logits(num_logits, spec.vocab_size)?;
         if let Some(time_limit) = time_limit {
             device.meet_ranks(time_limit)?;
         }
@@ -225,6 +235,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         )?;
         Ok(Self {
             has_adapters: D::HAS_ADAPTERS,
+            pooler,
             decoder,
             stage: part.stage,
             role,
@@ -235,6 +246,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             calls: [(); 2].map(|()| LaunchedCall {
                 layout: StepLayout::new(&limits),
                 context_logits: Vec::new(),
+                states: Vec::new(),
                 awaited: None,
             }),
             next_call: 0,
@@ -323,7 +335,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.sampled_rows.set(plan, &call.layout);
         self.move_blocks(plan.moves);
         if !plan.token_ids.is_empty() {
-            if !self.has_stages() {
+            if !self.has_stages() && self.pooler.is_none() {
                 let layout = &self.calls[self.next_call].layout;
                 self.sampling.begin(plan, layout);
             }
@@ -351,6 +363,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let is_last = self.num_launched == 1;
         self.num_launched -= 1;
         if plan.token_ids.is_empty() {
+            return Ok(());
+        }
+        if let Some(pooler) = &self.pooler {
+            // They tell whether the device has failed.
+            self.device.results(&mut self.logits, 0)?;
+            let call = &self.calls[1 - self.next_call];
+            pooler.append(plan, &call.layout, &call.states, output);
             return Ok(());
         }
         if self.stage.sends_results() {
@@ -432,6 +451,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             layout,
             context_logits,
             awaited,
+            ..
         } = &mut self.calls[call];
         let Some(step) = awaited.take() else {
             return Ok(());
@@ -613,6 +633,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let LaunchedCall {
             layout,
             context_logits,
+            states,
             awaited,
         } = &mut calls[*next_call];
         let inputs = layout.inputs(plan);
@@ -622,6 +643,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         if self.stage.receives_results() {
             device.end_step(step);
             *awaited = Some(device.step_number());
+            return;
+        }
+        if self.pooler.is_some() {
+            decoder.states(device, layout.num_sampled_rows(), states);
+            device.end_step(step);
+            layout.forget_adapters();
             return;
         }
         for context in layout.contexts() {
@@ -649,6 +676,21 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         device.keep_samples(&mut self.logits, layout.num_sampled_rows());
         layout.forget_adapters();
     }
+}
+
+/// What pools the states of a model that generates nothing.
+fn pooler(spec: &ModelSpec, is_rank: bool) -> Result<Option<Pooler>, LoadError> {
+    let Some(pooling) = spec.pooling else {
+        return Ok(None);
+    };
+    if is_rank {
+        return Err(LoadError::Resource(
+            "models that generate nothing are computed by one rank: leave out tensor_parallel_size and \
+             pipeline_parallel_size"
+                .to_owned(),
+        ));
+    }
+    Pooler::new(pooling, spec.hidden_size).map(Some)
 }
 
 fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {

@@ -10,13 +10,14 @@ use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
 use super::share::CutUnits;
-use super::spec::{ModelSpec, Module};
+use super::spec::{ModelSpec, Module, Pooling};
 use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
 use crate::base::{LoadError, TokenId};
-use crate::checkpoint::{Checkpoint, JsonFile};
+use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile};
 use crate::collective::Grid;
+use crate::config::PoolingMode;
 use crate::device::{AdapterWeights, Device, QuantisedWidths};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
@@ -48,6 +49,40 @@ impl ModelSource {
             Some(_) => describe_gguf(&checkpoint)?,
             None => describe_safetensors(&checkpoint)?,
         };
+        Self::described(checkpoint, spec, end_ids)
+    }
+
+    /// Opens a checkpoint folder as a model that embeds, without its output layer. `pooling` and `normalize` take the place of
+    /// what the folder says; without a modules.json it is the normalised state of the last token.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`], or the folder's modules.json has something that is not computed.
+    pub fn open_embedder(
+        dir: &Path,
+        pooling: Option<PoolingMode>,
+        normalize: Option<bool>,
+    ) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let mut spec = match (checkpoint.gguf(), checkpoint.config()) {
+            (None, Some(config)) => families::describe_decoder(config)?,
+            _ => describe_gguf(&checkpoint)?.0,
+        };
+        let modules = match (pooling, normalize) {
+            (Some(_), Some(_)) => None,
+            _ => EmbeddingModules::read(dir)?,
+        };
+        spec.pooling = Some(Pooling {
+            mode: pooling.unwrap_or(modules.map_or(PoolingMode::Last, |it| it.pooling)),
+            normalize: normalize.unwrap_or(modules.is_none_or(|it| it.normalize)),
+        });
+        Self::described(checkpoint, spec, Vec::new())
+    }
+
+    fn described(
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        end_ids: Vec<TokenId>,
+    ) -> Result<Self, LoadError> {
         // An unsupported quantisation is reported here, and not when the weights are read.
         checkpoint.store()?;
         Ok(Self {

@@ -9,6 +9,7 @@ use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
 use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
+use crate::config::PoolingMode;
 use crate::device::{
     Activation, Gating, LatentShape, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking,
 };
@@ -46,6 +47,17 @@ pub struct ModelSpec {
     pub tied_embeddings: bool,
     /// Whether the output layer has a bias.
     pub output_bias: bool,
+    /// What stands for a prompt, in a model that generates nothing: it has no output layer then.
+    pub pooling: Option<Pooling>,
+}
+
+/// Which state stands for a prompt, and in what form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    /// Which of the prompt's states.
+    pub mode: PoolingMode,
+    /// Whether whoever answers divides it by its length, unless the request says otherwise.
+    pub normalize: bool,
 }
 
 /// The modules outside of the layers, by their names in transformers.
@@ -509,7 +521,8 @@ impl ModelSpec {
 
     /// Bytes of the weights of a float checkpoint as the runner keeps them, in bf16.
     pub fn num_weight_bytes(&self) -> u64 {
-        let num_embeddings = if self.tied_embeddings { 1 } else { 2 };
+        let is_one = self.tied_embeddings || self.pooling.is_some();
+        let num_embeddings = if is_one { 1 } else { 2 };
         2 * (num_embeddings * self.num_output_weights() + self.num_layer_weights())
     }
 

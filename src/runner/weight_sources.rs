@@ -25,8 +25,10 @@ pub(super) struct WeightSources<'a> {
     pub(super) positions: Option<Matrix<'a>>,
     pub(super) layers: Vec<LayerSource<'a>>,
     pub(super) final_norm: NormSource<'a>,
-    /// `None` if it is the embedding.
+    /// `None` if it is the embedding, or if there is none.
     pub(super) output_layer: Option<Matrix<'a>>,
+    /// Whether there is an output layer.
+    pub(super) has_output_layer: bool,
     /// The bias of the output layer.
     pub(super) output_bias: Option<Tensor<'a>>,
 }
@@ -82,7 +84,8 @@ impl<'a> WeightSources<'a> {
         let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
         let modules = &spec.modules;
         let embedding = tensors.matrix(Module::of_model(modules.embedding), vocab, hidden)?;
-        let output_layer = match spec.tied_embeddings {
+        let has_output_layer = spec.pooling.is_none();
+        let output_layer = match spec.tied_embeddings || !has_output_layer {
             true => None,
             false => {
                 let module = Module::of_model(modules.output_layer);
@@ -103,7 +106,8 @@ impl<'a> WeightSources<'a> {
                 hidden,
             )?,
             output_layer,
-            output_bias: match spec.output_bias {
+            has_output_layer,
+            output_bias: match spec.output_bias && has_output_layer {
                 true => Some(tensors.bias(Module::of_model(modules.output_layer), vocab)?),
                 false => None,
             },
@@ -147,9 +151,10 @@ impl<'a> WeightSources<'a> {
         units
     }
 
-    /// The matrix of the output layer.
-    pub(super) fn output_matrix(&self) -> &Matrix<'a> {
-        self.output_layer.as_ref().unwrap_or(&self.embedding)
+    /// The matrix of the output layer, if there is one.
+    pub(super) fn output_matrix(&self) -> Option<&Matrix<'a>> {
+        let own = self.output_layer.as_ref().unwrap_or(&self.embedding);
+        self.has_output_layer.then_some(own)
     }
 
     /// Bytes of all weights of all stages once they are packed, without padding, if float weights are rounded to `precision`,
@@ -160,12 +165,12 @@ impl<'a> WeightSources<'a> {
         has_fp8: bool,
         num_stages: usize,
     ) -> u64 {
-        let output_matrix = std::slice::from_ref(self.output_matrix());
-        let output_form = PackedForm::of_output_layer(output_matrix, precision, has_fp8);
+        let output = self.output_matrix().map(std::slice::from_ref);
+        let output = output.map(|it| (it, PackedForm::of_output_layer(it, precision, has_fp8)));
         let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
-        let embedding_bytes = match (&output_form, &self.output_layer) {
+        let embedding_bytes = match (&output, &self.output_layer) {
             // The first stage has rows of its own, unless it is the last one.
-            (PackedForm::Float(_), None) if num_stages == 1 => 0,
+            (Some((_, PackedForm::Float(_))), None) if num_stages == 1 => 0,
             _ => bytes(&self.embedding),
         } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);
@@ -173,7 +178,8 @@ impl<'a> WeightSources<'a> {
             let form = projection.form(precision, has_fp8);
             form.num_bytes(&projection.matrices)
         });
-        embedding_bytes + output_form.num_bytes(output_matrix) + projection_bytes.sum::<u64>()
+        let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes(matrix));
+        embedding_bytes + output_bytes + projection_bytes.sum::<u64>()
     }
 
     /// The widths of the matrices that are quantised once they are packed.
@@ -188,9 +194,9 @@ impl<'a> WeightSources<'a> {
             let form = projection.form(precision, has_fp8);
             form.add_to(&mut widths, &projection.matrices);
         }
-        let output_matrix = std::slice::from_ref(self.output_matrix());
-        PackedForm::of_output_layer(output_matrix, precision, has_fp8)
-            .add_to(&mut widths, output_matrix);
+        if let Some(output) = self.output_matrix().map(std::slice::from_ref) {
+            PackedForm::of_output_layer(output, precision, has_fp8).add_to(&mut widths, output);
+        }
         widths
     }
 }

@@ -39,8 +39,8 @@ pub(super) struct Weights<D: Device> {
 /// What comes after the last layer.
 pub(super) struct Head<D: Device> {
     pub(super) final_norm: NormWeights<D>,
-    /// `[vocab_size, hidden_size]`.
-    pub(super) lm_head: Linear<D>,
+    /// `[vocab_size, hidden_size]`; `None` if nothing is generated.
+    pub(super) lm_head: Option<Linear<D>>,
 }
 
 /// One decoder layer.
@@ -147,10 +147,11 @@ impl<D: Device> Weights<D> {
         };
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
-        packer.keep(packed.chain(head.as_ref().map(|head| &head.lm_head.matrix)));
+        let lm_head = head.as_ref().and_then(|head| head.lm_head.as_ref());
+        packer.keep(packed.chain(lm_head.map(|lm_head| &lm_head.matrix)));
         let num_requantised = packer.num_requantised();
-        let has_rows = |head: &Head<D>| head.lm_head.matrix.has_rows();
-        let is_embedding = sources.output_layer.is_none() && head.as_ref().is_some_and(has_rows);
+        let has_rows = |lm_head: &Linear<D>| lm_head.matrix.has_rows();
+        let is_embedding = sources.output_layer.is_none() && lm_head.is_some_and(has_rows);
         let embedding = match stage.is_first() && !is_embedding {
             true => Some(load_embedding(device, &sources.embedding)?),
             false => None,
@@ -189,17 +190,21 @@ impl<D: Device> Weights<D> {
 
     /// The rows of the token embedding, `[vocab_size, hidden_size]`. Only in the first stage.
     pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
-        match (&self.embedding, &self.head) {
-            (Some(embedding), _) => EmbeddingTable::Own(embedding),
-            (None, Some(head)) => EmbeddingTable::Tied(&head.lm_head.matrix),
-            (None, None) => unreachable!("the first stage has an embedding"),
+        match &self.embedding {
+            Some(embedding) => EmbeddingTable::Own(embedding),
+            None => EmbeddingTable::Tied(&self.output_layer().matrix),
         }
     }
 
-    /// What comes after the last layer. Only in the last stage.
-    pub(super) fn head(&self) -> &Head<D> {
-        match &self.head {
-            Some(head) => head,
+    /// The output layer, if this stage has it.
+    pub(super) fn lm_head(&self) -> Option<&Linear<D>> {
+        self.head.as_ref()?.lm_head.as_ref()
+    }
+
+    /// The output layer. Only in the last stage of a model that generates.
+    pub(super) fn output_layer(&self) -> &Linear<D> {
+        match self.lm_head() {
+            Some(lm_head) => lm_head,
             None => unreachable!("only the last stage has logits"),
         }
     }
@@ -213,13 +218,16 @@ impl WeightSources<'_> {
     ) -> Result<Head<D>, LoadError> {
         Ok(Head {
             final_norm: self.final_norm.load(packer)?,
-            lm_head: Linear {
-                matrix: packer.pack_output_layer(self.output_matrix())?,
-                bias: match &self.output_bias {
-                    Some(bias) => Some(packer.upload(bias)?),
-                    None => None,
-                },
-                place: Some(place),
+            lm_head: match self.output_matrix() {
+                Some(matrix) => Some(Linear {
+                    matrix: packer.pack_output_layer(matrix)?,
+                    bias: match &self.output_bias {
+                        Some(bias) => Some(packer.upload(bias)?),
+                        None => None,
+                    },
+                    place: Some(place),
+                }),
+                None => None,
             },
         })
     }

@@ -12,6 +12,8 @@ pub enum FinishReason {
     /// It reached `max_tokens` or `max_seq_len`, or no token is left that would not repeat a run of
     /// `no_repeat_ngram_size`.
     Length,
+    /// Its prompt is computed, and nothing is generated.
+    Pooled,
     /// Its own time limit passed.
     TimedOut,
     /// Its client or Triton cancelled it.

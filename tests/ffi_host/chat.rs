@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString};
 
 use serde_json::{Value, json};
-use triton_inflight::config::OutputKind;
+use triton_inflight::config::{OutputKind, Task};
 use triton_inflight::triton::DataType;
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
@@ -63,7 +63,9 @@ fn request(server: &Server, outputs: &[&CStr], options: &[(&CStr, &str)]) -> Vec
         .iter()
         .map(|(name, value)| ((*name).to_owned(), text(value)));
     // To Triton, a request that names no output names all.
-    let all = OutputKind::ALL.map(OutputKind::c_name);
+    let all = OutputKind::ALL.into_iter();
+    let all = all.filter(|kind| kind.is_of(Task::Generate));
+    let all: Vec<_> = all.map(OutputKind::c_name).collect();
     let names = if outputs.is_empty() {
         &all[..]
     } else {

@@ -9,6 +9,7 @@ mod served;
 mod chat;
 mod draw;
 mod driver;
+mod embeddings;
 mod failing_steps;
 mod fake_server;
 mod handles;

@@ -48,6 +48,7 @@ pub fn requests() -> Vec<Request> {
                 context_logits: index % 3 == 1,
                 generation_logits: index % 5 < 2,
                 kv_blocks: index % 2 == 1,
+                pooled: false,
                 drafts: index % 2 == 0,
                 beams: None,
             },

@@ -18,6 +18,7 @@ mod cuda_ranks;
 mod cuda_stages;
 mod cuda_weight_cache;
 mod devices;
+mod embeddings;
 mod experts;
 mod family_gguf;
 mod fp8;

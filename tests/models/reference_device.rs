@@ -226,6 +226,7 @@ impl Device for Reference {
 
     const HAS_SINK_LOGITS: bool = true;
     const HAS_SINK_QUERIES: bool = true;
+    const HAS_POOLING: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
     const HAS_LAYER_GROUPS: bool = true;
@@ -1022,6 +1023,13 @@ impl Device for Reference {
                 let logit = linear_output(lm_head, token, &inputs) * exact(transform.scale);
                 out.set(row, token, capped(logit, transform.soft_cap));
             }
+        }
+    }
+
+    fn read_states(&mut self, states: &Rows, num_rows: usize, out: &mut [f32]) {
+        let rows = (0..num_rows).map(|row| states.row(row));
+        for (row, out) in rows.zip(out.chunks_mut(states.width)) {
+            out.copy_from_slice(row);
         }
     }
 

@@ -416,7 +416,7 @@ pub fn serve(
             };
             let token = match *sampled {
                 Sampled::Token(token) => token,
-                Sampled::Candidates => continue,
+                Sampled::Candidates | Sampled::Pooled => continue,
                 Sampled::Failed(error) => panic!("request {index}: {error}"),
                 Sampled::Missed => unreachable!("no step is planned ahead"),
             };

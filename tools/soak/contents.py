@@ -323,6 +323,8 @@ def _refused(rng):
             {"guided_json": '{"type": 7}'},
             {"prompt": ""},
             {"n": 3},
+            {"dimensions": 8},
+            {"normalize": True},
             {"beam_width": 3, "guided_regex": "a+"},
             {"logits_post_processor_name": "ban_token"},
             {"messages": "{}", "prompt": ""},

@@ -20,7 +20,9 @@ use crate::backend::request::incoming::{Arrival, Incoming, RequestReader, Reques
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
 use crate::backend::request::volume::TextLengths;
-use crate::backend::response::answer::{AnswerFormat, AnswerPlan, CallIds, Echo, Row};
+use crate::backend::response::answer::{
+    AnswerFormat, AnswerPlan, CallIds, Echo, EmbeddingForm, Row,
+};
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
@@ -29,6 +31,7 @@ use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler, GuideSpec};
 use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
+use crate::runner::Pooling;
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::text::{MessageField, ReplyFormat, ReplyStart};
 use crate::triton::{Error, Request};
@@ -49,6 +52,10 @@ pub struct Admission {
     pub adapters: Option<Arc<AdapterStore>>,
     /// Whether tokens are chosen from logits.
     pub has_logits: bool,
+    /// What stands for a prompt; `None` for a model that generates.
+    pub pooling: Option<Pooling>,
+    /// The elements of the state that stands for it.
+    pub hidden_size: usize,
     /// The memory for logits and log-probabilities in answers.
     pub answer_memory: AnswerMemory,
     /// Tokens that end the output unless the request names others.
@@ -173,7 +180,10 @@ impl Admission {
             .max_seq_len
             .index()
             .saturating_sub(num_prompt_tokens);
-        let num_new_tokens = room.min(max_new_tokens as usize);
+        let num_new_tokens = match self.pooling {
+            None => room.min(max_new_tokens as usize),
+            Some(_) => 0,
+        };
         let mut format = self.answer_format(&options, &arrival.outputs)?;
         let reply = self.reply_rules(&options, &format.outputs, &prompt.text)?;
         format.call_ids = CallIds::of_prompt(&prompt.ids);
@@ -339,6 +349,12 @@ impl Admission {
             has_null_logprobs: options.has_null_logprobs(compatibility),
             call_ids: CallIds::default(),
             vocab_size: self.encoder.vocab_size as usize,
+            embedding: self
+                .pooling
+                .map_or_else(EmbeddingForm::default, |pooling| EmbeddingForm {
+                    num_dimensions: options.dimensions,
+                    normalize: options.normalize.unwrap_or(pooling.normalize),
+                }),
         })
     }
 

@@ -51,6 +51,7 @@ impl Admission {
                 )));
             }
         }
+        self.check_pooling(options)?;
         if options.post_processor.is_given() {
             if self.config.settings.gpt_model_type.is_lockstep() {
                 return invalid(
@@ -90,6 +91,47 @@ impl Admission {
             }
         }
         Ok(())
+    }
+
+    /// Refuses options of embeddings where text is generated, and what has several outputs, or parts of one, where a prompt
+    /// becomes an embedding. Options of sampling have no effect there.
+    fn check_pooling(&self, options: &RequestOptions) -> Result<(), RequestError> {
+        let invalid = |text: String| Err(RequestError::Invalid(text));
+        let task = self.config.settings.task.name();
+        if self.pooling.is_none() {
+            let given = [
+                ("dimensions", options.dimensions.is_some()),
+                ("normalize", options.normalize.is_some()),
+            ];
+            return match given.iter().find(|(_, is_given)| *is_given) {
+                None => Ok(()),
+                Some((name, _)) => invalid(format!(
+                    "option '{name}': the task of this model is {task}, and only task: embed has embeddings; leave the option \
+                     out"
+                )),
+            };
+        }
+        let given = [
+            ("stream", options.stream),
+            (
+                "logits_post_processor_name",
+                options.post_processor.is_given(),
+            ),
+            ("n", options.says_num_sequences()),
+            ("guided_...", options.guide.spec()?.is_some()),
+        ];
+        if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
+            return invalid(format!(
+                "option '{name}': the task of this model is {task}, and it generates nothing; leave the option out"
+            ));
+        }
+        match options.dimensions {
+            Some(num) if num as usize > self.hidden_size => invalid(format!(
+                "option 'dimensions' is {num}, and the embeddings of this model have {}: ask for at most that many",
+                self.hidden_size
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// How many sequences the request generates and returns.

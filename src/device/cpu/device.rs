@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
 use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
@@ -74,6 +75,7 @@ impl Device for Cpu {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+    const HAS_POOLING: bool = true;
     const HAS_SINK_QUERIES: bool = true;
 
     const HAS_LATENT_ATTENTION: bool = true;
@@ -765,6 +767,10 @@ impl Device for Cpu {
         let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
         self.gemm(states, num_rows, matrix, bias, Output::Store, out);
         self.transform_logits(transform, out);
+    }
+
+    fn read_states(&mut self, states: &Rows<bf16>, num_rows: usize, out: &mut [f32]) {
+        states.first(num_rows).convert_to_f32_slice(out);
     }
 
     fn end_step(&mut self, step: CpuStep<'_>) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::collective::Grid;
-use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
+use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, Task, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
 use crate::engine::AttentionWindow;
 use crate::runner::{
@@ -50,12 +50,26 @@ pub fn open_model_source(
 ) -> Result<Option<ModelSource>, LoadError> {
     let settings = &mut config.settings;
     match settings.runner {
+        RunnerKind::Synthetic if settings.task.is_pooling() => Err(LoadError::Config {
+            problem: format!(
+                "task is {}, and the synthetic runner only generates",
+                settings.task.name()
+            ),
+            remedy: "leave out task, or serve a checkpoint".to_owned(),
+        }),
         RunnerKind::Synthetic => {
             settings.max_seq_len.get_or_insert(SYNTHETIC_MAX_SEQ_LEN);
             Ok(None)
         }
         RunnerKind::HuggingFace => {
-            ModelSource::open(&settings.checkpoint_path(folder, version)).map(Some)
+            let dir = settings.checkpoint_path(folder, version);
+            let source = match settings.task {
+                Task::Generate => ModelSource::open(&dir),
+                Task::Embed => {
+                    ModelSource::open_embedder(&dir, settings.pooling, settings.normalize)
+                }
+            };
+            source.map(Some)
         }
     }
 }

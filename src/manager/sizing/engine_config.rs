@@ -99,6 +99,7 @@ pub fn engine_config(
         speculation,
         step_cost: None,
         num_adapter_pages: None,
+        pools: settings.task.is_pooling(),
         record_requests: settings.stats_file.is_some(),
     };
     engine.check()?;

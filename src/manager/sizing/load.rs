@@ -152,6 +152,10 @@ pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(),
             "the synthetic runner has no weights to split",
         ),
         (
+            model.settings.task.is_pooling(),
+            "a model that generates nothing is computed by one process",
+        ),
+        (
             model.settings.kv_cache_file.is_some(),
             "kv_cache_file would have the KV cache of one rank only",
         ),

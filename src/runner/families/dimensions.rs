@@ -262,6 +262,7 @@ impl Dimensions {
             },
             layers: layers.collect(),
             tied_embeddings: self.tied_embeddings,
+            pooling: None,
         }
     }
 }

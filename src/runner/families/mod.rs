@@ -104,6 +104,43 @@ const FAMILIES: [Family; 34] = [
 /// # Errors
 /// The family, or a value, is not supported.
 pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    describe_if(config, |family, class| family.class == class)
+}
+
+/// Describes the model of a config.json, which may be a decoder without its output layer, such as `Qwen3Model`.
+///
+/// # Errors
+/// As [`describe`], or its tokens see those after them.
+pub(super) fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let is_causal = config.bool_or("is_causal", true)?;
+    for (key, sees_later) in [
+        ("is_causal", !is_causal),
+        (
+            "use_bidirectional_attention",
+            config.bool_or("use_bidirectional_attention", false)?,
+        ),
+    ] {
+        if sees_later {
+            return Err(config.unexpected(
+                key,
+                config
+                    .get(key)
+                    .map_or_else(String::new, ToString::to_string),
+                "supported: only decoders are, whose tokens see those before them",
+            ));
+        }
+    }
+    describe_if(config, |family, class| {
+        let mut base = ["ForCausalLM", "LMHeadModel"].iter();
+        let base = base.find_map(|end| family.class.strip_suffix(end));
+        family.class == class || base.is_some() && class.strip_suffix("Model") == base
+    })
+}
+
+fn describe_if(
+    config: &JsonFile,
+    has_class: impl Fn(&Family, &str) -> bool,
+) -> Result<ModelSpec, LoadError> {
     let known = FAMILIES.map(|family| family.class).join(", ");
     let Some(value) = config.get("architectures") else {
         return Err(config.error(format!(
@@ -114,7 +151,7 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let class = names.and_then(|names| names.first()?.as_str());
     let family = FAMILIES
         .into_iter()
-        .find(|family| Some(family.class) == class)
+        .find(|family| class.is_some_and(|class| has_class(family, class)))
         .ok_or_else(|| {
             let hint = class.and_then(|class| unsupported::class_hint(class, &FAMILIES));
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));

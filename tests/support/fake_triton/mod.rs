@@ -59,6 +59,7 @@ pub enum Correlation {
     Text(CString),
 }
 
+#[derive(Clone)]
 pub enum Parameter {
     Bool(bool),
     Int(i64),

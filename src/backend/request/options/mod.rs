@@ -77,6 +77,10 @@ pub struct RequestOptions {
     pub input_length: Option<u32>,
     /// The number of tokens to keep at the end of the prompt.
     pub truncate_prompt_tokens: Option<u32>,
+    /// The number of elements of the embedding.
+    pub dimensions: Option<u32>,
+    /// Whether the embedding is divided by its length.
+    pub normalize: Option<bool>,
     /// Texts whose tokens' logits are biased.
     pub embedding_bias_words: Vec<String>,
     /// The bias of each of `embedding_bias_words`.
@@ -372,6 +376,8 @@ impl RequestOptions {
             drafts: wants(OutputKind::AcceptanceRate)
                 || wants(OutputKind::TotalAcceptedDraftTokens)
                 || wants(OutputKind::TotalDraftTokens),
+            // The engine knows.
+            pooled: false,
             beams: None,
         }
     }

@@ -663,6 +663,23 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| o.chat.set_continued(v),
     },
     RequestOption {
+        name: "dimensions",
+        aliases: &[],
+        expected: "an integer of 1 or more",
+        default: "all",
+        doc: "With `task: embed`: how many elements of the embedding are returned, from the first. They are normalised by \
+              themselves. For models that are trained for that (Matryoshka).",
+        set: |o, v| set(&mut o.dimensions, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "normalize",
+        aliases: &[],
+        expected: "true or false",
+        default: "the model's `normalize`",
+        doc: "With `task: embed`: whether the embedding is divided by its length.",
+        set: |o, v| set(&mut o.normalize, flag(v).map(Some)),
+    },
+    RequestOption {
         name: "truncate_prompt_tokens",
         aliases: &[],
         expected: "an integer of 1 or more",

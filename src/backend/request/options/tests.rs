@@ -264,6 +264,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("embedding_bias_weights", json!(1e9)),
         ("embedding_bias_weights", json!(vec![1; MAX_WORDS + 1])),
         ("truncate_prompt_tokens", json!(0)),
+        ("dimensions", json!(0)),
+        ("normalize", json!("l2")),
         ("input_lengths", json!(0)),
         ("guided_decoding_guide_type", json!("xml")),
         ("guided_decoding_guide", json!(5)),

@@ -3,6 +3,7 @@
 //! ```text
 //! answer         rows, one for each sequence       the outputs of each sequence
 //!                outputs, times, echo              those of the whole request
+//! embedding.rs   the form of an embedding
 //! row.rs         one sequence: tokens, text, log-probabilities, why it ended
 //! tensors.rs     a response: the rows, filled up to one length
 //! tool_calls.rs  calls of functions as JSON
@@ -12,6 +13,7 @@
 //! request: Triton may end a rescheduled request at any moment if it is cancelled, and a later response would use memory
 //! that the frontend has freed.
 
+mod embedding;
 mod row;
 mod tensors;
 mod tool_calls;
@@ -28,6 +30,7 @@ use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor};
 use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, ResponseFactory};
 
+pub use embedding::EmbeddingForm;
 pub use row::Row;
 pub use tool_calls::CallIds;
 
@@ -81,6 +84,8 @@ pub struct AnswerFormat {
     pub call_ids: CallIds,
     /// Logits of one row.
     pub vocab_size: usize,
+    /// The form of the embedding, if there is one.
+    pub embedding: EmbeddingForm,
 }
 
 /// The answer to one request.

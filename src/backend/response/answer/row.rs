@@ -21,6 +21,8 @@ pub struct Row {
     cum_log_prob: f64,
     /// Logits that no response has carried; each piece is one row.
     generation_logits: Vec<Vec<f32>>,
+    /// The state that stands for the prompt, if nothing is generated.
+    pooled: Vec<f32>,
     /// The hypothesis that the row shows, without its tokens.
     found: Option<Box<Hypothesis>>,
     kv_blocks: KvBlocks,
@@ -50,6 +52,7 @@ impl Row {
             log_probs: Vec::new(),
             cum_log_prob: 0.0,
             generation_logits: Vec::new(),
+            pooled: Vec::new(),
             found: None,
             kv_blocks: KvBlocks::default(),
             drafts: DraftTotals::default(),
@@ -96,6 +99,9 @@ impl Row {
         }
         if !extra_outputs.generation_logits.is_empty() {
             self.generation_logits.push(extra_outputs.generation_logits);
+        }
+        if !extra_outputs.pooled.is_empty() {
+            self.pooled = extra_outputs.pooled;
         }
         if let Some(kv_blocks) = extra_outputs.kv_blocks {
             self.kv_blocks = kv_blocks;
@@ -200,6 +206,11 @@ impl Row {
         let found = self.found.iter().flat_map(|found| &found.generation_logits);
         let own = self.generation_logits.iter().map(Vec::as_slice);
         own.chain(found.map(|row| row.as_slice()))
+    }
+
+    /// The state that stands for the prompt; empty if it was not computed.
+    pub fn pooled(&self) -> &[f32] {
+        &self.pooled
     }
 
     /// Drops the logits that a response has carried.

@@ -201,6 +201,12 @@ impl Answer {
                         (first_row..).take(rows.len()).map(|i| i as i32).collect();
                     response.output(name, &[1, num_rows][from..], &indices)?;
                 }
+                OutputKind::Embedding => {
+                    // One row, for nothing is generated.
+                    let state = rows.first().map_or(&[][..], Row::pooled);
+                    let embedding = self.format.embedding.of(state);
+                    response.output(name, &[1, embedding.len() as i64][from..], &embedding)?;
+                }
                 // A request has one prompt, and one server computes it.
                 OutputKind::BatchIndex | OutputKind::ContextPhaseParams => {}
                 // These are known at the end.
@@ -378,6 +384,7 @@ fn reason_name(
         Some(FinishReason::EndId) => "end_id",
         Some(FinishReason::StopWords) => "stop_words",
         Some(FinishReason::Length) => "length",
+        Some(FinishReason::Pooled) => "pooled",
         Some(FinishReason::TimedOut) => "timed_out",
         Some(FinishReason::Cancelled) => "cancelled",
         Some(FinishReason::Error(_)) => "error",
