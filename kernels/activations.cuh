@@ -28,3 +28,18 @@ struct Relu {
 struct SquaredRelu {
     static __device__ __forceinline__ float of(float x) { return Relu::of(x) * Relu::of(x); }
 };
+
+// Gating, by its number: those of the activations, and the clamped one. src/device/cuda/experts.rs has the same numbers.
+__device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
+    switch (gating) {
+        case 0: return Silu::of(gate) * up;
+        case 1: return Gelu::of(gate) * up;
+        case 2: return GeluTanh::of(gate) * up;
+        case 3: return Relu::of(gate) * up;
+        case 4: return SquaredRelu::of(gate) * up;
+        default: {
+            const float bounded = fminf(gate, limit);
+            return bounded / (1.0f + __expf(-alpha * bounded)) * (fmaxf(-limit, fminf(up, limit)) + 1.0f);
+        }
+    }
+}

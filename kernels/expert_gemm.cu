@@ -29,21 +29,6 @@ constexpr int TILE_OUTPUTS = 16;
 // Columns that are multiplied at a time.
 constexpr int STEP = 32;
 
-// Gating, by its number: those of the activations, and the clamped one. src/device/cuda/experts.rs has the same numbers.
-__device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
-    switch (gating) {
-        case 0: return Silu::of(gate) * up;
-        case 1: return Gelu::of(gate) * up;
-        case 2: return GeluTanh::of(gate) * up;
-        case 3: return Relu::of(gate) * up;
-        case 4: return SquaredRelu::of(gate) * up;
-        default: {
-            const float bounded = fminf(gate, limit);
-            return bounded / (1.0f + __expf(-alpha * bounded)) * (fmaxf(-limit, fminf(up, limit)) + 1.0f);
-        }
-    }
-}
-
 // Sums of `num_row_tiles` of 16 outputs by `num_columns` of 8 rows of x. Lane l, with g = l / 4 and t = l % 4, has those of
 // outputs g and g + 8, and of rows 2t and 2t + 1.
 template <int num_row_tiles, int num_columns>

@@ -212,6 +212,22 @@ pub trait Device: Sized {
         unreachable!("each expert is packed by itself");
     }
 
+    /// Packs quantised matrices of all experts of a layer, which can be packed together and have no input order, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::pack_quantised`].
+    ///
+    /// # Panics
+    ///
+    /// If the device [packs](Device::STACKS_EXPERTS) each expert by itself.
+    fn pack_quantised_experts(
+        &mut self,
+        _: &[&dyn QuantisedRows],
+    ) -> Result<Result<Self::Matrix, NotFinite>, LoadError> {
+        unreachable!("each expert is packed by itself");
+    }
+
     /// The layout of [`Device::packed_part`], with its version: what files of packed weights depend on. `None` if there
     /// are no such files for this device.
     fn packed_layout(&self) -> Option<String> {

@@ -94,16 +94,24 @@ impl<'d, D: Device> Packer<'d, D> {
 
     /// Packs the matrices of all experts of a layer as one, for a device that [stacks](Device::STACKS_EXPERTS) them.
     pub(super) fn pack_experts(&mut self, parts: &[Matrix<'_>]) -> Result<D::Matrix, LoadError> {
-        let PackedForm::Float(rows) = PackedForm::of(parts, self.precision, D::HAS_FP8) else {
-            return Err(LoadError::Resource(format!(
-                "{} and the other experts of its layer are quantised, and a GPU computes experts in bf16 only: use a \
-                 checkpoint with float weights, without weight_only_precision, or an instance_group of kind KIND_CPU",
-                parts[0].location().name
-            )));
-        };
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(None);
-        let packed = self.device.pack_experts(&rows)?;
+        let packed = match PackedForm::of(parts, self.precision, D::HAS_FP8) {
+            PackedForm::Float(rows) => self.device.pack_experts(&rows)?,
+            // Experts share the rows of activations.
+            PackedForm::Quantised(codes) if codes[0].input_order().is_none() => {
+                self.device.pack_quantised_experts(&codes)?
+            }
+            PackedForm::Rounded(precision) => with_rounded(parts, precision, |rounded| {
+                self.device.pack_quantised_experts(rounded)
+            })?,
+            PackedForm::Quantised(_) | PackedForm::Requantised => {
+                self.num_requantised += 1;
+                with_rounded(parts, REQUANTISED, |rounded| {
+                    self.device.pack_quantised_experts(rounded)
+                })?
+            }
+        };
         packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
     }
 
@@ -182,27 +190,38 @@ impl<'d, D: Device> Packer<'d, D> {
                 return Ok(Ok(packed));
             }
         }
-        let readers: Vec<_> = parts
-            .iter()
-            .map(|part| move |row: usize, out: &mut [f32]| part.read_row(row, out))
-            .collect();
-        // All instruction sets round to the same bits.
-        let simd = Simd::detect();
-        let rounded: Vec<_> = parts
-            .iter()
-            .zip(&readers)
-            .map(|(part, read)| {
-                let read: &ReadRow<'_> = read;
-                let WeightPrecision { bits, group_size } = precision;
-                Rounded::new(simd, part.rows(), part.columns(), bits, group_size, read)
-            })
-            .collect();
-        let rounded: Vec<_> = rounded
-            .iter()
-            .map(|rows| rows as &dyn QuantisedRows)
-            .collect();
-        self.device.pack_quantised(&rounded, stacking)
+        with_rounded(parts, precision, |rounded| {
+            self.device.pack_quantised(rounded, stacking)
+        })
     }
+}
+
+/// Calls `pack` with matrices that are rounded while they are read.
+fn with_rounded<T>(
+    parts: &[Matrix<'_>],
+    precision: WeightPrecision,
+    pack: impl FnOnce(&[&dyn QuantisedRows]) -> T,
+) -> T {
+    let readers: Vec<_> = parts
+        .iter()
+        .map(|part| move |row: usize, out: &mut [f32]| part.read_row(row, out))
+        .collect();
+    // All instruction sets round to the same bits.
+    let simd = Simd::detect();
+    let rounded: Vec<_> = parts
+        .iter()
+        .zip(&readers)
+        .map(|(part, read)| {
+            let read: &ReadRow<'_> = read;
+            let WeightPrecision { bits, group_size } = precision;
+            Rounded::new(simd, part.rows(), part.columns(), bits, group_size, read)
+        })
+        .collect();
+    let rounded: Vec<_> = rounded
+        .iter()
+        .map(|rows| rows as &dyn QuantisedRows)
+        .collect();
+    pack(&rounded)
 }
 
 /// Vectors, one after the other.

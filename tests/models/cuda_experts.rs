@@ -1,12 +1,18 @@
 //! Mixtures of experts on the stand-in for a GPU; `cuda.rs` compares them with the reference device.
 
 use inflight_cuda_stand_in::StandIn;
+use serde_json::json;
 use triton_inflight::device::CodeBits;
 use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
 use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
+use crate::copy::Copy;
 use crate::cuda::on_stand_in;
-use crate::devices::{assert_devices_agree, assert_same_bits};
+use crate::cuda_quantised::{TOLERANCE, long_requests, wide};
+use crate::devices::{
+    assert_agrees_with_reference, assert_devices_agree, assert_same_alone, assert_same_bits,
+    requests,
+};
 use crate::support::{Request, Setup, fixture, serve};
 
 /// Steps of 9 to 12 sequences are rounded up to 16 rows for a graph: no row depends on those that fill it up.
@@ -74,34 +80,74 @@ fn the_memory_of_mixtures_is_counted() {
     });
 }
 
+/// Which experts a token has depends on rounding, so it has all of them here.
+fn with_all_experts(name: &str) -> Copy {
+    let config = std::fs::read(fixture(name).join("config.json")).expect("a config");
+    let config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    let num_experts = ["num_local_experts", "num_experts"]
+        .iter()
+        .find_map(|key| config.get(key));
+    let num_experts = num_experts.expect("experts").clone();
+    Copy::of(name).config(json!({"num_experts_per_tok": num_experts}))
+}
+
 #[test]
-fn quantised_experts_are_refused_on_a_gpu() {
-    let test = "cuda_experts::quantised_experts_are_refused_on_a_gpu";
+fn quantised_experts_agree_with_the_reference_device() {
+    let test = "cuda_experts::quantised_experts_agree_with_the_reference_device";
+    on_stand_in(StandIn::new(), test, || {
+        let rounded = |bits, group_size| Setup {
+            weights: Some(WeightPrecision { bits, group_size }),
+            ..wide(&Setup::default(), 256)
+        };
+        for (name, setup) in [
+            ("gpt-oss-mxfp4", wide(&Setup::default(), 256)),
+            ("mixtral", rounded(CodeBits::Eight, 128)),
+            // A group ends within the 40 inputs of down.
+            ("mixtral", rounded(CodeBits::Eight, 32)),
+            ("qwen2-moe", rounded(CodeBits::Four, 32)),
+            ("olmoe", rounded(CodeBits::Fp8, 128)),
+        ] {
+            let copy = with_all_experts(name);
+            let requests = [requests(), long_requests()].concat();
+            let options = CudaOptions::default();
+            let what = format!("{name}, {:?}", setup.weights);
+            assert_agrees_with_reference::<Cuda>(
+                &what,
+                copy.dir(),
+                &options,
+                &setup,
+                &requests,
+                TOLERANCE,
+            );
+        }
+    });
+}
+
+#[test]
+fn a_request_has_the_same_bits_alone_with_quantised_experts() {
+    let test = "cuda_experts::a_request_has_the_same_bits_alone_with_quantised_experts";
+    on_stand_in(StandIn::new(), test, || {
+        let options = CudaOptions {
+            deterministic: true,
+            ..CudaOptions::default()
+        };
+        let setup = wide(&Setup::default(), 24);
+        let folder = fixture("gpt-oss-mxfp4");
+        assert_same_alone::<Cuda>("gpt-oss-mxfp4", &folder, &options, &setup, requests());
+    });
+}
+
+#[test]
+fn latent_attention_is_refused_on_a_gpu() {
+    let test = "cuda_experts::latent_attention_is_refused_on_a_gpu";
     on_stand_in(StandIn::new(), test, || {
         let options = CudaOptions::default();
-        let rounded = Setup {
-            weights: Some(WeightPrecision {
-                bits: CodeBits::Eight,
-                group_size: 32,
-            }),
-            ..Setup::default()
-        };
-        let refused = |name: &str, setup: &Setup, parts: &[&str]| {
-            let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
-            let error = CudaRunner::new(&source, setup.runner_limits(), &options).err();
-            let error = error.expect("refused").to_string();
-            for part in parts {
-                assert!(error.contains(part), "{error}");
-            }
-        };
-        let quantised = ["quantised", "bf16 only", "KIND_CPU"];
-        let of = |name| [&[name], &quantised[..]].concat();
-        let w1 = "model.layers.0.block_sparse_moe.experts.0.w1.weight";
-        refused("mixtral", &rounded, &of(w1));
-        let all = "model.layers.0.mlp.experts.gate_up_proj";
-        refused("gpt-oss-mxfp4", &Setup::default(), &of(all));
-        let latent = ["DeepseekV2ForCausalLM", "latent attention", "KIND_CPU"];
-        refused("deepseek-v2", &Setup::default(), &latent);
+        let source = ModelSource::open(&fixture("deepseek-v2")).expect("the fixture opens");
+        let error = CudaRunner::new(&source, Setup::default().runner_limits(), &options).err();
+        let error = error.expect("refused").to_string();
+        for part in ["DeepseekV2ForCausalLM", "latent attention", "KIND_CPU"] {
+            assert!(error.contains(part), "{error}");
+        }
         // The GPU is as good as before.
         assert_devices_agree::<Cuda>("llama3", &options);
     });

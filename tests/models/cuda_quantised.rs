@@ -36,7 +36,7 @@ const CHECKPOINTS: [&str; 14] = [
 
 /// Logits are up to 4.7; rounding to bf16 changes those of these checkpoints by up to 0.16 (`bf16_cost` in their
 /// expected.json), and each device rounds in places of its own.
-const TOLERANCE: f32 = 0.2;
+pub const TOLERANCE: f32 = 0.2;
 
 fn options(deterministic: bool) -> CudaOptions {
     CudaOptions {

@@ -2,9 +2,13 @@
 
 mod support;
 
-use half::bf16;
+#[path = "support/quantised_matrix.rs"]
+mod quantised_matrix;
+
+use half::{bf16, f16};
 use inflight_kernels_on_cpu::{Arg, Dims};
 
+use quantised_matrix::{Format, Kind, Matrix};
 use support::{
     BF16_ROUNDING, F32_ROUNDING, Random, assert_close, bits, cases, unwritten, unwritten_bf16,
 };
@@ -431,6 +435,14 @@ fn gated(gating: usize, gate: f64, up: f64) -> f64 {
     gate * sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1.0)
 }
 
+fn random_size(random: &mut Random) -> usize {
+    match random.between(0, 2) {
+        0 => 8 * random.between(1, 16),
+        1 => random.between(1, 130),
+        _ => random.one_of(&[16, 31, 32, 33, 64, 65, 128, 129]),
+    }
+}
+
 /// The weights of all experts.
 struct Experts {
     num_experts: usize,
@@ -445,13 +457,11 @@ struct Experts {
 
 impl Experts {
     fn random(random: &mut Random) -> Self {
-        let size = |random: &mut Random| match random.between(0, 2) {
-            0 => 8 * random.between(1, 16),
-            1 => random.between(1, 130),
-            _ => random.one_of(&[16, 31, 32, 33, 64, 65, 128, 129]),
-        };
-        let (num_experts, hidden_size, inner_size) =
-            (random.between(1, 9), size(random), size(random));
+        let (num_experts, hidden_size, inner_size) = (
+            random.between(1, 9),
+            random_size(random),
+            random_size(random),
+        );
         let has_bias = random.coin();
         let len = num_experts * hidden_size * inner_size;
         let bias = |random: &mut Random, len| has_bias.then(|| random.floats(len, 1.0));
@@ -530,27 +540,42 @@ impl Experts {
     }
 
     fn check(&self, x: &[bf16], expert: usize, inner: &[bf16], sums: &[f32]) {
+        let first = 2 * expert * self.inner_size;
         let bias = self.gate_up_bias.as_ref();
-        for (index, inner) in inner.iter().enumerate() {
-            let first = 2 * expert * self.inner_size + index;
-            let [gate, gate_size] = Self::product(&self.gate_up, bias, first, x);
-            let up = first + self.inner_size;
-            let [up, up_size] = Self::product(&self.gate_up, bias, up, x);
-            let expected = gated(self.gating, gate, up);
-            // No activation is steeper than this, and none is larger.
-            let steepness = (2.0 * gate.abs() + 2.0) * (up.abs() + 1.0);
-            let height = (gate.abs() + 1.0) * (gate.abs() + 1.0);
-            let rounding = F32_ROUNDING * (steepness * gate_size + height * up_size);
-            let tolerance = BF16_ROUNDING * expected.abs() + 4.0 * rounding + 1e-6;
-            let error = (inner.to_f64() - expected).abs();
-            assert!(error <= tolerance, "{inner}, not {expected} +- {tolerance}");
-        }
-        for (index, sum) in sums.iter().enumerate() {
-            let row = expert * self.hidden_size + index;
-            let [expected, size] = Self::product(&self.down, self.down_bias.as_ref(), row, inner);
-            let error = (f64::from(*sum) - expected).abs();
-            assert!(error <= 4.0 * F32_ROUNDING * size, "{sum}, not {expected}");
-        }
+        check_inner(self.gating, inner, |is_up, output| {
+            let row = first + usize::from(is_up) * self.inner_size + output;
+            Self::product(&self.gate_up, bias, row, x)
+        });
+        check_sums(sums, |output| {
+            let row = expert * self.hidden_size + output;
+            Self::product(&self.down, self.down_bias.as_ref(), row, inner)
+        });
+    }
+}
+
+/// Checks the inner activations of an expert. `product` is that with a row of gate, or of up: the sum, and what its rounding is relative
+/// to.
+fn check_inner(gating: usize, inner: &[bf16], product: impl Fn(bool, usize) -> [f64; 2]) {
+    for (output, inner) in inner.iter().enumerate() {
+        let [gate, gate_size] = product(false, output);
+        let [up, up_size] = product(true, output);
+        let expected = gated(gating, gate, up);
+        // No activation is steeper than this, and none is larger.
+        let steepness = (2.0 * gate.abs() + 2.0) * (up.abs() + 1.0);
+        let height = (gate.abs() + 1.0) * (gate.abs() + 1.0);
+        let rounding = F32_ROUNDING * (steepness * gate_size + height * up_size);
+        let tolerance = BF16_ROUNDING * expected.abs() + 4.0 * rounding + 1e-6;
+        let error = (inner.to_f64() - expected).abs();
+        assert!(error <= tolerance, "{inner}, not {expected} +- {tolerance}");
+    }
+}
+
+/// Checks what an expert gives.
+fn check_sums(sums: &[f32], product: impl Fn(usize) -> [f64; 2]) {
+    for (output, sum) in sums.iter().enumerate() {
+        let [expected, size] = product(output);
+        let error = (f64::from(*sum) - expected).abs();
+        assert!(error <= 4.0 * F32_ROUNDING * size, "{sum}, not {expected}");
     }
 }
 
@@ -606,6 +631,182 @@ fn a_row_has_the_same_bits_alone_and_in_tiles_of_any_size() {
                 bits(&sums[place as usize * hidden_size..][..hidden_size])
             };
             assert_eq!(of(&sums, place), of(&all, among_all));
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------- with quantised weights
+
+/// Quantised matrices of experts, one after the other.
+struct ExpertMatrices {
+    matrices: Vec<Matrix>,
+    packed: Vec<u32>,
+    scales: Vec<f16>,
+    offsets: Option<Vec<f16>>,
+    bias: Option<Vec<f32>>,
+}
+
+impl ExpertMatrices {
+    fn random(random: &mut Random, num: usize, n: usize, k: usize) -> Self {
+        let format = Format::random(random, k);
+        let matrices: Vec<_> = (0..num)
+            .map(|_| Matrix::new(random, format, n, k))
+            .collect();
+        let offsets: Option<Vec<_>> = matrices.iter().map(|it| it.offsets.as_deref()).collect();
+        Self {
+            packed: matrices.iter().flat_map(|it| it.packed.clone()).collect(),
+            scales: matrices.iter().flat_map(|it| it.scales.clone()).collect(),
+            offsets: offsets.map(|offsets| offsets.concat()),
+            bias: random.coin().then(|| random.floats(num * n, 1.0)),
+            matrices,
+        }
+    }
+
+    /// Kind, codes, scales, offsets and bias.
+    fn args(&self) -> [Arg<'_>; 5] {
+        let kind = match self.matrices[0].format.kind {
+            Kind::Int4 => 0,
+            Kind::Int8 => 1,
+            Kind::Fp8 => 2,
+        };
+        [
+            kind.into(),
+            Arg::from(&self.packed[..]),
+            Arg::from(&self.scales[..]),
+            Arg::from(self.offsets.as_deref()),
+            Arg::from(self.bias.as_deref()),
+        ]
+    }
+
+    fn sizes(&self) -> [Arg<'_>; 3] {
+        let matrix = &self.matrices[0];
+        [matrix.n, matrix.k, matrix.format.group_size].map(|size| Arg::from(size as i32))
+    }
+
+    /// A product with a row of a matrix, in f64: the sum, and what its rounding is relative to.
+    fn product(&self, index: usize, row: usize, x: &[bf16]) -> [f64; 2] {
+        let matrix = &self.matrices[index];
+        let bias = self.bias.as_ref();
+        let bias = bias.map_or(0.0, |bias| f64::from(bias[index * matrix.n + row]));
+        x.iter()
+            .enumerate()
+            .fold([bias, bias.abs()], |[sum, size], (column, x)| {
+                let [scaled, offset] = matrix.parts(row, column);
+                let x = x.to_f64();
+                // The parts are added up by themselves, and may cancel.
+                let part = (scaled.abs() + offset.abs()) * x.abs();
+                [sum + (scaled + offset) * x, size + part]
+            })
+    }
+}
+
+/// The quantised weights of all experts.
+struct QuantisedExperts {
+    num_experts: usize,
+    hidden_size: usize,
+    inner_size: usize,
+    gating: usize,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+}
+
+impl QuantisedExperts {
+    fn random(random: &mut Random) -> Self {
+        let (num_experts, hidden_size, inner_size) = (
+            random.between(1, 9),
+            random_size(random),
+            random_size(random),
+        );
+        Self {
+            num_experts,
+            hidden_size,
+            inner_size,
+            gating: random.between(0, CLAMPED),
+            gate_up: ExpertMatrices::random(random, 2 * num_experts, inner_size, hidden_size),
+            down: ExpertMatrices::random(random, num_experts, hidden_size, inner_size),
+        }
+    }
+
+    fn multiply(
+        &self,
+        random: &mut Random,
+        x: &[bf16],
+        sorted: &Sorted,
+        tile_rows: usize,
+    ) -> (Vec<bf16>, Vec<f32>) {
+        let num_places = sorted.sorted.len();
+        let tiles: &[u32] = bytemuck::cast_slice(&sorted.tiles);
+        let mut inner = unwritten_bf16(num_places * self.inner_size);
+        let mut args = vec![
+            Arg::from(&mut inner[..]),
+            Arg::from(x),
+            Arg::from(&sorted.sorted[..]),
+            Arg::from(tiles),
+        ];
+        args.extend(self.gate_up.args());
+        args.extend(self.gate_up.sizes());
+        args.extend([(self.gating as i32).into(), ALPHA.into(), LIMIT.into()]);
+        let dims = Dims::new(self.inner_size.div_ceil(64), sorted.tiles.len(), 128);
+        let kernel = format!("quantised_expert_gate_up_m{tile_rows}");
+        // SAFETY: tiles and places are those of the rows of `x`, and weights are packed as the kernel's head says.
+        unsafe { random.launch(&kernel, dims, &mut args) };
+
+        let mut sums = unwritten(num_places * self.hidden_size);
+        let mut args = vec![
+            Arg::from(&mut sums[..]),
+            Arg::from(&inner[..]),
+            Arg::from(tiles),
+        ];
+        args.extend(self.down.args());
+        args.extend(self.down.sizes());
+        let dims = Dims::new(self.hidden_size.div_ceil(128), sorted.tiles.len(), 128);
+        let kernel = format!("quantised_expert_down_m{tile_rows}");
+        // SAFETY: as above.
+        unsafe { random.launch(&kernel, dims, &mut args) };
+        (inner, sums)
+    }
+}
+
+#[test]
+fn products_with_codes_are_those_of_each_row_with_its_experts() {
+    let random = &mut Random::new();
+    for _ in cases(16) {
+        let experts = QuantisedExperts::random(random);
+        let (num_experts, hidden_size) = (experts.num_experts, experts.hidden_size);
+        let num_rows = random.between(1, 50);
+        let num_chosen = random.between(1, num_experts.min(4));
+        let chosen = random_experts(random, num_rows, num_chosen, num_experts);
+        let x = random.bf16s(num_rows * hidden_size, 1.0);
+        let sorted = sort(random, &chosen, num_chosen, num_experts, 32);
+        let (inner, sums) = experts.multiply(random, &x, &sorted, 32);
+        for (pair, &expert) in chosen.iter().enumerate() {
+            let (place, row) = (sorted.places[pair] as usize, pair / num_chosen);
+            let expert = expert as usize;
+            let x = &x[row * hidden_size..][..hidden_size];
+            let inner = &inner[place * experts.inner_size..][..experts.inner_size];
+            check_inner(experts.gating, inner, |is_up, output| {
+                let matrix = 2 * expert + usize::from(is_up);
+                experts.gate_up.product(matrix, output, x)
+            });
+            check_sums(&sums[place * hidden_size..][..hidden_size], |output| {
+                experts.down.product(expert, output, inner)
+            });
+        }
+        // In tiles of another size, and alone, a row has the same bits.
+        let small = sort(random, &chosen, num_chosen, num_experts, 8);
+        let (_, of_small) = experts.multiply(random, &x, &small, 8);
+        assert_eq!(bits(&of_small), bits(&sums));
+        let row = random.between(0, num_rows - 1);
+        let pairs = row * num_chosen..(row + 1) * num_chosen;
+        let alone = sort(random, &chosen[pairs.clone()], num_chosen, num_experts, 8);
+        let x = &x[row * hidden_size..][..hidden_size];
+        let (_, of_row) = experts.multiply(random, x, &alone, 8);
+        for (rank, pair) in pairs.enumerate() {
+            let [place, among_all] = [alone.places[rank], sorted.places[pair]];
+            let of = |sums: &[f32], place: u32| {
+                bits(&sums[place as usize * hidden_size..][..hidden_size])
+            };
+            assert_eq!(of(&of_row, place), of(&sums, among_all));
         }
     }
 }

@@ -2,174 +2,45 @@
 
 mod support;
 
-use half::{bf16, f16};
+#[path = "support/quantised_matrix.rs"]
+mod quantised_matrix;
+
+use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
+use quantised_matrix::{Format, Kind, Matrix};
 use support::{
-    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, e4m3, is_nan_e4m3, unwritten,
-    unwritten_bf16,
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, unwritten, unwritten_bf16,
 };
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Int4,
-    Int8,
-    Fp8,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Int4 => "int4",
-            Self::Int8 => "int8",
-            Self::Fp8 => "fp8",
-        }
-    }
-
-    fn bits(self) -> usize {
-        match self {
-            Self::Int4 => 4,
-            Self::Int8 | Self::Fp8 => 8,
-        }
-    }
-
-    fn random_code(self, random: &mut Random) -> i8 {
-        match self {
-            Self::Int4 => random.between(0, 15) as i8 - 8,
-            Self::Int8 => random.between(0, 255) as u8 as i8,
-            Self::Fp8 => match random.between(0, 255) as u8 {
-                code if is_nan_e4m3(code) => 0,
-                code => code as i8,
-            },
-        }
-    }
-
-    fn value(self, code: i8) -> f64 {
-        match self {
-            Self::Int4 | Self::Int8 => f64::from(code),
-            Self::Fp8 => e4m3(code as u8),
-        }
+/// The kind, as kernels are named after it.
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Int4 => "int4",
+        Kind::Int8 => "int8",
+        Kind::Fp8 => "fp8",
     }
 }
 
-/// A quantised matrix, as `kernels/quantised.cuh` packs it.
-struct Matrix {
-    kind: Kind,
-    n: usize,
-    k: usize,
-    group_size: usize,
-    /// `[n][k]`
-    codes: Vec<i8>,
-    packed: Vec<u32>,
-    /// `[ceil(n / 16)][num_groups][16]`
-    scales: Vec<f16>,
-    offsets: Option<Vec<f16>>,
+/// The parts of all weights, row by row.
+fn all_parts(matrix: &Matrix) -> Vec<[f64; 2]> {
+    let rows = 0..matrix.n;
+    let places = rows.flat_map(|row| (0..matrix.k).map(move |column| (row, column)));
+    places
+        .map(|(row, column)| matrix.parts(row, column))
+        .collect()
 }
 
-/// The unit of stored scales and offsets.
-const UNIT: f64 = 1.0 / 4096.0;
-
-impl Matrix {
-    fn new(random: &mut Random, kind: Kind, n: usize, k: usize) -> Self {
-        let group_size = random.one_of(&[32, 64, 96, 128, k]);
-        let (num_groups, num_row_tiles) = (k.div_ceil(group_size), n.div_ceil(16));
-        let codes: Vec<i8> = (0..n * k).map(|_| kind.random_code(random)).collect();
-        let stored = |random: &mut Random, size: f32| -> Vec<f16> {
-            let sizes = random.floats(num_row_tiles * num_groups * 16, size);
-            sizes.into_iter().map(f16::from_f32).collect()
-        };
-        // Subnormal halves too.
-        let size = random.one_of(&[1e-5, 40.0]);
-        Self {
-            kind,
-            n,
-            k,
-            group_size,
-            packed: pack(&codes, kind.bits(), n, k),
-            codes,
-            scales: stored(random, size),
-            offsets: random.coin().then(|| stored(random, 4.0 * size)),
-        }
-    }
-
-    /// A weight's two parts: its code with the scale, and its offset.
-    fn parts(&self, row: usize, column: usize) -> [f64; 2] {
-        let num_groups = self.k.div_ceil(self.group_size);
-        let at = (row / 16 * num_groups + column / self.group_size) * 16 + row % 16;
-        let offsets = self.offsets.as_ref();
-        let offset = offsets.map_or(0.0, |offsets| offsets[at].to_f64());
-        let code = self.kind.value(self.codes[row * self.k + column]);
-        [self.scales[at].to_f64() * code * UNIT, offset * UNIT]
-    }
-
-    /// The parts of all weights, row by row.
-    fn all_parts(&self) -> Vec<[f64; 2]> {
-        let rows = 0..self.n;
-        let places = rows.flat_map(|row| (0..self.k).map(move |column| (row, column)));
-        places
-            .map(|(row, column)| self.parts(row, column))
-            .collect()
-    }
-
-    /// The arguments that all kernels have.
-    fn args(&self) -> [Arg<'_>; 3] {
-        [
-            Arg::from(&self.packed[..]),
-            Arg::from(&self.scales[..]),
-            Arg::from(self.offsets.as_deref()),
-        ]
-    }
-}
-
-/// Codes in tiles of 16 rows, in the order of the tensor cores' operands.
-fn pack(codes: &[i8], bits: usize, n: usize, k: usize) -> Vec<u32> {
-    let tile_columns = if bits == 4 { 64 } else { 32 };
-    let code = |row: usize, column: usize| {
-        let is_inside = row < n && column < k;
-        i32::from(if is_inside {
-            codes[row * k + column]
-        } else {
-            0
-        })
-    };
-    let mut words = Vec::new();
-    for row_tile in 0..n.div_ceil(16) {
-        for tile in 0..k.div_ceil(tile_columns) {
-            for lane in 0..32 {
-                let (g, t) = (lane / 4, lane % 4);
-                // The two rows of the lane, and four consecutive columns.
-                let rows = [16 * row_tile + g, 16 * row_tile + g + 8];
-                for word in 0..4 {
-                    let (half, step) = if bits == 4 {
-                        (word / 2, word % 2)
-                    } else {
-                        (0, word / 2)
-                    };
-                    let column = tile * tile_columns + 32 * half + 8 * t + 4 * step;
-                    let mut packed = 0;
-                    if bits == 4 {
-                        for i in 0..8 {
-                            let (row, pair, element) = (rows[i % 2], i / 2 % 2, i / 4);
-                            let code = code(row, column + 2 * pair + element) + 8;
-                            packed |= (code as u32) << (4 * (i % 4) + 16 * element);
-                        }
-                    } else {
-                        for i in 0..4 {
-                            let (row, element) = (rows[i % 2], i / 2);
-                            let code = code(row, column + 2 * (word % 2) + element) as u8;
-                            packed |= u32::from(code) << (8 * i);
-                        }
-                    }
-                    words.push(packed);
-                }
-            }
-        }
-    }
-    words
+/// The arguments that all kernels have.
+fn weight_args(matrix: &Matrix) -> [Arg<'_>; 3] {
+    [
+        Arg::from(&matrix.packed[..]),
+        Arg::from(&matrix.scales[..]),
+        Arg::from(matrix.offsets.as_deref()),
+    ]
 }
 
 fn matrix(random: &mut Random) -> Matrix {
-    let kind = random.one_of(&[Kind::Int4, Kind::Int8, Kind::Fp8]);
     let n = match random.between(0, 1) {
         0 => 16 * random.between(1, 20),
         _ => random.between(1, 300),
@@ -179,7 +50,8 @@ fn matrix(random: &mut Random) -> Matrix {
         1 => 8 * random.between(1, 40),
         _ => random.between(1, 300),
     };
-    Matrix::new(random, kind, n, k)
+    let format = Format::random(random, k);
+    Matrix::new(random, format, n, k)
 }
 
 /// The sums of all splits, computed with products for `rows` rows of `x` at once.
@@ -193,12 +65,12 @@ fn multiply(
     let (m, n) = (x.len() / matrix.k, matrix.n);
     let mut partials = unwritten(num_splits * m * n);
     let mut args = vec![Arg::from(&mut partials[..]), Arg::from(x)];
-    args.extend(matrix.args());
-    args.extend([m, n, matrix.k, matrix.group_size].map(|size| Arg::from(size as i32)));
+    args.extend(weight_args(matrix));
+    args.extend([m, n, matrix.k, matrix.format.group_size].map(|size| Arg::from(size as i32)));
     let block_rows = if rows == 64 { 8 * 16 } else { 8 * 32 };
     let mut dims = Dims::new(n.div_ceil(block_rows), num_splits, 256);
     dims.grid[2] = m.div_ceil(rows) as u32;
-    let kernel = format!("gemm_{}_m{rows}", matrix.kind.name());
+    let kernel = format!("gemm_{}_m{rows}", name(matrix.format.kind));
     // SAFETY: the matrix is packed as the kernel reads it, `x` is [m, k], and there are as many partial sums as splits.
     unsafe { random.launch(&kernel, dims, &mut args) };
     let mut out = unwritten(m * n);
@@ -238,7 +110,7 @@ fn products_with_codes_are_those_with_their_weights() {
         let x = random.bf16s(m * matrix.k, 1.0);
         let num_splits = random.between(1, 3);
         let out = multiply(random, &matrix, &x, rows, num_splits);
-        let weights = matrix.all_parts();
+        let weights = all_parts(&matrix);
         for (x, out) in x.chunks(matrix.k).zip(out.chunks(matrix.n)) {
             for (weights, out) in weights.chunks(matrix.k).zip(out) {
                 let (mut sum, mut size) = (0.0, 0.0);
@@ -311,17 +183,18 @@ fn codes_become_weights() {
         let matrix = matrix(random);
         let mut out = unwritten_bf16(matrix.n * matrix.k);
         let mut args = vec![Arg::from(&mut out[..])];
-        args.extend(matrix.args());
-        args.extend([matrix.n, matrix.k, matrix.group_size].map(|size| Arg::from(size as i32)));
+        args.extend(weight_args(&matrix));
+        args.extend(
+            [matrix.n, matrix.k, matrix.format.group_size].map(|size| Arg::from(size as i32)),
+        );
         let dims = Dims::new(matrix.n.div_ceil(16), random.between(1, 3), random.block(4));
-        let kernel = format!("dequantise_{}", matrix.kind.name());
+        let kernel = format!("dequantise_{}", name(matrix.format.kind));
         // SAFETY: the matrix is packed as the kernel reads it, and `out` has its shape.
         unsafe { random.launch(&kernel, dims, &mut args) };
-        let weights = matrix.all_parts().into_iter();
+        let weights = all_parts(&matrix).into_iter();
         let expected: Vec<f64> = weights.map(|[scaled, offset]| scaled + offset).collect();
         // Parts that cancel leave the rounding of their sum in f32.
-        let size = matrix
-            .all_parts()
+        let size = all_parts(&matrix)
             .into_iter()
             .flatten()
             .fold(0.0_f64, |size, part| size.max(part.abs()));

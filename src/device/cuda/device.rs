@@ -114,6 +114,13 @@ impl Device for Cuda {
         Matrix::upload(&self.stream, &mut self.pool, parts)
     }
 
+    fn pack_quantised_experts(
+        &mut self,
+        parts: &[&dyn QuantisedRows],
+    ) -> Result<Result<Matrix, NotFinite>, LoadError> {
+        Matrix::upload_experts(&self.stream, &mut self.pool, parts)
+    }
+
     fn pack_quantised(
         &mut self,
         parts: &[&dyn QuantisedRows],

@@ -18,6 +18,8 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_CHUNK_BYTES: usize = 256 << 20;
 /// Rows of an expert that a block of its products takes; kernels' names end with it.
 const TILE_ROWS: [usize; 4] = [8, 16, 32, 64];
+/// The same of quantised experts: some of [`TILE_ROWS`].
+const QUANTISED_TILE_ROWS: [usize; 2] = [8, 32];
 /// Bytes of the description of a tile.
 const TILE_BYTES: usize = 16;
 
@@ -59,6 +61,7 @@ pub(super) struct ExpertKernels {
     pub(super) sort: CudaFunction,
     pub(super) add: CudaFunction,
     products: [ExpertProducts; TILE_ROWS.len()],
+    quantised: [ExpertProducts; QUANTISED_TILE_ROWS.len()],
 }
 
 /// The products of tiles of equally many rows.
@@ -228,39 +231,59 @@ impl ExpertKernels {
             RoutingRule::Grouped(rule) => ("route_grouped", routing.num_experts + rule.num_groups),
         };
         let route_shared_bytes = 4 * num_shared as u32;
-        let products = |tile_rows: usize, gate_up_outputs, down_outputs| {
-            let function =
-                |name: &str| kernels.function("expert_gemm", &format!("{name}_m{tile_rows}"), 0);
+        let products = |kind: &str, tile_rows: usize, down_outputs| {
+            let function = |name: &str| {
+                let name = format!("{kind}expert_{name}_m{tile_rows}");
+                kernels.function(&format!("{kind}expert_gemm"), &name, 0)
+            };
             Ok::<_, LoadError>(ExpertProducts {
                 tile_rows,
-                gate_up: function("expert_gate_up")?,
-                gate_up_outputs,
-                down: function("expert_down")?,
+                gate_up: function("gate_up")?,
+                gate_up_outputs: 64,
+                down: function("down")?,
                 down_outputs,
             })
         };
         let [m8, m16, m32, m64] = TILE_ROWS;
+        let [quantised_m8, quantised_m32] = QUANTISED_TILE_ROWS;
         Ok(Self {
             route: kernels.function("route", route, route_shared_bytes)?,
             route_shared_bytes,
             sort: kernels.function("sort_experts", "sort_experts", 0)?,
             add: kernels.function("add_experts", "add_experts", 0)?,
             products: [
-                products(m8, 64, 64)?,
-                products(m16, 64, 64)?,
-                products(m32, 64, 64)?,
-                products(m64, 64, 128)?,
+                products("", m8, 64)?,
+                products("", m16, 64)?,
+                products("", m32, 64)?,
+                products("", m64, 128)?,
+            ],
+            quantised: [
+                products("quantised_", quantised_m8, 128)?,
+                products("quantised_", quantised_m32, 128)?,
             ],
         })
     }
 
-    /// The products for some rows, if each expert has as many as the others: twice as many still fit a tile. All of them
-    /// compute the same.
-    pub(super) fn products(&self, num_rows: usize, routing: &Routing) -> &ExpertProducts {
+    /// Rows of a tile for some rows, if each expert has as many as the others: twice as many still fit a tile. All of them
+    /// compute the same. `is_quantised`: products with quantised weights have tiles of as many rows.
+    pub(super) fn tile_rows(num_rows: usize, routing: &Routing, is_quantised: bool) -> usize {
         let of_expert = (num_rows * routing.num_chosen).div_ceil(routing.num_experts);
         let wanted = num_rows.min(2 * of_expert);
-        let mut products = self.products.iter();
-        let found = products.find(|products| products.tile_rows >= wanted);
-        found.unwrap_or(&self.products[TILE_ROWS.len() - 1])
+        let sizes = match is_quantised {
+            true => &QUANTISED_TILE_ROWS[..],
+            false => &TILE_ROWS,
+        };
+        let found = sizes.iter().find(|&&rows| rows >= wanted);
+        *found.unwrap_or(&sizes[sizes.len() - 1])
+    }
+
+    /// The products with bf16 weights, or with quantised ones, of tiles of so many rows.
+    pub(super) fn products(&self, tile_rows: usize, is_quantised: bool) -> &ExpertProducts {
+        let products = match is_quantised {
+            true => &self.quantised[..],
+            false => &self.products,
+        };
+        let found = products.iter().find(|it| it.tile_rows == tile_rows);
+        found.expect("tiles of rows that there are kernels for")
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! route_...         the experts and weights of each row                   route.cu
 //! sort_experts      rows sorted by expert, tiles of these                 sort_experts.cu
-//! expert_gate_up    inner activations of each row and expert              expert_gemm.cu
+//! expert_gate_up    inner activations of each row and expert              expert_gemm.cu, quantised_expert_gemm.cu
 //! expert_down       what each expert gives for each of its rows
 //! ...               the shared expert, as a block without experts
 //! add_experts       the weighted sum of each row                          add_experts.cu
@@ -17,11 +17,14 @@ use half::bf16;
 
 use super::Cuda;
 use super::device::{VECTOR, Vector};
-use super::expert_rows::{ExpertRows, num_tiles};
+use super::expert_rows::{ExpertKernels, ExpertRows, num_tiles};
 use super::kernels::{launch, row_grid, shared_row_grid};
+use super::matrix::{Matrix, Weights};
+use super::quantised::QuantisedWeights;
 use super::rows::Rows;
 use crate::device::{
-    Activation, Expert, Experts, Gating, Output, PackedWeights, RouterScores, Routing, RoutingRule,
+    Activation, CodeBits, Expert, Experts, Gating, Output, PackedWeights, RouterScores, Routing,
+    RoutingRule,
 };
 
 /// Threads of a block that chooses the experts of a row.
@@ -159,9 +162,12 @@ impl Cuda {
         let (hidden, inner) = (shape.hidden_size, shape.expert_size);
         assert_eq!(gate_up.matrix.n(), 2 * num_experts * inner);
         assert_eq!(down.matrix.n(), num_experts * hidden);
-        let products = kernels.products(chunk.num_rows, &shape.routing);
+        let codes = [&gate_up.matrix, &down.matrix].map(codes);
+        let is_quantised = codes.iter().any(Option::is_some);
+        let tile_rows = ExpertKernels::tile_rows(chunk.num_rows, &shape.routing, is_quantised);
+        let products = codes.map(|codes| kernels.products(tile_rows, codes.is_some()));
         let num_places = chunk.num_places();
-        let num_tiles = num_tiles(num_places, products.tile_rows, num_experts);
+        let num_tiles = num_tiles(num_places, tile_rows, num_experts);
         let sort_threads = num_places.next_multiple_of(32).min(MAX_SORT_THREADS);
         launch!(
             self,
@@ -174,7 +180,7 @@ impl Cuda {
             chunk.experts(),
             num_places as i32,
             shape.routing.num_chosen as i32,
-            products.tile_rows as i32,
+            tile_rows as i32,
             num_tiles as i32
         );
         let grid = |num_outputs: usize, block_outputs| LaunchConfig {
@@ -188,36 +194,88 @@ impl Cuda {
         };
         let bias = |linear: &Option<Vector>| linear.as_ref().map_or(0, |it| it.memory.address());
         let (gating, alpha, limit) = gating_arguments(experts.gating);
-        launch!(
-            self,
-            products.gate_up,
-            "expert_gate_up",
-            grid(inner, products.gate_up_outputs),
-            memory.inner.address(),
-            chunk.x,
-            memory.sorted.address(),
-            memory.tiles.address(),
-            gate_up.matrix.rows_address(),
-            bias(&gate_up.bias),
-            inner as i32,
-            hidden as i32,
-            gating,
-            alpha,
-            limit
-        );
-        launch!(
-            self,
-            products.down,
-            "expert_down",
-            grid(hidden, products.down_outputs),
-            memory.sums.address(),
-            memory.inner.address(),
-            memory.tiles.address(),
-            down.matrix.rows_address(),
-            bias(&down.bias),
-            hidden as i32,
-            inner as i32
-        );
+        let [gate_up_products, down_products] = products;
+        let gate_up_grid = grid(inner, gate_up_products.gate_up_outputs);
+        let down_grid = grid(hidden, down_products.down_outputs);
+        let [gate_up_codes, down_codes] = codes;
+        match gate_up_codes {
+            None => launch!(
+                self,
+                gate_up_products.gate_up,
+                "expert_gate_up",
+                gate_up_grid,
+                memory.inner.address(),
+                chunk.x,
+                memory.sorted.address(),
+                memory.tiles.address(),
+                gate_up.matrix.rows_address(),
+                bias(&gate_up.bias),
+                inner as i32,
+                hidden as i32,
+                gating,
+                alpha,
+                limit
+            ),
+            Some(weights) => {
+                let addresses = weights.addresses(0, hidden);
+                launch!(
+                    self,
+                    gate_up_products.gate_up,
+                    "quantised_expert_gate_up",
+                    gate_up_grid,
+                    memory.inner.address(),
+                    chunk.x,
+                    memory.sorted.address(),
+                    memory.tiles.address(),
+                    kind_of_codes(weights.format.bits),
+                    addresses.codes,
+                    addresses.scales,
+                    addresses.offsets,
+                    bias(&gate_up.bias),
+                    inner as i32,
+                    hidden as i32,
+                    weights.group_size(hidden) as i32,
+                    gating,
+                    alpha,
+                    limit
+                );
+            }
+        }
+        match down_codes {
+            None => launch!(
+                self,
+                down_products.down,
+                "expert_down",
+                down_grid,
+                memory.sums.address(),
+                memory.inner.address(),
+                memory.tiles.address(),
+                down.matrix.rows_address(),
+                bias(&down.bias),
+                hidden as i32,
+                inner as i32
+            ),
+            Some(weights) => {
+                let addresses = weights.addresses(0, inner);
+                launch!(
+                    self,
+                    down_products.down,
+                    "quantised_expert_down",
+                    down_grid,
+                    memory.sums.address(),
+                    memory.inner.address(),
+                    memory.tiles.address(),
+                    kind_of_codes(weights.format.bits),
+                    addresses.codes,
+                    addresses.scales,
+                    addresses.offsets,
+                    bias(&down.bias),
+                    hidden as i32,
+                    inner as i32,
+                    weights.group_size(inner) as i32
+                );
+            }
+        }
     }
 
     /// What the shared expert gives for each row of a chunk: the address.
@@ -298,7 +356,25 @@ impl MixedRows<'_> {
     }
 }
 
-/// A gating as `kernels/expert_gemm.cu` knows it: its number, alpha and limit.
+/// The codes of experts, if they are quantised.
+fn codes(matrix: &Matrix) -> Option<&QuantisedWeights> {
+    match &matrix.weights {
+        Weights::Bf16(_) => None,
+        Weights::Quantised(weights) => Some(weights),
+        Weights::Fp8(_) => unreachable!("experts are not packed for FP8 activations"),
+    }
+}
+
+/// The kind of codes, as `kernels/quantised_expert_gemm.cu` numbers them.
+fn kind_of_codes(bits: CodeBits) -> i32 {
+    match bits {
+        CodeBits::Four => 0,
+        CodeBits::Eight => 1,
+        CodeBits::Fp8 => 2,
+    }
+}
+
+/// A gating as `kernels/activations.cuh` knows it: its number, alpha and limit.
 fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
     match gating {
         Gating::Product(Activation::Silu) => (0, 0.0, 0.0),

@@ -18,7 +18,7 @@ use super::Cuda;
 use super::gemm::{self, Elements, Operands};
 use super::kernels::{Kernels, launch, row_grid, shared_row_grid};
 use super::memory::DeviceMemory;
-use super::quantised::{has_nan, locate};
+use super::quantised::{PartPlaces, has_nan};
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{
@@ -129,7 +129,9 @@ impl Fp8Weights {
                 let (codes, scale) =
                     unsafe { (to_codes.slice(index * k, k), to_scales.slice(index, 1)) };
                 let at = start + index;
-                let (part, row_in_part) = locate(parts, at);
+                let Some((part, row_in_part)) = PartPlaces::Packed.locate(parts, at) else {
+                    return;
+                };
                 parts[part].read_row(row_in_part, row);
                 codes.copy_from_slice(bytemuck::cast_slice(&row.codes));
                 scale[0] = row.scales[0];
@@ -137,9 +139,9 @@ impl Fp8Weights {
                     bad_row.fetch_min(at, Ordering::Relaxed);
                 }
             });
-            let row = bad_row.into_inner();
-            if row != usize::MAX {
-                let (part, row) = locate(parts, row);
+            let bad_row = Some(bad_row.into_inner()).filter(|&row| row != usize::MAX);
+            if let Some((part, row)) = bad_row.and_then(|row| PartPlaces::Packed.locate(parts, row))
+            {
                 return Ok(Err(NotFinite { part, row }));
             }
             weights

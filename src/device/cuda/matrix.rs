@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::fp8_gemm::Fp8Weights;
 use super::memory::DeviceMemory;
-use super::quantised::QuantisedWeights;
+use super::quantised::{PartPlaces, QuantisedWeights};
 use crate::base::LoadError;
 use crate::device::matrix::convert_elements;
 use crate::device::{
@@ -126,10 +126,30 @@ impl Matrix {
         let k = parts.first().map_or(0, |part| part.columns());
         let weights = match is_fp8 {
             true => Fp8Weights::upload(stream, pool, parts)?.map(Weights::Fp8),
-            false => QuantisedWeights::upload(stream, pool, parts)?
+            false => QuantisedWeights::upload(stream, pool, parts, PartPlaces::Packed)?
                 .map(|weights| Weights::Quantised(Box::new(weights))),
         };
         Ok(weights.map(|weights| Self { weights, n, k }))
+    }
+
+    /// Uploads quantised matrices of experts, each of which begins with a row tile of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`QuantisedWeights::upload`].
+    pub(super) fn upload_experts(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        parts: &[&dyn QuantisedRows],
+    ) -> Result<Result<Self, NotFinite>, LoadError> {
+        let n = parts.iter().map(|part| part.rows()).sum();
+        let k = parts.first().map_or(0, |part| part.columns());
+        let weights = QuantisedWeights::upload(stream, pool, parts, PartPlaces::OwnTiles)?;
+        Ok(weights.map(|weights| Self {
+            weights: Weights::Quantised(Box::new(weights)),
+            n,
+            k,
+        }))
     }
 
     /// Reads quantised matrices from bytes that [`Matrix::packed_parts`] had. `None` if their number is wrong.

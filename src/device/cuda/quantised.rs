@@ -47,6 +47,45 @@ pub(super) struct QuantisedAddresses {
     pub(super) offsets: u64,
 }
 
+/// Where the matrices of some weights begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartPlaces {
+    /// With the row after the last one of the matrix before.
+    Packed,
+    /// With a row tile: rows that only fill the last one of the matrix before have the code 0.
+    OwnTiles,
+}
+
+impl PartPlaces {
+    /// Rows that a matrix takes.
+    fn rows_of(self, part: &dyn QuantisedRows) -> usize {
+        match self {
+            Self::Packed => part.rows(),
+            Self::OwnTiles => part.rows().next_multiple_of(TILE_ROWS),
+        }
+    }
+
+    fn num_rows(self, parts: &[&dyn QuantisedRows]) -> usize {
+        parts.iter().map(|part| self.rows_of(*part)).sum()
+    }
+
+    /// The part that a row belongs to, and its index in that part. `None` if it only fills a tile.
+    pub(super) fn locate(
+        self,
+        parts: &[&dyn QuantisedRows],
+        mut row: usize,
+    ) -> Option<(usize, usize)> {
+        for (part, rows) in parts.iter().enumerate() {
+            let num_rows = self.rows_of(*rows);
+            if row < num_rows {
+                return (row < rows.rows()).then_some((part, row));
+            }
+            row -= num_rows;
+        }
+        unreachable!("a row of the parts")
+    }
+}
+
 /// Columns of a tile.
 pub(super) const fn tile_columns(bits: CodeBits) -> usize {
     match bits {
@@ -98,6 +137,7 @@ impl QuantisedWeights {
         stream: &Arc<CudaStream>,
         pool: &mut Pool,
         parts: &[&dyn QuantisedRows],
+        places: PartPlaces,
     ) -> Result<Result<Self, NotFinite>, LoadError> {
         let first = *parts.first().expect("at least one part");
         assert!(can_be_packed_together(parts), "parts of one kind");
@@ -114,8 +154,7 @@ impl QuantisedWeights {
             }
             None => None,
         };
-        let num_rows = parts.iter().map(|part| part.rows()).sum::<usize>();
-        let num_tiles = num_rows.div_ceil(TILE_ROWS);
+        let num_tiles = places.num_rows(parts).div_ceil(TILE_ROWS);
         let tile = RowTile::new(format, k);
         let reserve = |num_bytes: usize| {
             let num_bytes = num_tiles.saturating_mul(num_bytes);
@@ -134,8 +173,8 @@ impl QuantisedWeights {
         let mut states = vec![QuantisedRow::default(); pool.num_threads()];
         for start in (0..num_tiles).step_by(tiles_per_piece) {
             let tiles = start..num_tiles.min(start + tiles_per_piece);
-            if let Some(row) = piece.pack(pool, &mut states, parts, tiles.clone()) {
-                let (part, row) = locate(parts, row);
+            let bad_row = piece.pack(pool, &mut states, (parts, places), tiles.clone());
+            if let Some((part, row)) = bad_row.and_then(|row| places.locate(parts, row)) {
                 return Ok(Err(NotFinite { part, row }));
             }
             let len = tiles.len();
@@ -219,6 +258,11 @@ impl QuantisedWeights {
         }
     }
 
+    /// Columns of a group, as the kernels take them: a whole row of `k` is one of a multiple of 32.
+    pub(super) fn group_size(&self, k: usize) -> usize {
+        self.format.group_size.min(k.next_multiple_of(32))
+    }
+
     /// The address of the input of each column, if it is not the one with the same index.
     pub(super) fn input_order(&self) -> Option<u64> {
         self.input_order.as_ref().map(DeviceMemory::address)
@@ -249,11 +293,11 @@ impl Piece {
         &mut self,
         pool: &mut Pool,
         states: &mut [QuantisedRow],
-        parts: &[&dyn QuantisedRows],
+        (parts, places): (&[&dyn QuantisedRows], PartPlaces),
         tiles: Range<usize>,
     ) -> Option<usize> {
         let tile = self.tile;
-        let num_rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let num_rows = places.num_rows(parts);
         let bad_row = AtomicUsize::new(usize::MAX);
         let codes = DisjointSlice::new(&mut self.codes);
         let scales = DisjointSlice::new(&mut self.scales);
@@ -275,7 +319,9 @@ impl Piece {
             offsets.fill(0);
             let first = (tiles.start + index) * TILE_ROWS;
             for at in first..num_rows.min(first + TILE_ROWS) {
-                let (part, row_in_part) = locate(parts, at);
+                let Some((part, row_in_part)) = places.locate(parts, at) else {
+                    continue;
+                };
                 parts[part].read_row(row_in_part, row);
                 let lane = at - first;
                 write_codes(tile.format.bits, &row.codes, lane, codes);
@@ -289,17 +335,6 @@ impl Piece {
         });
         Some(bad_row.into_inner()).filter(|&row| row != usize::MAX)
     }
-}
-
-/// The part that a row of the concatenated parts belongs to, and its index in that part.
-pub(super) fn locate(parts: &[&dyn QuantisedRows], mut row: usize) -> (usize, usize) {
-    for (part, rows) in parts.iter().enumerate() {
-        if row < rows.rows() {
-            return (part, row);
-        }
-        row -= rows.rows();
-    }
-    unreachable!("a row of the parts")
 }
 
 /// Writes the codes of row `row` of a tile row, whose words have the code 0 in its places.

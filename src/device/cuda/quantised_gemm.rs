@@ -287,7 +287,7 @@ impl Cuda {
                 num_rows as i32,
                 n as i32,
                 k as i32,
-                format.group_size.min(k.next_multiple_of(32)) as i32
+                weights.group_size(k) as i32
             );
             launch!(
                 self,
@@ -345,7 +345,7 @@ impl Cuda {
                 addresses.offsets,
                 num_outputs as i32,
                 k as i32,
-                format.group_size.min(k.next_multiple_of(32)) as i32
+                weights.group_size(k) as i32
             );
             self.multiply_elements(
                 num_rows,

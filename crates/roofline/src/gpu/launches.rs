@@ -172,7 +172,13 @@ mod tests {
     }
 
     /// How the names of kernels for mixtures of experts begin.
-    const OF_EXPERTS: [&str; 4] = ["add_experts", "expert_", "route_", "sort_experts"];
+    const OF_EXPERTS: [&str; 5] = [
+        "add_experts",
+        "expert_",
+        "quantised_expert_",
+        "route_",
+        "sort_experts",
+    ];
 
     #[test]
     fn registers_are_those_of_the_compiled_kernels() {
