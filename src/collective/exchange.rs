@@ -34,8 +34,8 @@ pub trait Exchange: Send {
     /// Has no later round take longer.
     fn set_time_limit(&mut self, limit: Duration);
 
-    /// Publishes this rank's message of a round of its stage, `len` words. `write` is called with what they were some
-    /// rounds ago, and has to write all of them.
+    /// Publishes this rank's message of a round of its stage. `write` is called with its `len` words, which have the
+    /// contents of an earlier message, and must overwrite all of them.
     ///
     /// # Errors
     /// A rank has failed.
@@ -49,7 +49,7 @@ pub trait Exchange: Send {
         write: &mut dyn FnMut(&mut [u32]),
     ) -> Result<(), CollectiveError>;
 
-    /// Publishes these words.
+    /// Publishes a copy of `words` as this rank's message of a round of its stage.
     ///
     /// # Errors
     /// A rank has failed.

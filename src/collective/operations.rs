@@ -45,8 +45,8 @@ pub trait Collective: Send {
     /// See [`Collective`].
     fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// The same of the values that `write` writes, which is called once with as many, in any memory, and has to write all of
-    /// them. After an error it may not have been called.
+    /// Sums values over all ranks of the stage without a copy of this rank's: `write` writes them into the message to the
+    /// others. It is called once with a slice as long as `sums`, and must fill it; after an error it may not have been called.
     ///
     /// # Errors
     ///
@@ -143,11 +143,7 @@ impl<E: Exchange> Collective for E {
         if self.num_ranks() == 1 {
             return Ok(());
         }
-        let label = Label {
-            operation: Operation::AllReduce,
-            step,
-            len: values.len(),
-        };
+        let label = label_of_sum(step, values.len());
         let max_words = self.max_words();
         for piece in values.chunks_mut(max_words) {
             self.publish(label, bytemuck::cast_slice(piece))?;
@@ -166,11 +162,7 @@ impl<E: Exchange> Collective for E {
             write(sums);
             return self.all_reduce(step, sums);
         }
-        let label = Label {
-            operation: Operation::AllReduce,
-            step,
-            len: sums.len(),
-        };
+        let label = label_of_sum(step, sums.len());
         self.publish_with(label, sums.len(), &mut |words| {
             write(bytemuck::cast_slice_mut(words));
         })?;
@@ -311,6 +303,14 @@ fn sum_published(
         })?;
     }
     Ok(())
+}
+
+fn label_of_sum(step: u64, len: usize) -> Label {
+    Label {
+        operation: Operation::AllReduce,
+        step,
+        len,
+    }
 }
 
 fn label_of_sent(step: u64, len: usize) -> Label {

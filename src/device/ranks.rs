@@ -196,7 +196,8 @@ impl Ranks {
         self.run(|collective, step| collective.all_reduce(step, values));
     }
 
-    /// The same of what `write` writes, with as many values. If something went wrong, it may not be called.
+    /// Sums values over all ranks of the stage, which `write` writes into the message to the others, see
+    /// [`Collective::all_reduce_of`]. After a failure it may not be called.
     pub(super) fn all_reduce_of(&mut self, sums: &mut [f32], mut write: impl FnMut(&mut [f32])) {
         self.run(|collective, step| collective.all_reduce_of(step, sums, &mut write));
     }

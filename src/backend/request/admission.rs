@@ -441,7 +441,10 @@ impl Admission {
         Ok((!is_whole).then(|| ReplyRules {
             format,
             start,
-            parameters: Arc::new(options.chat.parameter_types()),
+            parameters: match format.needs_parameter_types() {
+                true => Arc::new(options.chat.parameter_types()),
+                false => Arc::default(),
+            },
         }))
     }
 

@@ -18,7 +18,7 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_CHUNK_BYTES: usize = 256 << 20;
 /// Rows of an expert that a block of its products takes; kernels' names end with it.
 const TILE_ROWS: [usize; 4] = [8, 16, 32, 64];
-/// The same of quantised experts: some of [`TILE_ROWS`].
+/// Tile rows of the kernels for quantised experts, a subset of [`TILE_ROWS`].
 const QUANTISED_TILE_ROWS: [usize; 2] = [8, 32];
 /// Bytes of the description of a tile.
 const TILE_BYTES: usize = 16;

@@ -138,6 +138,11 @@ impl ReplyFormat {
         ReplyReader::new(formats)
     }
 
+    /// Whether the types of arguments are only in the schemas of functions, see [`ReplyFormat::reader_with`].
+    pub fn needs_parameter_types(&self) -> bool {
+        self.tool_calls == Some(ToolCallFormat::QwenCoder)
+    }
+
     /// The texts that the format is made of. Where they are special tokens, they must be in the text that a reader gets.
     pub fn marks(&self) -> Vec<&'static str> {
         let mut all = Vec::new();

@@ -26,8 +26,6 @@ use crate::device::{Stacking, Tile};
 pub(in super::super) struct TileScratch {
     /// All rows, each with the inputs of every tile at an even place.
     even_x: Vec<bf16>,
-    /// The rows of one tile.
-    part_x: Vec<bf16>,
     /// Those of each tile with quantised weights.
     rounded: Vec<quantised::RoundedActivations>,
 }
@@ -63,12 +61,8 @@ impl Cpu {
         }
         let mut scratch = std::mem::take(&mut self.tile_scratch);
         let mut wide = std::mem::take(&mut self.wide_x);
-        let TileScratch {
-            even_x,
-            part_x,
-            rounded,
-        } = &mut scratch;
-        self.round_tiles(x, width, tiles, part_x, rounded);
+        let TileScratch { even_x, rounded } = &mut scratch;
+        self.round_tiles(x, width, tiles, rounded);
         let is_even = |tile: &Tile<Self>| {
             tile.inputs.start.is_multiple_of(2) && tile.inputs.len().is_multiple_of(2)
         };
@@ -146,7 +140,6 @@ impl Cpu {
         x: &[bf16],
         width: usize,
         tiles: &[Option<Tile<Self>>],
-        part: &mut Vec<bf16>,
         rounded: &mut Vec<quantised::RoundedActivations>,
     ) {
         for (index, tile) in tiles.iter().enumerate() {
@@ -159,9 +152,10 @@ impl Cpu {
             if rounded.len() <= index {
                 rounded.resize_with(tiles.len(), Default::default);
             }
-            part.clear();
-            part.extend(x.chunks_exact(width).flat_map(|row| &row[inputs.clone()]));
-            self.round_activations(part, inputs.len(), panels, &mut rounded[index]);
+            let rounded = &mut rounded[index];
+            self.with_part(x, width, inputs.clone(), |cpu, part| {
+                cpu.round_activations(part, inputs.len(), panels, rounded);
+            });
         }
     }
 }
