@@ -174,9 +174,13 @@ pub fn load_instance(
     let driver: Box<dyn Driver> = match scheduling {
         Scheduling::Iterative {
             max_sequence_idle_us,
+            is_oldest,
         } => {
             let max_absence = Duration::from_micros(max_sequence_idle_us);
-            Box::new(IterativeDriver::new(steps.with_max_absence(max_absence)))
+            Box::new(IterativeDriver::new(
+                steps.with_max_absence(max_absence),
+                is_oldest,
+            ))
         }
         Scheduling::Queued => Box::new(QueuedDriver::start(
             &name,

@@ -503,6 +503,7 @@ mod tests {
         let max_sequence_idle_us = 3_600_000_000;
         let iterative = Scheduling::Iterative {
             max_sequence_idle_us,
+            is_oldest: false,
         };
         assert_eq!((config.scheduling, config.num_warm_ups), (iterative, 0));
         assert_eq!(

@@ -23,6 +23,8 @@ pub enum Scheduling {
     Iterative {
         /// Triton drops a sequence after this long without a step.
         max_sequence_idle_us: u64,
+        /// The `oldest` strategy, whose batcher keeps the slot of a request that is cancelled in its queue.
+        is_oldest: bool,
     },
     /// `dynamic_batching`: requests wait in Triton's queue until the engine could start them.
     Queued,
@@ -233,6 +235,7 @@ pub(super) fn check_scheduling(
     }
     Ok(Scheduling::Iterative {
         max_sequence_idle_us: idle,
+        is_oldest: batching.get("oldest").is_some(),
     })
 }
 
@@ -298,7 +301,8 @@ mod tests {
             (scheduling, delays(&config)),
             (
                 Scheduling::Iterative {
-                    max_sequence_idle_us
+                    max_sequence_idle_us,
+                    is_oldest: false,
                 },
                 None
             )

@@ -125,5 +125,19 @@ def test_the_gauge_counts_the_requests_that_wait(policies, model):
     assert [answer.ids for answer in clients.run(main())] == [continuation([n], 3) for n in range(5)]
 
 
+def test_a_slot_is_free_although_triton_has_answered_its_cancelled_request(policies):
+    """The batcher of `oldest` keeps the slot of a request that is cancelled in its queue, a few in a hundred of these."""
+
+    async def main():
+        async with clients.grpc(policies) as client:
+            for n in range(300):
+                async with clients.in_flight(client, "oldest", [n]):
+                    pass
+                answer = await clients.stream(client, "oldest", [n], max_tokens=3)
+                assert answer.ids == continuation([n], 3)
+
+    clients.run(main())
+
+
 def test_a_request_alone_is_served_although_its_queue_could_hold_it_back(policies):
     assert generate(policies, "hurried", [7], max_tokens=3).ids[-3:] == continuation([7], 3)

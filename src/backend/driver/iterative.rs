@@ -8,7 +8,8 @@
 //! Triton never reports that it has ended a sequence. So each step checks the requests that are missing from its batch,
 //! and a thread does so between steps: those cancelled by their clients are forgotten. With the `direct` strategy every
 //! request is in every batch; with `oldest` some may be missing from a batch. These are computed too, and
-//! answered when they return.
+//! answered when they return. The batcher of `oldest` answers a request that is cancelled in its queue and keeps the
+//! slot, so that sequence is ended once more.
 
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ use crate::triton::{Error, ErrorCode, Request};
 /// The driver of a model with iterative sequences.
 pub struct IterativeDriver {
     steps: StepDriver,
+    /// Whether Triton's strategy is `oldest`.
+    is_oldest: bool,
     /// When the last Execute call ended.
     last_step: Instant,
 }
@@ -77,10 +80,11 @@ impl Driver for IterativeDriver {
 }
 
 impl IterativeDriver {
-    /// A driver without requests.
-    pub fn new(steps: StepDriver) -> Self {
+    /// A driver without requests, of a model with the strategy `oldest` or `direct`.
+    pub fn new(steps: StepDriver, is_oldest: bool) -> Self {
         Self {
             steps,
+            is_oldest,
             last_step: Instant::now(),
         }
     }
@@ -153,6 +157,9 @@ impl IterativeDriver {
         }
         for id in lost {
             log::debug!("request {id} was given up while Triton held it");
+            if self.is_oldest {
+                self.steps.doubt_slot(id);
+            }
             self.steps.forget(id);
         }
     }

@@ -1,7 +1,8 @@
 //! Slots of ended sequences that Triton may not have freed.
 //!
 //! Triton frees the slot of a released request by itself, unless the request was cancelled before its release; and a
-//! client may cancel it at that moment, so that nobody can tell. Such a sequence is ended once more, by a request of our
+//! client may cancel it at that moment, so that nobody can tell. With the `oldest` strategy Triton does not free the slot
+//! either if a request is cancelled in the queue of its batcher. Such a sequence is ended once more, by a request of our
 //! own. That must not happen before Triton's batcher has dealt with the end that came with the release. If it does,
 //! the batcher forgets the second sequence together with the first, and the second one's slot is lost until the model
 //! is unloaded (Triton's `SequenceBatchScheduler::ReleaseSequenceSlot`).

@@ -260,6 +260,7 @@ mod tests {
             outputs: Vec::new(),
             scheduling: Scheduling::Iterative {
                 max_sequence_idle_us: 0,
+                is_oldest: false,
             },
             takes_adapters: false,
             controls: Vec::new(),

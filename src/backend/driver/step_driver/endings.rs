@@ -140,6 +140,14 @@ impl StepDriver {
         Some(*answer)
     }
 
+    /// Notes that Triton may not free the slot of a request that was cancelled.
+    pub(in crate::backend::driver) fn doubt_slot(&mut self, id: RequestId) {
+        if let Some(lost) = self.in_flight.get(id) {
+            self.slots_in_doubt
+                .note(lost.correlation_id.clone(), &lost.factory);
+        }
+    }
+
     /// Drops a request from all tables, without answering it.
     pub(in crate::backend::driver) fn forget(&mut self, id: RequestId) {
         if let Some(gone) = self.in_flight.remove(id) {
