@@ -126,7 +126,7 @@ def test_the_gauge_counts_the_requests_that_wait(policies, model):
 
 
 def test_a_slot_is_free_although_triton_has_answered_its_cancelled_request(policies):
-    """The batcher of `oldest` keeps the slot of a request that is cancelled in its queue, a few in a hundred of these."""
+    """The batcher of `oldest` keeps the slot of a request that is cancelled in its queue, which happens to some of these."""
 
     async def main():
         async with clients.grpc(policies) as client:
