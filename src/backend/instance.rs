@@ -17,6 +17,7 @@ use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
 use crate::backend::request::preparer::Preparer;
 use crate::backend::request::prompt::PromptEncoder;
+use crate::backend::response::answer::ClassForm;
 use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
@@ -137,6 +138,13 @@ pub fn load_instance(
         adapters: model.adapters.clone(),
         has_logits,
         pooling: spec.and_then(|spec| spec.pooling),
+        classes: spec.and_then(|spec| spec.classes.as_ref()).map_or_else(
+            ClassForm::default,
+            |head| ClassForm {
+                transform: head.transform,
+                labels: head.labels.as_slice().into(),
+            },
+        ),
         hidden_size: spec.map_or(0, |spec| spec.hidden_size),
         answer_memory: AnswerMemory::new(
             settings.logits_memory_bytes,

@@ -217,7 +217,8 @@ impl JsonFile {
         }
     }
 
-    fn missing(&self, key: &str) -> LoadError {
+    /// An error about a key that must be there.
+    pub fn missing(&self, key: &str) -> LoadError {
         self.error(format!("{}{key} is missing", self.prefix))
     }
 }

@@ -100,6 +100,10 @@ pub enum Task {
     Generate,
     /// A vector for the prompt.
     Embed,
+    /// The probabilities of classes.
+    Classify,
+    /// One number.
+    Score,
 }
 
 /// Which of a prompt's last hidden states stand for it: `pooling`.
@@ -148,8 +152,12 @@ impl Display for RankCpus {
 
 impl Task {
     /// The values by name.
-    pub(super) const NAMES: &[(&str, Self)] =
-        &[("generate", Self::Generate), ("embed", Self::Embed)];
+    pub(super) const NAMES: &[(&str, Self)] = &[
+        ("generate", Self::Generate),
+        ("embed", Self::Embed),
+        ("classify", Self::Classify),
+        ("score", Self::Score),
+    ];
 
     /// The name.
     pub fn name(self) -> &'static str {

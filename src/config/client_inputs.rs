@@ -206,9 +206,12 @@ pub const VLLM: &[ClientInput] = &[
 /// Fields of the Batch Manager's requests that are not tensors there. No other backend's models have them.
 pub const BATCH_MANAGER: &[ClientInput] = &[input("client_id", "TYPE_UINT64", ONE)];
 
+/// The second text of a pair that is scored or classified.
+pub const PAIRS: &[ClientInput] = &[text("text_pair")];
+
 /// The input with this name, of any of the models.
 pub fn client_input(name: &str) -> Option<&'static ClientInput> {
-    [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM, BATCH_MANAGER]
+    [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM, BATCH_MANAGER, PAIRS]
         .into_iter()
         .flatten()
         .find(|input| input.name == name)

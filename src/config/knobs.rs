@@ -66,7 +66,9 @@ pub(super) fn knobs() -> Vec<Knob> {
             choice(Task::NAMES),
             |s| &mut s.task,
             "What a request gets. `generate`: text that goes on from its prompt. `embed`: a vector for its prompt, in the \
-             output `embedding`; nothing is generated. See [Embeddings](embeddings.md).",
+             output `embedding` ([Embeddings](embeddings.md)). `classify`: the probabilities of the classes of a \
+             `...ForSequenceClassification`. `score`: one number from such a model with one class \
+             ([Classes and scores](classification.md)).",
         ),
         knob(
             "pooling",
@@ -710,7 +712,11 @@ mod tests {
             &["", "${gpt_model_path}"],
         ),
         ("tokenizer_dir", &["/models/x"], &[""]),
-        ("task", &["generate", "embed"], &["embedding", ""]),
+        (
+            "task",
+            &["generate", "embed", "classify", "score"],
+            &["embedding", ""],
+        ),
         ("pooling", &["last", "mean", "cls"], &["max", ""]),
         ("normalize", &["true", "false"], &["l2", ""]),
         (

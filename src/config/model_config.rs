@@ -112,7 +112,7 @@ impl ModelConfig {
             let takes_text = has_tokenizer && input != Some(InputKind::Ids);
             let kinds = match settings.task {
                 Task::Generate => compatibility.outputs(),
-                Task::Embed => &OutputKind::ALL,
+                Task::Embed | Task::Classify | Task::Score => &OutputKind::ALL,
             };
             let kinds = kinds.iter().filter(|kind| kind.is_of(settings.task));
             let kinds = kinds.filter(|kind| takes_text || !kind.is_text());

@@ -129,6 +129,14 @@ outputs! {
     SequenceIndex: c"sequence_index", "TYPE_INT32", EACH, OnRequest, NotNeeded;
     /// The vector that stands for the prompt.
     Embedding: c"embedding", "TYPE_FP32", EACH, ByDefault, NotNeeded;
+    /// The probability of each class.
+    Probs: c"probs", "TYPE_FP32", EACH, ByDefault, NotNeeded;
+    /// The name of each class.
+    Labels: c"labels", "TYPE_STRING", EACH, ByDefault, NotNeeded;
+    /// The name of the most probable class.
+    Label: c"label", "TYPE_STRING", EACH, ByDefault, NotNeeded;
+    /// How relevant or good the prompt is.
+    Score: c"score", "TYPE_FP32", EACH, ByDefault, NotNeeded;
     /// Index of the prompt within its request. Never sent, because a request has one prompt.
     BatchIndex: c"batch_index", "TYPE_INT32", ONE, Never, NotNeeded;
     /// Data from a context-only server for a generation-only server. Never sent.
@@ -192,6 +200,10 @@ impl OutputKind {
     pub const fn is_of(self, task: Task) -> bool {
         match (self, task) {
             (OutputKind::Embedding, _) => matches!(task, Task::Embed),
+            (OutputKind::Probs | OutputKind::Labels | OutputKind::Label, _) => {
+                matches!(task, Task::Classify)
+            }
+            (OutputKind::Score, _) => matches!(task, Task::Score),
             (_, Task::Generate) => true,
             (
                 OutputKind::NumInputTokens
@@ -200,9 +212,9 @@ impl OutputKind {
                 | OutputKind::KvCacheAllocTotalBlocks
                 | OutputKind::ArrivalTimeNs
                 | OutputKind::FirstScheduledTimeNs,
-                Task::Embed,
+                Task::Embed | Task::Classify | Task::Score,
             ) => true,
-            (_, Task::Embed) => false,
+            (_, Task::Embed | Task::Classify | Task::Score) => false,
         }
     }
 

@@ -24,6 +24,7 @@
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
 //! pooler.rs       the states that stand for prompts, in a model that generates nothing
+//! class_head.rs   the head that makes numbers of classes from them
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
 //! guide_thread.rs masks of guides, computed during the forward pass
@@ -37,6 +38,7 @@
 mod adapter;
 mod adapter_parts;
 mod adapter_sizes;
+mod class_head;
 mod decoder;
 mod families;
 mod first_steps;
@@ -90,7 +92,7 @@ pub use ranks::{
     RankWatch, leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
-pub use spec::{ModelSpec, Pooling};
+pub use spec::{ClassHead, ClassTransform, ModelSpec, Pooling};
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.

@@ -203,7 +203,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         rank: Option<RankOptions>,
     ) -> Result<Self, LoadError> {
         check(source.spec(), &limits)?;
-        let pooler = pooler(source.spec(), rank.is_some())?;
+        let pooler = pooler(source, rank.is_some())?;
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
@@ -679,18 +679,15 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
 }
 
 /// What pools the states of a model that generates nothing.
-fn pooler(spec: &ModelSpec, is_rank: bool) -> Result<Option<Pooler>, LoadError> {
-    let Some(pooling) = spec.pooling else {
-        return Ok(None);
-    };
-    if is_rank {
+fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadError> {
+    if is_rank && source.spec().pooling.is_some() {
         return Err(LoadError::Resource(
             "models that generate nothing are computed by one rank: leave out tensor_parallel_size and \
              pipeline_parallel_size"
                 .to_owned(),
         ));
     }
-    Pooler::new(pooling, spec.hidden_size).map(Some)
+    Pooler::load(source)
 }
 
 fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {

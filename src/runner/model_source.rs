@@ -10,7 +10,7 @@ use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
 use super::share::CutUnits;
-use super::spec::{ModelSpec, Module, Pooling};
+use super::spec::{ClassHead, ModelSpec, Module, Pooling};
 use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
@@ -74,6 +74,45 @@ impl ModelSource {
         spec.pooling = Some(Pooling {
             mode: pooling.unwrap_or(modules.map_or(PoolingMode::Last, |it| it.pooling)),
             normalize: normalize.unwrap_or(modules.is_none_or(|it| it.normalize)),
+        });
+        Self::described(checkpoint, spec, Vec::new())
+    }
+
+    /// Opens a checkpoint folder as a model that sorts prompts into classes: a `...ForSequenceClassification` of transformers.
+    /// `pooling` takes the place of what its family does.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`], or it has no classes.
+    pub fn open_classifier(dir: &Path, pooling: Option<PoolingMode>) -> Result<Self, LoadError> {
+        Self::open_with_classes(dir, pooling, ClassHead::classifying)
+    }
+
+    /// Opens a checkpoint folder as a model that gives a prompt a number: one with a single class.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open_classifier`], or it has several classes.
+    pub fn open_scorer(dir: &Path, pooling: Option<PoolingMode>) -> Result<Self, LoadError> {
+        Self::open_with_classes(dir, pooling, ClassHead::scoring)
+    }
+
+    fn open_with_classes(
+        dir: &Path,
+        pooling: Option<PoolingMode>,
+        head: impl Fn(&'static str, &JsonFile) -> Result<ClassHead, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let (None, Some(config)) = (checkpoint.gguf(), checkpoint.config()) else {
+            return Err(LoadError::File {
+                path: dir.to_owned(),
+                reason: "GGUF files have no classes: serve the checkpoint of safetensors"
+                    .to_owned(),
+            });
+        };
+        let mut spec = families::describe_classifier(config)?;
+        spec.classes = Some(head(families::CLASS_MODULE, config)?);
+        spec.pooling = Some(Pooling {
+            mode: pooling.unwrap_or(PoolingMode::Last),
+            normalize: false,
         });
         Self::described(checkpoint, spec, Vec::new())
     }

@@ -49,6 +49,31 @@ pub struct ModelSpec {
     pub output_bias: bool,
     /// What stands for a prompt, in a model that generates nothing: it has no output layer then.
     pub pooling: Option<Pooling>,
+    /// What makes numbers of classes from the state that stands for a prompt, if the model sorts prompts into some.
+    pub classes: Option<ClassHead>,
+}
+
+/// What sorts states into classes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassHead {
+    /// Its linear layer, `[labels.len(), hidden_size]`.
+    pub module: &'static str,
+    /// The names of the classes.
+    pub labels: Vec<String>,
+    /// What whoever answers makes of the results, unless the request wants them as they are.
+    pub transform: ClassTransform,
+}
+
+/// How results of classes become what an answer has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClassTransform {
+    /// They stay as they are.
+    #[default]
+    Identity,
+    /// Each becomes a probability of its own.
+    Sigmoid,
+    /// They become probabilities whose sum is 1.
+    Softmax,
 }
 
 /// Which state stands for a prompt, and in what form.

@@ -98,6 +98,23 @@ impl Tokenizer {
             })
     }
 
+    /// The tokens of a pair of texts, as the tokenizer joins them.
+    ///
+    /// # Errors
+    /// See [`Tokenizer::encode`].
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, RequestError> {
+        guarded(|| self.inner.encode_fast((first, second), add_special_tokens))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|reason| {
+                RequestError::Invalid(format!("the texts cannot be tokenised: {reason}"))
+            })
+    }
+
     /// The distinct encodings of `word` at the start of a text, after another character, and after a space.
     ///
     /// # Errors

@@ -12,13 +12,19 @@ use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
 use crate::served::Server;
 
 fn load() -> Server {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embeddings/qwen3");
+    load_task("embed", "embeddings/qwen3")
+}
+
+/// A server with a fixture.
+pub fn load_task(task: &str, fixture: &str) -> Server {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let folder = fixtures.join(fixture);
     let folder = folder.to_str().expect("plain text");
     let value = |text: &str| json!({ "string_value": text });
     let config = json!({
         "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
         "parameters": {
-            "task": value("embed"), "gpt_model_path": value(folder), "tokenizer_dir": value(folder),
+            "task": value(task), "gpt_model_path": value(folder), "tokenizer_dir": value(folder),
             "num_threads": value("1"), "cpu_instruction_set": value("portable"),
             "max_tokens_in_paged_kv_cache": value("1024"),
         },
@@ -26,10 +32,19 @@ fn load() -> Server {
     Server::load_config(&config)
 }
 
-/// The responses to requests that are sent together.
 fn ask(server: &Server, texts: &[&str], options: &[(&str, Parameter)]) -> Vec<Vec<Sent>> {
+    ask_task(server, Task::Embed, texts, options)
+}
+
+/// The responses to requests that are sent together.
+pub fn ask_task(
+    server: &Server,
+    task: Task,
+    texts: &[&str],
+    options: &[(&str, Parameter)],
+) -> Vec<Vec<Sent>> {
     let outputs = OutputKind::ALL.into_iter();
-    let outputs = outputs.filter(|kind| kind.is_of(Task::Embed));
+    let outputs = outputs.filter(|kind| kind.is_of(task));
     let outputs: Vec<_> = outputs.map(|kind| kind.c_name().to_owned()).collect();
     let requests: Vec<_> = (1..)
         .zip(texts)
@@ -134,6 +149,8 @@ fn options_of_generation_are_refused_and_so_are_those_of_embeddings_elsewhere() 
         ("n", Parameter::Int(2), "'n'"),
         ("guided_regex", text("a*"), "embed"),
         ("dimensions", Parameter::Int(33), "have 32"),
+        ("text_pair", text("b"), "score or classify"),
+        ("raw_scores", Parameter::Bool(true), "score or classify"),
         ("beam_width", Parameter::Int(2), "max_beam_width"),
         (
             "return_log_probs",

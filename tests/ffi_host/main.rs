@@ -7,6 +7,7 @@ mod fake_triton;
 mod served;
 
 mod chat;
+mod classes;
 mod draw;
 mod driver;
 mod embeddings;

@@ -57,14 +57,14 @@ fn load(name: &str, setup: &Setup) -> ModelRunner<Cpu> {
 }
 
 /// What each prompt got, and how many steps and reused blocks there were.
-struct Embedded {
-    states: Vec<Vec<f32>>,
-    num_steps: usize,
-    num_reused: u32,
+pub struct Embedded {
+    pub states: Vec<Vec<f32>>,
+    pub num_steps: usize,
+    pub num_reused: u32,
 }
 
 /// Embeds prompts together, all of which wait from the beginning.
-fn embed<D: Device>(
+pub fn embed<D: Device>(
     runner: &mut ModelRunner<D>,
     setup: &Setup,
     prompts: &[Vec<TokenId>],

@@ -5,6 +5,7 @@ mod bad_checkpoints;
 mod batching;
 mod beams;
 mod changing_files;
+mod classes;
 mod configs;
 mod copy;
 mod cuda;

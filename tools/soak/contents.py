@@ -325,6 +325,8 @@ def _refused(rng):
             {"n": 3},
             {"dimensions": 8},
             {"normalize": True},
+            {"text_pair": "fox"},
+            {"raw_scores": True},
             {"beam_width": 3, "guided_regex": "a+"},
             {"logits_post_processor_name": "ban_token"},
             {"messages": "{}", "prompt": ""},

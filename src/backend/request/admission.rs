@@ -21,7 +21,7 @@ use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
 use crate::backend::request::volume::TextLengths;
 use crate::backend::response::answer::{
-    AnswerFormat, AnswerPlan, CallIds, Echo, EmbeddingForm, Row,
+    AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, Row,
 };
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
@@ -31,7 +31,7 @@ use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler, GuideSpec};
 use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
-use crate::runner::Pooling;
+use crate::runner::{ClassTransform, Pooling};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::text::{MessageField, ReplyFormat, ReplyStart};
 use crate::triton::{Error, Request};
@@ -54,6 +54,8 @@ pub struct Admission {
     pub has_logits: bool,
     /// What stands for a prompt; `None` for a model that generates.
     pub pooling: Option<Pooling>,
+    /// What becomes of the numbers of classes, and their names.
+    pub classes: ClassForm,
     /// The elements of the state that stands for it.
     pub hidden_size: usize,
     /// The memory for logits and log-probabilities in answers.
@@ -355,6 +357,13 @@ impl Admission {
                     num_dimensions: options.dimensions,
                     normalize: options.normalize.unwrap_or(pooling.normalize),
                 }),
+            classes: match options.raw_scores {
+                false => self.classes.clone(),
+                true => ClassForm {
+                    transform: ClassTransform::Identity,
+                    ..self.classes.clone()
+                },
+            },
         })
     }
 

@@ -3,7 +3,7 @@
 use crate::backend::request::admission::Admission;
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::base::RequestError;
-use crate::config::InputKind;
+use crate::config::{InputKind, Task};
 use crate::sampling::SamplingParams;
 
 impl Admission {
@@ -97,19 +97,50 @@ impl Admission {
     /// becomes an embedding. Options of sampling have no effect there.
     fn check_pooling(&self, options: &RequestOptions) -> Result<(), RequestError> {
         let invalid = |text: String| Err(RequestError::Invalid(text));
-        let task = self.config.settings.task.name();
-        if self.pooling.is_none() {
-            let given = [
-                ("dimensions", options.dimensions.is_some()),
-                ("normalize", options.normalize.is_some()),
-            ];
-            return match given.iter().find(|(_, is_given)| *is_given) {
-                None => Ok(()),
-                Some((name, _)) => invalid(format!(
-                    "option '{name}': the task of this model is {task}, and only task: embed has embeddings; leave the option \
-                     out"
-                )),
+        let settings = &self.config.settings;
+        let task = settings.task.name();
+        let embeds = settings.task == Task::Embed;
+        let has_classes = matches!(settings.task, Task::Classify | Task::Score);
+        for (name, is_given, is_possible, of) in [
+            ("dimensions", options.dimensions.is_some(), embeds, "embed"),
+            ("normalize", options.normalize.is_some(), embeds, "embed"),
+            (
+                "text_pair",
+                options.text_pair.is_some(),
+                has_classes,
+                "score or classify",
+            ),
+            (
+                "raw_scores",
+                options.raw_scores,
+                has_classes,
+                "score or classify",
+            ),
+        ] {
+            if is_given && !is_possible {
+                return invalid(format!(
+                    "option '{name}': the task of this model is {task}, and the option is for task: {of}; leave it out"
+                ));
+            }
+        }
+        if options.text_pair.is_some() {
+            let (problem, remedy) = match self.config.input {
+                InputKind::Ids => ("this model takes input_ids, not text", "write both to them"),
+                InputKind::Text if options.chat.is_given() => {
+                    ("a conversation is given beside it", "leave out 'messages'")
+                }
+                InputKind::Text if options.truncate_prompt_tokens.is_some() => (
+                    "truncate_prompt_tokens would cut the first text of the pair",
+                    "leave it out, and shorten the texts",
+                ),
+                InputKind::Text => ("", ""),
             };
+            if !problem.is_empty() {
+                return invalid(format!("option 'text_pair': {problem}; {remedy}"));
+            }
+        }
+        if self.pooling.is_none() {
+            return Ok(());
         }
         let given = [
             ("stream", options.stream),

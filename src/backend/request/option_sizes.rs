@@ -43,6 +43,7 @@ impl OptionSizes {
                 "messages"
                 | "tools"
                 | "documents"
+                | "text_pair"
                 | "chat_template_kwargs"
                 | "guided_decoding_guide"
                 | "structured_outputs"

@@ -221,10 +221,22 @@ impl PromptEncoder {
                 "text_input is empty; a prompt has at least one token",
             ));
         }
-        if text.len() > self.max_prompt_bytes() {
-            return Err(too_long(text.len()));
+        let pair = options.text_pair.as_deref();
+        let num_bytes = text.len() + pair.map_or(0, str::len);
+        if num_bytes > self.max_prompt_bytes() {
+            return Err(too_long(num_bytes));
         }
-        let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
+        let ids = match pair {
+            None => parts.tokenizer.encode(&text, add_special_tokens)?,
+            Some("") => {
+                return Err(Error::invalid(
+                    "option 'text_pair' is empty; leave it out for a text without a second one",
+                ));
+            }
+            Some(pair) => parts
+                .tokenizer
+                .encode_pair(&text, pair, add_special_tokens)?,
+        };
         self.check_vocabulary("the prompt", &ids)?;
         Ok((text, ids))
     }

@@ -68,6 +68,8 @@ pub fn open_model_source(
                 Task::Embed => {
                     ModelSource::open_embedder(&dir, settings.pooling, settings.normalize)
                 }
+                Task::Classify => ModelSource::open_classifier(&dir, settings.pooling),
+                Task::Score => ModelSource::open_scorer(&dir, settings.pooling),
             };
             source.map(Some)
         }

@@ -263,6 +263,7 @@ impl Dimensions {
             layers: layers.collect(),
             tied_embeddings: self.tied_embeddings,
             pooling: None,
+            classes: None,
         }
     }
 }

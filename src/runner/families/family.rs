@@ -14,3 +14,11 @@ pub struct Family {
     /// Describes the model of a config.json.
     pub describe: fn(&JsonFile) -> Result<ModelSpec, LoadError>,
 }
+
+impl Family {
+    /// What the names of its classes begin with, such as `Qwen3`.
+    pub fn base_class(&self) -> Option<&'static str> {
+        let mut ends = ["ForCausalLM", "LMHeadModel"].iter();
+        ends.find_map(|end| self.class.strip_suffix(end))
+    }
+}

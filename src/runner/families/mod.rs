@@ -99,12 +99,31 @@ const FAMILIES: [Family; 34] = [
     falcon::FAMILY,
 ];
 
+/// What an error says before the list of families.
+const KNOWN: &str = "one of";
+
 /// Describes the model of a config.json.
 ///
 /// # Errors
 /// The family, or a value, is not supported.
 pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    describe_if(config, |family, class| family.class == class)
+    describe_if(config, KNOWN, |family, class| family.class == class)
+}
+
+/// The linear layer of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
+pub(super) const CLASS_MODULE: &str = "score";
+
+/// Describes the model of a config.json that sorts prompts into classes, such as `Qwen3ForSequenceClassification`.
+///
+/// # Errors
+/// As [`describe_decoder`].
+pub(super) fn describe_classifier(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    check_causal(config)?;
+    let known = "a ...ForSequenceClassification, such as Qwen3ForSequenceClassification, of one of";
+    describe_if(config, known, |family, class| {
+        let base = family.base_class();
+        base.is_some() && class.strip_suffix("ForSequenceClassification") == base
+    })
 }
 
 /// Describes the model of a config.json, which may be a decoder without its output layer, such as `Qwen3Model`.
@@ -112,6 +131,15 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
 /// # Errors
 /// As [`describe`], or its tokens see those after them.
 pub(super) fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    check_causal(config)?;
+    describe_if(config, KNOWN, |family, class| {
+        let base = family.base_class();
+        family.class == class || base.is_some() && class.strip_suffix("Model") == base
+    })
+}
+
+/// Refuses models whose tokens see those after them.
+fn check_causal(config: &JsonFile) -> Result<(), LoadError> {
     let is_causal = config.bool_or("is_causal", true)?;
     for (key, sees_later) in [
         ("is_causal", !is_causal),
@@ -130,22 +158,18 @@ pub(super) fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError
             ));
         }
     }
-    describe_if(config, |family, class| {
-        let mut base = ["ForCausalLM", "LMHeadModel"].iter();
-        let base = base.find_map(|end| family.class.strip_suffix(end));
-        family.class == class || base.is_some() && class.strip_suffix("Model") == base
-    })
+    Ok(())
 }
 
+/// `known`: what comes before the list of families in an error.
 fn describe_if(
     config: &JsonFile,
+    known: &str,
     has_class: impl Fn(&Family, &str) -> bool,
 ) -> Result<ModelSpec, LoadError> {
-    let known = FAMILIES.map(|family| family.class).join(", ");
+    let known = format!("{known} {}", FAMILIES.map(|family| family.class).join(", "));
     let Some(value) = config.get("architectures") else {
-        return Err(config.error(format!(
-            "architectures is missing; it must be one of {known}"
-        )));
+        return Err(config.error(format!("architectures is missing; it must be {known}")));
     };
     let names = value.as_array();
     let class = names.and_then(|names| names.first()?.as_str());
@@ -155,7 +179,7 @@ fn describe_if(
         .ok_or_else(|| {
             let hint = class.and_then(|class| unsupported::class_hint(class, &FAMILIES));
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
-            config.unexpected("architectures", value, format!("one of {known}{hint}"))
+            config.unexpected("architectures", value, format!("{known}{hint}"))
         })?;
     (family.describe)(config)
 }

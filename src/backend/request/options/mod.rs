@@ -81,6 +81,10 @@ pub struct RequestOptions {
     pub dimensions: Option<u32>,
     /// Whether the embedding is divided by its length.
     pub normalize: Option<bool>,
+    /// The second text of a pair.
+    pub text_pair: Option<String>,
+    /// Whether classes and scores are numbers as the model computes them.
+    pub raw_scores: bool,
     /// Texts whose tokens' logits are biased.
     pub embedding_bias_words: Vec<String>,
     /// The bias of each of `embedding_bias_words`.

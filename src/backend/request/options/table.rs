@@ -680,6 +680,28 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.normalize, flag(v).map(Some)),
     },
     RequestOption {
+        name: "text_pair",
+        aliases: &[],
+        expected: "a text",
+        default: "none",
+        doc: "With `task: score` or `classify`: the second text of a pair, such as the document whose relevance to the query in \
+              `text_input` is wanted. The tokenizer joins them.",
+        set: |o, v| {
+            set(
+                &mut o.text_pair,
+                v.as_str().map(|text| Some(text.to_owned())),
+            )
+        },
+    },
+    RequestOption {
+        name: "raw_scores",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "With `task: score` or `classify`: whether the model's own numbers are returned, before they become probabilities.",
+        set: |o, v| set(&mut o.raw_scores, flag(v)),
+    },
+    RequestOption {
         name: "truncate_prompt_tokens",
         aliases: &[],
         expected: "an integer of 1 or more",

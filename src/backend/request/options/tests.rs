@@ -266,6 +266,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("truncate_prompt_tokens", json!(0)),
         ("dimensions", json!(0)),
         ("normalize", json!("l2")),
+        ("text_pair", json!(["a"])),
+        ("raw_scores", json!("sigmoid")),
         ("input_lengths", json!(0)),
         ("guided_decoding_guide_type", json!("xml")),
         ("guided_decoding_guide", json!(5)),

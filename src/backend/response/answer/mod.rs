@@ -4,6 +4,7 @@
 //! answer         rows, one for each sequence       the outputs of each sequence
 //!                outputs, times, echo              those of the whole request
 //! embedding.rs   the form of an embedding
+//! classes.rs     the form of classes and scores
 //! row.rs         one sequence: tokens, text, log-probabilities, why it ended
 //! tensors.rs     a response: the rows, filled up to one length
 //! tool_calls.rs  calls of functions as JSON
@@ -13,6 +14,7 @@
 //! request: Triton may end a rescheduled request at any moment if it is cancelled, and a later response would use memory
 //! that the frontend has freed.
 
+mod classes;
 mod embedding;
 mod row;
 mod tensors;
@@ -30,6 +32,7 @@ use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor};
 use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, ResponseFactory};
 
+pub use classes::ClassForm;
 pub use embedding::EmbeddingForm;
 pub use row::Row;
 pub use tool_calls::CallIds;
@@ -86,6 +89,8 @@ pub struct AnswerFormat {
     pub vocab_size: usize,
     /// The form of the embedding, if there is one.
     pub embedding: EmbeddingForm,
+    /// The form of classes, if there are some.
+    pub classes: ClassForm,
 }
 
 /// The answer to one request.

@@ -207,6 +207,22 @@ impl Answer {
                     let embedding = self.format.embedding.of(state);
                     response.output(name, &[1, embedding.len() as i64][from..], &embedding)?;
                 }
+                OutputKind::Probs | OutputKind::Score => {
+                    let numbers = rows.first().map_or(&[][..], Row::pooled);
+                    let values = self.format.classes.of(numbers);
+                    response.output(name, &[1, values.len() as i64][from..], &values)?;
+                }
+                OutputKind::Labels => {
+                    let labels = self.format.classes.labels.clone();
+                    let shape = &[1, labels.len() as i64][from..];
+                    response.output_strings(name, shape, &labels)?;
+                }
+                OutputKind::Label => {
+                    let classes = self.format.classes.clone();
+                    strings(&mut response, name, from, rows, |row| {
+                        classes.best(row.pooled()).to_owned()
+                    })?;
+                }
                 // A request has one prompt, and one server computes it.
                 OutputKind::BatchIndex | OutputKind::ContextPhaseParams => {}
                 // These are known at the end.

@@ -1,0 +1,260 @@
+//! The head of a model that sorts prompts into classes: one number for each class, from the state that stands for a prompt.
+//!
+//! ```text
+//! numbers [num_labels] = weight [num_labels, hidden_size] * state [hidden_size]
+//! ```
+//!
+//! It is computed on the host in f32, because it is small and a prompt has one state. Sums are over the same elements in the same
+//! order for each prompt.
+//!
+//! Which function makes probabilities of the numbers depends on the task, as in vLLM (`vllm/model_executor/layers/pooler`): of
+//! classes, that of the `problem_type` that the model was trained for in transformers; of a score, that of the cross encoder in
+//! sentence-transformers.
+
+use super::model_source::ModelSource;
+use super::spec::{ClassHead, ClassTransform, Module};
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+
+/// The most classes.
+const MAX_LABELS: usize = 1 << 16;
+
+/// The labels of a config without any, in transformers.
+const DEFAULT_NUM_LABELS: usize = 2;
+
+/// Sums that are made side by side.
+const NUM_SUMS: usize = 16;
+
+impl ClassHead {
+    /// The head of a config.json, for classes.
+    ///
+    /// # Errors
+    /// Its labels are not numbered, or it has another `problem_type`.
+    pub(super) fn classifying(module: &'static str, config: &JsonFile) -> Result<Self, LoadError> {
+        let labels = labels(config)?;
+        let transform = match config.string("problem_type")? {
+            Some("regression") => ClassTransform::Identity,
+            Some("multi_label_classification") => ClassTransform::Sigmoid,
+            Some("single_label_classification") | None => match labels.len() {
+                1 => ClassTransform::Sigmoid,
+                _ => ClassTransform::Softmax,
+            },
+            Some(other) => {
+                return Err(config.unexpected(
+                    "problem_type",
+                    format_args!("'{other}'"),
+                    "one of regression, single_label_classification and multi_label_classification",
+                ));
+            }
+        };
+        Ok(Self {
+            module,
+            labels,
+            transform,
+        })
+    }
+
+    /// The head of a config.json, for a score.
+    ///
+    /// # Errors
+    /// It has several classes, or the activation is another function.
+    pub(super) fn scoring(module: &'static str, config: &JsonFile) -> Result<Self, LoadError> {
+        let labels = labels(config)?;
+        if labels.len() != 1 {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "task is score, and the model has {} classes, where a score is the number of a single one",
+                    labels.len()
+                ),
+                remedy: "set task to classify".to_owned(),
+            });
+        }
+        Ok(Self {
+            module,
+            labels,
+            transform: score_transform(config)?,
+        })
+    }
+}
+
+/// The function of a cross encoder's score: `sentence_transformers.activation_fn`, or the key of versions before 4. Where neither
+/// is there, the logistic function.
+fn score_transform(config: &JsonFile) -> Result<ClassTransform, LoadError> {
+    const KEY: &str = "activation_fn";
+    const OLD_KEY: &str = "sbert_ce_default_activation_function";
+    let own = config.object("sentence_transformers")?;
+    let (file, key) = match &own {
+        Some(own) if own.get(KEY).is_some() => (own, KEY),
+        _ => (config, OLD_KEY),
+    };
+    let Some(class) = file.string(key)? else {
+        return Ok(ClassTransform::Sigmoid);
+    };
+    match class.rsplit('.').next() {
+        Some("Sigmoid") => Ok(ClassTransform::Sigmoid),
+        Some("Identity") => Ok(ClassTransform::Identity),
+        _ => Err(file.unexpected(
+            key,
+            format_args!("'{class}'"),
+            "supported; torch.nn's Sigmoid and Identity are",
+        )),
+    }
+}
+
+/// The names of the classes: `id2label`, or as many as `num_labels` says, named as in transformers.
+fn labels(config: &JsonFile) -> Result<Vec<String>, LoadError> {
+    let num_labels = config.size("num_labels", 1..=MAX_LABELS)?;
+    let Some(names) = config.object("id2label")? else {
+        let num_labels = num_labels.unwrap_or(DEFAULT_NUM_LABELS);
+        return Ok((0..num_labels).map(|id| format!("LABEL_{id}")).collect());
+    };
+    let num_names = names.entries().count();
+    if !(1..=MAX_LABELS).contains(&num_names) || num_labels.is_some_and(|num| num != num_names) {
+        let expected = match num_labels {
+            Some(num) => format!("num_labels, {num}"),
+            None => format!("1 to {MAX_LABELS}"),
+        };
+        return Err(config.error(format!(
+            "id2label has {num_names} names, and there must be as many as {expected}"
+        )));
+    }
+    let name = |id: usize| {
+        let key = id.to_string();
+        let name = names.string(&key)?;
+        name.map(str::to_owned).ok_or_else(|| names.missing(&key))
+    };
+    (0..num_names).map(name).collect()
+}
+
+/// The weights of a head.
+pub(super) struct ClassWeights {
+    /// `[num_labels, hidden_size]`.
+    weight: Vec<f32>,
+    hidden_size: usize,
+}
+
+impl ClassWeights {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// They are missing, misshapen or not finite.
+    pub fn load(head: &ClassHead, source: &ModelSource) -> Result<Self, LoadError> {
+        let hidden_size = source.spec().hidden_size;
+        let tensors = source.tensors()?;
+        let module = Module::of_model(head.module);
+        let matrix = tensors.matrix(module, head.labels.len(), hidden_size)?;
+        let mut weight = vec![0.0; head.labels.len() * hidden_size];
+        for (index, row) in weight.chunks_exact_mut(hidden_size).enumerate() {
+            matrix.read_row(index, row);
+            if !row.iter().all(|value| value.is_finite()) {
+                return Err(matrix.not_finite(index));
+            }
+        }
+        tensors.store().check()?;
+        Ok(Self {
+            weight,
+            hidden_size,
+        })
+    }
+
+    /// The number of each class.
+    pub fn of(&self, state: &[f32]) -> Vec<f32> {
+        let rows = self.weight.chunks_exact(self.hidden_size);
+        rows.map(|row| dot(row, state)).collect()
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a_groups, a_rest) = a.as_chunks::<NUM_SUMS>();
+    let (b_groups, b_rest) = b.as_chunks::<NUM_SUMS>();
+    let mut sums = [0.0; NUM_SUMS];
+    for (a, b) in a_groups.iter().zip(b_groups) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    let rest = a_rest.iter().zip(b_rest).map(|(a, b)| a * b);
+    sums.iter().sum::<f32>() + rest.sum::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(value: &Value) -> JsonFile {
+        let object = value.as_object().expect("an object").clone();
+        JsonFile::new(Path::new("config.json"), "", object)
+    }
+
+    #[test]
+    fn the_function_is_that_which_the_model_was_trained_for() {
+        use ClassTransform::{Identity, Sigmoid, Softmax};
+        let names = |num: usize| (0..num).map(|id| (id.to_string(), json!(format!("c{id}"))));
+        for (problem_type, num, expected) in [
+            (None, 1, Sigmoid),
+            (None, 3, Softmax),
+            (Some("single_label_classification"), 2, Softmax),
+            (Some("multi_label_classification"), 3, Sigmoid),
+            (Some("regression"), 1, Identity),
+        ] {
+            let id2label: serde_json::Map<_, _> = names(num).collect();
+            let config = config(&json!({ "id2label": id2label, "problem_type": problem_type }));
+            let head = ClassHead::classifying("score", &config).expect("a head");
+            assert_eq!(head.transform, expected, "{problem_type:?} {num}");
+            assert_eq!(head.labels.last(), Some(&format!("c{}", num - 1)));
+        }
+        for (value, expected) in [
+            (json!({}), Sigmoid),
+            (
+                json!({ "sentence_transformers": { "activation_fn": "torch.nn.modules.linear.Identity" } }),
+                Identity,
+            ),
+            (
+                json!({ "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity" }),
+                Identity,
+            ),
+        ] {
+            let mut value = value;
+            value["num_labels"] = json!(1);
+            let head = ClassHead::scoring("score", &config(&value)).expect("a head");
+            assert_eq!((head.transform, &head.labels[0][..]), (expected, "LABEL_0"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let classifying = ClassHead::classifying as fn(&'static str, &JsonFile) -> _;
+        for (head, value, part) in [
+            (
+                classifying,
+                json!({ "problem_type": "ranking" }),
+                "'ranking'",
+            ),
+            (classifying, json!({ "id2label": {} }), "has 0 names"),
+            (
+                classifying,
+                json!({ "id2label": { "1": "a" } }),
+                "id2label.0",
+            ),
+            (
+                classifying,
+                json!({ "id2label": { "0": "a" }, "num_labels": 2 }),
+                "num_labels, 2",
+            ),
+            (classifying, json!({ "num_labels": 1 << 20 }), "num_labels"),
+            (ClassHead::scoring, json!({}), "has 2 classes"),
+            (
+                ClassHead::scoring,
+                json!({ "num_labels": 1, "sentence_transformers": { "activation_fn": "torch.nn.Tanh" } }),
+                "sentence_transformers.activation_fn",
+            ),
+        ] {
+            let error = head("score", &config(&value)).expect_err(part).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The real backend in the fake server: models that classify and score.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use triton_inflight::config::Task;
+use triton_inflight::triton::DataType;
+
+use crate::INVALID;
+use crate::embeddings::{ask_task, load_task};
+use crate::fake_triton::{Parameter, Sent};
+
+#[derive(Deserialize)]
+struct Expected {
+    texts: Vec<Text>,
+}
+
+#[derive(Deserialize)]
+struct Text {
+    text: String,
+    pair: Option<String>,
+    ids: Vec<u32>,
+    numbers: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// What transformers and sentence-transformers make of the texts of a fixture.
+fn texts(fixture: &str) -> Vec<Text> {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let json = fs::read_to_string(fixtures.join(fixture).join("expected.json")).expect("a fixture");
+    serde_json::from_str::<Expected>(&json)
+        .expect("a fixture")
+        .texts
+}
+
+fn pair_of(text: &Text) -> Vec<(&'static str, Parameter)> {
+    let pair = text.pair.as_deref();
+    let pair = pair.map(|pair| ("text_pair", string(pair)));
+    pair.into_iter().collect()
+}
+
+fn string(text: &str) -> Parameter {
+    Parameter::String(CString::new(text).expect("no NUL"))
+}
+
+/// An output of the final response.
+fn output<'a>(sent: &'a [Sent], name: &str) -> (DataType, &'a [i64], &'a [u8]) {
+    let sent = sent.last().expect("a response");
+    assert!(sent.is_final);
+    let mut outputs = sent.outputs.iter();
+    let found = outputs.find(|(other, ..)| other == name);
+    let (_, data_type, shape, bytes) = found.unwrap_or_else(|| panic!("no {name}: {sent:?}"));
+    (*data_type, shape, bytes)
+}
+
+fn numbers(sent: &[Sent], name: &str) -> Vec<f32> {
+    let (data_type, shape, bytes) = output(sent, name);
+    let (values, _) = bytes.as_chunks();
+    assert_eq!(
+        (data_type, shape),
+        (DataType::Fp32, &[1, values.len() as i64][..])
+    );
+    values.iter().map(|it| f32::from_le_bytes(*it)).collect()
+}
+
+fn strings(sent: &[Sent], name: &str) -> Vec<String> {
+    let (data_type, shape, mut bytes) = output(sent, name);
+    let mut strings = Vec::new();
+    while let Some((len, rest)) = bytes.split_first_chunk() {
+        let (string, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);
+        strings.push(String::from_utf8(string.to_vec()).expect("UTF-8"));
+        bytes = rest;
+    }
+    assert_eq!(
+        (data_type, shape),
+        (DataType::Bytes, &[1, strings.len() as i64][..])
+    );
+    strings
+}
+
+fn assert_near(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() < 0.03, "{found:?} {expected:?}");
+    }
+}
+
+#[test]
+fn a_request_gets_the_probabilities_of_classes_and_their_names() {
+    for fixture in ["classes/qwen3", "classes/llama"] {
+        let server = load_task("classify", fixture);
+        for text in texts(fixture) {
+            let ask = |options: &[(&str, Parameter)]| {
+                ask_task(&server, Task::Classify, &[&text.text], options).remove(0)
+            };
+            let sent = ask(&pair_of(&text));
+            let probs = numbers(&sent, "probs");
+            assert_near(&probs, &text.values);
+            let labels = strings(&sent, "labels");
+            assert_eq!(labels, ["neutral", "glad", "sad"]);
+            let best = (0..3).max_by(|&a, &b| text.values[a].total_cmp(&text.values[b]));
+            assert_eq!(
+                strings(&sent, "label"),
+                [labels[best.expect("three")].clone()]
+            );
+            let num_tokens = (text.ids.len() as i32).to_le_bytes();
+            assert_eq!(output(&sent, "num_input_tokens").2, num_tokens);
+            let mut options = pair_of(&text);
+            options.push(("raw_scores", Parameter::Bool(true)));
+            assert_near(&numbers(&ask(&options), "probs"), &text.numbers);
+        }
+        server.unload();
+    }
+}
+
+#[test]
+fn a_pair_gets_a_score() {
+    let fixture = "classes/mistral";
+    let server = load_task("score", fixture);
+    for text in texts(fixture) {
+        let ask = |options: &[(&str, Parameter)]| {
+            numbers(
+                &ask_task(&server, Task::Score, &[&text.text], options)[0],
+                "score",
+            )
+        };
+        let score = ask(&pair_of(&text));
+        assert_near(&score, &text.values);
+        assert_ne!(ask(&[]), score, "without the second text");
+        let mut options = pair_of(&text);
+        options.push(("raw_scores", Parameter::Bool(true)));
+        assert_near(&ask(&options), &text.numbers);
+    }
+    server.unload();
+}
+
+#[test]
+fn what_makes_no_pair_is_refused() {
+    let server = load_task("score", "classes/mistral");
+    let messages = string(r#"[{"role": "user", "content": "a"}]"#);
+    let pair = || ("text_pair", string("b"));
+    for (options, part) in [
+        (vec![("text_pair", string(""))], "is empty"),
+        (
+            vec![pair(), ("truncate_prompt_tokens", Parameter::Int(2))],
+            "first text",
+        ),
+        (vec![pair(), ("messages", messages)], "a conversation"),
+        (
+            vec![pair(), ("dimensions", Parameter::Int(2))],
+            "task: embed",
+        ),
+        (vec![pair(), ("stream", Parameter::Bool(true))], "'stream'"),
+        (
+            vec![("text_pair", string(&"a ".repeat(200)))],
+            "shorten the prompt",
+        ),
+    ] {
+        let sent = ask_task(&server, Task::Score, &["a"], &options);
+        let error = sent[0].last().and_then(|sent| sent.error.clone());
+        let (code, message) = error.unwrap_or_else(|| panic!("{part}: not refused"));
+        assert_eq!(code, INVALID, "{message}");
+        assert!(message.contains(part), "{message}");
+    }
+    server.unload();
+}

@@ -1,0 +1,181 @@
+//! Models with classes, against transformers: see tests/fixtures/make_classifier_fixtures.py.
+
+use std::fs;
+use std::num::NonZeroUsize;
+
+use serde::Deserialize;
+use triton_inflight::base::TokenId;
+use triton_inflight::config::PoolingMode;
+use triton_inflight::device::Device;
+use triton_inflight::device::cpu::{Cpu, CpuOptions};
+use triton_inflight::engine::BlockReuse;
+use triton_inflight::runner::{ClassTransform, ModelRunner, ModelSource};
+
+use crate::copy::Copy;
+use crate::embeddings::embed;
+use crate::reference_device::{Reference, ReferenceOptions};
+use crate::support::{Setup, fixture, simds};
+
+/// The results of transformers for a fixture.
+#[derive(Deserialize)]
+struct Expected {
+    texts: Vec<Text>,
+}
+
+#[derive(Deserialize)]
+struct Text {
+    ids: Vec<TokenId>,
+    numbers: Vec<f32>,
+    rounded: Vec<f32>,
+    bf16_cost: f32,
+}
+
+fn texts(name: &str) -> Vec<Text> {
+    let path = fixture(name).join("expected.json");
+    let text = fs::read_to_string(path).expect("expected.json");
+    let expected: Expected = serde_json::from_str(&text).expect("expected.json");
+    expected.texts
+}
+
+fn load_on<D: Device>(name: &str, setup: &Setup, options: &D::Options) -> ModelRunner<D> {
+    let source = ModelSource::open_classifier(&fixture(name), None).expect("the checkpoint opens");
+    ModelRunner::new(&source, setup.runner_limits(), options).expect("the checkpoint loads")
+}
+
+fn load(name: &str, setup: &Setup) -> ModelRunner<Cpu> {
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(setup.num_threads),
+        simd: setup.simd,
+        ..CpuOptions::default()
+    };
+    load_on(name, setup, &options)
+}
+
+fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, share_of_cost: f32) {
+    let texts = texts(name);
+    let prompts: Vec<_> = texts.iter().map(|text| text.ids.clone()).collect();
+    let found = embed(runner, setup, &prompts).states;
+    let cost = texts.iter().map(|text| text.bf16_cost).fold(0.0, f32::max);
+    for (numbers, text) in found.iter().zip(&texts) {
+        assert_eq!(numbers.len(), text.numbers.len());
+        let errors = numbers
+            .iter()
+            .zip(&text.rounded)
+            .map(|(a, b)| (a - b).abs());
+        let error = errors.fold(0.0, f32::max);
+        println!(
+            "{name}, {} tokens: largest error {error:.6}, bf16 costs {cost}",
+            text.ids.len()
+        );
+        assert!(error <= cost * share_of_cost, "{name}: {error}");
+    }
+    assert_ne!(found[0], found[1]);
+}
+
+#[test]
+fn numbers_of_classes_agree_with_transformers() {
+    for name in ["classes/qwen3", "classes/llama", "classes/mistral"] {
+        for simd in simds() {
+            let setup = Setup {
+                simd: Some(simd),
+                ..Setup::default()
+            };
+            agrees(name, &mut load(name, &setup), &setup, 0.6);
+        }
+        let setup = Setup::default();
+        let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
+        agrees(name, &mut reference, &setup, 0.3);
+    }
+}
+
+#[test]
+fn numbers_have_the_same_bits_alone_in_chunks_and_after_reuse() {
+    let name = "classes/qwen3";
+    let mut prompts: Vec<_> = texts(name).into_iter().map(|text| text.ids).collect();
+    let longest = prompts.last().expect("a prompt").clone();
+    prompts.push(longest[..20].to_vec());
+    prompts.push(longest);
+    let whole = Setup::default();
+    let alone = prompts.iter().map(|prompt| {
+        let prompt = std::slice::from_ref(prompt);
+        embed(&mut load(name, &whole), &whole, prompt)
+            .states
+            .remove(0)
+    });
+    let alone: Vec<_> = alone.collect();
+    let in_chunks = Setup {
+        max_num_tokens: 12,
+        block_size: 4,
+        max_num_requests: 2,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..Setup::default()
+    };
+    let chunked = embed(&mut load(name, &in_chunks), &in_chunks, &prompts);
+    assert!(chunked.num_steps > 5 && chunked.num_reused > 0);
+    assert_eq!(chunked.states, alone);
+}
+
+#[test]
+fn the_head_comes_from_the_config() {
+    let head = |name: &str| {
+        let source = ModelSource::open_classifier(&fixture(name), None).expect("it opens");
+        source.spec().classes.clone().expect("a head")
+    };
+    let qwen3 = head("classes/qwen3");
+    assert_eq!(qwen3.labels, ["neutral", "glad", "sad"]);
+    assert_eq!(qwen3.transform, ClassTransform::Softmax);
+    let llama = head("classes/llama");
+    assert_eq!(llama.transform, ClassTransform::Sigmoid);
+    let scorer = ModelSource::open_scorer(&fixture("classes/mistral"), None).expect("it opens");
+    let head = scorer.spec().classes.as_ref().expect("a head");
+    assert_eq!(
+        (head.labels.len(), head.transform),
+        (1, ClassTransform::Sigmoid)
+    );
+}
+
+#[test]
+fn what_has_no_classes_or_too_many_is_refused() {
+    let refused = |source: Result<ModelSource, _>| {
+        let source = source.and_then(|source| {
+            let limits = Setup::default().runner_limits();
+            ModelRunner::<Cpu>::new(&source, limits, &CpuOptions::default())
+        });
+        source.err().expect("refused").to_string()
+    };
+    let open = |name: &str| ModelSource::open_classifier(&fixture(name), None);
+    let error = refused(open("qwen3"));
+    assert!(
+        error.contains("Qwen3ForCausalLM") && error.contains("Qwen3ForSequenceClassification"),
+        "{error}"
+    );
+    let error = refused(open("mixtral-gguf"));
+    assert!(error.contains("GGUF"), "{error}");
+    let error = refused(ModelSource::open_scorer(&fixture("classes/qwen3"), None));
+    assert!(error.contains("3 classes"), "{error}");
+    let mean = ModelSource::open_classifier(&fixture("classes/qwen3"), Some(PoolingMode::Mean));
+    assert!(refused(mean).contains("pooling is mean"));
+    // The head has other classes than the config says.
+    let other = Copy::of("classes/qwen3").tensor("score.weight", |weight| {
+        let (dtype, columns) = (weight.dtype(), weight.shape()[1]);
+        Some((
+            dtype,
+            vec![2, columns],
+            weight.data()[..4 * columns].to_vec(),
+        ))
+    });
+    let error = refused(ModelSource::open_classifier(other.dir(), None));
+    assert!(
+        error.contains("score.weight") && error.contains("[2, 32]"),
+        "{error}"
+    );
+    let not_finite = Copy::of("classes/qwen3").tensor("score.weight", |weight| {
+        let mut data = weight.data().to_vec();
+        data[..2].copy_from_slice(&half::bf16::NAN.to_le_bytes());
+        Some((weight.dtype(), weight.shape().to_vec(), data))
+    });
+    let error = refused(ModelSource::open_classifier(not_finite.dir(), None));
+    assert!(error.contains("score.weight"), "{error}");
+}
