@@ -96,6 +96,8 @@ struct AttentionCall {
     // A score s, without its scale, becomes cap / scale * tanh(s * scale / cap): 2 * scale / cap * log2(e), 0 for no cap, and
     // cap / scale.
     float cap_shrink, cap_grow;
+    // Latent attention: elements of a query and a key, of which the first head_dim are the value; see latent_attention.cu.
+    int key_dim;
 };
 
 // ------------------------------------------------------------------------------------------- what is seen
@@ -119,9 +121,10 @@ struct Sight {
     }
 
     // The first tile from `tile` on that a query may see.
+    template <int LEN = TILE_LEN>
     __device__ __forceinline__ int next_tile(int tile) const {
-        const int from = tile * TILE_LEN, begin = window_begin();
-        return from >= num_sinks && from + TILE_LEN <= begin ? begin / TILE_LEN : tile;
+        const int from = tile * LEN, begin = window_begin();
+        return from >= num_sinks && from + LEN <= begin ? begin / LEN : tile;
     }
 };
 
@@ -131,22 +134,24 @@ __device__ __forceinline__ bool query_sees(const AttentionCall& call, int query,
 }
 
 // Whether a query of the warp sees a position of a tile, and whether all queries see all. Each lane knows two of them.
+template <int LEN = TILE_LEN>
 __device__ __forceinline__ bool warp_sees(const AttentionCall& call, const int (&positions)[2], int tile) {
     bool is_seen = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const Sight sight{positions[i], positions[i], call.window, call.num_sinks};
-        is_seen |= sight.any_sees(tile * TILE_LEN, (tile + 1) * TILE_LEN);
+        is_seen |= sight.any_sees(tile * LEN, (tile + 1) * LEN);
     }
     return __any_sync(ALL_LANES, is_seen);
 }
 
+template <int LEN = TILE_LEN>
 __device__ __forceinline__ bool warp_sees_all(const AttentionCall& call, const int (&positions)[2], int tile) {
     bool is_seen = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const Sight sight{positions[i], positions[i], call.window, call.num_sinks};
-        is_seen &= positions[i] < 0 || sight.all_see(tile * TILE_LEN, (tile + 1) * TILE_LEN);
+        is_seen &= positions[i] < 0 || sight.all_see(tile * LEN, (tile + 1) * LEN);
     }
     return __all_sync(ALL_LANES, is_seen);
 }
@@ -170,11 +175,16 @@ struct QueryTile {
         return static_cast<int>(entry().position + (entry().first_query + query) / call.group);
     }
 
-    // Where a query lies in q and out.
-    __device__ __forceinline__ size_t offset(int kv_head, int query) const {
+    // Which of all queries of the step it is.
+    __device__ __forceinline__ size_t number(int kv_head, int query) const {
         const u32 packed = entry().first_query + query;
         const size_t row = static_cast<size_t>(entry().first_row) + packed / call.group;
-        return ((row * call.num_kv_heads + kv_head) * call.group + packed % call.group) * call.head_dim;
+        return (row * call.num_kv_heads + kv_head) * call.group + packed % call.group;
+    }
+
+    // Where a query lies in q and out.
+    __device__ __forceinline__ size_t offset(int kv_head, int query) const {
+        return number(kv_head, query) * call.head_dim;
     }
 
     // The head of a query.
@@ -469,6 +479,67 @@ struct Partial {
     }
 };
 
+// The merged splits of a block's queries, in shared memory: each thread's own.
+template <int D, int NUM_WARPS>
+struct Totals {
+    unsigned char* room;
+    bool is_empty;
+
+    __device__ __forceinline__ explicit Totals(unsigned char* room) : room(room), is_empty(true) {}
+
+    // Weighted sums of values, as in Partial::out.
+    __device__ __forceinline__ float4& out(int n) const {
+        return reinterpret_cast<float4*>(room)[n * NUM_WARPS * WARP_SIZE + threadIdx.x];
+    }
+
+    // The maxima and the sums of weights of two queries.
+    __device__ __forceinline__ float4& max_sum() const { return out(D / 8); }
+
+    // Adds the finished result of a split.
+    __device__ __forceinline__ void add(const Partial<D>& partial, float exponent_scale) {
+        if (is_empty) {
+            is_empty = false;
+            max_sum() = make_float4(partial.max[0], partial.max[1], partial.sum[0], partial.sum[1]);
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                const float(&x)[4] = partial.out[n];
+                out(n) = make_float4(x[0], x[1], x[2], x[3]);
+            }
+            return;
+        }
+        const float4 total = max_sum();
+        const MergeFactors first(total.x, partial.max[0], exponent_scale);
+        const MergeFactors second(total.y, partial.max[1], exponent_scale);
+        max_sum() = make_float4(first.max, second.max, first.merge(total.z, partial.sum[0]),
+                                second.merge(total.w, partial.sum[1]));
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            const float(&x)[4] = partial.out[n];
+            const float4 total = out(n);
+            out(n) = make_float4(first.merge(total.x, x[0]), first.merge(total.y, x[1]),
+                                 second.merge(total.z, x[2]), second.merge(total.w, x[3]));
+        }
+    }
+
+    // Adds the totals to the finished result of the last split.
+    __device__ __forceinline__ void add_to(Partial<D>& partial, float exponent_scale) const {
+        if (is_empty) return;
+        const float4 total = max_sum();
+        const MergeFactors first(total.x, partial.max[0], exponent_scale);
+        const MergeFactors second(total.y, partial.max[1], exponent_scale);
+        partial.max[0] = first.max, partial.max[1] = second.max;
+        partial.sum[0] = first.merge(total.z, partial.sum[0]);
+        partial.sum[1] = second.merge(total.w, partial.sum[1]);
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            float(&x)[4] = partial.out[n];
+            const float4 total = out(n);
+            x[0] = first.merge(total.x, x[0]), x[1] = first.merge(total.y, x[1]);
+            x[2] = second.merge(total.z, x[2]), x[3] = second.merge(total.w, x[3]);
+        }
+    }
+};
+
 // The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next one.
 constexpr int NUM_SCORES = TILE_LEN / 8;
 
@@ -498,10 +569,11 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
 
 // Adds the scores to the max and the sum of each query, and makes them weights of values.
 // `scales` are those of a cache of codes, of the tile's keys and of its values.
-template <int D, class Element>
+template <int D, class Element, int NUM_SCORES>
 __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D>& partial,
                                         float (&scores)[NUM_SCORES][4], const float* scales, int tile,
                                         const int (&positions)[2], const AttentionCall& call) {
+    constexpr int LEN = 8 * NUM_SCORES;
     const float exponent_scale = call.exponent_scale;
     const int column = threadIdx.x % 4 * 2;
     if constexpr (HAS_CODES<Element>) {
@@ -523,8 +595,8 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
             }
         }
     }
-    const int from = tile * TILE_LEN;
-    if (!warp_sees_all(call, positions, tile)) {
+    const int from = tile * LEN;
+    if (!warp_sees_all<LEN>(call, positions, tile)) {
 #pragma unroll
         for (int n = 0; n < NUM_SCORES; ++n) {
 #pragma unroll
@@ -556,7 +628,7 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
     for (int n = 0; n < NUM_SCORES; ++n) {
         float2 value_scales = make_float2(1.0f, 1.0f);
         if constexpr (HAS_CODES<Element>) {
-            value_scales = *reinterpret_cast<const float2*>(scales + TILE_LEN + 8 * n + column);
+            value_scales = *reinterpret_cast<const float2*>(scales + LEN + 8 * n + column);
         }
 #pragma unroll
         for (int row = 0; row < 2; ++row) {

@@ -37,67 +37,6 @@
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
 #include "paged_attention.cuh"
 
-// The merged splits of a block's queries, in shared memory: each thread's own.
-template <int D, int NUM_WARPS>
-struct Totals {
-    unsigned char* room;
-    bool is_empty;
-
-    __device__ __forceinline__ explicit Totals(unsigned char* room) : room(room), is_empty(true) {}
-
-    // Weighted sums of values, as in Partial::out.
-    __device__ __forceinline__ float4& out(int n) const {
-        return reinterpret_cast<float4*>(room)[n * NUM_WARPS * WARP_SIZE + threadIdx.x];
-    }
-
-    // The maxima and the sums of weights of two queries.
-    __device__ __forceinline__ float4& max_sum() const { return out(D / 8); }
-
-    // Adds the finished result of a split.
-    __device__ __forceinline__ void add(const Partial<D>& partial, float exponent_scale) {
-        if (is_empty) {
-            is_empty = false;
-            max_sum() = make_float4(partial.max[0], partial.max[1], partial.sum[0], partial.sum[1]);
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                const float(&x)[4] = partial.out[n];
-                out(n) = make_float4(x[0], x[1], x[2], x[3]);
-            }
-            return;
-        }
-        const float4 total = max_sum();
-        const MergeFactors first(total.x, partial.max[0], exponent_scale);
-        const MergeFactors second(total.y, partial.max[1], exponent_scale);
-        max_sum() = make_float4(first.max, second.max, first.merge(total.z, partial.sum[0]),
-                                second.merge(total.w, partial.sum[1]));
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-            const float(&x)[4] = partial.out[n];
-            const float4 total = out(n);
-            out(n) = make_float4(first.merge(total.x, x[0]), first.merge(total.y, x[1]),
-                                 second.merge(total.z, x[2]), second.merge(total.w, x[3]));
-        }
-    }
-
-    // Adds the totals to the finished result of the last split.
-    __device__ __forceinline__ void add_to(Partial<D>& partial, float exponent_scale) const {
-        if (is_empty) return;
-        const float4 total = max_sum();
-        const MergeFactors first(total.x, partial.max[0], exponent_scale);
-        const MergeFactors second(total.y, partial.max[1], exponent_scale);
-        partial.max[0] = first.max, partial.max[1] = second.max;
-        partial.sum[0] = first.merge(total.z, partial.sum[0]);
-        partial.sum[1] = second.merge(total.w, partial.sum[1]);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-            float(&x)[4] = partial.out[n];
-            const float4 total = out(n);
-            x[0] = first.merge(total.x, x[0]), x[1] = first.merge(total.y, x[1]);
-            x[2] = second.merge(total.z, x[2]), x[3] = second.merge(total.w, x[3]);
-        }
-    }
-};
-
 template <int D, class Element, int NUM_WARPS>
 __device__ __forceinline__ void attend_context(const AttentionCall& call) {
     DYNAMIC_SHARED(unsigned char, shared);

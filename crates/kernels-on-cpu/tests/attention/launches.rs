@@ -18,7 +18,8 @@ pub struct Span<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     Context,
-    ContextOfOneWarp,
+    /// For GPUs with little shared memory.
+    SmallContext,
     Generation,
 }
 
@@ -60,7 +61,7 @@ struct Call {
     num_sinks: i32,
     cap_shrink: f32,
     cap_grow: f32,
-    padding: i32,
+    key_dim: i32,
 }
 
 // SAFETY: all fields are numbers, of which zero is one, and there are no bytes between them.
@@ -81,7 +82,7 @@ struct Pool {
 impl Pool {
     /// Nothing that is finite: NaN, or codes with NaN as scales.
     fn new(shape: &Shape, num_blocks: usize) -> Self {
-        let num_vectors = num_blocks * shape.num_kv_heads * shape.block_size;
+        let num_vectors = num_blocks * shape.num_cached_heads() * shape.block_size;
         let num_bytes = num_vectors * shape.head_dim * shape.dtype.size();
         Self {
             words: vec![u128::MAX; num_bytes.div_ceil(16)],
@@ -145,13 +146,13 @@ pub fn attend(
             };
             let block = block_ids.next().expect("as many as are stored");
             block_tables.push(block);
-            for head in 0..shape.num_kv_heads {
+            for head in 0..shape.num_cached_heads() {
                 for offset in 0..shape
                     .block_size
                     .min(span.rows.end - index * shape.block_size)
                 {
-                    let vector =
-                        (block as usize * shape.num_kv_heads + head) * shape.block_size + offset;
+                    let first = block as usize * shape.num_cached_heads() + head;
+                    let vector = first * shape.block_size + offset;
                     let from = head * span.sequence.len + index * shape.block_size + offset;
                     keys.store(shape, vector, &span.sequence.keys, from);
                     values.store(shape, vector, &span.sequence.values, from);
@@ -160,10 +161,10 @@ pub fn attend(
         }
     }
 
-    let block_queries = if kernel == Kernel::Context {
-        4 * WARP_QUERIES
-    } else {
-        WARP_QUERIES
+    let block_queries = match kernel {
+        Kernel::Context if shape.latent_dim.is_some() => 2 * WARP_QUERIES,
+        Kernel::Context => 4 * WARP_QUERIES,
+        Kernel::SmallContext | Kernel::Generation => WARP_QUERIES,
     };
     let (mut tiles, mut rest, mut num_partials) = (Vec::new(), Vec::new(), 0);
     for (span, (first_row, block_table)) in spans.iter().zip(&starts) {
@@ -201,9 +202,9 @@ pub fn attend(
     tiles.append(&mut rest);
     let counts = [tiles.len() as u32, num_first_splits as u32].to_vec();
 
-    let mut out = unwritten_bf16(q.len());
+    let mut out = unwritten_bf16(q.len() / shape.q_len() * shape.out_len());
     let mut partials =
-        unwritten(num_partials * shape.num_kv_heads * ((shape.head_dim + 9) / 8 * 8));
+        unwritten(num_partials * shape.num_kv_heads * ((shape.value_dim() + 9) / 8 * 8));
     let heads = 0..shape.num_q_heads();
     let sink_logits: Vec<f32> = heads.filter_map(|head| shape.sink_logit(head)).collect();
     let call = Call {
@@ -224,7 +225,7 @@ pub fn attend(
         exponent_scale: shape.scale * std::f32::consts::LOG2_E,
         num_kv_heads: shape.num_kv_heads as i32,
         group: shape.group as i32,
-        head_dim: shape.head_dim as i32,
+        head_dim: shape.value_dim() as i32,
         block_size: shape.block_size as i32,
         window: shape.window as i32,
         num_sinks: shape.num_sinks as i32,
@@ -232,29 +233,13 @@ pub fn attend(
             2.0 * shape.scale / cap * std::f32::consts::LOG2_E
         }),
         cap_grow: shape.soft_cap.map_or(0.0, |cap| cap / shape.scale),
-        padding: 0,
+        key_dim: shape.head_dim as i32,
     };
-    let padded_dim = [64, 96, 128, 256]
-        .into_iter()
-        .find(|dim| *dim >= shape.head_dim)
-        .expect("up to 256");
-    let dtype = shape.dtype.name();
     let has_totals = spans.iter().any(|span| span.rows.end > SPLIT_LEN);
-    let (name, num_warps) = match kernel {
-        Kernel::Context => (format!("context_{dtype}_d{padded_dim}"), 4),
-        Kernel::ContextOfOneWarp => (format!("context_{dtype}_d{padded_dim}_w1"), 1),
-        Kernel::Generation => (format!("generation_{dtype}_d{padded_dim}"), 1),
+    let (name, num_warps, shared_bytes) = match shape.latent_dim {
+        Some(_) => latent_kernel(kernel, has_totals),
+        None => kernel_of_heads(shape, kernel, has_totals),
     };
-    let mut shared_bytes = 256 * padded_dim;
-    if shape.dtype.has_codes() {
-        shared_bytes += 512;
-    }
-    if padded_dim > 128 {
-        shared_bytes += num_warps * 8192;
-    }
-    if kernel != Kernel::Generation && has_totals {
-        shared_bytes += num_warps * (64 * padded_dim + 512);
-    }
     let grid_x = match kernel {
         Kernel::Generation => random.between(1, tiles.len() + 1),
         _ => random.between(tiles.len(), tiles.len() + 2),
@@ -265,13 +250,7 @@ pub fn attend(
         shared_bytes,
     };
     // SAFETY: all is as kernels/paged_attention*.cu{,h} say.
-    unsafe {
-        random.launch(
-            &format!("paged_attention_{name}"),
-            dims,
-            &mut [Arg::value(call)],
-        )
-    };
+    unsafe { random.launch(&name, dims, &mut [Arg::value(call)]) };
     if kernel == Kernel::Generation {
         let dims = Dims {
             grid: [
@@ -285,11 +264,55 @@ pub fn attend(
         // SAFETY: as above.
         unsafe { random.launch("paged_attention_merge", dims, &mut [Arg::value(call)]) };
     }
-    let row = |row: usize| row * shape.q_len();
+    let row = |row: usize| row * shape.out_len();
     let rows_of = |(span, (first_row, _)): (&Span<'_>, &(usize, usize))| {
         out[row(*first_row)..row(first_row + span.rows.len())].to_vec()
     };
     spans.iter().zip(&starts).map(rows_of).collect()
+}
+
+/// A kernel of paged attention, the warps of its blocks, and their shared memory.
+fn kernel_of_heads(shape: &Shape, kernel: Kernel, has_totals: bool) -> (String, usize, usize) {
+    let padded_dim = [64, 96, 128, 256]
+        .into_iter()
+        .find(|dim| *dim >= shape.head_dim)
+        .expect("up to 256");
+    let dtype = shape.dtype.name();
+    let (name, num_warps) = match kernel {
+        Kernel::Context => (format!("context_{dtype}_d{padded_dim}"), 4),
+        Kernel::SmallContext => (format!("context_{dtype}_d{padded_dim}_w1"), 1),
+        Kernel::Generation => (format!("generation_{dtype}_d{padded_dim}"), 1),
+    };
+    let mut shared_bytes = 256 * padded_dim;
+    if shape.dtype.has_codes() {
+        shared_bytes += 512;
+    }
+    if padded_dim > 128 {
+        shared_bytes += num_warps * 8192;
+    }
+    if kernel != Kernel::Generation && has_totals {
+        shared_bytes += num_warps * (64 * padded_dim + 512);
+    }
+    (format!("paged_attention_{name}"), num_warps, shared_bytes)
+}
+
+/// The same for latent attention.
+fn latent_kernel(kernel: Kernel, has_totals: bool) -> (String, usize, usize) {
+    let (name, num_teams, num_buffers) = match kernel {
+        Kernel::Context => ("context", 2, 2),
+        Kernel::SmallContext => ("context_t1", 1, 1),
+        Kernel::Generation => ("generation", 1, 2),
+    };
+    let of_team = match has_totals && kernel != Kernel::Generation {
+        true => 8192 + 33792,
+        false => 8192,
+    };
+    let shared_bytes = num_buffers * 36864 + num_teams * of_team;
+    (
+        format!("latent_attention_{name}"),
+        4 * num_teams,
+        shared_bytes,
+    )
 }
 
 /// Which blocks of a span's table are stored: those that one of its rows sees, and some others.

@@ -38,10 +38,10 @@ fn sequence(random: &mut Random, shape: &Shape, longest: usize) -> Sequence {
 }
 
 fn check(shape: &Shape, sequence: &Sequence, rows: Range<usize>, out: &[bf16]) {
-    let q_len = shape.q_len();
-    assert_eq!(out.len(), rows.len() * q_len);
-    for (position, out) in rows.zip(out.chunks_exact(q_len)) {
-        for (head, out) in out.chunks_exact(shape.head_dim).enumerate() {
+    let out_len = shape.out_len();
+    assert_eq!(out.len(), rows.len() * out_len);
+    for (position, out) in rows.zip(out.chunks_exact(out_len)) {
+        for (head, out) in out.chunks_exact(shape.value_dim()).enumerate() {
             let expected = sequence.attention(shape, position, head);
             for (dim, (out, expected)) in out.iter().zip(&expected).enumerate() {
                 // The weights of values are rounded to bf16, and the result is.
@@ -60,10 +60,13 @@ fn check(shape: &Shape, sequence: &Sequence, rows: Range<usize>, out: &[bf16]) {
 #[test]
 fn chunks_of_the_context_match_the_reference() {
     let random = &mut Random::new();
-    for case in 0..num_cases(24) {
-        let shape = Shape::random(random);
+    for case in 0..num_cases(30) {
+        let shape = match case % 5 {
+            0 => Shape::random_latent(random),
+            _ => Shape::random(random),
+        };
         let kernel = match case % 4 {
-            0 if shape.head_dim > 128 => Kernel::ContextOfOneWarp,
+            0 if shape.head_dim > 128 || shape.latent_dim.is_some() => Kernel::SmallContext,
             _ => Kernel::Context,
         };
         let sequences: Vec<Sequence> = (0..random.between(1, 2))
@@ -87,8 +90,11 @@ fn chunks_of_the_context_match_the_reference() {
 #[test]
 fn generation_and_drafts_match_the_reference() {
     let random = &mut Random::new();
-    for _ in 0..num_cases(40) {
-        let shape = Shape::random(random);
+    for case in 0..num_cases(50) {
+        let shape = match case % 5 {
+            0 => Shape::random_latent(random),
+            _ => Shape::random(random),
+        };
         let sequences: Vec<Sequence> = (0..random.between(1, 3))
             .map(|_| sequence(random, &shape, 1100))
             .collect();
@@ -163,8 +169,11 @@ fn in_chunks(
 #[test]
 fn a_row_is_the_same_however_it_is_computed() {
     let random = &mut Random::new();
-    for _ in 0..num_cases(16) {
-        let shape = Shape::random(random);
+    for case in 0..num_cases(20) {
+        let shape = match case % 4 {
+            0 => Shape::random_latent(random),
+            _ => Shape::random(random),
+        };
         let sequence = self::sequence(random, &shape, 700);
         let other = self::sequence(random, &shape, 300);
         let rows = sequence.len.saturating_sub(random.between(1, 40))..sequence.len;
@@ -218,14 +227,18 @@ fn a_row_is_the_same_however_it_is_computed() {
 }
 
 #[test]
-fn the_kernels_of_one_warp_compute_the_same() {
+fn the_kernels_for_little_shared_memory_compute_the_same() {
     let random = &mut Random::new();
-    for dtype in Dtype::ALL {
-        let shape = Shape {
+    let mut shapes: Vec<Shape> = Dtype::ALL
+        .into_iter()
+        .map(|dtype| Shape {
             head_dim: 256,
             dtype,
             ..Shape::random(random)
-        };
+        })
+        .collect();
+    shapes.push(Shape::random_latent(random));
+    for shape in shapes {
         let sequence = Sequence::random(random, &shape, 300);
         let spans = [Span {
             sequence: &sequence,
@@ -234,7 +247,7 @@ fn the_kernels_of_one_warp_compute_the_same() {
         let out = attend(random, &shape, &spans, Kernel::Context);
         assert_eq!(
             out,
-            attend(random, &shape, &spans, Kernel::ContextOfOneWarp),
+            attend(random, &shape, &spans, Kernel::SmallContext),
             "{shape:?}"
         );
     }

@@ -38,10 +38,14 @@ impl Dtype {
 /// The heads of a layer, what they see, and how the cache stores them.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
+    /// Key/value heads; with latent attention, groups of query heads, which all share the keys.
     pub num_kv_heads: usize,
     /// Query heads of a key/value head.
     pub group: usize,
+    /// Elements of a query and a key.
     pub head_dim: usize,
+    /// Latent attention: the elements of a value, which are the first of a key.
+    pub latent_dim: Option<usize>,
     pub block_size: usize,
     /// 0: none.
     pub window: usize,
@@ -65,6 +69,7 @@ impl Shape {
             num_kv_heads: random.between(1, 3),
             group: random.one_of(&[1, 2, 3, 4, 7, 8, 20]),
             head_dim,
+            latent_dim: None,
             block_size: match random.between(0, 2) {
                 0 => random.between(1, 40),
                 _ => random.one_of(&[16, 32, 64, 128]),
@@ -88,6 +93,38 @@ impl Shape {
         }
     }
 
+    /// One of latent attention.
+    pub fn random_latent(random: &mut Random) -> Self {
+        let (latent_dim, rotary_dim) = match random.between(0, 3) {
+            0 => (512, 64),
+            1 => (2 * random.between(1, 256), 2 * random.between(1, 32)),
+            _ => (8 * random.between(1, 16), 8 * random.between(1, 4)),
+        };
+        let shape = Self::random(random);
+        let head_dim = latent_dim + rotary_dim;
+        Self {
+            group: random.one_of(&[1, 3, 4, 8, 15, 16]),
+            head_dim,
+            latent_dim: Some(latent_dim),
+            scale: shape.scale * (shape.head_dim as f32 / head_dim as f32).sqrt(),
+            dtype: Dtype::Bf16,
+            ..shape
+        }
+    }
+
+    /// Elements of a value.
+    pub fn value_dim(&self) -> usize {
+        self.latent_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Heads that the cache has.
+    pub fn num_cached_heads(&self) -> usize {
+        match self.latent_dim {
+            Some(_) => 1,
+            None => self.num_kv_heads,
+        }
+    }
+
     pub fn num_q_heads(&self) -> usize {
         self.num_kv_heads * self.group
     }
@@ -102,6 +139,10 @@ impl Shape {
         self.num_q_heads() * self.head_dim
     }
 
+    pub fn out_len(&self) -> usize {
+        self.num_q_heads() * self.value_dim()
+    }
+
     pub fn sees(&self, query: usize, position: usize) -> bool {
         position <= query
             && (self.window == 0 || position + self.window > query || position < self.num_sinks)
@@ -113,18 +154,18 @@ impl Shape {
     }
 }
 
-/// Keys or values of a sequence, `[num_kv_heads][len][head_dim]`.
+/// Keys or values of a sequence, `[heads of the cache][len][head_dim]`.
 pub struct Vectors {
     /// Bits of bf16, or codes.
     pub elements: Vec<i16>,
-    /// Of codes, `[num_kv_heads][len]`; else ones.
+    /// Of codes, `[heads of the cache][len]`; else ones.
     pub scales: Vec<f32>,
     dtype: Dtype,
 }
 
 impl Vectors {
     fn random(random: &mut Random, shape: &Shape, len: usize) -> Self {
-        let num_vectors = shape.num_kv_heads * len;
+        let num_vectors = shape.num_cached_heads() * len;
         let num_elements = num_vectors * shape.head_dim;
         // Vectors of codes are about as large as those of bf16.
         let scales = |random: &mut Random, largest: f32| {
@@ -172,6 +213,7 @@ pub struct Sequence {
     /// `[len][q_len]`
     pub q: Vec<bf16>,
     pub keys: Vectors,
+    /// Not read with latent attention.
     pub values: Vectors,
 }
 
@@ -196,7 +238,11 @@ impl Sequence {
     pub fn attention(&self, shape: &Shape, position: usize, head: usize) -> Vec<Expected> {
         let head_dim = shape.head_dim;
         let q = &self.q[position * shape.q_len() + head * head_dim..][..head_dim];
-        let first_vector = head / shape.group * self.len;
+        let first_vector = head * shape.num_cached_heads() / shape.num_q_heads() * self.len;
+        let values = match shape.latent_dim {
+            Some(_) => &self.keys,
+            None => &self.values,
+        };
         let seen: Vec<usize> = (0..=position)
             .filter(|seen| shape.sees(position, *seen))
             .collect();
@@ -223,12 +269,12 @@ impl Sequence {
                 magnitude: 0.0,
             };
             for (seen, weight) in seen.iter().zip(&weights) {
-                let term = weight / sum * self.values.element(first_vector + seen, head_dim, dim);
+                let term = weight / sum * values.element(first_vector + seen, head_dim, dim);
                 expected.out += term;
                 expected.magnitude += term.abs();
             }
             expected
         };
-        (0..head_dim).map(of_dim).collect()
+        (0..shape.value_dim()).map(of_dim).collect()
     }
 }

@@ -14,7 +14,7 @@ pub struct Launch {
     pub shared_bytes: usize,
 }
 
-/// All kernels but those of mixtures of experts, which no model of the page has.
+/// All kernels but those of mixtures of experts and of latent attention, which no model of the page has.
 pub const LAUNCHES: [Launch; 88] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
@@ -171,13 +171,20 @@ mod tests {
         }
     }
 
-    /// How the names of kernels for mixtures of experts begin.
-    const OF_EXPERTS: [&str; 5] = [
+    /// How the names of kernels for mixtures of experts and latent attention begin.
+    const OF_NO_MODEL: [&str; 12] = [
         "add_experts",
         "expert_",
+        "join_values",
+        "latent_attention_",
         "quantised_expert_",
+        "rotate_queries",
         "route_",
         "sort_experts",
+        "split_attended",
+        "split_queries",
+        "store_latents",
+        "tile_heads",
     ];
 
     #[test]
@@ -196,7 +203,7 @@ mod tests {
             let (_, number) = after.split_once("\"registers\": ").expect("registers");
             let digits = number.find(|c: char| !c.is_ascii_digit()).expect("an end");
             let registers: usize = number[..digits].parse().expect("a number");
-            if OF_EXPERTS.iter().any(|kernels| name.starts_with(kernels)) {
+            if OF_NO_MODEL.iter().any(|kernels| name.starts_with(kernels)) {
                 continue;
             }
             let launch = LAUNCHES.iter().find(|launch| launch.name == name);
