@@ -72,8 +72,14 @@ fn name_build() {
         println!("cargo::rerun-if-changed={}", path.display());
         hash(&path, &mut hasher);
     }
-    for name in ["PROFILE", "OPT_LEVEL", "TARGET", "CARGO_ENCODED_RUSTFLAGS"] {
+    for name in ["PROFILE", "OPT_LEVEL", "TARGET"] {
         env::var_os(name).hash(&mut hasher);
+    }
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    // Where the sources lay makes no other build.
+    let flags = flags.split('\x1f');
+    for flag in flags.filter(|flag| !flag.starts_with("--remap-path-prefix=")) {
+        flag.hash(&mut hasher);
     }
     println!("cargo::rustc-env=INFLIGHT_BUILD={:016x}", hasher.finish());
 }

@@ -9,11 +9,12 @@ use serde_json::Value;
 
 use crate::process::{cargo, command, output, run};
 use crate::workspace::{root, target};
-use crate::{Result, setup};
+use crate::{Result, setup, source_paths};
 
-const LIBRARY: &str = "libtriton_inflight.so";
+/// The file of the library.
+pub const LIBRARY: &str = "libtriton_inflight.so";
 /// The package of the other ranks of a model, and its program, beside the library.
-const RANK_PROGRAM: &str = "inflight-rank";
+pub const RANK_PROGRAM: &str = "inflight-rank";
 
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
@@ -46,7 +47,7 @@ const MPI_LIBRARY: &str = "libinflight_mpi.so";
 /// Builds the plug-in for MPI into the backend directory, by MPI's compiler and libclang as `setup::mpi` has found them.
 pub fn mpi_plugin() -> Result<()> {
     let built = target("mpi");
-    run(cargo()
+    run(release_cargo()?
         .args(["build", "--release", "--locked"])
         .arg("--manifest-path")
         .arg(root().join("plugins/mpi/Cargo.toml"))
@@ -115,8 +116,12 @@ pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathB
 }
 
 fn program(package: &str, profile: &str) -> Result<PathBuf> {
+    let mut cargo = match profile {
+        "release" => release_cargo()?,
+        _ => cargo(),
+    };
     let messages = output(
-        cargo()
+        cargo
             .args(["build", "--package", package, "--profile", profile])
             .arg("--message-format=json-render-diagnostics"),
     )?;
@@ -128,7 +133,7 @@ fn program(package: &str, profile: &str) -> Result<PathBuf> {
 /// Builds the release library with `rustc --crate-type cdylib`: a plain `build` of a crate that is also an
 /// rlib silently drops the profile's LTO (cargo issue 9672).
 fn build() -> Result<PathBuf> {
-    let messages = output(cargo().args([
+    let messages = output(release_cargo()?.args([
         "rustc",
         "--package=triton-inflight",
         "--release",
@@ -142,6 +147,15 @@ fn build() -> Result<PathBuf> {
         .filter_map(|file| file.as_str().map(PathBuf::from))
         .find(|file| file.ends_with(LIBRARY))
         .ok_or_else(|| format!("cargo did not build {LIBRARY}").into())
+}
+
+/// The cargo for programs that are given away: their bytes depend on the sources alone.
+fn release_cargo() -> Result<Command> {
+    let mut cargo = cargo();
+    cargo
+        .args(source_paths::options()?)
+        .env("CARGO_INCREMENTAL", "0");
+    Ok(cargo)
 }
 
 /// The artifacts in cargo's JSON messages.

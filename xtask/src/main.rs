@@ -8,11 +8,13 @@ mod fuzz;
 mod gpu_bundle;
 mod kernels;
 mod library;
+mod package;
 mod process;
 mod sanitize;
 mod serve;
 mod setup;
 mod soak;
+mod source_paths;
 mod test;
 mod workspace;
 
@@ -59,6 +61,8 @@ enum Command {
     Mpi,
     /// Compile the CUDA kernels, so that the next build embeds them; downloads NVIDIA's compiler
     Kernels,
+    /// Build the library and the programs, and pack them with checksums and a bill of materials
+    Package(package::Options),
     /// Pack what checks and measures the library on a GPU machine that reaches no registry
     GpuBundle(gpu_bundle::Options),
     /// Write a checkpoint with random weights, for measurements
@@ -88,6 +92,7 @@ fn main() -> ExitCode {
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
         Command::Mpi => library::mpi_plugin(),
         Command::Kernels => kernels::run(),
+        Command::Package(options) => package::run(&options),
         Command::GpuBundle(options) => gpu_bundle::run(&options),
         Command::MakeModel { shape, dir } => make_model(&shape, &dir),
         Command::Bindings => bindings(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, command, run as run_command};
-use crate::{Result, book, fuzz, kernels, library, setup, workspace};
+use crate::{Result, book, fuzz, kernels, library, setup, source_paths, workspace};
 
 /// One check. They run in this order: the kernels, which later builds embed, then quick ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,6 +160,8 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let python = setup::python()?;
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
+    // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
+    let simulator = library::simulator("release")?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
     build_mpi_plugin();
@@ -182,6 +184,8 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends)
+            .env("INFLIGHT_SIM", simulator)
+            .env("RELEASE_RUSTFLAGS", source_paths::rustflags()?.join("\x1f"))
             .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
     )
 }
