@@ -122,6 +122,7 @@ impl Bench<'_> {
         let speculation = Some(Speculation {
             max_draft_tokens: MAX_DRAFT_TOKENS,
             prompt_lookup,
+            has_draft_model: false,
         });
         let [off, all] = [None, speculation].map(|it| self.config(it, prompt.len()));
         let mut runner = Runner::Cpu(Box::new(runner(self.source, &all)));
@@ -261,6 +262,7 @@ fn engine_step(len: u32, is_on: bool) -> Duration {
         speculation: is_on.then_some(Speculation {
             max_draft_tokens: MAX_DRAFT_TOKENS,
             prompt_lookup: Some(PromptLookup { min: 2, max: 4 }),
+            has_draft_model: false,
         }),
         ..EngineConfig::default()
     });

@@ -835,6 +835,7 @@ fn what_a_step_costs_is_measured_where_there_are_drafts() {
     let speculation = Some(Speculation {
         max_draft_tokens: 4,
         prompt_lookup: None,
+        has_draft_model: false,
     });
     let config = EngineConfig {
         speculation,

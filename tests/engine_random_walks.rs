@@ -70,11 +70,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         min,
         max: min + more,
     });
-    let speculation = (1u32..=6, proptest::option::of(lookup));
-    let speculation = speculation.prop_map(|(max_draft_tokens, prompt_lookup)| Speculation {
-        max_draft_tokens,
-        prompt_lookup,
-    });
+    let speculation = (1u32..=6, proptest::option::of(lookup), any::<bool>());
+    let speculation =
+        speculation.prop_map(
+            |(max_draft_tokens, prompt_lookup, has_draft_model)| Speculation {
+                max_draft_tokens,
+                prompt_lookup,
+                has_draft_model,
+            },
+        );
     let step_cost = (0u64..=20, 0u64..=2).prop_map(|(fixed_ns, per_token_ns)| StepCost {
         fixed_ns,
         per_token_ns,
@@ -134,6 +138,11 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 record_requests: true,
                 ..EngineConfig::default()
             };
+            if let Some(speculation) = &mut config.speculation {
+                let groups = &config.groups;
+                let keeps_all = groups.windows().len() == 1 && groups.windows()[0].is_none();
+                speculation.has_draft_model &= keeps_all;
+            }
             config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
             if config.reuse != BlockReuse::Off {
                 config.num_host_blocks = Blocks(num_host_blocks);

@@ -5,8 +5,8 @@ mod engine_support;
 use engine_support::{TestRequest, World, wide_config};
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, KvBlocks,
-    OutputOptions, PromptLookup, Speculation,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event,
+    KvBlocks, KvGroups, OutputOptions, PromptLookup, Speculation,
 };
 use triton_inflight::sampling::{FinishReason, SampleError};
 
@@ -314,6 +314,7 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
         speculation: Some(Speculation {
             max_draft_tokens,
             prompt_lookup: Some(PromptLookup { min, max }),
+            has_draft_model: false,
         }),
         ..wide_config()
     };
@@ -340,6 +341,21 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
         (
             with(4, 1, 33),
             "prompt_lookup_max is 33; set it to at most 32",
+        ),
+        (
+            EngineConfig {
+                groups: KvGroups::one(Some(AttentionWindow {
+                    size: Tokens(8),
+                    num_sinks: Tokens(0),
+                })),
+                speculation: Some(Speculation {
+                    has_draft_model: true,
+                    ..with(4, 1, 2).speculation.expect("it is set")
+                }),
+                ..wide_config()
+            },
+            "the model has attention windows, behind which its KV cache gives blocks back, and a draft model needs \
+             them; set speculation to prompt_lookup or none",
         ),
         (
             EngineConfig {
@@ -378,6 +394,7 @@ fn draft_statistics_are_in_the_events_and_in_the_records() {
         speculation: Some(Speculation {
             max_draft_tokens: 4,
             prompt_lookup: None,
+            has_draft_model: false,
         }),
         ..wide_config()
     };
@@ -419,6 +436,7 @@ fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
         speculation: Some(Speculation {
             max_draft_tokens: 8,
             prompt_lookup: None,
+            has_draft_model: false,
         }),
         ..wide_config()
     };

@@ -489,6 +489,7 @@ fn two_micro_batches_take_turns() {
 const DRAFTS: Option<Speculation> = Some(Speculation {
     max_draft_tokens: 4,
     prompt_lookup: None,
+    has_draft_model: false,
 });
 
 #[test]

@@ -152,6 +152,7 @@ mod tests {
             speculation: Some(Speculation {
                 max_draft_tokens: 4,
                 prompt_lookup: None,
+                has_draft_model: false,
             }),
             ..ahead.clone()
         };

@@ -268,6 +268,15 @@ impl EngineConfig {
                 format!("set it to 1 to {MAX_DRAFT_TOKENS}, or set speculation to none"),
             );
         }
+        if speculation.has_draft_model
+            && (self.groups.num_groups() > 1 || self.groups.any_windows())
+        {
+            return refuse(
+                "the model has attention windows, behind which its KV cache gives blocks back, and a draft model needs them"
+                    .into(),
+                "set speculation to prompt_lookup or none".into(),
+            );
+        }
         match speculation.prompt_lookup {
             Some(lookup) if !(1 <= lookup.min && lookup.min <= lookup.max) => refuse(
                 format!(

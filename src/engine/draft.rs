@@ -1,4 +1,4 @@
-//! Draft tokens: guesses at the next tokens, made without a second model and verified in the step that computes them.
+//! Draft tokens: guesses at the next tokens, verified in the step that computes them.
 //!
 //! A sequence in generation phase computes its last token and the drafts after it. A token is sampled from each row of
 //! logits, exactly as without drafts. The row of a draft counts only if the draft is the token that was sampled from the
@@ -20,11 +20,15 @@
 //! tokens   a b c d e x y a b c |  d e x y ..       n-gram a b c
 //! tokens   x y x y x y         |  x y x y ..       n-gram x y x y, two tokens before
 //! ```
+//!
+//! - a draft model of the runner, where neither of the two has any: its tokens are filled into the planned step, see
+//!   [`Step::drafts_to_make`](super::Step::drafts_to_make).
 
 use std::sync::Arc;
 
 use crate::base::{TokenId, Tokens};
 use crate::engine::acceptance::Acceptance;
+use crate::engine::model_drafts::ModelDrafts;
 use crate::sampling::SamplingParams;
 
 /// The most draft tokens of one sequence in one step that can be configured.
@@ -49,6 +53,8 @@ pub struct Speculation {
     pub max_draft_tokens: u32,
     /// Prompt look-up; `None`: only the outputs that requests expect are drafted.
     pub prompt_lookup: Option<PromptLookup>,
+    /// Whether the runner has a draft model, for sequences that have no other drafts.
+    pub has_draft_model: bool,
 }
 
 /// Which n-grams are looked up.
@@ -110,6 +116,8 @@ pub(super) struct Drafter {
     /// How many generated tokens have matched the expected ones; `None` once one has not.
     num_followed: Option<usize>,
     acceptance: Acceptance,
+    /// `None` without a draft model.
+    model: Option<ModelDrafts>,
     totals: DraftTotals,
     /// The totals that were returned last.
     told: DraftTotals,
@@ -127,22 +135,40 @@ impl Drafter {
     ) -> Option<Self> {
         let max = speculation.max_draft_tokens;
         let max_draft_tokens = options.max_draft_tokens.unwrap_or(max).min(max) as usize;
-        let is_drafted = speculation.prompt_lookup.is_some() || !options.expected.is_empty();
+        let is_drafted = speculation.prompt_lookup.is_some()
+            || speculation.has_draft_model
+            || !options.expected.is_empty();
         (max_draft_tokens > 0 && is_drafted && sampling.logits_processor.is_none()).then(|| Self {
             max_draft_tokens,
             prompt_lookup: speculation.prompt_lookup,
             expected: options.expected,
             num_followed: Some(0),
             acceptance: Acceptance::default(),
+            model: speculation.has_draft_model.then(ModelDrafts::default),
             totals: DraftTotals::default(),
             told: DraftTotals::default(),
         })
     }
 
-    /// Counts the drafts of a step.
-    pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize) {
+    /// Counts the drafts of a step, after which `computed` positions of the sequence are in the cache.
+    pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize, computed: Tokens) {
         self.totals.add(num_drafted, num_accepted);
         self.acceptance.count(num_drafted, num_accepted);
+        if let Some(model) = &mut self.model {
+            model.land(num_drafted == num_accepted, computed);
+        }
+    }
+
+    /// Its sequence begins, or goes on after a pause, with so many positions in the cache.
+    pub(super) fn start(&mut self, computed: Tokens) {
+        if let Some(model) = &mut self.model {
+            model.start(computed);
+        }
+    }
+
+    /// If the draft model makes the drafts of the step that is planned, how many positions it has computed.
+    pub(super) fn made_from(&self) -> Option<Tokens> {
+        self.model.as_ref()?.made_from()
     }
 
     /// The most drafts that are worth their price in the next step, a share of what a token costs; `None`: they cost nothing.
@@ -159,7 +185,7 @@ impl Drafter {
     }
 
     /// Appends up to `max` drafts to `tokens`, which has room for them. Returns how many. A token that ends the sequence is
-    /// never drafted: the row of logits behind it would be wasted.
+    /// never drafted: the row of logits behind it would be wasted. 0 stands for those that the draft model makes.
     pub(super) fn append(
         &mut self,
         tokens: &mut Vec<TokenId>,
@@ -184,6 +210,12 @@ impl Drafter {
                 }
                 tokens.push(token);
             }
+        }
+        if tokens.len() == len
+            && let Some(model) = &mut self.model
+        {
+            tokens.resize(len + max, 0);
+            model.make();
         }
         tokens.len() - len
     }
@@ -280,6 +312,7 @@ mod tests {
         Speculation {
             max_draft_tokens: 5,
             prompt_lookup,
+            has_draft_model: false,
         }
     }
 

@@ -15,6 +15,8 @@
 //! sequence_tokens.rs  its tokens, which travel with a step
 //! beam.rs beams.rs    its text, or several of them under beam search
 //! draft.rs            drafts of later tokens, verified in the step that computes them
+//! model_drafts.rs     how far the runner's draft model has computed a sequence
+//! drafts_to_make.rs   what it needs to make the drafts of one
 //! kv/                 blocks, block tables, and sharing of blocks
 //! micro_batches.rs    which micro-batch is next
 //! step.rs             a planned step, as packed arrays
@@ -55,6 +57,7 @@ mod budget;
 mod capacity;
 mod config;
 mod draft;
+mod drafts_to_make;
 #[expect(
     clippy::module_inception,
     reason = "the file holds the type of that name"
@@ -64,6 +67,7 @@ mod extra_outputs;
 mod kv;
 mod lockstep;
 mod micro_batches;
+mod model_drafts;
 mod output;
 mod plan;
 mod queue;
@@ -85,6 +89,7 @@ pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy,
 pub use draft::{
     DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,
 };
+pub use drafts_to_make::DraftsToMake;
 pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{

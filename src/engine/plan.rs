@@ -42,6 +42,9 @@ pub struct PlannedSequence {
     /// How many tokens at the end of the chunk are drafts. The row of the last token and those of the drafts are
     /// sampled in order, as long as the draft is the token that was sampled before it.
     pub num_drafts: u32,
+    /// If the runner's draft model makes them: how many positions of the sequence that has computed, or may have. 0 is in
+    /// their place in `token_ids` until then, see [`Step::drafts_to_make`](super::Step::drafts_to_make).
+    pub drafts_made_from: Option<u32>,
     /// Whether its only token is the one that the step before this one samples for the sequence in `slot`, so that
     /// `token_ids` does not have it: 0 is in its place.
     pub is_ahead: bool,

@@ -358,6 +358,9 @@ impl Sequence {
         self.computed = self.first.reserve(end, &self.details.reuse, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;
         self.details.num_reused = Blocks(num_reused as u32);
+        if let Some(drafter) = &mut self.details.drafter {
+            drafter.start(self.computed);
+        }
     }
 
     /// Releases its blocks. All its tokens are context again.
@@ -684,7 +687,12 @@ impl Sequence {
     pub(super) fn drop_drafts(&mut self, num_accepted: usize) {
         let num_drafts = self.first.tokens_mut().drop_drafts();
         if let Some(drafter) = &mut self.details.drafter {
-            drafter.count(num_drafts, num_accepted);
+            drafter.count(num_drafts, num_accepted, self.computed);
         }
+    }
+
+    /// If the runner's draft model makes the drafts that it has, how many positions that has computed.
+    pub(super) fn drafts_made_from(&self) -> Option<Tokens> {
+        self.details.drafter.as_ref()?.made_from()
     }
 }

@@ -121,6 +121,23 @@ impl SequenceTokens {
         self.num_drafts
     }
 
+    /// Replaces the drafts by as many others.
+    pub(super) fn set_drafts(&mut self, drafts: &[TokenId]) {
+        debug_assert_eq!(self.num_drafts, drafts.len());
+        let first = self.tokens.len() - self.num_drafts;
+        self.tokens[first..].copy_from_slice(drafts);
+    }
+
+    /// The tokens without drafts.
+    pub(super) fn without_drafts(&self) -> &[TokenId] {
+        &self.tokens[..self.tokens.len() - self.num_drafts]
+    }
+
+    /// How tokens are chosen.
+    pub(super) fn sampling(&self) -> &SamplingParams {
+        &self.sampling
+    }
+
     /// Removes the drafts. Returns how many there were.
     pub(super) fn drop_drafts(&mut self) -> usize {
         let num_drafts = std::mem::take(&mut self.num_drafts);

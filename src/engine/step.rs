@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use crate::base::{BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use crate::base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
 use crate::engine::EngineConfig;
+use crate::engine::drafts_to_make::DraftsToMake;
 use crate::engine::plan::{BlockMove, PlannedSequence, StepPlan};
 use crate::engine::sequence::Sequence;
 use crate::engine::sequence_tokens::SequenceTokens;
@@ -97,6 +98,48 @@ impl Step {
             // Steps that are planned ahead have one call.
             sampling_ahead: &self.sampling_ahead,
         })
+    }
+
+    /// Moves to be made before anything is computed; those of the first model call.
+    pub fn moves(&self) -> &[BlockMove] {
+        &self.moves
+    }
+
+    /// The drafts that the runner's draft model has to make before the first model call, in order.
+    pub fn drafts_to_make(&self) -> impl Iterator<Item = DraftsToMake<'_>> {
+        let sequences = self.sequences.iter().zip(&self.sequence_tokens);
+        sequences.filter_map(|(planned, tokens)| {
+            let start = planned.drafts_made_from?;
+            let tokens = tokens.as_ref().expect("its tokens are known");
+            Some(DraftsToMake::new(planned, start, tokens))
+        })
+    }
+
+    /// All block tables, see [`StepPlan::block_tables`].
+    pub fn block_tables(&self) -> &[BlockId] {
+        self.tables.blocks()
+    }
+
+    /// Fills in these drafts, one after the other.
+    ///
+    /// # Panics
+    /// If there are more or fewer of them.
+    pub fn set_drafts(&mut self, mut drafts: &[TokenId]) {
+        for call in &self.calls {
+            for index in call.sequences.clone() {
+                let planned = &self.sequences[index];
+                if planned.drafts_made_from.is_none() {
+                    continue;
+                }
+                let (own, rest) = drafts.split_at(planned.num_drafts as usize);
+                drafts = rest;
+                let end = call.tokens.start + planned.tokens.end as usize;
+                self.token_ids[end - own.len()..end].copy_from_slice(own);
+                let tokens = self.sequence_tokens[index].as_mut();
+                tokens.expect("its tokens are known").set_drafts(own);
+            }
+        }
+        assert!(drafts.is_empty(), "more drafts than the step has");
     }
 
     /// All planned sequences, contexts first; a sequence with several beams has one entry for each.
@@ -205,8 +248,10 @@ impl Step {
         self.token_ids.extend_from_slice(&tokens[start.index()..]);
         // It may hold more than it needs, from drafts that were rejected.
         let num_places = end.blocks_ceil(self.block_size);
+        let made_from = sequence.drafts_made_from();
         let planned = self.push(slot, sequence, start..end, num_places, true);
         planned.num_drafts = num_drafts;
+        planned.drafts_made_from = made_from.map(|it| it.0);
     }
 
     /// Appends the sequence in `slot`, which generates, with the token that the step before samples.
@@ -268,6 +313,7 @@ impl Step {
             block_table: block_table..block_table + num_places.0 * self.num_groups,
             samples,
             num_drafts: 0,
+            drafts_made_from: None,
             is_ahead: false,
             adapter: sequence.adapter().cloned(),
         });

@@ -37,9 +37,12 @@ impl AheadRunner {
     ///
     /// # Errors
     /// It failed as a whole.
-    pub(super) fn launch(&mut self, step: Step) -> Result<(), StepError> {
+    pub(super) fn launch(&mut self, mut step: Step) -> Result<(), StepError> {
         let started = Instant::now();
-        self.attempt(|runner| step.plans().try_for_each(|plan| runner.launch(&plan)))?;
+        self.attempt(|runner| {
+            runner.make_drafts(&mut step)?;
+            step.plans().try_for_each(|plan| runner.launch(&plan))
+        })?;
         self.launched.push_back((step, started));
         Ok(())
     }

@@ -97,7 +97,7 @@ impl Drop for RunnerThread {
 /// The runner failed, or another rank has other inputs.
 pub(super) fn compute(
     runner: &mut Runner,
-    step: Step,
+    mut step: Step,
     inputs: &[RankInput],
     mut output: StepOutput,
 ) -> Result<ComputedStep<Duration>, StepError> {
@@ -106,6 +106,7 @@ pub(super) fn compute(
     if !inputs.is_empty() {
         runner.compare_inputs(inputs)?;
     }
+    runner.make_drafts(&mut step)?;
     step.plans()
         .try_for_each(|plan| runner.run(plan, &mut output))?;
     Ok(ComputedStep {

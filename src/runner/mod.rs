@@ -21,6 +21,7 @@
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
+//! draft_model.rs  a smaller model that guesses the next tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
 //! pooler.rs       the states that stand for prompts, in a model that generates nothing
@@ -40,6 +41,7 @@ mod adapter_parts;
 mod adapter_sizes;
 mod class_head;
 mod decoder;
+mod draft_model;
 mod families;
 mod first_steps;
 mod gate;
@@ -75,7 +77,7 @@ use crate::base::{HostBlockId, StepError};
 use crate::device::RankInput;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
-use crate::engine::{BlockMove, StepOutput, StepPlan};
+use crate::engine::{BlockMove, Step, StepOutput, StepPlan};
 
 pub use adapter::{PreparedAdapter, UsedAdapter};
 pub use adapter_parts::AdapterParts;
@@ -116,6 +118,18 @@ pub enum Runner {
 }
 
 impl Runner {
+    /// Makes the drafts of a step before its first model call, see [`ModelRunner::make_drafts`].
+    ///
+    /// # Errors
+    /// As for `run`.
+    pub fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
+        match self {
+            Self::Cpu(runner) => runner.make_drafts(step),
+            // They have no draft models.
+            Self::Ranks(_) | Self::Cuda(_) | Self::CudaRanks(_) | Self::Synthetic(_) => Ok(()),
+        }
+    }
+
     /// Computes one model call of a step, and appends its results to `output`.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::decoder::{Decoder, head_shape, kv_layout};
+use super::draft_model::DraftModel;
 use super::first_steps;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
@@ -20,9 +21,9 @@ use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
-    StepResults, StepWidths,
+    StepInputs, StepResults, StepWidths,
 };
-use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
+use crate::engine::{BlockCopy, BlockMove, Step, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
@@ -45,6 +46,7 @@ pub struct ModelRunner<D: Device, P = ()> {
     sampling: StepSampling,
     /// Instead of sampling.
     pooler: Option<Pooler>,
+    draft_model: Option<Box<DraftModel<D>>>,
     /// The model calls that were launched last, and may not have been collected.
     calls: [LaunchedCall; 2],
     /// Which of them is launched next.
@@ -236,6 +238,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         Ok(Self {
             has_adapters: D::HAS_ADAPTERS,
             pooler,
+            draft_model: None,
             decoder,
             stage: part.stage,
             role,
@@ -258,6 +261,69 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             limits,
             probe,
         })
+    }
+
+    /// Lets another model, which was loaded with the same limits, make drafts.
+    ///
+    /// # Errors
+    /// It has another number of tokens, or more ranks compute this one.
+    pub fn with_draft_model(mut self, draft_model: ModelRunner<D>) -> Result<Self, LoadError> {
+        let (own, others) = (self.vocab_size, draft_model.vocab_size);
+        if own != others {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "the draft model has {others} tokens, and the model that it drafts for has {own}"
+                ),
+                remedy: "name a draft model with the same tokenizer, or set speculation to none"
+                    .to_owned(),
+            });
+        }
+        self.draft_model = Some(Box::new(DraftModel::new(draft_model)));
+        Ok(self)
+    }
+
+    /// Has the draft model make the drafts that a step asks for, before its first model call is run or launched. Each step
+    /// comes here, in order, for its moves of blocks. Without a draft model, nothing happens.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
+        match &mut self.draft_model {
+            Some(draft_model) => draft_model.make(step),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes tokens that no plan has, and returns the logits of the sampled rows, `[num_sampled_rows, vocab_size]`.
+    ///
+    /// # Errors
+    /// A token id is not in the vocabulary, or the device has failed.
+    pub(super) fn compute_rows(&mut self, inputs: StepInputs<'_>) -> Result<&[f32], StepError> {
+        self.check_tokens(inputs.token_ids)?;
+        let Self {
+            probe,
+            device,
+            decoder,
+            cache,
+            logits,
+            ..
+        } = self;
+        let num_rows = inputs.sampled_rows.len();
+        let step = device.begin_step(cache, inputs);
+        decoder.forward(device, cache, &step, inputs, probe);
+        decoder.logits(device, num_rows, &[], logits, probe);
+        device.end_step(step);
+        Ok(device.results(logits, num_rows)?.logits)
+    }
+
+    /// The most tokens in a step.
+    pub(super) fn max_num_tokens(&self) -> usize {
+        self.limits.max_num_tokens.index()
+    }
+
+    /// Positions per KV block.
+    pub(super) fn block_size(&self) -> BlockSize {
+        self.limits.block_size
     }
 
     /// The probe.

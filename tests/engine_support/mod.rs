@@ -399,6 +399,8 @@ pub struct World {
     cache: Vec<u64>,
     /// The same in host memory.
     host_cache: Vec<u64>,
+    /// The same for the draft model.
+    draft_caches: [Vec<u64>; 2],
     /// Steps in flight, oldest first, as with a runner on another thread.
     out: VecDeque<OutStep>,
     /// Padding tokens of the last planned step.
@@ -428,6 +430,8 @@ impl World {
             streams: BTreeMap::new(),
             cache: vec![0; config.num_blocks.tokens(config.block_size).index()],
             host_cache: vec![0; config.num_host_blocks.tokens(config.block_size).index()],
+            draft_caches: [config.num_blocks, config.num_host_blocks]
+                .map(|num_blocks| vec![0; num_blocks.tokens(config.block_size).index()]),
             out: VecDeque::new(),
             num_padding_tokens: 0,
             num_copies: 0,
@@ -507,7 +511,10 @@ impl World {
     /// planned ahead, the results applied are those of the previous step.
     pub fn step_and_cancel(&mut self, cancelled: Option<SequenceId>) -> Vec<PlannedSequence> {
         self.num_steps += 1;
-        let step = self.engine.schedule();
+        let mut step = self.engine.schedule();
+        if self.config.speculation.is_some_and(|it| it.has_draft_model) {
+            make_drafts(&mut step, &self.config, &mut self.draft_caches);
+        }
         for stage in self.engine.request_stages() {
             let stream = self.streams.get_mut(&stage.id).expect("added before");
             stream.generates = stage.stage == Stage::Generation;
@@ -758,19 +765,45 @@ impl World {
     }
 }
 
-/// Computes a plan as a model would, with access only through the block tables.
-fn run(
-    plan: &StepPlan<'_>,
-    config: &EngineConfig,
-    streams: &mut BTreeMap<SequenceId, Stream>,
-    cache: &mut [u64],
-    host_cache: &mut [u64],
-    output: &mut StepOutput,
-    of_host: &mut Vec<usize>,
-) {
-    let block_size = plan.block_size.tokens().index();
+/// Makes the drafts of a step as a draft model would, with access only through the block tables: two of three are right.
+/// It knows the positions that it has computed; those that were found in the cache may be anything.
+fn make_drafts(step: &mut Step, config: &EngineConfig, caches: &mut [Vec<u64>; 2]) {
+    let block_size = config.block_size.tokens().index();
+    let [cache, host_cache] = caches;
+    make_moves(step.moves(), block_size, cache, host_cache);
+    let mut drafts = Vec::new();
+    for to_make in step.drafts_to_make() {
+        let table = to_make.block_table.start as usize..to_make.block_table.end as usize;
+        let table = &step.block_tables()[table];
+        let place = |position: usize| {
+            table[position / block_size].index() * block_size + position % block_size
+        };
+        assert!(!to_make.tokens.is_empty() && to_make.num_drafts > 0);
+        let mut position = to_make.start as usize;
+        let mut compute = |token| {
+            let before = position.checked_sub(1);
+            let before = before.map_or(FIRST_ENTRY, |before| cache[place(before)]);
+            cache[place(position)] = chain(before, token);
+            position += 1;
+            chain(before, token)
+        };
+        let tokens = to_make.tokens.iter().map(|&token| compute(token));
+        let mut entry = tokens.last().expect("not empty");
+        for n in 1..=to_make.num_drafts {
+            let guess = (next_token(entry) + u32::from(entry % 3 == 0)) % VOCAB_SIZE;
+            let draft = if to_make.is_end(guess) { 0 } else { guess };
+            drafts.push(draft);
+            if n < to_make.num_drafts {
+                entry = compute(draft);
+            }
+        }
+    }
+    step.set_drafts(&drafts);
+}
+
+fn make_moves(moves: &[BlockMove], block_size: usize, cache: &mut [u64], host_cache: &mut [u64]) {
     let positions = |index: usize| index * block_size..(index + 1) * block_size;
-    for one in plan.moves {
+    for one in moves {
         match *one {
             BlockMove::Copy(copy) => {
                 assert!(copy.num_positions > 0 && (copy.num_positions as usize) < block_size + 1);
@@ -784,6 +817,20 @@ fn run(
                 .copy_from_slice(&host_cache[positions(source.index())]),
         }
     }
+}
+
+/// Computes a plan as a model would, with access only through the block tables.
+fn run(
+    plan: &StepPlan<'_>,
+    config: &EngineConfig,
+    streams: &mut BTreeMap<SequenceId, Stream>,
+    cache: &mut [u64],
+    host_cache: &mut [u64],
+    output: &mut StepOutput,
+    of_host: &mut Vec<usize>,
+) {
+    let block_size = plan.block_size.tokens().index();
+    make_moves(plan.moves, block_size, cache, host_cache);
     for (index, planned) in plan.sequences.iter().enumerate() {
         let blocks = plan.block_table(planned);
         let place_in = |position: usize, group: usize| {

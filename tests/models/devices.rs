@@ -46,6 +46,7 @@ pub fn setups() -> Vec<(&'static str, Setup)> {
         speculation: Some(Speculation {
             max_draft_tokens: 3,
             prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+            has_draft_model: false,
         }),
         ..tight.clone()
     };

@@ -19,6 +19,7 @@ mod cuda_ranks;
 mod cuda_stages;
 mod cuda_weight_cache;
 mod devices;
+mod draft_models;
 mod embeddings;
 mod experts;
 mod family_gguf;

@@ -10,7 +10,7 @@ use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
-    Sampled, Speculation, StepCost, StepOutput, StepPlan,
+    Sampled, Speculation, Step, StepCost, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
     AdapterRoom, AttentionWindows, CpuRunner, GroupedLayers, LeadingRunner, ModelRunner,
@@ -77,6 +77,8 @@ pub struct Setup {
     pub reuse: BlockReuse,
     /// Speculation settings.
     pub speculation: Option<Speculation>,
+    /// The fixture of the draft model.
+    pub draft_model: Option<&'static str>,
     /// What steps are said to cost.
     pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
@@ -111,6 +113,7 @@ impl Default for Setup {
             separate_calls: false,
             reuse: BlockReuse::Off,
             speculation: None,
+            draft_model: None,
             step_cost: None,
             simd: None,
         }
@@ -234,8 +237,17 @@ impl Setup {
 
     /// The model in a folder, loaded for this setup on a device.
     pub fn load_on<D: Device>(&self, dir: &Path, options: &D::Options) -> ModelRunner<D> {
-        let source = ModelSource::open(dir).expect("the checkpoint opens");
-        ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
+        let load = |dir: &Path| {
+            let source = ModelSource::open(dir).expect("the checkpoint opens");
+            ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
+        };
+        match self.draft_model {
+            None => load(dir),
+            Some(draft_model) => {
+                let runner = load(dir).with_draft_model(load(&fixture(draft_model)));
+                runner.expect("their tokens are the same")
+            }
+        }
     }
 }
 
@@ -310,12 +322,20 @@ pub struct Happened {
 
 /// What computes model calls.
 pub trait CallRunner {
+    fn make_drafts(&mut self, _: &mut Step) -> Result<(), StepError> {
+        Ok(())
+    }
+
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError>;
     fn logits(&mut self) -> &[f32];
     fn vocab_size(&self) -> usize;
 }
 
 impl<D: Device> CallRunner for ModelRunner<D> {
+    fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
+        self.make_drafts(step)
+    }
+
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.run(plan, output)
     }
@@ -365,7 +385,8 @@ pub fn serve(
                 num_added += 1;
             }
         }
-        let step = engine.schedule();
+        let mut step = engine.schedule();
+        runner.make_drafts(&mut step).expect("drafts are made");
         let planned = step.sequences();
         happened.max_sequences = happened.max_sequences.max(planned.len());
         // The owner of each row of logits, and whether the row is a draft's.

@@ -147,6 +147,7 @@ pub(in crate::manager) fn speculation(settings: &Settings) -> Option<Speculation
     let with = |prompt_lookup| Speculation {
         max_draft_tokens: settings.max_draft_tokens,
         prompt_lookup,
+        has_draft_model: false,
     };
     match settings.speculation {
         SpeculationKind::None => None,
@@ -347,6 +348,7 @@ mod tests {
         let expected = Speculation {
             max_draft_tokens: 9,
             prompt_lookup: Some(lookup),
+            has_draft_model: false,
         };
         assert_eq!(engine.speculation, Some(expected));
         assert_eq!(engine.max_num_tokens, Tokens(632));

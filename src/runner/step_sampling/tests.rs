@@ -39,6 +39,7 @@ impl Sampling {
             speculation: Some(Speculation {
                 max_draft_tokens: 4,
                 prompt_lookup: None,
+                has_draft_model: false,
             }),
             ..EngineConfig::default()
         };
