@@ -75,6 +75,11 @@ pub fn simulator(profile: &str) -> Result<PathBuf> {
     program("inflight-simulator", profile)
 }
 
+/// Builds the server with OpenAI's API with a profile of Cargo.toml; returns the program's path.
+pub fn openai(profile: &str) -> Result<PathBuf> {
+    program("inflight-openai", profile)
+}
+
 /// Builds the program that measures the library in process; returns its path.
 pub fn measure() -> Result<PathBuf> {
     program("inflight-measure", "release")

@@ -1,0 +1,180 @@
+//! A JSON object of which fields are taken one by one.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::Error;
+use crate::fields::{Fate, Field};
+
+/// The fields of a request that nothing has taken yet. A field that is null counts as not given, as in OpenAI's API.
+#[derive(Debug)]
+pub struct Body(Map<String, Value>);
+
+impl Body {
+    /// The fields of a JSON object.
+    ///
+    /// # Errors
+    /// The bytes are not JSON, or not an object.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        match serde_json::from_slice(bytes) {
+            Ok(Value::Object(mut fields)) => {
+                fields.retain(|_, value| !value.is_null());
+                Ok(Self(fields))
+            }
+            Ok(_) => Err(Error::invalid("the body is JSON, but not an object")),
+            Err(error) => Err(Error::invalid(format!("the body is not JSON: {error}"))),
+        }
+    }
+
+    /// Any value.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        // The order of what is left decides what is handed on, and an object's order means nothing.
+        self.0.swap_remove(name)
+    }
+
+    /// A text.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong(name, &other, "a text")),
+        }
+    }
+
+    /// The name of the model.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn model(&mut self) -> Result<String, Error> {
+        self.text("model")?
+            .ok_or_else(|| Error::field("model", "the request names no model; give 'model'"))
+    }
+
+    /// A truth value; false if it is not given.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn flag(&mut self, name: &str) -> Result<bool, Error> {
+        match self.take(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(other) => Err(wrong(name, &other, "true or false")),
+        }
+    }
+
+    /// A whole number of a range.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn count(&mut self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, Error> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+        match number.filter(|number| range.contains(number)) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                let (first, last) = range.into_inner();
+                let expected = format!("a whole number from {first} to {last}");
+                Err(wrong(name, &value, &expected))
+            }
+        }
+    }
+
+    /// The options of Triton's request that the remaining fields are: those that `fields` says are handed on, under the
+    /// names there, and those that it does not know, which the backend itself knows or refuses.
+    ///
+    /// # Errors
+    /// A field that is refused.
+    pub fn into_options(self, fields: &[Field]) -> Result<Map<String, Value>, Error> {
+        let mut options = Map::new();
+        for (name, value) in self.0 {
+            let known = fields.iter().find(|field| field.name == name);
+            match known.map(|field| &field.fate) {
+                None => {
+                    options.insert(name, value);
+                }
+                Some(Fate::Option(option)) => {
+                    options.insert((*option).to_owned(), value);
+                }
+                Some(Fate::Read | Fate::Ignored) => {}
+                Some(Fate::Refused { instead, unless }) => {
+                    if !unless(&value) {
+                        return Err(Error::field(
+                            &name,
+                            format!("'{name}' is not supported; {instead}"),
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A field with a value of another type or range than `expected`.
+pub fn wrong(name: &str, value: &Value, expected: &str) -> Error {
+    Error::field(
+        name,
+        format!("'{name}': {} is not {expected}", short(value)),
+    )
+}
+
+/// A value as it may stand in a message.
+fn short(value: &Value) -> String {
+    const MAX_CHARS: usize = 100;
+    let text = value.to_string();
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn body(value: Value) -> Body {
+        Body::parse(value.to_string().as_bytes()).expect("an object")
+    }
+
+    #[test]
+    fn what_is_not_an_object_is_refused() {
+        for bytes in [&b"{"[..], b"", b"[]", b"\xff"] {
+            assert!(Body::parse(bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn null_counts_as_not_given() {
+        let mut fields = body(json!({"n": null, "stream": null}));
+        assert_eq!(fields.count("n", 1..=2), Ok(None));
+        assert_eq!(fields.flag("stream"), Ok(false));
+    }
+
+    #[test]
+    fn a_wrong_type_names_the_field_and_the_value() {
+        let error = body(json!({"n": 1.5}))
+            .count("n", 1..=8)
+            .expect_err("a fraction");
+        assert_eq!(error.message, "'n': 1.5 is not a whole number from 1 to 8");
+        assert_eq!(error.param.as_deref(), Some("n"));
+        assert!(body(json!({"n": 9})).count("n", 1..=8).is_err());
+        assert!(body(json!({"n": -1})).count("n", 0..=8).is_err());
+        assert!(body(json!({"stream": "yes"})).flag("stream").is_err());
+        assert!(body(json!({"model": 1})).model().is_err());
+        assert!(body(json!({})).model().is_err());
+    }
+
+    #[test]
+    fn long_values_are_cut_off_between_characters() {
+        let error = wrong("stop", &json!("ä".repeat(1000)), "a list");
+        assert!(error.message.len() < 300);
+    }
+}

@@ -1,0 +1,208 @@
+//! Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+
+use std::error::Error as _;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+/// Why a request was refused, or failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// The status of the HTTP response.
+    pub status: StatusCode,
+    /// What is wrong, and what to do instead.
+    pub message: String,
+    /// The field of the request that is wrong.
+    pub param: Option<String>,
+    /// A word for programs.
+    pub code: Option<&'static str>,
+}
+
+impl Error {
+    /// A mistake of the client.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A mistake of the client in one field of the request.
+    pub fn field(name: &str, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(name.to_owned()),
+            ..Self::invalid(message)
+        }
+    }
+
+    /// The body of the request has more bytes than the front takes.
+    pub fn too_large(max_bytes: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!(
+                "the request is larger than {max_bytes} bytes; shorten it, or start the server with a larger --max-request-bytes"
+            ),
+        )
+    }
+
+    /// As many requests are in flight as the front takes.
+    pub fn busy(max_requests: usize) -> Self {
+        Self {
+            code: Some("rate_limit_exceeded"),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!(
+                    "{max_requests} requests are in flight, which is the limit; try again later"
+                ),
+            )
+        }
+    }
+
+    /// No path, or no method of a path, has this name.
+    pub fn unknown_path(method: &str, path: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("there is no {method} {path}"),
+        )
+    }
+
+    /// There is no model of this name.
+    pub fn unknown_model(name: &str) -> Self {
+        Self {
+            param: Some("model".to_owned()),
+            code: Some("model_not_found"),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                format!("there is no model '{name}'; GET /v1/models lists those there are"),
+            )
+        }
+    }
+
+    /// The server behind the front sent what it never should.
+    pub fn bad_response(problem: &str) -> Self {
+        Self::new(
+            StatusCode::BAD_GATEWAY,
+            format!("the response of tritonserver has {problem}"),
+        )
+    }
+
+    /// A refusal of the server behind the front, or of the connection to it, for a request to `model`.
+    pub fn of_triton(status: &Status, model: &str) -> Self {
+        if status.source().is_some() {
+            let message = format!("no connection to tritonserver: {}", status.message());
+            return Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        }
+        let message = status.message();
+        // Triton's queue is full: of all that is unavailable, this alone passes by itself.
+        let is_full = message.contains("maximum queue size");
+        let http = match status.code() {
+            Code::NotFound => return Self::unknown_model(model),
+            Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+                StatusCode::BAD_REQUEST
+            }
+            Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unavailable if is_full => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::AlreadyExists => StatusCode::CONFLICT,
+            Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self {
+            code: (http == StatusCode::TOO_MANY_REQUESTS).then_some("rate_limit_exceeded"),
+            ..Self::new(http, message)
+        }
+    }
+
+    /// The body of the response.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind(),
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+
+    /// OpenAI's word for the kind of error.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+        }
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        let mut response = (
+            self.status,
+            [(header::CONTENT_TYPE, json)],
+            self.body().to_string(),
+        )
+            .into_response();
+        if matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        ) {
+            let second = HeaderValue::from_static("1");
+            response.headers_mut().insert(header::RETRY_AFTER, second);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_triton_keep_their_text_and_get_their_status() {
+        for (status, http, kind) in [
+            (
+                Status::invalid_argument("option"),
+                400,
+                "invalid_request_error",
+            ),
+            (Status::not_found("no"), 404, "invalid_request_error"),
+            (
+                Status::unavailable("inference request to model 'm': Exceeds maximum queue size"),
+                429,
+                "rate_limit_error",
+            ),
+            (Status::unavailable("stopping"), 503, "server_error"),
+            (Status::internal("step failed"), 500, "server_error"),
+        ] {
+            let error = Error::of_triton(&status, "m");
+            assert_eq!(
+                (error.status.as_u16(), error.kind()),
+                (http, kind),
+                "{status}"
+            );
+        }
+        let error = Error::of_triton(&Status::invalid_argument("option 'n'"), "m");
+        assert_eq!(error.message, "option 'n'");
+    }
+
+    #[test]
+    fn a_client_is_told_when_to_try_again() {
+        let response = Error::busy(8).into_response();
+        assert_eq!(response.headers()["retry-after"], "1");
+        assert!(
+            !Error::invalid("no")
+                .into_response()
+                .headers()
+                .contains_key("retry-after")
+        );
+    }
+}

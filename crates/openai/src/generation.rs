@@ -1,0 +1,330 @@
+//! A request for text, and the replies to it, in Triton's tensors.
+
+use axum::body::Bytes;
+use serde_json::{Map, Value};
+
+use crate::Error;
+use crate::protocol::{
+    InferParameter, ModelInferRequest, ModelInferResponse, ParameterChoice, RequestedOutput, Tensor,
+};
+
+/// A request for text that continues one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// The model.
+    pub model: String,
+    /// The request id.
+    pub id: String,
+    /// The prompt; empty if the options contain a conversation.
+    pub text: String,
+    /// Request options by name.
+    pub options: Map<String, Value>,
+    /// The outputs to return besides [`OUTPUTS`].
+    pub outputs: &'static [&'static str],
+}
+
+/// The outputs that every reply is made of.
+pub const OUTPUTS: [&str; 4] = [
+    "text_output",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+];
+
+/// The output with log-probabilities.
+pub const LOGPROBS: &str = "logprobs";
+
+impl Generation {
+    /// The message for Triton.
+    pub fn into_message(self) -> ModelInferRequest {
+        // One text with all options: Triton's own parameters hold neither lists nor, in older servers, fractions.
+        let options = ParameterChoice::Text(Value::Object(self.options).to_string());
+        let parameters = [
+            ("sampling_parameters", options),
+            // Without it, a request that ends with nothing would have no last response.
+            (
+                "triton_enable_empty_final_response",
+                ParameterChoice::Bool(true),
+            ),
+        ];
+        let parameters = parameters.map(|(name, value)| {
+            let parameter_choice = Some(value);
+            (name.to_owned(), InferParameter { parameter_choice })
+        });
+        let outputs = OUTPUTS.iter().chain(self.outputs);
+        ModelInferRequest {
+            model_name: self.model,
+            id: self.id,
+            parameters: parameters.into(),
+            inputs: vec![Tensor {
+                name: "text_input".to_owned(),
+                datatype: "BYTES".to_owned(),
+                shape: vec![1, 1],
+            }],
+            outputs: outputs
+                .map(|&name| RequestedOutput {
+                    name: name.to_owned(),
+                })
+                .collect(),
+            raw_input_contents: vec![text_tensor(&self.text)],
+        }
+    }
+}
+
+/// A reply: the whole answer, or what is new of it in a stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reply {
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: u32,
+    /// One row for each sequence of the answer.
+    pub rows: Vec<Row>,
+}
+
+/// What a reply says about a sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// The text, or the new part of it.
+    pub text: String,
+    /// Why the sequence ended, in OpenAI's words; `None` while it is running.
+    pub finish_reason: Option<&'static str>,
+    /// Tokens so far.
+    pub num_tokens: u32,
+    /// For each token that the reply has, if the request asked for it.
+    pub logprobs: Option<Vec<Position>>,
+}
+
+/// A token of an answer, with its log-probability and that of the most likely ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Position {
+    /// The token itself.
+    pub token: Candidate,
+    /// As many of the most likely tokens as the request asked for, best first. Behind them the token itself, if it is none.
+    pub ranked: Vec<Candidate>,
+}
+
+/// A token and its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The token's text.
+    pub text: String,
+    /// Its log-probability.
+    pub logprob: f64,
+}
+
+impl Reply {
+    /// The reply that a response of Triton is.
+    ///
+    /// # Errors
+    /// The response lacks an output, or an output is not what its name promises.
+    pub fn read(response: &ModelInferResponse) -> Result<Self, Error> {
+        let bytes = |name: &str| {
+            let index = response
+                .outputs
+                .iter()
+                .position(|output| output.name == name)?;
+            response.raw_output_contents.get(index)
+        };
+        let missing = |name: &str| Error::bad_response(&format!("no sound output '{name}'"));
+        let texts = |name: &str| bytes(name).and_then(texts).ok_or_else(|| missing(name));
+        let numbers = |name: &str| bytes(name).and_then(numbers).ok_or_else(|| missing(name));
+
+        let num_prompt_tokens = numbers("num_input_tokens")?.first().copied();
+        let rows = texts("text_output")?.into_iter();
+        let mut rows: Vec<_> = rows
+            .zip(texts("finish_reason")?)
+            .zip(numbers("num_output_tokens")?)
+            .map(|((text, reason), num_tokens)| Row {
+                text,
+                finish_reason: finish_reason(&reason),
+                num_tokens,
+                logprobs: None,
+            })
+            .collect();
+        if bytes(LOGPROBS).is_some() {
+            for (row, json) in rows.iter_mut().zip(texts(LOGPROBS)?) {
+                row.logprobs = Some(positions(&json).ok_or_else(|| missing(LOGPROBS))?);
+            }
+        }
+        Ok(Self {
+            num_prompt_tokens: num_prompt_tokens.ok_or_else(|| missing("num_input_tokens"))?,
+            rows,
+        })
+    }
+}
+
+/// OpenAI's word for the end of a sequence.
+fn finish_reason(name: &str) -> Option<&'static str> {
+    match name {
+        "" => None,
+        "tool_calls" => Some("tool_calls"),
+        "end_id" | "stop_words" => Some("stop"),
+        // Of what OpenAI has words for, `length` says best that the text may lack its end.
+        _ => Some("length"),
+    }
+}
+
+/// The tokens in the text of an output `logprobs`.
+fn positions(json: &str) -> Option<Vec<Position>> {
+    let Ok(Value::Array(positions)) = serde_json::from_str(json) else {
+        return None;
+    };
+    positions.iter().map(position).collect()
+}
+
+/// A token among the most likely ones: an object with the token first, of `{"logprob", "rank", "decoded_token"}` by id.
+fn position(value: &Value) -> Option<Position> {
+    let mut ranked: Vec<_> = value
+        .as_object()?
+        .values()
+        .map(|entry| {
+            let candidate = Candidate {
+                text: entry["decoded_token"].as_str()?.to_owned(),
+                logprob: entry["logprob"].as_f64()?,
+            };
+            Some((entry["rank"].as_u64()?, candidate))
+        })
+        .collect::<Option<_>>()?;
+    let (_, token) = ranked.first().cloned()?;
+    ranked.sort_by_key(|(rank, _)| *rank);
+    Some(Position {
+        token,
+        ranked: ranked.into_iter().map(|(_, candidate)| candidate).collect(),
+    })
+}
+
+/// One text as a tensor of type BYTES: its length in four bytes, little-endian, and its bytes.
+fn text_tensor(text: &str) -> Vec<u8> {
+    let length = u32::try_from(text.len()).expect("requests are bounded far below 4 GiB");
+    [&length.to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// The elements of a tensor of type BYTES, which are texts.
+fn texts(tensor: &Bytes) -> Option<Vec<String>> {
+    let mut rest = &tensor[..];
+    let mut texts = Vec::new();
+    while !rest.is_empty() {
+        let (length, tail) = rest.split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let (text, tail) = tail.split_at_checked(length)?;
+        texts.push(std::str::from_utf8(text).ok()?.to_owned());
+        rest = tail;
+    }
+    Some(texts)
+}
+
+/// The elements of a tensor of type INT32 or UINT32, which count something.
+fn numbers(tensor: &Bytes) -> Option<Vec<u32>> {
+    let (numbers, rest) = tensor.as_chunks::<4>();
+    let numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    rest.is_empty().then(|| numbers.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn response(outputs: &[(&str, Vec<u8>)]) -> ModelInferResponse {
+        let tensor = |name: &str| Tensor {
+            name: name.to_owned(),
+            ..Tensor::default()
+        };
+        ModelInferResponse {
+            outputs: outputs.iter().map(|(name, _)| tensor(name)).collect(),
+            raw_output_contents: outputs
+                .iter()
+                .map(|(_, bytes)| bytes.clone().into())
+                .collect(),
+            ..ModelInferResponse::default()
+        }
+    }
+
+    fn two_rows() -> [(&'static str, Vec<u8>); 4] {
+        [
+            (
+                "text_output",
+                [text_tensor("häuser"), text_tensor("")].concat(),
+            ),
+            (
+                "finish_reason",
+                [text_tensor(""), text_tensor("stop_words")].concat(),
+            ),
+            ("num_input_tokens", 7u32.to_le_bytes().to_vec()),
+            (
+                "num_output_tokens",
+                [3u32.to_le_bytes(), 2u32.to_le_bytes()].concat(),
+            ),
+        ]
+    }
+
+    #[test]
+    fn a_reply_has_a_row_for_each_sequence() {
+        let row = |text: &str, finish_reason, num_tokens| Row {
+            text: text.to_owned(),
+            finish_reason,
+            num_tokens,
+            logprobs: None,
+        };
+        let expected = Reply {
+            num_prompt_tokens: 7,
+            rows: vec![row("häuser", None, 3), row("", Some("stop"), 2)],
+        };
+        assert_eq!(Reply::read(&response(&two_rows())), Ok(expected));
+    }
+
+    #[test]
+    fn what_is_missing_or_cut_off_is_an_error() {
+        for output in 0..4 {
+            let mut outputs = two_rows();
+            outputs[output].1.pop();
+            assert!(
+                Reply::read(&response(&outputs)).is_err(),
+                "{}",
+                outputs[output].0
+            );
+            let mut outputs = two_rows().to_vec();
+            let (name, _) = outputs.remove(output);
+            let error = Reply::read(&response(&outputs)).expect_err("an output is missing");
+            assert!(error.message.contains(name));
+        }
+    }
+
+    #[test]
+    fn candidates_are_in_order_of_rank() {
+        let entry = |logprob: f64, rank: u32, text: &str| json!({"logprob": logprob, "rank": rank, "decoded_token": text});
+        let json =
+            json!([{"9": entry(-3.0, 5, "c"), "4": entry(-0.5, 1, "a"), "3": entry(-1.0, 2, "b")}]);
+        let found = positions(&json.to_string()).expect("sound");
+        assert_eq!(found[0].token.text, "c");
+        let ranked: Vec<_> = found[0]
+            .ranked
+            .iter()
+            .map(|candidate| candidate.text.as_str())
+            .collect();
+        assert_eq!(ranked, ["a", "b", "c"]);
+        assert_eq!(positions("[{}]"), None);
+        assert_eq!(positions("null"), None);
+    }
+
+    #[test]
+    fn a_message_has_all_options_in_one_parameter() {
+        let generation = Generation {
+            model: "stories".to_owned(),
+            id: "7".to_owned(),
+            text: "Once".to_owned(),
+            options: json!({"stop": ["a"]})
+                .as_object()
+                .expect("an object")
+                .clone(),
+            outputs: &[LOGPROBS],
+        };
+        let message = generation.into_message();
+        let options = InferParameter {
+            parameter_choice: Some(ParameterChoice::Text(r#"{"stop":["a"]}"#.to_owned())),
+        };
+        assert_eq!(message.parameters["sampling_parameters"], options);
+        assert_eq!(message.raw_input_contents, [b"\x04\0\0\0Once"]);
+        assert_eq!(message.outputs.len(), 5);
+    }
+}

@@ -1,0 +1,27 @@
+//! OpenAI's API in front of a tritonserver with models of this backend.
+//!
+//! | file | noun |
+//! |---|---|
+//! | `server.rs` | the paths, the limits, and what all endpoints share |
+//! | `models.rs`, `completions.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
+//! | `body.rs` | a JSON object of which fields are taken one by one |
+//! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
+//! | `sse.rs` | responses as server-sent events |
+//! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
+//! | `error.rs` | errors in OpenAI's form |
+
+pub mod body;
+pub mod completions;
+pub mod error;
+pub mod fields;
+pub mod generation;
+pub mod ids;
+pub mod models;
+pub mod protocol;
+pub mod server;
+pub mod sse;
+pub mod triton;
+pub mod usage;
+
+pub use error::Error;

@@ -1,0 +1,83 @@
+//! `inflight-openai`: OpenAI's API in front of a tritonserver.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
+
+use clap::Parser;
+use inflight_openai::server::{Limits, router};
+use inflight_openai::triton::Triton;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serves OpenAI's API in front of a tritonserver with models of the backend `inflight`
+#[derive(Parser)]
+#[command(name = "inflight-openai", version)]
+struct Options {
+    /// The tritonserver's address for gRPC
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8001")]
+    triton: String,
+    /// The address to listen on
+    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    address: IpAddr,
+    /// The port to listen on; 0 is any that is free
+    #[arg(long, value_name = "N", default_value_t = 9000)]
+    port: u16,
+    /// The largest body of a request
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    max_request_bytes: usize,
+    /// The most prompts that are in flight; requests beyond them are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
+    max_requests: usize,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let runtime = match Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.to_string()),
+    };
+    match runtime.block_on(serve(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => failed(&problem),
+    }
+}
+
+fn failed(problem: &str) -> ExitCode {
+    eprintln!("inflight-openai: {problem}");
+    ExitCode::FAILURE
+}
+
+/// Serves until SIGTERM or SIGINT, and then until the requests in flight are answered.
+async fn serve(options: &Options) -> Result<(), String> {
+    let triton = Triton::at(&options.triton).map_err(|problem| format!("--triton {problem}"))?;
+    let limits = Limits {
+        max_request_bytes: options.max_request_bytes,
+        max_requests: options.max_requests,
+    };
+    let (address, port) = (options.address, options.port);
+    let listener = TcpListener::bind((address, port)).await.map_err(|error| {
+        format!("--address {address} --port {port}: {error}; choose another port")
+    })?;
+    let stopped = |kind| signal(kind).map_err(|error| error.to_string());
+    let (mut terminated, mut interrupted) = (
+        stopped(SignalKind::terminate())?,
+        stopped(SignalKind::interrupt())?,
+    );
+    let local = listener.local_addr().map_err(|error| error.to_string())?;
+    // For programs that start this one. They may have closed the pipe.
+    let _ = writeln!(std::io::stdout(), "ready http://{local}");
+
+    let stop = async move {
+        futures_util::future::select(
+            std::pin::pin!(terminated.recv()),
+            std::pin::pin!(interrupted.recv()),
+        )
+        .await;
+    };
+    axum::serve(listener, router(triton, limits))
+        .with_graceful_shutdown(stop)
+        .await
+        .map_err(|error| error.to_string())
+}

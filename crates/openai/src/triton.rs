@@ -1,0 +1,208 @@
+//! The connection to tritonserver.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::time::Duration;
+
+use axum::http::uri::PathAndQuery;
+use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
+use prost::Message;
+use tokio::sync::oneshot;
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use crate::Error;
+use crate::generation::{Generation, Reply};
+use crate::protocol::{
+    ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, RepositoryIndexRequest,
+    RepositoryIndexResponse, SERVICE, ServerReadyRequest, ServerReadyResponse,
+};
+
+/// The largest response that is read. The log-probabilities of a long answer have some MiB.
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// How long a new connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A tritonserver. Copies share one connection, which is made again when it breaks.
+#[derive(Clone)]
+pub struct Triton {
+    grpc: Grpc<Channel>,
+}
+
+/// The replies to a request. Whoever drops the stream cancels the request.
+pub type Replies = Pin<Box<dyn Stream<Item = Result<Reply, Error>> + Send>>;
+
+impl Triton {
+    /// The server at an address such as `127.0.0.1:8001`. Connects with the first call.
+    ///
+    /// # Errors
+    /// It is not an address.
+    pub fn at(address: &str) -> Result<Self, String> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| format!("{address}: {error}"))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true);
+        let grpc = Grpc::new(endpoint.connect_lazy());
+        Ok(Self {
+            grpc: grpc.max_decoding_message_size(MAX_RESPONSE_BYTES),
+        })
+    }
+
+    /// Whether the server and all its models take requests.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn is_ready(&self) -> Result<bool, Error> {
+        let answer: ServerReadyResponse = self.call("ServerReady", ServerReadyRequest {}).await?;
+        Ok(answer.ready)
+    }
+
+    /// The names of the models that take requests, in order.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn models(&self) -> Result<Vec<String>, Error> {
+        let request = RepositoryIndexRequest { ready: true };
+        let answer: RepositoryIndexResponse = self.call("RepositoryIndex", request).await?;
+        let mut names: Vec<_> = answer.models.into_iter().map(|model| model.name).collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Sends a request for text.
+    pub fn generate(&self, generation: Generation) -> Replies {
+        let model = generation.model.clone();
+        let of_triton = move |status: Status| Error::of_triton(&status, &model);
+        let responses = stream::once(self.clone().infer(generation.into_message()));
+        let replies = responses.try_flatten().map_err(of_triton);
+        Box::pin(replies.and_then(|response| future::ready(Reply::read(&response))))
+    }
+
+    /// One request in a stream of its own, so that cancelling the stream cancels the request.
+    ///
+    /// Server 2.51 loses requests, and never unloads their model, if a client says before the last response that no
+    /// more requests follow. With the header `triton_grpc_error`, which gives errors a status, it crashes.
+    async fn infer(
+        mut self,
+        message: ModelInferRequest,
+    ) -> Result<impl Stream<Item = Result<ModelInferResponse, Status>>, Status> {
+        self.ready().await?;
+        let (open, closed) = oneshot::channel::<Infallible>();
+        let no_more = stream::once(closed).filter_map(|_| future::ready(None));
+        let requests = stream::once(future::ready(message)).chain(no_more);
+        let codec: ProstCodec<_, ModelStreamInferResponse> = ProstCodec::default();
+        let call = self
+            .grpc
+            .streaming(Request::new(requests), path("ModelStreamInfer"), codec);
+        let responses = call.await?.into_inner();
+        Ok(stream::unfold((responses, Some(open)), next_response))
+    }
+
+    async fn call<Q, A>(&self, method: &str, request: Q) -> Result<A, Error>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut triton = self.clone();
+        let call = async {
+            triton.ready().await?;
+            let codec: ProstCodec<Q, A> = ProstCodec::default();
+            triton
+                .grpc
+                .unary(Request::new(request), path(method), codec)
+                .await
+        };
+        let answer = call.await.map_err(|status| Error::of_triton(&status, ""))?;
+        Ok(answer.into_inner())
+    }
+
+    async fn ready(&mut self) -> Result<(), Status> {
+        let ready = self.grpc.ready().await;
+        ready
+            .map_err(|error| Status::unavailable(format!("no connection to tritonserver: {error}")))
+    }
+}
+
+/// The next response of a stream that has one request, and what the one after it comes from. `open` is held until the
+/// last response has come.
+async fn next_response(
+    (mut responses, mut open): (Streaming<ModelStreamInferResponse>, Open),
+) -> Option<(
+    Result<ModelInferResponse, Status>,
+    (Streaming<ModelStreamInferResponse>, Open),
+)> {
+    let mut failure = None;
+    loop {
+        let response = match responses.message().await {
+            Ok(Some(response)) => response,
+            Ok(None) => return failure.map(|failure| (Err(failure), (responses, open))),
+            Err(status) => return Some((Err(failure.unwrap_or(status)), (responses, open))),
+        };
+        if !response.error_message.is_empty() {
+            failure = Some(refusal(response.error_message));
+            open = None;
+        } else if let Some(response) = response.infer_response {
+            if response.is_final() {
+                open = None;
+            }
+            // The last response may say nothing but that it is the last.
+            if !response.outputs.is_empty() {
+                return Some((Ok(response), (responses, open)));
+            }
+        }
+    }
+}
+
+/// As long as it is there, more requests may follow in a stream.
+type Open = Option<oneshot::Sender<Infallible>>;
+
+/// The status of a refusal that has only a text: those of a stream have no other. Most are mistakes of the client, such as an
+/// option out of range.
+fn refusal(message: String) -> Status {
+    const OF_A_MODEL: [&str; 1] = ["unknown model"];
+    const OF_THE_MOMENT: [&str; 4] = ["maximum queue size", "not ready", "stopping", "again later"];
+    const OF_THE_SERVER: [&str; 4] = ["step failed", "cannot start", "has ended", "panicked"];
+    let has = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    if has(&OF_A_MODEL) {
+        Status::not_found(message)
+    } else if has(&OF_THE_MOMENT) {
+        Status::unavailable(message)
+    } else if has(&OF_THE_SERVER) {
+        Status::internal(message)
+    } else {
+        Status::invalid_argument(message)
+    }
+}
+
+/// The path of a method of Triton's service.
+fn path(method: &str) -> PathAndQuery {
+    PathAndQuery::try_from(format!("/{SERVICE}/{method}")).expect("names of methods are plain")
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_refusal_tells_its_status() {
+        for (text, code) in [
+            (
+                "Request for unknown model: 'm' is not found",
+                Code::NotFound,
+            ),
+            ("Exceeds maximum queue size", Code::Unavailable),
+            ("step failed: device error", Code::Internal),
+            (
+                "option 'n': 0 is not an integer of 1 or more",
+                Code::InvalidArgument,
+            ),
+        ] {
+            assert_eq!(refusal(text.to_owned()).code(), code, "{text}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+"""The server with OpenAI's API, in front of a real tritonserver."""
+
+import concurrent.futures
+import re
+
+import pytest
+
+from harness.clients import generate
+from harness.front import Front, events_of
+from harness.repository import QUEUED, ROOT, STORIES, add_model
+from harness.server import Server, assert_blocks_come_back
+
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("openai") / "repository"
+    add_model(repository, "stories", checkpoint=STORIES)
+    add_model(repository, "queued", fields=QUEUED, checkpoint=STORIES)
+    # One request at a time, and one that waits.
+    narrow = "max_batch_size: 1 dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+    add_model(repository, "narrow", fields=narrow, checkpoint=STORIES)
+    with Server(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def front(server):
+    with Front(server) as front:
+        yield front
+
+
+def test_the_numbers_of_fields_are_tritons():
+    """The messages that the front writes by hand have the fields of the descriptors of Triton's own client."""
+    from tritonclient.grpc import service_pb2
+
+    source = (ROOT / "crates/openai/src/protocol.rs").read_text()
+    theirs = {
+        "Tensor": service_pb2.ModelInferRequest.InferInputTensor,
+        "RequestedOutput": service_pb2.ModelInferRequest.InferRequestedOutputTensor,
+        "ModelIndex": service_pb2.RepositoryIndexResponse.ModelIndex,
+    }
+    structs = re.findall(r"pub struct (\w+) \{(.*?)\}", source, re.S)
+    num_fields = 0
+    for name, body in structs:
+        descriptor = theirs.get(name, getattr(service_pb2, name, None)).DESCRIPTOR
+        for kind, tag, field in re.findall(r'#\[prost\((\w+)[^)]*tag = "(\d+)"\)\]\s+pub (\w+):', body):
+            field = descriptor.fields_by_name[field]
+            assert field.number == int(tag), (name, field)
+            types = {"bool": 8, "string": 9, "message": 11, "map": 11, "bytes": 12, "int64": 3}
+            assert field.type == types[kind], (name, field)
+            num_fields += 1
+    assert num_fields == 21
+    output = service_pb2.ModelInferResponse.InferOutputTensor.DESCRIPTOR
+    assert [output.fields_by_name[name].number for name in ("name", "datatype", "shape")] == [1, 2, 3]
+    parameter = service_pb2.InferParameter.DESCRIPTOR
+    assert [parameter.fields_by_name[name].number for name in ("bool_param", "string_param")] == [1, 3]
+
+
+def test_the_front_is_as_healthy_as_the_server_behind_it(front):
+    assert front.call("GET", "/health").status == 200
+
+
+def test_models_are_those_of_the_repository(front):
+    models = front.call("GET", "/v1/models").json
+    assert models["object"] == "list"
+    assert [model["id"] for model in models["data"]] == ["narrow", "queued", "stories"]
+    assert front.call("GET", "/v1/models/stories").json == models["data"][2]
+    assert front.call("GET", "/v1/models/tales").status == 404
+
+
+@pytest.mark.parametrize("model", ["stories", "queued"])
+def test_a_completion_is_the_text_that_the_model_gives(server, front, model):
+    expected = generate(server, model, PROMPT, max_tokens=40, exclude_input_in_output=True)
+    answer = front.post("/v1/completions", model=model, prompt=PROMPT, max_tokens=40)
+    assert answer["id"].startswith("cmpl-") and answer["object"] == "text_completion"
+    assert answer["choices"] == [{"index": 0, "text": expected.text, "logprobs": None, "finish_reason": "length"}]
+    num_prompt_tokens = expected.responses[0].num_input_tokens
+    usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": 40, "total_tokens": num_prompt_tokens + 40}
+    assert answer["usage"] == usage
+
+
+def test_a_stream_has_the_same_text_and_usage(front):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 40, "stop": ["zzz"]}
+    whole = front.post("/v1/completions", **fields)
+    *chunks, last = front.stream("/v1/completions", **fields, stream_options={"include_usage": True})
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    assert len(chunks) > 20
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert all("usage" not in chunk for chunk in front.stream("/v1/completions", **fields))
+
+
+def test_each_prompt_has_its_choices(front):
+    prompts = [PROMPT, "The old bear"]
+    fields = {"model": "stories", "max_tokens": 12, "temperature": 0.9, "seed": 5}
+    answer = front.post("/v1/completions", **fields, prompt=prompts, n=2)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    for index, prompt in enumerate(prompts):
+        alone = front.post("/v1/completions", **fields, prompt=prompt, echo=True)
+        assert alone["choices"][0]["text"] == prompt + answer["choices"][2 * index]["text"]
+    assert answer["usage"]["completion_tokens"] == 48
+    chunks = front.stream("/v1/completions", **fields, prompt=prompts, n=2, echo=True)
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [prompts[choice["index"] // 2] + choice["text"] for choice in answer["choices"]]
+
+
+def test_without_a_seed_choices_differ_each_time(front):
+    fields = {"model": "stories", "prompt": PROMPT, "temperature": 1.5, "max_tokens": 30}
+    texts = {front.post("/v1/completions", **fields)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) == 3
+    texts = {front.post("/v1/completions", **fields, seed=1)["choices"][0]["text"] for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_log_probabilities_are_those_of_each_token(front):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 8, "logprobs": 3}
+    choice = front.post("/v1/completions", **fields)["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [8] * 4
+    for token, own, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]):
+        assert len(top) == 3 and max(top.values()) == top[token] == own
+    chunks = front.stream("/v1/completions", **fields)
+    for name in logprobs:
+        assert sum((chunk["choices"][0]["logprobs"][name] for chunk in chunks), []) == logprobs[name]
+
+
+@pytest.mark.parametrize(
+    "body, status, param, words",
+    [
+        ("{", 400, None, "not JSON"),
+        ("[]", 400, None, "not an object"),
+        ({"prompt": "a"}, 400, "model", "'model'"),
+        ({"model": "stories"}, 400, "prompt", "'prompt'"),
+        ({"model": "stories", "prompt": [1, 2]}, 400, "prompt", "token ids"),
+        ({"model": "stories", "prompt": "a", "suffix": "b"}, 400, "suffix", "leave it out"),
+        ({"model": "tales", "prompt": "a"}, 404, "model", "'tales'"),
+        ({"model": "stories", "prompt": "a", "temperature": 101}, 400, None, "option 'temperature'"),
+        ({"model": "stories", "prompt": "a", "temprature": 1}, 400, None, "'temperature'"),
+        ({"model": "stories", "prompt": "a", "stop": [1]}, 400, "stop", "list of texts"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_request_is_an_error_in_openais_form(front, body, status, param, words, stream):
+    if isinstance(body, dict):
+        body = {**body, "stream": stream}
+    answer = front.call("POST", "/v1/completions", body)
+    error = answer.json["error"]
+    assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error")
+    assert words in error["message"]
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_paths_and_methods_that_there_are_not_are_named(front):
+    for method, path in (("GET", "/v1/fine-tunes"), ("GET", "/v1/completions"), ("POST", "/v1/models")):
+        answer = front.call(method, path)
+        assert answer.status == 404 and f"{method} {path}" in answer.json["error"]["message"]
+
+
+def test_large_bodies_are_refused(server):
+    with Front(server, "--max-request-bytes=1000") as front:
+        fields = {"model": "stories", "max_tokens": 1}
+        assert front.call("POST", "/v1/completions", {**fields, "prompt": "a" * 2000}).status == 413
+        assert front.call("POST", "/v1/completions", {**fields, "prompt": "a" * 500}).status == 200
+
+
+def test_a_client_that_leaves_ends_its_request(server, front):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True}
+    with front.request("POST", "/v1/completions", {**fields, "stream": True}) as response:
+        next(events_of(response))
+    assert_blocks_come_back(server, "stories")
+
+
+def test_more_requests_than_there_is_room_for_are_told_to_come_again(server):
+    endless = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+    with Front(server, "--max-requests=2") as front:
+        two = {**endless, "prompt": [PROMPT, "The old bear"]}
+        with front.request("POST", "/v1/completions", two) as response:
+            next(events_of(response))
+            answer = front.call("POST", "/v1/completions", {"model": "stories", "prompt": "a"})
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+            assert answer.json["error"]["type"] == "rate_limit_error"
+        # The permits come back when the front has seen that the client has left.
+        while front.call("POST", "/v1/completions", {"model": "stories", "prompt": "a"}).status == 429:
+            pass
+
+
+def test_a_full_queue_is_told_to_come_again(front):
+    fields = {"model": "narrow", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: front.call("POST", "/v1/completions", fields), range(16)))
+    refused = [answer for answer in answers if answer.status != 200]
+    assert 0 < len(refused) < 16
+    assert {(answer.status, answer.headers["retry-after"]) for answer in refused} == {(429, "1")}
+
+
+def test_without_a_server_behind_it_the_front_says_so(server):
+    class Nowhere:
+        grpc_url = "127.0.0.1:1"
+
+    with Front(Nowhere()) as front:
+        for method, path, body in (
+            ("GET", "/health", None),
+            ("GET", "/v1/models", None),
+            ("POST", "/v1/completions", {"model": "stories", "prompt": "a"}),
+        ):
+            answer = front.call(method, path, body)
+            assert answer.status == 503 and "tritonserver" in answer.json["error"]["message"], answer
