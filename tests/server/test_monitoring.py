@@ -13,6 +13,7 @@ import pytest
 
 from harness import clients
 from harness.adapters import write_adapter
+from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, die_with_parent, free_ports
 
@@ -25,14 +26,11 @@ VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "20s"}
 
 
 @pytest.fixture(scope="module")
-def folder(request):
+def folder():
     """Prometheus' programs."""
     folder = os.environ.get("PROMETHEUS")
     if folder is None:
-        if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
-            with open(file, "a") as skipped:
-                skipped.write("test_monitoring.py: no Prometheus\n")
-        pytest.skip("PROMETHEUS names no folder with Prometheus' programs")
+        skip("test_monitoring.py", "no Prometheus")
     return folder
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from harness import clients
 from harness.adapters import page_bytes, write_adapter
+from harness.missing import skip
 from harness.repository import STORIES, add_model
 from harness.second_host import SecondHost
 from harness.server import STOP_TIMEOUT_S, Server
@@ -29,14 +30,7 @@ def is_missing():
 def mpi(request):
     """Skips a test, and says so in the summary, where MPI is missing."""
     if reason := is_missing():
-        skip(request, reason)
-
-
-def skip(request, reason):
-    if file := os.environ.get("INFLIGHT_SKIPPED_TESTS"):
-        with open(file, "a") as skipped:
-            skipped.write(f"test_mpi.py: {request.node.name}: {reason}\n")
-    pytest.skip(reason)
+        skip(f"test_mpi.py: {request.node.name}", reason)
 
 
 def ranks(server):
@@ -115,7 +109,7 @@ def second_host(request, tmp_path):
         try:
             yield stack.enter_context(SecondHost(tmp_path))
         except OSError as error:
-            skip(request, f"no second host: {error}")
+            skip(f"test_mpi.py: {request.node.name}", f"no second host: {error}")
 
 
 def test_ranks_of_two_hosts_give_the_same_bits_and_an_error_while_the_network_is_gone(repository, second_host):

@@ -1,18 +1,23 @@
 """`cargo xtask package`: the same bytes from the same programs, and what is packed runs where it is unpacked."""
 
+import gzip
 import hashlib
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import tarfile
 
 import pytest
 
 from harness.clients import generate
+from harness.missing import skip
 from harness.repository import STORIES, add_model, add_synthetic
 from harness.server import Server
 
+NAME = "triton-inflight"
 DATE = 1700000000
 
 
@@ -57,8 +62,35 @@ def prefix(packages, tmp_path_factory):
     return prefix
 
 
+@pytest.fixture(scope="module")
+def root(packages, tmp_path_factory):
+    """An empty root with the files of the Debian package."""
+    folder = tmp_path_factory.mktemp("root")
+    subprocess.run(["dpkg-deb", "--extract", debian_package(packages), folder], check=True)
+    return folder
+
+
+def debian_package(packages):
+    (path,) = packages.glob("*.deb")
+    return path
+
+
+def fields(packages):
+    """The fields of the package's control file."""
+    command = ["dpkg-deb", "--field", debian_package(packages)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return dict(line.split(": ", 1) for line in lines if not line.startswith(" "))
+
+
+def imported_versions(program, start):
+    """The versions of symbols that a program imports, as binutils read them."""
+    command = ["readelf", "--version-info", "--wide", program]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {tuple(map(int, version.split("."))) for version in re.findall(rf"Name: {start}_([0-9.]+)", lines)}
+
+
 def test_the_same_programs_give_the_same_bytes_elsewhere(programs, packages, tmp_path):
-    done = pack(programs, tmp_path / "out", TZ="Asia/Tokyo", LC_ALL="C", HOME=os.environ["HOME"])
+    done = pack(programs, tmp_path / "out", TZ="Asia/Tokyo", LC_ALL="C")
     assert done.returncode == 0, done.stderr
     assert digests(tmp_path / "out") == digests(packages)
 
@@ -110,23 +142,6 @@ def test_the_bill_of_materials_has_every_crate_and_how_it_gets_into_the_package(
     assert reached == set(found)
 
 
-def test_the_unpacked_backend_serves_with_its_own_rank_program(prefix, repository):
-    add_model(repository, "stories", {"tensor_parallel_size": 2, "num_threads": 1}, checkpoint=STORIES)
-    with Server(repository, backends=prefix / "backends") as server:
-        (rank,) = server.children("inflight-rank")
-        assert pathlib.Path(f"/proc/{rank}/exe").readlink() == prefix / "backends/inflight/inflight-rank"
-        assert generate(server, "stories", "Once upon a time", max_tokens=8).text.startswith("Once upon a time")
-
-
-def test_the_unpacked_simulator_runs(prefix, repository):
-    add_synthetic(repository, "synthetic")
-    config = repository / "synthetic" / "config.pbtxt"
-    command = [prefix / "bin/inflight-sim", f"--config={config}", "--concurrency=2", "--num-requests=20", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={})
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["load"] == "2 clients"
-
-
 def test_the_licence_of_every_crate_is_packed(packages, prefix):
     (path,) = packages.glob("*.spdx.json")
     licences = (prefix / "share/doc/triton-inflight/licences-of-crates.txt").read_text()
@@ -135,3 +150,104 @@ def test_the_licence_of_every_crate_is_packed(packages, prefix):
     for crate in crates:
         assert f"\n{crate['name']} {crate['versionInfo']}: {crate['licenseDeclared']}\n" in licences
     assert "Permission is hereby granted, free of charge" in licences
+
+
+def test_the_package_depends_on_the_versions_whose_symbols_the_programs_use(packages, programs):
+    depends = dict(re.fullmatch(r"(.*) \(>= (.*)\)", entry).groups() for entry in fields(packages)["Depends"].split(", "))
+    of_package = {"libc6": "GLIBC", "libgcc-s1": "GCC"}
+    assert depends.keys() == of_package.keys()
+    for package, start in of_package.items():
+        highest = max(version for program in programs.iterdir() for version in imported_versions(program, start))
+        assert depends[package] == ".".join(map(str, highest))
+    # That of Ubuntu 22.04, which the container of the oldest supported server is made from.
+    assert tuple(map(int, depends["libc6"].split("."))) <= (2, 35)
+
+
+def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages, tmp_path):
+    if os.geteuid() != 0:
+        skip("test_package.py", "only root can install a package")
+    database = tmp_path / "var/lib/dpkg"
+    for folder in ("info", "updates", "triggers"):
+        (database / folder).mkdir(parents=True)
+    (database / "status").touch()
+
+    def dpkg(*arguments):
+        command = ["dpkg", f"--root={tmp_path}", "--log=/dev/null", *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    # The root has nothing that a package can depend on.
+    done = dpkg("--force-depends", "--install", debian_package(packages))
+    assert done.returncode == 0, done.stderr
+    listed = [tmp_path / name[1:] for name in dpkg("--listfiles", NAME).stdout.splitlines()]
+    files = {str(path.relative_to(tmp_path)) for path in listed if path.is_symlink() or path.is_file()}
+    assert files == {
+        "opt/tritonserver/backends/inflight/batchstrategy.so",
+        "opt/tritonserver/backends/inflight/inflight-rank",
+        "opt/tritonserver/backends/inflight/libtriton_inflight.so",
+        "usr/bin/inflight-rank",
+        "usr/bin/inflight-sim",
+        "usr/include/inflight_logits_processor.h",
+        "usr/share/doc/triton-inflight/changelog.gz",
+        "usr/share/doc/triton-inflight/copyright",
+        "usr/share/doc/triton-inflight/licences-of-crates.txt.gz",
+        "usr/share/doc/triton-inflight/sbom.spdx.json.gz",
+        "usr/share/man/man1/inflight-rank.1.gz",
+        "usr/share/man/man1/inflight-sim.1.gz",
+    }
+    num_bytes = sum((tmp_path / name).stat().st_size for name in files if not (tmp_path / name).is_symlink())
+    assert int(fields(packages)["Installed-Size"]) == -(-num_bytes // 1024)
+    assert dpkg("--verify", NAME).stdout == ""
+    header = tmp_path / "usr/include/inflight_logits_processor.h"
+    header.write_text("changed")
+    assert f"/{header.relative_to(tmp_path)}" in dpkg("--verify", NAME).stdout
+    done = dpkg("--purge", NAME)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"var"}
+
+
+@pytest.mark.parametrize("kind", ["archive", "package"])
+def test_the_unpacked_backend_serves_with_its_own_rank_program(kind, prefix, root, repository):
+    backends = {"archive": prefix / "backends", "package": root / "opt/tritonserver/backends"}[kind]
+    add_model(repository, "stories", {"tensor_parallel_size": 2, "num_threads": 1}, checkpoint=STORIES)
+    with Server(repository, backends=backends) as server:
+        (rank,) = server.children("inflight-rank")
+        assert pathlib.Path(f"/proc/{rank}/exe").readlink() == backends / "inflight/inflight-rank"
+        assert generate(server, "stories", "Once upon a time", max_tokens=8).text.startswith("Once upon a time")
+
+
+def test_the_unpacked_simulator_runs(root, repository):
+    add_synthetic(repository, "synthetic")
+    config = repository / "synthetic" / "config.pbtxt"
+    done = run(root / "usr/bin/inflight-sim", f"--config={config}", "--concurrency=2", "--num-requests=20", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["load"] == "2 clients"
+
+
+def test_the_unpacked_rank_program_says_what_it_is(root):
+    program = root / "usr/bin/inflight-rank"
+    for option, beginning in (("--help", "Another rank of a model"), ("--version", "inflight-rank 0.")):
+        done = run(program, option)
+        assert (done.returncode, done.stdout[: len(beginning)]) == (0, beginning), done.stderr
+    # Its library is opened: only then it knows that no server has started it.
+    alone = run(program)
+    assert alone.returncode == 2 and "this program is started by Triton's backend" in alone.stderr
+    refused = run(program, "--mpl")
+    assert refused.returncode == 2 and "--mpl is no option" in refused.stderr
+
+
+def test_the_manual_pages_have_no_errors(root):
+    if shutil.which("groff") is None:
+        skip("test_package.py", "no groff to read the manual pages")
+    pages = sorted((root / "usr/share/man/man1").iterdir())
+    assert len(pages) == 2
+    for page in pages:
+        text = gzip.decompress(page.read_bytes())
+        done = subprocess.run(["groff", "-man", "-ww", "-b", "-Tascii", "-P-cbou"], input=text, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+        name = page.name.removesuffix(".1.gz").encode()
+        assert name in done.stdout and b"EXAMPLES" in done.stdout
+
+
+def run(program, *arguments):
+    """Runs a program of the package with none of the environment that the tests have."""
+    return subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, env={})

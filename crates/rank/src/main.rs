@@ -18,7 +18,32 @@ global_asm!(include_str!(concat!(env!("OUT_DIR"), "/server.s")));
 
 type RankMain = unsafe extern "C" fn() -> c_int;
 
+const HELP: &str = "\
+Another rank of a model that several processes compute.
+
+Usage: inflight-rank [--mpi | --help | --version]
+
+Triton's backend inflight starts this program itself, without these. For a model with `rank_transport: mpi`,
+mpirun starts it with --mpi on every host, beside tritonserver: see the manual page inflight-rank(1).
+";
+
 fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("--help") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some("--version") => {
+            println!("inflight-rank {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        Some(option) if option.starts_with('-') && option != "--mpi" => {
+            eprintln!("inflight-rank: {option} is no option; --help lists them");
+            return ExitCode::from(2);
+        }
+        _ => {}
+    }
     match run() {
         Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
         Err(error) => {

@@ -24,7 +24,7 @@ const DEFAULT_OVERHEAD_SEQUENCE_US: f64 = 1.0;
 /// Runs the backend's batch manager with a cost model and a virtual clock: predicts throughput, latencies,
 /// pauses and KV cache use of a configuration under a load, without a server
 #[derive(Parser)]
-#[command(name = "inflight-sim")]
+#[command(name = "inflight-sim", version)]
 struct Options {
     /// The model's configuration
     #[arg(long, value_name = "config.pbtxt")]
@@ -307,4 +307,45 @@ fn number(text: &str) -> Option<f64> {
     text.parse()
         .ok()
         .filter(|number: &f64| number.abs() <= 1e12)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::CommandFactory;
+    use clap_mangen::Man;
+
+    use super::Options;
+
+    /// What follows the options.
+    const EXAMPLES: &str = r"
+.SH EXAMPLES
+What a configuration does under 10, 20 and 40 requests per second, with the costs that a server has measured:
+.PP
+.EX
+inflight\-sim \-\-config my_model/config.pbtxt \-\-fit stats.jsonl \e
+    \-\-rate 10,20,40 \-\-input lognormal:200,2000 \-\-output uniform:16..512
+.EE
+";
+
+    #[test]
+    fn the_manual_page_is_that_of_the_options() {
+        let mut page = Vec::new();
+        let man = Man::new(Options::command());
+        man.manual("User Commands")
+            .render(&mut page)
+            .expect("memory can be written");
+        let page = String::from_utf8(page).expect("it is a text") + EXAMPLES.trim_start();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man/inflight-sim.1");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, page).expect("the page can be written");
+            return;
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            page == committed,
+            "docs/man/inflight-sim.1 is behind the code: run UPDATE_DOCS=1 cargo test -p inflight-simulator manual_page"
+        );
+    }
 }

@@ -44,6 +44,11 @@ impl Programs {
         Ok(Self(programs.into_iter().collect::<Result<_>>()?))
     }
 
+    /// Each as it is.
+    pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
     /// An error if one of them contains a path of this machine: its bytes would depend on where it was built.
     pub fn refuse_build_paths(&self) -> Result<()> {
         let folders = source_paths::folders()?;
@@ -72,6 +77,10 @@ pub fn tree(programs: &Programs, dependencies: &Dependencies, bill: &str) -> Res
     );
     let header = "include/inflight_logits_processor.h";
     tree.insert(header, Entry::File(read(&root().join(header))?));
+    for name in ["inflight-rank.1", "inflight-sim.1"] {
+        let page = read(&root().join("docs/man").join(name))?;
+        tree.insert(format!("share/man/man1/{name}"), Entry::File(page));
+    }
     let documents = format!("share/doc/{NAME}");
     for name in ["LICENSE", "CHANGELOG.md"] {
         let text = read(&root().join(name))?;

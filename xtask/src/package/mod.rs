@@ -1,11 +1,13 @@
-//! `cargo xtask package`: the library and the programs as a tar archive, with checksums and a bill of materials.
+//! `cargo xtask package`: the library and the programs as a tar archive and a Debian package, with checksums and a bill of materials.
 //!
 //! The same sources give the same bytes in any folder, on any day: paths are remapped, entries are sorted, owners are root, and every
 //! date is that of the commit, or of `SOURCE_DATE_EPOCH`.
 
 mod contents;
 mod date;
+mod deb;
 mod dependencies;
+mod elf;
 mod licences;
 mod sbom;
 mod tarball;
@@ -58,10 +60,15 @@ fn write(programs: &Programs, date: Date, out: &Path) -> Result<()> {
     let bill = sbom::document(&dependencies, date)?;
     let tree = contents::tree(programs, &dependencies, &bill)?;
     let full_name = format!("{NAME}-{VERSION}-{}-linux", std::env::consts::ARCH);
+    let needed = elf::needed_packages(programs.contents())?;
     let files = [
         (
             format!("{full_name}.tar.gz"),
             tarball::compressed(&tree.below(&full_name), date)?,
+        ),
+        (
+            format!("{NAME}_{VERSION}_{}.deb", deb::architecture()),
+            deb::package(&tree, &needed, date)?,
         ),
         (format!("{full_name}.spdx.json"), bill.into_bytes()),
     ];
