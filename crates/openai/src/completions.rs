@@ -3,35 +3,31 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::Error;
 use crate::body::{Body, wrong};
+use crate::chunk::{Chunk, Head};
 use crate::fields::COMPLETIONS;
 use crate::generation::{Generation, LOGPROBS, Position};
+use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::server::Answer;
 use crate::sse::{Chunks, event};
-use crate::usage::Usage;
-use crate::{Error, ids};
+use crate::usage::{Counts, Usage};
 
 /// The most prompts of a request.
 const MAX_PROMPTS: usize = 128;
-/// The most choices of a prompt.
-const MAX_CHOICES: u32 = 128;
-/// The most candidates at a position.
-const MAX_LOGPROBS: u32 = 20;
 /// As in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
+/// OpenAI's name for the answers.
+const OBJECT: &str = "text_completion";
 
 /// A request for completions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completions {
-    /// The model.
-    pub model: String,
-    /// The prompts.
-    pub prompts: Vec<String>,
-    /// Whether the answer is a stream.
-    pub stream: bool,
+    /// How choices are drawn and sent.
+    pub sampling: Sampling,
+    model: String,
+    prompts: Vec<String>,
     echo: bool,
-    num_choices: u32,
-    include_usage: bool,
     /// How many candidates each position has.
     logprobs: Option<u32>,
     options: Map<String, Value>,
@@ -45,11 +41,9 @@ impl Completions {
     pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
         let prompts = prompts(body.take("prompt"))?;
-        let num_choices = body.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
-        let stream = body.flag("stream")?;
-        let include_usage = include_usage(body.take("stream_options"))?;
+        let sampling = Sampling::take(&mut body, seed)?;
         let echo = body.flag("echo")?;
-        let logprobs = body.count("logprobs", 0..=MAX_LOGPROBS)?;
+        let logprobs = body.count("logprobs", 0..=MAX_CANDIDATES)?;
         if echo && logprobs.is_some() {
             return Err(Error::field(
                 "echo",
@@ -57,34 +51,15 @@ impl Completions {
             ));
         }
         let max_tokens = body.count("max_tokens", 1..=i32::MAX as u32)?;
-        let stop = stop(body.take("stop"))?;
-        let seed = body.take("seed").unwrap_or(json!(seed));
-
-        let mut options = body.into_options(COMPLETIONS)?;
-        let draws = options.contains_key("temperature") || options.contains_key("top_p");
-        if num_choices > 1 && !draws {
-            options.insert("temperature".into(), json!(1));
-        }
-        let own = [
-            (
-                "max_tokens",
-                json!(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
-            ),
-            ("n", json!(num_choices)),
-            ("seed", seed),
-            ("stream", json!(stream)),
-            ("exclude_input_in_output", json!(true)),
-        ];
-        options.extend(own.map(|(name, value)| (name.to_owned(), value)));
-        options.extend(stop.map(|stop| ("stop".to_owned(), stop)));
+        let mut options = sampling.options(body, COMPLETIONS)?;
+        let max_tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        options.insert("max_tokens".to_owned(), json!(max_tokens));
         options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
         Ok(Self {
+            sampling,
             model,
             prompts,
-            stream,
             echo,
-            num_choices,
-            include_usage,
             logprobs,
             options,
         })
@@ -97,22 +72,17 @@ impl Completions {
             id: format!("{id}-{index}"),
             text: prompt.clone(),
             options: self.options.clone(),
-            outputs: if self.logprobs.is_some() {
-                &[LOGPROBS]
-            } else {
-                &[]
-            },
+            outputs: self.logprobs.map(|_| LOGPROBS).into_iter().collect(),
         };
         self.prompts.iter().enumerate().map(generation).collect()
     }
 
     /// What turns the answers into events.
     pub fn chunks(self, id: String) -> CompletionChunks {
-        let num_choices = self.prompts.len() * self.num_choices as usize;
+        let num_choices = self.prompts.len() * self.sampling.num_choices as usize;
         CompletionChunks {
-            head: Head::new(id, &self.model),
-            prompt_tokens: vec![0; self.prompts.len()],
-            choice_tokens: vec![0; num_choices],
+            head: Head::new(id, OBJECT, &self.model),
+            counts: Counts::new(self.prompts.len(), num_choices),
             num_chars: vec![None; num_choices],
             request: self,
         }
@@ -120,62 +90,29 @@ impl Completions {
 
     /// The whole answer.
     pub fn answer(self, id: String, answers: Vec<Answer>) -> Value {
-        let mut prompt_tokens = vec![0; self.prompts.len()];
+        let mut counts = Counts::new(self.prompts.len(), 0);
         let mut choices = Vec::new();
-        let mut num_tokens = 0;
         for answer in answers {
-            prompt_tokens[answer.prompt] = answer.reply.num_prompt_tokens;
+            counts.prompts[answer.prompt] = answer.reply.num_prompt_tokens;
             for (row, index) in answer.reply.rows.into_iter().zip(0..) {
+                counts.choices.push(row.num_tokens);
                 let echoed = self.echo.then_some(self.prompts[answer.prompt].as_str());
                 let logprobs = row.logprobs.zip(self.logprobs);
                 choices.push(Choice {
-                    index: answer.prompt as u32 * self.num_choices + index,
+                    index: answer.prompt as u32 * self.sampling.num_choices + index,
                     text: [echoed.unwrap_or_default(), &row.text].concat(),
                     logprobs: logprobs.map(|(positions, num)| Logprobs::of(&positions, num, 0)),
                     finish_reason: row.finish_reason,
                 });
-                num_tokens += row.num_tokens;
             }
         }
         choices.sort_by_key(|choice| choice.index);
-        let usage = Usage::of(prompt_tokens, [num_tokens]);
         json!(Chunk {
-            head: &Head::new(id, &self.model),
+            head: &Head::new(id, OBJECT, &self.model),
             choices: &choices,
-            usage: Some(Some(usage)),
+            usage: Some(Some(counts.usage())),
         })
     }
-}
-
-/// What all chunks of an answer begin with.
-#[derive(Debug, Serialize)]
-struct Head {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-}
-
-impl Head {
-    fn new(id: String, model: &str) -> Self {
-        Self {
-            id,
-            object: "text_completion",
-            created: ids::now(),
-            model: model.to_owned(),
-        }
-    }
-}
-
-/// A chunk of a stream, or a whole answer.
-#[derive(Serialize)]
-struct Chunk<'a> {
-    #[serde(flatten)]
-    head: &'a Head,
-    choices: &'a [Choice],
-    /// `Some(None)` is null.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
 }
 
 #[derive(Serialize)]
@@ -223,8 +160,7 @@ impl Logprobs {
 pub struct CompletionChunks {
     request: Completions,
     head: Head,
-    prompt_tokens: Vec<u32>,
-    choice_tokens: Vec<u32>,
+    counts: Counts,
     /// For each choice that has begun, the characters of its tokens so far.
     num_chars: Vec<Option<usize>>,
 }
@@ -232,16 +168,16 @@ pub struct CompletionChunks {
 impl CompletionChunks {
     /// `usage` of every chunk but the last: null if the last has one.
     fn no_usage(&self) -> Option<Option<Usage>> {
-        self.request.include_usage.then_some(None)
+        self.request.sampling.include_usage.then_some(None)
     }
 }
 
 impl Chunks for CompletionChunks {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
-        self.prompt_tokens[answer.prompt] = answer.reply.num_prompt_tokens;
-        let first = answer.prompt * self.request.num_choices as usize;
-        for (index, row) in (first..self.choice_tokens.len()).zip(answer.reply.rows) {
-            self.choice_tokens[index] = row.num_tokens;
+        self.counts.prompts[answer.prompt] = answer.reply.num_prompt_tokens;
+        let first = answer.prompt * self.request.sampling.num_choices as usize;
+        for (index, row) in (first..self.counts.choices.len()).zip(answer.reply.rows) {
+            self.counts.choices[index] = row.num_tokens;
             let begins = self.num_chars[index].is_none();
             let offset = self.num_chars[index].unwrap_or_default();
             let positions = row.logprobs.unwrap_or_default();
@@ -274,13 +210,11 @@ impl Chunks for CompletionChunks {
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
-        if self.request.include_usage {
-            let prompts = self.prompt_tokens.iter().copied();
-            let usage = Usage::of(prompts, self.choice_tokens.iter().copied());
-            let chunk = Chunk {
+        if self.request.sampling.include_usage {
+            let chunk = Chunk::<Choice> {
                 head: &self.head,
                 choices: &[],
-                usage: Some(Some(usage)),
+                usage: Some(Some(self.counts.usage())),
             };
             event(&chunk, out);
         }
@@ -304,36 +238,6 @@ fn prompts(value: Option<Value>) -> Result<Vec<String>, Error> {
     prompts.ok_or_else(|| wrong("prompt", &value, &expected))
 }
 
-/// A list of texts, for the option `stop`.
-pub fn stop(value: Option<Value>) -> Result<Option<Value>, Error> {
-    match value {
-        None => Ok(None),
-        // A text by itself that begins with [ would be read as a list.
-        Some(Value::String(text)) => Ok(Some(json!([text]))),
-        Some(Value::Array(texts)) if texts.iter().all(Value::is_string) => {
-            Ok((!texts.is_empty()).then_some(Value::Array(texts)))
-        }
-        Some(other) => Err(wrong("stop", &other, "a text or a list of texts")),
-    }
-}
-
-/// `include_usage` of `stream_options`.
-pub fn include_usage(options: Option<Value>) -> Result<bool, Error> {
-    match &options {
-        None => Ok(false),
-        Some(Value::Object(fields)) => match fields.get("include_usage") {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(wrong(
-                "stream_options.include_usage",
-                other,
-                "true or false",
-            )),
-        },
-        Some(other) => Err(wrong("stream_options", other, "an object")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -353,7 +257,7 @@ mod tests {
             text: text.to_owned(),
             finish_reason,
             num_tokens,
-            logprobs: None,
+            ..Row::default()
         }
     }
 

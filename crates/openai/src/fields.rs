@@ -1,6 +1,6 @@
 //! The fields of each endpoint's requests, and what becomes of them.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A field of a request.
 pub struct Field {
@@ -67,7 +67,7 @@ const SEED: Field = read(
     "seed",
     "the same seed gives the same choices; without one they differ each time",
 );
-const USER: Field = ignored("user", "ignored");
+const USER: Field = ignored("user", "requests of all users are equal");
 
 /// Fields of `/v1/completions`.
 pub const COMPLETIONS: &[Field] = &[
@@ -81,15 +81,15 @@ pub const COMPLETIONS: &[Field] = &[
         "choices of which the best `n` are returned; not in a stream",
     ),
     read("echo", "each choice begins with its prompt"),
-    option("frequency_penalty", "as there"),
-    option("logit_bias", "as there"),
+    option("frequency_penalty", "as OpenAI describes it"),
+    option("logit_bias", "as OpenAI describes it"),
     read(
         "logprobs",
         "log-probabilities of each token and of so many of the most likely ones, at most 20",
     ),
     read("max_tokens", "the most tokens of a choice, by default 16"),
     N,
-    option("presence_penalty", "as there"),
+    option("presence_penalty", "as OpenAI describes it"),
     SEED,
     STOP,
     STREAM,
@@ -103,12 +103,91 @@ pub const COMPLETIONS: &[Field] = &[
         "temperature",
         "by default the model's: 0, or what its generation_config.json recommends",
     ),
-    option("top_p", "as there"),
+    option("top_p", "as OpenAI describes it"),
     USER,
 ];
 
+/// Fields of `/v1/chat/completions`.
+pub const CHAT: &[Field] = &[
+    MODEL,
+    read(
+        "messages",
+        "the conversation, which the model's chat template turns into the prompt. Contents are texts, or lists of parts of type `text`; other parts are refused. The role `developer` becomes `system`",
+    ),
+    refused("audio", "leave it out: models here write text", |_| false),
+    option("frequency_penalty", "as OpenAI describes it"),
+    refused("function_call", "give 'tool_choice'", |_| false),
+    refused("functions", "give 'tools'", |_| false),
+    option("logit_bias", "as OpenAI describes it"),
+    read("logprobs", "true: each token has its log-probability"),
+    read(
+        "max_completion_tokens",
+        "the most tokens of a choice, reasoning included; by default as many as the model's context has room for",
+    ),
+    read("max_tokens", "the older name of `max_completion_tokens`"),
+    ignored("metadata", "nothing is stored"),
+    refused("modalities", "leave it out, or give [\"text\"]", |value| {
+        *value == json!(["text"])
+    }),
+    N,
+    option(
+        "parallel_tool_calls",
+        "as OpenAI describes it, where a guide can tell calls from text ([Chat](chat.md#calls-that-are-well-formed))",
+    ),
+    ignored("prediction", "the answer is the same without it"),
+    option("presence_penalty", "as OpenAI describes it"),
+    ignored(
+        "prompt_cache_key",
+        "prompts that begin in the same way share their blocks by themselves; `cache_salt` separates them",
+    ),
+    ignored("prompt_cache_retention", "as `prompt_cache_key`"),
+    read(
+        "reasoning_effort",
+        "a variable of the chat template, which may or may not read it",
+    ),
+    read(
+        "response_format",
+        "`text`; `json_object`; `json_schema`, to which the answer always conforms, with `strict` or without; `structural_tag` ([Guided decoding](guided-decoding.md))",
+    ),
+    ignored("safety_identifier", "as `user`"),
+    SEED,
+    ignored(
+        "service_tier",
+        "there is one; `request_priority` orders requests",
+    ),
+    STOP,
+    ignored("store", "nothing is stored"),
+    STREAM,
+    STREAM_OPTIONS,
+    option(
+        "temperature",
+        "by default the model's: 0, or what its generation_config.json recommends",
+    ),
+    option(
+        "tool_choice",
+        "`none`, `auto`, `required`, or a function's name",
+    ),
+    read("tools", "functions, at most 128"),
+    read(
+        "top_logprobs",
+        "with `logprobs`: so many of the most likely tokens in each place, at most 20",
+    ),
+    option("top_p", "as OpenAI describes it"),
+    USER,
+    refused(
+        "verbosity",
+        "leave it out, or tell the model in a message",
+        |value| value == "medium",
+    ),
+    refused(
+        "web_search_options",
+        "leave it out: models here search nothing",
+        |_| false,
+    ),
+];
+
 /// The fields of each endpoint, by the endpoint's name in the documentation.
-pub const ENDPOINTS: &[(&str, &[Field])] = &[("completions", COMPLETIONS)];
+pub const ENDPOINTS: &[(&str, &[Field])] = &[("completions", COMPLETIONS), ("chat", CHAT)];
 
 /// The documentation's table of `fields`.
 pub fn table(fields: &[Field]) -> String {

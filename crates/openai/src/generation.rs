@@ -20,7 +20,7 @@ pub struct Generation {
     /// Request options by name.
     pub options: Map<String, Value>,
     /// The outputs to return besides [`OUTPUTS`].
-    pub outputs: &'static [&'static str],
+    pub outputs: Vec<&'static str>,
 }
 
 /// The outputs that every reply is made of.
@@ -33,6 +33,10 @@ pub const OUTPUTS: [&str; 4] = [
 
 /// The output with log-probabilities.
 pub const LOGPROBS: &str = "logprobs";
+/// The output with what the model thought.
+pub const REASONING: &str = "reasoning_content";
+/// The output with calls of functions.
+pub const TOOL_CALLS: &str = "tool_calls";
 
 impl Generation {
     /// The message for Triton.
@@ -51,7 +55,7 @@ impl Generation {
             let parameter_choice = Some(value);
             (name.to_owned(), InferParameter { parameter_choice })
         });
-        let outputs = OUTPUTS.iter().chain(self.outputs);
+        let outputs = OUTPUTS.iter().chain(&self.outputs);
         ModelInferRequest {
             model_name: self.model,
             id: self.id,
@@ -91,6 +95,10 @@ pub struct Row {
     pub num_tokens: u32,
     /// For each token that the reply has, if the request asked for it.
     pub logprobs: Option<Vec<Position>>,
+    /// What the model thought, or the new part of it, which is not in the text.
+    pub reasoning: String,
+    /// The calls of functions that are new, in OpenAI's form, which are not in the text.
+    pub tool_calls: Vec<Value>,
 }
 
 /// A token of an answer, with its log-probability and that of the most likely ones in its place.
@@ -137,12 +145,22 @@ impl Reply {
                 text,
                 finish_reason: finish_reason(&reason),
                 num_tokens,
-                logprobs: None,
+                ..Row::default()
             })
             .collect();
         if bytes(LOGPROBS).is_some() {
             for (row, json) in rows.iter_mut().zip(texts(LOGPROBS)?) {
                 row.logprobs = Some(positions(&json).ok_or_else(|| missing(LOGPROBS))?);
+            }
+        }
+        if bytes(REASONING).is_some() {
+            for (row, reasoning) in rows.iter_mut().zip(texts(REASONING)?) {
+                row.reasoning = reasoning;
+            }
+        }
+        if bytes(TOOL_CALLS).is_some() {
+            for (row, json) in rows.iter_mut().zip(texts(TOOL_CALLS)?) {
+                row.tool_calls = serde_json::from_str(&json).map_err(|_| missing(TOOL_CALLS))?;
             }
         }
         Ok(Self {
@@ -264,7 +282,7 @@ mod tests {
             text: text.to_owned(),
             finish_reason,
             num_tokens,
-            logprobs: None,
+            ..Row::default()
         };
         let expected = Reply {
             num_prompt_tokens: 7,
@@ -317,7 +335,7 @@ mod tests {
                 .as_object()
                 .expect("an object")
                 .clone(),
-            outputs: &[LOGPROBS],
+            outputs: vec![LOGPROBS],
         };
         let message = generation.into_message();
         let options = InferParameter {

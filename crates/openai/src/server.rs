@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::body::Body;
+use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::generation::{Generation, Reply};
 use crate::triton::Triton;
@@ -60,6 +61,7 @@ pub fn router(triton: Triton, limits: Limits) -> Router {
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
         .with_state(Arc::new(server))
@@ -99,7 +101,21 @@ async fn completions(
     let request = Completions::read(body, ids::random())?;
     let id = ids::id("cmpl");
     let answers = server.answers(request.generations(&id))?;
-    if request.stream {
+    if request.sampling.stream {
+        let answers = begun(answers).await?;
+        Ok(sse::response(answers, request.chunks(id)))
+    } else {
+        let answers = answers.try_collect().await?;
+        Ok(json_response(&request.answer(id, answers)))
+    }
+}
+
+async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let body = Body::parse(&server.bytes(request).await?)?;
+    let request = Chat::read(body, ids::random())?;
+    let id = ids::id("chatcmpl");
+    let answers = server.answers(vec![request.generation(&id)])?;
+    if request.sampling.stream {
         let answers = begun(answers).await?;
         Ok(sse::response(answers, request.chunks(id)))
     } else {

@@ -13,16 +13,29 @@ pub struct Usage {
     pub total_tokens: u64,
 }
 
-impl Usage {
-    /// The usage of prompts and choices with these numbers of tokens.
-    pub fn of(
-        prompts: impl IntoIterator<Item = u32>,
-        choices: impl IntoIterator<Item = u32>,
-    ) -> Self {
-        let sum = |numbers: &mut dyn Iterator<Item = u32>| numbers.map(u64::from).sum::<u64>();
-        let prompt_tokens = sum(&mut prompts.into_iter());
-        let completion_tokens = sum(&mut choices.into_iter());
+/// The tokens of each prompt and of each choice so far.
+#[derive(Clone, Debug)]
+pub struct Counts {
+    /// Of each prompt.
+    pub prompts: Vec<u32>,
+    /// Of each choice.
+    pub choices: Vec<u32>,
+}
+
+impl Counts {
+    /// No tokens yet.
+    pub fn new(num_prompts: usize, num_choices: usize) -> Self {
         Self {
+            prompts: vec![0; num_prompts],
+            choices: vec![0; num_choices],
+        }
+    }
+
+    /// The sums.
+    pub fn usage(&self) -> Usage {
+        let sum = |numbers: &[u32]| numbers.iter().copied().map(u64::from).sum::<u64>();
+        let (prompt_tokens, completion_tokens) = (sum(&self.prompts), sum(&self.choices));
+        Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,

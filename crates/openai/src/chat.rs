@@ -1,0 +1,256 @@
+//! `/v1/chat/completions`: the request.
+
+use serde_json::{Map, Value, json};
+
+use crate::Error;
+use crate::body::{Body, wrong};
+use crate::fields::CHAT;
+use crate::generation::{Generation, LOGPROBS, REASONING, TOOL_CALLS};
+use crate::messages::messages;
+use crate::sampling::{MAX_CANDIDATES, Sampling};
+
+/// A request for the next message of a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chat {
+    /// How choices are drawn and sent.
+    pub sampling: Sampling,
+    /// The model.
+    pub model: String,
+    /// How many candidates each position has.
+    pub logprobs: Option<u32>,
+    has_tools: bool,
+    options: Map<String, Value>,
+}
+
+impl Chat {
+    /// The request in a body. `seed` is that of a request which gives none.
+    ///
+    /// # Errors
+    /// A field that is missing, refused, or of another type or range.
+    pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
+        let model = body.model()?;
+        let messages = messages(body.take("messages"))?;
+        let sampling = Sampling::take(&mut body, seed)?;
+        let logprobs = logprobs(&mut body)?;
+        let tokens = 1..=i32::MAX as u32;
+        let max_tokens = body.count("max_tokens", tokens.clone())?;
+        let max_tokens = body.count("max_completion_tokens", tokens)?.or(max_tokens);
+        let guide = guide(body.take("response_format"))?;
+        let variables = variables(&mut body)?;
+        let tools = tools(body.take("tools"))?;
+
+        let mut options = sampling.options(body, CHAT)?;
+        // Without a limit an answer may be as long as the model's context, as in OpenAI's API.
+        let max_tokens = max_tokens.unwrap_or(i32::MAX as u32);
+        let own = [
+            ("messages", json!(messages)),
+            ("max_tokens", json!(max_tokens)),
+        ];
+        options.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
+        options.extend(guide);
+        let has_tools = tools.is_some();
+        options.extend(tools.map(|tools| ("tools".to_owned(), tools)));
+        options.extend(variables.map(|all| ("chat_template_kwargs".to_owned(), all)));
+        Ok(Self {
+            sampling,
+            model,
+            logprobs,
+            has_tools,
+            options,
+        })
+    }
+
+    /// The request to Triton.
+    pub fn generation(&self, id: &str) -> Generation {
+        let tool_calls = self.has_tools.then_some(TOOL_CALLS);
+        let logprobs = self.logprobs.map(|_| LOGPROBS);
+        Generation {
+            model: self.model.clone(),
+            id: id.to_owned(),
+            text: String::new(),
+            options: self.options.clone(),
+            outputs: [Some(REASONING), tool_calls, logprobs]
+                .into_iter()
+                .flatten()
+                .collect(),
+        }
+    }
+}
+
+/// How many candidates each position has.
+fn logprobs(body: &mut Body) -> Result<Option<u32>, Error> {
+    let is_asked = body.flag("logprobs")?;
+    let num = body.count("top_logprobs", 0..=MAX_CANDIDATES)?;
+    match (is_asked, num) {
+        (false, Some(1..)) => Err(Error::field(
+            "top_logprobs",
+            "'top_logprobs' needs 'logprobs': true; give it, or leave 'top_logprobs' out",
+        )),
+        (false, _) => Ok(None),
+        (true, num) => Ok(Some(num.unwrap_or(0))),
+    }
+}
+
+/// The functions that the model may call; `None` if there are none.
+fn tools(tools: Option<Value>) -> Result<Option<Value>, Error> {
+    match tools {
+        None => Ok(None),
+        Some(Value::Array(tools)) => match tools.iter().position(|tool| tool["type"] != "function")
+        {
+            Some(index) => {
+                let name = format!("tools[{index}].type");
+                let wrong = wrong(
+                    &name,
+                    &tools[index]["type"],
+                    "'function', which is what models here call",
+                );
+                Err(Error::field("tools", wrong.message))
+            }
+            None => Ok((!tools.is_empty()).then_some(Value::Array(tools))),
+        },
+        Some(other) => Err(wrong("tools", &other, "a list of functions")),
+    }
+}
+
+/// The option that makes the answer conform to a `response_format`.
+fn guide(format: Option<Value>) -> Result<Option<(String, Value)>, Error> {
+    let Some(format) = format else {
+        return Ok(None);
+    };
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => {
+            let any_object = json!({"json_object": true});
+            Ok(Some(("structured_outputs".to_owned(), any_object)))
+        }
+        // Without `strict` a schema is no more than advice there. Here it always holds.
+        Some("json_schema") => match &format["json_schema"]["schema"] {
+            Value::Null => Err(Error::field(
+                "response_format",
+                "'response_format' has no 'json_schema.schema'; give one, or the type 'json_object'",
+            )),
+            schema => Ok(Some(("guided_json".to_owned(), schema.clone()))),
+        },
+        Some("structural_tag") => Ok(Some(("structural_tag".to_owned(), format))),
+        _ => Err(wrong(
+            "response_format",
+            &format,
+            "an object of type 'text', 'json_object', 'json_schema' or 'structural_tag'",
+        )),
+    }
+}
+
+/// The variables of the chat template: those of the request, and its `reasoning_effort`.
+fn variables(body: &mut Body) -> Result<Option<Value>, Error> {
+    const NAME: &str = "chat_template_kwargs";
+    let effort = body.text("reasoning_effort")?;
+    let mut variables = match body.take(NAME) {
+        None => Map::new(),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => return Err(wrong(NAME, &other, "an object")),
+    };
+    if let Some(effort) = effort {
+        variables.entry("reasoning_effort").or_insert(json!(effort));
+    }
+    Ok((!variables.is_empty()).then_some(Value::Object(variables)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(more: Value) -> Result<Chat, Error> {
+        let mut fields = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}]});
+        let more = more.as_object().expect("fields").clone();
+        fields.as_object_mut().expect("fields").extend(more);
+        Chat::read(Body::parse(fields.to_string().as_bytes())?, 42)
+    }
+
+    fn option(more: Value, name: &str) -> Option<Value> {
+        read(more)
+            .expect("a sound request")
+            .options
+            .get(name)
+            .cloned()
+    }
+
+    #[test]
+    fn an_answer_may_be_as_long_as_the_context_unless_the_request_says_otherwise() {
+        assert_eq!(option(json!({}), "max_tokens"), Some(json!(i32::MAX)));
+        assert_eq!(
+            option(json!({"max_tokens": 3}), "max_tokens"),
+            Some(json!(3))
+        );
+        let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
+        assert_eq!(option(both, "max_tokens"), Some(json!(4)));
+    }
+
+    #[test]
+    fn formats_become_guides() {
+        let format = |format: Value| json!({"response_format": format});
+        let object = option(format(json!({"type": "json_object"})), "structured_outputs");
+        assert_eq!(object, Some(json!({"json_object": true})));
+        let schema = json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": {"type": "object"}}});
+        assert_eq!(
+            option(format(schema), "guided_json"),
+            Some(json!({"type": "object"}))
+        );
+        assert_eq!(read(format(json!({"type": "text"}))), read(json!({})));
+        for wrong in [
+            json!({"type": "xml"}),
+            json!("json"),
+            json!({"type": "json_schema", "json_schema": {"name": "a"}}),
+        ] {
+            let error = read(format(wrong)).expect_err("no format");
+            assert_eq!(error.param.as_deref(), Some("response_format"));
+        }
+    }
+
+    #[test]
+    fn the_effort_is_a_variable_of_the_template() {
+        let fields = json!({"reasoning_effort": "low", "chat_template_kwargs": {"mood": "sad"}});
+        let expected = json!({"mood": "sad", "reasoning_effort": "low"});
+        assert_eq!(option(fields, "chat_template_kwargs"), Some(expected));
+        assert_eq!(option(json!({}), "chat_template_kwargs"), None);
+    }
+
+    #[test]
+    fn the_outputs_are_those_that_the_request_needs() {
+        let outputs = |more: Value| {
+            read(more)
+                .expect("a sound request")
+                .generation("id")
+                .outputs
+        };
+        assert_eq!(outputs(json!({})), [REASONING]);
+        let all = json!({"tools": [{"type": "function"}], "logprobs": true, "top_logprobs": 2});
+        assert_eq!(outputs(all), [REASONING, TOOL_CALLS, LOGPROBS]);
+    }
+
+    #[test]
+    fn what_is_refused_is_named() {
+        for (field, value) in [
+            ("functions", json!([])),
+            ("function_call", json!("auto")),
+            ("audio", json!({"voice": "alloy"})),
+            ("modalities", json!(["audio"])),
+            ("web_search_options", json!({})),
+            ("top_logprobs", json!(2)),
+            ("logprobs", json!(3)),
+            ("messages", json!([])),
+            ("tools", json!([{"type": "custom"}])),
+            ("tools", json!("weather")),
+        ] {
+            let mut fields = json!({});
+            fields[field] = value;
+            assert_eq!(read(fields).expect_err(field).param.as_deref(), Some(field));
+        }
+        assert!(
+            read(
+                json!({"modalities": ["text"], "store": true, "user": "u", "verbosity": "medium"})
+            )
+            .is_ok()
+        );
+    }
+}

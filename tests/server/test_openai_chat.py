@@ -1,0 +1,216 @@
+"""Conversations with the server with OpenAI's API.
+
+The demo model knows no tools. A guide with a single choice makes it write a call."""
+
+import json
+import shutil
+
+import pytest
+
+from harness.clients import generate
+from harness.front import Front
+from harness.repository import STORIES, add_model
+from harness.server import Server
+
+CHAT = "/v1/chat/completions"
+# The comment has the marks of replies, as the templates of models that think and call functions do.
+TEMPLATE = (
+    "{# <think></think><tool_call></tool_call> #}{{ bos_token }}"
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+USER = {"role": "user", "content": "Tell me a story about a fox."}
+WEATHER = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+REPLY = (
+    "<think>\nA fox?\n</think>\n\nLet me see.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("openai_chat") / "repository"
+    version = add_model(repository, "chat")
+    shutil.copytree(STORIES, version, dirs_exist_ok=True)
+    config = json.loads((version / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATE
+    (version / "tokenizer_config.json").write_text(json.dumps(config))
+    add_model(repository, "stories", checkpoint=STORIES)
+    with Server(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def front(server):
+    with Front(server) as front:
+        yield front
+
+
+def merged(chunks, index=0):
+    """The message that the chunks of a choice make, and how it ended."""
+    message = {}
+    reasons = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] != index:
+                continue
+            for name, value in choice["delta"].items():
+                message[name] = message[name] + value if name in message else value
+            reasons.append(choice["finish_reason"])
+    *running, last = reasons
+    assert set(running) <= {None}
+    return message, last
+
+
+@pytest.mark.parametrize("content", [USER["content"], [{"type": "text", "text": "Tell me a story"}, {"type": "text", "text": " about a fox."}]])
+def test_a_message_is_what_the_model_gives(server, front, content):
+    expected = generate(
+        server, "stories", "", messages=json.dumps([USER]), max_tokens=40, exclude_input_in_output=True
+    )
+    messages = [{"role": "user", "content": content}]
+    answer = front.post(CHAT, model="stories", messages=messages, max_completion_tokens=40)
+    message = {"role": "assistant", "content": expected.text, "refusal": None}
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    num_prompt_tokens = expected.responses[0].num_input_tokens
+    usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": 40, "total_tokens": num_prompt_tokens + 40}
+    assert answer["usage"] == usage
+
+
+def test_a_stream_makes_the_same_message(front):
+    fields = {"model": "stories", "messages": [USER], "max_tokens": 40, "temperature": 0.8, "seed": 3, "n": 2}
+    whole = front.post(CHAT, **fields)
+    *chunks, last = front.stream(CHAT, **fields, stream_options={"include_usage": True})
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for index, choice in enumerate(whole["choices"]):
+        expected = {"role": "assistant", "content": choice["message"]["content"]}
+        assert merged(chunks, index) == (expected, choice["finish_reason"])
+    assert whole["choices"][0]["message"] != whole["choices"][1]["message"]
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+
+
+def test_an_answer_without_a_limit_is_whole(front):
+    choice = front.post(CHAT, model="stories", messages=[USER])["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["message"]["content"]) > 200
+
+
+def test_thoughts_and_calls_are_parts_of_the_message(front):
+    fields = {"model": "chat", "messages": [USER], "tools": TOOLS, "guided_choice": [REPLY]}
+    choice = front.post(CHAT, **fields)["choices"][0]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["reasoning_content"].strip() == "A fox?" and message["content"].strip() == "Let me see."
+    called = [(call["type"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+    assert called == [("function", "weather", {"city": "Oslo"}), ("function", "weather", {"city": "Rome"})]
+    streamed, reason = merged(front.stream(CHAT, **fields))
+    assert reason == "tool_calls"
+    assert [call.pop("index") for call in streamed["tool_calls"]] == [0, 1]
+    message.pop("refusal")
+    assert streamed == message
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_must_be_is_one(front, choice):
+    fields = {"model": "chat", "messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}
+    answer = front.post(CHAT, **fields, tool_choice=choice, max_tokens=300)["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+
+
+def test_the_result_of_a_call_goes_back_to_the_model(front):
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "Rain."},
+    ]
+    answer = front.post(CHAT, model="chat", messages=messages, tools=TOOLS, max_tokens=5)
+    assert answer["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_an_answer_conforms_to_its_schema(front, strict):
+    schema = {
+        "type": "object",
+        "properties": {"fox": {"enum": ["red", "grey"]}, "age": {"type": "integer", "maximum": 9, "minimum": 1}},
+        "required": ["fox", "age"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "fox", "schema": schema, "strict": strict}}
+    choice = front.post(CHAT, model="stories", messages=[USER], response_format=format)["choices"][0]
+    found = json.loads(choice["message"]["content"])
+    assert choice["finish_reason"] == "stop"
+    assert found.keys() == {"fox", "age"} and found["fox"] in ("red", "grey") and found["age"] in range(1, 10)
+
+
+def test_an_answer_may_be_any_object(front):
+    fields = {"model": "stories", "messages": [USER], "response_format": {"type": "json_object"}, "max_tokens": 60}
+    content = front.post(CHAT, **fields)["choices"][0]["message"]["content"]
+    assert content.lstrip().startswith("{")
+
+
+def test_log_probabilities_are_those_of_each_token(front):
+    fields = {"model": "stories", "messages": [USER], "max_tokens": 8, "logprobs": True}
+    choice = front.post(CHAT, **fields, top_logprobs=2)["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == choice["message"]["content"]
+    assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == choice["message"]["content"]
+    for token in tokens:
+        assert [len(token["top_logprobs"]), token["top_logprobs"][0]["logprob"]] == [2, token["logprob"]]
+    chunks = front.stream(CHAT, **fields, top_logprobs=2)
+    assert sum((chunk["choices"][0]["logprobs"]["content"] for chunk in chunks), []) == tokens
+    alone = front.post(CHAT, **fields)["choices"][0]["logprobs"]["content"]
+    assert [token["top_logprobs"] for token in alone] == [[]] * 8
+
+
+def test_biases_and_stops_act(front):
+    fields = {"model": "stories", "messages": [USER], "max_tokens": 40}
+    text = front.post(CHAT, **fields)["choices"][0]["message"]["content"]
+    word = text.split()[3]
+    stopped = front.post(CHAT, **fields, stop=word)["choices"][0]
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == (text[: text.index(word)], "stop")
+    biased = front.post(CHAT, **fields, logit_bias={"20": 100})["choices"][0]["message"]["content"]
+    assert biased != text
+
+
+@pytest.mark.parametrize(
+    "fields, param, words",
+    [
+        ({"messages": []}, "messages", "1 to"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "content[0]"),
+        ({"functions": [WEATHER]}, "functions", "give 'tools'"),
+        ({"top_logprobs": 2}, "top_logprobs", "'logprobs'"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+        ({"tool_choice": "required"}, None, "'tools'"),
+        ({"tools": [{"type": "custom"}]}, "tools", '"custom"'),
+        ({"verbosity": "low"}, "verbosity", "leave it out"),
+        ({"best": 1}, None, "'best_of'"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_named(front, fields, param, words, stream):
+    answer = front.call("POST", CHAT, {"model": "stories", "messages": [USER], **fields, "stream": stream})
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, param), error
+    assert words in error["message"]
+
+
+def test_fields_without_effect_may_be_given(front):
+    fields = {"model": "stories", "messages": [USER], "max_tokens": 5}
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}
+    nothing = {"audio": None, "modalities": ["text"], "verbosity": "medium"}
+    expected = front.post(CHAT, **fields)["choices"]
+    assert front.post(CHAT, **fields, **ignored, **nothing)["choices"] == expected
