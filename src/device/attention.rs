@@ -86,6 +86,9 @@ pub struct AttentionParams {
     pub soft_cap: Option<f32>,
     /// The number of positions that a query sees, up to and including its own. `None` for all.
     pub window: Option<NonZeroU32>,
+    /// Whether a query also sees the positions behind it: all of its sequence, or as many as before it in a window. All of
+    /// them are in the step then. Only on devices that [pool](super::Device::HAS_POOLING).
+    pub is_bidirectional: bool,
     /// Positions at the start of the sequence that every later query sees in addition.
     pub num_sinks: u32,
     /// Whether only the positions that a query sees count for its distance to the sinks, as if these were in front of the

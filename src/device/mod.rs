@@ -142,7 +142,8 @@ pub trait Device: Sized {
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
 
-    /// Whether it returns [states](Device::read_states).
+    /// Whether it computes models that generate nothing: it returns [states](Device::read_states), normalises [sums in
+    /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
     const HAS_POOLING: bool = false;
 
     /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
@@ -389,6 +390,15 @@ pub trait Device: Sized {
         out: &mut Self::Sums,
     );
 
+    /// `out += row` in some rows. For models that generate nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the device [cannot](Device::HAS_POOLING).
+    fn add_to_rows(&mut self, _rows: Range<usize>, _row: &Self::Vector, _out: &mut Self::Sums) {
+        unreachable!("the device does not add to some rows");
+    }
+
     /// `out = norm(x)`.
     fn norm(
         &mut self,
@@ -397,6 +407,21 @@ pub trait Device: Sized {
         norm: Norm<'_, Self::Vector>,
         out: &mut Self::Inputs,
     );
+
+    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the device [cannot](Device::HAS_POOLING).
+    fn norm_in_place(
+        &mut self,
+        _num_rows: usize,
+        _hidden: &mut Self::Sums,
+        _norm: Norm<'_, Self::Vector>,
+        _out: &mut Self::Inputs,
+    ) {
+        unreachable!("the device does not normalise sums in place");
+    }
 
     /// `hidden += norm(x)`.
     fn add_normed(
@@ -596,7 +621,7 @@ pub trait Device: Sized {
         sink_q: Option<(&AttentionParams, &mut Self::Inputs)>,
     );
 
-    /// Attention of the queries of all tokens over the cached positions of their sequences, up to their own. `sink_logits` are
+    /// Attention of the queries of all tokens over the cached positions of their sequences that they see. `sink_logits` are
     /// scores of no position, one for each query head, which only add to the sum that results are divided by. Behind the
     /// queries come those for the sinks, if they are others.
     ///

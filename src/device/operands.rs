@@ -34,6 +34,8 @@ pub struct StepInputs<'a> {
     pub kept_adapters: &'a [AdapterRun],
     /// Which of the sampled rows have one, as indices into `sampled_rows`.
     pub sampled_adapters: &'a [AdapterRun],
+    /// The tokens of second texts, in prompts of two.
+    pub second_texts: &'a [Range<u32>],
     /// Whether [`Device::context_logits`] is called in this step.
     pub has_context_logits: bool,
 }

@@ -55,6 +55,8 @@ pub struct EngineConfig {
     pub num_adapter_pages: Option<u32>,
     /// Whether nothing is generated: a request ends when its prompt is computed, with the state that stands for it.
     pub pools: bool,
+    /// Whether each token sees all others of its prompt, so that a prompt is computed in one step, and nothing of it is reused.
+    pub whole_prompts: bool,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
     pub record_requests: bool,
 }
@@ -97,6 +99,7 @@ impl Default for EngineConfig {
             step_cost: None,
             num_adapter_pages: None,
             pools: false,
+            whole_prompts: false,
             record_requests: false,
         }
     }
@@ -295,6 +298,13 @@ impl EngineConfig {
 
     /// Refuses what only sequences that generate have.
     fn check_pooling(&self) -> Result<(), LoadError> {
+        if self.whole_prompts && (!self.pools || self.reuse != BlockReuse::Off) {
+            return refuse(
+                "each token of the model sees all others, so that it can neither generate nor reuse blocks of other prompts"
+                    .to_owned(),
+                "set enable_kv_cache_reuse to false, and task to embed, classify or score".to_owned(),
+            );
+        }
         let (problem, remedy) = match self {
             Self { pools: false, .. } => return Ok(()),
             _ if self.scheme.is_lockstep() => (
@@ -387,7 +397,8 @@ impl EngineConfig {
 
     /// Whether a context may be spread over several steps.
     pub(super) fn is_context_chunked(&self) -> bool {
-        lockstep::is_context_chunked(self.scheme, self.enable_chunked_context)
+        let is_enabled = self.enable_chunked_context && !self.whole_prompts;
+        lockstep::is_context_chunked(self.scheme, is_enabled)
     }
 
     /// Which contexts get the tokens that are left.
@@ -443,6 +454,13 @@ impl EngineConfig {
                 "the prompt has {num_prompt_tokens} tokens and one of output makes {}, more than \
                  max_seq_len = {max_seq_len}: shorten the prompt",
                 num_prompt_tokens + 1
+            ));
+        }
+        if self.whole_prompts && num_prompt_tokens > self.max_num_tokens.index() {
+            return invalid(format!(
+                "the prompt has {num_prompt_tokens} tokens, and each sees all others, so that a step computes all; \
+                 max_num_tokens = {} is less: shorten the prompt",
+                self.max_num_tokens
             ));
         }
         if !self.is_context_chunked() && num_prompt_tokens > self.max_num_tokens.index() {

@@ -130,6 +130,11 @@ impl<'a> StepPlan<'a> {
         &self.token_ids[sequence.tokens.start as usize..sequence.tokens.end as usize]
     }
 
+    /// Where the second text of the sequence at `index` begins, in a prompt of two.
+    pub fn second_text(&self, index: usize) -> Option<Tokens> {
+        self.sequence_tokens[index].as_ref()?.second_text()
+    }
+
     /// The extra outputs requested for the sequence at `index`.
     pub fn outputs(&self, index: usize) -> OutputOptions {
         let tokens = self.sequence_tokens[index].as_ref();

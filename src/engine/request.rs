@@ -15,6 +15,8 @@ pub struct NewRequest {
     pub client_id: Option<ClientId>,
     /// The prompt, not empty. Requests with the same prompt share it until they start.
     pub prompt: Arc<[TokenId]>,
+    /// The first token of the second text, in a prompt of two.
+    pub second_text: Option<Tokens>,
     /// When the sequence ends.
     pub stop: StopRule,
     /// How its tokens are chosen.
@@ -39,6 +41,7 @@ impl NewRequest {
             id,
             client_id: None,
             prompt: prompt.into(),
+            second_text: None,
             stop: StopRule::at_length(max_new_tokens),
             sampling: Arc::default(),
             priority: 0,

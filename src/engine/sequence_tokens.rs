@@ -19,6 +19,7 @@ pub(super) struct SequenceTokens {
     /// Prompt and generated tokens, and the drafts of the step that is out.
     tokens: Vec<TokenId>,
     num_prompt_tokens: usize,
+    second_text: Option<Tokens>,
     endings: Endings,
     stop: StopRule,
     /// How many of `tokens`, at the end, are drafts.
@@ -41,6 +42,7 @@ impl SequenceTokens {
         Self {
             tokens,
             num_prompt_tokens,
+            second_text: request.second_text,
             endings: Endings::of(&request.sampling, &request.stop),
             stop: request.stop.clone(),
             num_drafts: 0,
@@ -75,6 +77,11 @@ impl SequenceTokens {
     /// The generated tokens.
     pub(super) fn generated(&self) -> &[TokenId] {
         &self.tokens[self.num_prompt_tokens..]
+    }
+
+    /// The first token of the second text, in a prompt of two.
+    pub(super) fn second_text(&self) -> Option<Tokens> {
+        self.second_text
     }
 
     /// The extra outputs that are wanted.

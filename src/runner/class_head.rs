@@ -1,7 +1,8 @@
 //! The head of a model that sorts prompts into classes: one number for each class, from the state that stands for a prompt.
 //!
 //! ```text
-//! numbers [num_labels] = weight [num_labels, hidden_size] * state [hidden_size]
+//! numbers [num_labels] = output [num_labels, hidden_size] * state [hidden_size]      decoders
+//!                        output * tanh(dense [hidden_size, hidden_size] * state)     BERT and its like
 //! ```
 //!
 //! It is computed on the host in f32, because it is small and a prompt has one state. Sums are over the same elements in the same
@@ -12,7 +13,8 @@
 //! sentence-transformers.
 
 use super::model_source::ModelSource;
-use super::spec::{ClassHead, ClassTransform, Module};
+use super::model_tensors::ModelTensors;
+use super::spec::{ClassHead, ClassModules, ClassTransform, Module};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 
@@ -30,7 +32,7 @@ impl ClassHead {
     ///
     /// # Errors
     /// Its labels are not numbered, or it has another `problem_type`.
-    pub(super) fn classifying(module: &'static str, config: &JsonFile) -> Result<Self, LoadError> {
+    pub(super) fn classifying(modules: ClassModules, config: &JsonFile) -> Result<Self, LoadError> {
         let labels = labels(config)?;
         let transform = match config.string("problem_type")? {
             Some("regression") => ClassTransform::Identity,
@@ -48,7 +50,7 @@ impl ClassHead {
             }
         };
         Ok(Self {
-            module,
+            modules,
             labels,
             transform,
         })
@@ -58,7 +60,7 @@ impl ClassHead {
     ///
     /// # Errors
     /// It has several classes, or the activation is another function.
-    pub(super) fn scoring(module: &'static str, config: &JsonFile) -> Result<Self, LoadError> {
+    pub(super) fn scoring(modules: ClassModules, config: &JsonFile) -> Result<Self, LoadError> {
         let labels = labels(config)?;
         if labels.len() != 1 {
             return Err(LoadError::Config {
@@ -70,7 +72,7 @@ impl ClassHead {
             });
         }
         Ok(Self {
-            module,
+            modules,
             labels,
             transform: score_transform(config)?,
         })
@@ -128,9 +130,17 @@ fn labels(config: &JsonFile) -> Result<Vec<String>, LoadError> {
 
 /// The weights of a head.
 pub(super) struct ClassWeights {
-    /// `[num_labels, hidden_size]`.
+    dense: Option<HostLinear>,
+    output: HostLinear,
+}
+
+/// A linear layer in memory of the host.
+struct HostLinear {
+    /// `[num_outputs, num_inputs]`.
     weight: Vec<f32>,
-    hidden_size: usize,
+    num_inputs: usize,
+    /// Empty if there is none.
+    bias: Vec<f32>,
 }
 
 impl ClassWeights {
@@ -140,27 +150,67 @@ impl ClassWeights {
     /// They are missing, misshapen or not finite.
     pub fn load(head: &ClassHead, source: &ModelSource) -> Result<Self, LoadError> {
         let hidden_size = source.spec().hidden_size;
+        let modules = head.modules;
         let tensors = source.tensors()?;
-        let module = Module::of_model(head.module);
-        let matrix = tensors.matrix(module, head.labels.len(), hidden_size)?;
-        let mut weight = vec![0.0; head.labels.len() * hidden_size];
-        for (index, row) in weight.chunks_exact_mut(hidden_size).enumerate() {
+        let linear = |module, num_outputs, has_bias| {
+            HostLinear::load(&tensors, module, [num_outputs, hidden_size], has_bias)
+        };
+        let weights = Self {
+            dense: match modules.dense {
+                Some(module) => Some(linear(module, hidden_size, true)?),
+                None => None,
+            },
+            output: linear(modules.output, head.labels.len(), modules.has_bias)?,
+        };
+        tensors.store().check()?;
+        Ok(weights)
+    }
+
+    /// The number of each class.
+    pub fn of(&self, state: &[f32]) -> Vec<f32> {
+        match &self.dense {
+            None => self.output.of(state),
+            Some(dense) => {
+                let mut inner = dense.of(state);
+                inner.iter_mut().for_each(|value| *value = value.tanh());
+                self.output.of(&inner)
+            }
+        }
+    }
+}
+
+impl HostLinear {
+    fn load(
+        tensors: &ModelTensors<'_>,
+        module: &'static str,
+        [num_outputs, num_inputs]: [usize; 2],
+        has_bias: bool,
+    ) -> Result<Self, LoadError> {
+        let module = Module::of_model(module);
+        let matrix = tensors.matrix(module, num_outputs, num_inputs)?;
+        let mut weight = vec![0.0; num_outputs * num_inputs];
+        for (index, row) in weight.chunks_exact_mut(num_inputs).enumerate() {
             matrix.read_row(index, row);
             if !row.iter().all(|value| value.is_finite()) {
                 return Err(matrix.not_finite(index));
             }
         }
-        tensors.store().check()?;
         Ok(Self {
             weight,
-            hidden_size,
+            num_inputs,
+            bias: match has_bias {
+                true => tensors.bias(module, num_outputs)?.to_f32()?,
+                false => Vec::new(),
+            },
         })
     }
 
-    /// The number of each class.
-    pub fn of(&self, state: &[f32]) -> Vec<f32> {
-        let rows = self.weight.chunks_exact(self.hidden_size);
-        rows.map(|row| dot(row, state)).collect()
+    fn of(&self, x: &[f32]) -> Vec<f32> {
+        let rows = self.weight.chunks_exact(self.num_inputs);
+        let biases = self.bias.iter().copied().chain(std::iter::repeat(0.0));
+        rows.zip(biases)
+            .map(|(row, bias)| dot(row, x) + bias)
+            .collect()
     }
 }
 
@@ -185,6 +235,12 @@ mod tests {
 
     use super::*;
 
+    const SCORE: ClassModules = ClassModules {
+        dense: None,
+        output: "score",
+        has_bias: false,
+    };
+
     fn config(value: &Value) -> JsonFile {
         let object = value.as_object().expect("an object").clone();
         JsonFile::new(Path::new("config.json"), "", object)
@@ -203,7 +259,7 @@ mod tests {
         ] {
             let id2label: serde_json::Map<_, _> = names(num).collect();
             let config = config(&json!({ "id2label": id2label, "problem_type": problem_type }));
-            let head = ClassHead::classifying("score", &config).expect("a head");
+            let head = ClassHead::classifying(SCORE, &config).expect("a head");
             assert_eq!(head.transform, expected, "{problem_type:?} {num}");
             assert_eq!(head.labels.last(), Some(&format!("c{}", num - 1)));
         }
@@ -220,14 +276,14 @@ mod tests {
         ] {
             let mut value = value;
             value["num_labels"] = json!(1);
-            let head = ClassHead::scoring("score", &config(&value)).expect("a head");
+            let head = ClassHead::scoring(SCORE, &config(&value)).expect("a head");
             assert_eq!((head.transform, &head.labels[0][..]), (expected, "LABEL_0"));
         }
     }
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        let classifying = ClassHead::classifying as fn(&'static str, &JsonFile) -> _;
+        let classifying = ClassHead::classifying as fn(ClassModules, &JsonFile) -> _;
         for (head, value, part) in [
             (
                 classifying,
@@ -253,7 +309,7 @@ mod tests {
                 "sentence_transformers.activation_fn",
             ),
         ] {
-            let error = head("score", &config(&value)).expect_err(part).to_string();
+            let error = head(SCORE, &config(&value)).expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }
     }

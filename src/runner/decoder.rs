@@ -228,6 +228,14 @@ impl<D: Device> Decoder<D> {
             let first_token = self.vocabulary.as_ref().map(|part| part.first_token);
             let (table, positions) = ((weights.embedding(), first_token), weights.positions());
             self.residual.embed(run, step, num_rows, table, positions);
+            let all = 0..num_rows as u32;
+            let rows = [std::slice::from_ref(&all), inputs.second_texts];
+            for (rows, added) in rows.into_iter().zip(&weights.types) {
+                self.residual.add_to_rows(run.device, rows, added);
+            }
+            if let Some(norm) = &weights.embedding_norm {
+                self.residual.norm_in_place(run, num_rows, norm);
+            }
         } else {
             self.residual.receive(run.device, num_rows);
         }
@@ -457,7 +465,7 @@ impl<D: Device> Decoder<D> {
         let next = match layers.get(index + 1) {
             Some(next) => next.norms.first(),
             // The next stage normalises what it receives.
-            None => head.as_ref().map(|head| &head.final_norm),
+            None => head.as_ref().and_then(|head| head.final_norm.as_ref()),
         };
         match (&layer.norms, &layer.feed_forward) {
             (
@@ -514,8 +522,20 @@ impl<D: Device> Decoder<D> {
                 feed_forward_up(run, num_rows, residual, dense, inner);
                 residual.add_both(run, num_rows, (attended, o), (inner, &dense.down), next);
             }
-            (Norms::Parallel { .. }, FeedForwardWeights::Experts { .. }) => {
-                unreachable!("no family has experts beside attention")
+            (
+                Norms::OfSums {
+                    attention,
+                    feed_forward,
+                },
+                FeedForwardWeights::Dense(dense),
+            ) => {
+                residual.add_in_norm(run, Operation::O, num_rows, (attended, o), attention);
+                feed_forward_up(run, num_rows, residual, dense, inner);
+                let down = (&*inner, &dense.down);
+                residual.add_in_norm(run, Operation::Down, num_rows, down, feed_forward);
+            }
+            (Norms::Parallel { .. } | Norms::OfSums { .. }, FeedForwardWeights::Experts { .. }) => {
+                unreachable!("no family has such norms and experts")
             }
         }
     }
@@ -655,6 +675,7 @@ fn layer_attention<'a>(
                 scale: attention.scale,
                 soft_cap: attention.soft_cap,
                 window,
+                is_bidirectional: spec.is_bidirectional,
                 num_sinks: limits.attention.num_sinks.0,
                 shifts_sinks: limits.attention.shifts_sinks,
             },

@@ -130,6 +130,7 @@ impl<D: Device> DraftModel<D> {
             adapters: &[],
             kept_adapters: &[],
             sampled_adapters: &[],
+            second_texts: &[],
             has_context_logits: false,
         })?;
         let rows = logits.chunks_exact(vocab_size);

@@ -75,6 +75,7 @@ fn compute_one<D: Device>(
         adapters: &[],
         kept_adapters: &[],
         sampled_adapters: &[],
+        second_texts: &[],
         has_context_logits: false,
     };
     let step = device.begin_step(cache, inputs);

@@ -206,6 +206,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     ) -> Result<Self, LoadError> {
         check(source.spec(), &limits)?;
         let pooler = pooler(source, rank.is_some())?;
+        let pooling = source.spec().pooling.map(|pooling| pooling.mode);
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
@@ -247,7 +248,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             vocab_size: spec.vocab_size,
             logits,
             calls: [(); 2].map(|()| LaunchedCall {
-                layout: StepLayout::new(&limits),
+                layout: StepLayout::new(&limits, pooling),
                 context_logits: Vec::new(),
                 states: Vec::new(),
                 awaited: None,

@@ -10,7 +10,7 @@ use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
 use super::share::CutUnits;
-use super::spec::{ClassHead, ModelSpec, Module, Pooling};
+use super::spec::{ClassHead, ClassModules, ModelSpec, Module, Pooling};
 use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
@@ -53,7 +53,8 @@ impl ModelSource {
     }
 
     /// Opens a checkpoint folder as a model that embeds, without its output layer. `pooling` and `normalize` take the place of
-    /// what the folder says; without a modules.json it is the normalised state of the last token.
+    /// what the folder says; without a modules.json it is the normalised state of the last token of a decoder, and the normalised mean
+    /// of an encoder's states.
     ///
     /// # Errors
     /// As [`ModelSource::open`], or the folder's modules.json has something that is not computed.
@@ -64,15 +65,19 @@ impl ModelSource {
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir)?;
         let mut spec = match (checkpoint.gguf(), checkpoint.config()) {
-            (None, Some(config)) => families::describe_decoder(config)?,
+            (None, Some(config)) => families::describe_embedder(config)?,
             _ => describe_gguf(&checkpoint)?.0,
         };
         let modules = match (pooling, normalize) {
             (Some(_), Some(_)) => None,
             _ => EmbeddingModules::read(dir)?,
         };
+        let usual = match spec.is_bidirectional {
+            true => PoolingMode::Mean,
+            false => PoolingMode::Last,
+        };
         spec.pooling = Some(Pooling {
-            mode: pooling.unwrap_or(modules.map_or(PoolingMode::Last, |it| it.pooling)),
+            mode: pooling.unwrap_or(modules.map_or(usual, |it| it.pooling)),
             normalize: normalize.unwrap_or(modules.is_none_or(|it| it.normalize)),
         });
         Self::described(checkpoint, spec, Vec::new())
@@ -98,7 +103,7 @@ impl ModelSource {
     fn open_with_classes(
         dir: &Path,
         pooling: Option<PoolingMode>,
-        head: impl Fn(&'static str, &JsonFile) -> Result<ClassHead, LoadError>,
+        head: impl Fn(ClassModules, &JsonFile) -> Result<ClassHead, LoadError>,
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir)?;
         let (None, Some(config)) = (checkpoint.gguf(), checkpoint.config()) else {
@@ -108,10 +113,14 @@ impl ModelSource {
                     .to_owned(),
             });
         };
-        let mut spec = families::describe_classifier(config)?;
-        spec.classes = Some(head(families::CLASS_MODULE, config)?);
+        let (mut spec, modules) = families::describe_classifier(config)?;
+        spec.classes = Some(head(modules, config)?);
+        let usual = match spec.is_bidirectional {
+            true => PoolingMode::Cls,
+            false => PoolingMode::Last,
+        };
         spec.pooling = Some(Pooling {
-            mode: pooling.unwrap_or(PoolingMode::Last),
+            mode: pooling.unwrap_or(usual),
             normalize: false,
         });
         Self::described(checkpoint, spec, Vec::new())

@@ -77,6 +77,26 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(weight)
     }
 
+    /// Uploads the first row of an embedding, and the difference between it and the second one, if there is that.
+    ///
+    /// # Errors
+    /// Memory is short, or a value is not finite.
+    pub(super) fn upload_types(&mut self, rows: &Matrix<'_>) -> Result<Vec<D::Vector>, LoadError> {
+        let mut types = Vec::new();
+        let mut before = vec![0.0; rows.columns()];
+        for index in 0..rows.rows().min(2) {
+            let mut row = vec![0.0; rows.columns()];
+            rows.read_row(index, &mut row);
+            if !row.iter().all(|value| value.is_finite()) {
+                return Err(rows.not_finite(index));
+            }
+            let difference = row.iter().zip(&before).map(|(row, before)| row - before);
+            types.push(self.device.upload_vector(difference.collect())?);
+            before = row;
+        }
+        Ok(types)
+    }
+
     /// Uploads the biases of matrices that are packed as one.
     pub(super) fn upload_bias(&mut self, parts: &[Tensor<'_>]) -> Result<D::Vector, LoadError> {
         self.device.upload_vector(joined(parts)?)

@@ -14,6 +14,7 @@ use crate::sampling::SampleError;
 
 /// Pools the states of steps.
 pub(super) struct Pooler {
+    mode: PoolingMode,
     hidden_size: usize,
     classes: Option<ClassWeights>,
 }
@@ -30,14 +31,15 @@ impl Pooler {
             return Ok(None);
         };
         match pooling.mode {
-            PoolingMode::Last => Ok(Some(Self {
+            mode if mode == PoolingMode::Last || spec.is_bidirectional => Ok(Some(Self {
+                mode,
                 hidden_size: spec.hidden_size,
                 classes: match &spec.classes {
                     Some(head) => Some(ClassWeights::load(head, source)?),
                     None => None,
                 },
             })),
-            mode @ (PoolingMode::Mean | PoolingMode::Cls) => Err(LoadError::Config {
+            mode => Err(LoadError::Config {
                 problem: format!(
                     "pooling is {}, and the tokens of a decoder see only those before them: only the last one has seen the \
                      whole prompt",
@@ -56,12 +58,20 @@ impl Pooler {
         states: &[f32],
         output: &mut StepOutput,
     ) {
-        let states = states.chunks_exact(self.hidden_size);
-        for (&index, state) in layout.sequences().iter().zip(states) {
-            let slot = plan.sequences[index].slot;
+        let mut rest = states;
+        for &index in layout.sequences() {
+            let sequence = &plan.sequences[index];
+            let slot = sequence.slot;
+            let num_rows = match self.mode {
+                PoolingMode::Last | PoolingMode::Cls => 1,
+                PoolingMode::Mean => sequence.tokens.len(),
+            };
+            let (own, others) = rest.split_at(num_rows * self.hidden_size);
+            rest = others;
+            let state = mean(own, self.hidden_size);
             let pooled = match &self.classes {
-                Some(classes) => classes.of(state),
-                None => state.to_vec(),
+                Some(classes) => classes.of(&state),
+                None => state,
             };
             let is_finite = pooled.iter().all(|value| value.is_finite());
             let sampled = match is_finite {
@@ -78,4 +88,18 @@ impl Pooler {
             output.sampled.push((slot, sampled));
         }
     }
+}
+
+/// The mean of rows.
+fn mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let (first, others) = rows.split_at(width);
+    let mut sums = first.to_vec();
+    for row in others.chunks_exact(width) {
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum += value;
+        }
+    }
+    let num_rows = (rows.len() / width) as f32;
+    sums.iter_mut().for_each(|sum| *sum /= num_rows);
+    sums
 }

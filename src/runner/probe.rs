@@ -255,6 +255,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             window: None,
+            is_bidirectional: false,
             num_sinks: 0,
             shifts_sinks: false,
         };
@@ -276,6 +277,7 @@ mod tests {
         assert_eq!(all.num_bytes, (5 + 8) * 100 + 4 * 6 * 4);
         let windowed = AttentionParams {
             window: NonZeroU32::new(2),
+            is_bidirectional: false,
             num_sinks: 1,
             ..params
         };

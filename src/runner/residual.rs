@@ -1,5 +1,7 @@
 //! The residual stream, and what reads from it and adds to it.
 
+use std::ops::Range;
+
 use super::linear_weights::{NormWeights, SummedLinear};
 use super::probe::{Operation, Probe, Work};
 use super::spec::{ModelSpec, NormKind, NormSpec};
@@ -114,6 +116,14 @@ impl<D: Device> ResidualStream<D> {
         });
     }
 
+    /// Adds a row to those of some tokens.
+    pub fn add_to_rows(&mut self, device: &mut D, rows: &[Range<u32>], row: &D::Vector) {
+        for rows in rows {
+            let rows = rows.start as usize..rows.end as usize;
+            device.add_to_rows(rows, row, &mut self.hidden);
+        }
+    }
+
     /// Starts with the rows of the previous stage.
     pub fn receive(&mut self, device: &mut D, num_rows: usize) {
         device.receive_rows(num_rows, &mut self.hidden);
@@ -159,6 +169,36 @@ impl<D: Device> ResidualStream<D> {
         self.sum(run, num_rows, x, linear);
         run.probe.ended(operation, work);
         self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden = norm(hidden + linear(x)); normed = hidden`, where this rank has the whole sum. The projection is `operation`.
+    pub fn add_in_norm<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        norm: &NormWeights<D>,
+    ) {
+        let Some(whole) = linear.whole() else {
+            unreachable!("a model with such norms is computed by one rank")
+        };
+        run.project(num_rows, x, whole, Output::Add, &mut self.hidden);
+        run.probe.ended(operation, || work_of(num_rows, linear));
+        self.norm_in_place(run, num_rows, norm);
+    }
+
+    /// `hidden = norm(hidden); normed = hidden`.
+    pub fn norm_in_place<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        norm: &NormWeights<D>,
+    ) {
+        let norm = norm_of(&self.norm, Some(norm));
+        run.device
+            .norm_in_place(num_rows, &mut self.hidden, norm, &mut self.normed);
+        self.norm_ended(run, num_rows);
     }
 
     /// `hidden += o(attended) + down(inner); normed = next(hidden)`, of blocks side by side.

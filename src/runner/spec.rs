@@ -35,6 +35,12 @@ pub struct ModelSpec {
     pub embedding_scale: f32,
     /// Positions that are learned and added to the embedded tokens.
     pub learned_positions: Option<LearnedPositions>,
+    /// The embedding of the types of tokens, which is added too: those of a text are of type 0.
+    pub token_types: Option<TokenTypes>,
+    /// The norm of their sum, `[hidden_size]`, if the residual stream starts with that.
+    pub embedding_norm: Option<&'static str>,
+    /// Whether each token sees those behind it, too. Then a prompt is computed in one step.
+    pub is_bidirectional: bool,
     /// How the residual stream is normalised.
     pub norm: NormSpec,
     /// What becomes of the products of the output layer.
@@ -56,12 +62,23 @@ pub struct ModelSpec {
 /// What sorts states into classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassHead {
-    /// Its linear layer, `[labels.len(), hidden_size]`.
-    pub module: &'static str,
+    /// Its modules.
+    pub modules: ClassModules,
     /// The names of the classes.
     pub labels: Vec<String>,
     /// What whoever answers makes of the results, unless the request wants them as they are.
     pub transform: ClassTransform,
+}
+
+/// The modules of a head for classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassModules {
+    /// A linear layer with a bias, `[hidden_size, hidden_size]`, whose hyperbolic tangents the last one reads, if there is one.
+    pub dense: Option<&'static str>,
+    /// The last linear layer, `[labels.len(), hidden_size]`.
+    pub output: &'static str,
+    /// Whether that has a bias.
+    pub has_bias: bool,
 }
 
 /// How results of classes become what an answer has.
@@ -92,8 +109,8 @@ pub struct ModelModules {
     pub embedding: &'static str,
     /// The list of layers: the prefix of the names of their modules.
     pub layers: &'static str,
-    /// The norm in front of the output layer, `[hidden_size]`.
-    pub final_norm: &'static str,
+    /// The norm behind the last layer, `[hidden_size]`, if there is one.
+    pub final_norm: Option<&'static str>,
     /// The output layer, `[vocab_size, hidden_size]`.
     pub output_layer: &'static str,
 }
@@ -107,6 +124,15 @@ pub struct LearnedPositions {
     pub first_row: usize,
     /// All of its rows.
     pub num_rows: usize,
+}
+
+/// An embedding of the types of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenTypes {
+    /// Its module, `[num_types, hidden_size]`.
+    pub module: &'static str,
+    /// Its rows.
+    pub num_types: usize,
 }
 
 /// How norms compute.
@@ -172,6 +198,13 @@ pub enum Norms<N = &'static str> {
         attention: N,
         /// The norm in front of the feed-forward block. `None`: that of the attention block.
         feed_forward: Option<N>,
+    },
+    /// Of the residual stream itself, behind each block: `x = norm(x + block(x))`.
+    OfSums {
+        /// The norm behind the attention block.
+        attention: N,
+        /// The norm behind the feed-forward block.
+        feed_forward: N,
     },
 }
 
@@ -615,6 +648,7 @@ impl<N> Norms<N> {
         match self {
             Self::Sequential { attention, .. } => attention.before.as_ref(),
             Self::Parallel { attention, .. } => Some(attention),
+            Self::OfSums { .. } => None,
         }
     }
 
@@ -625,7 +659,7 @@ impl<N> Norms<N> {
                 attention,
                 feed_forward,
             } => attention.after.is_some() || feed_forward.after.is_some(),
-            Self::Parallel { .. } => false,
+            Self::Parallel { .. } | Self::OfSums { .. } => false,
         }
     }
 
@@ -657,6 +691,13 @@ impl<N> Norms<N> {
             } => Norms::Parallel {
                 attention: convert(attention)?,
                 feed_forward: feed_forward.as_ref().map(convert).transpose()?,
+            },
+            Self::OfSums {
+                attention,
+                feed_forward,
+            } => Norms::OfSums {
+                attention: convert(attention)?,
+                feed_forward: convert(feed_forward)?,
             },
         })
     }

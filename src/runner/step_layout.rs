@@ -14,12 +14,15 @@ use std::sync::Arc;
 use super::adapter::UsedAdapter;
 use super::limits::RunnerLimits;
 use crate::base::SeqSlot;
+use crate::config::PoolingMode;
 use crate::device::{AdapterRun, AdapterWeights, KvSpan, StepInputs, TokenInFlight};
 use crate::engine::StepPlan;
 use crate::sampling::{ChangeLists, DeviceSampling};
 
 /// The layout of one step. It is reused from step to step.
 pub(super) struct StepLayout {
+    /// Which rows stand for a prompt, if nothing is generated.
+    pooling: Option<PoolingMode>,
     spans: Vec<KvSpan>,
     kept_rows: Vec<u32>,
     sampled_rows: Vec<u32>,
@@ -36,6 +39,8 @@ pub(super) struct StepLayout {
     sampling: Vec<Option<DeviceSampling>>,
     change_lists: ChangeLists,
     contexts: Vec<ContextRows>,
+    /// The tokens of second texts, in prompts of two.
+    second_texts: Vec<Range<u32>>,
     /// The tokens that have an adapter, by row.
     adapters: Vec<AdapterRun>,
     /// The kept rows that have one, as indices of kept rows.
@@ -80,10 +85,11 @@ pub(super) struct ContextRows {
 
 impl StepLayout {
     /// An empty layout with room for the largest generation step.
-    pub fn new(limits: &RunnerLimits) -> Self {
+    pub fn new(limits: &RunnerLimits, pooling: Option<PoolingMode>) -> Self {
         let max_sequences = limits.max_num_requests as usize;
         let max_sampled_rows = limits.max_sampled_rows.index();
         Self {
+            pooling,
             spans: Vec::with_capacity(max_sequences),
             kept_rows: Vec::with_capacity(max_sampled_rows),
             sampled_rows: Vec::with_capacity(max_sampled_rows),
@@ -94,6 +100,7 @@ impl StepLayout {
             sampling: Vec::with_capacity(max_sampled_rows),
             change_lists: ChangeLists::new(max_sequences, limits.max_seq_len.index()),
             contexts: Vec::new(),
+            second_texts: Vec::new(),
             adapters: Vec::new(),
             kept_adapters: Vec::new(),
             sampled_adapters: Vec::new(),
@@ -112,6 +119,7 @@ impl StepLayout {
         self.sampling.clear();
         self.change_lists.clear();
         self.contexts.clear();
+        self.second_texts.clear();
         self.forget_adapters();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
@@ -119,6 +127,12 @@ impl StepLayout {
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
+            if let Some(second_text) = plan.second_text(index) {
+                let Range { start, end } = sequence.tokens;
+                let position = sequence.kv_len - (end - start);
+                let first = start + second_text.0.saturating_sub(position);
+                self.second_texts.push(first.min(end)..end);
+            }
             let first_kept = self.kept_rows.len() as u32;
             let first_sampled = self.sampled_rows.len() as u32;
             let context_logits = plan.context_logits(index);
@@ -133,8 +147,14 @@ impl StepLayout {
             if sequence.samples {
                 self.sequences.push(index);
                 self.starts.push(self.sampled_rows.len() as u32);
-                let end = sequence.tokens.end;
-                for row in end - 1 - sequence.num_drafts..end {
+                let Range { start, end } = sequence.tokens;
+                let rows = match self.pooling {
+                    None | Some(PoolingMode::Last) => end - 1 - sequence.num_drafts..end,
+                    // The whole prompt is in the step.
+                    Some(PoolingMode::Cls) => start..start + 1,
+                    Some(PoolingMode::Mean) => start..end,
+                };
+                for row in rows {
                     if self.kept_rows.last() != Some(&row) {
                         self.kept_rows.push(row);
                     }
@@ -242,6 +262,7 @@ impl StepLayout {
             adapters: &self.adapters,
             kept_adapters: &self.kept_adapters,
             sampled_adapters: &self.sampled_adapters,
+            second_texts: &self.second_texts,
             has_context_logits: !self.contexts.is_empty(),
         }
     }

@@ -23,8 +23,11 @@ pub(super) struct WeightSources<'a> {
     pub(super) embedding: Matrix<'a>,
     /// The rows of learned positions, from position 0 on.
     pub(super) positions: Option<Matrix<'a>>,
+    /// The rows of the types of tokens.
+    pub(super) token_types: Option<Matrix<'a>>,
+    pub(super) embedding_norm: Option<NormSource<'a>>,
     pub(super) layers: Vec<LayerSource<'a>>,
-    pub(super) final_norm: NormSource<'a>,
+    pub(super) final_norm: Option<NormSource<'a>>,
     /// `None` if it is the embedding, or if there is none.
     pub(super) output_layer: Option<Matrix<'a>>,
     /// Whether there is an output layer.
@@ -93,18 +96,25 @@ impl<'a> WeightSources<'a> {
             }
         };
         let layers = spec.layers.iter().enumerate();
+        let norm = |name: Option<&'static str>| {
+            let find = |name| NormSource::find(tensors, &spec.norm, Module::of_model(name), hidden);
+            name.map(find).transpose()
+        };
         Ok(Self {
             embedding,
             positions: positions(tensors, spec)?,
+            token_types: match spec.token_types {
+                Some(types) => {
+                    let module = Module::of_model(types.module);
+                    Some(tensors.matrix(module, types.num_types, hidden)?)
+                }
+                None => None,
+            },
+            embedding_norm: norm(spec.embedding_norm)?,
             layers: layers
                 .map(|(index, layer)| LayerSource::find(tensors, spec, index, layer))
                 .collect::<Result<_, _>>()?,
-            final_norm: NormSource::find(
-                tensors,
-                &spec.norm,
-                Module::of_model(modules.final_norm),
-                hidden,
-            )?,
+            final_norm: norm(modules.final_norm)?,
             output_layer,
             has_output_layer,
             output_bias: match spec.output_bias && has_output_layer {

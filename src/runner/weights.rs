@@ -30,6 +30,10 @@ pub(super) struct Weights<D: Device> {
     embedding: Option<D::Embedding>,
     /// The rows of all positions, from position 0 on.
     positions: Option<D::Embedding>,
+    /// The row of the first type of tokens, and the difference between it and that of the second one.
+    pub(super) types: Vec<D::Vector>,
+    /// The norm of the embedded tokens.
+    pub(super) embedding_norm: Option<NormWeights<D>>,
     /// Those of the stage.
     pub(super) layers: Vec<Layer<D>>,
     /// Only in the last stage.
@@ -38,7 +42,8 @@ pub(super) struct Weights<D: Device> {
 
 /// What comes after the last layer.
 pub(super) struct Head<D: Device> {
-    pub(super) final_norm: NormWeights<D>,
+    /// `None` if the last layer has normalised the residual stream.
+    pub(super) final_norm: Option<NormWeights<D>>,
     /// `[vocab_size, hidden_size]`; `None` if nothing is generated.
     pub(super) lm_head: Option<Linear<D>>,
 }
@@ -145,6 +150,14 @@ impl<D: Device> Weights<D> {
             true => Some(sources.load_head(output_place, &mut packer)?),
             false => None,
         };
+        let types = match &sources.token_types {
+            Some(types) if stage.is_first() => packer.upload_types(types)?,
+            _ => Vec::new(),
+        };
+        let embedding_norm = match &sources.embedding_norm {
+            Some(norm) if stage.is_first() => Some(norm.load(&mut packer)?),
+            _ => None,
+        };
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
         let lm_head = head.as_ref().and_then(|head| head.lm_head.as_ref());
@@ -164,6 +177,8 @@ impl<D: Device> Weights<D> {
         let weights = Self {
             embedding,
             positions,
+            types,
+            embedding_norm,
             layers,
             head,
         };
@@ -217,7 +232,10 @@ impl WeightSources<'_> {
         packer: &mut Packer<'_, D>,
     ) -> Result<Head<D>, LoadError> {
         Ok(Head {
-            final_norm: self.final_norm.load(packer)?,
+            final_norm: match &self.final_norm {
+                Some(norm) => Some(norm.load(packer)?),
+                None => None,
+            },
             lm_head: match self.output_matrix() {
                 Some(matrix) => Some(Linear {
                     matrix: packer.pack_output_layer(matrix)?,

@@ -26,6 +26,15 @@ pub struct Tokenizer {
     max_bytes_per_token: usize,
 }
 
+/// The tokens of two texts.
+pub struct EncodedPair {
+    /// All tokens.
+    pub ids: Vec<TokenId>,
+    /// The first one of the second type, which all behind it have, too: where the second text begins, as BERT's tokenizers
+    /// have it. `None` if all are of one type.
+    pub second_text: Option<usize>,
+}
+
 /// The kind of output that a token decodes to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
@@ -107,9 +116,12 @@ impl Tokenizer {
         first: &str,
         second: &str,
         add_special_tokens: bool,
-    ) -> Result<Vec<TokenId>, RequestError> {
+    ) -> Result<EncodedPair, RequestError> {
         guarded(|| self.inner.encode_fast((first, second), add_special_tokens))
-            .map(|encoding| encoding.get_ids().to_vec())
+            .map(|encoding| EncodedPair {
+                ids: encoding.get_ids().to_vec(),
+                second_text: encoding.get_type_ids().iter().position(|&id| id != 0),
+            })
             .map_err(|reason| {
                 RequestError::Invalid(format!("the texts cannot be tokenised: {reason}"))
             })

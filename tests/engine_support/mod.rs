@@ -126,6 +126,7 @@ impl TestRequest {
             client_id: None,
             id,
             prompt: self.prompt.as_slice().into(),
+            second_text: None,
             stop: StopRule::at_length(Tokens(self.max_new_tokens)),
             sampling: Arc::new(SamplingParams {
                 end_ids: if self.has_end_id {

@@ -89,7 +89,7 @@ fn assert_near(found: &[f32], expected: &[f32]) {
 
 #[test]
 fn a_request_gets_the_probabilities_of_classes_and_their_names() {
-    for fixture in ["classes/qwen3", "classes/llama"] {
+    for fixture in ["classes/qwen3", "classes/llama", "classes/bert"] {
         let server = load_task("classify", fixture);
         for text in texts(fixture) {
             let ask = |options: &[(&str, Parameter)]| {
@@ -117,7 +117,12 @@ fn a_request_gets_the_probabilities_of_classes_and_their_names() {
 
 #[test]
 fn a_pair_gets_a_score() {
-    let fixture = "classes/mistral";
+    for fixture in ["classes/mistral", "classes/xlm-roberta"] {
+        score_pairs(fixture);
+    }
+}
+
+fn score_pairs(fixture: &str) {
     let server = load_task("score", fixture);
     for text in texts(fixture) {
         let ask = |options: &[(&str, Parameter)]| {

@@ -125,6 +125,28 @@ fn a_request_gets_the_embedding_of_its_text() {
 }
 
 #[test]
+fn an_encoder_embeds_texts_of_mixed_lengths_together_and_refuses_one_that_is_too_long() {
+    let server = load_task("embed", "encoders/bert");
+    let long = "a ".repeat(98);
+    let texts: Vec<_> = (1..40).map(|num| &long[..2 * num]).collect();
+    let together = ask(&server, &texts, &[]);
+    for (text, sent) in texts.iter().zip(&together) {
+        let expected = embedding(sent);
+        assert!((length(&expected) - 1.0).abs() < 1e-5, "normalised");
+        let alone = embedding(&ask(&server, &[text], &[])[0]);
+        assert_eq!(alone, expected, "the same bits alone");
+    }
+    // 98 words, and two tokens of the template: the model has 100 positions.
+    embedding(&ask(&server, &[&long], &[])[0]);
+    let sent = ask(&server, &[&format!("{long} b")], &[]);
+    let error = sent[0].last().and_then(|sent| sent.error.clone());
+    let (code, message) = error.expect("refused");
+    assert_eq!(code, INVALID, "{message}");
+    assert!(message.contains("101 tokens"), "{message}");
+    server.unload();
+}
+
+#[test]
 fn a_request_may_ask_for_some_dimensions_and_for_the_length() {
     let server = load();
     let ask = |options: &[(&str, Parameter)]| embedding(&ask(&server, &["a b"], options)[0]);

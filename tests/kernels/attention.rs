@@ -94,6 +94,7 @@ impl Model {
             scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
             soft_cap: self.soft_cap,
             window: self.sight.window.and_then(NonZeroU32::new),
+            is_bidirectional: false,
             num_sinks: self.sight.num_sinks,
             shifts_sinks: self.sight.shifts,
         }

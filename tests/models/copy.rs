@@ -17,6 +17,7 @@ use crate::support::{Setup, fixture};
 pub struct Copy(PathBuf);
 
 impl Copy {
+    /// Without its folders.
     pub fn of(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let dir = std::env::temp_dir().join(format!(
@@ -27,7 +28,9 @@ impl Copy {
         fs::create_dir(&dir).expect("a new folder");
         for entry in fs::read_dir(fixture(name)).expect("the fixture") {
             let path = entry.expect("the fixture").path();
-            fs::copy(&path, dir.join(path.file_name().expect("a name"))).expect("a copy");
+            if path.is_file() {
+                fs::copy(&path, dir.join(path.file_name().expect("a name"))).expect("a copy");
+            }
         }
         Self(dir)
     }

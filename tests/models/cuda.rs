@@ -248,6 +248,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 adapters: &[],
                 kept_adapters: &[],
                 sampled_adapters: &[],
+                second_texts: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
@@ -490,6 +491,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 adapters: &[],
                 kept_adapters: &[],
                 sampled_adapters: &[],
+                second_texts: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);

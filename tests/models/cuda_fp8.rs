@@ -271,6 +271,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             adapters: &[],
             kept_adapters: &[],
             sampled_adapters: &[],
+            second_texts: &[],
             has_context_logits: false,
         };
         let norm = |weight| Norm::Rms { weight, eps: 1e-5 };

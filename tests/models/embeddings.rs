@@ -69,21 +69,43 @@ pub fn embed<D: Device>(
     setup: &Setup,
     prompts: &[Vec<TokenId>],
 ) -> Embedded {
-    let mut engine = Engine::new(EngineConfig {
+    let config = EngineConfig {
         pools: true,
         ..setup.engine_config()
-    });
-    let mut embedded = Embedded {
-        states: vec![Vec::new(); prompts.len()],
-        num_steps: 0,
-        num_reused: 0,
     };
-    for (index, prompt) in prompts.iter().enumerate() {
-        let id = SequenceId(index as u64);
-        let mut request = NewRequest::new(id, prompt.clone(), Tokens(7));
+    embed_with(runner, config, prompts)
+}
+
+/// The same with a configuration of the engine.
+pub fn embed_with<D: Device>(
+    runner: &mut ModelRunner<D>,
+    config: EngineConfig,
+    prompts: &[Vec<TokenId>],
+) -> Embedded {
+    let requests = (0..).zip(prompts).map(|(index, prompt)| {
+        let mut request = NewRequest::new(SequenceId(index), prompt.clone(), Tokens(7));
         request.outputs.kv_blocks = true;
         // There is no logit to return.
         request.outputs.generation_logits = true;
+        request
+    });
+    embed_requests(runner, config, requests.collect())
+}
+
+/// The same of requests whose ids are their indices.
+pub fn embed_requests<D: Device>(
+    runner: &mut ModelRunner<D>,
+    config: EngineConfig,
+    requests: Vec<NewRequest>,
+) -> Embedded {
+    let num_requests = requests.len();
+    let mut engine = Engine::new(config);
+    let mut embedded = Embedded {
+        states: vec![Vec::new(); num_requests],
+        num_steps: 0,
+        num_reused: 0,
+    };
+    for request in requests {
         engine.add(request).expect("a valid request");
     }
     let mut output = StepOutput::default();
@@ -114,11 +136,11 @@ pub fn embed<D: Device>(
         engine.check_integrity();
         embedded.num_steps += 1;
     }
-    assert_eq!(num_ended, prompts.len());
+    assert_eq!(num_ended, num_requests);
     embedded
 }
 
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| {
         let products = a.iter().zip(b).map(|(a, b)| f64::from(a * b));
         products.sum::<f64>()

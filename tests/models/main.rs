@@ -21,6 +21,7 @@ mod cuda_weight_cache;
 mod devices;
 mod draft_models;
 mod embeddings;
+mod encoders;
 mod experts;
 mod family_gguf;
 mod fp8;

@@ -458,6 +458,29 @@ impl Device for Reference {
         }
     }
 
+    fn add_to_rows(&mut self, rows: Range<usize>, added: &Vec<f32>, out: &mut Rows) {
+        for row in rows {
+            for (column, &value) in added.iter().enumerate() {
+                out.set(row, column, exact(out.row(row)[column]) + exact(value));
+            }
+        }
+    }
+
+    fn norm_in_place(
+        &mut self,
+        num_rows: usize,
+        hidden: &mut Rows,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            for (column, value) in normed(hidden.row(row), norm).into_iter().enumerate() {
+                hidden.set(row, column, value);
+                out.set(row, column, value);
+            }
+        }
+    }
+
     fn add_normed(
         &mut self,
         num_rows: usize,
@@ -879,9 +902,15 @@ impl Device for Reference {
                     .window
                     .map_or(usize::MAX, |w: NonZeroU32| w.get() as usize);
                 let is_seen = |other: &usize| {
-                    *other < params.num_sinks as usize || other.saturating_add(window) > position
+                    *other < params.num_sinks as usize
+                        || other.saturating_add(window) > position
+                            && position.saturating_add(window) > *other
                 };
-                let seen: Vec<_> = (0..=position).filter(is_seen).collect();
+                let end = match params.is_bidirectional {
+                    true => span.kv_len as usize,
+                    false => position + 1,
+                };
+                let seen: Vec<_> = (0..end).filter(is_seen).collect();
                 for head in 0..num_q_heads {
                     let kv_head = head / (num_q_heads / num_kv_heads);
                     let place = |other: usize| {

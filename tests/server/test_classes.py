@@ -9,7 +9,7 @@ from harness.clients import Refused, infer
 from harness.repository import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures" / "classes"
-TASKS = {"qwen3": "classify", "llama": "classify", "mistral": "score"}
+TASKS = {"qwen3": "classify", "llama": "classify", "bert": "classify", "mistral": "score", "xlm-roberta": "score"}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def pair(text):
     return {} if text["pair"] is None else {"text_pair": text["pair"]}
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "bert"])
 def test_probabilities_are_those_of_transformers(server, name):
     for text in texts(name):
         arrays = infer(server, name, text["text"], **pair(text)).last.arrays
@@ -40,13 +40,14 @@ def test_probabilities_are_those_of_transformers(server, name):
         assert arrays["label"][0, 0] == arrays["labels"][0, best]
 
 
-def test_many_pairs_at_once_have_the_scores_of_a_cross_encoder(server):
-    asked = texts("mistral") * 8
+@pytest.mark.parametrize("name", ["mistral", "xlm-roberta"])
+def test_many_pairs_at_once_have_the_scores_of_a_cross_encoder(server, name):
+    asked = texts(name) * 8
     with ThreadPoolExecutor(16) as pool:
-        scores = list(pool.map(lambda text: infer(server, "mistral", text["text"], **pair(text)).last.arrays["score"], asked))
+        scores = list(pool.map(lambda text: infer(server, name, text["text"], **pair(text)).last.arrays["score"], asked))
     for text, score in zip(asked, scores):
         assert score.shape == (1, 1) and score[0] == pytest.approx(text["values"], abs=0.01)
-    assert len({score.tobytes() for score in scores}) == len(texts("mistral")), "the same bits in any batch"
+    assert len({score.tobytes() for score in scores}) == len(texts(name)), "the same bits in any batch"
 
 
 def test_the_http_endpoint_of_generation_has_them_as_json(server):

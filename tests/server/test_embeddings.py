@@ -1,6 +1,7 @@
 """Models that embed, in a real server, against what sentence-transformers makes of the same texts."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
@@ -8,32 +9,37 @@ import pytest
 from harness.clients import Refused, infer
 from harness.repository import ROOT, add_model
 
-FIXTURES = ROOT / "tests" / "fixtures" / "embeddings"
+FIXTURES = ROOT / "tests" / "fixtures"
+FOLDERS = {
+    "qwen3": FIXTURES / "embeddings" / "qwen3",
+    "mistral": FIXTURES / "embeddings" / "mistral",
+    "bert": FIXTURES / "encoders" / "bert",
+    "xlm-roberta": FIXTURES / "encoders" / "xlm-roberta",
+}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, deployment):
     repository = tmp_path_factory.mktemp("embeddings") / "repository"
-    for name in ["qwen3", "mistral"]:
-        folder = FIXTURES / name
+    for name, folder in FOLDERS.items():
         deployment.add_model(
             repository, name, {"task": "embed", "gpt_model_path": folder, "tokenizer_dir": folder}
         )
-    add_model(repository, "generating", {"gpt_model_path": FIXTURES / "qwen3", "tokenizer_dir": FIXTURES / "qwen3"})
-    loads = [f"--load-model={name}" for name in ["qwen3", "mistral"]]
+    add_model(repository, "generating", {"gpt_model_path": FOLDERS["qwen3"], "tokenizer_dir": FOLDERS["qwen3"]})
+    loads = [f"--load-model={name}" for name in FOLDERS]
     with deployment.server(repository, "--model-control-mode=explicit", *loads) as server:
         yield server
 
 
 def texts(name):
-    return json.loads((FIXTURES / name / "expected.json").read_text())["texts"]
+    return json.loads((FOLDERS[name] / "expected.json").read_text())["texts"]
 
 
 def cosine(a, b):
     return numpy.dot(a, b) / (numpy.linalg.norm(a) * numpy.linalg.norm(b))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_an_embedding_is_that_of_sentence_transformers(server, name):
     for text in texts(name):
         answer = infer(server, name, text["text"])
@@ -65,3 +71,18 @@ def test_the_http_endpoint_of_generation_has_it_as_json(server):
 
 def test_a_model_without_an_output_layer_only_embeds(server):
     assert "Qwen3Model" in server.load("generating")
+
+
+def test_an_encoder_embeds_many_texts_of_mixed_lengths_with_the_bits_of_each_alone(server):
+    words = [chr(ord("a") + index % 26) for index in range(97)]
+    asked = [" ".join(words[:num]) for num in [1, 97, 30, 2, 64, 63, 65, 96] * 6]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda text: infer(server, "bert", text).last.arrays["embedding"], asked))
+    alone = {text: infer(server, "bert", text).last.arrays["embedding"].tobytes() for text in set(asked)}
+    assert all(embedding.tobytes() == alone[text] for text, embedding in zip(asked, together))
+
+
+def test_a_text_that_an_encoder_has_no_positions_for_is_refused_and_others_go_on(server):
+    with pytest.raises(Refused, match="101 tokens"):
+        infer(server, "bert", "a " * 99)
+    assert infer(server, "bert", "a").last.arrays["embedding"].shape == (1, 32)

@@ -434,6 +434,7 @@ impl OneStep {
             adapters: &[],
             kept_adapters: &[],
             sampled_adapters: &[],
+            second_texts: &[],
             has_context_logits: false,
         }
     }
@@ -449,6 +450,7 @@ fn attention_params(heads: HeadShape) -> AttentionParams {
         scale: 1.0,
         soft_cap: None,
         window: None,
+        is_bidirectional: false,
         num_sinks: 0,
         shifts_sinks: false,
     }

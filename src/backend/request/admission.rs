@@ -248,6 +248,7 @@ impl Admission {
             id: SequenceId::default(),
             client_id: options.client_id,
             prompt: prompt.ids.into(),
+            second_text: prompt.second_text,
             stop: StopRule {
                 max_new_tokens: Tokens(max_new_tokens),
                 stop_words: options.stop_ids.into(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::request::options::RequestOptions;
 use crate::base::{RequestError, TokenId, Tokens};
-use crate::text::{ChatTemplates, Conversation, Tokenizer};
+use crate::text::{ChatTemplates, Conversation, EncodedPair, Tokenizer};
 use crate::triton::{Error, strings};
 
 /// The prompt's input tensor.
@@ -57,6 +57,8 @@ pub(super) struct Prompt {
     pub ids: Vec<TokenId>,
     /// How many of them were there before.
     pub num_before: usize,
+    /// The first of the second text, in a pair whose texts the tokenizer tells apart.
+    pub second_text: Option<Tokens>,
 }
 
 impl ArrivedPrompt {
@@ -86,13 +88,14 @@ impl PromptEncoder {
         options: &RequestOptions,
         context: &[TokenId],
     ) -> Result<Prompt, Error> {
-        let (text, new) = match (arrived, &self.text) {
-            (ArrivedPrompt::Ids(copied), _) => (String::new(), self.ids(copied, options)?),
+        let (text, new, second_text) = match (arrived, &self.text) {
+            (ArrivedPrompt::Ids(copied), _) => (String::new(), self.ids(copied, options)?, None),
             (_, Some(parts)) => {
                 let is_first = context.is_empty();
-                let (text, mut ids) = self.text_prompt(arrived, options, parts, is_first)?;
+                let (text, encoded) = self.text_prompt(arrived, options, parts, is_first)?;
+                let mut ids = encoded.ids;
                 ids.drain(..num_cut(ids.len(), options));
-                (text, ids)
+                (text, ids, encoded.second_text)
             }
             (_, None) => return Err(Error::internal("a text model without a tokenizer")),
         };
@@ -113,6 +116,7 @@ impl PromptEncoder {
             text,
             ids,
             num_before,
+            second_text: second_text.map(|index| Tokens(index as u32)),
         })
     }
 
@@ -169,7 +173,7 @@ impl PromptEncoder {
         options: &RequestOptions,
         parts: &TextParts,
         is_first: bool,
-    ) -> Result<(String, Vec<TokenId>), Error> {
+    ) -> Result<(String, EncodedPair), Error> {
         let too_long = |num_bytes: usize| {
             Error::invalid(format!(
                 "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {} bytes each; shorten it",
@@ -226,8 +230,11 @@ impl PromptEncoder {
         if num_bytes > self.max_prompt_bytes() {
             return Err(too_long(num_bytes));
         }
-        let ids = match pair {
-            None => parts.tokenizer.encode(&text, add_special_tokens)?,
+        let encoded = match pair {
+            None => EncodedPair {
+                ids: parts.tokenizer.encode(&text, add_special_tokens)?,
+                second_text: None,
+            },
             Some("") => {
                 return Err(Error::invalid(
                     "option 'text_pair' is empty; leave it out for a text without a second one",
@@ -237,8 +244,8 @@ impl PromptEncoder {
                 .tokenizer
                 .encode_pair(&text, pair, add_special_tokens)?,
         };
-        self.check_vocabulary("the prompt", &ids)?;
-        Ok((text, ids))
+        self.check_vocabulary("the prompt", &encoded.ids)?;
+        Ok((text, encoded))
     }
 
     /// The tokens of each text separately.

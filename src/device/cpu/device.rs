@@ -294,6 +294,28 @@ impl Device for Cpu {
         self.norm(x.first(num_rows), x.width(), norm, out.first_mut(num_rows));
     }
 
+    fn add_to_rows(&mut self, rows: Range<usize>, row: &Vec<f32>, out: &mut Rows<f32>) {
+        for index in rows {
+            let width = out.width();
+            let out = &mut out.first_mut(index + 1)[index * width..];
+            for (out, added) in out.iter_mut().zip(row) {
+                *out += added;
+            }
+        }
+    }
+
+    fn norm_in_place(
+        &mut self,
+        num_rows: usize,
+        hidden: &mut Rows<f32>,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows<bf16>,
+    ) {
+        let (width, norm) = (hidden.width(), of_slices(norm));
+        let (hidden, out) = (hidden.first_mut(num_rows), out.first_mut(num_rows));
+        self.norm_in_place(hidden, width, norm, out);
+    }
+
     fn add_normed(
         &mut self,
         num_rows: usize,

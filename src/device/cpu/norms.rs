@@ -28,6 +28,27 @@ impl Cpu {
         });
     }
 
+    /// `hidden = norm(hidden)`, then `out = hidden`. Both are `[m, d]`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths do not agree.
+    pub fn norm_in_place(
+        &mut self,
+        hidden: &mut [f32],
+        d: usize,
+        norm: Norm<'_, [f32]>,
+        out: &mut [bf16],
+    ) {
+        check(hidden, d, norm, out.len());
+        let simd = self.simd;
+        self.for_each_row_block(hidden.len() / d, d, hidden, |_, hidden| {
+            type Any<'a> = Norm<'a, [f32]>;
+            for_each_simd!(simd, replace_by_normed, (hidden: &mut [f32], d: usize, norm: Any<'_>));
+        });
+        self.norm(hidden, d, Norm::Identity, out);
+    }
+
     /// `hidden += norm(x)`. `x` and `hidden` are `[m, d]`.
     ///
     /// # Panics
@@ -88,6 +109,38 @@ fn write_normed(x: &[f32], d: usize, norm: Norm<'_, [f32]>, out: &mut [u16]) {
 }
 
 #[inline(always)]
+fn replace_by_normed(hidden: &mut [f32], d: usize, norm: Norm<'_, [f32]>) {
+    for hidden in hidden.chunks_exact_mut(d) {
+        match norm {
+            Norm::Identity => {}
+            Norm::Rms { weight, eps } => {
+                let scale = inverse_rms(hidden, eps);
+                for (hidden, weight) in hidden.iter_mut().zip(weight) {
+                    *hidden = *hidden * scale * weight;
+                }
+            }
+            Norm::Layer { weight, bias, eps } => {
+                let (mean, scale) = mean_and_scale(hidden, eps);
+                for (hidden, weight) in hidden.iter_mut().zip(weight) {
+                    *hidden = (*hidden - mean) * scale * weight;
+                }
+                for (hidden, bias) in hidden.iter_mut().zip(bias.unwrap_or_default()) {
+                    *hidden += bias;
+                }
+            }
+        }
+    }
+}
+
+/// The mean of a row, and the inverse of its standard deviation.
+#[inline(always)]
+fn mean_and_scale(x: &[f32], eps: f32) -> (f32, f32) {
+    let mean = sum(x, |x| x) / x.len() as f32;
+    let variance = sum(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+#[inline(always)]
 fn add_normed(x: &[f32], d: usize, norm: Norm<'_, [f32]>, hidden: &mut [f32]) {
     for (x, hidden) in x.chunks_exact(d).zip(hidden.chunks_exact_mut(d)) {
         for_each_normed(x, norm, hidden, |hidden, y| *hidden += y);
@@ -115,9 +168,7 @@ fn for_each_normed<T>(
             }
         }
         Norm::Layer { weight, bias, eps } => {
-            let mean = sum(x, |x| x) / x.len() as f32;
-            let variance = sum(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
-            let scale = 1.0 / (variance + eps).sqrt();
+            let (mean, scale) = mean_and_scale(x, eps);
             match bias {
                 None => {
                     for ((x, weight), out) in x.iter().zip(weight).zip(out) {

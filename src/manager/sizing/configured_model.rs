@@ -206,6 +206,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
         let (num_layers, largest) = match self.source {
             Some(source) => {
                 let spec = source.spec();
+                if spec.is_bidirectional {
+                    // Blocks are there for one step.
+                    return GroupedLayers::one(spec.num_layers(), None);
+                }
                 if is_paged && self.gpu.is_none() && self.grid().num_ranks() == 1 {
                     let windows = spec.windows_within(&attention);
                     return GroupedLayers::new(windows, num_sinks, max_seq_len);
@@ -217,6 +221,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
         };
         let window = largest.map(|size| AttentionWindow { size, num_sinks });
         GroupedLayers::one(num_layers, window)
+    }
+
+    fn sees_whole_prompts(&self) -> bool {
+        self.source.is_some_and(|it| it.spec().is_bidirectional)
     }
 
     /// Stages take turns with micro-batches instead.

@@ -20,6 +20,11 @@ pub trait ModelDimensions {
     /// The default of `max_num_tokens`, unless a full batch needs more.
     fn default_max_num_tokens(&self) -> u32;
 
+    /// Whether each of its tokens sees all others of a prompt, which is computed in one step then.
+    fn sees_whole_prompts(&self) -> bool {
+        false
+    }
+
     /// Whether its runner can begin a step before the host knows the tokens of the last one.
     fn can_run_ahead(&self) -> bool {
         false
@@ -41,7 +46,11 @@ pub fn engine_config(
     let settings = &config.settings;
     let max_seq_len = max_seq_len(settings, model.max_positions())?;
     let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
-    let chunks_contexts = chunks_contexts(settings)?;
+    let sees_whole_prompts = model.sees_whole_prompts();
+    if sees_whole_prompts {
+        check_whole_prompts(settings)?;
+    }
+    let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
         let whole_context = if chunks_contexts { 0 } else { max_seq_len.0 };
@@ -93,13 +102,17 @@ pub fn engine_config(
             1
         },
         plan_ahead,
-        reuse: reuse(settings)?,
+        reuse: match sees_whole_prompts {
+            true => BlockReuse::Off,
+            false => reuse(settings)?,
+        },
         groups: groups.windows(),
         paged_kv,
         speculation,
         step_cost: None,
         num_adapter_pages: None,
         pools: settings.task.is_pooling(),
+        whole_prompts: sees_whole_prompts,
         record_requests: settings.stats_file.is_some(),
     };
     engine.check()?;
@@ -119,6 +132,37 @@ fn max_num_active(config: &ModelConfig, max_num_requests: u32) -> u32 {
     max_requests
         .saturating_mul(config.max_batch_size)
         .max(max_num_requests)
+}
+
+/// Refuses settings that prompts whose tokens see all others do not have.
+fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
+    let given = [
+        (
+            "enable_chunked_context is true",
+            settings.enable_chunked_context == Some(true),
+        ),
+        (
+            "enable_kv_cache_reuse is true",
+            settings.enable_kv_cache_reuse == Some(true),
+        ),
+        (
+            "max_attention_window_size is given",
+            !settings.max_attention_window_size.is_empty(),
+        ),
+        (
+            "sink_token_length is not 0",
+            settings.sink_token_length != 0,
+        ),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((problem, _)) => Err(LoadError::Config {
+            problem: format!(
+                "{problem}, and each token of the model sees all others of its prompt"
+            ),
+            remedy: "leave it out".to_owned(),
+        }),
+    }
 }
 
 /// Whether a context may be computed over several steps.

@@ -95,7 +95,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "transformer.word_embeddings",
             layers: "transformer.h",
-            final_norm: "transformer.ln_f",
+            final_norm: Some("transformer.ln_f"),
             output_layer: "lm_head",
         },
         ..dimensions.model(FAMILY.class, layer, windows)

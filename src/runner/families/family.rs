@@ -18,7 +18,7 @@ pub struct Family {
 impl Family {
     /// What the names of its classes begin with, such as `Qwen3`.
     pub fn base_class(&self) -> Option<&'static str> {
-        let mut ends = ["ForCausalLM", "LMHeadModel"].iter();
+        let mut ends = ["ForCausalLM", "LMHeadModel", "Model"].iter();
         ends.find_map(|end| self.class.strip_suffix(end))
     }
 }

@@ -74,7 +74,7 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
         spec.modules = ModelModules {
             embedding: "language_model.model.embed_tokens",
             layers: "language_model.model.layers",
-            final_norm: "language_model.model.norm",
+            final_norm: Some("language_model.model.norm"),
             output_layer: "language_model.lm_head",
         };
         Ok(spec)

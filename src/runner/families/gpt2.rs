@@ -88,7 +88,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "transformer.wte",
             layers: "transformer.h",
-            final_norm: "transformer.ln_f",
+            final_norm: Some("transformer.ln_f"),
             output_layer: "lm_head",
         },
         ..dimensions.model(FAMILY.class, layer, windows)

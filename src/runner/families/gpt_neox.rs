@@ -68,7 +68,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "gpt_neox.embed_in",
             layers: "gpt_neox.layers",
-            final_norm: "gpt_neox.final_layer_norm",
+            final_norm: Some("gpt_neox.final_layer_norm"),
             output_layer: "embed_out",
         },
         ..dimensions.model(FAMILY.class, layer, windows)

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! llama.rs mistral.rs qwen2.rs ...    the families: what is special about each, with its source
+//! bert.rs          encoders
 //! family.rs        what such a file provides
 //! dimensions.rs    keys of config.json that all families share, and the layer that they start from
 //! bounds.rs        the largest sizes that a config may have
@@ -17,6 +18,7 @@
 //! activation or norm, is a new field or variant of [`ModelSpec`], and the compiler names the places that must
 //! compute it.
 
+mod bert;
 mod bounds;
 mod cohere;
 mod deepseek;
@@ -56,7 +58,7 @@ mod windows;
 
 use self::family::Family;
 use self::gguf::GgufConfig;
-use super::spec::ModelSpec;
+use super::spec::{ClassModules, ModelSpec};
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
 
@@ -99,6 +101,15 @@ const FAMILIES: [Family; 34] = [
     falcon::FAMILY,
 ];
 
+/// Families whose tokens see all others of a prompt, by the classes of their models without a head.
+/// Each with its head for classes.
+const ENCODERS: [(Family, ClassModules); 4] = [
+    (bert::BERT, bert::CLASSES),
+    (bert::ROBERTA, bert::ROBERTA_CLASSES),
+    (bert::XLM_ROBERTA, bert::ROBERTA_CLASSES),
+    (bert::CAMEMBERT, bert::ROBERTA_CLASSES),
+];
+
 /// What an error says before the list of families.
 const KNOWN: &str = "one of";
 
@@ -110,27 +121,63 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     describe_if(config, KNOWN, |family, class| family.class == class)
 }
 
-/// The linear layer of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
-pub(super) const CLASS_MODULE: &str = "score";
+/// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
+const CLASSES_OF_DECODER: ClassModules = ClassModules {
+    dense: None,
+    output: "score",
+    has_bias: false,
+};
 
-/// Describes the model of a config.json that sorts prompts into classes, such as `Qwen3ForSequenceClassification`.
+/// Describes the model of a config.json that sorts prompts into classes, such as `Qwen3ForSequenceClassification`, and its head.
 ///
 /// # Errors
 /// As [`describe_decoder`].
-pub(super) fn describe_classifier(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+pub(super) fn describe_classifier(
+    config: &JsonFile,
+) -> Result<(ModelSpec, ClassModules), LoadError> {
+    if let Some((encoder, classes)) = encoder(config, &["ForSequenceClassification"]) {
+        return Ok(((encoder.describe)(config)?, classes));
+    }
     check_causal(config)?;
     let known = "a ...ForSequenceClassification, such as Qwen3ForSequenceClassification, of one of";
-    describe_if(config, known, |family, class| {
+    let spec = describe_if(config, known, |family, class| {
         let base = family.base_class();
         base.is_some() && class.strip_suffix("ForSequenceClassification") == base
+    })?;
+    Ok((spec, CLASSES_OF_DECODER))
+}
+
+/// Describes the model of a config.json that embeds: an encoder, or a decoder.
+///
+/// # Errors
+/// As [`describe_decoder`].
+pub(super) fn describe_embedder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    match encoder(config, &["Model", "ForMaskedLM"]) {
+        Some((encoder, _)) => (encoder.describe)(config),
+        None => describe_decoder(config),
+    }
+}
+
+/// The encoder of a config.json whose class has one of these ends.
+fn encoder(config: &JsonFile, ends: &[&str]) -> Option<(Family, ClassModules)> {
+    let class = class_of(config)?;
+    ENCODERS.into_iter().find(|(family, _)| {
+        let base = family.base_class();
+        let end = base.and_then(|base| class.strip_prefix(base));
+        end.is_some_and(|end| ends.contains(&end))
     })
+}
+
+/// The first of a config's classes.
+fn class_of(config: &JsonFile) -> Option<&str> {
+    config.get("architectures")?.as_array()?.first()?.as_str()
 }
 
 /// Describes the model of a config.json, which may be a decoder without its output layer, such as `Qwen3Model`.
 ///
 /// # Errors
 /// As [`describe`], or its tokens see those after them.
-pub(super) fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     check_causal(config)?;
     describe_if(config, KNOWN, |family, class| {
         let base = family.base_class();
@@ -171,8 +218,7 @@ fn describe_if(
     let Some(value) = config.get("architectures") else {
         return Err(config.error(format!("architectures is missing; it must be {known}")));
     };
-    let names = value.as_array();
-    let class = names.and_then(|names| names.first()?.as_str());
+    let class = class_of(config);
     let family = FAMILIES
         .into_iter()
         .find(|family| class.is_some_and(|class| has_class(family, class)))

@@ -61,7 +61,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "model.decoder.embed_tokens",
             layers: "model.decoder.layers",
-            final_norm: "model.decoder.final_layer_norm",
+            final_norm: Some("model.decoder.final_layer_norm"),
             output_layer: "lm_head",
         },
         ..dimensions.model(FAMILY.class, layer, windows)

@@ -90,7 +90,7 @@ impl<D: RankDevice> LeadingRunner<D> {
         for other in &mut others.0 {
             other.wait_until_ready()?;
         }
-        let layout = StepLayout::new(&limits);
+        let layout = StepLayout::new(&limits, None);
         let rank = RankOptions {
             collective,
             role: RankRole::Samples,

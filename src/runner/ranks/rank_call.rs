@@ -44,6 +44,7 @@ impl RankCall {
             adapters: &adapters.tokens,
             kept_adapters: &adapters.kept,
             sampled_adapters: &adapters.sampled,
+            second_texts: &[],
             has_context_logits: !self.context_rows.is_empty(),
         }
     }

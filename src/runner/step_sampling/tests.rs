@@ -46,7 +46,7 @@ impl Sampling {
         let limits = RunnerLimits::of(&config);
         Self {
             engine: Engine::new(config),
-            layout: StepLayout::new(&limits),
+            layout: StepLayout::new(&limits, None),
             sampling: StepSampling::new(VOCAB_SIZE, &limits, num_threads),
             threads: Pool::new(num_threads).expect("threads"),
             broken: None,

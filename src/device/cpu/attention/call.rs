@@ -206,8 +206,23 @@ impl<'a> AttentionCall<'a> {
         (position + 1).saturating_sub(window)
     }
 
-    /// A mask of the positions of the tile at `start` that the query at `position` meets.
-    fn seen(&self, met: Met, position: usize, start: usize) -> u64 {
+    /// The end of the positions that the query at `position` sees, in a sequence of `kv_len`.
+    fn end_of_seen(&self, position: usize, kv_len: usize) -> usize {
+        match (self.params.is_bidirectional, self.params.window) {
+            (false, _) => position + 1,
+            (true, None) => kv_len,
+            (true, Some(window)) => kv_len.min(position + window.get() as usize),
+        }
+    }
+
+    /// The end of the positions that any query of the task sees.
+    fn end_of_task(&self, task: &Task<'_>) -> usize {
+        let last = task.first_position + task.num_tokens - 1;
+        self.end_of_seen(last, task.kv_len)
+    }
+
+    /// A mask of the positions of the tile at `start` that the query at `position` of a sequence of `kv_len` meets.
+    fn seen(&self, met: Met, position: usize, kv_len: usize, start: usize) -> u64 {
         let below = |end: usize| match end.saturating_sub(start) {
             len @ 0..TILE => (1_u64 << len) - 1,
             _ => u64::MAX,
@@ -219,7 +234,7 @@ impl<'a> AttentionCall<'a> {
             Met::Sinks => sinks,
             Met::Others => window & !sinks,
         };
-        below(position + 1) & among
+        below(self.end_of_seen(position, kv_len)) & among
     }
 
     /// The starts of the tiles within `positions` of which any query of the task meets a position: first those of the
@@ -238,7 +253,7 @@ impl<'a> AttentionCall<'a> {
             (start..end).step_by(TILE)
         };
         let num_sinks = self.params.num_sinks as usize;
-        let end = task.first_position + task.num_tokens;
+        let end = self.end_of_task(task);
         let first = self.first_seen(task.first_position);
         let first = match met {
             Met::All => first,
@@ -342,7 +357,7 @@ impl<'a> AttentionCall<'a> {
         // A part that has sinks and others is summed by itself, as where another thread computes it.
         let mut part_totals = std::mem::take(&mut scratch.part_totals);
         part_totals.resize(totals.len(), 0.0);
-        let end = positions.end.min(task.first_position + task.num_tokens);
+        let end = positions.end.min(self.end_of_task(task));
         for start in (positions.start..end).step_by(PART) {
             let part = start..start + PART;
             parts::clear(&mut part_totals, row_len);
@@ -455,7 +470,7 @@ impl<'a> AttentionCall<'a> {
         let mut rows = 0..0;
         let mut seen_by_any = 0;
         for token in 0..task.num_tokens {
-            let seen = self.seen(met, task.first_position + token, start);
+            let seen = self.seen(met, task.first_position + token, task.kv_len, start);
             if seen != 0 {
                 let first_row = if rows.is_empty() {
                     token * heads
@@ -470,7 +485,7 @@ impl<'a> AttentionCall<'a> {
         if rows.is_empty() {
             return;
         }
-        let end = task.first_position + task.num_tokens;
+        let end = self.end_of_task(task);
         let queries = &scratch.queries;
         let q_start = rows.start * shape.head_dim;
         let mut tile = AttentionTile {
@@ -629,6 +644,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             window: window.and_then(std::num::NonZeroU32::new),
+            is_bidirectional: false,
             num_sinks: 0,
             shifts_sinks: false,
         };
