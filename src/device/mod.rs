@@ -794,10 +794,12 @@ pub trait Device: Sized {
     }
 
     /// Collects the logits of all ranks of the stage, each of which has those of some tokens: `widths` are the numbers of tokens of all
-    /// ranks, `part` has this one's. A rank that does not sample does not get them.
+    /// ranks, `part` has this one's. A rank that does not sample does not get them. Of the `greedy_rows` the device may
+    /// collect the largest logits only, and return their tokens as [`StepResults::samples`].
     fn gather_logits(
         &mut self,
         _num_rows: usize,
+        _greedy_rows: &[u32],
         _widths: &[usize],
         _part: &mut Self::Logits,
         _out: &mut Self::Logits,

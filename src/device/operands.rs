@@ -24,6 +24,8 @@ pub struct StepInputs<'a> {
     pub sampled_rows: &'a [u32],
     /// The tokens that the step before samples, in order; 0 is in their place.
     pub in_flight: &'a [TokenInFlight],
+    /// Of which of the sampled rows nothing but the largest logit is needed, ascending, as indices into `sampled_rows`.
+    pub greedy_rows: &'a [u32],
     /// How tokens are sampled from these rows where the device may do it, one for each of them; empty: nowhere.
     pub sampling: &'a [Option<DeviceSampling>],
     /// The words of the lists of [`StepInputs::sampling`].

@@ -203,13 +203,19 @@ impl Ranks {
     }
 
     /// Collects the columns of a matrix from all ranks of the stage: `widths` are the numbers of their columns, `part` has this
-    /// one's. On a rank that gets no logits, `out` is left as it is.
-    pub(super) fn gather_columns(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
+    /// one's. Row `r` becomes row `place(r)` of `out`. On a rank that gets no logits, `out` is left as it is.
+    pub(super) fn gather_columns(
+        &mut self,
+        widths: &[usize],
+        part: &[f32],
+        out: &mut [f32],
+        place: impl Fn(usize) -> usize,
+    ) {
         let width: usize = widths.iter().sum();
         let num_rows = part.len() / widths[self.collective.rank()];
         assert!(
-            !self.gets_logits || out.len() == num_rows * width,
-            "out is [m, {width}]"
+            !self.gets_logits || out.len() >= num_rows * width,
+            "out is at least [m, {width}]"
         );
         let mut lens = [0; MAX_RANKS];
         for (len, width) in lens.iter_mut().zip(widths) {
@@ -222,14 +228,36 @@ impl Ranks {
             while !values.is_empty() {
                 let len = (widths[rank] - column).min(values.len());
                 let (copied, rest) = values.split_at(len);
-                let start = row * width + first_column + column;
+                let start = place(row) * width + first_column + column;
                 out[start..start + len].copy_from_slice(copied);
                 (values, row, column) = (rest, row + 1, 0);
             }
         };
-        // Where not all ranks sample, the first one of the stage does, or sends the logits on.
-        let root = (self.role != RankRole::AllSample).then_some(0);
+        let root = self.root_of_logits();
         self.run(|collective, step| collective.gather(step, root, part, lens, &mut write));
+    }
+
+    /// Collects the values of all ranks of the stage, of which each has equally many, one rank after the other. Returns
+    /// whether this rank gets them.
+    pub(super) fn gather_values(&mut self, own: &[f32], out: &mut Vec<f32>) -> bool {
+        let num_ranks = self.collective.num_ranks();
+        let lens = &[own.len(); MAX_RANKS][..num_ranks];
+        out.clear();
+        if self.gets_logits {
+            out.resize(num_ranks * own.len(), 0.0);
+        }
+        let mut write = |rank: usize, first: usize, values: &[f32]| {
+            let start = rank * own.len() + first;
+            out[start..start + values.len()].copy_from_slice(values);
+        };
+        let root = self.root_of_logits();
+        self.run(|collective, step| collective.gather(step, root, own, lens, &mut write));
+        self.gets_logits
+    }
+
+    /// Where not all ranks sample, the first one of the stage does, or sends the logits on.
+    fn root_of_logits(&self) -> Option<usize> {
+        (self.role != RankRole::AllSample).then_some(0)
     }
 
     /// Sends values to the next stage.

@@ -262,12 +262,13 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters. Only the last stage has logits.
+    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters, and of some of which only the
+    /// largest logit is needed. Only the last stage has logits.
     pub(super) fn logits(
         &mut self,
         device: &mut D,
         num_rows: usize,
-        adapters: &[AdapterRun],
+        (adapters, greedy_rows): (&[AdapterRun], &[u32]),
         out: &mut D::Logits,
         probe: &mut impl Probe,
     ) {
@@ -287,7 +288,7 @@ impl<D: Device> Decoder<D> {
             None => compute(device, out),
             Some(VocabularyPart { widths, logits, .. }) => {
                 compute(device, logits);
-                device.gather_logits(num_rows, widths, logits, out);
+                device.gather_logits(num_rows, greedy_rows, widths, logits, out);
             }
         }
         probe.ended(Operation::LmHead, || {
@@ -343,6 +344,11 @@ impl<D: Device> Decoder<D> {
     /// Whether it has the output layer: it is the last stage of a model that generates.
     pub(super) fn has_logits(&self) -> bool {
         self.weights.lm_head().is_some()
+    }
+
+    /// Whether other ranks have the logits of other tokens.
+    pub(super) fn has_part_of_logits(&self) -> bool {
+        self.has_logits() && self.vocabulary.is_some()
     }
 
     /// The width of the residual stream.

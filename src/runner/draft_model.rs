@@ -125,6 +125,7 @@ impl<D: Device> DraftModel<D> {
             kept_rows: &pass.kept_rows,
             sampled_rows: &pass.sampled_rows,
             in_flight: &[],
+            greedy_rows: &[],
             sampling: &[],
             change_lists: &[],
             adapters: &[],

@@ -70,6 +70,7 @@ fn compute_one<D: Device>(
         kept_rows: &rows,
         sampled_rows: &rows,
         in_flight: &[],
+        greedy_rows: &[],
         sampling: &vec![None; num_sequences],
         change_lists: &[],
         adapters: &[],
@@ -81,7 +82,7 @@ fn compute_one<D: Device>(
     let step = device.begin_step(cache, inputs);
     decoder.forward(device, cache, &step, inputs, &mut ());
     if decoder.has_logits() {
-        decoder.logits(device, num_sequences, &[], logits, &mut ());
+        decoder.logits(device, num_sequences, (&[], &[]), logits, &mut ());
         device.sample(&step, logits);
     }
     device.end_step(step);

@@ -52,6 +52,8 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// Which of them is launched next.
     next_call: usize,
     num_launched: usize,
+    /// Whether several ranks collect the logits of greedy rows, which only tests read.
+    keeps_all_logits: bool,
     /// Where the tokens of the last one are sampled.
     sampled_rows: SampledRows,
     /// For each sampled row of the one that was collected last, whether the device has sampled a token.
@@ -255,6 +257,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             }),
             next_call: 0,
             num_launched: 0,
+            keeps_all_logits: false,
             sampled_rows: SampledRows::default(),
             has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
@@ -312,7 +315,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let num_rows = inputs.sampled_rows.len();
         let step = device.begin_step(cache, inputs);
         decoder.forward(device, cache, &step, inputs, probe);
-        decoder.logits(device, num_rows, &[], logits, probe);
+        decoder.logits(device, num_rows, (&[], &[]), logits, probe);
         device.end_step(step);
         Ok(device.results(logits, num_rows)?.logits)
     }
@@ -353,8 +356,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             }
             RankRole::Computes => {
                 self.check_plan(&plan)?;
+                let gathers_largest = self.gathers_largest();
                 let layout = &mut self.calls[0].layout;
                 layout.set(&plan);
+                if gathers_largest {
+                    layout.set_greedy(&plan);
+                }
                 let mut call = RankCall::default();
                 call.set(&plan, layout, None);
                 let adapters = AdapterRuns::of(&layout.inputs(&plan));
@@ -391,10 +398,14 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             "a call is launched after another one was collected"
         );
         self.check_plan(plan)?;
+        let gathers_largest = self.gathers_largest();
         let call = &mut self.calls[self.next_call];
         call.context_logits.clear();
         call.layout.set(plan);
         call.layout.set_ahead(plan, &self.sampled_rows);
+        if gathers_largest {
+            call.layout.set_greedy(plan);
+        }
         // Logits of other stages come to the host.
         if D::SAMPLES && !self.stage.receives_results() {
             call.layout.set_sampling(plan);
@@ -597,7 +608,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             if !call.context_rows.is_empty() {
                 decoder.keep_sampled_rows(device, &step);
             }
-            decoder.logits(device, num_rows, inputs.sampled_adapters, logits, probe);
+            let sampled = (inputs.sampled_adapters, inputs.greedy_rows);
+            decoder.logits(device, num_rows, sampled, logits, probe);
         }
         device.end_step(step);
         let results = device.results(logits, num_rows)?;
@@ -605,6 +617,19 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             true => device.send_results(results.logits),
             false => Ok(()),
         }
+    }
+
+    /// Whether ranks send only the largest logit of a row where nothing else is needed. Logits that another stage sends on
+    /// are whole.
+    pub(super) fn gathers_largest(&self) -> bool {
+        let samples_here = self.stage.is_only() && !D::SAMPLES;
+        samples_here && self.decoder.has_part_of_logits() && !self.keeps_all_logits
+    }
+
+    /// Makes [`ModelRunner::logits`] complete on several ranks, each of which must be told so. Otherwise the rows of greedy
+    /// sequences are undefined there.
+    pub fn keep_all_logits(&mut self) {
+        self.keeps_all_logits = true;
     }
 
     /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
@@ -734,7 +759,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         decoder.logits(
             device,
             layout.num_sampled_rows(),
-            layout.sampled_adapters(),
+            (layout.sampled_adapters(), layout.greedy_rows()),
             &mut self.logits,
             probe,
         );

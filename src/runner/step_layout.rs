@@ -17,7 +17,7 @@ use crate::base::SeqSlot;
 use crate::config::PoolingMode;
 use crate::device::{AdapterRun, AdapterWeights, KvSpan, StepInputs, TokenInFlight};
 use crate::engine::StepPlan;
-use crate::sampling::{ChangeLists, DeviceSampling};
+use crate::sampling::{ChangeLists, DeviceSampling, PlainSampling};
 
 /// The layout of one step. It is reused from step to step.
 pub(super) struct StepLayout {
@@ -35,6 +35,8 @@ pub(super) struct StepLayout {
     /// For each of the sequences that sample, whether it was planned ahead and that step has no token for it. Empty if none
     /// was planned ahead.
     is_lost: Vec<bool>,
+    /// The sampled rows of which nothing but the largest logit is needed, as indices of sampled rows. Empty if all logits are.
+    greedy_rows: Vec<u32>,
     /// For each of the sampled rows, how a device may sample from it. Empty if it does not.
     sampling: Vec<Option<DeviceSampling>>,
     change_lists: ChangeLists,
@@ -97,6 +99,7 @@ impl StepLayout {
             starts: Vec::with_capacity(max_sequences),
             in_flight: Vec::with_capacity(max_sequences),
             is_lost: Vec::with_capacity(max_sequences),
+            greedy_rows: Vec::with_capacity(max_sampled_rows),
             sampling: Vec::with_capacity(max_sampled_rows),
             change_lists: ChangeLists::new(max_sequences, limits.max_seq_len.index()),
             contexts: Vec::new(),
@@ -116,6 +119,7 @@ impl StepLayout {
         self.starts.clear();
         self.in_flight.clear();
         self.is_lost.clear();
+        self.greedy_rows.clear();
         self.sampling.clear();
         self.change_lists.clear();
         self.contexts.clear();
@@ -218,6 +222,22 @@ impl StepLayout {
         }
     }
 
+    /// Adds of which rows nothing but the largest logit is needed: those of greedy sequences whose options change no logits
+    /// and that want nothing but tokens.
+    pub fn set_greedy(&mut self, plan: &StepPlan<'_>) {
+        for (&index, &start) in self.sequences.iter().zip(&self.starts) {
+            if plan.outputs(index).is_any_per_token() {
+                continue;
+            }
+            let rows = 0..=plan.sequences[index].num_drafts;
+            self.greedy_rows.extend(rows.filter_map(|row| {
+                let input = plan.sampling_input_after(index, row as usize);
+                let is_greedy = PlainSampling::of(input).is_some_and(|it| it.temperature == 0.0);
+                is_greedy.then_some(start + row)
+            }));
+        }
+    }
+
     /// Adds where the tokens of sequences that are planned ahead are sampled, in the step with the layout `before`.
     pub fn set_ahead(&mut self, plan: &StepPlan<'_>, before: &SampledRows) {
         let ahead = plan.sequences.iter().filter(|planned| planned.is_ahead);
@@ -257,6 +277,7 @@ impl StepLayout {
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &self.in_flight,
+            greedy_rows: &self.greedy_rows,
             sampling: &self.sampling,
             change_lists: self.change_lists.words(),
             adapters: &self.adapters,
@@ -270,6 +291,11 @@ impl StepLayout {
     /// Rows of logits that tokens are sampled from.
     pub fn num_sampled_rows(&self) -> usize {
         self.sampled_rows.len()
+    }
+
+    /// The rows of these of which nothing but the largest logit is needed.
+    pub fn greedy_rows(&self) -> &[u32] {
+        &self.greedy_rows
     }
 
     /// The sequences that sample, as indices into the plan, in order.

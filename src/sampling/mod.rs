@@ -19,6 +19,7 @@ mod finish_reason;
 mod guide;
 mod history;
 mod id_words;
+mod largest;
 mod log_probs;
 mod logit_changes;
 mod params;
@@ -44,6 +45,7 @@ pub use error::SampleError;
 pub use finish_reason::FinishReason;
 pub use guide::{Guide, GuideTokens};
 pub use id_words::words_of_ids;
+pub use largest::Largest;
 pub use log_probs::LogProbs;
 pub use logit_changes::{ChangeLists, LogitChanges};
 pub use params::{

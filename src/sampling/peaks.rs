@@ -62,7 +62,7 @@ impl Peaks {
 }
 
 /// The largest of `block`, and whether none is NaN or `+inf`.
-fn block_peak(block: &[f32]) -> (f32, bool) {
+pub(super) fn block_peak(block: &[f32]) -> (f32, bool) {
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut numbers = [true; LANES];
     let mut look = |lane: usize, logit: f32| {

@@ -266,6 +266,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             kept_rows: &rows,
             sampled_rows: &rows,
             in_flight: &[],
+            greedy_rows: &[],
             sampling: &vec![None; NUM_ROWS],
             change_lists: &[],
             adapters: &[],

@@ -56,6 +56,10 @@ impl CallRunner for First {
         Ok(())
     }
 
+    fn keep_all_logits(&mut self) {
+        self.runner.keep_all_logits();
+    }
+
     fn logits(&mut self) -> &[f32] {
         self.runner.logits()
     }
@@ -72,6 +76,10 @@ impl CallRunner for Other {
         assert_eq!(own, (output.sampled.len(), output.extra_outputs.len()));
         (*output, self.logits) = self.first.recv().expect("the first rank has results");
         Ok(())
+    }
+
+    fn keep_all_logits(&mut self) {
+        self.runner.keep_all_logits();
     }
 
     fn logits(&mut self) -> &[f32] {
@@ -181,6 +189,34 @@ fn assert_stages_change_nothing(
         );
     }
     happened
+}
+
+#[test]
+fn ranks_that_collect_only_the_largest_logits_choose_the_same_tokens() {
+    // Greedy ones, of which no logits are wanted, among others.
+    let mut requests = requests();
+    requests.extend(batching::requests());
+    for name in ["llama3", "phi3", "gemma2"] {
+        let dir = fixture(name);
+        for (what, setup) in setups() {
+            let whole = together(&dir, &setup, &requests, 2);
+            let as_needed = Setup {
+                keeps_all_logits: false,
+                ..setup
+            };
+            let mut all = serve_on_all(&dir, &as_needed, &requests, Grid::from(2));
+            all.push(serve_on(&dir, &as_needed, &requests, Grid::from(2)));
+            for (served, _) in all {
+                for (expected, got) in whole.iter().zip(&served) {
+                    let what = format!("{name}, {what}");
+                    assert_eq!(expected.tokens, got.tokens, "{what}");
+                    assert_eq!(expected.log_probs, got.log_probs, "{what}");
+                    let (expected, got) = (&expected.generation_logits, &got.generation_logits);
+                    assert!(expected == got, "{what}: generation logits");
+                }
+            }
+        }
+    }
 }
 
 const TWO_BY_TWO: Grid = Grid {

@@ -83,6 +83,8 @@ pub struct Setup {
     pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
     pub simd: Option<Simd>,
+    /// Whether the logits of every row are collected and compared, also where several ranks need only the largest ones.
+    pub keeps_all_logits: bool,
 }
 
 impl Default for Setup {
@@ -116,6 +118,7 @@ impl Default for Setup {
             draft_model: None,
             step_cost: None,
             simd: None,
+            keeps_all_logits: true,
         }
     }
 }
@@ -327,6 +330,7 @@ pub trait CallRunner {
     }
 
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError>;
+    fn keep_all_logits(&mut self);
     fn logits(&mut self) -> &[f32];
     fn vocab_size(&self) -> usize;
 }
@@ -338,6 +342,10 @@ impl<D: Device> CallRunner for ModelRunner<D> {
 
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.run(plan, output)
+    }
+
+    fn keep_all_logits(&mut self) {
+        self.keep_all_logits();
     }
 
     fn logits(&mut self) -> &[f32] {
@@ -352,6 +360,10 @@ impl<D: Device> CallRunner for ModelRunner<D> {
 impl<D: RankDevice> CallRunner for LeadingRunner<D> {
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.run(plan, output)
+    }
+
+    fn keep_all_logits(&mut self) {
+        self.keep_all_logits();
     }
 
     fn logits(&mut self) -> &[f32] {
@@ -369,6 +381,9 @@ pub fn serve(
     setup: &Setup,
     requests: &[Request],
 ) -> (Vec<Served>, Happened) {
+    if setup.keeps_all_logits {
+        runner.keep_all_logits();
+    }
     let mut engine = Engine::new(setup.engine_config());
     let mut moves = setup.moves();
     let mut served = vec![Served::default(); requests.len()];
@@ -442,7 +457,9 @@ pub fn serve(
                 Sampled::Missed => unreachable!("no step is planned ahead"),
             };
             served[index].tokens.push(token);
-            served[index].logits.push(logits);
+            if setup.keeps_all_logits {
+                served[index].logits.push(logits);
+            }
         }
         assert_eq!(results.next(), None);
         let first_new = events.len();

@@ -429,6 +429,7 @@ impl OneStep {
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &[],
+            greedy_rows: &[],
             sampling: &self.sampling,
             change_lists: &self.change_lists,
             adapters: &[],

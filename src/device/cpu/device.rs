@@ -9,6 +9,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
+use super::logits::CpuLogits;
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rows::Rows;
@@ -66,7 +67,7 @@ impl Device for Cpu {
     type Angles = RopeTable;
     type Sums = Rows<f32>;
     type Inputs = Rows<bf16>;
-    type Logits = Rows<f32>;
+    type Logits = CpuLogits;
     type ExpertRows = ExpertRows;
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
@@ -164,8 +165,8 @@ impl Device for Cpu {
         Rows::new(max_rows, width)
     }
 
-    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
-        Rows::new(max_rows, width)
+    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<CpuLogits, LoadError> {
+        CpuLogits::new(max_rows, width)
     }
 
     fn alloc_expert_rows(
@@ -432,9 +433,9 @@ impl Device for Cpu {
         lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
-        out: &mut Rows<f32>,
+        out: &mut CpuLogits,
     ) {
-        let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
+        let (states, out) = (states.first(num_rows), out.begin(num_rows));
         let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
         self.gemm_adapted(states, num_rows, matrix, bias, adapted, Output::Store, out);
         self.transform_logits(transform, out);
@@ -716,16 +717,21 @@ impl Device for Cpu {
     fn gather_logits(
         &mut self,
         num_rows: usize,
+        greedy_rows: &[u32],
         widths: &[usize],
-        part: &mut Rows<f32>,
-        out: &mut Rows<f32>,
+        part: &mut CpuLogits,
+        out: &mut CpuLogits,
     ) {
-        self.gather_context_logits(widths, part.first(num_rows), out.first_mut(num_rows));
+        if greedy_rows.is_empty() {
+            let (part, out) = (part.first_mut(num_rows), out.begin(num_rows));
+            return self.gather_context_logits(widths, part, out);
+        }
+        self.gather_greedy_logits(num_rows, greedy_rows, widths, part, out);
     }
 
     fn gather_context_logits(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
         if let Some(ranks) = &mut self.ranks {
-            ranks.gather_columns(widths, part, out);
+            ranks.gather_columns(widths, part, out, |row| row);
         }
     }
 
@@ -768,9 +774,9 @@ impl Device for Cpu {
         states: &Rows<bf16>,
         lm_head: &Linear<Self>,
         transform: LogitsTransform,
-        out: &mut Rows<f32>,
+        out: &mut CpuLogits,
     ) {
-        let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
+        let (states, out) = (states.first(num_rows), out.begin(num_rows));
         let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
         self.gemm(states, num_rows, matrix, bias, Output::Store, out);
         self.transform_logits(transform, out);
@@ -802,19 +808,16 @@ impl Device for Cpu {
 
     fn results<'l>(
         &mut self,
-        logits: &'l mut Rows<f32>,
+        logits: &'l mut CpuLogits,
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
         self.ranks.as_ref().map_or(Ok(()), Ranks::check)?;
-        Ok(StepResults {
-            logits: logits.first_mut(num_rows),
-            samples: &[],
-        })
+        Ok(logits.results(num_rows))
     }
 
     fn host_logits<'l>(
         &mut self,
-        logits: &'l mut Rows<f32>,
+        logits: &'l mut CpuLogits,
         num_rows: usize,
     ) -> Result<&'l mut [f32], StepError> {
         Ok(logits.first_mut(num_rows))

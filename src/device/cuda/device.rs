@@ -846,6 +846,7 @@ impl Device for Cuda {
     fn gather_logits(
         &mut self,
         num_rows: usize,
+        _greedy_rows: &[u32],
         widths: &[usize],
         part: &mut Logits,
         out: &mut Logits,
@@ -855,7 +856,7 @@ impl Device for Cuda {
 
     fn gather_context_logits(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
         if let Some(ranks) = &mut self.ranks {
-            ranks.host.gather_columns(widths, part, out);
+            ranks.host.gather_columns(widths, part, out, |row| row);
         }
     }
 

@@ -136,6 +136,9 @@ impl<D: RankDevice> LeadingRunner<D> {
     /// As [`LeadingRunner::run`].
     pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
         self.layout.set(plan);
+        if self.runner.gathers_largest() {
+            self.layout.set_greedy(plan);
+        }
         self.send_adapters(plan)?;
         self.call.set(plan, &self.layout, Some(&self.adapters));
         self.layout.forget_adapters();
@@ -190,6 +193,11 @@ impl<D: RankDevice> LeadingRunner<D> {
     /// The size of the vocabulary: token ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.runner.vocab_size()
+    }
+
+    /// See [`ModelRunner::keep_all_logits`]; it tells the other ranks with each call.
+    pub fn keep_all_logits(&mut self) {
+        self.runner.keep_all_logits();
     }
 
     /// See [`ModelRunner::logits`].

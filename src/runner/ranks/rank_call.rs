@@ -9,7 +9,7 @@ use crate::engine::{BlockCopy, BlockMove, StepPlan};
 use crate::runner::step_layout::StepLayout;
 
 /// Tells a model call from anything else.
-const MAGIC: u32 = 0x696e_6602;
+const MAGIC: u32 = 0x696e_6604;
 
 /// A model call without what only sampling needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(in crate::runner) struct RankCall {
     block_tables: Vec<BlockId>,
     kept_rows: Vec<u32>,
     pub(in crate::runner) sampled_rows: Vec<u32>,
+    /// The sampled rows of which nothing but the largest logit is needed.
+    pub(in crate::runner) greedy_rows: Vec<u32>,
     /// The kept rows of each sequence whose context logits are wanted.
     pub(in crate::runner) context_rows: Vec<Range<usize>>,
     /// The adapters that no later call has.
@@ -39,6 +41,7 @@ impl RankCall {
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &[],
+            greedy_rows: &self.greedy_rows,
             sampling: &[],
             change_lists: &[],
             adapters: &adapters.tokens,
@@ -84,6 +87,7 @@ impl RankCall {
         }
         self.kept_rows.extend_from_slice(inputs.kept_rows);
         self.sampled_rows.extend_from_slice(inputs.sampled_rows);
+        self.greedy_rows.extend_from_slice(inputs.greedy_rows);
         let contexts = layout.contexts().iter();
         self.context_rows
             .extend(contexts.map(|context| context.rows.clone()));
@@ -102,6 +106,7 @@ impl RankCall {
         self.block_tables.clear();
         self.kept_rows.clear();
         self.sampled_rows.clear();
+        self.greedy_rows.clear();
         self.context_rows.clear();
         self.forgotten.clear();
         self.adapters.iter_mut().for_each(Vec::clear);
@@ -122,6 +127,7 @@ impl RankCall {
         });
         write_list(words, &self.kept_rows, |words, row| words.push(*row));
         write_list(words, &self.sampled_rows, |words, row| words.push(*row));
+        write_list(words, &self.greedy_rows, |words, row| words.push(*row));
         write_list(words, &self.context_rows, |words, rows| {
             words.extend([rows.start as u32, rows.end as u32]);
         });
@@ -186,6 +192,10 @@ impl RankCall {
         })?;
         read_list(rest, |&[row]| {
             self.sampled_rows.push(row);
+            Some(())
+        })?;
+        read_list(rest, |&[row]| {
+            self.greedy_rows.push(row);
             Some(())
         })?;
         read_list(rest, |&[start, end]| {
@@ -255,6 +265,7 @@ impl RankCall {
             && last_block == self.block_tables.len()
             && is_ascending(&self.kept_rows, num_tokens)
             && is_ascending(&self.sampled_rows, num_kept)
+            && is_ascending(&self.greedy_rows, self.sampled_rows.len())
             && self
                 .context_rows
                 .iter()
@@ -318,6 +329,7 @@ mod tests {
             block_tables: vec![BlockId(5), BlockId::NONE, BlockId(6)],
             kept_rows: vec![0, 2, 3],
             sampled_rows: vec![1, 2],
+            greedy_rows: vec![1],
             context_rows: vec![0..2, 2..2],
             forgotten: vec![3, 8],
             adapters: [vec![[5, 0, 3], [6, 3, 4]], vec![[5, 0, 1]], Vec::new()],
