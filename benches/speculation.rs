@@ -1,11 +1,15 @@
 //! Gain and cost of speculation: generation with and without, by number of requests.
 //!
-//! `cargo bench --bench speculation -- [MODEL_DIR]`; the default is the demo model. Each figure is the best
+//! `cargo bench --bench speculation -- [--int4] [MODEL_DIR [DRAFT_MODEL_DIR]]`; the default is the demo model, in the
+//! precision of the checkpoint or in 4 bits. Each figure is the best
 //! of five runs: output tokens per second, and the share of accepted draft tokens:
 //!
 //! - `told again`: greedy, after a story by the model itself whose beginning is repeated; prompt lookup;
 //! - `all right`: greedy, with the whole answer as the request's expected output;
 //! - `all wrong`: tokens sampled almost at random, lookup by single tokens.
+//!
+//! With a draft model, its drafts instead: for a story, and for tokens sampled almost at random after a prompt of 512 tokens: 128
+//! of them, and 8. The latter are those of 16 times as many requests, one after the other, and their prompts count.
 //!
 //! Each is compared with the same run without drafts: with all drafts that are allowed, and with as many as are worth what
 //! they cost. The runs of the three take turns. The last lines are the engine's own time per step, without a model, when it
@@ -18,27 +22,37 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
+use triton_inflight::device::CodeBits;
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput,
 };
-use triton_inflight::manager::measure_step_cost;
-use triton_inflight::runner::{ModelSource, Runner};
+use triton_inflight::manager::measure_costs;
+use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits, WeightPrecision};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::Tokenizer;
 
-use support::{demo_folder, runner};
+use support::demo_folder;
 
 const NUM_RUNS: usize = 5;
 const NUM_NEW_TOKENS: u32 = 128;
+const NUM_ROUNDS: u32 = 16;
 const MAX_DRAFT_TOKENS: u32 = 4;
 const BEGINNING: &str = "Once upon a time, there was a brave fox named Finn.";
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let folder = arguments.rfind(|it| !it.starts_with("--"));
-    let folder = folder.map_or_else(demo_folder, PathBuf::from);
+    let arguments = std::env::args().skip(1);
+    let mut folders = arguments.filter(|it| !it.starts_with("--"));
+    let folder = folders.next().map_or_else(demo_folder, PathBuf::from);
     let source = ModelSource::open(&folder).expect("the model opens");
+    if let Some(draft_folder) = folders.next() {
+        let draft_model =
+            ModelSource::open(Path::new(&draft_folder)).expect("the draft model opens");
+        let source = source.with_draft_model(draft_model);
+        with_draft_model(&source.expect("the same tokens"), &folder);
+        return;
+    }
     let again = story_that_begins_again(&source, &folder);
     println!(
         "| requests | drafts | without | all | accepted | ratio | worth it | accepted | ratio |"
@@ -48,6 +62,7 @@ fn main() {
         let bench = Bench {
             source: &source,
             num_requests,
+            num_new_tokens: NUM_NEW_TOKENS,
         };
         bench.print(
             "told again",
@@ -71,20 +86,54 @@ fn main() {
     }
 }
 
-/// A beginning, the model's continuation, and the beginning again.
-fn story_that_begins_again(source: &ModelSource, folder: &Path) -> Vec<TokenId> {
-    let encode = |text, is_first| match Tokenizer::load(folder) {
+fn with_draft_model(source: &ModelSource, folder: &Path) {
+    let story = encode(BEGINNING, true, folder);
+    let noise: Vec<_> = (0..512).map(|n| 5 + n * 7919 % 1500).collect();
+    println!(
+        "| requests | drafts | without | all | accepted | ratio | worth it | accepted | ratio |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for num_requests in [1, 8, 32] {
+        let bench = |num_new_tokens| Bench {
+            source,
+            num_requests,
+            num_new_tokens,
+        };
+        bench(NUM_NEW_TOKENS).print("a story", &story, None, 0.0);
+        bench(NUM_NEW_TOKENS).print("all wrong", &noise, None, 100.0);
+        bench(8).print("all wrong, 8 tokens each", &noise, None, 100.0);
+    }
+}
+
+fn encode(text: &str, is_first: bool, folder: &Path) -> Vec<TokenId> {
+    match Tokenizer::load(folder) {
         Ok(tokenizer) => tokenizer.encode(text, is_first).expect("tokens"),
         // A model without a tokenizer has no meaningful texts: any tokens do.
         Err(_) => (5..20).collect(),
+    }
+}
+
+/// The model, rounded to 4 bits if that is asked for.
+fn load(source: &ModelSource, config: &EngineConfig) -> CpuRunner {
+    let is_rounded = std::env::args().any(|it| it == "--int4");
+    let limits = RunnerLimits {
+        weights: is_rounded.then(|| WeightPrecision::new(CodeBits::Four)),
+        ..RunnerLimits::of(config)
     };
+    CpuRunner::new(source, limits, &CpuOptions::default()).expect("the model loads")
+}
+
+/// A beginning, the model's continuation, and the beginning again.
+fn story_that_begins_again(source: &ModelSource, folder: &Path) -> Vec<TokenId> {
+    let encode = |text, is_first| encode(text, is_first, folder);
     let bench = Bench {
         source,
         num_requests: 1,
+        num_new_tokens: NUM_NEW_TOKENS,
     };
     let beginning = encode(BEGINNING, true);
     let config = bench.config(None, beginning.len());
-    let mut runner = Runner::Cpu(Box::new(runner(source, &config)));
+    let mut runner = Runner::Cpu(Box::new(load(source, &config)));
     let answers = bench
         .run(&config, &mut runner, &beginning, 0.0, &[])
         .answers;
@@ -101,6 +150,7 @@ fn story_that_begins_again(source: &ModelSource, folder: &Path) -> Vec<TokenId> 
 struct Bench<'a> {
     source: &'a ModelSource,
     num_requests: u32,
+    num_new_tokens: u32,
 }
 
 /// The results of a run.
@@ -122,20 +172,17 @@ impl Bench<'_> {
         let speculation = Some(Speculation {
             max_draft_tokens: MAX_DRAFT_TOKENS,
             prompt_lookup,
-            has_draft_model: false,
+            has_draft_model: self.source.draft_model().is_some(),
         });
         let [off, all] = [None, speculation].map(|it| self.config(it, prompt.len()));
-        let mut runner = Runner::Cpu(Box::new(runner(self.source, &all)));
-        let step_cost = measure_step_cost(&all, &mut runner).expect("steps are computed");
-        let worth_it = EngineConfig {
-            step_cost,
-            ..all.clone()
-        };
+        let mut runner = Runner::Cpu(Box::new(load(self.source, &all)));
+        let mut worth_it = all.clone();
+        measure_costs(&mut worth_it, &mut runner).expect("steps are computed");
         let mut best = [(); 3].map(|()| Run::default());
         for _ in 0..NUM_RUNS {
             for (config, place) in [&off, &all, &worth_it].into_iter().zip(0..) {
                 let expected = match (prompt_lookup, place) {
-                    (None, 1..) => best[0].answers.clone(),
+                    (None, 1..) if self.source.draft_model().is_none() => best[0].answers.clone(),
                     _ => Vec::new(),
                 };
                 let run = self.run(config, &mut runner, prompt, temperature, &expected);
@@ -175,7 +222,9 @@ impl Bench<'_> {
         expected: &[Vec<TokenId>],
     ) -> Run {
         let mut engine = Engine::new(config.clone());
-        for id in 0..self.num_requests {
+        let are_short = self.num_new_tokens < NUM_NEW_TOKENS;
+        let num_requests = self.num_requests * if are_short { NUM_ROUNDS } else { 1 };
+        for id in 0..num_requests {
             let sampling = SamplingParams {
                 temperature,
                 seed: u64::from(id),
@@ -188,15 +237,15 @@ impl Bench<'_> {
                     expected: expected.get(id.index()).cloned().unwrap_or_default().into(),
                     ..DraftOptions::default()
                 },
-                ..NewRequest::new(id, prompt.to_vec(), Tokens(NUM_NEW_TOKENS))
+                ..NewRequest::new(id, prompt.to_vec(), Tokens(self.num_new_tokens))
             };
             engine.add(request).expect("fits");
         }
-        generate(&mut engine, runner)
+        generate(&mut engine, runner, are_short)
     }
 
     fn config(&self, speculation: Option<Speculation>, num_prompt_tokens: usize) -> EngineConfig {
-        let max_seq_len = Tokens(num_prompt_tokens as u32 + NUM_NEW_TOKENS);
+        let max_seq_len = Tokens(num_prompt_tokens as u32 + self.num_new_tokens);
         let block_size = BlockSize::new(32).expect("not zero");
         EngineConfig {
             max_num_requests: self.num_requests,
@@ -211,20 +260,21 @@ impl Bench<'_> {
     }
 }
 
-/// Serves all requests. The clock starts when the last prompt is computed.
-fn generate(engine: &mut Engine, runner: &mut Runner) -> Run {
+/// Serves all requests. The clock starts when the last prompt is computed, unless prompts count.
+fn generate(engine: &mut Engine, runner: &mut Runner, prompts_count: bool) -> Run {
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let mut start = Instant::now();
     let mut num_before = 0;
     while !engine.is_idle() {
-        let step = engine.schedule();
+        let mut step = engine.schedule();
         let has_contexts = engine.stats().is_some_and(|stats| stats.num_context > 0);
         output.clear();
+        runner.make_drafts(&mut step).expect("drafts are made");
         for plan in step.plans() {
             runner.run(plan, &mut output).expect("the step runs");
         }
         engine.apply(step, &mut output, &mut events);
-        if has_contexts {
+        if has_contexts && !prompts_count {
             start = Instant::now();
             num_before = events.len();
         }

@@ -19,8 +19,8 @@ use triton_inflight::engine::{
     OutputOptions, Speculation, Stage, StepStats,
 };
 use triton_inflight::manager::{
-    BatchManager, Callbacks, LandedStep, Response, Submission, measure_step_cost, serve,
-    statistics_json,
+    BatchManager, Callbacks, LandedStep, ManagerOptions, Response, Submission, measure_costs,
+    measure_step_cost, serve, statistics_json,
 };
 use triton_inflight::runner::{
     CpuRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
@@ -867,4 +867,84 @@ fn what_a_step_costs_is_measured_where_there_are_drafts() {
         ..config
     };
     assert_eq!(cost(&short, 1.0, 1.0), None);
+}
+
+#[test]
+fn a_batch_manager_with_a_draft_model_gives_the_same_tokens_in_fewer_steps() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let fixture = fixture.display();
+    let served = |more: &str| {
+        let options = format!(
+            r#"{{"gpt_model_path": "{fixture}", "max_seq_len": 64, "max_num_tokens": 40, "tokens_per_block": 4 {more}}}"#
+        );
+        let options = ManagerOptions::parse(&options).expect("good options");
+        let (mut manager, _) = options.load().expect("it loads");
+        for id in 0..6 {
+            let prompt = (0..3 + 5 * id).map(|n| 3 + (n * n) as TokenId % 90);
+            let request = NewRequest {
+                sampling: Arc::new(SamplingParams {
+                    temperature: [0.0, 0.2][id % 2],
+                    ..SamplingParams::default()
+                }),
+                ..NewRequest::new(SequenceId(id as u64), prompt.collect(), Tokens(20))
+            };
+            manager.add(request).expect("it fits");
+        }
+        let mut tokens = BTreeMap::<_, Vec<_>>::new();
+        let (mut num_steps, mut events) = (0, Vec::new());
+        while !manager.is_idle() {
+            manager.launch().expect("a step");
+            num_steps += usize::from(manager.land(&mut events).expect("a step").is_some());
+        }
+        for event in events {
+            if let Event::Token(id, token) = event {
+                tokens.entry(id).or_default().push(token);
+            }
+        }
+        (tokens, num_steps, manager.draft_totals())
+    };
+    let (alone, num_steps_alone, _) = served("");
+    let drafted = format!(r#", "speculation": "draft_model", "draft_model_path": "{fixture}""#);
+    for (more, are_fewer) in [
+        (r#", "enable_adaptive_drafts": false"#, true),
+        (
+            r#", "enable_adaptive_drafts": false, "gpt_model_type": "inflight_batching""#,
+            true,
+        ),
+        (
+            r#", "enable_adaptive_drafts": false, "enable_trt_overlap": true"#,
+            false,
+        ),
+        // No draft is worth what it costs, as the draft model is as large as the model.
+        ("", false),
+    ] {
+        let (tokens, num_steps, drafts) = served(&format!("{drafted}{more}"));
+        assert_eq!(tokens, alone, "{more}");
+        assert!(!are_fewer || drafts.num_accepted > 40, "{more}: {drafts:?}");
+        assert!(
+            !are_fewer || num_steps < num_steps_alone,
+            "{more}: {num_steps}"
+        );
+    }
+}
+
+#[test]
+fn what_a_draft_model_costs_is_measured() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let open = || ModelSource::open(&dir).expect("the fixture opens");
+    let source = open().with_draft_model(open()).expect("the same tokens");
+    let mut config = EngineConfig {
+        speculation: Some(Speculation {
+            max_draft_tokens: 4,
+            prompt_lookup: None,
+            has_draft_model: true,
+        }),
+        ..config()
+    };
+    let limits = RunnerLimits::of(&config);
+    let runner = CpuRunner::new(&source, limits, &CpuOptions::default()).expect("it loads");
+    let mut runner = Runner::Cpu(Box::new(runner));
+    measure_costs(&mut config, &mut runner).expect("steps are computed");
+    assert!(config.step_cost.is_some(), "{config:?}");
+    assert!(config.draft_cost.is_some(), "{config:?}");
 }

@@ -135,6 +135,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 groups,
                 speculation: speculation.map(|it| it.0).filter(|_| !lockstep),
                 step_cost: speculation.and_then(|it| it.1),
+                draft_cost: speculation.and_then(|it| it.1),
                 record_requests: true,
                 ..EngineConfig::default()
             };

@@ -783,6 +783,21 @@ fn bad_options_are_rejected_with_the_reason() {
             "speculation is 'draft'",
         ),
         (
+            format!(r#"{{"gpt_model_path": "{fixture}", "speculation": "draft_model"}}"#),
+            "draft_model_path is not set; set it to the folder of a smaller model",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "draft_model_path": "{fixture}"}}"#),
+            "draft_model_path is set, and speculation is not draft_model",
+        ),
+        (
+            format!(
+                r#"{{"gpt_model_path": "{fixture}", "speculation": "draft_model", "draft_model_path": "{fixture}",
+                     "tensor_parallel_size": 2}}"#
+            ),
+            "a draft model is computed by one process",
+        ),
+        (
             format!(
                 r#"{{"gpt_model_path": "{fixture}", "speculation": "prompt_lookup", "max_draft_tokens": 4294967295}}"#
             ),

@@ -297,6 +297,8 @@ pub enum SpeculationKind {
     DraftInputIds,
     /// Draft tokens given by requests, or else the tokens that followed an earlier occurrence of the last n-gram.
     PromptLookup,
+    /// Draft tokens given by requests, or else by a smaller model.
+    DraftModel,
 }
 
 impl SpeculationKind {
@@ -305,6 +307,7 @@ impl SpeculationKind {
         ("none", Self::None),
         ("draft_input_ids", Self::DraftInputIds),
         ("prompt_lookup", Self::PromptLookup),
+        ("draft_model", Self::DraftModel),
     ];
 }
 

@@ -45,7 +45,7 @@ const ORCHESTRATOR: Foreign = Foreign::NoEffect(
 );
 const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
 const SPECULATION: Foreign = Foreign::Unsupported(
-    "draft models and draft heads are not supported; the parameter 'speculation' works without them",
+    "draft heads are not supported; the parameter 'speculation' has draft models, and guesses without any model",
 );
 const HOST_CACHE: Foreign = Foreign::RenamedTo("kv_cache_host_memory_bytes");
 const ONBOARD: Foreign =

@@ -39,6 +39,8 @@ pub struct Settings {
     pub enable_trt_overlap: bool,
     /// `speculation`
     pub speculation: SpeculationKind,
+    /// `draft_model_path`
+    pub draft_model_path: Option<PathBuf>,
     /// `max_draft_tokens`
     pub max_draft_tokens: u32,
     /// `enable_adaptive_drafts`
@@ -187,6 +189,7 @@ impl Default for Settings {
             context_chunking_policy: ContextChunkPolicy::FirstComeFirstServed,
             enable_trt_overlap: false,
             speculation: SpeculationKind::None,
+            draft_model_path: None,
             max_draft_tokens: 4,
             enable_adaptive_drafts: true,
             prompt_lookup_min: 2,

@@ -46,19 +46,42 @@ impl Default for Acceptance {
 }
 
 impl Acceptance {
+    /// As if drafts had been right with this probability, and none had been made for long.
+    pub(super) fn at(probability: f32) -> Self {
+        Self {
+            num_verified: 2.0,
+            num_right: 2.0 * probability,
+            num_without: Some(0),
+        }
+    }
+
+    /// The probability that the next draft is right.
+    pub(super) fn probability(&self) -> f32 {
+        (self.num_right / self.num_verified).clamp(BOUNDS.0, BOUNDS.1)
+    }
+
     /// How many drafts the next step of the sequence should have, at the price of one: 0 to 1.
     pub(super) fn num_drafts(&mut self, price: f32) -> usize {
-        let p = (self.num_right / self.num_verified).clamp(BOUNDS.0, BOUNDS.1);
-        // The largest i with p^i >= price: any, at the price 0.
-        let num_worth = (price.ln() / p.ln()) as usize;
-        if num_worth > 0 {
-            return num_worth;
+        match self.num_worth(price) {
+            0 => usize::from(self.num_without.is_none() || self.probes(price)),
+            num_worth => num_worth,
         }
+    }
+
+    /// How many drafts are worth the price of each.
+    pub(super) fn num_worth(&self, price: f32) -> usize {
+        // The largest i with p^i >= price: any, at the price 0.
+        (price.ln() / self.probability().ln()) as usize
+    }
+
+    /// Whether the next step has a draft to find out whether it is right, at a price that may be above 1. It is asked once in
+    /// each step without one that is worth it.
+    pub(super) fn probes(&mut self, price: f32) -> bool {
         let Some(num_without) = &mut self.num_without else {
-            return 1;
+            return price < 1.0;
         };
         *num_without = num_without.saturating_add(1);
-        usize::from(*num_without as f32 * PROBING_COST >= price)
+        *num_without as f32 * PROBING_COST >= price
     }
 
     /// Counts the drafts of a step. Those behind the first wrong one say nothing.

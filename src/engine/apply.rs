@@ -123,7 +123,11 @@ impl Landing<'_> {
         sequence.land(tokens, computed, Sampled::is_failure(last), kv);
         if planned.num_drafts > 0 {
             sequence.drop_drafts(num_accepted);
-            recorder.count_drafts(planned.num_drafts as usize, num_accepted);
+            recorder.count_drafts(
+                planned.num_drafts as usize,
+                num_accepted,
+                planned.drafts_made_from.is_some(),
+            );
         }
         let report = |it| Event::ExtraOutputs(planned.id, it);
         if sequence.has_extra_outputs() {

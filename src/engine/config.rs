@@ -51,6 +51,8 @@ pub struct EngineConfig {
     pub speculation: Option<Speculation>,
     /// What steps cost, by which sequences have only the drafts that are worth it; `None`: as many as there may be.
     pub step_cost: Option<StepCost>,
+    /// What a pass of the draft model costs, if there is one and it is known.
+    pub draft_cost: Option<StepCost>,
     /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
     pub num_adapter_pages: Option<u32>,
     /// Whether nothing is generated: a request ends when its prompt is computed, with the state that stands for it.
@@ -97,6 +99,7 @@ impl Default for EngineConfig {
             paged_kv: true,
             speculation: None,
             step_cost: None,
+            draft_cost: None,
             num_adapter_pages: None,
             pools: false,
             whole_prompts: false,

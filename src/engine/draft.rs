@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use crate::base::{TokenId, Tokens};
 use crate::engine::acceptance::Acceptance;
+use crate::engine::draft_prices::DraftPrices;
 use crate::engine::model_drafts::ModelDrafts;
 use crate::sampling::SamplingParams;
 
@@ -153,27 +154,26 @@ impl Drafter {
     /// Counts the drafts of a step, after which `computed` positions of the sequence are in the cache.
     pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize, computed: Tokens) {
         self.totals.add(num_drafted, num_accepted);
-        self.acceptance.count(num_drafted, num_accepted);
-        if let Some(model) = &mut self.model {
-            model.land(num_drafted == num_accepted, computed);
+        let model = self.model.as_mut();
+        let is_made = model.is_some_and(|it| it.land(num_drafted, num_accepted, computed));
+        if !is_made {
+            self.acceptance.count(num_drafted, num_accepted);
         }
     }
 
-    /// Its sequence begins, or goes on after a pause, with so many positions in the cache.
-    pub(super) fn start(&mut self, computed: Tokens) {
-        if let Some(model) = &mut self.model {
-            model.start(computed);
-        }
+    /// The draft model's part of the sequence, if there is one.
+    pub(super) fn model(&self) -> Option<&ModelDrafts> {
+        self.model.as_ref()
     }
 
-    /// If the draft model makes the drafts of the step that is planned, how many positions it has computed.
-    pub(super) fn made_from(&self) -> Option<Tokens> {
-        self.model.as_ref()?.made_from()
+    /// The same, to be changed.
+    pub(super) fn model_mut(&mut self) -> Option<&mut ModelDrafts> {
+        self.model.as_mut()
     }
 
-    /// The most drafts that are worth their price in the next step, a share of what a token costs; `None`: they cost nothing.
-    pub(super) fn max_worth(&mut self, price: Option<f32>) -> usize {
-        price.map_or(usize::MAX, |price| self.acceptance.num_drafts(price))
+    /// The most drafts that are worth their price in the next step, if they are only verified; `None`: they cost nothing.
+    fn max_worth(&mut self, prices: Option<&DraftPrices>) -> usize {
+        prices.map_or(usize::MAX, |it| self.acceptance.num_drafts(it.given))
     }
 
     /// The totals, if they have changed since the last call.
@@ -184,16 +184,45 @@ impl Drafter {
         })
     }
 
-    /// Appends up to `max` drafts to `tokens`, which has room for them. Returns how many. A token that ends the sequence is
-    /// never drafted: the row of logits behind it would be wasted. 0 stands for those that the draft model makes.
+    /// Appends up to `room.max` drafts to `tokens`, which has room for them, as many as are worth their price. Returns how many.
+    /// 0 stands for those that the draft model makes.
     pub(super) fn append(
+        &mut self,
+        tokens: &mut Vec<TokenId>,
+        num_prompt_tokens: usize,
+        room: &DraftRoom<'_>,
+        sampling: &SamplingParams,
+    ) -> usize {
+        let max = room.max.min(self.max_draft_tokens);
+        let num_found = match max.min(self.max_worth(room.prices)) {
+            0 => 0,
+            max => self.append_found(tokens, num_prompt_tokens, max, sampling),
+        };
+        let Some(model) = self.model.as_mut().filter(|_| num_found == 0 && max > 0) else {
+            return num_found;
+        };
+        // The last token is not computed.
+        let computed = Tokens(tokens.len() as u32) - Tokens(1);
+        let num_worth = room.prices.map_or(usize::MAX, |prices| {
+            model.num_worth(prices, computed, room.num_left)
+        });
+        let num_made = max.min(num_worth);
+        if num_made > 0 {
+            tokens.resize(tokens.len() + num_made, 0);
+            model.make();
+        }
+        num_made
+    }
+
+    /// Appends up to `max` drafts that need no model. A token that ends the sequence is never drafted: the row of logits behind
+    /// it would be wasted.
+    fn append_found(
         &mut self,
         tokens: &mut Vec<TokenId>,
         num_prompt_tokens: usize,
         max: usize,
         sampling: &SamplingParams,
     ) -> usize {
-        let max = max.min(self.max_draft_tokens);
         let ends =
             |token| sampling.end_ids.contains(&token) || sampling.stop_token_ids.contains(&token);
         let len = tokens.len();
@@ -210,12 +239,6 @@ impl Drafter {
                 }
                 tokens.push(token);
             }
-        }
-        if tokens.len() == len
-            && let Some(model) = &mut self.model
-        {
-            tokens.resize(len + max, 0);
-            model.make();
         }
         tokens.len() - len
     }
@@ -287,6 +310,16 @@ fn same_at_end(a: &[TokenId], b: &[TokenId], max: usize) -> usize {
     pairs.take_while(|(a, b)| a == b).count()
 }
 
+/// What the drafts of a sequence may take in a step.
+pub(super) struct DraftRoom<'a> {
+    /// How many there may be.
+    pub(super) max: usize,
+    /// The most tokens that the sequence still generates.
+    pub(super) num_left: Tokens,
+    /// What they cost; `None`: nothing.
+    pub(super) prices: Option<&'a DraftPrices>,
+}
+
 /// How many drafts a sequence of `len` tokens may have, if at most `max_kv_len` tokens are ever computed, the step has
 /// `left` tokens, and there are blocks for positions up to `covered`.
 pub(super) fn room_for_drafts(
@@ -316,6 +349,14 @@ mod tests {
         }
     }
 
+    fn room(max: usize) -> DraftRoom<'static> {
+        DraftRoom {
+            max,
+            num_left: Tokens(99),
+            prices: None,
+        }
+    }
+
     fn looked_up(lookup: PromptLookup, tokens: &[TokenId], max: usize) -> Vec<TokenId> {
         let mut drafter = Drafter::new(
             &speculation(Some(lookup)),
@@ -329,7 +370,7 @@ mod tests {
             stop_token_ids: vec![98],
             ..SamplingParams::default()
         };
-        let num = drafter.append(&mut all, 1, max, &params);
+        let num = drafter.append(&mut all, 1, &room(max), &params);
         assert_eq!(
             (&all[..tokens.len()], all.len()),
             (tokens, tokens.len() + num)
@@ -441,7 +482,7 @@ mod tests {
             Drafter::new(&speculation(None), expecting(None, &expected), &params).expect("drafts");
         let mut drafts_after = |generated: &[TokenId], max| {
             let mut tokens = [&[1, 2][..], generated].concat();
-            let num = drafter.append(&mut tokens, 2, max, &params);
+            let num = drafter.append(&mut tokens, 2, &room(max), &params);
             tokens.split_off(tokens.len() - num)
         };
         assert_eq!(drafts_after(&[11], 64), [12, 13, 14, 15, 16]);
@@ -454,12 +495,16 @@ mod tests {
         let lowered = Drafter::new(&speculation(None), expecting(Some(1), &[3, 4]), &params);
         let mut tokens = vec![1];
         assert_eq!(
-            lowered.expect("drafts").append(&mut tokens, 1, 9, &params),
+            lowered
+                .expect("drafts")
+                .append(&mut tokens, 1, &room(9), &params),
             1
         );
         let raised = Drafter::new(&speculation(None), expecting(Some(9), &[3; 9]), &params);
         assert_eq!(
-            raised.expect("drafts").append(&mut tokens, 2, 9, &params),
+            raised
+                .expect("drafts")
+                .append(&mut tokens, 2, &room(9), &params),
             5
         );
     }
@@ -473,7 +518,7 @@ mod tests {
         let params = SamplingParams::default();
         let mut drafter = Drafter::new(&speculation(Some(LOOKUP)), options, &params).expect("both");
         let mut tokens = vec![5, 6, 7, 5, 6];
-        assert_eq!(drafter.append(&mut tokens, 3, 1, &params), 1);
+        assert_eq!(drafter.append(&mut tokens, 3, &room(1), &params), 1);
         assert_eq!(tokens.last(), Some(&7));
     }
 

@@ -199,6 +199,7 @@ impl Engine {
                 active: &mut self.active,
                 micro_batches: &self.micro_batches,
                 lockstep: self.lockstep.as_mut(),
+                experience: self.recorder.experience(),
                 events: &mut self.events,
             };
             self.scheduler.plan(&mut scope, micro_batch, &mut step);

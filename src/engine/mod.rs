@@ -17,6 +17,7 @@
 //! draft.rs            drafts of later tokens, verified in the step that computes them
 //! model_drafts.rs     how far the runner's draft model has computed a sequence
 //! drafts_to_make.rs   what it needs to make the drafts of one
+//! draft_prices.rs     what drafts cost, and acceptance.rs how many are worth it
 //! kv/                 blocks, block tables, and sharing of blocks
 //! micro_batches.rs    which micro-batch is next
 //! step.rs             a planned step, as packed arrays
@@ -57,6 +58,7 @@ mod budget;
 mod capacity;
 mod config;
 mod draft;
+mod draft_prices;
 mod drafts_to_make;
 #[expect(
     clippy::module_inception,

@@ -11,12 +11,56 @@
 //!
 //! Of blocks that were found in the cache, nobody knows whether the draft model has computed them, too: they are taken as
 //! they are. Wrong keys and values there make wrong drafts, and nothing else.
+//!
+//! A sequence begins with the acceptance of those before it: where drafts are wrong, the draft model need not compute the prompt
+//! of each new request to learn it again.
 
 use crate::base::Tokens;
+use crate::engine::acceptance::Acceptance;
+use crate::engine::draft_prices::DraftPrices;
+
+/// What remains of the weight of a draft when another one is verified: some hundred drafts count.
+const FORGETTING: f32 = 0.99;
+
+/// The drafts of all sequences that the draft model has made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experience {
+    /// The weights of the drafts that were verified, and of those that were right.
+    num_verified: f32,
+    num_right: f32,
+}
+
+impl Default for Experience {
+    /// As if one of two drafts had been right.
+    fn default() -> Self {
+        Self {
+            num_verified: 2.0,
+            num_right: 1.0,
+        }
+    }
+}
+
+impl Experience {
+    /// Counts the drafts of a sequence in a step. Those behind the first wrong one say nothing.
+    pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize) {
+        let num_verified = num_drafted.min(num_accepted + 1);
+        for n in 0..num_verified {
+            let is_right = n < num_accepted;
+            self.num_verified = self.num_verified * FORGETTING + 1.0;
+            self.num_right = self.num_right * FORGETTING + f32::from(u8::from(is_right));
+        }
+    }
+
+    fn probability(&self) -> f32 {
+        self.num_right / self.num_verified
+    }
+}
 
 /// The draft model's part of one sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ModelDrafts {
+    /// `None` until its first drafts are considered.
+    acceptance: Option<Acceptance>,
     /// Positions that it has computed, or that were found in the cache.
     computed: Tokens,
     /// Whether it makes the drafts of the step that is planned and has not landed.
@@ -39,15 +83,55 @@ impl ModelDrafts {
         self.is_out.then_some(self.computed)
     }
 
-    /// A step has landed, with drafts of any kind or none, after which `computed` positions of the sequence are in the cache.
-    /// The last of its drafts was not computed: if all were accepted, the draft model lacks that one.
-    pub(super) fn land(&mut self, are_all_accepted: bool, computed: Tokens) {
-        if std::mem::take(&mut self.is_out) {
-            self.computed = match are_all_accepted {
-                true => computed - Tokens(1),
-                false => computed,
-            };
+    /// Learns from the sequences before it, if it has had no drafts.
+    pub(super) fn learn(&mut self, from: &Experience) {
+        let known = Acceptance::at(from.probability());
+        self.acceptance.get_or_insert(known);
+    }
+
+    /// Whether a draft is worth its price, apart from what has to be caught up on.
+    pub(super) fn is_worth(&self, prices: &DraftPrices) -> bool {
+        let acceptance = self.acceptance.unwrap_or_default();
+        acceptance.num_worth(prices.made) > 0
+    }
+
+    /// How many drafts of its next step are worth their price, if `computed` positions are in the cache, and at most `num_left`
+    /// tokens follow.
+    pub(super) fn num_worth(
+        &mut self,
+        prices: &DraftPrices,
+        computed: Tokens,
+        num_left: Tokens,
+    ) -> usize {
+        let acceptance = self.acceptance.get_or_insert_default();
+        let catching_up = (computed - self.computed).0 as f32 * prices.caught_up;
+        // What each later step gains with one draft, at most.
+        let gain = num_left.0 as f32 * (acceptance.probability() - prices.made);
+        match acceptance.num_worth(prices.made) {
+            1.. if gain < catching_up => 0,
+            0 => usize::from(acceptance.probes(prices.made + catching_up)),
+            num_worth => num_worth,
         }
+    }
+
+    /// A step has landed, with drafts of any kind, after which `computed` positions of the sequence are in the cache. The last
+    /// of its drafts was not computed: if all were accepted, the draft model lacks that one. Returns whether it had made them.
+    pub(super) fn land(
+        &mut self,
+        num_drafted: usize,
+        num_accepted: usize,
+        computed: Tokens,
+    ) -> bool {
+        if !std::mem::take(&mut self.is_out) {
+            return false;
+        }
+        self.computed = match num_accepted == num_drafted {
+            true => computed - Tokens(1),
+            false => computed,
+        };
+        let acceptance = self.acceptance.get_or_insert_default();
+        acceptance.count(num_drafted, num_accepted);
+        true
     }
 }
 
@@ -63,12 +147,43 @@ mod tests {
         model.make();
         assert_eq!(model.made_from(), Some(Tokens(4)));
         // Ten positions were computed, then the last token and three drafts, two of them right.
-        model.land(false, Tokens(13));
-        model.land(true, Tokens(15));
+        assert!(model.land(3, 2, Tokens(13)));
+        assert!(!model.land(1, 1, Tokens(15)), "others have made it");
         model.make();
         assert_eq!(model.made_from(), Some(Tokens(13)));
-        model.land(true, Tokens(19));
+        assert!(model.land(3, 3, Tokens(19)));
         model.make();
         assert_eq!(model.made_from(), Some(Tokens(18)));
+    }
+
+    const PRICES: DraftPrices = DraftPrices {
+        given: 0.05,
+        made: 0.2,
+        caught_up: 0.01,
+    };
+
+    #[test]
+    fn the_prompts_of_new_sequences_are_not_caught_up_on_where_drafts_are_wrong() {
+        let num_steps_to_probe = |num_wrong, num_prompt_tokens| {
+            let mut experience = Experience::default();
+            (0..num_wrong).for_each(|_| experience.count(4, 0));
+            let mut model = ModelDrafts::default();
+            model.learn(&experience);
+            let mut steps = 1..;
+            let computed = Tokens(num_prompt_tokens);
+            steps.find(|_| model.num_worth(&PRICES, computed, Tokens(1000)) > 0)
+        };
+        assert_eq!(num_steps_to_probe(0, 100), Some(1), "unknown");
+        assert_eq!(num_steps_to_probe(100, 0), Some(7), "0.2 at 3 % a step");
+        assert_eq!(num_steps_to_probe(100, 90), Some(37), "1.1 at 3 % a step");
+    }
+
+    #[test]
+    fn a_long_prompt_is_not_caught_up_on_for_a_few_tokens() {
+        let mut model = ModelDrafts::default();
+        model.learn(&Experience::default());
+        let mut num_worth = |num_left| model.num_worth(&PRICES, Tokens(300), Tokens(num_left));
+        // Three tokens' worth, of which each draft gains 0.3.
+        assert_eq!((num_worth(9), num_worth(11)), (0, 2));
     }
 }

@@ -3,6 +3,7 @@
 use crate::base::Tokens;
 use crate::engine::active::ActiveSequences;
 use crate::engine::lockstep::{LockstepBatch, LockstepTotals};
+use crate::engine::model_drafts::Experience;
 use crate::engine::scheduler::Scheduler;
 use crate::engine::sequence::Sequence;
 use crate::engine::{
@@ -15,6 +16,7 @@ pub(super) struct Recorder {
     num_steps: u64,
     ended: Totals,
     drafts: DraftTotals,
+    experience: Experience,
     /// The record of the last step; `None` if nothing was active.
     stats: Option<StepStats>,
     stages: Vec<RequestStage>,
@@ -38,9 +40,17 @@ impl Recorder {
         self.drafts
     }
 
-    /// Counts the drafts of a sequence in one step.
-    pub(super) fn count_drafts(&mut self, num_drafted: usize, num_accepted: usize) {
+    /// Counts the drafts of a sequence in one step, which the draft model has made or not.
+    pub(super) fn count_drafts(&mut self, num_drafted: usize, num_accepted: usize, are_made: bool) {
         self.drafts.add(num_drafted, num_accepted);
+        if are_made {
+            self.experience.count(num_drafted, num_accepted);
+        }
+    }
+
+    /// How often the drafts of the draft model were right lately.
+    pub(super) fn experience(&self) -> &Experience {
+        &self.experience
     }
 
     /// The records of the lockstep iterations that have ended since the last time.

@@ -9,9 +9,11 @@ use crate::engine::block_needs::{BlockNeeds, Prospect};
 use crate::engine::budget::{ContextChunk, TokenBudget};
 use crate::engine::capacity;
 use crate::engine::draft::room_for_drafts;
+use crate::engine::draft_prices::DraftPrices;
 use crate::engine::kv::NextBlock;
 use crate::engine::lockstep::LockstepBatch;
 use crate::engine::micro_batches::MicroBatches;
+use crate::engine::model_drafts::Experience;
 use crate::engine::queue::QueueCursor;
 use crate::engine::step::Step;
 use crate::engine::{BatchingScheme, EngineConfig, Event};
@@ -44,6 +46,8 @@ pub(super) struct Scope<'a> {
     pub(super) micro_batches: &'a MicroBatches,
     /// `None` unless batches run in lockstep.
     pub(super) lockstep: Option<&'a mut LockstepBatch>,
+    /// Of the draft model.
+    pub(super) experience: &'a Experience,
     /// Which sequences are admitted or paused.
     pub(super) events: &'a mut Vec<Event>,
 }
@@ -253,8 +257,7 @@ impl Scheduler {
             needs.num_beams() * scope.config.groups.num_groups() as u32,
             scope.active.any_queued(),
         );
-        let cost = scope.config.step_cost;
-        let price = cost.map(|cost| cost.price_of_draft(self.generating.len()));
+        let prices = self.draft_prices(scope);
         for &slot in &self.generating {
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if !sequence.is_drafted() {
@@ -272,11 +275,40 @@ impl Scheduler {
             if room == 0 {
                 continue;
             }
-            let num_drafts = sequence.draft(room, price);
+            let num_drafts = sequence.draft(room, prices.as_ref());
             let num_free = kv.usage().num_free();
             sequence.grow(kv, sequence.len() + num_drafts);
             free -= num_free - kv.usage().num_free();
             budget.take_drafts(num_drafts);
+        }
+    }
+
+    /// What drafts cost in this step; `None` if nothing is known about it. The draft model is the cheaper the more sequences
+    /// share its passes: so many do as find it worth the price that they make.
+    fn draft_prices(&self, scope: &mut Scope<'_>) -> Option<DraftPrices> {
+        let cost = scope.config.step_cost?;
+        let draft_cost = scope.config.draft_cost;
+        let num_generating = self.generating.len();
+        let with = |num_drafting| DraftPrices::new(cost, draft_cost, num_generating, num_drafting);
+        let mut prices = with(num_generating);
+        if draft_cost.is_none() {
+            return Some(prices);
+        }
+        for &slot in &self.generating {
+            if let Some(model) = scope.active.sequence_mut(slot).0.model_drafts_mut() {
+                model.learn(scope.experience);
+            }
+        }
+        let mut num_drafting = num_generating;
+        loop {
+            let models = self.generating.iter();
+            let models = models.filter_map(|&slot| scope.active.sequence(slot).model_drafts());
+            let num_worth = models.filter(|it| it.is_worth(&prices)).count();
+            if num_worth >= num_drafting || num_drafting <= 1 {
+                return Some(prices);
+            }
+            num_drafting = num_worth.max(1);
+            prices = with(num_drafting);
         }
     }
 

@@ -20,8 +20,10 @@ use std::sync::Arc;
 use crate::base::{Blocks, SequenceId, TokenId, Tokens};
 use crate::engine::beam::Beam;
 use crate::engine::beams::Beams;
-use crate::engine::draft::Drafter;
+use crate::engine::draft::{DraftRoom, Drafter};
+use crate::engine::draft_prices::DraftPrices;
 use crate::engine::kv::{BlockTable, KvCacheManager};
+use crate::engine::model_drafts::ModelDrafts;
 use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::{
     Adapter, BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled,
@@ -358,8 +360,9 @@ impl Sequence {
         self.computed = self.first.reserve(end, &self.details.reuse, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;
         self.details.num_reused = Blocks(num_reused as u32);
-        if let Some(drafter) = &mut self.details.drafter {
-            drafter.start(self.computed);
+        let computed = self.computed;
+        if let Some(model) = self.model_drafts_mut() {
+            model.start(computed);
         }
     }
 
@@ -673,14 +676,26 @@ impl Sequence {
     }
 
     /// Appends up to `max` drafts to its tokens, as many as are worth their price. Returns how many.
-    pub(super) fn draft(&mut self, max: usize, price: Option<f32>) -> Tokens {
+    pub(super) fn draft(&mut self, max: usize, prices: Option<&DraftPrices>) -> Tokens {
+        let room = DraftRoom {
+            max,
+            num_left: self.max_kv_len() + Tokens(1) - self.len(),
+            prices,
+        };
         let Some(drafter) = &mut self.details.drafter else {
             return Tokens::ZERO;
         };
-        match max.min(drafter.max_worth(price)) {
-            0 => Tokens::ZERO,
-            max => Tokens(self.first.tokens_mut().draft(drafter, max) as u32),
-        }
+        Tokens(self.first.tokens_mut().draft(drafter, &room) as u32)
+    }
+
+    /// Its part that the draft model has, if there is one.
+    pub(super) fn model_drafts(&self) -> Option<&ModelDrafts> {
+        self.details.drafter.as_ref()?.model()
+    }
+
+    /// The same, to be changed.
+    pub(super) fn model_drafts_mut(&mut self) -> Option<&mut ModelDrafts> {
+        self.details.drafter.as_mut()?.model_mut()
     }
 
     /// Removes the drafts of a step that has landed, the first `num_accepted` of which were accepted.
@@ -693,6 +708,6 @@ impl Sequence {
 
     /// If the runner's draft model makes the drafts that it has, how many positions that has computed.
     pub(super) fn drafts_made_from(&self) -> Option<Tokens> {
-        self.details.drafter.as_ref()?.made_from()
+        self.model_drafts()?.made_from()
     }
 }

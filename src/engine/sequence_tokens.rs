@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::{TokenId, Tokens};
-use crate::engine::draft::Drafter;
+use crate::engine::draft::{DraftRoom, Drafter};
 use crate::engine::{NewRequest, OutputOptions};
 use crate::sampling::{Endings, FinishReason, Owner, SamplingInput, SamplingParams, StopRule};
 
@@ -116,13 +116,13 @@ impl SequenceTokens {
         self.num_drafts
     }
 
-    /// Appends up to `max` drafts. Returns how many there are.
-    pub(super) fn draft(&mut self, drafter: &mut Drafter, max: usize) -> usize {
+    /// Appends as many drafts as there is room for, and as are worth it. Returns how many there are.
+    pub(super) fn draft(&mut self, drafter: &mut Drafter, room: &DraftRoom<'_>) -> usize {
         debug_assert_eq!(self.num_drafts, 0, "drafts are dropped with their step");
         self.num_drafts = drafter.append(
             &mut self.tokens,
             self.num_prompt_tokens,
-            max,
+            room,
             &self.sampling,
         );
         self.num_drafts

@@ -52,7 +52,7 @@ pub use options::ManagerOptions;
 pub use serve::serve;
 pub use serving_rank::ServingRank;
 pub use statistics::{StepTimes, statistics_json, timestamp};
-pub use step_cost::measure_step_cost;
+pub use step_cost::{measure_costs, measure_step_cost};
 pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{
     HostTensor, HostTensors, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,

@@ -13,9 +13,10 @@ use crate::device::RankRole;
 use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::sizing::{
-    ConfiguredModel, check_ranks, cpu_options, rank_limits, rank_transport, speculation,
+    ConfiguredModel, check_draft_model, check_draft_model_path, check_ranks, cpu_options,
+    open_with_draft_model, rank_limits, rank_transport, speculation,
 };
-use crate::manager::step_cost::measure_step_cost;
+use crate::manager::step_cost::measure_costs;
 use crate::manager::{BatchManager, ServingRank, TensorModel};
 use crate::runner::{
     CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions, RankTransport, Runner,
@@ -66,9 +67,12 @@ pub struct ManagerOptions {
     /// Whether two micro-batches take turns, so that the host works on one while the other is computed.
     #[serde(default)]
     pub enable_trt_overlap: Option<bool>,
-    /// `none`, `draft_input_ids` or `prompt_lookup`.
+    /// `none`, `draft_input_ids`, `prompt_lookup` or `draft_model`.
     #[serde(default)]
     pub speculation: Option<String>,
+    /// The folder of a smaller model with the same tokens, for `speculation: draft_model`.
+    #[serde(default)]
+    pub draft_model_path: Option<PathBuf>,
     /// The most draft tokens of one request in one step.
     #[serde(default)]
     pub max_draft_tokens: Option<u32>,
@@ -160,15 +164,22 @@ impl ManagerOptions {
             });
         }
         let settings = self.settings()?;
-        let source = ModelSource::open(&self.gpt_model_path)?;
+        check_draft_model_path(settings.speculation, self.draft_model_path.is_some())?;
+        let path = &self.gpt_model_path;
+        let source = match settings.speculation {
+            SpeculationKind::DraftModel => {
+                open_with_draft_model(path, path, self.draft_model_path.as_deref())?
+            }
+            _ => ModelSource::open(path)?,
+        };
         let model = ConfiguredModel {
             settings: &settings,
             source: Some(&source),
             gpu: None,
         };
         check_ranks(&model)?;
-        let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
-        let mut config = self.engine_config(max_positions)?;
+        check_draft_model(&model)?;
+        let mut config = self.engine_config(source.max_positions(), settings.speculation)?;
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);
@@ -191,7 +202,7 @@ impl ManagerOptions {
         };
         // Peers that measured different costs would plan different steps.
         if self.enable_adaptive_drafts != Some(false) && !is_one_of_many {
-            config.step_cost = measure_step_cost(&config, &mut runner)?;
+            measure_costs(&mut config, &mut runner)?;
         }
         let model = TensorModel {
             vocab_size: runner.vocab_size(),
@@ -275,6 +286,16 @@ impl ManagerOptions {
         let settings = Settings::parse(given.iter().map(|(key, value)| (*key, value.as_str())))?;
         Ok(Settings {
             num_threads: self.num_threads,
+            speculation: named(
+                "speculation",
+                self.speculation.as_deref(),
+                &[
+                    ("none", SpeculationKind::None),
+                    ("draft_input_ids", SpeculationKind::DraftInputIds),
+                    ("prompt_lookup", SpeculationKind::PromptLookup),
+                    ("draft_model", SpeculationKind::DraftModel),
+                ],
+            )?,
             ..settings
         })
     }
@@ -290,7 +311,11 @@ impl ManagerOptions {
         rank_transport(settings, &program, &mpi_library)
     }
 
-    fn engine_config(&self, max_positions: u32) -> Result<EngineConfig, LoadError> {
+    fn engine_config(
+        &self,
+        max_positions: u32,
+        kind: SpeculationKind,
+    ) -> Result<EngineConfig, LoadError> {
         let default = EngineConfig::default();
         let scheme = named(
             "gpt_model_type",
@@ -308,15 +333,6 @@ impl ManagerOptions {
                 ("guaranteed_no_evict", CapacityPolicy::GuaranteedNoEvict),
                 ("max_utilization", CapacityPolicy::MaxUtilization),
                 ("static_batch", CapacityPolicy::StaticBatch),
-            ],
-        )?;
-        let kind = named(
-            "speculation",
-            self.speculation.as_deref(),
-            &[
-                ("none", SpeculationKind::None),
-                ("draft_input_ids", SpeculationKind::DraftInputIds),
-                ("prompt_lookup", SpeculationKind::PromptLookup),
             ],
         )?;
         let settings = Settings::default();

@@ -90,14 +90,34 @@ impl Drop for RunnerThread {
     }
 }
 
+/// Makes the drafts of a step, and runs it, see [`run`].
+///
+/// # Errors
+/// As for `run`.
+pub(super) fn compute(
+    runner: &mut Runner,
+    mut step: Step,
+    inputs: &[RankInput],
+    output: StepOutput,
+) -> Result<ComputedStep<Duration>, StepError> {
+    let started = Instant::now();
+    runner.make_drafts(&mut step)?;
+    let drafting = started.elapsed();
+    let computed = run(runner, step, inputs, output)?;
+    Ok(ComputedStep {
+        timing: drafting + computed.timing,
+        ..computed
+    })
+}
+
 /// Runs all model calls of a step. `inputs` are compared with those of the other ranks, if there are some. What was in `output` is
 /// lost, its memory is used again.
 ///
 /// # Errors
 /// The runner failed, or another rank has other inputs.
-pub(super) fn compute(
+pub(super) fn run(
     runner: &mut Runner,
-    mut step: Step,
+    step: Step,
     inputs: &[RankInput],
     mut output: StepOutput,
 ) -> Result<ComputedStep<Duration>, StepError> {
@@ -106,7 +126,6 @@ pub(super) fn compute(
     if !inputs.is_empty() {
         runner.compare_inputs(inputs)?;
     }
-    runner.make_drafts(&mut step)?;
     step.plans()
         .try_for_each(|plan| runner.run(plan, &mut output))?;
     Ok(ComputedStep {

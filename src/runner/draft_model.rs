@@ -14,8 +14,10 @@
 
 use std::ops::Range;
 
+use super::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 use super::model_runner::ModelRunner;
-use crate::base::{StepError, TokenId, Tokens};
+use super::model_source::ModelSource;
+use crate::base::{LoadError, StepError, TokenId, Tokens};
 use crate::device::{Device, KvSpan, StepInputs};
 use crate::engine::{DraftsToMake, Step};
 
@@ -44,13 +46,28 @@ struct Pass {
 }
 
 impl<D: Device> DraftModel<D> {
-    /// A draft model, loaded with the limits of the model that it drafts for.
-    pub(super) fn new(runner: ModelRunner<D>) -> Self {
-        Self {
-            runner,
+    /// Loads a draft model for a model with these limits.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`].
+    pub(super) fn load(
+        source: &ModelSource,
+        limits: &RunnerLimits,
+        options: &D::Options,
+    ) -> Result<Self, LoadError> {
+        let limits = RunnerLimits {
+            // One draft of each sequence in a pass.
+            max_sampled_rows: Tokens(limits.max_num_requests).min(limits.max_num_tokens),
+            layer_groups: None,
+            attention: AttentionWindows::default(),
+            adapters: AdapterRoom::default(),
+            ..limits.clone()
+        };
+        Ok(Self {
+            runner: ModelRunner::new(source, limits, options)?,
             drafts: Vec::new(),
             pass: Pass::default(),
-        }
+        })
     }
 
     /// Makes the block moves of a step, and the drafts that it asks for.

@@ -209,6 +209,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         check(source.spec(), &limits)?;
         let pooler = pooler(source, rank.is_some())?;
         let pooling = source.spec().pooling.map(|pooling| pooling.mode);
+        let draft_model = match source.draft_model() {
+            Some(draft_model) => {
+                let loaded = DraftModel::load(draft_model, &limits, options)?;
+                Some(Box::new(loaded))
+            }
+            None => None,
+        };
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
@@ -241,7 +248,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         Ok(Self {
             has_adapters: D::HAS_ADAPTERS,
             pooler,
-            draft_model: None,
+            draft_model,
             decoder,
             stage: part.stage,
             role,
@@ -265,25 +272,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             limits,
             probe,
         })
-    }
-
-    /// Lets another model, which was loaded with the same limits, make drafts.
-    ///
-    /// # Errors
-    /// It has another number of tokens, or more ranks compute this one.
-    pub fn with_draft_model(mut self, draft_model: ModelRunner<D>) -> Result<Self, LoadError> {
-        let (own, others) = (self.vocab_size, draft_model.vocab_size);
-        if own != others {
-            return Err(LoadError::Config {
-                problem: format!(
-                    "the draft model has {others} tokens, and the model that it drafts for has {own}"
-                ),
-                remedy: "name a draft model with the same tokenizer, or set speculation to none"
-                    .to_owned(),
-            });
-        }
-        self.draft_model = Some(Box::new(DraftModel::new(draft_model)));
-        Ok(self)
     }
 
     /// Has the draft model make the drafts that a step asks for, before its first model call is run or launched. Each step

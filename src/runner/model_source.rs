@@ -27,6 +27,7 @@ pub struct ModelSource {
     checkpoint: Checkpoint,
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
+    draft_model: Option<Box<ModelSource>>,
     weight_cache: Option<WeightCacheFile>,
     /// How ranks may cut its weights, once that is known.
     cut_units: OnceLock<CutUnits>,
@@ -138,6 +139,7 @@ impl ModelSource {
             spec,
             end_ids,
             weight_cache: None,
+            draft_model: None,
             cut_units: OnceLock::new(),
         })
     }
@@ -151,6 +153,40 @@ impl ModelSource {
             weight_cache: Some(WeightCacheFile { path, mode }),
             ..self
         }
+    }
+
+    /// The same model with a smaller one that makes drafts for it. A runner on a CPU loads both.
+    ///
+    /// # Errors
+    /// It has another number of tokens.
+    pub fn with_draft_model(self, draft_model: Self) -> Result<Self, LoadError> {
+        let [own, others] = [&self, &draft_model].map(|it| it.spec.vocab_size);
+        if own != others {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "the draft model in {} has {others} tokens, and the model in {} has {own}",
+                    draft_model.folder().display(),
+                    self.folder().display()
+                ),
+                remedy: "name a draft model with the same tokenizer, or leave it out".to_owned(),
+            });
+        }
+        Ok(Self {
+            draft_model: Some(Box::new(draft_model)),
+            ..self
+        })
+    }
+
+    /// The model that makes drafts for it.
+    pub fn draft_model(&self) -> Option<&Self> {
+        self.draft_model.as_deref()
+    }
+
+    /// The most positions of a sequence, of its draft model as well.
+    pub fn max_positions(&self) -> u32 {
+        let models = [Some(self), self.draft_model()].into_iter().flatten();
+        let positions = models.map(|it| it.spec.max_seq_len()).min();
+        u32::try_from(positions.unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
     /// The checkpoint folder.
@@ -184,7 +220,7 @@ impl ModelSource {
         self.num_weight_bytes_in(precision, 1)
     }
 
-    /// Bytes of the weights on all ranks of a pipeline. The first and the last stage each have tied embeddings.
+    /// Bytes of the weights on all ranks of a pipeline, and of the draft model. The first and the last stage each have tied embeddings.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
@@ -194,7 +230,11 @@ impl ModelSource {
         num_stages: usize,
     ) -> Result<u64, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.num_bytes(precision, false, num_stages))
+        let of_draft_model = match self.draft_model() {
+            Some(draft_model) => draft_model.num_weight_bytes(precision)?,
+            None => 0,
+        };
+        Ok(sources.num_bytes(precision, false, num_stages) + of_draft_model)
     }
 
     /// The same in one stage, on a device that multiplies with FP8 weights or not.

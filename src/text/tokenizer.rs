@@ -156,6 +156,11 @@ impl Tokenizer {
         self.decode(&[token], false)
     }
 
+    /// What a token is in the vocabulary; None if it has no such token.
+    pub fn content(&self, token: TokenId) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
     /// The kind of `token`. Appends a byte token's bytes to `bytes`.
     pub(super) fn piece(&self, token: TokenId, skip_special: bool, bytes: &mut Vec<u8>) -> Piece {
         let Some(content) = self.inner.id_to_token(token) else {

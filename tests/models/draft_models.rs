@@ -1,12 +1,19 @@
 //! Draft models: the same bits as without, in fewer steps.
 
+use std::fs;
 use std::path::Path;
 
+use serde_json::{Value, json};
+use triton_inflight::base::{BlockSize, Tokens};
+use triton_inflight::config::Settings;
 use triton_inflight::engine::{BlockReuse, CapacityPolicy, OutputOptions, Speculation};
+use triton_inflight::manager::ManagerOptions;
+use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
+use triton_inflight::runner::ModelSource;
 use triton_inflight::sampling::SamplingParams;
 
 use crate::batching::{assert_same_bits, requests, requests_that_share};
-use crate::support::{Happened, Request, Setup, serve, serve_alone};
+use crate::support::{Happened, Request, Setup, fixture, serve, serve_alone};
 
 const DRAFTED: Option<Speculation> = Some(Speculation {
     max_draft_tokens: 5,
@@ -100,14 +107,70 @@ fn all_drafts_of_the_model_itself_are_right() {
 
 #[test]
 fn a_draft_model_has_the_tokens_of_the_model() {
-    let setup = Setup::default();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let draft_model = setup.load_from(&demo);
-    let runner = setup.load("llama3").with_draft_model(draft_model);
-    let error = runner.map(|_| ()).expect_err("other tokens").to_string();
-    assert!(error.contains("the draft model has 1536 tokens"), "{error}");
-    assert!(
-        error.contains("has 160; name a draft model with the same tokenizer"),
-        "{error}"
-    );
+    let open = |dir: &Path| ModelSource::open(dir).expect("the checkpoint opens");
+    let source = open(&fixture("llama3")).with_draft_model(open(&demo));
+    let error = source.err().expect("other tokens").to_string();
+    for part in [
+        "stories/1 has 1536 tokens, and the model in ",
+        "llama3 has 160; name a draft model with the same tokenizer",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_draft_model_counts_towards_the_size_of_the_model() {
+    let open = || ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    let drafted = open().with_draft_model(open()).expect("the same tokens");
+    let num_bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("all are there");
+    assert_eq!(num_bytes(&drafted), 2 * num_bytes(&open()));
+    assert_eq!(drafted.max_positions(), 128);
+    let bytes_per_block = |source: &ModelSource| {
+        let model = ConfiguredModel {
+            settings: &Settings::default(),
+            source: Some(source),
+            gpu: None,
+        };
+        let groups = model.layer_groups(Tokens(128), true);
+        model.kv_bytes_per_block(BlockSize::new(16).expect("not zero"), &groups)
+    };
+    assert_eq!(bytes_per_block(&drafted), 2 * bytes_per_block(&open()));
+}
+
+#[test]
+fn a_draft_model_with_another_tokenizer_is_refused() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let folder = format!("inflight-draft-model-{}", std::process::id());
+    let folder = std::env::temp_dir().join(folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(demo.join(file), folder.join(file)).expect("it is copied");
+    }
+    let load = || {
+        let options = json!({
+            "gpt_model_path": demo, "speculation": "draft_model", "draft_model_path": folder,
+            "max_seq_len": 64, "max_draft_tokens": 2
+        });
+        let options = ManagerOptions::parse(&options.to_string()).expect("good options");
+        options.load().map(|_| ())
+    };
+    load().expect("without a tokenizer of its own");
+    let text = fs::read_to_string(demo.join("tokenizer.json")).expect("it is there");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    fs::write(folder.join("tokenizer.json"), &text).expect("it is written");
+    load().expect("with the same one");
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut();
+    let vocabulary = vocabulary.expect("tokens");
+    let last = |token: &Value| token.as_u64() >= Some(1534);
+    for (_, token) in vocabulary.iter_mut().filter(|(_, token)| last(token)) {
+        *token = json!(1534 + 1535 - token.as_u64().expect("an id"));
+    }
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("it is written");
+    let error = load().expect_err("other tokens").to_string();
+    fs::remove_dir_all(&folder).expect("it is there");
+    assert!(error.contains("token 1534 is '"), "{error}");
+    for part in [demo.display(), folder.display()] {
+        assert!(error.contains(&part.to_string()), "{error}");
+    }
 }

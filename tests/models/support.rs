@@ -240,17 +240,13 @@ impl Setup {
 
     /// The model in a folder, loaded for this setup on a device.
     pub fn load_on<D: Device>(&self, dir: &Path, options: &D::Options) -> ModelRunner<D> {
-        let load = |dir: &Path| {
-            let source = ModelSource::open(dir).expect("the checkpoint opens");
-            ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
-        };
-        match self.draft_model {
-            None => load(dir),
-            Some(draft_model) => {
-                let runner = load(dir).with_draft_model(load(&fixture(draft_model)));
-                runner.expect("their tokens are the same")
-            }
+        let open = |dir: &Path| ModelSource::open(dir).expect("the checkpoint opens");
+        let mut source = open(dir);
+        if let Some(draft_model) = self.draft_model {
+            let drafted = source.with_draft_model(open(&fixture(draft_model)));
+            source = drafted.expect("their tokens are the same");
         }
+        ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
     }
 }
 

@@ -6,13 +6,16 @@ use std::path::Path;
 use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::collective::Grid;
-use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, Task, WeightOnlyPrecision};
+use crate::config::{
+    KvCacheDtype, ModelConfig, RunnerKind, Settings, SpeculationKind, Task, WeightOnlyPrecision,
+};
 use crate::device::{CodeBits, KvDtype};
 use crate::engine::AttentionWindow;
 use crate::runner::{
     AttentionWindows, CpuRunner, CudaRunner, GroupedLayers, ModelSource, ModelSpec,
     SyntheticRunner, WeightPrecision,
 };
+use crate::text::Tokenizer;
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -49,7 +52,14 @@ pub fn open_model_source(
     version: u64,
 ) -> Result<Option<ModelSource>, LoadError> {
     let settings = &mut config.settings;
+    check_draft_model_path(settings.speculation, settings.draft_model_path.is_some())?;
     match settings.runner {
+        RunnerKind::Synthetic if settings.speculation == SpeculationKind::DraftModel => {
+            Err(LoadError::Config {
+                problem: "speculation is draft_model, and the synthetic runner has none".to_owned(),
+                remedy: "set speculation to draft_input_ids, prompt_lookup or none".to_owned(),
+            })
+        }
         RunnerKind::Synthetic if settings.task.is_pooling() => Err(LoadError::Config {
             problem: format!(
                 "task is {}, and the synthetic runner only generates",
@@ -64,6 +74,12 @@ pub fn open_model_source(
         RunnerKind::HuggingFace => {
             let dir = settings.checkpoint_path(folder, version);
             let source = match settings.task {
+                Task::Generate if settings.speculation == SpeculationKind::DraftModel => {
+                    let tokenizer_dir = settings.tokenizer_path(folder, version);
+                    let draft_dir = settings.draft_model_path.as_ref();
+                    let draft_dir = draft_dir.map(|path| folder.join(path));
+                    open_with_draft_model(&dir, &tokenizer_dir, draft_dir.as_deref())
+                }
                 Task::Generate => ModelSource::open(&dir),
                 Task::Embed => {
                     ModelSource::open_embedder(&dir, settings.pooling, settings.normalize)
@@ -74,6 +90,59 @@ pub fn open_model_source(
             source.map(Some)
         }
     }
+}
+
+/// Refuses the path of a draft model that is not used.
+///
+/// # Errors
+/// It is.
+pub(in crate::manager) fn check_draft_model_path(
+    kind: SpeculationKind,
+    has_path: bool,
+) -> Result<(), LoadError> {
+    match has_path && kind != SpeculationKind::DraftModel {
+        false => Ok(()),
+        true => Err(LoadError::Config {
+            problem: "draft_model_path is set, and speculation is not draft_model".to_owned(),
+            remedy: "set speculation to draft_model, or leave out draft_model_path".to_owned(),
+        }),
+    }
+}
+
+/// Opens a checkpoint with another one that makes drafts for it: both have the same tokens. Those of the first are in
+/// `tokenizer_dir`; they are compared where both have a tokenizer.json.
+///
+/// # Errors
+/// One of them is missing or malformed, or they have different tokens.
+pub(in crate::manager) fn open_with_draft_model(
+    dir: &Path,
+    tokenizer_dir: &Path,
+    draft_dir: Option<&Path>,
+) -> Result<ModelSource, LoadError> {
+    let Some(draft_dir) = draft_dir else {
+        return Err(LoadError::Config {
+            problem: "speculation is draft_model, and draft_model_path is not set".to_owned(),
+            remedy: "set it to the folder of a smaller model with the same tokenizer".to_owned(),
+        });
+    };
+    let source = ModelSource::open(dir)?.with_draft_model(ModelSource::open(draft_dir)?)?;
+    let vocab_size = source.spec().vocab_size as u32;
+    if let [Ok(own), Ok(others)] = [tokenizer_dir, draft_dir].map(Tokenizer::load)
+        && let Some(token) = (0..vocab_size).find(|&it| own.content(it) != others.content(it))
+    {
+        let name = |content: Option<String>| content.unwrap_or_else(|| "nothing".to_owned());
+        return Err(LoadError::Config {
+            problem: format!(
+                "token {token} is '{}' for the model, by {}, and '{}' for the draft model, by {}",
+                name(own.content(token)),
+                tokenizer_dir.display(),
+                name(others.content(token)),
+                draft_dir.display()
+            ),
+            remedy: "set draft_model_path to a model with the same tokenizer".to_owned(),
+        });
+    }
+    Ok(source)
 }
 
 impl ConfiguredModel<'_> {
@@ -160,7 +229,7 @@ impl ConfiguredModel<'_> {
 impl ModelDimensions for ConfiguredModel<'_> {
     fn max_positions(&self) -> u32 {
         match self.source {
-            Some(source) => u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX),
+            Some(source) => source.max_positions(),
             None => SYNTHETIC_MAX_POSITIONS,
         }
     }
@@ -177,7 +246,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
                         Some(specs) => specs.iter().map(on_cpu).sum(),
                         None => {
                             let num_layers = groups.layers().layers_per_group();
+                            let drafted = source.draft_model();
+                            let drafted = drafted.map_or(0, |it| on_cpu(it.spec()));
                             CpuRunner::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
+                                + drafted
                         }
                     },
                     Some(_) => {

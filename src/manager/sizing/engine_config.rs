@@ -110,6 +110,7 @@ pub fn engine_config(
         paged_kv,
         speculation,
         step_cost: None,
+        draft_cost: None,
         num_adapter_pages: None,
         pools: settings.task.is_pooling(),
         whole_prompts: sees_whole_prompts,
@@ -191,11 +192,11 @@ pub(in crate::manager) fn speculation(settings: &Settings) -> Option<Speculation
     let with = |prompt_lookup| Speculation {
         max_draft_tokens: settings.max_draft_tokens,
         prompt_lookup,
-        has_draft_model: false,
+        has_draft_model: settings.speculation == SpeculationKind::DraftModel,
     };
     match settings.speculation {
         SpeculationKind::None => None,
-        SpeculationKind::DraftInputIds => Some(with(None)),
+        SpeculationKind::DraftInputIds | SpeculationKind::DraftModel => Some(with(None)),
         SpeculationKind::PromptLookup => Some(with(Some(lookup))),
     }
 }

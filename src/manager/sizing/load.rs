@@ -13,12 +13,14 @@ use super::host_memory::{self, InstanceMemory};
 use super::rank_cpus::rank_cpus;
 use crate::base::LoadError;
 use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
-use crate::config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
+use crate::config::{
+    ModelConfig, RankCpus, RankTransportKind, Settings, SpeculationKind, WeightOnlyPrecision,
+};
 use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
-use crate::manager::step_cost::measure_step_cost;
+use crate::manager::step_cost::measure_costs;
 use crate::runner::spec::{LayerSpec, ModelSpec};
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
@@ -66,6 +68,7 @@ pub fn load_runner(
     };
     check_kv_file(&config.settings)?;
     check_ranks(&model)?;
+    check_draft_model(&model)?;
     let mut loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => {
             load_on_gpu(config, &model, source, gpu, adapters, rank_program)
@@ -73,8 +76,7 @@ pub fn load_runner(
         _ => load_on_cpu(config, &model, folder, adapters, rank_program),
     }?;
     if config.settings.enable_adaptive_drafts {
-        let cost = measure_step_cost(&loaded.config, &mut loaded.runner)?;
-        loaded.config.step_cost = cost;
+        measure_costs(&mut loaded.config, &mut loaded.runner)?;
     }
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
@@ -165,6 +167,37 @@ pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(),
         Some((_, reason)) => Err(LoadError::Config {
             problem: format!("{key} is above 1, and {reason}"),
             remedy: format!("or leave out {key}"),
+        }),
+    }
+}
+
+/// Refuses what a draft model cannot have yet.
+pub(in crate::manager) fn check_draft_model(model: &ConfiguredModel<'_>) -> Result<(), LoadError> {
+    if model.settings.speculation != SpeculationKind::DraftModel {
+        return Ok(());
+    }
+    let refusals = [
+        (
+            model.gpu.is_some(),
+            "a draft model is computed on a CPU, and this instance is on a GPU",
+            "set instance_group to KIND_CPU, or speculation to prompt_lookup",
+        ),
+        (
+            model.grid().num_ranks() > 1,
+            "a draft model is computed by one process, and tensor_parallel_size or pipeline_parallel_size is above 1",
+            "leave these out, or set speculation to prompt_lookup",
+        ),
+        (
+            model.settings.kv_cache_file.is_some(),
+            "kv_cache_file would not have the KV cache of the draft model",
+            "leave out kv_cache_file, or set speculation to prompt_lookup",
+        ),
+    ];
+    match refusals.into_iter().find(|(is_refused, ..)| *is_refused) {
+        None => Ok(()),
+        Some((_, reason, remedy)) => Err(LoadError::Config {
+            problem: format!("speculation is draft_model, and {reason}"),
+            remedy: remedy.to_owned(),
         }),
     }
 }
