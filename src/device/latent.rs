@@ -48,7 +48,8 @@ pub struct LatentParams<'a, D: Device> {
     pub attention: AttentionParams,
 }
 
-/// What heads make of latents, one linear layer for each.
+/// What heads make of latents, one linear layer for each; on a device that [stacks](Device::STACKS_EXPERTS) matrices, one whose matrix
+/// is that of all heads, one head after the other.
 pub struct LatentHeads<D: Device> {
     /// From queries to latents, `[latent_dim, content_dim]`: the transpose of what makes keys of latents.
     pub keys: Vec<Linear<D>>,

@@ -153,14 +153,12 @@ pub trait Device: Sized {
     /// and 4 of them.
     const HAS_TILES: bool = false;
 
-    /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`].
+    /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`], and so are the heads of
+    /// [latent attention](LatentHeads).
     const STACKS_EXPERTS: bool = false;
 
     /// Whether groups of layers may have blocks of their own.
     const HAS_LAYER_GROUPS: bool = false;
-
-    /// Whether it computes [latent attention](LatentShape).
-    const HAS_LATENT_ATTENTION: bool = false;
 
     /// Opens the device.
     ///
@@ -640,36 +638,37 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
+    /// Reserves memory for [latent attention](LatentShape) of up to `max_rows` rows, before [`Device::reserve`].
+    ///
+    /// # Errors
+    ///
+    /// There is not enough.
+    fn reserve_latents(&mut self, _max_rows: usize, _shape: &LatentShape) -> Result<(), LoadError> {
+        Ok(())
+    }
+
     /// Normalises the latent of each row of `kv`, `[num_rows, latent_dim + rotary_dim]`, rotates the shared key behind it, and
     /// stores both in a layer of the cache, whose [values are in the keys](KvValues::InKeys).
-    ///
-    /// # Panics
-    ///
-    /// If the device [has](Device::HAS_LATENT_ATTENTION) no latent attention. The same holds for the next one.
     fn store_latents(
         &mut self,
-        _step: &Self::Step<'_>,
-        _params: &LatentParams<'_, Self>,
-        _kv: &Self::Sums,
-        _cache: &mut Self::KvCache,
-        _layer: usize,
-    ) {
-        unreachable!("the device has no latent attention");
-    }
+        step: &Self::Step<'_>,
+        params: &LatentParams<'_, Self>,
+        kv: &Self::Sums,
+        cache: &mut Self::KvCache,
+        layer: usize,
+    );
 
     /// [Latent attention](LatentShape) of the queries of all tokens, `[num_rows, num_heads * (content_dim + rotary_dim)]`, which are not
     /// rotated yet. `out` is `[num_rows, num_heads * value_dim]`.
     fn latent_attention(
         &mut self,
-        _step: &Self::Step<'_>,
-        _params: &LatentParams<'_, Self>,
-        _q: &Self::Sums,
-        _cache: &Self::KvCache,
-        _layer: usize,
-        _out: &mut Self::Inputs,
-    ) {
-        unreachable!("the device has no latent attention");
-    }
+        step: &Self::Step<'_>,
+        params: &LatentParams<'_, Self>,
+        q: &Self::Sums,
+        cache: &Self::KvCache,
+        layer: usize,
+        out: &mut Self::Inputs,
+    );
 
     /// Makes it one of the ranks of a model, which compute all steps together. What goes wrong between them is an error of
     /// [`Device::results`]. By default it can only be alone.

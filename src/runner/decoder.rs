@@ -132,7 +132,7 @@ impl<D: Device> Decoder<D> {
             ));
         }
         if let Some(latent) = spec.latent_shape() {
-            check_latent::<D>(spec.family, &latent, limits)?;
+            check_latent(spec.family, &latent, limits)?;
         }
         if limits.attention.shifts_sinks {
             check_shift::<D>(spec)?;
@@ -610,17 +610,8 @@ fn feed_forward_up<D: Device, P: Probe>(
     }
 }
 
-/// Refuses latent attention where it is not computed.
-fn check_latent<D: Device>(
-    family: &str,
-    shape: &LatentShape,
-    limits: &RunnerLimits,
-) -> Result<(), LoadError> {
-    if !D::HAS_LATENT_ATTENTION {
-        return Err(LoadError::Resource(format!(
-            "{family} has latent attention, which is computed on the CPU only: use an instance_group of kind KIND_CPU"
-        )));
-    }
+/// Refuses a cache of latents in anything but bf16.
+fn check_latent(family: &str, shape: &LatentShape, limits: &RunnerLimits) -> Result<(), LoadError> {
     if limits.kv_dtype != KvDtype::Bf16 {
         return Err(LoadError::Config {
             problem: format!(

@@ -51,6 +51,20 @@ pub(super) struct LatentBuffers<D: Device> {
     kv: D::Sums,
 }
 
+/// The widths of a row: of all sums and all inputs that attention takes, and of the widest inputs.
+pub(super) fn latent_widths(latent: &LatentSpec) -> [usize; 3] {
+    let shape = &latent.shape;
+    let latents = match &latent.queries {
+        Some(queries) => queries.projection.num_inputs,
+        None => 0,
+    };
+    [
+        latents + shape.q_len() + shape.key_dim(),
+        latents + shape.out_len(),
+        latents.max(shape.out_len()),
+    ]
+}
+
 /// The place of a layer's attention in a step.
 pub(super) struct LatentStep<'a, 's, D: Device> {
     pub step: &'a D::Step<'s>,
@@ -139,7 +153,7 @@ impl<'a> LatentSource<'a> {
     /// # Errors
     /// They cannot be read or are not finite, or memory is short.
     pub(super) fn load<D: Device>(
-        &self,
+        self,
         packer: &mut Packer<'_, D>,
     ) -> Result<LatentWeights<D>, LoadError> {
         let queries = match &self.queries {
@@ -151,9 +165,19 @@ impl<'a> LatentSource<'a> {
             keys: Vec::new(),
             values: Vec::new(),
         };
-        for [keys, values] in &self.heads {
-            heads.keys.push(keys.load(packer)?);
-            heads.values.push(values.load(packer)?);
+        if D::STACKS_EXPERTS {
+            let (keys, values) = self.heads.into_iter().map(<(_, _)>::from).unzip();
+            heads
+                .keys
+                .push(ProjectionSource::load_stacked(keys, packer)?);
+            heads
+                .values
+                .push(ProjectionSource::load_stacked(values, packer)?);
+        } else {
+            for [keys, values] in &self.heads {
+                heads.keys.push(keys.load(packer)?);
+                heads.values.push(values.load(packer)?);
+            }
         }
         Ok(LatentWeights {
             shape: self.shape,
@@ -249,6 +273,7 @@ impl<D: Device> LatentBuffers<D> {
         max_rows: usize,
         latent: &LatentSpec,
     ) -> Result<Self, LoadError> {
+        device.reserve_latents(max_rows, &latent.shape)?;
         Ok(Self {
             queries: match &latent.queries {
                 Some(queries) => Some((

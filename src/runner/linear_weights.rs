@@ -204,7 +204,7 @@ impl ProjectionSource<'_> {
         })
     }
 
-    /// The same projection of all experts of a layer, as one matrix.
+    /// The same projection of all experts, or heads, of a layer, as one matrix.
     pub(super) fn load_stacked<D: Device>(
         of_experts: Vec<Self>,
         packer: &mut Packer<'_, D>,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::decoder::{Decoder, head_shape, kv_layout};
 use super::draft_model::DraftModel;
 use super::first_steps;
+use super::latent::latent_widths;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::pooler::Pooler;
@@ -153,12 +154,17 @@ impl ModelRunner<Cuda> {
         let heads = head_shape(spec);
         let mixture = spec.mixture();
         let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
+        let [sums, inputs, widest_inputs] = match &spec.layers[0].attention.latent {
+            Some(latent) => latent_widths(latent),
+            // Queries, keys and values; the rotated queries, and what attention makes of them.
+            None => [heads.qkv_len(), 2 * heads.q_len(), heads.q_len()],
+        };
         let widths = StepWidths {
-            // The residual stream and its summand, the queries, keys and values, and what experts are chosen by.
-            sums: 2 * spec.hidden_size + heads.qkv_len() + num_router_logits,
-            // Its norm, the rotated queries, what attention makes of them, and the inner activations.
-            inputs: spec.hidden_size + 2 * heads.q_len() + spec.max_intermediate_size(),
-            widest_inputs: spec.max_intermediate_size().max(heads.q_len()),
+            // The residual stream and its summand, those of attention, and what experts are chosen by.
+            sums: 2 * spec.hidden_size + sums + num_router_logits,
+            // Its norm, those of attention, and the inner activations.
+            inputs: spec.hidden_size + inputs + spec.max_intermediate_size(),
+            widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
             quantised: source.quantised_widths(limits.weights, Cuda::HAS_FP8)?,
         };
@@ -167,7 +173,7 @@ impl ModelRunner<Cuda> {
         let num_bytes = Cuda::num_step_bytes(
             &capacity,
             &widths,
-            mixture.as_ref(),
+            (mixture.as_ref(), spec.latent_shape().as_ref()),
             max_sampled_rows,
             options,
         );

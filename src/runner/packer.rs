@@ -112,7 +112,7 @@ impl<'d, D: Device> Packer<'d, D> {
         self.pack_as(parts, form, packing)
     }
 
-    /// Packs the matrices of all experts of a layer as one, for a device that [stacks](Device::STACKS_EXPERTS) them.
+    /// Packs the matrices of all experts, or heads, of a layer as one, for a device that [stacks](Device::STACKS_EXPERTS) them.
     pub(super) fn pack_experts(&mut self, parts: &[Matrix<'_>]) -> Result<D::Matrix, LoadError> {
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(None);

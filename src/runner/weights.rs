@@ -256,7 +256,7 @@ impl LayerSource<'_> {
         Ok(Layer {
             norms: self.norms.try_map(|norm| norm.load(packer))?,
             qkv: self.qkv.load(packer)?,
-            latent: match &self.latent {
+            latent: match self.latent {
                 Some(latent) => Some(latent.load(packer)?),
                 None => None,
             },

@@ -94,8 +94,8 @@ fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
     agree_with_the_reference(test, &names);
 }
 
-/// Experts alone, beside a shared one, in some of the layers, chosen one after the other, with biases, clamped gates and logits of no
-/// position; each with the requests of its fixture, and whether a request alone gives the same bits.
+/// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases, clamped gates,
+/// logits of no position and latent attention; each with the requests of its fixture, and whether a request alone gives the same bits.
 #[test]
 fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
     /// Steps in which rounding may decide between two experts that are equally good.
@@ -109,6 +109,9 @@ fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
             "olmoe",
             "phimoe",
             "gpt-oss",
+            "deepseek-v2",
+            "deepseek-v2-lite",
+            "deepseek-v3",
         ] {
             let (mut num_far, mut num_steps) = (0, 0);
             for prompt in prompts(name) {

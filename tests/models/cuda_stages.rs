@@ -89,6 +89,7 @@ fn stages_of_one_gpu_have_quantised_weights_and_experts() {
             ("quantised/awq", &float),
             ("qwen2-moe", &float),
             ("olmo2", &float),
+            ("deepseek-v3", &float),
             ("llama3", &int8),
             ("qwen2", &fp8),
         ] {

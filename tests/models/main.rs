@@ -13,6 +13,7 @@ mod cuda_adapters;
 mod cuda_experts;
 mod cuda_faults;
 mod cuda_fp8;
+mod cuda_latent;
 mod cuda_overlap;
 mod cuda_quantised;
 mod cuda_ranks;

@@ -14,9 +14,6 @@ from harness.server import Server
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
 FIXTURES = ROOT / "tests" / "fixtures"
 CHECKPOINTS = sorted(file.parent.name for file in FIXTURES.glob("*/config.json"))
-# Latent attention is computed on CPUs only.
-ON_CPUS_ONLY = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3"}
-FAMILIES = [name for name in CHECKPOINTS if name not in ON_CPUS_ONLY]
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 
@@ -90,7 +87,7 @@ def test_seeded_samples_are_the_same_on_a_gpu(server):
 def families(tmp_path_factory, stand_in):
     """A model of each family, without a tokenizer."""
     repository = tmp_path_factory.mktemp("families") / "repository"
-    for name in FAMILIES:
+    for name in CHECKPOINTS:
         parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 1024}
         add_model(repository, name, parameters)
     # Each takes some 60 MiB, which few GPUs would notice.
@@ -99,7 +96,7 @@ def families(tmp_path_factory, stand_in):
         yield server
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families, name):
     expected = json.loads((FIXTURES / name / "expected.json").read_text())["prompts"]
     options = {"max_tokens": len(expected[0]["greedy"]), "return_generation_logits": True}
@@ -120,11 +117,12 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
     assert num_far <= (2 if name in WITH_EXPERTS else 0)
 
 
-def test_a_model_that_only_cpus_compute_is_refused_on_a_gpu(repository, stand_in):
-    add_model(repository, "deepseek-v2", {**ON_GPU, "gpt_model_path": FIXTURES / "deepseek-v2"})
+def test_a_cache_of_latents_is_refused_in_fp8(repository, stand_in):
+    parameters = {**ON_GPU, "kv_cache_dtype": "fp8", "gpt_model_path": FIXTURES / "deepseek-v2"}
+    add_model(repository, "deepseek-v2", parameters)
     with Server(repository, "--model-control-mode=explicit", environment=stand_in) as server:
         reason = server.load("deepseek-v2")
-        assert "latent attention" in reason and "KIND_CPU" in reason, reason
+        assert "kv_cache_dtype is fp8" in reason and "write bf16" in reason, reason
 
 
 @pytest.mark.parametrize("model", ["gpu_overlap", "gpu_overlap_tight", "gpu_overlap_queued"])

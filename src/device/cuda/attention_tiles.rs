@@ -4,8 +4,8 @@
 //! choice is one of speed and scratch memory only.
 //!
 //! ```text
-//! rows of a step     | chunk of a context, 64 queries a tile | few rows of a sequence: a warp for each split of 256 positions |
-//! kernel             | context                               | generation, then merge                                         |
+//! rows of a step     | chunk of a context, 16 to 64 queries a tile | few rows of a sequence: a warp for each split of 256 positions |
+//! kernel             | context                                     | generation, then merge                                         |
 //! ```
 
 use std::cmp::Reverse;
@@ -37,7 +37,7 @@ pub(super) struct AttentionTile {
 
 /// The tiles of a step, for both kernels.
 pub(super) struct TileLists {
-    /// Query heads per key/value head.
+    /// Query heads that share keys.
     group: usize,
     /// Queries of a tile of the context kernel.
     context_queries: usize,
@@ -105,7 +105,7 @@ impl TileLists {
     ///
     /// ```text
     /// packed queries of a span   | row 0: head 0, 1, ... | row 1: head 0, 1, ... | ...
-    /// tiles                      | first_query 0         | first_query 16 (or 64)        | ...
+    /// tiles                      | first_query 0         | first_query 16 (or 32, 64)    | ...
     /// entries, generation        | tile, split 0 | tile, split 0 | ... then the tiles' splits 1, 2, ...
     /// ```
     pub fn set(&mut self, batch: &KvBatch<'_>) {

@@ -9,7 +9,7 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::adapters::{self, AdapterTile, Adapters, NUM_KINDS};
-use super::attention::{self, AttentionScratch};
+use super::attention::{self, Attended, AttentionScratch, HeadGroups};
 use super::expert_rows::{self, ExpertRows};
 use super::fp8_gemm;
 use super::gemm::{self, Elements};
@@ -17,6 +17,7 @@ use super::graphs::{self, StepMode};
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
+use super::latent_rows::{self, Latents};
 use super::logits::{self, Logits};
 use super::matrix::Matrix;
 use super::memory::DeviceMemory;
@@ -31,10 +32,11 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
-    FirstStep, FloatRows, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout, LayerGroups, Linear,
-    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedPart, PackedReader, PackedShape,
-    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RankInput, RankRole, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    FirstStep, FloatRows, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout, LatentParams,
+    LatentShape, LayerGroups, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output,
+    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows,
+    RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs,
+    StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -55,7 +57,7 @@ pub struct Vector {
 
 /// Rotary angles.
 pub struct Angles {
-    memory: DeviceMemory,
+    pub(super) memory: DeviceMemory,
 }
 
 impl Device for Cuda {
@@ -251,8 +253,14 @@ impl Device for Cuda {
     }
 
     fn reserve(&mut self, cache: &KvCache, capacity: &StepCapacity) -> Result<(), LoadError> {
-        let attention = AttentionScratch::new(&self.stream, &self.kernels, cache, capacity)?;
-        let lists = attention.lists(cache, capacity);
+        let layout = &cache.layout;
+        let groups = match &self.latents {
+            Some(latents) => latents.groups,
+            None => HeadGroups::of_heads(layout, capacity.num_q_heads),
+        };
+        let attention =
+            AttentionScratch::new(&self.stream, &self.kernels, layout, groups, capacity)?;
+        let lists = attention.lists(capacity);
         self.step = Some(StepBuffer::new(&self.stream, capacity, lists)?);
         self.attention = Some(attention);
         // No rotary angles are there for positions beyond the pool.
@@ -612,9 +620,44 @@ impl Device for Cuda {
         out: &mut Rows<bf16>,
     ) {
         assert!(sink_q.is_none(), "one query for all positions");
-        let sink_logits = sink_logits.map_or(0, |logits| logits.memory.address());
-        let (q, out) = (q.address(), out.address());
-        self.attend(step, params, sink_logits, q, cache, layer, out);
+        let Some(attention) = &self.attention else {
+            unreachable!("reserve comes before steps");
+        };
+        let attended = Attended {
+            groups: attention.groups(),
+            sink_logits: sink_logits.map_or(0, |logits| logits.memory.address()),
+            q: q.address(),
+            out: out.address(),
+        };
+        self.attend(step, params, attended, cache, layer);
+    }
+
+    fn reserve_latents(&mut self, max_rows: usize, shape: &LatentShape) -> Result<(), LoadError> {
+        self.latents = Some(Latents::new(&self.stream, &self.kernels, max_rows, shape)?);
+        Ok(())
+    }
+
+    fn store_latents(
+        &mut self,
+        step: &CudaStep,
+        params: &LatentParams<'_, Self>,
+        kv: &Rows<f32>,
+        cache: &mut KvCache,
+        layer: usize,
+    ) {
+        self.store_latents_of_rows(step, params, kv, cache, layer);
+    }
+
+    fn latent_attention(
+        &mut self,
+        step: &CudaStep,
+        params: &LatentParams<'_, Self>,
+        q: &Rows<f32>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut Rows<bf16>,
+    ) {
+        self.attend_to_latents(step, params, q, cache, layer, out);
     }
 
     fn keep_rows(&mut self, step: &CudaStep, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
@@ -942,7 +985,7 @@ impl Cuda {
     pub fn num_step_bytes(
         capacity: &StepCapacity,
         widths: &StepWidths,
-        mixture: Option<&MixtureShape>,
+        (mixture, latent): (Option<&MixtureShape>, Option<&LatentShape>),
         max_logits_rows: usize,
         options: &CudaOptions,
     ) -> u64 {
@@ -959,6 +1002,9 @@ impl Cuda {
         let experts = mixture.map_or(0, |shape| {
             expert_rows::num_bytes(capacity.max_num_tokens, shape)
         });
+        let latents = latent.map_or(0, |shape| {
+            latent_rows::num_bytes(capacity.max_num_tokens, shape)
+        });
         let shared = mixture.map_or(0, |shape| {
             expert_rows::num_shared_scratch_bytes(capacity.max_num_tokens, shape)
         });
@@ -968,7 +1014,7 @@ impl Cuda {
             0 | 1 => 0,
             _ => ranks::GATHERED_BYTES + ranks::NCCL_BYTES + logits + counts,
         };
-        (rows + experts + scratch + logits + counts + fp8 + adapters + ranks) as u64
+        (rows + experts + latents + scratch + logits + counts + fp8 + adapters + ranks) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.

@@ -21,7 +21,7 @@ const TILE_ROWS: [usize; 4] = [8, 16, 32, 64];
 /// Tile rows of the kernels for quantised experts, a subset of [`TILE_ROWS`].
 const QUANTISED_TILE_ROWS: [usize; 2] = [8, 32];
 /// Bytes of the description of a tile.
-const TILE_BYTES: usize = 16;
+pub(super) const TILE_BYTES: usize = 16;
 
 /// The experts of rows, and memory for the activations of a chunk of rows.
 pub struct ExpertRows {
@@ -60,7 +60,12 @@ pub(super) struct ExpertKernels {
     pub(super) route_shared_bytes: u32,
     pub(super) sort: CudaFunction,
     pub(super) add: CudaFunction,
-    products: [ExpertProducts; TILE_ROWS.len()],
+    pub(super) products: ProductKernels,
+}
+
+/// The kernels of products with matrices of which each has rows of its own.
+pub(super) struct ProductKernels {
+    float: [ExpertProducts; TILE_ROWS.len()],
     quantised: [ExpertProducts; QUANTISED_TILE_ROWS.len()],
 }
 
@@ -231,6 +236,29 @@ impl ExpertKernels {
             RoutingRule::Grouped(rule) => ("route_grouped", routing.num_experts + rule.num_groups),
         };
         let route_shared_bytes = 4 * num_shared as u32;
+        Ok(Self {
+            route: kernels.function("route", route, route_shared_bytes)?,
+            route_shared_bytes,
+            sort: kernels.function("sort_experts", "sort_experts", 0)?,
+            add: kernels.function("add_experts", "add_experts", 0)?,
+            products: ProductKernels::load(kernels)?,
+        })
+    }
+
+    /// Rows of a tile for some rows, if each expert has as many as the others: twice as many still fit a tile.
+    pub(super) fn tile_rows(num_rows: usize, routing: &Routing, is_quantised: bool) -> usize {
+        let of_expert = (num_rows * routing.num_chosen).div_ceil(routing.num_experts);
+        ProductKernels::tile_rows(num_rows.min(2 * of_expert), is_quantised)
+    }
+}
+
+impl ProductKernels {
+    /// Loads them.
+    ///
+    /// # Errors
+    ///
+    /// There are none for this GPU.
+    pub(super) fn load(kernels: &Kernels) -> Result<Self, LoadError> {
         let products = |kind: &str, tile_rows: usize, down_outputs| {
             let function = |name: &str| {
                 let name = format!("{kind}expert_{name}_m{tile_rows}");
@@ -247,11 +275,7 @@ impl ExpertKernels {
         let [m8, m16, m32, m64] = TILE_ROWS;
         let [quantised_m8, quantised_m32] = QUANTISED_TILE_ROWS;
         Ok(Self {
-            route: kernels.function("route", route, route_shared_bytes)?,
-            route_shared_bytes,
-            sort: kernels.function("sort_experts", "sort_experts", 0)?,
-            add: kernels.function("add_experts", "add_experts", 0)?,
-            products: [
+            float: [
                 products("", m8, 64)?,
                 products("", m16, 64)?,
                 products("", m32, 64)?,
@@ -264,11 +288,9 @@ impl ExpertKernels {
         })
     }
 
-    /// Rows of a tile for some rows, if each expert has as many as the others: twice as many still fit a tile. All of them
-    /// compute the same. `is_quantised`: products with quantised weights have tiles of as many rows.
-    pub(super) fn tile_rows(num_rows: usize, routing: &Routing, is_quantised: bool) -> usize {
-        let of_expert = (num_rows * routing.num_chosen).div_ceil(routing.num_experts);
-        let wanted = num_rows.min(2 * of_expert);
+    /// Rows of a tile where `wanted` rows should fit one: the largest tile if they do not. All of them compute the same.
+    /// `is_quantised`: products with quantised weights have tiles of as many rows.
+    pub(super) fn tile_rows(wanted: usize, is_quantised: bool) -> usize {
         let sizes = match is_quantised {
             true => &QUANTISED_TILE_ROWS[..],
             false => &TILE_ROWS,
@@ -278,10 +300,10 @@ impl ExpertKernels {
     }
 
     /// The products with bf16 weights, or with quantised ones, of tiles of so many rows.
-    pub(super) fn products(&self, tile_rows: usize, is_quantised: bool) -> &ExpertProducts {
+    pub(super) fn of_tiles(&self, tile_rows: usize, is_quantised: bool) -> &ExpertProducts {
         let products = match is_quantised {
             true => &self.quantised[..],
-            false => &self.products,
+            false => &self.float,
         };
         let found = products.iter().find(|it| it.tile_rows == tile_rows);
         found.expect("tiles of rows that there are kernels for")

@@ -17,14 +17,14 @@ use half::bf16;
 
 use super::Cuda;
 use super::device::{VECTOR, Vector};
-use super::expert_rows::{ExpertKernels, ExpertRows, num_tiles};
+use super::expert_rows::{ExpertKernels, ExpertProducts, ExpertRows, num_tiles};
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::matrix::{Matrix, Weights};
 use super::quantised::QuantisedWeights;
 use super::rows::Rows;
 use crate::device::{
-    Activation, CodeBits, Expert, Experts, Gating, Output, PackedWeights, RouterScores, Routing,
-    RoutingRule,
+    Activation, CodeBits, Expert, Experts, Gating, Linear, Output, PackedWeights, RouterScores,
+    Routing, RoutingRule,
 };
 
 /// Threads of a block that chooses the experts of a row.
@@ -165,7 +165,8 @@ impl Cuda {
         let codes = [&gate_up.matrix, &down.matrix].map(codes);
         let is_quantised = codes.iter().any(Option::is_some);
         let tile_rows = ExpertKernels::tile_rows(chunk.num_rows, &shape.routing, is_quantised);
-        let products = codes.map(|codes| kernels.products(tile_rows, codes.is_some()));
+        let of_tiles = |is_quantised| kernels.products.of_tiles(tile_rows, is_quantised);
+        let [gate_up_products, down_products] = codes.map(|codes| of_tiles(codes.is_some()));
         let num_places = chunk.num_places();
         let num_tiles = num_tiles(num_places, tile_rows, num_experts);
         let sort_threads = num_places.next_multiple_of(32).min(MAX_SORT_THREADS);
@@ -183,22 +184,9 @@ impl Cuda {
             tile_rows as i32,
             num_tiles as i32
         );
-        let grid = |num_outputs: usize, block_outputs| LaunchConfig {
-            grid_dim: (
-                num_outputs.div_ceil(block_outputs) as u32,
-                num_tiles as u32,
-                1,
-            ),
-            block_dim: (PRODUCT_THREADS, 1, 1),
-            shared_mem_bytes: 0,
-        };
-        let bias = |linear: &Option<Vector>| linear.as_ref().map_or(0, |it| it.memory.address());
         let (gating, alpha, limit) = gating_arguments(experts.gating);
-        let [gate_up_products, down_products] = products;
-        let gate_up_grid = grid(inner, gate_up_products.gate_up_outputs);
-        let down_grid = grid(hidden, down_products.down_outputs);
-        let [gate_up_codes, down_codes] = codes;
-        match gate_up_codes {
+        let gate_up_grid = product_grid(inner, gate_up_products.gate_up_outputs, num_tiles);
+        match codes[0] {
             None => launch!(
                 self,
                 gate_up_products.gate_up,
@@ -209,7 +197,7 @@ impl Cuda {
                 memory.sorted.address(),
                 memory.tiles.address(),
                 gate_up.matrix.rows_address(),
-                bias(&gate_up.bias),
+                bias_address(gate_up),
                 inner as i32,
                 hidden as i32,
                 gating,
@@ -231,7 +219,7 @@ impl Cuda {
                     addresses.codes,
                     addresses.scales,
                     addresses.offsets,
-                    bias(&gate_up.bias),
+                    bias_address(gate_up),
                     inner as i32,
                     hidden as i32,
                     weights.group_size(hidden) as i32,
@@ -241,38 +229,63 @@ impl Cuda {
                 );
             }
         }
-        match down_codes {
+        self.multiply_tiles(&TileProduct {
+            kernels: down_products,
+            linear: down,
+            n: hidden,
+            k: inner,
+            x: memory.inner.address(),
+            tiles: memory.tiles.address(),
+            num_tiles,
+            sums: memory.sums.address(),
+        });
+    }
+
+    /// Products of the rows of tiles, each with the matrix that its tile names.
+    pub(super) fn multiply_tiles(&mut self, product: &TileProduct<'_>) {
+        let &TileProduct {
+            kernels,
+            linear,
+            n,
+            k,
+            x,
+            tiles,
+            num_tiles,
+            sums,
+        } = product;
+        let grid = product_grid(n, kernels.down_outputs, num_tiles);
+        match codes(&linear.matrix) {
             None => launch!(
                 self,
-                down_products.down,
+                kernels.down,
                 "expert_down",
-                down_grid,
-                memory.sums.address(),
-                memory.inner.address(),
-                memory.tiles.address(),
-                down.matrix.rows_address(),
-                bias(&down.bias),
-                hidden as i32,
-                inner as i32
+                grid,
+                sums,
+                x,
+                tiles,
+                linear.matrix.rows_address(),
+                bias_address(linear),
+                n as i32,
+                k as i32
             ),
             Some(weights) => {
-                let addresses = weights.addresses(0, inner);
+                let addresses = weights.addresses(0, k);
                 launch!(
                     self,
-                    down_products.down,
+                    kernels.down,
                     "quantised_expert_down",
-                    down_grid,
-                    memory.sums.address(),
-                    memory.inner.address(),
-                    memory.tiles.address(),
+                    grid,
+                    sums,
+                    x,
+                    tiles,
                     kind_of_codes(weights.format.bits),
                     addresses.codes,
                     addresses.scales,
                     addresses.offsets,
-                    bias(&down.bias),
-                    hidden as i32,
-                    inner as i32,
-                    weights.group_size(inner) as i32
+                    bias_address(linear),
+                    n as i32,
+                    k as i32,
+                    weights.group_size(k) as i32
                 );
             }
         }
@@ -356,8 +369,40 @@ impl MixedRows<'_> {
     }
 }
 
+/// Products of rows in tiles with matrices `[n, k]`, of which each tile has one.
+pub(super) struct TileProduct<'a> {
+    /// For tiles of as many rows, and for the kind of weights.
+    pub(super) kernels: &'a ExpertProducts,
+    /// All matrices, one after the other.
+    pub(super) linear: &'a Linear<Cuda>,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Rows of `k` bf16, in the order of the tiles.
+    pub(super) x: u64,
+    /// As kernels/sort_experts.cu describes them.
+    pub(super) tiles: u64,
+    pub(super) num_tiles: usize,
+    /// Rows of `n` f32, in the same order.
+    pub(super) sums: u64,
+}
+
+/// The grid of products of tiles.
+fn product_grid(num_outputs: usize, block_outputs: usize, num_tiles: usize) -> LaunchConfig {
+    let num_blocks = num_outputs.div_ceil(block_outputs);
+    LaunchConfig {
+        grid_dim: (num_blocks as u32, num_tiles as u32, 1),
+        block_dim: (PRODUCT_THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// The address of a bias; 0 without one.
+fn bias_address(linear: &Linear<Cuda>) -> u64 {
+    linear.bias.as_ref().map_or(0, |it| it.memory.address())
+}
+
 /// The codes of experts, if they are quantised.
-fn codes(matrix: &Matrix) -> Option<&QuantisedWeights> {
+pub(super) fn codes(matrix: &Matrix) -> Option<&QuantisedWeights> {
     match &matrix.weights {
         Weights::Bf16(_) => None,
         Weights::Quantised(weights) => Some(weights),

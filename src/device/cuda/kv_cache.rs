@@ -6,7 +6,7 @@ use cudarc::driver::CudaStream;
 
 use super::memory::DeviceMemory;
 use crate::base::{BlockId, LoadError};
-use crate::device::{KvDtype, KvLayout};
+use crate::device::{KvDtype, KvLayout, KvValues};
 
 /// The arrays of a layer begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -18,6 +18,8 @@ const ALIGNMENT: usize = 256;
 ///           scales of keys [num_blocks][num_kv_heads][block_size] f32, of values the same      not bf16
 /// layer 1   ...
 /// ```
+///
+/// There are no values if they are [in the keys](KvValues::InKeys).
 pub struct KvCache {
     pub(super) layout: KvLayout,
     pub(super) num_blocks: usize,
@@ -28,7 +30,7 @@ pub struct KvCache {
     num_regions: usize,
 }
 
-/// The addresses of a layer's arrays. The scales' are 0 for bf16.
+/// The addresses of a layer's arrays; 0 for those that there are not: scales of bf16, values that are in the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KvLayer {
     pub keys: u64,
@@ -101,7 +103,7 @@ impl KvCache {
     /// Bytes of one block in all layers.
     pub(super) fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         let vectors = layout.num_kv_heads * layout.block_size.tokens().index();
-        2 * num_layers * vectors * (vector_bytes(layout) + scale_bytes(layout))
+        num_arrays(layout) * num_layers * vectors * (vector_bytes(layout) + scale_bytes(layout))
     }
 
     /// The arrays of a layer.
@@ -109,21 +111,14 @@ impl KvCache {
         let [vectors, scales] = array_bytes(&self.layout, self.num_blocks);
         let keys =
             self.memory.address() + (layer * layer_bytes(&self.layout, self.num_blocks)) as u64;
-        let values = keys + vectors as u64;
-        let key_scales = values + vectors as u64;
-        match scales {
-            0 => KvLayer {
-                keys,
-                values,
-                key_scales: 0,
-                value_scales: 0,
-            },
-            _ => KvLayer {
-                keys,
-                values,
-                key_scales,
-                value_scales: key_scales + scales as u64,
-            },
+        let key_scales = keys + (num_arrays(&self.layout) * vectors) as u64;
+        let [has_values, has_scales] = [num_arrays(&self.layout) == 2, scales > 0];
+        let if_there = |is_there: bool, address: u64| if is_there { address } else { 0 };
+        KvLayer {
+            keys,
+            values: if_there(has_values, keys + vectors as u64),
+            key_scales: if_there(has_scales, key_scales),
+            value_scales: if_there(has_values && has_scales, key_scales + scales as u64),
         }
     }
 
@@ -171,12 +166,24 @@ impl KvCache {
         };
         let vectors = vector_bytes(&self.layout);
         let scales = scale_bytes(&self.layout);
-        let mut regions = vec![region(layer.keys, vectors), region(layer.values, vectors)];
-        if scales > 0 {
-            regions.push(region(layer.key_scales, scales));
-            regions.push(region(layer.value_scales, scales));
-        }
-        regions
+        let arrays = [
+            (layer.keys, vectors),
+            (layer.values, vectors),
+            (layer.key_scales, scales),
+            (layer.value_scales, scales),
+        ];
+        let arrays = arrays.into_iter().filter(|(address, _)| *address != 0);
+        arrays
+            .map(|(address, position_bytes)| region(address, position_bytes))
+            .collect()
+    }
+}
+
+/// Arrays of vectors that a layer has.
+fn num_arrays(layout: &KvLayout) -> usize {
+    match layout.values {
+        KvValues::OfTheirOwn => 2,
+        KvValues::InKeys(_) => 1,
     }
 }
 
@@ -205,5 +212,5 @@ fn array_bytes(layout: &KvLayout, num_blocks: usize) -> [usize; 2] {
 
 fn layer_bytes(layout: &KvLayout, num_blocks: usize) -> usize {
     let [vectors, scales] = array_bytes(layout, num_blocks);
-    2 * (vectors + scales)
+    num_arrays(layout) * (vectors + scales)
 }

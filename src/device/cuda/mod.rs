@@ -17,6 +17,7 @@
 //! attention.rs    its launches
 //! products.rs     matrix products with weights of any kind
 //! expert_rows.rs experts.rs   mixtures of experts
+//! latent_rows.rs latent.rs    latent attention
 //! projections.rs  projections, with and without adapters
 //! norms.rs        norms of rows
 //! output_layer.rs logits
@@ -50,6 +51,8 @@ mod graphs;
 mod host_blocks;
 mod kernels;
 mod kv_cache;
+mod latent;
+mod latent_rows;
 mod logits;
 mod lru_arena;
 mod matrix;
@@ -79,6 +82,7 @@ use crate::device::cuda::fp8_gemm::Fp8Products;
 use crate::device::cuda::gemm::Gemm;
 use crate::device::cuda::graphs::{Graphs, StepMode};
 use crate::device::cuda::kernels::Kernels;
+use crate::device::cuda::latent_rows::Latents;
 use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
 use crate::device::cuda::quantised_gemm::QuantisedProducts;
 use crate::device::cuda::ranks::GpuRanks;
@@ -153,6 +157,8 @@ pub struct Cuda {
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
     step: Option<StepBuffer>,
     attention: Option<AttentionScratch>,
+    /// There if attention is latent.
+    latents: Option<Latents>,
     /// There if sequences may have adapters.
     adapters: Option<Adapters>,
     /// What copies of blocks are uploaded through.
@@ -193,6 +199,7 @@ impl Cuda {
             failure: None,
             step: None,
             attention: None,
+            latents: None,
             adapters: None,
             copies: None,
             stream,
