@@ -1,6 +1,7 @@
 """The server with OpenAI's API, in front of a real tritonserver."""
 
 import concurrent.futures
+import json
 import re
 
 import pytest
@@ -197,6 +198,35 @@ def test_a_full_queue_is_told_to_come_again(front):
     refused = [answer for answer in answers if answer.status != 200]
     assert 0 < len(refused) < 16
     assert {(answer.status, answer.headers["retry-after"]) for answer in refused} == {(429, "1")}
+
+
+def test_requests_need_a_key_if_there_is_a_file_of_keys(server, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# team a\nsk-one\nsk-two\n")
+    with Front(server, f"--api-key-file={keys}") as front:
+        for headers in ({}, {"Authorization": "Bearer sk-three"}):
+            answer = front.call("GET", "/v1/models", headers=headers)
+            assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
+        assert front.call("GET", "/v1/models", headers={"Authorization": "Bearer sk-two"}).status == 200
+        assert front.call("GET", "/health").status == 200, "for those that watch servers"
+
+
+def test_each_request_has_a_line_in_the_log(server, tmp_path):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 3}
+    path = tmp_path / "log"
+    with path.open("wb") as log, Front(server, "--access-log", log=log) as front:
+        with front.request("POST", "/v1/completions", {**fields, "stream": True}) as response:
+            id, num_bytes = response.headers["x-request-id"], len(response.read())
+        front.call("GET", "/v1/models/tales")
+        with front.request("POST", "/v1/completions", {**fields, "stream": True, "max_tokens": 100_000, "ignore_eos": True}) as response:
+            next(events_of(response))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["method"], line["path"], line["status"], line["is_whole"]) for line in lines] == [
+        ("POST", "/v1/completions", 200, True),
+        ("GET", "/v1/models/tales", 404, True),
+        ("POST", "/v1/completions", 200, False),
+    ]
+    assert (lines[0]["id"], lines[0]["num_bytes"]) == (id, num_bytes)
 
 
 def test_without_a_server_behind_it_the_front_says_so(server):

@@ -23,12 +23,18 @@ class Answer:
 
 
 class Front:
-    """A running `inflight-openai`. As a context manager it must exit cleanly, or the block fails."""
+    """A running `inflight-openai`, which writes what it logs to the file `log`. As a context manager it must exit cleanly, or the
+    block fails."""
 
-    def __init__(self, server, *arguments):
+    def __init__(self, server, *arguments, log=None):
         command = [os.environ["INFLIGHT_OPENAI"], "--port=0", f"--triton={server.grpc_url}", *arguments]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            preexec_fn=die_with_parent,
         )
         ready = self.process.stdout.readline().split()
         assert ready[:1] == ["ready"], f"exit status {self.process.wait(STOP_TIMEOUT_S)}"

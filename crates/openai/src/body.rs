@@ -45,6 +45,26 @@ impl Body {
         }
     }
 
+    /// A text, or a list of 1 to `max` texts.
+    ///
+    /// # Errors
+    /// It is something else, or missing.
+    pub fn texts(&mut self, name: &str, max: usize) -> Result<Vec<String>, Error> {
+        let expected =
+            format!("a text or a list of 1 to {max} texts (token ids are not supported)");
+        let missing = || Error::field(name, format!("'{name}' is missing: give {expected}"));
+        let value = self.take(name).ok_or_else(missing)?;
+        let texts = match &value {
+            Value::String(text) => Some(vec![text.clone()]),
+            Value::Array(list) if (1..=max).contains(&list.len()) => {
+                let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
+                texts.collect()
+            }
+            _ => None,
+        };
+        texts.ok_or_else(|| wrong(name, &value, &expected))
+    }
+
     /// The name of the model.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::Error;
 use crate::body::{Body, wrong};
 use crate::fields::CHAT;
-use crate::generation::{Generation, LOGPROBS, REASONING, TOOL_CALLS};
+use crate::generation::{Generation, LOGPROBS, Prompt, REASONING, TOOL_CALLS};
 use crate::messages::messages;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 
@@ -66,10 +66,12 @@ impl Chat {
         let tool_calls = self.has_tools.then_some(TOOL_CALLS);
         let logprobs = self.logprobs.map(|_| LOGPROBS);
         Generation {
-            model: self.model.clone(),
-            id: id.to_owned(),
-            text: String::new(),
-            options: self.options.clone(),
+            prompt: Prompt {
+                model: self.model.clone(),
+                id: id.to_owned(),
+                text: String::new(),
+                options: self.options.clone(),
+            },
             outputs: [Some(REASONING), tool_calls, logprobs]
                 .into_iter()
                 .flatten()

@@ -4,10 +4,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::Error;
-use crate::body::{Body, wrong};
+use crate::body::Body;
 use crate::chunk::{Chunk, Head};
 use crate::fields::COMPLETIONS;
-use crate::generation::{Generation, LOGPROBS, Position};
+use crate::generation::{Generation, LOGPROBS, Position, Prompt};
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::server::Answer;
 use crate::sse::{Chunks, event};
@@ -40,7 +40,7 @@ impl Completions {
     /// A field that is missing, refused, or of another type or range.
     pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
-        let prompts = prompts(body.take("prompt"))?;
+        let prompts = body.texts("prompt", MAX_PROMPTS)?;
         let sampling = Sampling::take(&mut body, seed)?;
         let echo = body.flag("echo")?;
         let logprobs = body.count("logprobs", 0..=MAX_CANDIDATES)?;
@@ -68,10 +68,12 @@ impl Completions {
     /// The requests to Triton, one for each prompt.
     pub fn generations(&self, id: &str) -> Vec<Generation> {
         let generation = |(index, prompt): (usize, &String)| Generation {
-            model: self.model.clone(),
-            id: format!("{id}-{index}"),
-            text: prompt.clone(),
-            options: self.options.clone(),
+            prompt: Prompt {
+                model: self.model.clone(),
+                id: format!("{id}-{index}"),
+                text: prompt.clone(),
+                options: self.options.clone(),
+            },
             outputs: self.logprobs.map(|_| LOGPROBS).into_iter().collect(),
         };
         self.prompts.iter().enumerate().map(generation).collect()
@@ -221,23 +223,6 @@ impl Chunks for CompletionChunks {
     }
 }
 
-/// A text, or a list of texts.
-fn prompts(value: Option<Value>) -> Result<Vec<String>, Error> {
-    let expected =
-        format!("a text or a list of 1 to {MAX_PROMPTS} texts (token ids are not supported)");
-    let value = value
-        .ok_or_else(|| Error::field("prompt", format!("'prompt' is missing: give {expected}")))?;
-    let prompts = match &value {
-        Value::String(text) => Some(vec![text.clone()]),
-        Value::Array(list) if (1..=MAX_PROMPTS).contains(&list.len()) => {
-            let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
-            texts.collect()
-        }
-        _ => None,
-    };
-    prompts.ok_or_else(|| wrong("prompt", &value, &expected))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,15 +275,16 @@ mod tests {
             "logit_bias": {"7": -100}, "user": "u", "suffix": "", "top_k": 3, "logprobs": 2,
         }));
         let generation = &request.generations("cmpl-1")[0];
+        let prompt = &generation.prompt;
         assert_eq!(
-            Value::Object(generation.options.clone()),
+            Value::Object(prompt.options.clone()),
             json!({
                 "max_tokens": 5, "temperature": 0.5, "stop": ["["], "logit_bias": {"7": -100}, "top_k": 3, "logprobs": 2,
                 "n": 1, "seed": 42, "stream": false, "exclude_input_in_output": true,
             })
         );
         assert_eq!(
-            (generation.model.as_str(), generation.text.as_str()),
+            (prompt.model.as_str(), prompt.text.as_str()),
             ("stories", "Once")
         );
         assert_eq!(generation.outputs, ["logprobs"]);

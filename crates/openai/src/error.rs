@@ -44,6 +44,14 @@ impl Error {
         )
     }
 
+    /// The client has no key, or none that is known.
+    pub fn unauthorized(problem: &str) -> Self {
+        Self {
+            code: Some("invalid_api_key"),
+            ..Self::new(StatusCode::UNAUTHORIZED, problem)
+        }
+    }
+
     /// As many requests are in flight as the front takes.
     pub fn busy(max_requests: usize) -> Self {
         Self {
@@ -75,6 +83,16 @@ impl Error {
                 format!("there is no model '{name}'; GET /v1/models lists those there are"),
             )
         }
+    }
+
+    /// The model is none that embeds.
+    pub fn no_embeddings(model: &str) -> Self {
+        Self::field(
+            "model",
+            format!(
+                "model '{model}' gives no embedding; name one with 'task: embed' that is not decoupled"
+            ),
+        )
     }
 
     /// The server behind the front sent what it never should.

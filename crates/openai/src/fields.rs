@@ -186,8 +186,24 @@ pub const CHAT: &[Field] = &[
     ),
 ];
 
+/// Fields of `/v1/embeddings`.
+pub const EMBEDDINGS: &[Field] = &[
+    MODEL,
+    read(
+        "input",
+        "a text, or a list of at most 2048 texts. Token ids are refused",
+    ),
+    option("dimensions", "the first so many elements of each vector"),
+    read("encoding_format", "`float` or `base64`"),
+    USER,
+];
+
 /// The fields of each endpoint, by the endpoint's name in the documentation.
-pub const ENDPOINTS: &[(&str, &[Field])] = &[("completions", COMPLETIONS), ("chat", CHAT)];
+pub const ENDPOINTS: &[(&str, &[Field])] = &[
+    ("completions", COMPLETIONS),
+    ("chat", CHAT),
+    ("embeddings", EMBEDDINGS),
+];
 
 /// The documentation's table of `fields`.
 pub fn table(fields: &[Field]) -> String {

@@ -8,23 +8,65 @@ use crate::protocol::{
     InferParameter, ModelInferRequest, ModelInferResponse, ParameterChoice, RequestedOutput, Tensor,
 };
 
-/// A request for text that continues one prompt.
+/// A prompt for a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generation {
+pub struct Prompt {
     /// The model.
     pub model: String,
     /// The request id.
     pub id: String,
-    /// The prompt; empty if the options contain a conversation.
+    /// The text; empty if the options contain a conversation.
     pub text: String,
     /// Request options by name.
     pub options: Map<String, Value>,
-    /// The outputs to return besides [`OUTPUTS`].
+}
+
+impl Prompt {
+    /// The message for Triton. `outputs` are to be returned.
+    pub fn into_message(self, outputs: &[&str]) -> ModelInferRequest {
+        // One text with all options: Triton's own parameters hold neither lists nor, in older servers, fractions.
+        let options = ParameterChoice::Text(Value::Object(self.options).to_string());
+        let parameters = [
+            ("sampling_parameters", options),
+            // Without it, a stream that ends with nothing would have no last response.
+            (
+                "triton_enable_empty_final_response",
+                ParameterChoice::Bool(true),
+            ),
+        ];
+        let parameters = parameters.map(|(name, value)| {
+            let parameter_choice = Some(value);
+            (name.to_owned(), InferParameter { parameter_choice })
+        });
+        let output = |name: &&str| RequestedOutput {
+            name: (*name).to_owned(),
+        };
+        ModelInferRequest {
+            model_name: self.model,
+            id: self.id,
+            parameters: parameters.into(),
+            inputs: vec![Tensor {
+                name: "text_input".to_owned(),
+                datatype: "BYTES".to_owned(),
+                shape: vec![1, 1],
+            }],
+            outputs: outputs.iter().map(output).collect(),
+            raw_input_contents: vec![text_tensor(&self.text)],
+        }
+    }
+}
+
+/// A request for text that continues one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// The prompt.
+    pub prompt: Prompt,
+    /// The outputs to return besides those that every reply is made of.
     pub outputs: Vec<&'static str>,
 }
 
 /// The outputs that every reply is made of.
-pub const OUTPUTS: [&str; 4] = [
+const OUTPUTS: [&str; 4] = [
     "text_output",
     "finish_reason",
     "num_input_tokens",
@@ -41,37 +83,8 @@ pub const TOOL_CALLS: &str = "tool_calls";
 impl Generation {
     /// The message for Triton.
     pub fn into_message(self) -> ModelInferRequest {
-        // One text with all options: Triton's own parameters hold neither lists nor, in older servers, fractions.
-        let options = ParameterChoice::Text(Value::Object(self.options).to_string());
-        let parameters = [
-            ("sampling_parameters", options),
-            // Without it, a request that ends with nothing would have no last response.
-            (
-                "triton_enable_empty_final_response",
-                ParameterChoice::Bool(true),
-            ),
-        ];
-        let parameters = parameters.map(|(name, value)| {
-            let parameter_choice = Some(value);
-            (name.to_owned(), InferParameter { parameter_choice })
-        });
-        let outputs = OUTPUTS.iter().chain(&self.outputs);
-        ModelInferRequest {
-            model_name: self.model,
-            id: self.id,
-            parameters: parameters.into(),
-            inputs: vec![Tensor {
-                name: "text_input".to_owned(),
-                datatype: "BYTES".to_owned(),
-                shape: vec![1, 1],
-            }],
-            outputs: outputs
-                .map(|&name| RequestedOutput {
-                    name: name.to_owned(),
-                })
-                .collect(),
-            raw_input_contents: vec![text_tensor(&self.text)],
-        }
+        self.prompt
+            .into_message(&[&OUTPUTS[..], &self.outputs].concat())
     }
 }
 
@@ -125,13 +138,7 @@ impl Reply {
     /// # Errors
     /// The response lacks an output, or an output is not what its name promises.
     pub fn read(response: &ModelInferResponse) -> Result<Self, Error> {
-        let bytes = |name: &str| {
-            let index = response
-                .outputs
-                .iter()
-                .position(|output| output.name == name)?;
-            response.raw_output_contents.get(index)
-        };
+        let bytes = |name: &str| tensor(response, name);
         let missing = |name: &str| Error::bad_response(&format!("no sound output '{name}'"));
         let texts = |name: &str| bytes(name).and_then(texts).ok_or_else(|| missing(name));
         let numbers = |name: &str| bytes(name).and_then(numbers).ok_or_else(|| missing(name));
@@ -230,8 +237,22 @@ fn texts(tensor: &Bytes) -> Option<Vec<String>> {
     Some(texts)
 }
 
+/// The bytes of an output.
+pub fn tensor<'a>(response: &'a ModelInferResponse, name: &str) -> Option<&'a Bytes> {
+    let mut outputs = response.outputs.iter();
+    let index = outputs.position(|output| output.name == name)?;
+    response.raw_output_contents.get(index)
+}
+
+/// The elements of a tensor of type FP32.
+pub fn floats(tensor: &Bytes) -> Option<Vec<f32>> {
+    let (numbers, rest) = tensor.as_chunks::<4>();
+    let numbers = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    rest.is_empty().then(|| numbers.collect())
+}
+
 /// The elements of a tensor of type INT32 or UINT32, which count something.
-fn numbers(tensor: &Bytes) -> Option<Vec<u32>> {
+pub fn numbers(tensor: &Bytes) -> Option<Vec<u32>> {
     let (numbers, rest) = tensor.as_chunks::<4>();
     let numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
     rest.is_empty().then(|| numbers.collect())
@@ -328,13 +349,15 @@ mod tests {
     #[test]
     fn a_message_has_all_options_in_one_parameter() {
         let generation = Generation {
-            model: "stories".to_owned(),
-            id: "7".to_owned(),
-            text: "Once".to_owned(),
-            options: json!({"stop": ["a"]})
-                .as_object()
-                .expect("an object")
-                .clone(),
+            prompt: Prompt {
+                model: "stories".to_owned(),
+                id: "7".to_owned(),
+                text: "Once".to_owned(),
+                options: json!({"stop": ["a"]})
+                    .as_object()
+                    .expect("an object")
+                    .clone(),
+            },
             outputs: vec![LOGPROBS],
         };
         let message = generation.into_message();

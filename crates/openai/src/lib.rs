@@ -3,7 +3,7 @@
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
-//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `embeddings.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `sampling.rs`, `messages.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation |
 //! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
@@ -11,17 +11,21 @@
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
+//! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
 //! | `error.rs` | errors in OpenAI's form |
 
+pub mod access_log;
 pub mod body;
 pub mod chat;
 pub mod chat_answer;
 pub mod chunk;
 pub mod completions;
+pub mod embeddings;
 pub mod error;
 pub mod fields;
 pub mod generation;
 pub mod ids;
+pub mod keys;
 pub mod messages;
 pub mod models;
 pub mod protocol;

@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use inflight_openai::keys::Keys;
 use inflight_openai::server::{Limits, router};
 use inflight_openai::triton::Triton;
 use tokio::net::TcpListener;
@@ -30,6 +32,12 @@ struct Options {
     /// The most prompts that are in flight; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
     max_requests: usize,
+    /// A file with the keys of clients, one a line [default: clients need none]
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Write a line of JSON for each request to standard error
+    #[arg(long)]
+    access_log: bool,
 }
 
 fn main() -> ExitCode {
@@ -56,6 +64,10 @@ async fn serve(options: &Options) -> Result<(), String> {
         max_request_bytes: options.max_request_bytes,
         max_requests: options.max_requests,
     };
+    let keys = match &options.api_key_file {
+        Some(path) => Keys::read(path).map_err(|problem| format!("--api-key-file {problem}"))?,
+        None => Keys::default(),
+    };
     let (address, port) = (options.address, options.port);
     let listener = TcpListener::bind((address, port)).await.map_err(|error| {
         format!("--address {address} --port {port}: {error}; choose another port")
@@ -76,7 +88,7 @@ async fn serve(options: &Options) -> Result<(), String> {
         )
         .await;
     };
-    axum::serve(listener, router(triton, limits))
+    axum::serve(listener, router(triton, limits, keys, options.access_log))
         .with_graceful_shutdown(stop)
         .await
         .map_err(|error| error.to_string())

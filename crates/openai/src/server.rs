@@ -6,17 +6,21 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::access_log::{REQUEST_ID, logged};
 use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
+use crate::embeddings::Embeddings;
 use crate::generation::{Generation, Reply};
+use crate::keys::Keys;
 use crate::triton::Triton;
 use crate::{Error, ids, models, sse};
 
@@ -41,6 +45,9 @@ pub struct Answer {
 /// The replies to all prompts of a request, as they come. Whoever drops the stream cancels what is in flight.
 pub type Answers = Pin<Box<dyn Stream<Item = Result<Answer, Error>> + Send>>;
 
+/// How many texts of a request for embeddings are in flight at a time: as many as a model has slots for by default.
+const MAX_EMBEDDINGS_AT_ONCE: usize = 64;
+
 struct Server {
     triton: Triton,
     limits: Limits,
@@ -48,23 +55,38 @@ struct Server {
     started: u64,
 }
 
-/// The service in front of a tritonserver.
-pub fn router(triton: Triton, limits: Limits) -> Router {
+/// The service in front of a tritonserver. `log` writes a line for each request.
+pub fn router(triton: Triton, limits: Limits, keys: Keys, log: bool) -> Router {
     let server = Server {
         triton,
         limits,
         in_flight: Arc::new(Semaphore::new(limits.max_requests)),
         started: ids::now(),
     };
-    Router::new()
-        .route("/health", get(health))
+    let router = Router::new()
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/embeddings", post(embeddings))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
-        .with_state(Arc::new(server))
+        .layer(from_fn_with_state(Arc::new(keys), with_key))
+        .route("/health", get(health))
+        .with_state(Arc::new(server));
+    match log {
+        true => router.layer(from_fn(logged)),
+        false => router,
+    }
+}
+
+async fn with_key(
+    State(keys): State<Arc<Keys>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Error> {
+    keys.check(request.headers())?;
+    Ok(next.run(request).await)
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
@@ -103,10 +125,16 @@ async fn completions(
     let answers = server.answers(request.generations(&id))?;
     if request.sampling.stream {
         let answers = begun(answers).await?;
-        Ok(sse::response(answers, request.chunks(id)))
+        Ok(identified(
+            &id,
+            sse::response(answers, request.chunks(id.clone())),
+        ))
     } else {
         let answers = answers.try_collect().await?;
-        Ok(json_response(&request.answer(id, answers)))
+        Ok(identified(
+            &id,
+            json_response(&request.answer(id.clone(), answers)),
+        ))
     }
 }
 
@@ -117,11 +145,35 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
     let answers = server.answers(vec![request.generation(&id)])?;
     if request.sampling.stream {
         let answers = begun(answers).await?;
-        Ok(sse::response(answers, request.chunks(id)))
+        Ok(identified(
+            &id,
+            sse::response(answers, request.chunks(id.clone())),
+        ))
     } else {
         let answers = answers.try_collect().await?;
-        Ok(json_response(&request.answer(id, answers)))
+        Ok(identified(
+            &id,
+            json_response(&request.answer(id.clone(), answers)),
+        ))
     }
+}
+
+async fn embeddings(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, Error> {
+    let request = Embeddings::read(Body::parse(&server.bytes(request).await?)?)?;
+    let id = ids::id("embd");
+    let messages = request.messages(&id);
+    let most = MAX_EMBEDDINGS_AT_ONCE.min(server.limits.max_requests);
+    let num_at_once = messages.len().min(most);
+    let _held = server.hold(num_at_once)?;
+    let vectors = messages
+        .into_iter()
+        .map(|message| server.triton.embed(message));
+    let vectors = stream::iter(vectors).buffered(num_at_once);
+    let vectors: Vec<_> = vectors.try_collect().await?;
+    Ok(identified(&id, json_response(&request.answer(&vectors))))
 }
 
 async fn unknown(method: Method, uri: Uri) -> Error {
@@ -177,6 +229,14 @@ async fn begun(mut answers: Answers) -> Result<Answers, Error> {
         Some(Err(error)) => Err(error),
         None => Err(Error::bad_response("no outputs")),
     }
+}
+
+/// A response with the id that the log and Triton know it by.
+fn identified(id: &str, mut response: Response) -> Response {
+    if let Ok(value) = HeaderValue::from_str(id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
 }
 
 fn json_response(value: &Value) -> Response {

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use axum::http::uri::PathAndQuery;
 use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
 use prost::Message;
@@ -14,6 +15,7 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
+use crate::embeddings::Embedding;
 use crate::generation::{Generation, Reply};
 use crate::protocol::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, RepositoryIndexRequest,
@@ -55,7 +57,8 @@ impl Triton {
     /// # Errors
     /// There is no answer.
     pub async fn is_ready(&self) -> Result<bool, Error> {
-        let answer: ServerReadyResponse = self.call("ServerReady", ServerReadyRequest {}).await?;
+        let answer: ServerReadyResponse =
+            self.call("ServerReady", ServerReadyRequest {}, "").await?;
         Ok(answer.ready)
     }
 
@@ -65,7 +68,7 @@ impl Triton {
     /// There is no answer.
     pub async fn models(&self) -> Result<Vec<String>, Error> {
         let request = RepositoryIndexRequest { ready: true };
-        let answer: RepositoryIndexResponse = self.call("RepositoryIndex", request).await?;
+        let answer: RepositoryIndexResponse = self.call("RepositoryIndex", request, "").await?;
         let mut names: Vec<_> = answer.models.into_iter().map(|model| model.name).collect();
         names.sort();
         names.dedup();
@@ -74,7 +77,7 @@ impl Triton {
 
     /// Sends a request for text.
     pub fn generate(&self, generation: Generation) -> Replies {
-        let model = generation.model.clone();
+        let model = generation.prompt.model.clone();
         let of_triton = move |status: Status| Error::of_triton(&status, &model);
         let responses = stream::once(self.clone().infer(generation.into_message()));
         let replies = responses.try_flatten().map_err(of_triton);
@@ -101,7 +104,24 @@ impl Triton {
         Ok(stream::unfold((responses, Some(open)), next_response))
     }
 
-    async fn call<Q, A>(&self, method: &str, request: Q) -> Result<A, Error>
+    /// Sends a request to a model that has one response to each.
+    ///
+    /// # Errors
+    /// The server or the model refuses it, or there is no answer.
+    pub async fn embed(&self, message: ModelInferRequest) -> Result<Embedding, Error> {
+        let model = message.model_name.clone();
+        let response = self.call("ModelInfer", message, &model).await;
+        match response {
+            Ok(response) => Embedding::read(&response),
+            // A model with several responses to a request, as those that generate text have.
+            Err(error) if error.status == StatusCode::NOT_IMPLEMENTED => {
+                Err(Error::no_embeddings(&model))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn call<Q, A>(&self, method: &str, request: Q, model: &str) -> Result<A, Error>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -115,7 +135,9 @@ impl Triton {
                 .unary(Request::new(request), path(method), codec)
                 .await
         };
-        let answer = call.await.map_err(|status| Error::of_triton(&status, ""))?;
+        let answer = call
+            .await
+            .map_err(|status| Error::of_triton(&status, model))?;
         Ok(answer.into_inner())
     }
 

@@ -1,0 +1,115 @@
+//! The keys of clients: `Authorization: Bearer KEY`.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use axum::http::{HeaderMap, header};
+
+use crate::Error;
+
+/// The largest file of keys.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The keys that clients may have. Without any, no client needs one.
+#[derive(Clone, Debug, Default)]
+pub struct Keys(Vec<String>);
+
+impl Keys {
+    /// The keys in a file, one a line. Empty lines, and those that begin with `#`, count for nothing.
+    ///
+    /// # Errors
+    /// The file cannot be read, is larger than 1 MiB, or has no key.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!(
+                "{} is larger than {MAX_FILE_BYTES} bytes",
+                path.display()
+            ));
+        }
+        let keys = Self::of(&text);
+        match keys.0.is_empty() {
+            true => Err(format!("{} has no key; write one a line", path.display())),
+            false => Ok(keys),
+        }
+    }
+
+    fn of(text: &str) -> Self {
+        let lines = text.lines().map(str::trim);
+        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Self(keys.map(str::to_owned).collect())
+    }
+
+    /// Whether a request with these headers may be served.
+    ///
+    /// # Errors
+    /// It has no key, or one that is none of these.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), Error> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let given = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
+            .ok_or_else(|| {
+                Error::unauthorized("the request has no key; send 'Authorization: Bearer KEY'")
+            })?;
+        // All are compared, so that the time tells nothing.
+        let is_known = self
+            .0
+            .iter()
+            .fold(false, |found, key| found | equal(key.as_bytes(), given));
+        match is_known {
+            true => Ok(()),
+            false => Err(Error::unauthorized("the key of the request is not known")),
+        }
+    }
+}
+
+/// Whether two texts are equal, in a time that depends on nothing but their lengths.
+fn equal(a: &[u8], b: &[u8]) -> bool {
+    let difference = a
+        .iter()
+        .zip(b)
+        .fold(0, |difference, (a, b)| difference | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(authorization: &'static str) -> HeaderMap {
+        let value = HeaderValue::from_static(authorization);
+        [(header::AUTHORIZATION, value)].into_iter().collect()
+    }
+
+    #[test]
+    fn a_request_needs_one_of_the_keys() {
+        let keys = Keys::of("# team a\nsk-one\n\n sk-two \n");
+        for good in ["Bearer sk-one", "Bearer sk-two"] {
+            assert_eq!(keys.check(&headers(good)), Ok(()));
+        }
+        for bad in [
+            "Bearer sk-on",
+            "Bearer sk-onf",
+            "Bearer # team a",
+            "Bearer ",
+            "sk-one",
+            "Basic sk-one",
+        ] {
+            assert_eq!(
+                keys.check(&headers(bad)).expect_err(bad).status.as_u16(),
+                401
+            );
+        }
+        assert!(keys.check(&HeaderMap::new()).is_err());
+        assert_eq!(Keys::default().check(&HeaderMap::new()), Ok(()));
+    }
+}
