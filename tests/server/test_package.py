@@ -13,8 +13,9 @@ import tarfile
 import pytest
 
 from harness.clients import generate
+from harness.front import Front
 from harness.missing import skip
-from harness.repository import STORIES, add_model, add_synthetic
+from harness.repository import ROOT, STORIES, add_model, add_synthetic
 from harness.server import Server
 
 NAME = "triton-inflight"
@@ -36,7 +37,8 @@ def programs(tmp_path_factory):
     """A folder with the programs that are packed, as they have been built for other tests."""
     folder = tmp_path_factory.mktemp("programs")
     backend = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight"
-    for path in (backend / "libtriton_inflight.so", backend / "inflight-rank", pathlib.Path(os.environ["INFLIGHT_SIM"])):
+    of_backend = [backend / "libtriton_inflight.so", backend / "inflight-rank"]
+    for path in of_backend + [pathlib.Path(os.environ[name]) for name in ("INFLIGHT_SIM", "INFLIGHT_OPENAI")]:
         (folder / path.name).symlink_to(path)
     return folder
 
@@ -109,11 +111,10 @@ def test_a_program_with_a_path_of_the_machine_is_refused(programs, tmp_path):
         (folder / path.name).symlink_to(path)
     rank = folder / "inflight-rank"
     rank.unlink()
-    checkout = pathlib.Path(os.environ["XTASK"]).parents[2]
-    rank.write_bytes((programs / rank.name).read_bytes() + f"{checkout}/src/lib.rs\0".encode())
+    rank.write_bytes((programs / rank.name).read_bytes() + f"{ROOT}/src/lib.rs\0".encode())
     refused = pack(folder, tmp_path / "out")
     assert refused.returncode != 0
-    assert f"inflight-rank contains the path {checkout}/src/lib.rs" in refused.stderr
+    assert f"inflight-rank contains the path {ROOT}/src/lib.rs" in refused.stderr
 
 
 def test_the_bill_of_materials_has_every_crate_and_how_it_gets_into_the_package(packages, prefix):
@@ -124,7 +125,7 @@ def test_the_bill_of_materials_has_every_crate_and_how_it_gets_into_the_package(
     found = {package["SPDXID"]: package for package in bill["packages"]}
     assert len(found) == len(bill["packages"])
     names = {package["name"] for package in found.values()}
-    assert {"triton-inflight", "inflight-rank", "inflight-simulator", "tokenizers", "rust-std"} <= names
+    assert {"triton-inflight", "inflight-rank", "inflight-openai", "inflight-simulator", "tokenizers", "rust-std"} <= names
     for package in found.values():
         assert package["licenseDeclared"], package
         if package["downloadLocation"].startswith("https://static.crates.io/"):
@@ -184,13 +185,16 @@ def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages
         "opt/tritonserver/backends/inflight/batchstrategy.so",
         "opt/tritonserver/backends/inflight/inflight-rank",
         "opt/tritonserver/backends/inflight/libtriton_inflight.so",
+        "usr/bin/inflight-openai",
         "usr/bin/inflight-rank",
         "usr/bin/inflight-sim",
         "usr/include/inflight_logits_processor.h",
+        "usr/lib/systemd/system/inflight-openai.service",
         "usr/share/doc/triton-inflight/changelog.gz",
         "usr/share/doc/triton-inflight/copyright",
         "usr/share/doc/triton-inflight/licences-of-crates.txt.gz",
         "usr/share/doc/triton-inflight/sbom.spdx.json.gz",
+        "usr/share/man/man1/inflight-openai.1.gz",
         "usr/share/man/man1/inflight-rank.1.gz",
         "usr/share/man/man1/inflight-sim.1.gz",
     }
@@ -203,6 +207,18 @@ def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages
     done = dpkg("--purge", NAME)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"var"}
+
+
+def test_the_changes_of_the_version_are_packed(packages, root):
+    changes = gzip.decompress((root / f"usr/share/doc/{NAME}/changelog.gz").read_bytes()).decode()
+    assert re.search(rf"^## {re.escape(fields(packages)['Version'])}( |$)", changes, re.MULTILINE)
+
+
+def test_the_dockerfile_finds_the_package_in_its_context(packages):
+    text = (ROOT / "examples/docker/Dockerfile").read_text()
+    (pattern,) = re.findall(r"dpkg --install /packages/(\S+)", text)
+    assert list(packages.glob(pattern)) == [debian_package(packages)]
+    assert "--mount=type=bind,target=/packages " in text
 
 
 @pytest.mark.parametrize("kind", ["archive", "package"])
@@ -223,6 +239,26 @@ def test_the_unpacked_simulator_runs(root, repository):
     assert json.loads(done.stdout)["load"] == "2 clients"
 
 
+def test_the_unpacked_front_answers(root, repository, monkeypatch):
+    add_model(repository, "stories", checkpoint=STORIES)
+    monkeypatch.setenv("INFLIGHT_OPENAI", str(root / "usr/bin/inflight-openai"))
+    with Server(repository, backends=root / "opt/tritonserver/backends") as server, Front(server) as front:
+        answer = front.post("/v1/completions", model="stories", prompt="Once upon a time", max_tokens=8)
+        assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_the_service_starts_a_program_of_the_package(root):
+    if shutil.which("systemd-analyze") is None:
+        skip("test_package.py", "no systemd to read the service")
+    unit = root / "usr/lib/systemd/system/inflight-openai.service"
+    # A program is looked for on this machine, where none of the package is.
+    copy = unit.with_name("copy.service")
+    copy.write_text(unit.read_text().replace("ExecStart=/", f"ExecStart={root}/"))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True)
+    copy.unlink()
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
 def test_the_unpacked_rank_program_says_what_it_is(root):
     program = root / "usr/bin/inflight-rank"
     for option, beginning in (("--help", "Another rank of a model"), ("--version", "inflight-rank 0.")):
@@ -239,7 +275,7 @@ def test_the_manual_pages_have_no_errors(root):
     if shutil.which("groff") is None:
         skip("test_package.py", "no groff to read the manual pages")
     pages = sorted((root / "usr/share/man/man1").iterdir())
-    assert len(pages) == 2
+    assert len(pages) == 3
     for page in pages:
         text = gzip.decompress(page.read_bytes())
         done = subprocess.run(["groff", "-man", "-ww", "-b", "-Tascii", "-P-cbou"], input=text, capture_output=True)

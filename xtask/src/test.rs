@@ -181,7 +181,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
-            .env("INFLIGHT_OPENAI", library::openai("dev")?)
+            .env("INFLIGHT_OPENAI", library::openai("release")?)
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends)

@@ -93,3 +93,42 @@ async fn serve(options: &Options) -> Result<(), String> {
         .await
         .map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+#[path = "../../../tests/support/manual_page.rs"]
+mod manual_page;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::{Options, manual_page};
+
+    const EXAMPLES: &str = r#"
+.SH EXIT STATUS
+.TP
+.B 0
+SIGTERM or SIGINT has ended the server, and it has answered the requests in flight.
+.TP
+.B 1
+It could not listen. Standard error says why.
+.SH FILES
+.TP
+.I /usr/lib/systemd/system/inflight\-openai.service
+The service, which is not started by the installation.
+.TP
+.I /etc/default/inflight\-openai
+.B OPTIONS=
+is a line of options for the service. The file may be missing.
+.SH EXAMPLES
+.EX
+inflight\-openai \-\-triton 127.0.0.1:8001 &
+curl http://127.0.0.1:9000/v1/models
+.EE
+"#;
+
+    #[test]
+    fn the_manual_page_is_that_of_the_options() {
+        manual_page::compare(Options::command(), EXAMPLES);
+    }
+}

@@ -310,15 +310,15 @@ fn number(text: &str) -> Option<f64> {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/support/manual_page.rs"]
+mod manual_page;
+
+#[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use clap::CommandFactory;
-    use clap_mangen::Man;
 
-    use super::Options;
+    use super::{Options, manual_page};
 
-    /// What follows the options.
     const EXAMPLES: &str = r"
 .SH EXAMPLES
 What a configuration does under 10, 20 and 40 requests per second, with the costs that a server has measured:
@@ -331,21 +331,6 @@ inflight\-sim \-\-config my_model/config.pbtxt \-\-fit stats.jsonl \e
 
     #[test]
     fn the_manual_page_is_that_of_the_options() {
-        let mut page = Vec::new();
-        let man = Man::new(Options::command());
-        man.manual("User Commands")
-            .render(&mut page)
-            .expect("memory can be written");
-        let page = String::from_utf8(page).expect("it is a text") + EXAMPLES.trim_start();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man/inflight-sim.1");
-        if std::env::var_os("UPDATE_DOCS").is_some() {
-            std::fs::write(path, page).expect("the page can be written");
-            return;
-        }
-        let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            page == committed,
-            "docs/man/inflight-sim.1 is behind the code: run UPDATE_DOCS=1 cargo test -p inflight-simulator manual_page"
-        );
+        manual_page::compare(Options::command(), EXAMPLES);
     }
 }

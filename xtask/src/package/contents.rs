@@ -10,10 +10,11 @@ use crate::workspace::root;
 use crate::{Result, library, source_paths};
 
 /// The libraries and programs: the package that each is built from, its name, and its folder.
-const PROGRAMS: [(&str, &str, &str); 3] = [
+const PROGRAMS: [(&str, &str, &str); 4] = [
     ("triton-inflight", library::LIBRARY, BACKEND),
     (library::RANK_PROGRAM, library::RANK_PROGRAM, BACKEND),
     ("inflight-simulator", "inflight-sim", "bin"),
+    ("inflight-openai", "inflight-openai", "bin"),
 ];
 const BACKEND: &str = "backends/inflight";
 
@@ -30,12 +31,12 @@ impl Programs {
     pub fn build() -> Result<Self> {
         // In this order, because the simulator's library, an rlib, replaces the one that the backend was built from.
         let simulator = library::simulator("release")?;
+        let front = library::openai("release")?;
         let backend = library::backend_directory()?.join("inflight");
-        let read = |(_, name, folder): (_, &str, _)| match folder {
-            BACKEND => read(&backend.join(name)),
-            _ => read(&simulator.with_file_name(name)),
-        };
-        Ok(Self(PROGRAMS.into_iter().map(read).collect::<Result<_>>()?))
+        let [library, rank] =
+            [library::LIBRARY, library::RANK_PROGRAM].map(|name| backend.join(name));
+        let programs = [library, rank, simulator, front].map(|path| read(&path));
+        Ok(Self(programs.into_iter().collect::<Result<_>>()?))
     }
 
     /// Reads them from one folder.
@@ -77,7 +78,7 @@ pub fn tree(programs: &Programs, dependencies: &Dependencies, bill: &str) -> Res
     );
     let header = "include/inflight_logits_processor.h";
     tree.insert(header, Entry::File(read(&root().join(header))?));
-    for name in ["inflight-rank.1", "inflight-sim.1"] {
+    for name in ["inflight-openai.1", "inflight-rank.1", "inflight-sim.1"] {
         let page = read(&root().join("docs/man").join(name))?;
         tree.insert(format!("share/man/man1/{name}"), Entry::File(page));
     }

@@ -25,6 +25,9 @@ License: Apache-2.0
  that the library and the programs contain are in /usr/share/doc/triton-inflight/licences-of-crates.txt.gz.
 ";
 
+/// The server with OpenAI's API as a service. Nothing starts it but its user: it needs a tritonserver.
+const SERVICE: &str = include_str!("inflight-openai.service");
+
 /// What Debian calls this machine's architecture.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -86,6 +89,10 @@ fn installed(files: &Tree) -> Result<Tree> {
         format!("{documents}/copyright"),
         Entry::File(COPYRIGHT.into()),
     );
+    installed.insert(
+        "usr/lib/systemd/system/inflight-openai.service",
+        Entry::File(SERVICE.into()),
+    );
     // On the path, for mpirun.
     installed.insert(
         "usr/bin/inflight-rank",
@@ -116,8 +123,9 @@ fn control(files: &Tree, needed: &BTreeMap<&str, String>) -> Result<String> {
 Description: Triton backend that generates text with in-flight batching
  Serves checkpoints of language models in Triton Inference Server, on CPUs
  and NVIDIA GPUs. Requests join and leave the batch at every step. The
- package holds the backend, the program of its other ranks, a simulator
- of configurations, and the header of logits post-processors.
+ package holds the backend, the program of its other ranks, a server with
+ OpenAI's API in front of Triton, a simulator of configurations, and the
+ header of logits post-processors.
 ";
     Ok(text)
 }
