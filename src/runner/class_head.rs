@@ -3,6 +3,7 @@
 //! ```text
 //! numbers [num_labels] = output [num_labels, hidden_size] * state [hidden_size]      decoders
 //!                        output * tanh(dense [hidden_size, hidden_size] * state)     BERT and its like
+//!                        output * norm(gelu(dense * state))                          ModernBERT
 //! ```
 //!
 //! It is computed on the host in f32, because it is small and a prompt has one state. Sums are over the same elements in the same
@@ -14,9 +15,12 @@
 
 use super::model_source::ModelSource;
 use super::model_tensors::ModelTensors;
-use super::spec::{ClassHead, ClassModules, ClassTransform, Module};
+use super::spec::{
+    ClassActivation, ClassHead, ClassModules, ClassTransform, ModelSpec, Module, NormKind,
+};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
+use crate::device::cpu::gelu;
 
 /// The most classes.
 const MAX_LABELS: usize = 1 << 16;
@@ -130,8 +134,23 @@ fn labels(config: &JsonFile) -> Result<Vec<String>, LoadError> {
 
 /// The weights of a head.
 pub(super) struct ClassWeights {
-    dense: Option<HostLinear>,
+    dense: Option<DenseWeights>,
     output: HostLinear,
+}
+
+/// What is in front of the last layer.
+struct DenseWeights {
+    linear: HostLinear,
+    activation: ClassActivation,
+    norm: Option<HostNorm>,
+}
+
+/// A LayerNorm in memory of the host.
+struct HostNorm {
+    weight: Vec<f32>,
+    /// Empty if there is none.
+    bias: Vec<f32>,
+    eps: f32,
 }
 
 /// A linear layer in memory of the host.
@@ -157,7 +176,14 @@ impl ClassWeights {
         };
         let weights = Self {
             dense: match modules.dense {
-                Some(module) => Some(linear(module, hidden_size, true)?),
+                Some(dense) => Some(DenseWeights {
+                    linear: linear(dense.module, hidden_size, dense.has_bias)?,
+                    activation: dense.activation,
+                    norm: match dense.norm {
+                        Some(norm) => Some(HostNorm::load(&tensors, norm, source.spec())?),
+                        None => None,
+                    },
+                }),
                 None => None,
             },
             output: linear(modules.output, head.labels.len(), modules.has_bias)?,
@@ -171,10 +197,46 @@ impl ClassWeights {
         match &self.dense {
             None => self.output.of(state),
             Some(dense) => {
-                let mut inner = dense.of(state);
-                inner.iter_mut().for_each(|value| *value = value.tanh());
+                let mut inner = dense.linear.of(state);
+                match dense.activation {
+                    ClassActivation::Tanh => inner.iter_mut().for_each(|it| *it = it.tanh()),
+                    ClassActivation::Gelu => inner.iter_mut().for_each(|it| *it = gelu(*it)),
+                }
+                if let Some(norm) = &dense.norm {
+                    norm.apply(&mut inner);
+                }
                 self.output.of(&inner)
             }
+        }
+    }
+}
+
+impl HostNorm {
+    fn load(
+        tensors: &ModelTensors<'_>,
+        module: &'static str,
+        spec: &ModelSpec,
+    ) -> Result<Self, LoadError> {
+        let module = Module::of_model(module);
+        let has_bias = spec.norm.kind == NormKind::Layer { has_bias: true };
+        Ok(Self {
+            weight: tensors.norm(module, spec.hidden_size)?.to_f32()?,
+            bias: match has_bias {
+                true => tensors.bias(module, spec.hidden_size)?.to_f32()?,
+                false => Vec::new(),
+            },
+            eps: spec.norm.eps,
+        })
+    }
+
+    fn apply(&self, x: &mut [f32]) {
+        let len = x.len() as f32;
+        let mean = x.iter().sum::<f32>() / len;
+        let squares = x.iter().map(|it| (it - mean) * (it - mean));
+        let scale = 1.0 / (squares.sum::<f32>() / len + self.eps).sqrt();
+        let biases = self.bias.iter().copied().chain(std::iter::repeat(0.0));
+        for ((value, weight), bias) in x.iter_mut().zip(&self.weight).zip(biases) {
+            *value = (*value - mean) * scale * weight + bias;
         }
     }
 }
@@ -234,8 +296,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::config::PoolingMode;
 
     const SCORE: ClassModules = ClassModules {
+        pooling: PoolingMode::Last,
         dense: None,
         output: "score",
         has_bias: false,

@@ -94,7 +94,9 @@ pub use ranks::{
     RankWatch, leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
-pub use spec::{ClassHead, ClassModules, ClassTransform, ModelSpec, Pooling};
+pub use spec::{
+    ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform, ModelSpec, Pooling,
+};
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.

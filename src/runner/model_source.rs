@@ -116,12 +116,8 @@ impl ModelSource {
         };
         let (mut spec, modules) = families::describe_classifier(config)?;
         spec.classes = Some(head(modules, config)?);
-        let usual = match spec.is_bidirectional {
-            true => PoolingMode::Cls,
-            false => PoolingMode::Last,
-        };
         spec.pooling = Some(Pooling {
-            mode: pooling.unwrap_or(usual),
+            mode: pooling.unwrap_or(modules.pooling),
             normalize: false,
         });
         Self::described(checkpoint, spec, Vec::new())

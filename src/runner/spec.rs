@@ -73,12 +73,36 @@ pub struct ClassHead {
 /// The modules of a head for classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassModules {
-    /// A linear layer with a bias, `[hidden_size, hidden_size]`, whose hyperbolic tangents the last one reads, if there is one.
-    pub dense: Option<&'static str>,
+    /// Which state it reads, unless the configuration says otherwise.
+    pub pooling: PoolingMode,
+    /// What is in front of the last layer.
+    pub dense: Option<ClassDense>,
     /// The last linear layer, `[labels.len(), hidden_size]`.
     pub output: &'static str,
     /// Whether that has a bias.
     pub has_bias: bool,
+}
+
+/// A linear layer, `[hidden_size, hidden_size]`, in front of the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassDense {
+    /// Its module.
+    pub module: &'static str,
+    /// Whether it has a bias.
+    pub has_bias: bool,
+    /// What becomes of its sums.
+    pub activation: ClassActivation,
+    /// The norm behind that, of the model's kind, if there is one.
+    pub norm: Option<&'static str>,
+}
+
+/// An activation of a head for classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassActivation {
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `x` times the standard normal distribution function at `x`.
+    Gelu,
 }
 
 /// How results of classes become what an answer has.

@@ -89,7 +89,12 @@ fn assert_near(found: &[f32], expected: &[f32]) {
 
 #[test]
 fn a_request_gets_the_probabilities_of_classes_and_their_names() {
-    for fixture in ["classes/qwen3", "classes/llama", "classes/bert"] {
+    for fixture in [
+        "classes/qwen3",
+        "classes/llama",
+        "classes/bert",
+        "classes/modernbert",
+    ] {
         let server = load_task("classify", fixture);
         for text in texts(fixture) {
             let ask = |options: &[(&str, Parameter)]| {

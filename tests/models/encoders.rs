@@ -17,7 +17,11 @@ use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Setup, fixture, simds};
 
-const NAMES: [&str; 2] = ["encoders/bert", "encoders/xlm-roberta"];
+const NAMES: [&str; 3] = [
+    "encoders/bert",
+    "encoders/xlm-roberta",
+    "encoders/modernbert",
+];
 
 /// The results of sentence-transformers for a fixture.
 #[derive(Deserialize)]
@@ -135,7 +139,7 @@ struct Classified {
 
 #[test]
 fn numbers_of_classes_agree_with_transformers() {
-    for name in ["classes/bert", "classes/xlm-roberta"] {
+    for name in ["classes/bert", "classes/xlm-roberta", "classes/modernbert"] {
         let path = fixture(name).join("expected.json");
         let text = fs::read_to_string(path).expect("expected.json");
         let expected: ExpectedClasses = serde_json::from_str(&text).expect("expected.json");

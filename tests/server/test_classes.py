@@ -9,7 +9,7 @@ from harness.clients import Refused, infer
 from harness.repository import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures" / "classes"
-TASKS = {"qwen3": "classify", "llama": "classify", "bert": "classify", "mistral": "score", "xlm-roberta": "score"}
+TASKS = {"qwen3": "classify", "llama": "classify", "bert": "classify", "modernbert": "classify", "mistral": "score", "xlm-roberta": "score"}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def pair(text):
     return {} if text["pair"] is None else {"text_pair": text["pair"]}
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "bert"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "bert", "modernbert"])
 def test_probabilities_are_those_of_transformers(server, name):
     for text in texts(name):
         arrays = infer(server, name, text["text"], **pair(text)).last.arrays

@@ -15,6 +15,7 @@ FOLDERS = {
     "mistral": FIXTURES / "embeddings" / "mistral",
     "bert": FIXTURES / "encoders" / "bert",
     "xlm-roberta": FIXTURES / "encoders" / "xlm-roberta",
+    "modernbert": FIXTURES / "encoders" / "modernbert",
 }
 
 

@@ -8,6 +8,7 @@
 //! machine.rs    the machine's limits, as a row
 //! figures.rs    medians and rounding
 //! engine.rs     `cargo xtask bench engine`: prompts and generation, row by row
+//! embed.rs      `cargo xtask bench embed`: texts that a model embeds
 //! adapters.rs   `cargo xtask bench adapters`: what adapters add to a step
 //! ranks.rs      `cargo xtask bench ranks`: several ranks beside one
 //! all_reduce.rs `cargo xtask bench all-reduce`: sums over ranks beside the memory's bandwidth
@@ -22,6 +23,7 @@
 pub mod adapters;
 pub mod all_reduce;
 pub mod divergence;
+pub mod embed;
 pub mod engine;
 pub mod figures;
 pub mod load;

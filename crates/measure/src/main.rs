@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use inflight_measure::{adapters, all_reduce, engine, profile, quality, ranks};
+use inflight_measure::{adapters, all_reduce, embed, engine, profile, quality, ranks};
 
 #[derive(Parser)]
 #[command(name = "inflight-measure", about = "Measures the library in process")]
 enum Command {
     /// Measures prompt and generation throughput
     Engine(engine::Options),
+    /// Measures how many texts a model embeds in a second
+    Embed(embed::Options),
     /// Measures what adapters add to the time of a step
     Adapters(adapters::Options),
     /// Measures several ranks beside one that has as many threads
@@ -25,6 +27,7 @@ enum Command {
 fn main() -> ExitCode {
     let measured = match Command::parse() {
         Command::Engine(options) => engine::run(&options),
+        Command::Embed(options) => embed::run(&options),
         Command::Adapters(options) => adapters::run(&options),
         Command::Ranks(options) => ranks::run(&options),
         Command::AllReduce(options) => all_reduce::run(&options),

@@ -47,7 +47,7 @@ pub(super) fn silu(x: f32) -> f32 {
 /// `x` times the standard normal distribution function at `x`, within 1e-6 of its value and 1e-6 of its tails.
 #[inline(always)]
 #[allow(clippy::excessive_precision, reason = "coefficients as fitted")]
-pub(super) fn gelu(x: f32) -> f32 {
+pub fn gelu(x: f32) -> f32 {
     // The tail of the distribution is exp(-x^2 / 2) * t * polynomial(t) with t = 1 / (1 + 0.26 |x|): fitted by least squares
     // of the relative error.
     let size = x.abs();

@@ -49,6 +49,7 @@ pub use device::{CpuStep, Embedding};
 pub use experts::ExpertRows;
 pub use kv_cache::KvCache;
 pub use logits::CpuLogits;
+pub use math::gelu;
 pub use packed_matrix::PackedMatrix;
 pub use quantised::{PANELS_VERSION, Rounded};
 pub use rows::Rows;

@@ -15,11 +15,12 @@ use super::family::Family;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
+use crate::config::PoolingMode;
 use crate::device::{Activation, Stacking};
 use crate::runner::rope::Rope;
 use crate::runner::spec::{
-    ClassModules, FeedForward, LearnedPositions, ModelModules, ModelSpec, NormKind, Norms,
-    Projection, TokenTypes,
+    ClassActivation, ClassDense, ClassModules, FeedForward, LearnedPositions, ModelModules,
+    ModelSpec, NormKind, Norms, Projection, TokenTypes,
 };
 
 pub const BERT: Family = Family {
@@ -46,15 +47,27 @@ pub const CAMEMBERT: Family = Family {
     describe: |config| describe_roberta(config, CAMEMBERT.class),
 };
 
+const DENSE: ClassDense = ClassDense {
+    module: "classifier.dense",
+    has_bias: true,
+    activation: ClassActivation::Tanh,
+    norm: None,
+};
+
 /// The pooler of BERT and its classifier.
 pub const CLASSES: ClassModules = ClassModules {
-    dense: Some("bert.pooler.dense"),
+    pooling: PoolingMode::Cls,
+    dense: Some(ClassDense {
+        module: "bert.pooler.dense",
+        ..DENSE
+    }),
     output: "classifier",
     has_bias: true,
 };
 
 pub const ROBERTA_CLASSES: ClassModules = ClassModules {
-    dense: Some("classifier.dense"),
+    pooling: PoolingMode::Cls,
+    dense: Some(DENSE),
     output: "classifier.out_proj",
     has_bias: true,
 };

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! llama.rs mistral.rs qwen2.rs ...    the families: what is special about each, with its source
-//! bert.rs          encoders
+//! bert.rs modernbert.rs    encoders
 //! family.rs        what such a file provides
 //! dimensions.rs    keys of config.json that all families share, and the layer that they start from
 //! bounds.rs        the largest sizes that a config may have
@@ -39,6 +39,7 @@ mod helium;
 mod llama;
 mod mistral;
 mod mixtral;
+mod modernbert;
 mod nemotron;
 mod olmo2;
 mod olmoe;
@@ -61,6 +62,7 @@ use self::gguf::GgufConfig;
 use super::spec::{ClassModules, ModelSpec};
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
+use crate::config::PoolingMode;
 
 pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
@@ -103,12 +105,16 @@ const FAMILIES: [Family; 34] = [
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.
 /// Each with its head for classes.
-const ENCODERS: [(Family, ClassModules); 4] = [
-    (bert::BERT, bert::CLASSES),
-    (bert::ROBERTA, bert::ROBERTA_CLASSES),
-    (bert::XLM_ROBERTA, bert::ROBERTA_CLASSES),
-    (bert::CAMEMBERT, bert::ROBERTA_CLASSES),
+const ENCODERS: [(Family, ClassesOf); 5] = [
+    (bert::BERT, |_| Ok(bert::CLASSES)),
+    (bert::ROBERTA, |_| Ok(bert::ROBERTA_CLASSES)),
+    (bert::XLM_ROBERTA, |_| Ok(bert::ROBERTA_CLASSES)),
+    (bert::CAMEMBERT, |_| Ok(bert::ROBERTA_CLASSES)),
+    (modernbert::FAMILY, modernbert::classes),
 ];
+
+/// The head for classes of a config.json.
+type ClassesOf = fn(&JsonFile) -> Result<ClassModules, LoadError>;
 
 /// What an error says before the list of families.
 const KNOWN: &str = "one of";
@@ -123,6 +129,7 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
 
 /// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
 const CLASSES_OF_DECODER: ClassModules = ClassModules {
+    pooling: PoolingMode::Last,
     dense: None,
     output: "score",
     has_bias: false,
@@ -136,7 +143,7 @@ pub(super) fn describe_classifier(
     config: &JsonFile,
 ) -> Result<(ModelSpec, ClassModules), LoadError> {
     if let Some((encoder, classes)) = encoder(config, &["ForSequenceClassification"]) {
-        return Ok(((encoder.describe)(config)?, classes));
+        return Ok(((encoder.describe)(config)?, classes(config)?));
     }
     check_causal(config)?;
     let known = "a ...ForSequenceClassification, such as Qwen3ForSequenceClassification, of one of";
@@ -159,7 +166,7 @@ pub(super) fn describe_embedder(config: &JsonFile) -> Result<ModelSpec, LoadErro
 }
 
 /// The encoder of a config.json whose class has one of these ends.
-fn encoder(config: &JsonFile, ends: &[&str]) -> Option<(Family, ClassModules)> {
+fn encoder(config: &JsonFile, ends: &[&str]) -> Option<(Family, ClassesOf)> {
     let class = class_of(config)?;
     ENCODERS.into_iter().find(|(family, _)| {
         let base = family.base_class();

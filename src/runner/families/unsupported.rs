@@ -21,7 +21,6 @@ const STATE_SPACE: &str =
 const ALIBI: &str = "its attention adds linear biases (ALiBi) instead of position embeddings";
 const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
-const OTHER_ENCODER: &str = "it encodes a text instead of generating one, and is not served yet";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 
 const FAMILIES: &[Unsupported] = &[
@@ -230,7 +229,7 @@ const FAMILIES: &[Unsupported] = &[
     far("RwkvForCausalLM", "rwkv6", STATE_SPACE),
     far("T5ForConditionalGeneration", "t5", ENCODER_DECODER),
     far("BertModel", "bert", ENCODER),
-    far("ModernBertModel", "modern-bert", OTHER_ENCODER),
+    far("ModernBertModel", "modern-bert", ENCODER),
 ];
 
 /// Why models of a class are refused: the nearest family, and what differs. `None` if nothing is known of it.

@@ -58,7 +58,8 @@ pub fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
     Ok(window.and_then(|window| NonZeroU32::new(window as u32)))
 }
 
-fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+/// The layers with a window: those that `layer_types` lists or, in older configs, all from `max_window_layers` on.
+pub fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     let Some(types) = config.get("layer_types") else {
         let first = config.size("max_window_layers", 0..=MAX_LAYERS)?;
         let first = first.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);

@@ -30,6 +30,8 @@ pub enum Bench {
     Simulator(Simulator),
     /// Prompt and generation throughput in process, relative to the limits of the machine
     Engine(Program),
+    /// Texts that a model embeds in a second, in process
+    Embed(Program),
     /// Time that adapters add to a generation step, in process
     Adapters(Program),
     /// Several ranks beside one that has as many threads, in process and in processes of theirs
@@ -233,6 +235,7 @@ pub fn run(bench: &Bench) -> Result<()> {
                 .env("INFLIGHT_SIM", library::simulator("release")?),
         ),
         Bench::Engine(program) => measure("engine", program),
+        Bench::Embed(program) => measure("embed", program),
         Bench::Adapters(program) => measure("adapters", program),
         Bench::Ranks(program) => {
             let mut arguments = vec!["--program".into(), library::rank_program()?.into()];

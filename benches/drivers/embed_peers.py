@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""How many texts sentence-transformers on torch embeds in a second on the CPU, in turns with `inflight-measure embed`.
+
+    pip install torch transformers sentence-transformers
+    python benches/drivers/embed_peers.py --make /tmp/minilm       # a model of the shape of all-MiniLM-L6, with random weights
+    python benches/drivers/embed_peers.py --model /tmp/minilm --measure target/release/inflight-measure
+
+Texts are tokens, so that neither side tokenises. All of a batch have one length, so that nothing is padded. Of the peer, the fastest of
+its batch sizes counts. Each round runs both; figures are medians of the rounds.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--make", type=pathlib.Path, metavar="DIR", help="write the model and end")
+    parser.add_argument("--model", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--measure", type=pathlib.Path, metavar="PROGRAM")
+    parser.add_argument("--texts", type=int, default=128, metavar="N")
+    parser.add_argument("--input", default="16,128", metavar="TOKENS,...")
+    parser.add_argument("--batch-sizes", default="8,32,64", metavar="N,...")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    options = parser.parse_args()
+    if options.make:
+        return make(options.make)
+    torch.set_num_threads(options.threads)
+    peers = {dtype: SentenceTransformer(str(options.model), device="cpu", model_kwargs=dict(dtype=getattr(torch, dtype))).eval()
+             for dtype in ["float32", "bfloat16"]}
+    for length in map(int, options.input.split(",")):
+        ours, theirs = [], {dtype: [] for dtype in peers}
+        for _ in range(options.rounds):
+            ours.append(measure(length, options))
+            for dtype, model in peers.items():
+                sizes = map(int, options.batch_sizes.split(","))
+                theirs[dtype].append(max(rate(model, length, size, options.texts) for size in sizes))
+        ours = statistics.median(ours)
+        row = dict(row="embed-peers", input=length, threads=options.threads, texts=options.texts, texts_per_s=round(ours, 1))
+        for dtype, rates in theirs.items():
+            theirs = statistics.median(rates)
+            row |= {f"{dtype}_texts_per_s": round(theirs, 1), f"times_{dtype}": round(ours / theirs, 2)}
+        print(json.dumps(row), flush=True)
+
+
+def measure(length, options):
+    """Texts in a second that the library embeds."""
+    arguments = [options.measure, "embed", "--model", options.model, "--texts", options.texts, "--input", length,
+                 "--threads", options.threads, "--max-num-tokens", 8192, "--rounds", 1, "--json"]
+    result = subprocess.run(list(map(str, arguments)), check=True, capture_output=True, text=True)
+    return json.loads(result.stdout)["texts_per_s"]
+
+
+def rate(model, length, batch_size, num_texts):
+    """Texts in a second that the peer embeds, after a first batch."""
+    vocab_size = model[0].auto_model.config.vocab_size
+    tokens = [[(7919 * (index + 1) + 31 * place) % vocab_size for place in range(length)] for index in range(num_texts)]
+    batches = [torch.tensor(tokens[start:start + batch_size]) for start in range(0, num_texts, batch_size)]
+    with torch.inference_mode():
+        encode = lambda batch: model(dict(input_ids=batch, attention_mask=torch.ones_like(batch)))
+        encode(batches[0])
+        started = time.perf_counter()
+        for batch in batches:
+            encode(batch)
+        return num_texts / (time.perf_counter() - started)
+
+
+def make(folder):
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    base = folder / "base"
+    BertModel(config).save_pretrained(base)
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(base)
+    modules = [Transformer(str(base)), Pooling(config.hidden_size, pooling_mode="mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
+
+
+if __name__ == "__main__":
+    main()

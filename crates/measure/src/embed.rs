@@ -1,0 +1,127 @@
+//! `cargo xtask bench embed`: how many texts a model embeds in a second.
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use triton_inflight::base::{SequenceId, TokenId, Tokens};
+use triton_inflight::engine::{Engine, EngineConfig, NewRequest, StepOutput};
+use triton_inflight::runner::{CpuRunner, ModelSource};
+
+use crate::Result;
+use crate::figures::{median, round};
+use crate::load::Load;
+use crate::model;
+
+/// The command's arguments.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    model: model::Options,
+    /// Texts of each round, all of which are there from the start
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    texts: u32,
+    /// Texts in a step at most
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    concurrency: u32,
+    /// Tokens per text, one row for each
+    #[arg(long, value_name = "TOKENS,...", default_value = "16,128", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    input: Vec<u32>,
+    /// Rounds; each figure is the median over the rounds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the measurement and returns the text to print.
+///
+/// # Errors
+/// If the model cannot be loaded, memory is short, or a step fails.
+pub fn run(options: &Options) -> Result<String> {
+    let source = ModelSource::open_embedder(&options.model.model, None, None)?;
+    let loads = options.input.iter().map(|&input| Load {
+        concurrency: options.concurrency,
+        input,
+        output: 1,
+    });
+    let mut model = options
+        .model
+        .load(&source, &loads.collect::<Vec<_>>(), ())?;
+    let config = EngineConfig {
+        pools: true,
+        whole_prompts: source.spec().is_bidirectional,
+        max_num_active: options.texts.max(options.concurrency),
+        ..model.config.clone()
+    };
+    config.check()?;
+    let vocab_size = source.spec().vocab_size as u32;
+    let mut text = String::new();
+    if !options.json {
+        let _ = writeln!(
+            text,
+            "{} texts, {} in a step at most, {}\n\n| tokens | texts/s | tokens/s |\n|---|---|---|",
+            options.texts,
+            options.concurrency,
+            model.runner.description()
+        );
+    }
+    for &input in &options.input {
+        let prompts: Vec<_> = (0..options.texts)
+            .map(|index| prompt(index, input, vocab_size))
+            .collect();
+        // The first round touches all memory.
+        embed(&mut model.runner, &config, &prompts)?;
+        let rounds = (0..options.rounds).map(|_| embed(&mut model.runner, &config, &prompts));
+        let seconds = median(rounds.collect::<Result<_>>()?);
+        let texts = f64::from(options.texts) / seconds;
+        let tokens = texts * f64::from(input);
+        let _ = match options.json {
+            true => writeln!(
+                text,
+                "{}",
+                json!({
+                    "row": "embed",
+                    "texts": options.texts,
+                    "concurrency": options.concurrency,
+                    "input": input,
+                    "texts_per_s": round(texts),
+                    "tokens_per_s": round(tokens),
+                    "rounds": options.rounds,
+                })
+            ),
+            false => writeln!(text, "| {input} | {texts:.1} | {tokens:.0} |"),
+        };
+    }
+    Ok(text)
+}
+
+/// The seconds that it takes to embed all prompts.
+fn embed(runner: &mut CpuRunner, config: &EngineConfig, prompts: &[Vec<TokenId>]) -> Result<f64> {
+    let started = Instant::now();
+    let mut engine = Engine::new(config.clone());
+    for (id, prompt) in (0..).zip(prompts) {
+        engine.add(NewRequest::new(SequenceId(id), prompt.clone(), Tokens(1)))?;
+    }
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    while !engine.is_idle() {
+        let step = engine.schedule();
+        output.clear();
+        for plan in step.plans() {
+            runner.run(plan, &mut output)?;
+        }
+        events.clear();
+        engine.apply(step, &mut output, &mut events);
+    }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// A text of its own: no two begin alike.
+fn prompt(index: u32, num_tokens: u32, vocab_size: u32) -> Vec<TokenId> {
+    let tokens = 0..num_tokens;
+    tokens
+        .map(|place| (index + 1).wrapping_mul(7919).wrapping_add(place * 31) % vocab_size)
+        .collect()
+}
