@@ -27,12 +27,13 @@ const NAME: &str = "inflight-gpu-check";
 /// What such a machine takes.
 const MAX_BYTES: u64 = 60_000_000;
 /// The tests of kernels that run on a GPU; the others are about the machine that takes its place.
-const KERNEL_TESTS: [&str; 11] = [
+const KERNEL_TESTS: [&str; 12] = [
     "activations",
     "attention",
     "elementwise",
     "experts",
     "fp8",
+    "latent",
     "low_rank",
     "norms",
     "quantised",
