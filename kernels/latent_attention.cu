@@ -21,7 +21,7 @@
 // Launch: generation and context_t1 block 128, 16 queries; context block 256, 32 queries in two teams of 4 warps that share the
 // keys. Grids as those of paged attention, with ceil(num_rows * group / 32) entries a sequence for the context (_t1: / 16).
 // Dynamic shared memory: 32 keys 36864 bytes, once for _t1, else twice; the parts of the scores, 8192 a team; for the context,
-// running totals, 33792 a team. The totals may be left out if no query of the launch has a position above 255.
+// running totals, 34816 a team. The totals may be left out if no query of the launch has a position above 255.
 //
 // Operations: 2 * (key_dim + head_dim) a query and position. A team reads 36 KiB of keys twice but for the rotated part, and 32
 // KiB of parts of scores, for 2^20 operations of 576 and 512 elements: 10 a byte of shared memory. Memory: 2 * key_dim bytes a

@@ -191,7 +191,7 @@ impl Choice {
         assert_eq!(layout.dtype, KvDtype::Bf16, "latents are stored in bf16");
         // Warps that share 16 queries are a team; see the head of the kernels' file.
         let shape = |num_teams: usize, num_buffers: usize, has_totals: bool| {
-            let totals = if has_totals { 33792 } else { 0 };
+            let totals = if has_totals { 34816 } else { 0 };
             BlockShape {
                 num_queries: num_teams * WARP_QUERIES,
                 num_threads: 128 * num_teams as u32,

@@ -304,7 +304,7 @@ fn latent_kernel(kernel: Kernel, has_totals: bool) -> (String, usize, usize) {
         Kernel::Generation => ("generation", 1, 2),
     };
     let of_team = match has_totals && kernel != Kernel::Generation {
-        true => 8192 + 33792,
+        true => 8192 + 34816,
         false => 8192,
     };
     let shared_bytes = num_buffers * 36864 + num_teams * of_team;
