@@ -22,6 +22,7 @@ use crate::cuda_quantised::{fp8_checkpoint, long_requests};
 use crate::devices::{assert_near, requests, setups};
 use crate::fp8::{Scales, copies};
 use crate::ranks::assert_same;
+use crate::schedules::{grid, requests_of_few_tokens};
 use crate::support::{Request, Served, Setup, fixture, new_request, serve};
 
 /// Longer than any step of these tests takes.
@@ -249,15 +250,11 @@ fn several_gpus_have_parts_of_adapters() {
     let test = "cuda_ranks::several_gpus_have_parts_of_adapters";
     on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
         let (two, four) = (Grid::from(2), Grid::from(4));
-        let stages = |num_stages, ranks_per_stage| Grid {
-            num_stages,
-            ranks_per_stage,
-        };
         for (base, names, grid) in [
             ("llama3", ["outside-layers", "all-modules"], four),
             ("llama2", ["saved-modules", "dora-output-layer"], two),
-            ("llama-biases", ["trained-biases", "dora"], stages(2, 2)),
-            ("llama3", ["outside-layers", "rank-33"], stages(2, 1)),
+            ("llama-biases", ["trained-biases", "dora"], grid(2, 2)),
+            ("llama3", ["outside-layers", "rank-33"], grid(2, 1)),
         ] {
             let (dir, setup) = (fixture(base), Setup::default());
             let gpus: Vec<_> = (0..grid.num_ranks()).collect();
@@ -343,9 +340,7 @@ fn several_gpus_have_parts_of_quantised_weights() {
             (fixture("llama3"), &int8, 4),
         ] {
             let what = format!("{}, {num_ranks} GPUs", dir.display());
-            let mut requests = requests();
-            let prompts = requests.iter_mut().flat_map(|request| &mut request.prompt);
-            prompts.for_each(|token| *token %= 64);
+            let requests = requests_of_few_tokens();
             let mut one = setup.load_on::<Cuda>(&dir, &options(0, true, 64));
             let (expected, _) = serve(&mut one, setup, &requests);
             let together = serve_dir_on(&dir, setup, &requests, num_ranks, (true, 64));

@@ -5,30 +5,22 @@
 use std::time::{Duration, Instant};
 
 use inflight_cuda_stand_in::{StandIn, set};
-use triton_inflight::collective::Grid;
 use triton_inflight::device::CodeBits;
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::runner::{Runner, WeightPrecision};
 
-use crate::batching;
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_ranks::{PATIENT, lead_on, serve_on};
 use crate::devices::{requests, setups};
 use crate::rank_processes::compute;
 use crate::ranks::assert_same;
+use crate::schedules::{grid, requests_of_few_tokens, requests_with_outputs};
 use crate::stage_processes::serve_overlapped;
 use crate::support::{Request, Served, Setup, fixture, serve};
 
 /// 3 layers.
 const MODEL: &str = "qwen3-windows";
-
-const fn grid(num_stages: usize, ranks_per_stage: usize) -> Grid {
-    Grid {
-        num_stages,
-        ranks_per_stage,
-    }
-}
 
 /// Those of several setups, and some that a GPU samples itself if it is alone.
 fn all_requests() -> Vec<Request> {
@@ -93,9 +85,7 @@ fn stages_of_one_gpu_have_quantised_weights_and_experts() {
             ("llama3", &int8),
             ("qwen2", &fp8),
         ] {
-            let mut requests = requests();
-            let prompts = requests.iter_mut().flat_map(|request| &mut request.prompt);
-            prompts.for_each(|token| *token %= 64);
+            let requests = requests_of_few_tokens();
             let alone = serve_on_one(name, setup, &requests);
             let leader = lead_on(name, setup, &[0, 1], grid(2, 1), PATIENT);
             let (served, _) = serve(&mut leader.expect("it loads"), setup, &requests);
@@ -108,15 +98,7 @@ fn stages_of_one_gpu_have_quantised_weights_and_experts() {
 fn micro_batches_on_stages_of_gpus_change_nothing() {
     let test = "cuda_stages::micro_batches_on_stages_of_gpus_change_nothing";
     on_stand_in(StandIn::new().set("DEVICES", 3), test, || {
-        let mut asked = requests();
-        asked.extend(batching::requests());
-        for request in &mut asked {
-            request.outputs = OutputOptions {
-                log_probs: Some(2),
-                generation_logits: true,
-                ..request.outputs
-            };
-        }
+        let asked = requests_with_outputs();
         let (what, setup) = setups().swap_remove(1);
         let one = CudaOptions {
             deterministic: true,

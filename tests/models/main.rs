@@ -41,6 +41,7 @@ mod rank_processes;
 mod rank_weights;
 mod ranks;
 mod reference_device;
+mod schedules;
 mod stage_processes;
 mod stages;
 mod support;

@@ -5,13 +5,13 @@
 
 use std::path::Path;
 
-use triton_inflight::collective::Grid;
 use triton_inflight::engine::Adapter;
 
 use crate::adapters::{adapter, adapter_of_processes, adapter_of_rank, in_turns};
 use crate::devices::assert_near;
 use crate::rank_processes::{self, PROGRAM, load};
 use crate::ranks::{PATIENT, assert_same, local, numbers_of_ranks, serve_each_on};
+use crate::schedules::grid;
 use crate::support::{Served, Setup, fixture, serve};
 
 /// Serves requests with two adapters, and with none, on ranks that are threads.
@@ -57,11 +57,7 @@ fn adapters_are_the_same_on_1_2_and_4_ranks() {
 #[test]
 fn processes_get_their_parts_of_adapters_when_they_need_them() {
     let (dir, setup) = (fixture("llama3"), Setup::default());
-    let stages = |ranks_per_stage| Grid {
-        num_stages: 2,
-        ranks_per_stage,
-    };
-    for grid in [2.into(), 4.into(), stages(2), stages(1)] {
+    for grid in [2.into(), 4.into(), grid(2, 2), grid(2, 1)] {
         let limits = rank_processes::PATIENT;
         let runner = load(Path::new(PROGRAM), &dir, &setup, grid, limits);
         let mut runner = runner.expect("it loads");

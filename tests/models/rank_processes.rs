@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
 use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, NewRequest, StepOutput};
+use triton_inflight::engine::{Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
     AdapterRoom, LeadingRunner, ModelSource, RankLimits, RankTransport, RunnerLimits, rank_main,
 };
 
-use crate::batching;
 use crate::copy::Copy;
-use crate::devices::{requests, setups};
+use crate::devices::requests;
 use crate::ranks::{alone, assert_same};
+use crate::schedules::{assert_happened, beams, schedules};
 use crate::support::{CallRunner, Setup, fixture, serve};
 
 /// The program of the other ranks: this one. The tests of the server have the real one.
@@ -63,41 +63,7 @@ fn is_another_rank_if_started_as_one() {
 
 #[test]
 fn ranks_that_are_processes_change_nothing() {
-    let pausing = Setup {
-        policy: CapacityPolicy::MaxUtilization,
-        enable_chunked_context: true,
-        max_num_tokens: 16,
-        block_size: 8,
-        num_blocks: 14,
-        num_host_blocks: 64,
-        reuse: BlockReuse::PartialBlocks,
-        num_threads: 2,
-        ..Setup::default()
-    };
-    let mut twice = batching::requests();
-    let later = twice.iter().map(|request| crate::support::Request {
-        arrival: request.arrival + 120,
-        ..request.clone()
-    });
-    twice.extend(later.collect::<Vec<_>>());
-    let beams = Setup::for_beams();
-    let separate = Setup {
-        separate_calls: true,
-        moves_blocks: true,
-        block_size: 5,
-        num_blocks: 256,
-        num_runner_blocks: Some(512),
-        ..Setup::default()
-    };
-    let mut cases: Vec<_> = setups()
-        .into_iter()
-        .map(|(what, setup)| (what, setup, requests()))
-        .collect();
-    cases.extend([
-        ("pauses and host memory", pausing, twice),
-        ("beams", beams, batching::requests_with_beams()),
-        ("separate calls", separate, batching::requests()),
-    ]);
+    let cases = schedules().into_iter().chain([beams()]);
     for (what, setup, requests) in cases {
         let dir = fixture("qwen3");
         let (expected, _) = alone(&dir, &setup, &requests);
@@ -110,17 +76,7 @@ fn ranks_that_are_processes_change_nothing() {
                 &expected,
                 &served,
             );
-            match what {
-                "copies and drafts" => {
-                    assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
-                }
-                "pauses and host memory" => {
-                    assert!(happened.num_pauses > 0 && happened.num_onboarded > 0);
-                }
-                "windows and sinks" => assert!(happened.num_holes > 0),
-                "beams" => assert!(happened.num_copies > 10),
-                _ => {}
-            }
+            assert_happened(what, &happened);
         }
     }
 }

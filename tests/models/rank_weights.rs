@@ -9,10 +9,11 @@ use serde_json::json;
 use triton_inflight::device::CodeBits;
 use triton_inflight::runner::WeightPrecision;
 
-use crate::devices::{assert_near, requests};
+use crate::devices::assert_near;
 use crate::family_gguf::gguf;
 use crate::fp8::{Scales, copies, copies_of};
 use crate::ranks::{alone, assert_ranks_change_nothing, numbers_of_ranks};
+use crate::schedules::requests_of_few_tokens;
 use crate::support::{Setup, fixture, serve};
 
 /// Serves requests on 1, 2 and 4 ranks, as far as the model can be split, and without ranks.
@@ -24,9 +25,7 @@ fn assert_ranks_change_only_rounding(
 ) {
     assert_eq!(numbers_of_ranks(dir), num_ranks, "{}", dir.display());
     // One of the fixtures has only 64 tokens.
-    let mut requests = requests();
-    let prompts = requests.iter_mut().flat_map(|request| &mut request.prompt);
-    prompts.for_each(|token| *token %= 64);
+    let requests = requests_of_few_tokens();
     assert_ranks_change_nothing(dir, "weights", setup, &requests);
     let Some(max_error) = max_error else {
         return;

@@ -16,12 +16,13 @@ use triton_inflight::base::LoadError;
 use triton_inflight::collective::{Collective, Local, Shm, ShmWorld};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::device::{KvDtype, RankRole};
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, StepOutput};
+use triton_inflight::engine::{Engine, StepOutput};
 use triton_inflight::runner::{CpuRunner, ModelSource, RankOptions};
 
 use crate::batching;
 use crate::copy::Copy;
 use crate::devices::{assert_near, assert_same_bits, requests, setups};
+use crate::schedules::{assert_happened, beams, pausing, schedules};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve, simds};
 
 /// Longer than any step of these tests takes.
@@ -194,66 +195,23 @@ fn every_family_is_the_same_on_1_2_and_4_ranks() {
 fn ranks_change_nothing_however_requests_are_scheduled() {
     // Keys that divide by 2, 3 keys that divide by nothing, and latents that all heads read.
     for name in ["llama3", "phi3", "deepseek-v2-lite"] {
-        for (what, setup) in setups() {
+        let pauses = ("pauses", pausing(), batching::requests());
+        for (what, setup, requests) in schedules().into_iter().chain([pauses]) {
             if name.starts_with("deepseek") && setup.kv_dtype != KvDtype::Bf16 {
                 continue;
             }
-            let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests());
-            if what == "copies and drafts" {
-                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
-            }
+            let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests);
+            assert_happened(what, &happened);
         }
-        let pausing = Setup {
-            policy: CapacityPolicy::MaxUtilization,
-            enable_chunked_context: true,
-            max_num_tokens: 16,
-            block_size: 8,
-            num_blocks: 14,
-            num_threads: 2,
-            ..Setup::default()
-        };
-        let happened =
-            assert_ranks_change_nothing(&fixture(name), "pauses", &pausing, &batching::requests());
-        assert!(happened.num_pauses > 0, "{happened:?}");
-        let returning = Setup {
-            num_host_blocks: 64,
-            reuse: BlockReuse::PartialBlocks,
-            ..pausing
-        };
-        let mut twice = batching::requests();
-        let later = twice.iter().map(|request| Request {
-            arrival: request.arrival + 120,
-            ..request.clone()
-        });
-        twice.extend(later.collect::<Vec<_>>());
-        let happened =
-            assert_ranks_change_nothing(&fixture(name), "host memory", &returning, &twice);
-        assert!(happened.num_onboarded > 0, "{happened:?}");
-        let separate = Setup {
-            separate_calls: true,
-            moves_blocks: true,
-            block_size: 5,
-            num_blocks: 256,
-            num_runner_blocks: Some(512),
-            ..Setup::default()
-        };
-        let happened = assert_ranks_change_nothing(
-            &fixture(name),
-            "separate calls",
-            &separate,
-            &batching::requests(),
-        );
-        assert!(happened.num_moves > 50, "{happened:?}");
     }
 }
 
 #[test]
 fn ranks_change_nothing_with_beams() {
-    let setup = Setup::for_beams();
-    let requests = batching::requests_with_beams();
+    let (what, setup, requests) = beams();
     for name in ["qwen3", "seed-oss", "deepseek-v3"] {
-        let happened = assert_ranks_change_nothing(&fixture(name), "beams", &setup, &requests);
-        assert!(happened.num_copies > 10, "{happened:?}");
+        let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests);
+        assert_happened(what, &happened);
     }
 }
 

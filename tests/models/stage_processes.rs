@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 
 use triton_inflight::base::{SequenceId, StepError, Tokens};
 use triton_inflight::collective::Grid;
-use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, NewRequest, OutputOptions, Step,
-    StepOutput,
-};
+use triton_inflight::engine::{Engine, EngineConfig, Event, NewRequest, Step, StepOutput};
 use triton_inflight::manager::BatchManager;
 use triton_inflight::runner::{LeadingRunner, RankLimits, Runner};
 
@@ -18,17 +15,13 @@ use crate::batching;
 use crate::devices::{requests, setups};
 use crate::rank_processes::{PATIENT, PROGRAM, Script, compute, load};
 use crate::ranks::{assert_same, together};
+use crate::schedules::{
+    assert_happened, beams, grid, pausing_with_host_memory, requests_with_outputs,
+};
 use crate::support::{Request, Served, Setup, fixture, new_request, serve};
 
 /// 3 layers.
 const MODEL: &str = "qwen3-windows";
-
-const fn grid(num_stages: usize, ranks_per_stage: usize) -> Grid {
-    Grid {
-        num_stages,
-        ranks_per_stage,
-    }
-}
 
 fn load_stages(setup: &Setup, grid: Grid) -> LeadingRunner {
     let runner = load(Path::new(PROGRAM), &fixture(MODEL), setup, grid, PATIENT);
@@ -37,33 +30,14 @@ fn load_stages(setup: &Setup, grid: Grid) -> LeadingRunner {
 
 #[test]
 fn stages_that_are_processes_change_nothing() {
-    let pausing = Setup {
-        policy: CapacityPolicy::MaxUtilization,
-        enable_chunked_context: true,
-        max_num_tokens: 16,
-        block_size: 8,
-        num_blocks: 14,
-        num_host_blocks: 64,
-        reuse: BlockReuse::PartialBlocks,
-        ..Setup::default()
-    };
-    let beams = Setup::for_beams();
-    let mut cases: Vec<_> = setups()
+    let cases = setups()
         .into_iter()
-        .map(|(what, setup)| (what, setup, requests()))
-        .collect();
-    cases.extend([
-        ("pauses", pausing, batching::requests()),
-        ("beams", beams, batching::requests_with_beams()),
-    ]);
+        .map(|(what, setup)| (what, setup, requests()));
+    let pauses = ("pauses", pausing_with_host_memory(), batching::requests());
     let dir = fixture(MODEL);
-    for (what, setup, requests) in cases {
+    for (what, setup, requests) in cases.chain([pauses, beams()]) {
         let (alone, happened) = serve(&mut setup.load(MODEL), &setup, &requests);
-        match what {
-            "pauses" => assert!(happened.num_pauses > 0),
-            "beams" => assert!(happened.num_copies > 10),
-            _ => {}
-        }
+        assert_happened(what, &happened);
         for grid in [grid(2, 1), grid(3, 1), grid(2, 2)] {
             let (served, _) = serve(&mut load_stages(&setup, grid), &setup, &requests);
             let what = format!("{what}, processes of {grid:?}");
@@ -120,15 +94,7 @@ pub fn serve_overlapped(runner: Runner, setup: &Setup, requests: &[Request]) -> 
 
 #[test]
 fn micro_batches_in_different_stages_change_nothing() {
-    let mut asked = requests();
-    asked.extend(batching::requests());
-    for request in &mut asked {
-        request.outputs = OutputOptions {
-            log_probs: Some(2),
-            generation_logits: true,
-            ..request.outputs
-        };
-    }
+    let asked = requests_with_outputs();
     for (what, setup) in setups() {
         let (mut alone, _) = serve(&mut setup.load(MODEL), &setup, &asked);
         for served in &mut alone {

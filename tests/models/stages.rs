@@ -12,7 +12,7 @@ use triton_inflight::base::{BlockSize, LoadError, StepError};
 use triton_inflight::collective::{Collective, Grid, Local};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::device::{CodeBits, KvDtype, RankRole};
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, StepOutput, StepPlan};
+use triton_inflight::engine::{StepOutput, StepPlan};
 use triton_inflight::runner::{
     AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, RunnerLimits, WeightPrecision,
 };
@@ -20,13 +20,11 @@ use triton_inflight::runner::{
 use crate::batching;
 use crate::devices::{requests, setups};
 use crate::ranks::{MODELS, PATIENT, Sizes, assert_same, random_llama, together};
+use crate::schedules::{assert_happened, beams, grid, schedules};
 use crate::support::{CallRunner, Happened, Request, Served, Setup, fixture, serve, simds};
 
 const fn stages(num_stages: usize) -> Grid {
-    Grid {
-        num_stages,
-        ranks_per_stage: 1,
-    }
+    grid(num_stages, 1)
 }
 
 /// What the first rank has computed: results, and logits.
@@ -219,10 +217,7 @@ fn ranks_that_collect_only_the_largest_logits_choose_the_same_tokens() {
     }
 }
 
-const TWO_BY_TWO: Grid = Grid {
-    num_stages: 2,
-    ranks_per_stage: 2,
-};
+const TWO_BY_TWO: Grid = grid(2, 2);
 
 #[test]
 fn every_family_is_the_same_in_2_stages() {
@@ -248,20 +243,10 @@ fn every_family_is_the_same_in_2_stages() {
 fn every_rank_of_every_stage_can_sample() {
     // 3 layers: results pass through two stages.
     let dir = fixture("qwen3-windows");
-    let beams = Setup::for_beams();
-    let (what, setup) = setups().swap_remove(0);
-    let cases = [
-        (what, setup, requests()),
-        ("beams", beams, batching::requests_with_beams()),
-    ];
-    let three_of_two = Grid {
-        num_stages: 3,
-        ranks_per_stage: 2,
-    };
-    for (what, setup, requests) in cases {
+    for (what, setup, requests) in [schedules().swap_remove(0), beams()] {
         let (whole, _) = serve(&mut setup.load_from(&dir), &setup, &requests);
         let of_two = together(&dir, &setup, &requests, 2);
-        for (grid, expected) in [(stages(3), &whole), (three_of_two, &of_two)] {
+        for (grid, expected) in [(stages(3), &whole), (grid(3, 2), &of_two)] {
             for (rank, (served, _)) in serve_on_all(&dir, &setup, &requests, grid)
                 .iter()
                 .enumerate()
@@ -281,61 +266,15 @@ fn stages_change_nothing_however_requests_are_scheduled() {
     // 3 layers, each with a window of its own, and queries that the ranks of a stage share.
     let dir = fixture("qwen3-windows");
     let grids = [stages(2), stages(3), TWO_BY_TWO];
-    let mut cases: Vec<_> = setups()
-        .into_iter()
-        .map(|(what, setup)| (what, setup, requests()))
-        .collect();
     let of_layers = Setup {
         windows: &[40, 24, 16],
         ..Setup::default()
     };
-    let pausing = Setup {
-        policy: CapacityPolicy::MaxUtilization,
-        enable_chunked_context: true,
-        max_num_tokens: 16,
-        block_size: 8,
-        num_blocks: 14,
-        num_host_blocks: 64,
-        reuse: BlockReuse::PartialBlocks,
-        num_threads: 2,
-        ..Setup::default()
-    };
-    let mut twice = batching::requests();
-    let later = twice.iter().map(|request| Request {
-        arrival: request.arrival + 120,
-        ..request.clone()
-    });
-    twice.extend(later.collect::<Vec<_>>());
-    let separate = Setup {
-        separate_calls: true,
-        moves_blocks: true,
-        block_size: 5,
-        num_blocks: 256,
-        num_runner_blocks: Some(512),
-        ..Setup::default()
-    };
-    let beams = Setup::for_beams();
-    cases.extend([
-        ("windows of layers", of_layers, requests()),
-        ("pauses and host memory", pausing, twice),
-        ("separate calls", separate, batching::requests()),
-        ("beams", beams, batching::requests_with_beams()),
-    ]);
+    let mut cases = schedules();
+    cases.extend([("windows of layers", of_layers, requests()), beams()]);
     for (what, setup, requests) in cases {
         let happened = assert_stages_change_nothing(&dir, what, &setup, &requests, &grids);
-        match what {
-            "chunks" => assert!(happened.num_chunks > 0),
-            "copies and drafts" => {
-                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
-            }
-            "windows and sinks" => assert!(happened.num_holes > 0),
-            "pauses and host memory" => {
-                assert!(happened.num_pauses > 0 && happened.num_onboarded > 0);
-            }
-            "separate calls" => assert!(happened.num_moves > 50),
-            "beams" => assert!(happened.num_copies > 10),
-            _ => {}
-        }
+        assert_happened(what, &happened);
     }
 }
 
