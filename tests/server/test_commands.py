@@ -1,5 +1,6 @@
 """The commands that users type: `cargo xtask serve`, and the installation with cmake."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -22,9 +23,9 @@ class Serve:
     """A running `cargo xtask serve`."""
 
     def __init__(self, *arguments, grpc_port=None):
-        self.http_port, free_port, metrics_port = free_ports(3)
+        self.http_port, free_port, metrics_port, self.openai_port = free_ports(4)
         grpc_port = grpc_port or free_port
-        ports = [f"--http-port={self.http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
+        ports = [f"--http-port={self.http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}", f"--openai-port={self.openai_port}"]
         self.process = subprocess.Popen(
             ["cargo", "xtask", "serve", *ports, *arguments],
             cwd=ROOT,
@@ -47,9 +48,10 @@ class Serve:
         self._reader.join()
         return status, "".join(self._errors)
 
-    def server_pid(self):
-        (pid,) = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(pid)
+    def server_pids(self):
+        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 2, "tritonserver, and the server with OpenAI's API"
+        return [int(pid) for pid in children]
 
     # The part of a server's interface that harness.clients needs.
     http = Server.http
@@ -73,6 +75,10 @@ def serve():
 def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     served = serve().wait_ready()
     assert generate(served, "stories", "Once upon a time", max_tokens=10).text.startswith("Once upon a time")
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    body = json.dumps({"model": "stories", "messages": messages, "max_tokens": 10})
+    status, answer = served.http("POST", "/v1/chat/completions", body, port=served.openai_port)
+    assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 10
     served.process.send_signal(signal.SIGINT)
     status, errors = served.wait()
     assert status == 0, errors
@@ -96,10 +102,10 @@ def test_serve_finishes_the_running_stream_and_exits_with_zero(serve, repository
 def test_killing_serve_leaves_no_server_behind(serve, repository):
     add_synthetic(repository, "synthetic")
     served = serve(f"--model-repository={repository}").wait_ready()
-    pid = served.server_pid()
+    pids = served.server_pids()
     served.process.kill()
     deadline = time.monotonic() + 30
-    while pathlib.Path(f"/proc/{pid}").exists():
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-//! `cargo xtask serve`: a real tritonserver in the foreground, from a clean checkout.
+//! `cargo xtask serve`: a real tritonserver in the foreground, with OpenAI's API in front of it, from a clean checkout.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -28,9 +28,22 @@ pub struct Options {
     grpc_port: u16,
     #[arg(long, value_name = "N", default_value_t = 8002)]
     metrics_port: u16,
+    /// The port of OpenAI's API
+    #[arg(long, value_name = "N", default_value_t = 9000)]
+    openai_port: u16,
 }
 
-/// Serves until a signal arrives or the server exits.
+/// How far the servers are on their way to the end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Serving,
+    /// The server with OpenAI's API answers its last requests.
+    FrontStops,
+    /// The server behind it does.
+    ServerStops,
+}
+
+/// Serves until a signal arrives or a server exits.
 pub fn run(options: &Options) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let repository = match &options.model_repository {
@@ -41,10 +54,12 @@ pub fn run(options: &Options) -> Result<()> {
         .map_err(|error| format!("--model-repository {}: {error}", repository.display()))?;
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
+    let front = library::openai("dev")?;
     for (option, port) in [
         ("--http-port", options.http_port),
         ("--grpc-port", options.grpc_port),
         ("--metrics-port", options.metrics_port),
+        ("--openai-port", options.openai_port),
     ] {
         // Another server on the same port must not be mistaken for ours.
         TcpListener::bind((Ipv4Addr::LOCALHOST, port))
@@ -68,39 +83,64 @@ pub fn run(options: &Options) -> Result<()> {
             .arg(format!("--metrics-port={}", options.metrics_port))
             .stdout(std::io::stderr()),
     )?;
+    let mut front = spawn_guarded(
+        command(front)
+            .arg(format!("--triton=127.0.0.1:{}", options.grpc_port))
+            .arg(format!("--port={}", options.openai_port))
+            .stdout(std::io::stderr()),
+    )?;
     let mut told_ready = false;
-    let mut told_stop = false;
+    let mut stage = Stage::Serving;
     loop {
         if let Some(status) = child.try_wait()? {
-            return match (told_stop, status.success()) {
-                (true, true) => Ok(()),
-                (true, false) => Err(format!(
+            if stage != Stage::ServerStops {
+                terminate(&front);
+                front.wait()?;
+            }
+            return match (stage, status.success()) {
+                (Stage::ServerStops, true) => Ok(()),
+                (Stage::ServerStops, false) => Err(format!(
                     "tritonserver was stopped and exited with {}; see its log above",
                     describe(status)
                 )
                 .into()),
-                (false, _) => Err(format!(
+                _ => Err(format!(
                     "tritonserver exited unexpectedly with {}; see its log above",
                     describe(status)
                 )
                 .into()),
             };
         }
-        if stop.load(Ordering::Relaxed) && !told_stop {
-            terminate(&child);
-            told_stop = true;
+        if stage == Stage::Serving && stop.load(Ordering::Relaxed) {
+            terminate(&front);
+            stage = Stage::FrontStops;
         }
-        if !told_ready && !told_stop && is_ready(options.http_port) {
-            announce(options.http_port, &repository)?;
+        if stage != Stage::ServerStops
+            && let Some(status) = front.try_wait()?
+        {
+            terminate(&child);
+            if stage == Stage::Serving {
+                child.wait()?;
+                return Err(format!(
+                    "inflight-openai exited unexpectedly with {}",
+                    describe(status)
+                )
+                .into());
+            }
+            stage = Stage::ServerStops;
+        }
+        if !told_ready && stage == Stage::Serving && is_ready(options) {
+            announce(options, &repository)?;
             told_ready = true;
         }
         std::thread::sleep(POLL);
     }
 }
 
-/// Announces that the server is ready: one line on standard output for programs, an example request on
+/// Announces that the servers are ready: one line on standard output for programs, example requests on
 /// standard error.
-fn announce(port: u16, repository: &Path) -> Result<()> {
+fn announce(options: &Options, repository: &Path) -> Result<()> {
+    let (port, openai_port) = (options.http_port, options.openai_port);
     println!("ready http://127.0.0.1:{port}");
     std::io::stdout().flush()?;
     let mut models: Vec<String> = fs::read_dir(repository)?
@@ -110,6 +150,11 @@ fn announce(port: u16, repository: &Path) -> Result<()> {
     models.sort();
     for model in models {
         eprintln!(
+            "try: curl --no-buffer http://127.0.0.1:{openai_port}/v1/chat/completions \
+             -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story.\"}}], \
+             \"max_tokens\": 200, \"stream\": true}}'"
+        );
+        eprintln!(
             "try: curl --no-buffer http://127.0.0.1:{port}/v2/models/{model}/generate_stream \
              -d '{{\"text_input\": \"Once upon a time\", \"max_tokens\": 200, \"stream\": true}}'"
         );
@@ -117,9 +162,10 @@ fn announce(port: u16, repository: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the server reports that it and all its models are ready.
-fn is_ready(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
+/// Whether the server reports that it and all its models are ready, and the server in front of it takes connections.
+fn is_ready(options: &Options) -> bool {
+    let connect = |port: u16| TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+    let (Ok(_), Ok(mut stream)) = (connect(options.openai_port), connect(options.http_port)) else {
         return false;
     };
     let mut answer = String::new();
