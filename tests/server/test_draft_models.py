@@ -48,7 +48,8 @@ def test_a_text_is_the_same_in_fewer_steps(server, model, options):
     assert answer.last.tensors["cumulative_logprob"] == plain.last.tensors["cumulative_logprob"]
     rate, accepted, drafted = (answer.last.tensors[name] for name in FIGURES)
     assert rate == pytest.approx(accepted / drafted)
-    assert 5 < accepted <= drafted
+    # The draft model does not know the guide.
+    assert accepted <= drafted and (accepted > 5 or "guided_regex" in options)
     # Each response has the tokens of one step.
     assert len([response for response in answer.responses if response.ids]) == len(plain.ids) - accepted
 
