@@ -3,10 +3,10 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::answer::Answer;
 use crate::chat::Chat;
 use crate::chunk::{Chunk, Head};
 use crate::generation::{Candidate, Position, Row};
-use crate::server::Answer;
 use crate::sse::{Chunks, event};
 use crate::usage::Counts;
 

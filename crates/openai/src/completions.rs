@@ -4,12 +4,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::Error;
+use crate::answer::Answer;
 use crate::body::Body;
 use crate::chunk::{Chunk, Head};
 use crate::fields::COMPLETIONS;
 use crate::generation::{Generation, LOGPROBS, Position, Prompt};
 use crate::sampling::{MAX_CANDIDATES, Sampling};
-use crate::server::Answer;
 use crate::sse::{Chunks, event};
 use crate::usage::{Counts, Usage};
 

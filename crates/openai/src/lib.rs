@@ -7,6 +7,7 @@
 //! | `sampling.rs`, `messages.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation |
 //! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
+//! | `answer.rs` | the replies to the prompts of a request |
 //! | `body.rs` | a JSON object of which fields are taken one by one |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
 //! | `sse.rs` | responses as server-sent events |
@@ -15,6 +16,7 @@
 //! | `error.rs` | errors in OpenAI's form |
 
 pub mod access_log;
+pub mod answer;
 pub mod body;
 pub mod chat;
 pub mod chat_answer;

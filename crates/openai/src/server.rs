@@ -1,6 +1,5 @@
 //! The paths, the limits, and what all endpoints share.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -10,16 +9,17 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_log::{REQUEST_ID, logged};
+use crate::answer::{Answer, Answers};
 use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::embeddings::Embeddings;
-use crate::generation::{Generation, Reply};
+use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::triton::Triton;
 use crate::{Error, ids, models, sse};
@@ -32,18 +32,6 @@ pub struct Limits {
     /// The most requests to Triton that are in flight. Each prompt of a request counts.
     pub max_requests: usize,
 }
-
-/// A reply to one of the prompts of a request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// Which prompt.
-    pub prompt: usize,
-    /// The reply.
-    pub reply: Reply,
-}
-
-/// The replies to all prompts of a request, as they come. Whoever drops the stream cancels what is in flight.
-pub type Answers = Pin<Box<dyn Stream<Item = Result<Answer, Error>> + Send>>;
 
 /// How many texts of a request for embeddings are in flight at a time: as many as a model has slots for by default.
 const MAX_EMBEDDINGS_AT_ONCE: usize = 64;

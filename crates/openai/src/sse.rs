@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
 use crate::Error;
-use crate::server::{Answer, Answers};
+use crate::answer::{Answer, Answers};
 
 /// What the events of a stream consist of.
 pub trait Chunks: Send + 'static {
