@@ -15,18 +15,37 @@
 use std::ops::Range;
 
 use super::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
-use super::model_runner::ModelRunner;
-use super::model_source::ModelSource;
-use crate::base::{LoadError, StepError, TokenId, Tokens};
-use crate::device::{Device, KvSpan, StepInputs};
-use crate::engine::{DraftsToMake, Step};
+use crate::base::{BlockSize, StepError, TokenId, Tokens};
+use crate::device::{KvSpan, StepInputs};
+use crate::engine::{BlockMove, DraftsToMake, Step};
 
 /// How many logits are compared at a time.
 const BLOCK: usize = 64;
 
+/// What computes the tokens of a draft model.
+pub(super) trait ComputeRows {
+    /// Computes tokens that no plan has, and returns the logits of the sampled rows, `[num_sampled_rows, vocab_size]`.
+    ///
+    /// # Errors
+    /// A token id is not in the vocabulary, or the device has failed.
+    fn compute_rows(&mut self, inputs: StepInputs<'_>) -> Result<&[f32], StepError>;
+
+    /// Makes moves of blocks, one after the other.
+    fn move_blocks(&mut self, moves: &[BlockMove]);
+
+    /// The most tokens in a step.
+    fn max_num_tokens(&self) -> usize;
+
+    /// Positions per KV block.
+    fn block_size(&self) -> BlockSize;
+
+    /// The size of the vocabulary.
+    fn vocab_size(&self) -> usize;
+}
+
 /// A draft model on the device of the model.
-pub(super) struct DraftModel<D: Device> {
-    runner: ModelRunner<D>,
+pub(super) struct DraftModel<R> {
+    runner: R,
     /// The drafts of a step, one sequence after the other.
     drafts: Vec<TokenId>,
     pass: Pass,
@@ -45,29 +64,26 @@ struct Pass {
     wanted: Vec<(usize, usize)>,
 }
 
-impl<D: Device> DraftModel<D> {
-    /// Loads a draft model for a model with these limits.
-    ///
-    /// # Errors
-    /// As [`ModelRunner::new`].
-    pub(super) fn load(
-        source: &ModelSource,
-        limits: &RunnerLimits,
-        options: &D::Options,
-    ) -> Result<Self, LoadError> {
-        let limits = RunnerLimits {
-            // One draft of each sequence in a pass.
-            max_sampled_rows: Tokens(limits.max_num_requests).min(limits.max_num_tokens),
-            layer_groups: None,
-            attention: AttentionWindows::default(),
-            adapters: AdapterRoom::default(),
-            ..limits.clone()
-        };
-        Ok(Self {
-            runner: ModelRunner::new(source, limits, options)?,
+/// The limits of a draft model for a model with these limits.
+pub(super) fn limits_of_draft_model(limits: &RunnerLimits) -> RunnerLimits {
+    RunnerLimits {
+        // One draft of each sequence in a pass.
+        max_sampled_rows: Tokens(limits.max_num_requests).min(limits.max_num_tokens),
+        layer_groups: None,
+        attention: AttentionWindows::default(),
+        adapters: AdapterRoom::default(),
+        ..limits.clone()
+    }
+}
+
+impl<R: ComputeRows> DraftModel<R> {
+    /// A draft model that has the [limits](limits_of_draft_model) of one.
+    pub(super) fn new(runner: R) -> Self {
+        Self {
+            runner,
             drafts: Vec::new(),
             pass: Pass::default(),
-        })
+        }
     }
 
     /// Makes the block moves of a step, and the drafts that it asks for.

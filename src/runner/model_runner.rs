@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::decoder::{Decoder, head_shape, kv_layout};
-use super::draft_model::DraftModel;
+use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
 use super::first_steps;
 use super::latent::latent_widths;
 use super::limits::RunnerLimits;
@@ -47,7 +47,7 @@ pub struct ModelRunner<D: Device, P = ()> {
     sampling: StepSampling,
     /// Instead of sampling.
     pooler: Option<Pooler>,
-    draft_model: Option<Box<DraftModel<D>>>,
+    draft_model: Option<Box<DraftModel<ModelRunner<D>>>>,
     /// The model calls that were launched last, and may not have been collected.
     calls: [LaunchedCall; 2],
     /// Which of them is launched next.
@@ -217,8 +217,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let pooling = source.spec().pooling.map(|pooling| pooling.mode);
         let draft_model = match source.draft_model() {
             Some(draft_model) => {
-                let loaded = DraftModel::load(draft_model, &limits, options)?;
-                Some(Box::new(loaded))
+                let limits = limits_of_draft_model(&limits);
+                let runner = ModelRunner::new(draft_model, limits, options)?;
+                Some(Box::new(DraftModel::new(runner)))
             }
             None => None,
         };
@@ -290,38 +291,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             Some(draft_model) => draft_model.make(step),
             None => Ok(()),
         }
-    }
-
-    /// Computes tokens that no plan has, and returns the logits of the sampled rows, `[num_sampled_rows, vocab_size]`.
-    ///
-    /// # Errors
-    /// A token id is not in the vocabulary, or the device has failed.
-    pub(super) fn compute_rows(&mut self, inputs: StepInputs<'_>) -> Result<&[f32], StepError> {
-        self.check_tokens(inputs.token_ids)?;
-        let Self {
-            probe,
-            device,
-            decoder,
-            cache,
-            logits,
-            ..
-        } = self;
-        let num_rows = inputs.sampled_rows.len();
-        let step = device.begin_step(cache, inputs);
-        decoder.forward(device, cache, &step, inputs, probe);
-        decoder.logits(device, num_rows, (&[], &[]), logits, probe);
-        device.end_step(step);
-        Ok(device.results(logits, num_rows)?.logits)
-    }
-
-    /// The most tokens in a step.
-    pub(super) fn max_num_tokens(&self) -> usize {
-        self.limits.max_num_tokens.index()
-    }
-
-    /// Positions per KV block.
-    pub(super) fn block_size(&self) -> BlockSize {
-        self.limits.block_size
     }
 
     /// The probe.
@@ -761,6 +730,42 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         device.end_step(step);
         device.keep_samples(&mut self.logits, layout.num_sampled_rows());
         layout.forget_adapters();
+    }
+}
+
+impl<D: Device> ComputeRows for ModelRunner<D> {
+    fn compute_rows(&mut self, inputs: StepInputs<'_>) -> Result<&[f32], StepError> {
+        self.check_tokens(inputs.token_ids)?;
+        let Self {
+            probe,
+            device,
+            decoder,
+            cache,
+            logits,
+            ..
+        } = self;
+        let num_rows = inputs.sampled_rows.len();
+        let step = device.begin_step(cache, inputs);
+        decoder.forward(device, cache, &step, inputs, probe);
+        decoder.logits(device, num_rows, (&[], &[]), logits, probe);
+        device.end_step(step);
+        Ok(device.results(logits, num_rows)?.logits)
+    }
+
+    fn move_blocks(&mut self, moves: &[BlockMove]) {
+        self.move_blocks(moves);
+    }
+
+    fn max_num_tokens(&self) -> usize {
+        self.limits.max_num_tokens.index()
+    }
+
+    fn block_size(&self) -> BlockSize {
+        self.limits.block_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
     }
 }
 
