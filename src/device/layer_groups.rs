@@ -1,5 +1,7 @@
 //! Groups of layers whose keys and values are in blocks of their own.
 
+use std::ops::Range;
+
 use crate::base::BlockId;
 
 /// Which layers share blocks. A block of the KV cache holds positions of the layers of one group; all blocks are as large as
@@ -51,6 +53,25 @@ impl LayerGroups {
             num_groups: sizes.len().max(1),
             layers_per_group: sizes.into_iter().max().unwrap_or(0),
         }
+    }
+
+    /// The same groups with only these layers, some groups perhaps with none: tables stay as they are.
+    ///
+    /// # Panics
+    ///
+    /// There are no such layers.
+    #[must_use]
+    pub fn with_layers(&self, layers: Range<usize>) -> Self {
+        let groups: Vec<_> = self.places[layers].iter().map(|it| it.group).collect();
+        Self {
+            num_groups: self.num_groups,
+            ..Self::new(&groups)
+        }
+    }
+
+    /// The group of each layer.
+    pub fn groups(&self) -> impl Iterator<Item = usize> {
+        self.places.iter().map(|place| place.group)
     }
 
     /// The number of groups.
@@ -132,6 +153,12 @@ mod tests {
             .collect();
         let expected = [(1, 0), (1, 1), (0, 0), (2, 0), (2, 1), (0, 1), (1, 2)];
         assert_eq!(places, expected);
+        let last = groups.with_layers(4..7);
+        assert_eq!((last.num_groups(), last.layers_per_group()), (3, 1));
+        let places: Vec<_> = (0..3).map(|layer| last.place(layer)).collect();
+        let expected = [2, 0, 1].map(|group| LayerPlace { group, index: 0 });
+        assert_eq!(places, expected);
+        assert_eq!(groups.with_layers(0..7), groups);
         let one = LayerGroups::one(5);
         assert_eq!((one.num_groups(), one.layers_per_group()), (1, 5));
     }

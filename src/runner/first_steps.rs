@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::decoder::Decoder;
-use crate::base::{BlockId, BlockSize, LoadError, StepError};
+use super::limits::RunnerLimits;
+use crate::base::{BlockId, LoadError, StepError};
 use crate::device::{Device, FirstStep, KvSpan, StepInputs};
 
 /// When no further step begins: what is not prepared then is when a request first needs it.
@@ -17,7 +18,7 @@ pub(super) fn compute<D: Device>(
     device: &mut D,
     decoder: &mut Decoder<D>,
     cache: &mut D::KvCache,
-    block_size: BlockSize,
+    limits: &RunnerLimits,
     logits: &mut D::Logits,
 ) -> Result<(), LoadError> {
     let steps = device.first_steps();
@@ -29,7 +30,7 @@ pub(super) fn compute<D: Device>(
         if !device.agree(is_in_time).map_err(failed)? {
             break;
         }
-        compute_one(device, decoder, cache, block_size, logits, *step);
+        compute_one(device, decoder, cache, limits, logits, *step);
         device.results(logits, step.num_sequences).map_err(failed)?;
         num_computed += 1;
     }
@@ -47,7 +48,7 @@ fn compute_one<D: Device>(
     device: &mut D,
     decoder: &mut Decoder<D>,
     cache: &mut D::KvCache,
-    block_size: BlockSize,
+    limits: &RunnerLimits,
     logits: &mut D::Logits,
     step: FirstStep,
 ) {
@@ -55,7 +56,8 @@ fn compute_one<D: Device>(
         num_sequences,
         kv_len,
     } = step;
-    let num_blocks = kv_len.div_ceil(block_size.tokens().index()) as u32;
+    let block_size = limits.block_size.tokens().index();
+    let num_blocks = (kv_len.div_ceil(block_size) * limits.num_groups()) as u32;
     let rows: Vec<_> = (0..num_sequences as u32).collect();
     // All of them have the same blocks, which are none.
     let spans = rows.iter().map(|&row| KvSpan {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use crate::base::Tokens;
 use crate::device::LayerGroups;
@@ -20,9 +21,12 @@ const MAX_NEED: f64 = 0.9;
 /// ```text
 /// Gemma 3 12B: 8 layers see everything, 40 a window. In groups of 8, no block wastes anything:
 ///
-/// group 0       1          2          3          4          5
-/// whole 1..8 |  local 1..8 | 9..16  | 17..24   | 25..32   | 33..40
+/// group   0            1            2                 5
+///         whole 1..8   local 1, 6,  local 2, 7,  ...  local 5, 10,
+///                      ..., 36      ..., 37           ..., 40
 /// ```
+///
+/// Those of a window take turns, so that each stage of a pipeline has about equally many of each group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedLayers {
     layers: LayerGroups,
@@ -39,13 +43,17 @@ impl GroupedLayers {
     }
 
     /// Groups layers with these windows, so that a sequence of `max_seq_len` tokens takes little memory. There is one group
-    /// unless several save a tenth.
+    /// unless several save a tenth. `stages` are the layers of each stage of a pipeline, which has blocks for them.
+    ///
+    /// # Panics
+    /// A stage has other layers.
     pub fn new(
         windows: impl Iterator<Item = Option<NonZeroU32>>,
+        stages: &[Range<usize>],
         num_sinks: Tokens,
         max_seq_len: Tokens,
     ) -> Self {
-        let kinds = Kinds::new(windows, num_sinks, max_seq_len);
+        let kinds = Kinds::new(windows, stages, num_sinks, max_seq_len);
         let grouping = kinds.grouping().unwrap_or_else(|| kinds.one());
         let window = |size: Tokens| AttentionWindow { size, num_sinks };
         let windows: Vec<_> = grouping
@@ -54,7 +62,7 @@ impl GroupedLayers {
             .map(|size| size.map(window))
             .collect();
         Self {
-            layers: LayerGroups::new(&grouping.groups),
+            layers: grouping.layers,
             windows: KvGroups::new(&windows),
         }
     }
@@ -72,25 +80,27 @@ impl GroupedLayers {
 
 /// A group for each layer, and a window for each group.
 struct Grouping {
-    groups: Vec<usize>,
+    layers: LayerGroups,
     windows: Vec<Option<Tokens>>,
 }
 
 /// Layers by how far they see.
-struct Kinds {
+struct Kinds<'a> {
     /// The layers of each window, the largest first; `None` is first.
     layers: BTreeMap<Reverse<Tokens>, Vec<usize>>,
     num_layers: usize,
+    stages: &'a [Range<usize>],
     num_sinks: Tokens,
     max_seq_len: Tokens,
 }
 
-impl Kinds {
+impl<'a> Kinds<'a> {
     /// The window of layers that see everything.
     const ALL: Tokens = Tokens(u32::MAX);
 
     fn new(
         windows: impl Iterator<Item = Option<NonZeroU32>>,
+        stages: &'a [Range<usize>],
         num_sinks: Tokens,
         max_seq_len: Tokens,
     ) -> Self {
@@ -106,6 +116,7 @@ impl Kinds {
         Self {
             layers,
             num_layers,
+            stages,
             num_sinks,
             max_seq_len,
         }
@@ -115,7 +126,7 @@ impl Kinds {
     fn one(&self) -> Grouping {
         let largest = self.layers.first_key_value();
         Grouping {
-            groups: vec![0; self.num_layers],
+            layers: LayerGroups::one(self.num_layers),
             windows: vec![largest.and_then(|(size, _)| size_of(*size))],
         }
     }
@@ -123,38 +134,42 @@ impl Kinds {
     /// The groups that save most, if it is worth it.
     fn grouping(&self) -> Option<Grouping> {
         let sizes = 1..=self.layers.values().map(Vec::len).max()?;
-        let least = self.need(|num_layers| num_layers);
-        // Of the longest sequences, and of short ones, of which every layer sees everything.
-        let waste = |size: usize| {
-            let padded = |num_layers: usize| num_layers.div_ceil(size) * size;
-            let long = self.need(padded) / least;
-            let short = (self.num_groups(size) * size) as f64 / self.num_layers as f64;
-            long.max(short) - 1.0
+        let needs = |(Reverse(size), layers): (&Reverse<Tokens>, &Vec<usize>)| {
+            layers.len() as f64 * self.num_seen(*size)
         };
+        let least: f64 = self.layers.iter().map(needs).sum();
         let possible = sizes.filter(|&size| self.num_groups(size) <= MAX_KV_GROUPS);
-        let size = possible.min_by(|&a, &b| {
-            let rank = |size: usize| (waste(size).max(MAX_WASTE), self.num_groups(size));
-            let (a, b) = (rank(a), rank(b));
-            a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
-        })?;
+        let possible = possible.map(|size| {
+            let grouping = self.in_groups_of(size);
+            let need = self.need(&grouping);
+            // Of the longest sequences, and of short ones, of which every layer sees everything.
+            let num_groups = grouping.windows.len();
+            let in_all = (num_groups * self.layers_per_block(&grouping)) as f64;
+            let waste = (need / least).max(in_all / self.num_layers as f64) - 1.0;
+            (waste.max(MAX_WASTE), num_groups, need, grouping)
+        });
+        let (_, _, need, grouping) =
+            possible.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
         let (Reverse(largest), _) = self.layers.first_key_value()?;
         let in_one = self.num_layers as f64 * self.num_seen(*largest);
-        let need = self.need(|num_layers| num_layers.div_ceil(size) * size);
-        (need <= MAX_NEED * in_one).then(|| self.in_groups_of(size))
+        (need <= MAX_NEED * in_one).then_some(grouping)
     }
 
-    /// Layers of one kind in groups of up to `size`, as equal as can be.
+    /// Layers of one kind in groups of up to `size`, as equal as can be, in all layers and in each stage.
     fn in_groups_of(&self, size: usize) -> Grouping {
         let mut groups = vec![0; self.num_layers];
         let mut windows = Vec::new();
         for (window, layers) in &self.layers {
             let num_groups = layers.len().div_ceil(size);
             for (index, &layer) in layers.iter().enumerate() {
-                groups[layer] = windows.len() + index * num_groups / layers.len();
+                groups[layer] = windows.len() + index % num_groups;
             }
             windows.extend((0..num_groups).map(|_| size_of(*window)));
         }
-        Grouping { groups, windows }
+        Grouping {
+            layers: LayerGroups::new(&groups),
+            windows,
+        }
     }
 
     fn num_groups(&self, size: usize) -> usize {
@@ -162,12 +177,18 @@ impl Kinds {
         kinds.map(|layers| layers.len().div_ceil(size)).sum()
     }
 
-    /// Positions of all layers of the longest sequence, if a kind takes as many layers as `padded` says.
-    fn need(&self, padded: impl Fn(usize) -> usize) -> f64 {
-        let kinds = self.layers.iter();
-        kinds
-            .map(|(Reverse(size), layers)| padded(layers.len()) as f64 * self.num_seen(*size))
-            .sum()
+    /// Layers that a block has room for, of all stages together.
+    fn layers_per_block(&self, grouping: &Grouping) -> usize {
+        let stages = self.stages.iter().cloned();
+        let of_stages = stages.map(|it| grouping.layers.with_layers(it).layers_per_group());
+        of_stages.sum()
+    }
+
+    /// Positions of all layers that the blocks of the longest sequence have room for.
+    fn need(&self, grouping: &Grouping) -> f64 {
+        let seen = |window: &Option<Tokens>| self.num_seen(window.unwrap_or(Self::ALL));
+        let of_groups: f64 = grouping.windows.iter().map(seen).sum();
+        of_groups * self.layers_per_block(grouping) as f64
     }
 
     /// Positions of the longest sequence that a layer with this window sees.
@@ -184,6 +205,8 @@ fn size_of(Reverse(size): Reverse<Tokens>) -> Option<Tokens> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     /// Layers of which every `interval`-th sees everything, and the others a window.
@@ -196,7 +219,12 @@ mod tests {
     }
 
     fn grouped(windows: &[Option<NonZeroU32>], max_seq_len: u32) -> GroupedLayers {
-        GroupedLayers::new(windows.iter().copied(), Tokens(0), Tokens(max_seq_len))
+        GroupedLayers::new(
+            windows.iter().copied(),
+            slice::from_ref(&(0..windows.len())),
+            Tokens(0),
+            Tokens(max_seq_len),
+        )
     }
 
     #[test]
@@ -222,6 +250,35 @@ mod tests {
                 assert_eq!(size, window.map(NonZeroU32::get), "{name}, layer {layer}");
             }
         }
+    }
+
+    #[test]
+    fn stages_have_about_equally_many_layers_of_each_group() {
+        let windows = interleaved(48, 6, 1024);
+        let grouped = |stages: &[Range<usize>]| {
+            let windows = windows.iter().copied();
+            GroupedLayers::new(windows, stages, Tokens(0), Tokens(32768))
+        };
+        for (stages, num_groups, in_stages) in [
+            (vec![0..24, 24..48], 6, vec![4, 4]),
+            (vec![0..12, 12..24, 24..36, 36..48], 6, vec![2; 4]),
+            // A stage that begins within a round.
+            (vec![0..26, 26..48], 6, vec![5, 4]),
+            // Layer 5 is in no window, layers 6 to 10 are in each group with one.
+            (vec![0..5, 5..11, 11..48], 6, vec![1, 1, 7]),
+        ] {
+            let grouped = grouped(&stages);
+            assert_eq!(grouped.layers().num_groups(), num_groups, "{stages:?}");
+            let of_stages = stages.iter().cloned().map(|layers| {
+                let of_stage = grouped.layers().with_layers(layers);
+                assert_eq!(of_stage.num_groups(), num_groups);
+                of_stage.layers_per_group()
+            });
+            assert_eq!(of_stages.collect::<Vec<_>>(), in_stages, "{stages:?}");
+        }
+        // With a layer for each stage, a block of a stage has one layer, and each layer is in one group.
+        let each: Vec<_> = (0..48).map(|layer| layer..layer + 1).collect();
+        assert_eq!(grouped(&each).layers().num_groups(), 1);
     }
 
     #[test]

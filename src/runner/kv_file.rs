@@ -1,7 +1,7 @@
 //! A file of KV cache blocks: what an instance has computed, kept for the next load.
 //!
 //! ```text
-//! header   "INFLKV03", made_from (what the contents depend on), tokens and bytes of a block, groups of layers; number of
+//! header   "INFLKV04", made_from (what the contents depend on), tokens and bytes of a block, groups of layers; number of
 //!          blocks of the first group
 //! heads    of each block of the first group: id, id of the block before it, salt if it is the first, ids of the blocks of
 //!          other groups, tokens
@@ -27,7 +27,7 @@ use super::Runner;
 use crate::base::{BlockSize, HostBlockId};
 use crate::engine::{Engine, EngineConfig, KeptBlock, KeptParent};
 
-const MAGIC: &[u8; 8] = b"INFLKV03";
+const MAGIC: &[u8; 8] = b"INFLKV04";
 /// Stands for no block, and for no salt.
 const NONE: u32 = u32::MAX;
 /// Longer than the salt of any request.

@@ -57,6 +57,12 @@ impl AdapterRoom {
 }
 
 impl RunnerLimits {
+    /// The groups of layers.
+    pub fn num_groups(&self) -> usize {
+        let groups = self.layer_groups.as_ref();
+        groups.map_or(1, LayerGroups::num_groups)
+    }
+
     /// The limits of an engine's steps, with bf16 weights, a bf16 KV cache, unlimited attention, and no adapters.
     pub fn of(config: &EngineConfig) -> Self {
         Self {

@@ -12,7 +12,6 @@ use super::pooler::Pooler;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::ranks::{AdapterRuns, RankCall};
-use super::share::ModelShare;
 use super::spec::ModelSpec;
 use super::stage::{ModelPart, Stage};
 use super::step_layout::{SampledRows, StepLayout, run_of};
@@ -233,7 +232,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let groups = layer_groups::<D>(&part, &limits)?;
+        let groups = layer_groups::<D>(&part, spec.num_layers(), &limits)?;
         let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
@@ -245,13 +244,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         if let Some(time_limit) = time_limit {
             device.meet_ranks(time_limit)?;
         }
-        first_steps::compute(
-            &mut device,
-            &mut decoder,
-            &mut cache,
-            limits.block_size,
-            &mut logits,
-        )?;
+        first_steps::compute(&mut device, &mut decoder, &mut cache, &limits, &mut logits)?;
         Ok(Self {
             has_adapters: D::HAS_ADAPTERS,
             pooler,
@@ -655,11 +648,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
         assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
         assert_eq!(plan.block_size, self.limits.block_size);
-        let num_groups = self
-            .limits
-            .layer_groups
-            .as_ref()
-            .map_or(1, LayerGroups::num_groups);
+        let num_groups = self.limits.num_groups();
         assert_eq!(plan.num_groups, num_groups, "groups of layers");
         self.check_tokens(plan.token_ids)
     }
@@ -814,20 +803,20 @@ fn join_ranks<D: Device>(
     Ok(part)
 }
 
-/// The groups of the layers that this part of the model has.
+/// The groups of the layers that this part of a model of `num_layers` has.
 fn layer_groups<D: Device>(
     part: &ModelPart,
+    num_layers: usize,
     limits: &RunnerLimits,
 ) -> Result<LayerGroups, LoadError> {
-    let num_layers = part.stage.layers.len();
+    let layers = part.stage.layers.clone();
     let Some(groups) = &limits.layer_groups else {
-        return Ok(LayerGroups::one(num_layers));
+        return Ok(LayerGroups::one(layers.len()));
     };
-    let is_whole = part.share.as_ref().is_none_or(ModelShare::is_whole);
-    match groups.num_groups() == 1 || D::HAS_LAYER_GROUPS && is_whole {
-        true if groups.num_layers() == num_layers => Ok(groups.clone()),
+    match groups.num_groups() == 1 || D::HAS_LAYER_GROUPS {
+        true if groups.num_layers() == num_layers => Ok(groups.with_layers(layers)),
         _ => Err(LoadError::Resource(format!(
-            "{} groups of {} layers in the KV cache, and the runner has {num_layers} layers: ranks and GPUs have one group",
+            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers: GPUs have one group",
             groups.num_groups(),
             groups.num_layers()
         ))),

@@ -1,5 +1,6 @@
 //! What a runner is loaded from: a checkpoint, and the model that it describes.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -303,6 +304,17 @@ impl ModelSource {
         parts
             .map(|part| Ok(part?.local_spec_of_stage(&self.spec)))
             .collect()
+    }
+
+    /// The layers of each stage.
+    ///
+    /// # Errors
+    /// As [`ModelSource::specs_of_ranks`].
+    pub fn layers_of_stages(&self, grid: impl Into<Grid>) -> Result<Vec<Range<usize>>, LoadError> {
+        let grid = grid.into();
+        let firsts = (0..grid.num_stages).map(|stage| stage * grid.ranks_per_stage);
+        let parts = firsts.map(|rank| self.part(grid, rank));
+        parts.map(|part| Ok(part?.stage.layers)).collect()
     }
 
     /// What ranks have of an adapter that was loaded for this model. `has_tiles`: the sums of their devices are cut into

@@ -1,6 +1,8 @@
 //! Models of mixed windows, whose layers have KV cache blocks by how far they see.
 
 use std::num::NonZeroU32;
+use std::path::Path;
+use std::slice;
 
 use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::device::KvDtype;
@@ -8,10 +10,13 @@ use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput, StepPlan,
 };
-use triton_inflight::runner::{GroupedLayers, KvFile, Runner};
+use triton_inflight::runner::{GroupedLayers, KvFile, ModelSource, Runner};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
+use crate::rank_processes::{PATIENT, PROGRAM, load};
+use crate::ranks::{assert_ranks_change_nothing, assert_same, together};
 use crate::reference_device::{Reference, ReferenceOptions};
+use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Setup, fixture, serve};
 
 /// Models with their own windows, and one with those of the user.
@@ -134,6 +139,42 @@ fn the_reference_device_keeps_the_same_groups() {
     assert!(ours == theirs);
 }
 
+#[test]
+fn ranks_keep_the_same_groups() {
+    for name in ["gemma3", "gpt-oss"] {
+        let dir = fixture(name);
+        let chunked = setup(name, &[]);
+        let paused = Setup {
+            policy: CapacityPolicy::MaxUtilization,
+            num_blocks: 24 * num_groups(&chunked),
+            num_host_blocks: 60,
+            ..chunked.clone()
+        };
+        let requests = requests_that_share();
+        for (what, setup) in [("chunks", chunked), ("pauses", paused)] {
+            let happened = assert_ranks_change_nothing(&dir, what, &setup, &requests);
+            assert!(happened.num_holes > 50, "{name}: {happened:?}");
+            match what {
+                "chunks" => assert!(happened.num_copies > 5, "{name}: {happened:?}"),
+                _ => assert!(
+                    happened.num_pauses > 0 && happened.num_onboarded > 0,
+                    "{name}: {happened:?}"
+                ),
+            }
+            // A stage of one layer has none of the other groups.
+            let source = ModelSource::open(&dir).expect("the fixture opens");
+            let each = stages(source.spec().num_layers());
+            let grids = [stages(2), each, TWO_BY_TWO];
+            assert_stages_change_nothing(&dir, what, &setup, &requests, &grids);
+            let processes = load(Path::new(PROGRAM), &dir, &setup, TWO_BY_TWO, PATIENT);
+            let mut processes = processes.expect("it loads");
+            let (served, _) = serve(&mut processes, &setup, &requests);
+            let expected = together(&dir, &setup, &requests, 2);
+            assert_same(&format!("{name}, {what}, processes"), &expected, &served);
+        }
+    }
+}
+
 /// An engine serves one request. Returns its tokens, the tokens of its prompt that were reused, and the most blocks that it
 /// held: while it computed its context, and afterwards.
 fn serve_one(
@@ -189,7 +230,12 @@ fn a_long_sequence_takes_the_memory_that_its_layers_see() {
         ("GPT-OSS 20B", every(24, 2, 128)),
         ("Gemma 2 9B", every(42, 2, 4096)),
     ] {
-        let grouped = GroupedLayers::new(windows.iter().copied(), Tokens(0), Tokens(LEN));
+        let grouped = GroupedLayers::new(
+            windows.iter().copied(),
+            slice::from_ref(&(0..windows.len())),
+            Tokens(0),
+            Tokens(LEN),
+        );
         let mut engine = Engine::new(EngineConfig {
             max_seq_len: Tokens(LEN),
             num_blocks: Blocks(1 << 14),

@@ -23,7 +23,7 @@ use crate::ranks::{MODELS, PATIENT, Sizes, assert_same, random_llama, together};
 use crate::schedules::{assert_happened, beams, grid, schedules};
 use crate::support::{CallRunner, Happened, Request, Served, Setup, fixture, serve, simds};
 
-const fn stages(num_stages: usize) -> Grid {
+pub const fn stages(num_stages: usize) -> Grid {
     grid(num_stages, 1)
 }
 
@@ -165,7 +165,7 @@ fn serve_on_all(
 }
 
 /// Serves requests in one process, in stages, and in stages of two ranks, and compares every bit.
-fn assert_stages_change_nothing(
+pub fn assert_stages_change_nothing(
     dir: &Path,
     what: &str,
     setup: &Setup,
@@ -217,7 +217,7 @@ fn ranks_that_collect_only_the_largest_logits_choose_the_same_tokens() {
     }
 }
 
-const TWO_BY_TWO: Grid = grid(2, 2);
+pub const TWO_BY_TWO: Grid = grid(2, 2);
 
 #[test]
 fn every_family_is_the_same_in_2_stages() {

@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
@@ -208,7 +209,12 @@ impl Setup {
         let source = ModelSource::open(&fixture(self.groups_of?)).expect("the fixture opens");
         let limits = self.attention_limits();
         let windows = source.spec().windows_within(&limits);
-        let grouped = GroupedLayers::new(windows, limits.num_sinks, Tokens(self.max_seq_len));
+        let grouped = GroupedLayers::new(
+            windows,
+            slice::from_ref(&(0..source.spec().num_layers())),
+            limits.num_sinks,
+            Tokens(self.max_seq_len),
+        );
         assert!(grouped.layers().num_groups() > 1, "{grouped:?}");
         Some(grouped)
     }

@@ -1,6 +1,7 @@
 //! A model as its configuration serves it: a checkpoint, or the synthetic runner.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::path::Path;
 
 use super::engine_config::ModelDimensions;
@@ -197,10 +198,27 @@ impl ConfiguredModel<'_> {
         }
     }
 
-    /// The sizes of its parts on several ranks; `None` on one, and if it cannot be split.
-    fn specs_of_ranks(&self, source: &ModelSource) -> Option<Vec<ModelSpec>> {
-        let grid = Some(self.grid()).filter(|grid| grid.num_ranks() > 1)?;
-        source.specs_of_ranks(grid).ok()
+    /// The sizes of its parts on several ranks, and the layers of each; the whole on one, and if it cannot be split.
+    fn parts(&self, source: &ModelSource) -> Vec<(ModelSpec, Range<usize>)> {
+        let grid = self.grid();
+        let specs = source.specs_of_ranks(grid).unwrap_or_default();
+        if grid.num_ranks() == 1 || specs.is_empty() {
+            let spec = source.spec().clone();
+            let layers = 0..spec.num_layers();
+            return vec![(spec, layers)];
+        }
+        let stages = self.stages(source);
+        let specs = specs.into_iter().enumerate();
+        specs
+            .map(|(rank, spec)| (spec, stages[grid.stage(rank)].clone()))
+            .collect()
+    }
+
+    /// The layers of each stage; one stage if they cannot be split.
+    fn stages(&self, source: &ModelSource) -> Vec<Range<usize>> {
+        let all = 0..source.spec().num_layers();
+        let stages = source.layers_of_stages(self.grid());
+        stages.unwrap_or_else(|_| vec![all])
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.
@@ -239,25 +257,24 @@ impl ModelDimensions for ConfiguredModel<'_> {
     fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
         match self.source {
             Some(source) => {
-                let (spec, dtype) = (source.spec(), self.kv_dtype());
-                let on_cpu = |spec| CpuRunner::kv_bytes_per_block(spec, block_size, dtype);
+                let dtype = self.kv_dtype();
+                let parts = self.parts(source).into_iter();
+                let of_parts = parts.map(|(spec, layers)| {
+                    let num_layers = groups.layers().with_layers(layers).layers_per_group();
+                    let num_bytes = match self.gpu {
+                        None => CpuRunner::kv_bytes_per_layers,
+                        Some(_) => CudaRunner::kv_bytes_per_layers,
+                    };
+                    num_bytes(&spec, num_layers, block_size, dtype)
+                });
                 let num_bytes = match self.gpu {
-                    None => match self.specs_of_ranks(source) {
-                        Some(specs) => specs.iter().map(on_cpu).sum(),
-                        None => {
-                            let num_layers = groups.layers().layers_per_group();
-                            let drafted = source.draft_model();
-                            let drafted = drafted.map_or(0, |it| on_cpu(it.spec()));
-                            CpuRunner::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
-                                + drafted
-                        }
-                    },
-                    Some(_) => {
-                        let on_gpu = |spec| CudaRunner::kv_bytes_per_block(spec, block_size, dtype);
-                        let specs = self.specs_of_ranks(source).unwrap_or_default();
-                        let largest = specs.iter().map(on_gpu).max();
-                        largest.unwrap_or_else(|| on_gpu(spec))
+                    None => {
+                        let drafted = source.draft_model().map(ModelSource::spec);
+                        let drafted =
+                            drafted.map(|it| CpuRunner::kv_bytes_per_block(it, block_size, dtype));
+                        of_parts.chain(drafted).sum()
                     }
+                    Some(_) => of_parts.max().unwrap_or(0),
                 };
                 num_bytes as u64
             }
@@ -282,9 +299,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
                     // Blocks are there for one step.
                     return GroupedLayers::one(spec.num_layers(), None);
                 }
-                if is_paged && self.gpu.is_none() && self.grid().num_ranks() == 1 {
+                if is_paged && self.gpu.is_none() {
                     let windows = spec.windows_within(&attention);
-                    return GroupedLayers::new(windows, num_sinks, max_seq_len);
+                    let stages = self.stages(source);
+                    return GroupedLayers::new(windows, &stages, num_sinks, max_seq_len);
                 }
                 let largest = spec.largest_window(&attention, max_seq_len);
                 (spec.num_layers(), largest)

@@ -272,6 +272,7 @@ fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, 
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
+    use std::slice;
 
     use super::*;
     use crate::config::InputKind;
@@ -285,7 +286,12 @@ mod tests {
         }
 
         fn layer_groups(&self, max_seq_len: Tokens, _: bool) -> GroupedLayers {
-            GroupedLayers::new(self.0.iter().copied(), Tokens(0), max_seq_len)
+            GroupedLayers::new(
+                self.0.iter().copied(),
+                slice::from_ref(&(0..self.0.len())),
+                Tokens(0),
+                max_seq_len,
+            )
         }
 
         fn kv_bytes_per_block(&self, block_size: BlockSize, _: &GroupedLayers) -> u64 {

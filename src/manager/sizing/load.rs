@@ -612,6 +612,8 @@ pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::{BlockSize, Tokens};
+    use crate::runner::GroupedLayers;
 
     #[test]
     fn each_rank_has_a_gpu_of_its_own() {
@@ -674,6 +676,46 @@ mod tests {
                 assert!(bytes(grid(num_stages, 2)) < of_rank, "{name}");
             }
         }
+    }
+
+    #[test]
+    fn blocks_have_room_for_the_layers_of_a_group_in_each_stage() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let source = ModelSource::open(&fixtures.join("llama3")).expect("the checkpoint opens");
+        let block_size = BlockSize::new(16).expect("not zero");
+        let blocks = |parameters: &[(&str, &str)]| {
+            let windows = ("max_attention_window_size", "96,13");
+            let parameters = parameters.iter().copied().chain([windows]);
+            let settings = Settings::parse(parameters).expect("valid");
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu: None,
+            };
+            let max_seq_len = Tokens(source.spec().max_seq_len() as u32);
+            let groups = model.layer_groups(max_seq_len, true);
+            let num_layers = groups.layers().num_layers();
+            let one = GroupedLayers::one(num_layers, None);
+            let of_blocks = [&groups, &one].map(|it| model.kv_bytes_per_block(block_size, it));
+            let sizes = [&groups, &one].map(|it| it.layers().layers_per_group());
+            (groups.windows().num_groups(), of_blocks, sizes)
+        };
+        let (num_groups, [grouped, whole], [in_group, in_all]) = blocks(&[]);
+        assert!(num_groups > 1);
+        assert_eq!(grouped * in_all as u64, whole * in_group as u64);
+        // Two ranks have the same layers, and half of each.
+        assert_eq!(
+            blocks(&[("tensor_parallel_size", "2")]),
+            (num_groups, [grouped, whole], [in_group, in_all])
+        );
+        // Stages have a layer of each group more, at most.
+        let (_, [of_stages, of_all], _) = blocks(&[("pipeline_parallel_size", "2")]);
+        assert_eq!(of_all, whole);
+        let of_layer = whole / in_all as u64;
+        assert!(
+            (grouped..=grouped + of_layer).contains(&of_stages),
+            "{of_stages} of {whole}"
+        );
     }
 
     #[test]

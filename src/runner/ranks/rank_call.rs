@@ -144,7 +144,7 @@ impl RankCall {
         }
     }
 
-    /// Makes it the call in `words`, which is the `number`th of all, in blocks of this size.
+    /// Makes it the call in `words`, which is the `number`th of all, in blocks of this size for so many groups of layers.
     ///
     /// # Errors
     /// They are something else, or name rows or blocks that the call does not have.
@@ -152,11 +152,12 @@ impl RankCall {
         &mut self,
         number: u32,
         block_size: BlockSize,
+        num_groups: usize,
         words: &[u32],
     ) -> Result<(), StepError> {
         self.clear();
         self.read_words(number, words)
-            .filter(|()| self.is_consistent(block_size))
+            .filter(|()| self.is_consistent(block_size, num_groups))
             .ok_or_else(|| {
                 StepError(format!(
                     "{} words from rank 0 are not model call {number}",
@@ -235,14 +236,15 @@ impl RankCall {
     }
 
     /// Whether all ranges are of what the call has.
-    fn is_consistent(&self, block_size: BlockSize) -> bool {
+    fn is_consistent(&self, block_size: BlockSize, num_groups: usize) -> bool {
         let (num_tokens, num_kept) = (self.token_ids.len(), self.kept_rows.len());
         let is_ascending = |rows: &[u32], below: usize| {
             rows.is_sorted_by(|a, b| a < b) && rows.last().is_none_or(|&row| (row as usize) < below)
         };
         let num_blocks = |span: &KvSpan| span.block_table.end - span.block_table.start;
         let spans_are_good = self.spans.iter().all(|span| {
-            let capacity = u64::from(num_blocks(span)) * u64::from(block_size.tokens().0);
+            let num_rounds = num_blocks(span) as usize / num_groups;
+            let capacity = num_rounds as u64 * u64::from(block_size.tokens().0);
             let num_tokens = span.tokens.end.checked_sub(span.tokens.start);
             u64::from(span.kv_len) <= capacity && num_tokens.is_some_and(|it| it <= span.kv_len)
         });
@@ -346,7 +348,7 @@ mod tests {
     fn a_call_is_read_as_it_was_written() {
         let mut read = RankCall::default();
         for _ in 0..2 {
-            read.read(9, BLOCK_SIZE, &words()).expect("it is call 9");
+            read.read(9, BLOCK_SIZE, 1, &words()).expect("it is call 9");
             assert_eq!(read, call());
         }
         let mut words = Vec::new();
@@ -354,7 +356,7 @@ mod tests {
         read.write(0, &mut words);
         let mut moves = call();
         moves
-            .read(0, BLOCK_SIZE, &words)
+            .read(0, BLOCK_SIZE, 1, &words)
             .expect("moves are a call, too");
         assert_eq!(moves.moves, call().moves);
         assert!(moves.token_ids.is_empty() && moves.spans.is_empty());
@@ -364,18 +366,20 @@ mod tests {
     fn anything_else_is_an_error() {
         let words = words();
         let mut read = RankCall::default();
-        assert!(read.read(8, BLOCK_SIZE, &words).is_err(), "another call");
+        assert!(read.read(8, BLOCK_SIZE, 1, &words).is_err(), "another call");
         for len in 0..words.len() {
-            assert!(read.read(9, BLOCK_SIZE, &words[..len]).is_err(), "{len}");
+            assert!(read.read(9, BLOCK_SIZE, 1, &words[..len]).is_err(), "{len}");
         }
         let longer: Vec<_> = words.iter().copied().chain([0]).collect();
-        assert!(read.read(9, BLOCK_SIZE, &longer).is_err());
+        assert!(read.read(9, BLOCK_SIZE, 1, &longer).is_err());
+        let in_two_groups = read.read(9, BLOCK_SIZE, 2, &words);
+        assert!(in_two_groups.is_err(), "too few blocks");
         // Any word may change what is computed, never what is a call: no index leaves its list.
         for index in 0..words.len() {
             for value in [0, 1, 3, 4, 5, 100, u32::MAX] {
                 let mut changed = words.clone();
                 changed[index] = value;
-                if read.read(9, BLOCK_SIZE, &changed).is_ok() {
+                if read.read(9, BLOCK_SIZE, 1, &changed).is_ok() {
                     let adapters = AdapterRuns::default();
                     let inputs = read.inputs(&adapters);
                     for span in inputs.spans {

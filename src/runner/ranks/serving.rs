@@ -87,7 +87,7 @@ fn compute<D: Device>(
     attach: impl FnOnce(&Task, Grid) -> Result<Box<dyn Collective>, CollectiveError>,
     options: &D::Options,
 ) -> Result<(), String> {
-    let (mut runner, block_size) = load::<D>(channel, task, attach, options)?;
+    let (mut runner, block_size, num_groups) = load::<D>(channel, task, attach, options)?;
     channel.set_time_limit(None).map_err(text)?;
     let (mut message, mut words) = (Vec::new(), Vec::new());
     let (mut call, mut number) = (RankCall::default(), 0_u32);
@@ -100,7 +100,8 @@ fn compute<D: Device>(
             adapters.take(&words).map_err(text)?;
             continue;
         }
-        call.read(number, block_size, &words).map_err(text)?;
+        call.read(number, block_size, num_groups, &words)
+            .map_err(text)?;
         number = number.wrapping_add(1);
         let [tokens, kept, sampled] = &call.adapters;
         adapters
@@ -112,13 +113,13 @@ fn compute<D: Device>(
     Ok(())
 }
 
-/// Loads its share of the model.
+/// Loads its share of the model. Returns the size of its blocks, and the groups of layers, too.
 fn load<D: Device>(
     channel: &mut dyn Channel,
     task: &Task,
     attach: impl FnOnce(&Task, Grid) -> Result<Box<dyn Collective>, CollectiveError>,
     options: &D::Options,
-) -> Result<(ModelRunner<D>, BlockSize), String> {
+) -> Result<(ModelRunner<D>, BlockSize, usize), String> {
     let limits = task.limits().ok_or_else(unknown)?;
     let source = ModelSource::open(&task.folder).map_err(text)?;
     if source.stamps() != task.stamps {
@@ -131,13 +132,14 @@ fn load<D: Device>(
     let collective = attach(task, grid).map_err(text)?;
     send(channel, &Report::Ready).map_err(text)?;
     let block_size = limits.block_size;
+    let num_groups = limits.num_groups();
     let rank = RankOptions {
         collective,
         role: RankRole::Computes,
         time_limit: task.time_limit,
     };
     let runner = ModelRunner::of_rank(&source, limits, options, rank).map_err(text)?;
-    Ok((runner, block_size))
+    Ok((runner, block_size, num_groups))
 }
 
 fn unknown() -> String {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::{Channel, Grid};
-use crate::device::{CodeBits, KvDtype, available_host_bytes, host_id};
+use crate::device::{CodeBits, KvDtype, LayerGroups, available_host_bytes, host_id};
+use crate::engine::MAX_KV_GROUPS;
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 use crate::runner::precision::WeightPrecision;
 
@@ -79,6 +80,8 @@ struct Limits {
     block_size: u32,
     num_blocks: u32,
     num_host_blocks: u32,
+    /// The group of each layer.
+    layer_groups: Option<Vec<usize>>,
     kv_dtype: String,
     weights: Option<Weights>,
     windows: Vec<NonZeroU32>,
@@ -155,6 +158,7 @@ impl Task {
                 block_size: limits.block_size.tokens().0,
                 num_blocks: limits.num_blocks.0,
                 num_host_blocks: limits.num_host_blocks.0,
+                layer_groups: limits.layer_groups.as_ref().map(|it| it.groups().collect()),
                 kv_dtype: limits.kv_dtype.as_str().to_owned(),
                 weights: limits.weights.map(Weights::new),
                 windows: limits.attention.windows.clone(),
@@ -192,7 +196,10 @@ impl Task {
             block_size: BlockSize::new(limits.block_size)?,
             num_blocks: Blocks(limits.num_blocks),
             num_host_blocks: Blocks(limits.num_host_blocks),
-            layer_groups: None,
+            layer_groups: match &limits.layer_groups {
+                Some(groups) => Some(layer_groups(groups)?),
+                None => None,
+            },
             kv_dtype: dtypes.find(|dtype| dtype.as_str() == limits.kv_dtype)?,
             weights: match limits.weights {
                 Some(weights) => Some(weights.precision()?),
@@ -211,6 +218,16 @@ impl Task {
             },
         })
     }
+}
+
+/// The groups of layers; `None` if they are none.
+fn layer_groups(groups: &[usize]) -> Option<LayerGroups> {
+    let is_known = |group: &usize| *group < MAX_KV_GROUPS;
+    let groups = groups
+        .iter()
+        .all(is_known)
+        .then(|| LayerGroups::new(groups))?;
+    (groups.num_layers() > 0).then_some(groups)
 }
 
 /// Sends a message of this kind.
@@ -252,6 +269,7 @@ mod tests {
             kv_dtype: KvDtype::Int8,
             weights: Some(WeightPrecision::new(CodeBits::Four)),
             num_host_blocks: Blocks(7),
+            layer_groups: Some(LayerGroups::new(&[1, 0, 1, 2])),
             adapters: AdapterRoom {
                 max_rank: 16,
                 num_bytes: 1 << 40,
