@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{SequenceId, StepError, Tokens};
@@ -122,6 +123,24 @@ fn signal(script: &Script, rank: usize, signal: &str) {
     let id = fs::read_to_string(script.0.path(&format!("rank={rank}"))).expect("its process");
     let sent = Command::new("kill").args([signal, id.trim()]).status();
     assert!(sent.expect("kill").success());
+    // On a busy machine its threads may go on computing for a while.
+    while signal == "-STOP" && !is_stopped(id.trim()) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: &str) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("its threads");
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat"));
+        // "id (name) T ..."; a thread may have ended.
+        stat.map_or(true, |stat| {
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|it| it.starts_with('T'))
+        })
+    })
 }
 
 /// Steps of two micro-batches, with a request in each.
