@@ -203,6 +203,9 @@ impl Drafter {
         };
         // The last token is not computed.
         let computed = Tokens(tokens.len() as u32) - Tokens(1);
+        if model.num_missed(computed) > room.max_caught_up {
+            return 0;
+        }
         let num_worth = room.prices.map_or(usize::MAX, |prices| {
             model.num_worth(prices, computed, room.num_left)
         });
@@ -316,6 +319,8 @@ pub(super) struct DraftRoom<'a> {
     pub(super) max: usize,
     /// The most tokens that the sequence still generates.
     pub(super) num_left: Tokens,
+    /// The most positions that the draft model may catch up on for them.
+    pub(super) max_caught_up: Tokens,
     /// What they cost; `None`: nothing.
     pub(super) prices: Option<&'a DraftPrices>,
 }
@@ -353,6 +358,7 @@ mod tests {
         DraftRoom {
             max,
             num_left: Tokens(99),
+            max_caught_up: Tokens(99),
             prices: None,
         }
     }

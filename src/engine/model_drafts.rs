@@ -83,6 +83,11 @@ impl ModelDrafts {
         self.is_out.then_some(self.computed)
     }
 
+    /// How many positions it has to catch up on, if `computed` are in the cache.
+    pub(super) fn num_missed(&self, computed: Tokens) -> Tokens {
+        computed - self.computed
+    }
+
     /// Learns from the sequences before it, if it has had no drafts.
     pub(super) fn learn(&mut self, from: &Experience) {
         let known = Acceptance::at(from.probability());
@@ -103,8 +108,8 @@ impl ModelDrafts {
         computed: Tokens,
         num_left: Tokens,
     ) -> usize {
+        let catching_up = self.num_missed(computed).0 as f32 * prices.caught_up;
         let acceptance = self.acceptance.get_or_insert_default();
-        let catching_up = (computed - self.computed).0 as f32 * prices.caught_up;
         // What each later step gains with one draft, at most.
         let gain = num_left.0 as f32 * (acceptance.probability() - prices.made);
         match acceptance.num_worth(prices.made) {
@@ -176,6 +181,16 @@ mod tests {
         assert_eq!(num_steps_to_probe(0, 100), Some(1), "unknown");
         assert_eq!(num_steps_to_probe(100, 0), Some(7), "0.2 at 3 % a step");
         assert_eq!(num_steps_to_probe(100, 90), Some(37), "1.1 at 3 % a step");
+    }
+
+    #[test]
+    fn it_has_missed_what_others_have_computed_since() {
+        let mut model = ModelDrafts::default();
+        model.start(Tokens(32));
+        assert_eq!(model.num_missed(Tokens(100)), Tokens(68));
+        model.make();
+        assert!(model.land(2, 1, Tokens(102)));
+        assert_eq!(model.num_missed(Tokens(102)), Tokens(0));
     }
 
     #[test]

@@ -258,6 +258,8 @@ impl Scheduler {
             scope.active.any_queued(),
         );
         let prices = self.draft_prices(scope);
+        // A step of the draft model has no more tokens than one of the model.
+        let mut left_to_catch_up = scope.config.max_num_tokens;
         for &slot in &self.generating {
             let (sequence, kv) = scope.active.sequence_mut(slot);
             if !sequence.is_drafted() {
@@ -275,7 +277,7 @@ impl Scheduler {
             if room == 0 {
                 continue;
             }
-            let num_drafts = sequence.draft(room, prices.as_ref());
+            let num_drafts = sequence.draft(room, &mut left_to_catch_up, prices.as_ref());
             let num_free = kv.usage().num_free();
             sequence.grow(kv, sequence.len() + num_drafts);
             free -= num_free - kv.usage().num_free();

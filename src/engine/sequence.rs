@@ -675,17 +675,29 @@ impl Sequence {
         !self.is_plain && self.details.drafter.is_some()
     }
 
-    /// Appends up to `max` drafts to its tokens, as many as are worth their price. Returns how many.
-    pub(super) fn draft(&mut self, max: usize, prices: Option<&DraftPrices>) -> Tokens {
+    /// Appends up to `max` drafts to its tokens, as many as are worth their price. Returns how many. The draft model catches up
+    /// on at most as many positions as `left_to_catch_up`, which they are taken from.
+    pub(super) fn draft(
+        &mut self,
+        max: usize,
+        left_to_catch_up: &mut Tokens,
+        prices: Option<&DraftPrices>,
+    ) -> Tokens {
+        let computed = self.computed;
         let room = DraftRoom {
             max,
             num_left: self.max_kv_len() + Tokens(1) - self.len(),
+            max_caught_up: *left_to_catch_up,
             prices,
         };
         let Some(drafter) = &mut self.details.drafter else {
             return Tokens::ZERO;
         };
-        Tokens(self.first.tokens_mut().draft(drafter, &room) as u32)
+        let num_drafts = self.first.tokens_mut().draft(drafter, &room);
+        if let Some(made_from) = drafter.model().and_then(ModelDrafts::made_from) {
+            *left_to_catch_up -= computed - made_from;
+        }
+        Tokens(num_drafts as u32)
     }
 
     /// Its part that the draft model has, if there is one.

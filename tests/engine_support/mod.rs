@@ -773,6 +773,9 @@ fn make_drafts(step: &mut Step, config: &EngineConfig, caches: &mut [Vec<u64>; 2
     let [cache, host_cache] = caches;
     make_moves(step.moves(), block_size, cache, host_cache);
     let mut drafts = Vec::new();
+    // Besides the last token of each.
+    let caught_up = step.drafts_to_make().map(|it| it.tokens.len() - 1);
+    assert!(caught_up.sum::<usize>() <= config.max_num_tokens.index());
     for to_make in step.drafts_to_make() {
         let table = to_make.block_table.start as usize..to_make.block_table.end as usize;
         let table = &step.block_tables()[table];

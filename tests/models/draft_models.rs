@@ -29,10 +29,10 @@ fn roomy(draft_model: &'static str) -> Setup {
     }
 }
 
-/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model has to catch up on.
+/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model has to catch up on for all.
 fn chunked(draft_model: &'static str) -> Setup {
     Setup {
-        max_num_tokens: 24,
+        max_num_tokens: 72,
         block_size: 4,
         num_blocks: 200,
         enable_chunked_context: true,
