@@ -210,7 +210,8 @@ def test_a_request_may_be_cancelled_while_its_adapter_is_copied(uploads, model):
 
 @pytest.mark.parametrize("model", DRIVERS)
 def test_64_clients_bring_40_adapters_where_16_have_room(uploads, model):
-    """As TensorRT-LLM's clients do: an adapter that the server does not know is sent again."""
+    """As TensorRT-LLM's clients do: an adapter that the server does not know is sent again. On a busy machine all 64 may
+    arrive at once, which is more than may be on the way."""
     rng = random.Random(model)
     sent = [[rng.randrange(NUM_ADAPTERS) for _ in range(3)] for _ in range(NUM_CLIENTS)]
     num_sent = 0
@@ -226,6 +227,9 @@ def test_64_clients_bring_40_adapters_where_16_have_room(uploads, model):
                     answers.append(await clients.stream(connection, f"{model}_few", prompt, **options))
                     break
                 except Refused as refused:
+                    if "send it again later" in str(refused):
+                        await asyncio.sleep(0.05)
+                        continue
                     assert "send lora_weights" in str(refused), refused
                 request = bringing(index)
                 num_sent += 1
