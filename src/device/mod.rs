@@ -727,6 +727,19 @@ pub trait Device: Sized {
         // The only rank has the sums.
     }
 
+    /// `out = x * W^T + bias`, summed over all ranks of the stage: [`Device::project`] and [`Device::all_reduce`], of which a device may
+    /// do some rows of each at the same time.
+    fn project_and_sum(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Inputs,
+        linear: &Linear<Self>,
+        out: &mut Self::Sums,
+    ) {
+        self.project(num_rows, x, linear, Output::Store, out);
+        self.all_reduce(num_rows, out);
+    }
+
     /// As [`Device::project`], of some of the inputs in `x`: `out = x[inputs] * W^T + bias`, or that added to `out`. Adapters may
     /// change rows, by the same inputs.
     ///

@@ -247,6 +247,9 @@ impl<D: Device> ResidualStream<D> {
             return run.device.sum_tiles(num_rows, x, &linear.tiles, result);
         }
         match linear.whole() {
+            Some(linear) if run.adapted_rows(linear).is_none() => {
+                return run.device.project_and_sum(num_rows, x, linear, result);
+            }
             Some(linear) => run.project(num_rows, x, linear, Output::Store, result),
             None => {
                 let others = &mut self.tile_sums;

@@ -10,7 +10,7 @@ use triton_inflight::base::{LoadError, StepError};
 use triton_inflight::collective::{Grid, Local};
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::device::{CodeBits, RankRole};
-use triton_inflight::engine::{Engine, StepOutput};
+use triton_inflight::engine::{Engine, OutputOptions, StepOutput};
 use triton_inflight::runner::{
     CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport, WeightPrecision,
 };
@@ -184,10 +184,48 @@ fn deterministic_sums_of_gpus_do_not_depend_on_the_batch_nor_on_graphs() {
     });
 }
 
+/// Steps of 1100 and 2300 rows, whose sums have two and four pieces.
+#[test]
+fn sums_of_many_rows_run_beside_products() {
+    let test = "cuda_ranks::sums_of_many_rows_run_beside_products";
+    on_stand_in(StandIn::new().set("DEVICES", 3), test, || {
+        for (name, num_requests, num_ranks) in [("llama3", 11, 2), ("qwen2", 23, 3)] {
+            let setup = one_step_of(num_requests);
+            let requests = requests_of_100_tokens(num_requests);
+            let (ours, _) = serve(&mut setup.load(name), &setup, &requests);
+            let theirs = serve_on(name, &setup, &requests, num_ranks, (false, 64));
+            let what = format!("{name}, {num_requests} requests, {num_ranks} GPUs");
+            assert_near(&what, &ours, &theirs, 0.1);
+        }
+    });
+}
+
+fn one_step_of(num_requests: u32) -> Setup {
+    Setup {
+        max_num_requests: num_requests,
+        max_seq_len: 128,
+        max_num_tokens: 4096,
+        num_blocks: 1024,
+        ..Setup::default()
+    }
+}
+
+fn requests_of_100_tokens(num_requests: u32) -> Vec<Request> {
+    let prompt = |index| (0..100).map(move |i| (i * 37 + 11 * index) % 60 + 3);
+    let request = |index| Request {
+        outputs: OutputOptions {
+            context_logits: true,
+            ..OutputOptions::default()
+        },
+        ..Request::greedy(&prompt(index).collect::<Vec<_>>(), 3)
+    };
+    (0..num_requests).map(request).collect()
+}
+
 /// Serves requests to the first error.
-fn failure(runner: &mut CudaRunner, setup: &Setup) -> Option<StepError> {
+fn failure(runner: &mut CudaRunner, setup: &Setup, requests: &[Request]) -> Option<StepError> {
     let mut engine = Engine::new(setup.engine_config());
-    for (index, request) in requests().iter().enumerate() {
+    for (index, request) in requests.iter().enumerate() {
         let request = new_request(index, request);
         engine.add(request).expect("a valid request");
     }
@@ -210,36 +248,32 @@ fn a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit() {
     let test =
         "cuda_ranks::a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit";
     on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
-        let (_, setup) = setups().swap_remove(0);
-        let time_limit = Duration::from_secs(2);
-        for (fault, reason) in [
-            ("FAIL_COLLECTIVE", "internal error"),
-            ("STALL_COLLECTIVE", "has waited for its GPU"),
-            ("LOSE_DEVICE", "ILLEGAL_ADDRESS"),
-        ] {
-            let started = Instant::now();
-            let errors = on_ranks(2, |rank, collective| {
-                let options = options(rank, false, 0);
-                let runner = load(&fixture("llama3"), &setup, &options, collective, time_limit);
-                let mut runner = runner.expect("it loads");
-                if rank == 0 {
-                    // Among the operations of any of the ranks.
-                    set(fault, 50);
-                }
-                failure(&mut runner, &setup).expect("a rank fails").0
-            });
-            assert!(started.elapsed() < PATIENT / 2, "{fault}");
-            let [first, second] = &errors[..] else {
-                unreachable!("two ranks")
-            };
-            assert!(
-                [first, second].iter().any(|error| error.contains(reason)),
-                "{fault}: {errors:?}"
-            );
-            assert!(
-                errors.iter().all(|error| error.contains("GPU")),
-                "{errors:?}"
-            );
+        let few_rows = (setups().swap_remove(0).1, requests(), 50);
+        let many_rows = (one_step_of(11), requests_of_100_tokens(11), 10);
+        for (setup, requests, at) in [few_rows, many_rows] {
+            for (fault, reason) in [
+                ("FAIL_COLLECTIVE", "internal error"),
+                ("STALL_COLLECTIVE", "has waited for its GPU"),
+                ("LOSE_DEVICE", "ILLEGAL_ADDRESS"),
+            ] {
+                let started = Instant::now();
+                let errors = on_ranks(2, |rank, collective| {
+                    let (options, limit) = (options(rank, false, 0), Duration::from_secs(2));
+                    let runner = load(&fixture("llama3"), &setup, &options, collective, limit);
+                    let mut runner = runner.expect("it loads");
+                    if rank == 0 {
+                        // Among the operations of any of the ranks.
+                        set(fault, at);
+                    }
+                    let error = failure(&mut runner, &setup, &requests);
+                    error.expect("a rank fails").0
+                });
+                assert!(started.elapsed() < PATIENT / 2, "{fault}");
+                let is_reason = |error: &String| error.contains(reason);
+                assert!(errors.iter().any(is_reason), "{fault}: {errors:?}");
+                let is_of_gpu = |error: &String| error.contains("GPU");
+                assert!(errors.iter().all(is_of_gpu), "{errors:?}");
+            }
         }
     });
 }
@@ -293,7 +327,11 @@ fn a_rank_that_ends_is_noticed_by_the_others() {
             let runner = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
             let mut runner = runner.expect("it loads");
             // Rank 1 has nothing to compute, and ends.
-            (rank == 0).then(|| failure(&mut runner, &setup).expect("it is alone").0)
+            (rank == 0).then(|| {
+                failure(&mut runner, &setup, &requests())
+                    .expect("it is alone")
+                    .0
+            })
         });
         let error = errors[0].as_ref().expect("an error");
         assert!(error.contains("rank 1 has ended"), "{error}");

@@ -843,6 +843,16 @@ impl Device for Cuda {
         self.sum_over_ranks(num_rows, rows);
     }
 
+    fn project_and_sum(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        out: &mut Rows<f32>,
+    ) {
+        self.project_rows_and_sum(num_rows, x, linear, out);
+    }
+
     fn norm_over_ranks(
         &mut self,
         num_rows: usize,

@@ -69,6 +69,7 @@ mod ranks;
 mod rows;
 mod stages;
 mod step;
+mod summed_products;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -24,6 +24,7 @@ use super::memory::DeviceMemory;
 use super::nccl::{self, Communicator, ID_WORDS};
 use super::rows::Rows;
 use super::stages::StageRows;
+use super::summed_products::SumStream;
 use crate::base::{LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::RankRole;
@@ -50,6 +51,8 @@ pub(super) struct GpuRanks {
     communicator: Option<Communicator>,
     /// Where it is not alone in its stage.
     gathered: Option<DeviceMemory>,
+    /// Where it is not alone in its stage.
+    sums: Option<SumStream>,
     /// Where there are several stages.
     pub(super) stage_rows: Option<StageRows>,
     reached: CudaEvent,
@@ -162,6 +165,7 @@ impl Cuda {
                 host,
                 communicator: None,
                 gathered: None,
+                sums: None,
                 stage_rows: None,
                 reached,
                 time_limit: MEETING_LIMIT,
@@ -190,6 +194,7 @@ impl Cuda {
             host,
             communicator: Some(communicator),
             gathered: Some(gathered),
+            sums: Some(SumStream::new(&self.stream)?),
             stage_rows: None,
             reached,
             time_limit: MEETING_LIMIT,
@@ -227,12 +232,33 @@ impl Cuda {
             .is_none_or(|ranks| ranks.host.gets_logits())
     }
 
+    /// Whether other ranks compute the same layers.
+    pub(super) fn is_one_of_several(&self) -> bool {
+        let ranks = self.ranks.as_ref();
+        ranks.is_some_and(|ranks| ranks.host.num_ranks() > 1)
+    }
+
+    /// Sums `len` f32 over all ranks in the stream of sums, after what the device's stream has been given so far.
+    pub(super) fn begin_sum(&mut self, address: u64, len: usize) {
+        self.with_sum_stream("a sum over ranks", |communicator, stream, sums| {
+            sums.order(stream, &sums.stream)?;
+            // SAFETY: the rows are there as long as the device, and nothing else uses these until its stream has waited for the sum.
+            unsafe { communicator.all_reduce(&sums.stream, address, len) }
+        });
+    }
+
+    /// Has what follows in the device's stream wait for the sums that have begun.
+    pub(super) fn await_sums(&mut self) {
+        self.with_sum_stream("waiting for sums", |_, stream, sums| {
+            sums.order(&sums.stream, stream)
+        });
+    }
+
     /// Sums the first rows over all ranks.
     pub(super) fn sum_over_ranks(&mut self, num_rows: usize, rows: &Rows<f32>) {
         let len = self.padded(num_rows) * rows.width();
         let address = rows.address();
-        let is_alone = |ranks: &GpuRanks| ranks.host.num_ranks() == 1;
-        if self.ranks.as_ref().is_none_or(is_alone) {
+        if !self.is_one_of_several() {
             return;
         }
         if !self.gemm.is_deterministic() {
@@ -324,6 +350,23 @@ impl Cuda {
             unsafe { communicator.all_gather(stream, gathered, max_len) }
         });
         gathered
+    }
+
+    /// Launches something in the stream of sums.
+    fn with_sum_stream(
+        &mut self,
+        what: &str,
+        launch: impl FnOnce(&Communicator, &CudaStream, &SumStream) -> Result<(), String>,
+    ) {
+        if !self.is_launching() {
+            return;
+        }
+        let ranks = self.ranks.as_ref();
+        let streams = ranks.and_then(|it| it.communicator.as_ref().zip(it.sums.as_ref()));
+        if let Some((communicator, sums)) = streams {
+            let launched = launch(communicator, &self.stream, sums);
+            self.record(what, launched);
+        }
     }
 
     /// Launches an operation of all ranks.

@@ -19,7 +19,8 @@ pub use kernels::{Case, other_kernels};
 pub use launches::{LAUNCHES, Launch};
 pub use page::page;
 pub use ranks::{
-    INFINIBAND, Links, NVLINK, Placement, RankStepTime, all_reduce_seconds, rank_step_time,
+    INFINIBAND, Links, NVLINK, Placement, RankPromptTime, RankStepTime, all_reduce_seconds,
+    rank_prompt_time, rank_step_time,
 };
 pub use steps::{Kernel, Numbers, StepTime, Unit, generation_step, prompt_step, step_time};
 

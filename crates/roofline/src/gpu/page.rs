@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::steps::{seconds_of, step_time};
 use super::{
     Gpu, H200, LAUNCHES, LLAMA_8B, LLAMA_70B, Numbers, Placement, Shape, generation_step,
-    other_kernels, prompt_step, rank_step_time,
+    other_kernels, prompt_step, rank_prompt_time, rank_step_time,
 };
 
 /// `docs/src/gpu-figures.md`.
@@ -168,7 +168,34 @@ fn write_ranks(page: &mut String, gpu: &Gpu) {
     }
     *page += "\nThe time of rounds decides: in a model of 80 layers, 161 of them take a millisecond, and over two hosts four. Two hosts \
               serve more sequences as stages, which exchange two messages in a step, than as one group.\n";
+    *page += PROMPTS_ON_SEVERAL_GPUS;
+    for (name, shape) in [("8B", &LLAMA_8B), ("70B", &LLAMA_70B)] {
+        for num_gpus in [2, 4, 8] {
+            let time = rank_prompt_time(gpu, shape, Numbers::Bf16, 8192, num_gpus, 4);
+            let [apart, beside] = [time.sums, time.left].map(|sums| time.compute + sums);
+            let _ = writeln!(
+                page,
+                "| {name} | {num_gpus} | {} | {} | {} | {} | {:.2} |",
+                digits(1e3 * time.compute),
+                digits(1e3 * time.sums),
+                digits(1e3 * apart),
+                digits(1e3 * beside),
+                apart / beside
+            );
+        }
+    }
 }
+
+const PROMPTS_ON_SEVERAL_GPUS: &str = "
+A step that computes a prompt of 8192 tokens in bf16, by the same assumptions. Its rows are cut into four pieces, and each piece of `o` and `down` is
+summed while the next one is multiplied. That NCCL's kernels then take multiprocessors from the products is not counted.
+
+    apart   = kernels of a share + (2 layers + 1) sum
+    beside  = the same, where for o and down: product / 4 + 3 max(product, sum) / 4 + sum / 4
+
+| model | GPUs | kernels: ms | sums: ms | apart: ms | beside: ms | ratio |
+|---|---|---|---|---|---|---|
+";
 
 const SEVERAL_GPUS: &str = "
 ## Several GPUs

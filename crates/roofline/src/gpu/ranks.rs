@@ -1,4 +1,4 @@
-//! Generation steps on several GPUs, on paper.
+//! Steps on several GPUs, on paper.
 //!
 //! ```text
 //! tensor parallel   each GPU has a part of the heads, of the inner activations and of the vocabulary;
@@ -6,7 +6,7 @@
 //! stages            the hosts have half of the layers each; two micro-batches, each with half of the sequences
 //! ```
 
-use super::steps::{Numbers, step_time};
+use super::steps::{Numbers, prompt_step, seconds_of, step_time};
 use super::{Gpu, Shape};
 
 /// The connections of a GPU with others.
@@ -98,6 +98,54 @@ pub fn rank_step_time(
     }
 }
 
+/// The time of a step that computes a prompt on the GPUs of a host, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankPromptTime {
+    /// The kernels of a GPU.
+    pub compute: f64,
+    /// Its sums.
+    pub sums: f64,
+    /// Of these, what is left beside products whose rows are cut into pieces.
+    pub left: f64,
+}
+
+/// The time of a step that computes a prompt of `len` tokens on `num_gpus` GPUs of a host. The rows of a product and its sum are cut into
+/// `num_pieces`, and a piece is summed while the next one is multiplied:
+///
+/// ```text
+/// products   | 1 | 2 | 3 | 4 |
+/// sums           |  1  |  2  |  3  |  4  |
+///                            |   left    |
+/// ```
+pub fn rank_prompt_time(
+    gpu: &Gpu,
+    shape: &Shape,
+    numbers: Numbers,
+    len: usize,
+    num_gpus: usize,
+    num_pieces: usize,
+) -> RankPromptTime {
+    let kernels = prompt_step(&share_of(shape, num_gpus), numbers, len);
+    let num_calls: usize = kernels.iter().map(|kernel| kernel.calls).sum();
+    let compute = seconds_of(gpu, &kernels) + num_calls as f64 * gpu.seconds_per_kernel;
+    let message = (4 * len * shape.hidden) as f64;
+    let (whole, pieces) = (all_reduce_seconds(num_gpus, message), num_pieces as f64);
+    let sum_of_piece = all_reduce_seconds(num_gpus, message / pieces);
+    let summed = kernels.iter().filter(|it| ["o", "down"].contains(&it.name));
+    let left_of_product = |product: f64| {
+        let product_of_piece = product / pieces;
+        let begun = product_of_piece + (pieces - 1.0) * product_of_piece.max(sum_of_piece);
+        begun + sum_of_piece - product
+    };
+    let left = summed.map(|it| it.calls as f64 * left_of_product(it.seconds(gpu)));
+    RankPromptTime {
+        compute,
+        sums: (2 * shape.layers + 1) as f64 * whole,
+        // The sum of the embeddings follows no product.
+        left: left.sum::<f64>() + whole,
+    }
+}
+
 /// The seconds of a sum of messages of this many bytes over the GPUs of a host.
 ///
 /// ```text
@@ -163,6 +211,27 @@ mod tests {
         let large = all_reduce_seconds(8, f64::from(1 << 26));
         let bytes = 1.75 * f64::from(1 << 26) / NVLINK.bytes_per_s;
         assert!((large - 2.0 * round - bytes).abs() < 1e-9);
+    }
+
+    #[test]
+    fn sums_beside_products_take_no_less_than_the_longer_of_both() {
+        for num_gpus in [2, 4, 8] {
+            let time = |pieces| {
+                let numbers = Numbers::Bf16;
+                rank_prompt_time(&H200, &LLAMA_70B, numbers, 8192, num_gpus, pieces)
+            };
+            let (whole, cut) = (time(1), time(4));
+            assert!(
+                (whole.left - whole.sums).abs() < 1e-9 * whole.sums,
+                "{whole:?}"
+            );
+            assert_eq!((cut.compute, cut.sums), (whole.compute, whole.sums));
+            // One piece of four is always left.
+            assert!(
+                cut.left > 0.25 * cut.sums && cut.left < 0.9 * cut.sums,
+                "{cut:?}"
+            );
+        }
     }
 
     #[test]
