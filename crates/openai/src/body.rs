@@ -4,8 +4,11 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use crate::Error;
 use crate::fields::{Fate, Field};
+use crate::{Error, adapters};
+
+/// The options that name an adapter.
+const ADAPTER_OPTIONS: [&str; 2] = ["lora_name", "lora_task_id"];
 
 /// The fields of a request that nothing has taken yet. A field that is null counts as not given, as in OpenAI's API.
 #[derive(Debug)]
@@ -65,13 +68,29 @@ impl Body {
         texts.ok_or_else(|| wrong(name, &value, &expected))
     }
 
-    /// The name of the model.
+    /// The name of the model, with that of an adapter or without.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or the request names an adapter in two ways.
     pub fn model(&mut self) -> Result<String, Error> {
-        self.text("model")?
-            .ok_or_else(|| Error::field("model", "the request names no model; give 'model'"))
+        let name = self
+            .text("model")?
+            .ok_or_else(|| Error::field("model", "the request names no model; give 'model'"))?;
+        let problem = match adapters::split(&name) {
+            (_, Some("")) => "has no adapter behind the colon; give MODEL:ADAPTER, or MODEL",
+            (_, Some(_))
+                if ADAPTER_OPTIONS
+                    .iter()
+                    .any(|option| self.0.contains_key(*option)) =>
+            {
+                "names an adapter, and so does 'lora_name' or 'lora_task_id'; leave one of them out"
+            }
+            _ => return Ok(name),
+        };
+        Err(Error::field(
+            "model",
+            format!("'model': '{name}' {problem}"),
+        ))
     }
 
     /// A truth value; false if it is not given.
@@ -190,6 +209,25 @@ mod tests {
         assert!(body(json!({"stream": "yes"})).flag("stream").is_err());
         assert!(body(json!({"model": 1})).model().is_err());
         assert!(body(json!({})).model().is_err());
+    }
+
+    #[test]
+    fn an_adapter_is_named_once() {
+        assert_eq!(body(json!({"model": "m:a"})).model(), Ok("m:a".to_owned()));
+        for (fields, words) in [
+            (
+                json!({"model": "m:a", "lora_name": "b"}),
+                "leave one of them out",
+            ),
+            (
+                json!({"model": "m:a", "lora_task_id": 1}),
+                "leave one of them out",
+            ),
+            (json!({"model": "m:"}), "behind the colon"),
+        ] {
+            let error = body(fields).model().expect_err(words);
+            assert!(error.message.contains(words), "{}", error.message);
+        }
     }
 
     #[test]

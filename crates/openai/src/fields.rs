@@ -49,7 +49,10 @@ const fn field(name: &'static str, fate: Fate, text: &'static str) -> Field {
     Field { name, fate, text }
 }
 
-const MODEL: Field = read("model", "the name of the model in Triton's repository");
+const MODEL: Field = read(
+    "model",
+    "the name of the model in Triton's repository, or [`MODEL:ADAPTER`](#adapters)",
+);
 const N: Field = read(
     "n",
     "choices for each prompt, at most 128 and the model's `max_batch_size`. Above 1, `temperature` is 1 unless the request says otherwise",

@@ -3,15 +3,15 @@
 use axum::body::Bytes;
 use serde_json::{Map, Value};
 
-use crate::Error;
 use crate::protocol::{
     InferParameter, ModelInferRequest, ModelInferResponse, ParameterChoice, RequestedOutput, Tensor,
 };
+use crate::{Error, adapters};
 
 /// A prompt for a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
-    /// The model.
+    /// The model, or `MODEL:ADAPTER`.
     pub model: String,
     /// The request id.
     pub id: String,
@@ -23,7 +23,11 @@ pub struct Prompt {
 
 impl Prompt {
     /// The message for Triton. `outputs` are to be returned.
-    pub fn into_message(self, outputs: &[&str]) -> ModelInferRequest {
+    pub fn into_message(mut self, outputs: &[&str]) -> ModelInferRequest {
+        let (model, adapter) = adapters::split(&self.model);
+        if let Some(adapter) = adapter {
+            self.options.insert("lora_name".to_owned(), adapter.into());
+        }
         // One text with all options: Triton's own parameters hold neither lists nor, in older servers, fractions.
         let options = ParameterChoice::Text(Value::Object(self.options).to_string());
         let parameters = [
@@ -42,7 +46,7 @@ impl Prompt {
             name: (*name).to_owned(),
         };
         ModelInferRequest {
-            model_name: self.model,
+            model_name: model.to_owned(),
             id: self.id,
             parameters: parameters.into(),
             inputs: vec![Tensor {
@@ -344,6 +348,21 @@ mod tests {
         assert_eq!(ranked, ["a", "b", "c"]);
         assert_eq!(positions("[{}]"), None);
         assert_eq!(positions("null"), None);
+    }
+
+    #[test]
+    fn the_adapter_in_the_name_of_a_model_becomes_an_option() {
+        let prompt = Prompt {
+            model: "stories:poet".to_owned(),
+            id: String::new(),
+            text: String::new(),
+            options: Map::new(),
+        };
+        let message = prompt.into_message(&[]);
+        assert_eq!(message.model_name, "stories");
+        let options = ParameterChoice::Text(r#"{"lora_name":"poet"}"#.to_owned());
+        let parameter = &message.parameters["sampling_parameters"];
+        assert_eq!(parameter.parameter_choice, Some(options));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `embeddings.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation |
 //! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
@@ -16,6 +17,7 @@
 //! | `error.rs` | errors in OpenAI's form |
 
 pub mod access_log;
+pub mod adapters;
 pub mod answer;
 pub mod body;
 pub mod chat;

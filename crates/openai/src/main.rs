@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
 use inflight_openai::server::{Limits, router};
 use inflight_openai::triton::Triton;
@@ -32,6 +33,10 @@ struct Options {
     /// The most prompts that are in flight; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
     max_requests: usize,
+    /// Lists the adapters of a model, which are named MODEL:ADAPTER. PATH is the model's lora_dir or multi_lora.json. May be given
+    /// several times
+    #[arg(long, value_name = "MODEL=PATH")]
+    adapters: Vec<Place>,
     /// A file with the keys of clients, one a line [default: clients need none]
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -60,6 +65,8 @@ fn failed(problem: &str) -> ExitCode {
 /// Serves until SIGTERM or SIGINT, and then until the requests in flight are answered.
 async fn serve(options: &Options) -> Result<(), String> {
     let triton = Triton::at(&options.triton).map_err(|problem| format!("--triton {problem}"))?;
+    let adapters = Adapters::of(options.adapters.clone())
+        .map_err(|problem| format!("--adapters {problem}"))?;
     let limits = Limits {
         max_request_bytes: options.max_request_bytes,
         max_requests: options.max_requests,
@@ -88,7 +95,8 @@ async fn serve(options: &Options) -> Result<(), String> {
         )
         .await;
     };
-    axum::serve(listener, router(triton, limits, keys, options.access_log))
+    let router = router(triton, adapters, limits, keys, options.access_log);
+    axum::serve(listener, router)
         .with_graceful_shutdown(stop)
         .await
         .map_err(|error| error.to_string())

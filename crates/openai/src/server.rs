@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_log::{REQUEST_ID, logged};
+use crate::adapters::Adapters;
 use crate::answer::{Answer, Answers};
 use crate::body::Body;
 use crate::chat::Chat;
@@ -38,15 +39,17 @@ const MAX_EMBEDDINGS_AT_ONCE: usize = 64;
 
 struct Server {
     triton: Triton,
+    adapters: Adapters,
     limits: Limits,
     in_flight: Arc<Semaphore>,
     started: u64,
 }
 
 /// The service in front of a tritonserver. `log` writes a line for each request.
-pub fn router(triton: Triton, limits: Limits, keys: Keys, log: bool) -> Router {
+pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, log: bool) -> Router {
     let server = Server {
         triton,
+        adapters,
         limits,
         in_flight: Arc::new(Semaphore::new(limits.max_requests)),
         started: ids::now(),
@@ -87,19 +90,18 @@ async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
 }
 
 async fn list_models(State(server): State<Arc<Server>>) -> Result<Response, Error> {
-    let names = server.triton.models().await?;
-    Ok(json_response(&models::list(&names, server.started)))
+    Ok(json_response(&server.models().await?))
 }
 
 async fn model(
     State(server): State<Arc<Server>>,
     Path(name): Path<String>,
 ) -> Result<Response, Error> {
-    let names = server.triton.models().await?;
-    if names.contains(&name) {
-        Ok(json_response(&models::model(&name, server.started)))
-    } else {
-        Err(Error::unknown_model(&name))
+    let models = server.models().await?;
+    let models = models["data"].as_array();
+    match models.and_then(|models| models.iter().find(|model| model["id"] == name)) {
+        Some(model) => Ok(json_response(model)),
+        None => Err(Error::unknown_model(&name)),
     }
 }
 
@@ -169,6 +171,19 @@ async fn unknown(method: Method, uri: Uri) -> Error {
 }
 
 impl Server {
+    /// The models that are ready, and their adapters.
+    async fn models(&self) -> Result<Value, Error> {
+        let names = self.triton.models().await?;
+        let adapters = self.adapters.clone();
+        // They are files.
+        let adapters = tokio::task::spawn_blocking(move || adapters.names()).await;
+        Ok(models::list(
+            &names,
+            &adapters.unwrap_or_default(),
+            self.started,
+        ))
+    }
+
     /// The body of a request.
     async fn bytes(&self, request: Request) -> Result<Vec<u8>, Error> {
         let max_bytes = self.limits.max_request_bytes;
