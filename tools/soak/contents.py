@@ -333,6 +333,8 @@ def _refused(rng):
             {"stop": json.dumps(["x" * 300])},
             {"seed": -1},
             {"draft_input_ids": "[-5]"},
+            {"prompt_token_ids": "[-5]"},
+            {"prompt_only": 3},
             {"allowed_token_ids": "[]"},
             {"prompt": "once upon " * 5000},
         ]

@@ -78,6 +78,8 @@ pub struct Prepared {
     pub request: NewRequest,
     /// Number of sequences to generate, at least one.
     pub num_sequences: u32,
+    /// Whether the answer is the prompt, so that it needs no step.
+    pub is_prompt_only: bool,
     /// The logits post-processor that it names.
     pub post_processor: Option<PostProcessorCall>,
     /// Its guide, if that is still being compiled.
@@ -158,6 +160,12 @@ impl Admission {
             },
         };
         let num_answers = num_sequences.generated.max(sampling.beam_width());
+        if options.prompt_only && arrival.turn.is_some() {
+            return Err(Error::invalid(
+                "option 'prompt_only': a turn of a conversation has an answer; leave the option out, or ask a model without \
+                 conversations",
+            ));
+        }
         if num_answers > 1 && arrival.turn.as_ref().is_some_and(|turn| !turn.is_last) {
             return Err(Error::invalid(format!(
                 "the turn of a conversation asks for {num_answers} sequences, and one answer is continued: leave out n, \
@@ -182,9 +190,10 @@ impl Admission {
             .max_seq_len
             .index()
             .saturating_sub(num_prompt_tokens);
-        let num_new_tokens = match self.pooling {
-            None => room.min(max_new_tokens as usize),
-            Some(_) => 0,
+        let generates = self.pooling.is_none() && !options.prompt_only;
+        let num_new_tokens = match generates {
+            true => room.min(max_new_tokens as usize),
+            false => 0,
         };
         let mut format = self.answer_format(&options, &arrival.outputs)?;
         let reply = self.reply_rules(&options, &format.outputs, &prompt.text)?;
@@ -235,7 +244,8 @@ impl Admission {
         let excluded = options
             .exclude_input_in_output
             .unwrap_or(self.config.settings.exclude_input_in_output);
-        let echo = (!excluded && !options.stream).then(|| Echo {
+        let is_repeated = options.prompt_only || !excluded && !options.stream;
+        let echo = is_repeated.then(|| Echo {
             text: prompt.text,
             ids: prompt.ids[prompt.num_before..].to_vec(),
         });
@@ -270,6 +280,7 @@ impl Admission {
         Ok(Prepared {
             request,
             num_sequences: num_sequences.generated,
+            is_prompt_only: options.prompt_only,
             post_processor,
             compilation,
             adapter,

@@ -75,6 +75,23 @@ impl Admission {
         if options.chat.is_given() && self.config.input == InputKind::Ids {
             return invalid("option 'messages': this model takes input_ids, not text");
         }
+        if !options.prompt_token_ids.is_empty() {
+            if self.config.input == InputKind::Ids {
+                return invalid(
+                    "option 'prompt_token_ids': this model takes input_ids; write the tokens to them",
+                );
+            }
+            if options.chat.is_given() || options.text_pair.is_some() {
+                return invalid(
+                    "option 'prompt_token_ids': the tokens are the whole prompt; leave out 'messages' and 'text_pair'",
+                );
+            }
+        }
+        if options.prompt_only && options.stream {
+            return invalid(
+                "option 'prompt_only': a stream never repeats the prompt; leave out 'stream'",
+            );
+        }
         if self.encoder.text.is_none() {
             let needs_text = [
                 ("stop", !options.stop.is_empty()),
@@ -144,6 +161,7 @@ impl Admission {
         }
         let given = [
             ("stream", options.stream),
+            ("prompt_only", options.prompt_only),
             (
                 "logits_post_processor_name",
                 options.post_processor.is_given(),

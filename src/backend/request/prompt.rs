@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::request::options::RequestOptions;
 use crate::base::{RequestError, TokenId, Tokens};
-use crate::text::{ChatTemplates, Conversation, EncodedPair, Tokenizer};
+use crate::text::{ChatTemplates, Conversation, Detokenizer, EncodedPair, Tokenizer};
 use crate::triton::{Error, strings};
 
 /// The prompt's input tensor.
@@ -202,6 +202,14 @@ impl PromptEncoder {
                 texts.len()
             )));
         };
+        if !options.prompt_token_ids.is_empty() {
+            if !text.is_empty() {
+                return Err(Error::invalid(
+                    "text_input and the option 'prompt_token_ids' are both given; with tokens, text_input is empty",
+                ));
+            }
+            return Ok(self.given_tokens(options, parts, is_first)?);
+        }
         let text = std::str::from_utf8(text).map_err(|error| {
             Error::invalid(format!(
                 "text_input is not valid UTF-8 from byte {} on",
@@ -245,6 +253,46 @@ impl PromptEncoder {
                 .encode_pair(&text, pair, add_special_tokens)?,
         };
         self.check_vocabulary("the prompt", &encoded.ids)?;
+        Ok((text, encoded))
+    }
+
+    /// The prompt that the option `prompt_token_ids` is, and its text.
+    fn given_tokens(
+        &self,
+        options: &RequestOptions,
+        parts: &TextParts,
+        is_first: bool,
+    ) -> Result<(String, EncodedPair), RequestError> {
+        let ids = &options.prompt_token_ids;
+        if ids.len() > self.max_seq_len.index() {
+            return Err(RequestError::Invalid(format!(
+                "option 'prompt_token_ids' has {} tokens, and max_seq_len = {}: shorten the prompt",
+                ids.len(),
+                self.max_seq_len
+            )));
+        }
+        if !is_first {
+            return Err(RequestError::Invalid(
+                "option 'prompt_token_ids': this turn continues a conversation; write its text to text_input".to_owned(),
+            ));
+        }
+        if let Some(id) = ids.iter().find(|id| **id >= self.vocab_size) {
+            return Err(RequestError::Option {
+                name: "prompt_token_ids".to_owned(),
+                value: format!("token {id}"),
+                expected: format!("in the vocabulary, 0 to {}", self.vocab_size - 1),
+            });
+        }
+        let mut text = String::new();
+        let mut detokenizer = Detokenizer::new(&parts.tokenizer, &[], false);
+        for id in ids {
+            detokenizer.push(&parts.tokenizer, *id, &mut text);
+        }
+        detokenizer.finish(&parts.tokenizer, &mut text);
+        let encoded = EncodedPair {
+            ids: ids.clone(),
+            second_text: None,
+        };
         Ok((text, encoded))
     }
 

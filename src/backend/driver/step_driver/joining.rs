@@ -10,6 +10,7 @@ use crate::backend::request::admission::Prepared;
 use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::response::answer::Answer;
 use crate::base::{RequestError, RequestId, SequenceId};
+use crate::sampling::FinishReason;
 use crate::triton::Error;
 
 /// How long an Execute call that has no other work waits for a prompt, a guide or an adapter: a client may cancel its request.
@@ -104,6 +105,10 @@ impl StepDriver {
         in_flight.deadline = prepared.deadline;
         if let Some(reason) = in_flight.due_end(Instant::now(), &self.service) {
             in_flight.end(reason);
+            return Ok(());
+        }
+        if prepared.is_prompt_only {
+            in_flight.end(FinishReason::Length);
             return Ok(());
         }
         if let Some(turn) = &mut in_flight.turn {

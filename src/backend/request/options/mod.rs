@@ -73,6 +73,10 @@ pub struct RequestOptions {
     /// Output tensors that the request asks for by name where they are not sent by default.
     wanted: Vec<OutputKind>,
     num_logprobs: Option<u32>,
+    /// The prompt as token ids, instead of a text.
+    pub prompt_token_ids: Vec<TokenId>,
+    /// Whether the answer is the prompt, and nothing is computed.
+    pub prompt_only: bool,
     /// The number of `input_ids` that are the prompt; the rest is padding.
     pub input_length: Option<u32>,
     /// The number of tokens to keep at the end of the prompt.

@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::RequestOptions;
 use super::values::{
-    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, all_biases, allowed_ids, biases,
-    early_stopping, end_ids, flag, id_words, ids, integer, number, set, share, signed, unsigned,
-    weights, words,
+    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_PROMPT_IDS, MAX_WORD_BYTES, all_biases, allowed_ids,
+    biases, early_stopping, end_ids, flag, id_words, ids, integer, number, set, share, signed,
+    unsigned, weights, words,
 };
 use crate::base::ClientId;
 use crate::config::OutputKind;
@@ -700,6 +700,24 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "false",
         doc: "With `task: score` or `classify`: whether the model's own numbers are returned, before they become probabilities.",
         set: |o, v| set(&mut o.raw_scores, flag(v)),
+    },
+    RequestOption {
+        name: "prompt_token_ids",
+        aliases: &[],
+        expected: "a JSON list of at most 65536 token ids",
+        default: "none",
+        doc: "The prompt as tokens, for models that take text; `text_input` is empty. No special tokens are added.",
+        set: |o, v| set(&mut o.prompt_token_ids, ids(v, MAX_PROMPT_IDS)),
+    },
+    RequestOption {
+        name: "prompt_only",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "`true`: nothing is computed. The answer is the prompt, its text (a conversation as the chat template renders it) \
+              in `text_output` and its tokens in `output_ids`, without an output token, whatever \
+              `exclude_input_in_output` says.",
+        set: |o, v| set(&mut o.prompt_only, flag(v)),
     },
     RequestOption {
         name: "truncate_prompt_tokens",

@@ -18,6 +18,7 @@ pub(super) const MAX_END_IDS: usize = 16;
 /// Allowed ids are read with the logits, once per token.
 pub(super) const MAX_ALLOWED_IDS: usize = 65536;
 pub(super) const MAX_DRAFT_IDS: usize = 65536;
+pub(super) const MAX_PROMPT_IDS: usize = 65536;
 
 pub(super) fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
     *place = value?;
