@@ -43,6 +43,13 @@ def test_each_text_has_its_vector(server, front):
     assert front.post(PATH, model="qwen3", input=TEXTS[0])["data"] == answer["data"][:1]
 
 
+def test_tokens_have_vectors_too(front):
+    answer = front.post(PATH, model="qwen3", input=[[5, 6, 7], [5, 6, 7], [7, 6, 5]])
+    first, second, third = (entry["embedding"] for entry in answer["data"])
+    assert first == second != third
+    assert answer["usage"]["prompt_tokens"] == 9
+
+
 def test_base64_is_the_same_vector(front):
     (numbers,) = front.post(PATH, model="qwen3", input="a b c", dimensions=8)["data"]
     (encoded,) = front.post(PATH, model="qwen3", input="a b c", dimensions=8, encoding_format="base64")["data"]
@@ -61,7 +68,7 @@ def test_many_texts_are_served_a_part_at_a_time(server):
 @pytest.mark.parametrize(
     "fields, status, words",
     [
-        ({"model": "qwen3", "input": [[1, 2]]}, 400, "token ids"),
+        ({"model": "qwen3", "input": [["a"]]}, 400, "token ids"),
         ({"model": "qwen3", "input": "a", "dimensions": 33}, 400, "have 32"),
         ({"model": "qwen3", "input": "a", "encoding_format": "hex"}, 400, "base64"),
         ({"model": "stories", "input": "a"}, 400, "embedding"),

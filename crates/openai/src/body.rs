@@ -48,34 +48,23 @@ impl Body {
         }
     }
 
-    /// A text, or a list of 1 to `max` texts.
-    ///
-    /// # Errors
-    /// It is something else, or missing.
-    pub fn texts(&mut self, name: &str, max: usize) -> Result<Vec<String>, Error> {
-        let expected =
-            format!("a text or a list of 1 to {max} texts (token ids are not supported)");
-        let missing = || Error::field(name, format!("'{name}' is missing: give {expected}"));
-        let value = self.take(name).ok_or_else(missing)?;
-        let texts = match &value {
-            Value::String(text) => Some(vec![text.clone()]),
-            Value::Array(list) if (1..=max).contains(&list.len()) => {
-                let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
-                texts.collect()
-            }
-            _ => None,
-        };
-        texts.ok_or_else(|| wrong(name, &value, &expected))
-    }
-
     /// The name of the model, with that of an adapter or without.
     ///
     /// # Errors
     /// There is none, or the request names an adapter in two ways.
     pub fn model(&mut self) -> Result<String, Error> {
-        let name = self
-            .text("model")?
-            .ok_or_else(|| Error::field("model", "the request names no model; give 'model'"))?;
+        let missing = || Error::field("model", "the request names no model; give 'model'");
+        self.optional_model()?.ok_or_else(missing)
+    }
+
+    /// The same, if the request names one.
+    ///
+    /// # Errors
+    /// It names an adapter in two ways.
+    pub fn optional_model(&mut self) -> Result<Option<String>, Error> {
+        let Some(name) = self.text("model")? else {
+            return Ok(None);
+        };
         let problem = match adapters::split(&name) {
             (_, Some("")) => "has no adapter behind the colon; give MODEL:ADAPTER, or MODEL",
             (_, Some(_))
@@ -85,7 +74,7 @@ impl Body {
             {
                 "names an adapter, and so does 'lora_name' or 'lora_task_id'; leave one of them out"
             }
-            _ => return Ok(name),
+            _ => return Ok(Some(name)),
         };
         Err(Error::field(
             "model",

@@ -9,6 +9,7 @@ use crate::body::Body;
 use crate::chunk::{Chunk, Head};
 use crate::fields::COMPLETIONS;
 use crate::generation::{Generation, LOGPROBS, Position, Prompt};
+use crate::input::{Input, inputs};
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::sse::{Chunks, event};
 use crate::usage::{Counts, Usage};
@@ -26,7 +27,7 @@ pub struct Completions {
     /// How choices are drawn and sent.
     pub sampling: Sampling,
     model: String,
-    prompts: Vec<String>,
+    prompts: Vec<Input>,
     echo: bool,
     /// How many candidates each position has.
     logprobs: Option<u32>,
@@ -40,7 +41,7 @@ impl Completions {
     /// A field that is missing, refused, or of another type or range.
     pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
-        let prompts = body.texts("prompt", MAX_PROMPTS)?;
+        let prompts = inputs(&mut body, "prompt", MAX_PROMPTS)?;
         let sampling = Sampling::take(&mut body, seed)?;
         let echo = body.flag("echo")?;
         let logprobs = body.count("logprobs", 0..=MAX_CANDIDATES)?;
@@ -48,6 +49,13 @@ impl Completions {
             return Err(Error::field(
                 "echo",
                 "'echo' with 'logprobs' is not supported: prompts have no log-probabilities; leave one of them out",
+            ));
+        }
+        let is_text = |prompt: &Input| matches!(prompt, Input::Text(_));
+        if echo && !prompts.iter().all(is_text) {
+            return Err(Error::field(
+                "echo",
+                "'echo' repeats texts, and the prompt is token ids; leave it out",
             ));
         }
         let max_tokens = body.count("max_tokens", 1..=i32::MAX as u32)?;
@@ -67,12 +75,12 @@ impl Completions {
 
     /// The requests to Triton, one for each prompt.
     pub fn generations(&self, id: &str) -> Vec<Generation> {
-        let generation = |(index, prompt): (usize, &String)| Generation {
+        let generation = |(index, prompt): (usize, &Input)| Generation {
             prompt: Prompt {
                 model: self.model.clone(),
                 id: format!("{id}-{index}"),
-                text: prompt.clone(),
-                options: self.options.clone(),
+                text: prompt.text().to_owned(),
+                options: prompt.options(&self.options),
             },
             outputs: self.logprobs.map(|_| LOGPROBS).into_iter().collect(),
         };
@@ -98,7 +106,7 @@ impl Completions {
             counts.prompts[answer.prompt] = answer.reply.num_prompt_tokens;
             for (row, index) in answer.reply.rows.into_iter().zip(0..) {
                 counts.choices.push(row.num_tokens);
-                let echoed = self.echo.then_some(self.prompts[answer.prompt].as_str());
+                let echoed = self.echo.then_some(self.prompts[answer.prompt].text());
                 let logprobs = row.logprobs.zip(self.logprobs);
                 choices.push(Choice {
                     index: answer.prompt as u32 * self.sampling.num_choices + index,
@@ -188,7 +196,7 @@ impl Chunks for CompletionChunks {
                 .map(|position| position.token.text.chars().count());
             self.num_chars[index] = Some(offset + new_chars.sum::<usize>());
             let echoed = match begins && self.request.echo {
-                true => self.request.prompts[answer.prompt].as_str(),
+                true => self.request.prompts[answer.prompt].text(),
                 false => "",
             };
             let text = [echoed, &row.text].concat();
@@ -308,7 +316,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (field, value) in [
-            ("prompt", json!([1, 2])),
+            ("prompt", json!([1, "a"])),
             ("prompt", json!([])),
             ("prompt", json!(vec!["p"; 129])),
             ("n", json!(0)),

@@ -9,6 +9,7 @@ use crate::Error;
 use crate::body::{Body, wrong};
 use crate::fields::EMBEDDINGS;
 use crate::generation::{Prompt, floats, numbers, tensor};
+use crate::input::{Input, inputs};
 use crate::protocol::{ModelInferRequest, ModelInferResponse};
 
 /// The most texts of a request, as in OpenAI's API.
@@ -20,7 +21,7 @@ const OUTPUTS: [&str; 2] = ["embedding", "num_input_tokens"];
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embeddings {
     model: String,
-    texts: Vec<String>,
+    inputs: Vec<Input>,
     is_base64: bool,
     options: Map<String, Value>,
 }
@@ -39,7 +40,7 @@ impl Embeddings {
     /// A field that is missing, refused, or of another type or range.
     pub fn read(mut body: Body) -> Result<Self, Error> {
         let model = body.model()?;
-        let texts = body.texts("input", MAX_TEXTS)?;
+        let inputs = inputs(&mut body, "input", MAX_TEXTS)?;
         let is_base64 = match body.text("encoding_format")?.as_deref() {
             None | Some("float") => false,
             Some("base64") => true,
@@ -53,7 +54,7 @@ impl Embeddings {
         };
         Ok(Self {
             model,
-            texts,
+            inputs,
             is_base64,
             options: body.into_options(EMBEDDINGS)?,
         })
@@ -66,16 +67,16 @@ impl Embeddings {
 
     /// The requests to Triton, one for each text.
     pub fn messages(&self, id: &str) -> Vec<ModelInferRequest> {
-        let message = |(index, text): (usize, &String)| {
+        let message = |(index, input): (usize, &Input)| {
             let prompt = Prompt {
                 model: self.model.clone(),
                 id: format!("{id}-{index}"),
-                text: text.clone(),
-                options: self.options.clone(),
+                text: input.text().to_owned(),
+                options: input.options(&self.options),
             };
             prompt.into_message(&OUTPUTS)
         };
-        self.texts.iter().enumerate().map(message).collect()
+        self.inputs.iter().enumerate().map(message).collect()
     }
 
     /// The answer.
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (field, value) in [
-            ("input", json!([1, 2])),
+            ("input", json!([1, "a"])),
             ("input", json!([])),
             ("encoding_format", json!("hex")),
         ] {

@@ -77,13 +77,13 @@ pub const COMPLETIONS: &[Field] = &[
     MODEL,
     read(
         "prompt",
-        "a text, or a list of at most 128 texts. Token ids are refused",
+        "a text, a list of token ids, or a list of at most 128 of those",
     ),
     option(
         "best_of",
         "choices of which the best `n` are returned; not in a stream",
     ),
-    read("echo", "each choice begins with its prompt"),
+    read("echo", "each choice begins with its prompt, which is text"),
     option("frequency_penalty", "as OpenAI describes it"),
     option("logit_bias", "as OpenAI describes it"),
     read(
@@ -194,18 +194,68 @@ pub const EMBEDDINGS: &[Field] = &[
     MODEL,
     read(
         "input",
-        "a text, or a list of at most 2048 texts. Token ids are refused",
+        "a text, a list of token ids, or a list of at most 2048 of those",
     ),
     option("dimensions", "the first so many elements of each vector"),
     read("encoding_format", "`float` or `base64`"),
     USER,
 ];
 
+const ONLY_MODEL: Field = read(
+    "model",
+    "as elsewhere; without it, the only model that there is",
+);
+
+/// Fields of `/tokenize`.
+pub const TOKENIZE: &[Field] = &[
+    ONLY_MODEL,
+    read("prompt", "a text"),
+    read("content", "llama.cpp's name for `prompt`"),
+    read(
+        "messages",
+        "instead of `prompt`: a conversation, as for `/v1/chat/completions`. `tools` and other options of conversations may be given beside it",
+    ),
+    option(
+        "add_generation_prompt",
+        "whether the prompt of a conversation ends with the beginning of an answer, by default true",
+    ),
+    refused(
+        "add_special_tokens",
+        "leave it out: the model's parameter `add_special_tokens` says it, so that the tokens are those of a completion",
+        |value| *value == json!(true),
+    ),
+    refused(
+        "add_special",
+        "leave it out, as `add_special_tokens`",
+        |value| *value == json!(true),
+    ),
+    refused(
+        "parse_special",
+        "leave it out: the text of a special token is that token, as in a completion",
+        |value| *value == json!(true),
+    ),
+    refused(
+        "return_token_strs",
+        "leave it out, and give each token to `/detokenize`",
+        |value| *value == json!(false),
+    ),
+    refused(
+        "with_pieces",
+        "leave it out, as `return_token_strs`",
+        |value| *value == json!(false),
+    ),
+];
+
+/// Fields of `/detokenize`.
+pub const DETOKENIZE: &[Field] = &[ONLY_MODEL, read("tokens", "a list of token ids")];
+
 /// The fields of each endpoint, by the endpoint's name in the documentation.
 pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("completions", COMPLETIONS),
     ("chat", CHAT),
     ("embeddings", EMBEDDINGS),
+    ("tokenize", TOKENIZE),
+    ("detokenize", DETOKENIZE),
 ];
 
 /// The documentation's table of `fields`.

@@ -228,7 +228,7 @@ fn text_tensor(text: &str) -> Vec<u8> {
 }
 
 /// The elements of a tensor of type BYTES, which are texts.
-fn texts(tensor: &Bytes) -> Option<Vec<String>> {
+pub fn texts(tensor: &Bytes) -> Option<Vec<String>> {
     let mut rest = &tensor[..];
     let mut texts = Vec::new();
     while !rest.is_empty() {

@@ -3,9 +3,9 @@
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
-//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `embeddings.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `adapters.rs` | names of models with adapters |
-//! | `sampling.rs`, `messages.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation |
+//! | `sampling.rs`, `messages.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; prompts |
 //! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs` | the replies to the prompts of a request |
@@ -29,6 +29,7 @@ pub mod error;
 pub mod fields;
 pub mod generation;
 pub mod ids;
+pub mod input;
 pub mod keys;
 pub mod messages;
 pub mod models;
@@ -36,6 +37,7 @@ pub mod protocol;
 pub mod sampling;
 pub mod server;
 pub mod sse;
+pub mod tokens;
 pub mod triton;
 pub mod usage;
 

@@ -22,6 +22,7 @@ use crate::completions::Completions;
 use crate::embeddings::Embeddings;
 use crate::generation::Generation;
 use crate::keys::Keys;
+use crate::tokens::{Read, Tokens};
 use crate::triton::Triton;
 use crate::{Error, ids, models, sse};
 
@@ -60,6 +61,8 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/embeddings", post(embeddings))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
         .layer(from_fn_with_state(Arc::new(keys), with_key))
@@ -166,6 +169,23 @@ async fn embeddings(
     Ok(identified(&id, json_response(&request.answer(&vectors))))
 }
 
+async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let request = Tokens::of_text(Body::parse(&server.bytes(request).await?)?)?;
+    Ok(json_response(&server.read_prompt(request).await?.tokens()))
+}
+
+async fn detokenize(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, Error> {
+    let request = Tokens::of_ids(Body::parse(&server.bytes(request).await?)?)?;
+    let read = match request.is_empty() {
+        true => Read::default(),
+        false => server.read_prompt(request).await?,
+    };
+    Ok(json_response(&read.text()))
+}
+
 async fn unknown(method: Method, uri: Uri) -> Error {
     Error::unknown_path(method.as_str(), uri.path())
 }
@@ -198,6 +218,32 @@ impl Server {
             bytes.extend_from_slice(&part);
         }
         Ok(bytes)
+    }
+
+    /// Has a model read a prompt.
+    async fn read_prompt(&self, request: Tokens) -> Result<Read, Error> {
+        let model = match &request.model {
+            Some(model) => model.clone(),
+            None => self.only_model().await?,
+        };
+        let _held = self.hold(1)?;
+        let message = request.message(model, &ids::id("tok"));
+        self.triton.read_prompt(message).await
+    }
+
+    /// The model that a request means which names none.
+    async fn only_model(&self) -> Result<String, Error> {
+        let names = self.triton.models().await?;
+        match &names[..] {
+            [name] => Ok(name.clone()),
+            _ => Err(Error::field(
+                "model",
+                format!(
+                    "the request names no model, and there are {}; give 'model'",
+                    names.len()
+                ),
+            )),
+        }
     }
 
     /// Sends requests to Triton, all at the same time.

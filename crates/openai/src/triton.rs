@@ -21,6 +21,7 @@ use crate::protocol::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, RepositoryIndexRequest,
     RepositoryIndexResponse, SERVICE, ServerReadyRequest, ServerReadyResponse,
 };
+use crate::tokens::Read;
 
 /// The largest response that is read. The log-probabilities of a long answer have some MiB.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
@@ -82,6 +83,24 @@ impl Triton {
         let responses = stream::once(self.clone().infer(generation.into_message()));
         let replies = responses.try_flatten().map_err(of_triton);
         Box::pin(replies.and_then(|response| future::ready(Reply::read(&response))))
+    }
+
+    /// Sends a request whose only response is its prompt.
+    ///
+    /// # Errors
+    /// The server or the model refuses it, or there is no answer.
+    pub async fn read_prompt(&self, message: ModelInferRequest) -> Result<Read, Error> {
+        let model = message.model_name.clone();
+        let responses = stream::once(self.clone().infer(message)).try_flatten();
+        // To its end: whoever leaves a stream earlier cancels the request, and Triton may lose it.
+        let responses: Vec<_> = responses
+            .try_collect()
+            .await
+            .map_err(|status| Error::of_triton(&status, &model))?;
+        match responses.first() {
+            Some(response) => Read::of(response),
+            None => Err(Error::bad_response("no outputs")),
+        }
     }
 
     /// One request in a stream of its own, so that cancelling the stream cancels the request.
