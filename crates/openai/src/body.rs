@@ -30,6 +30,11 @@ impl Body {
         }
     }
 
+    /// These fields.
+    pub fn of(fields: Map<String, Value>) -> Self {
+        Self(fields)
+    }
+
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left decides what is handed on, and an object's order means nothing.

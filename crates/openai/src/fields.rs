@@ -189,6 +189,91 @@ pub const CHAT: &[Field] = &[
     ),
 ];
 
+/// Fields of `/v1/responses`.
+pub const RESPONSES: &[Field] = &[
+    MODEL,
+    read(
+        "input",
+        "a text, or a list of items: messages of texts, `function_call`, `function_call_output`, and `reasoning` with its text",
+    ),
+    refused(
+        "background",
+        "leave it out: a response is sent when it is complete, or streamed",
+        |value| *value == json!(false),
+    ),
+    refused(
+        "conversation",
+        "send the items of the conversation as 'input': nothing is stored",
+        |_| false,
+    ),
+    refused(
+        "include",
+        "leave it out: nothing is left out of responses",
+        |value| *value == json!([]),
+    ),
+    read("instructions", "a system message before the input"),
+    read(
+        "max_output_tokens",
+        "the most tokens, reasoning included; by default as many as the model's context has room for",
+    ),
+    ignored("max_tool_calls", "it concerns tools of OpenAI's own"),
+    read("metadata", "repeated in the response"),
+    option("parallel_tool_calls", "as for `/v1/chat/completions`"),
+    refused(
+        "previous_response_id",
+        "send the items of the conversation as 'input': nothing is stored",
+        |_| false,
+    ),
+    refused("prompt", "give 'input': nothing is stored", |_| false),
+    ignored(
+        "prompt_cache_key",
+        "prompts that begin in the same way share their blocks by themselves; `cache_salt` separates them",
+    ),
+    ignored("prompt_cache_retention", "as `prompt_cache_key`"),
+    read(
+        "reasoning",
+        "`effort`: a variable of the chat template, which may or may not read it. `summary` has no effect: the reasoning itself is in the response",
+    ),
+    ignored("safety_identifier", "as `user`"),
+    ignored(
+        "service_tier",
+        "there is one; `request_priority` orders requests",
+    ),
+    refused("store", "give false: nothing is stored", |value| {
+        *value == json!(false)
+    }),
+    STREAM,
+    ignored("stream_options", "events are not padded"),
+    option(
+        "temperature",
+        "by default the model's: 0, or what its generation_config.json recommends",
+    ),
+    read(
+        "text",
+        "`format`: `text`, `json_object`, or `json_schema`, to which the answer always conforms; `verbosity` other than `medium` is refused",
+    ),
+    read(
+        "tool_choice",
+        "`none`, `auto`, `required`, or a function's name",
+    ),
+    read(
+        "tools",
+        "functions, at most 128. Tools of OpenAI's own are refused",
+    ),
+    refused(
+        "top_logprobs",
+        "leave it out, or use /v1/chat/completions",
+        |value| *value == json!(0),
+    ),
+    option("top_p", "as OpenAI describes it"),
+    refused(
+        "truncation",
+        "leave it out, or shorten the input",
+        |value| value == "disabled",
+    ),
+    USER,
+];
+
 /// Fields of `/v1/embeddings`.
 pub const EMBEDDINGS: &[Field] = &[
     MODEL,
@@ -253,6 +338,7 @@ pub const DETOKENIZE: &[Field] = &[ONLY_MODEL, read("tokens", "a list of token i
 pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("completions", COMPLETIONS),
     ("chat", CHAT),
+    ("responses", RESPONSES),
     ("embeddings", EMBEDDINGS),
     ("tokenize", TOKENIZE),
     ("detokenize", DETOKENIZE),

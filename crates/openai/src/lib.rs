@@ -3,9 +3,9 @@
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
-//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `adapters.rs` | names of models with adapters |
-//! | `sampling.rs`, `messages.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; prompts |
+//! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; the same as items; prompts |
 //! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs` | the replies to the prompts of a request |
@@ -30,10 +30,13 @@ pub mod fields;
 pub mod generation;
 pub mod ids;
 pub mod input;
+pub mod items;
 pub mod keys;
 pub mod messages;
 pub mod models;
 pub mod protocol;
+pub mod responses;
+pub mod responses_answer;
 pub mod sampling;
 pub mod server;
 pub mod sse;

@@ -67,9 +67,9 @@ fn message(index: usize, value: Value) -> Result<Value, Error> {
 }
 
 /// The texts of a list of parts behind each other; or the index of a part that is none, and what is wrong with it.
-fn text(parts: &[Value]) -> Result<String, (usize, String)> {
+pub fn text(parts: &[Value]) -> Result<String, (usize, String)> {
     let part = |(index, part): (usize, &Value)| match part["type"].as_str() {
-        Some("text" | "input_text" | "output_text") => part["text"]
+        Some("text" | "input_text" | "output_text" | "reasoning_text") => part["text"]
             .as_str()
             .map(str::to_owned)
             .ok_or((index, "the part has no 'text'".to_owned())),

@@ -22,6 +22,7 @@ use crate::completions::Completions;
 use crate::embeddings::Embeddings;
 use crate::generation::Generation;
 use crate::keys::Keys;
+use crate::responses::Responses;
 use crate::tokens::{Read, Tokens};
 use crate::triton::Triton;
 use crate::{Error, ids, models, sse};
@@ -60,6 +61,7 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/responses", post(responses))
         .route("/v1/embeddings", post(embeddings))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -137,6 +139,26 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
     let id = ids::id("chatcmpl");
     let answers = server.answers(vec![request.generation(&id)])?;
     if request.sampling.stream {
+        let answers = begun(answers).await?;
+        Ok(identified(
+            &id,
+            sse::response(answers, request.chunks(id.clone())),
+        ))
+    } else {
+        let answers = answers.try_collect().await?;
+        Ok(identified(
+            &id,
+            json_response(&request.answer(id.clone(), answers)),
+        ))
+    }
+}
+
+async fn responses(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let body = Body::parse(&server.bytes(request).await?)?;
+    let request = Responses::read(body, ids::random())?;
+    let id = ids::id("resp");
+    let answers = server.answers(vec![request.chat.generation(&id)])?;
+    if request.chat.sampling.stream {
         let answers = begun(answers).await?;
         Ok(identified(
             &id,

@@ -18,6 +18,16 @@ pub trait Chunks: Send + 'static {
 
     /// Writes the events behind the last answer.
     fn finish(&mut self, out: &mut Vec<u8>);
+
+    /// Writes the last events of a stream that fails.
+    fn fail(&mut self, error: &Error, out: &mut Vec<u8>) {
+        event(&error.body(), out);
+    }
+
+    /// What ends a stream that does not fail.
+    fn end(&self) -> &'static [u8] {
+        b"data: [DONE]\n\n"
+    }
 }
 
 /// Writes one event with JSON.
@@ -27,7 +37,15 @@ pub fn event(value: &impl Serialize, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\n\n");
 }
 
-/// A response that sends what `chunks` makes of the answers, then `[DONE]`. An error behind the first event is the last event.
+/// Writes one event with a name.
+pub fn named_event(name: &str, value: &impl Serialize, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    event(value, out);
+}
+
+/// A response that sends what `chunks` makes of the answers. An error behind the first event is the last event.
 /// The answers end when the client has left.
 pub fn response(answers: Answers, chunks: impl Chunks) -> Response {
     let bodies = stream::unfold(Some((answers, chunks)), |state| async move {
@@ -41,10 +59,13 @@ pub fn response(answers: Answers, chunks: impl Chunks) -> Response {
                         return Some((out, Some((answers, chunks))));
                     }
                 }
-                Some(Err(error)) => return Some((failure(&error), None)),
+                Some(Err(error)) => {
+                    chunks.fail(&error, &mut out);
+                    return Some((out, None));
+                }
                 None => {
                     chunks.finish(&mut out);
-                    out.extend_from_slice(b"data: [DONE]\n\n");
+                    out.extend_from_slice(chunks.end());
                     return Some((out, None));
                 }
             }
@@ -56,10 +77,4 @@ pub fn response(answers: Answers, chunks: impl Chunks) -> Response {
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (headers, Body::from_stream(bodies)).into_response()
-}
-
-fn failure(error: &Error) -> Vec<u8> {
-    let mut out = Vec::new();
-    event(&error.body(), &mut out);
-    out
 }

@@ -1,0 +1,164 @@
+//! The items of a request for a response, as the messages of a conversation.
+
+use serde_json::{Value, json};
+
+use crate::Error;
+use crate::body::wrong;
+use crate::messages::text;
+
+/// The most items of a request.
+const MAX_ITEMS: usize = 16384;
+
+/// The messages that a field `input` is, behind the instructions.
+///
+/// # Errors
+/// It is no text and no list of items, or has an item that is none of a conversation.
+pub fn messages(input: Option<Value>, instructions: Option<&str>) -> Result<Vec<Value>, Error> {
+    let expected = format!("a text or a list of 1 to {MAX_ITEMS} items");
+    let system = instructions.map(|text| json!({"role": "system", "content": text}));
+    let mut messages: Vec<_> = system.into_iter().collect();
+    match input {
+        None => {
+            let problem = format!("'input' is missing: give {expected}");
+            return Err(Error::field("input", problem));
+        }
+        Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
+        Some(Value::Array(items)) if (1..=MAX_ITEMS).contains(&items.len()) => {
+            for (index, item) in items.into_iter().enumerate() {
+                add(&mut messages, item).map_err(|problem| {
+                    Error::field("input", format!("'input[{index}]': {problem}"))
+                })?;
+            }
+        }
+        Some(other) => return Err(wrong("input", &other, &expected)),
+    }
+    Ok(messages)
+}
+
+/// Adds an item to a conversation. What the model has thought, said and called in one turn is one message.
+fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
+    let word = |name: &str| match &item[name] {
+        Value::String(word) => Ok(word.clone()),
+        _ => Err(format!("'{name}' is missing, or no text")),
+    };
+    let kind = match &item["type"] {
+        Value::Null => "message",
+        Value::String(kind) => kind.as_str(),
+        _ => return Err("'type' is no text".to_owned()),
+    };
+    match kind {
+        "message" => {
+            let role = word("role")?;
+            let content = content(&item["content"], "content")?;
+            let last = messages.last_mut().filter(|last| {
+                role == "assistant"
+                    && last["role"] == "assistant"
+                    && last["content"].is_null()
+                    && last["tool_calls"].is_null()
+            });
+            match last {
+                Some(thought) => thought["content"] = json!(content),
+                None => messages.push(json!({"role": role, "content": content})),
+            }
+        }
+        "reasoning" => {
+            let thought = content(&item["content"], "content")?;
+            if !thought.is_empty() {
+                messages.push(json!({"role": "assistant", "reasoning_content": thought}));
+            }
+        }
+        "function_call" => {
+            let call = json!({
+                "id": word("call_id")?,
+                "type": "function",
+                "function": {"name": word("name")?, "arguments": word("arguments")?},
+            });
+            match messages.last_mut() {
+                Some(last) if last["role"] == "assistant" => match &mut last["tool_calls"] {
+                    Value::Array(calls) => calls.push(call),
+                    none => *none = json!([call]),
+                },
+                _ => messages.push(json!({"role": "assistant", "tool_calls": [call]})),
+            }
+        }
+        "function_call_output" => {
+            let output = content(&item["output"], "output")?;
+            messages
+                .push(json!({"role": "tool", "tool_call_id": word("call_id")?, "content": output}));
+        }
+        other => {
+            return Err(format!(
+                "an item of type '{other}' is not supported; give messages, functions that were called, and their results"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A text, or a list of parts that are texts.
+fn content(value: &Value, name: &str) -> Result<String, String> {
+    match value {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            text(parts).map_err(|(index, problem)| format!("'{name}[{index}]': {problem}"))
+        }
+        _ => Err(format!("'{name}' is no text and no list of parts")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_of_the_model_is_one_message() {
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+        let items = json!([
+            {"role": "user", "content": [{"type": "input_text", "text": "A "}, {"type": "input_text", "text": "fox?"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]},
+            call("1"),
+            call("2"),
+            {"type": "function_call_output", "call_id": "1", "output": "yes"},
+            call("3"),
+            {"role": "assistant", "content": "So."},
+        ]);
+        let function = json!({"name": "f", "arguments": "{}"});
+        let called = |id: &str| json!({"id": id, "type": "function", "function": function});
+        let expected = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "A fox?"},
+            {"role": "assistant", "reasoning_content": "Hm", "content": "Well.", "tool_calls": [called("1"), called("2")]},
+            {"role": "tool", "tool_call_id": "1", "content": "yes"},
+            {"role": "assistant", "tool_calls": [called("3")]},
+            {"role": "assistant", "content": "So."},
+        ]);
+        let found = messages(Some(items), Some("Be brief.")).expect("sound");
+        assert_eq!(Value::Array(found), expected);
+    }
+
+    #[test]
+    fn what_is_no_item_of_a_conversation_is_named() {
+        for (item, words) in [
+            (
+                json!({"type": "item_reference", "id": "a"}),
+                "item_reference",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "input_image"}]}),
+                "content[0]",
+            ),
+            (json!({"content": "a"}), "'role'"),
+            (json!({"type": "function_call", "name": "f"}), "'call_id'"),
+            (json!({"role": "user", "content": 1}), "'content'"),
+        ] {
+            let error = messages(Some(json!([item])), None).expect_err(words);
+            assert!(
+                error.message.starts_with("'input[0]'") && error.message.contains(words),
+                "{}",
+                error.message
+            );
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! `/v1/responses`: the request, which is that of a conversation in other words.
+
+use serde_json::{Map, Value, json};
+
+use crate::Error;
+use crate::body::{Body, wrong};
+use crate::chat::Chat;
+use crate::fields::{CHAT, Fate, RESPONSES};
+use crate::items;
+
+/// Options that have the same name for a conversation.
+const SHARED: [&str; 2] = ["seed", "stop"];
+
+/// A request for a response.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Responses {
+    /// The same request as a conversation.
+    pub chat: Chat,
+    /// The fields of the request that a response repeats.
+    pub repeated: Map<String, Value>,
+}
+
+impl Responses {
+    /// The request in a body. `seed` is that of a request which gives none.
+    ///
+    /// # Errors
+    /// A field that is missing, refused, or of another type or range.
+    pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
+        let model = body.model()?;
+        let instructions = body.text("instructions")?;
+        let messages = items::messages(body.take("input"), instructions.as_deref())?;
+        let max_tokens = body.count("max_output_tokens", 1..=i32::MAX as u32)?;
+        let stream = body.flag("stream")?;
+        let format = format(body.take("text"))?;
+        let effort = effort(body.take("reasoning"))?;
+        let tools = body.take("tools").unwrap_or_else(|| json!([]));
+        let choice = body.take("tool_choice").unwrap_or_else(|| json!("auto"));
+        let metadata = body.take("metadata").unwrap_or_else(|| json!({}));
+        let options = body.into_options(RESPONSES)?;
+        check(&options)?;
+
+        let given = |name: &str| options.get(name).cloned().unwrap_or_default();
+        let is_parallel = options.get("parallel_tool_calls") != Some(&json!(false));
+        let repeated = json!({
+            "background": false,
+            "instructions": instructions,
+            "max_output_tokens": max_tokens,
+            "max_tool_calls": null,
+            "metadata": metadata,
+            "model": model,
+            "parallel_tool_calls": is_parallel,
+            "previous_response_id": null,
+            "reasoning": {"effort": effort, "summary": null},
+            "service_tier": "default",
+            "store": false,
+            "temperature": given("temperature"),
+            "text": {"format": format},
+            "tool_choice": choice,
+            "tools": tools,
+            "top_logprobs": 0,
+            "top_p": given("top_p"),
+            "truncation": "disabled",
+        });
+        let tools = functions(tools)?;
+        let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
+        let mut fields = options;
+        let own = [
+            ("model", Some(json!(model))),
+            ("messages", Some(Value::Array(messages))),
+            ("max_completion_tokens", max_tokens.map(|num| json!(num))),
+            ("stream", Some(json!(stream))),
+            ("response_format", Some(response_format(format))),
+            ("reasoning_effort", effort.map(|effort| json!(effort))),
+            ("tools", Some(tools)),
+            ("tool_choice", has_tools.then(|| tool_choice(choice))),
+        ];
+        let own = own
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        fields.extend(own);
+        let chat = Chat::read(Body::of(fields), seed).map_err(|error| Error {
+            param: error.param.map(|param| named_here(&param).to_owned()),
+            ..error
+        })?;
+        let repeated = match repeated {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        Ok(Self { chat, repeated })
+    }
+}
+
+/// The name of a conversation's field in this endpoint.
+fn named_here(param: &str) -> &str {
+    match param {
+        "messages" => "input",
+        "max_completion_tokens" => "max_output_tokens",
+        "response_format" => "text",
+        "reasoning_effort" => "reasoning",
+        other => other,
+    }
+}
+
+/// Refuses the fields of conversations that have another name here, or none.
+fn check(options: &Map<String, Value>) -> Result<(), Error> {
+    let is_of_chat = |name: &&String| {
+        let mut fields = CHAT.iter();
+        let field = fields.find(|field| field.name == **name);
+        let is_read = field.is_some_and(|field| !matches!(field.fate, Fate::Option(_)));
+        is_read && !SHARED.contains(&name.as_str())
+    };
+    match options.keys().find(is_of_chat) {
+        None => Ok(()),
+        Some(name) => Err(Error::field(
+            name,
+            format!(
+                "'{name}' is no field of /v1/responses; leave it out, or use /v1/chat/completions"
+            ),
+        )),
+    }
+}
+
+/// The format in a field `text`.
+fn format(text: Option<Value>) -> Result<Value, Error> {
+    let default = json!({"type": "text"});
+    match text {
+        None => Ok(default),
+        Some(Value::Object(mut fields)) => {
+            let format = fields.remove("format").filter(|format| !format.is_null());
+            let verbosity = fields.remove("verbosity").unwrap_or_default();
+            match verbosity.is_null() || verbosity == "medium" {
+                true => Ok(format.unwrap_or(default)),
+                false => Err(Error::field(
+                    "text",
+                    "'text.verbosity' is not supported; leave it out, or tell the model in the instructions",
+                )),
+            }
+        }
+        Some(other) => Err(wrong("text", &other, "an object with a 'format'")),
+    }
+}
+
+/// A format as conversations have it: with the schema one level deeper.
+fn response_format(mut format: Value) -> Value {
+    match format["type"].as_str() {
+        Some("json_schema") => {
+            if let Value::Object(fields) = &mut format {
+                fields.remove("type");
+            }
+            json!({"type": "json_schema", "json_schema": format})
+        }
+        _ => format,
+    }
+}
+
+/// The effort in a field `reasoning`.
+fn effort(reasoning: Option<Value>) -> Result<Option<String>, Error> {
+    match &reasoning {
+        None => Ok(None),
+        Some(Value::Object(fields)) => match fields.get("effort") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(effort)) => Ok(Some(effort.clone())),
+            Some(other) => Err(wrong("reasoning.effort", other, "a text")),
+        },
+        Some(other) => Err(wrong("reasoning", other, "an object with an 'effort'")),
+    }
+}
+
+/// Tools as conversations have them: with the function one level deeper.
+fn functions(tools: Value) -> Result<Value, Error> {
+    let Value::Array(tools) = tools else {
+        return Err(wrong("tools", &tools, "a list of functions"));
+    };
+    let function = |(index, tool): (usize, Value)| match tool {
+        Value::Object(mut fields) if fields.get("type") == Some(&json!("function")) => {
+            fields.remove("type");
+            Ok(json!({"type": "function", "function": fields}))
+        }
+        other => {
+            let problem = wrong(
+                &format!("tools[{index}]"),
+                &other,
+                "an object of type 'function', which is what models here call",
+            );
+            Err(Error::field("tools", problem.message))
+        }
+    };
+    tools.into_iter().enumerate().map(function).collect()
+}
+
+fn tool_choice(choice: Value) -> Value {
+    match (&choice["type"], &choice["name"]) {
+        (Value::String(kind), Value::String(name)) if kind == "function" => {
+            json!({"type": "function", "function": {"name": name}})
+        }
+        _ => choice,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(more: Value) -> Result<Responses, Error> {
+        let mut fields = json!({"model": "m", "input": "Hi"});
+        let more = more.as_object().expect("fields").clone();
+        fields.as_object_mut().expect("fields").extend(more);
+        Responses::read(Body::parse(fields.to_string().as_bytes())?, 42)
+    }
+
+    fn chat(fields: Value) -> Chat {
+        let body = Body::parse(fields.to_string().as_bytes()).expect("an object");
+        Chat::read(body, 42).expect("sound")
+    }
+
+    #[test]
+    fn a_request_is_that_of_a_conversation() {
+        let schema = json!({"type": "object"});
+        let found = read(json!({
+            "instructions": "Be brief.", "max_output_tokens": 9, "top_k": 3, "temperature": 0.5, "seed": 7,
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+            "reasoning": {"effort": "low"},
+            "tools": [{"type": "function", "name": "f", "parameters": schema, "strict": true}],
+            "tool_choice": {"type": "function", "name": "f"},
+        }));
+        let expected = chat(json!({
+            "model": "m",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+            "max_tokens": 9, "top_k": 3, "temperature": 0.5, "seed": 7,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+            "reasoning_effort": "low",
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+        }));
+        assert_eq!(found.expect("sound").chat, expected);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (field, value) in [
+            ("store", json!(true)),
+            ("previous_response_id", json!("resp-1")),
+            ("conversation", json!("conv-1")),
+            ("background", json!(true)),
+            ("prompt", json!({"id": "p"})),
+            ("include", json!(["message.output_text.logprobs"])),
+            ("truncation", json!("auto")),
+            ("text", json!({"verbosity": "low"})),
+            ("text", json!({"format": {"type": "yaml"}})),
+            ("tools", json!([{"type": "web_search"}])),
+            ("tools", json!("f")),
+            ("messages", json!([])),
+            ("max_tokens", json!(3)),
+            ("n", json!(2)),
+            ("max_output_tokens", json!(0)),
+            ("input", json!([])),
+        ] {
+            let error = read(json!({field: value})).expect_err(field);
+            assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+        }
+        let nothing = json!({"store": false, "previous_response_id": null, "truncation": "disabled", "include": []});
+        assert_eq!(read(nothing), read(json!({})));
+    }
+}

@@ -1,0 +1,471 @@
+//! `/v1/responses`: the answer. A stream's events build the same response that a request without a stream gets.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::answer::Answer;
+use crate::responses::Responses;
+use crate::sse::{Chunks, named_event};
+use crate::usage::Counts;
+use crate::{Error, ids};
+
+impl Responses {
+    /// The whole answer.
+    pub fn answer(self, id: String, answers: Vec<Answer>) -> Value {
+        let mut events = self.chunks(id);
+        let mut out = Vec::new();
+        for answer in answers {
+            events.write(answer, &mut out);
+            out.clear();
+        }
+        events.finish(&mut out);
+        events.response()
+    }
+
+    /// What turns the answers into events.
+    pub fn chunks(self, id: String) -> ResponseEvents {
+        ResponseEvents {
+            id,
+            created_at: ids::now(),
+            repeated: self.repeated,
+            counts: Counts::new(1, 1),
+            output: Vec::new(),
+            open: None,
+            blank: String::new(),
+            state: State::Waiting,
+            num_events: 0,
+        }
+    }
+}
+
+/// Turns the answers of a stream into events.
+pub struct ResponseEvents {
+    id: String,
+    created_at: u64,
+    repeated: Map<String, Value>,
+    counts: Counts,
+    /// The items that are complete.
+    output: Vec<Value>,
+    /// The item that grows.
+    open: Option<Item>,
+    /// White space that begins a message if more follows.
+    blank: String,
+    state: State,
+    num_events: u64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Waiting,
+    InProgress,
+    Completed,
+    Incomplete,
+}
+
+/// An item of text that is not complete.
+struct Item {
+    kind: Kind,
+    id: String,
+    text: String,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Reasoning,
+    Message,
+}
+
+impl Kind {
+    /// The type of the part that has the text.
+    fn part(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning_text",
+            Self::Message => "output_text",
+        }
+    }
+
+    /// The part of an item.
+    fn with_text(self, text: &str) -> Value {
+        match self {
+            Self::Reasoning => json!({"type": self.part(), "text": text}),
+            Self::Message => {
+                json!({"type": self.part(), "text": text, "annotations": [], "logprobs": []})
+            }
+        }
+    }
+}
+
+impl Item {
+    fn json(&self, content: &[Value], status: &str) -> Value {
+        let id = &self.id;
+        match self.kind {
+            Kind::Reasoning => {
+                json!({"type": "reasoning", "id": id, "summary": [], "content": content, "status": status})
+            }
+            Kind::Message => {
+                json!({"type": "message", "id": id, "role": "assistant", "content": content, "status": status})
+            }
+        }
+    }
+}
+
+/// What is new of an item's text.
+#[derive(Serialize)]
+struct Delta<'a> {
+    r#type: String,
+    sequence_number: u64,
+    item_id: &'a str,
+    output_index: usize,
+    content_index: u32,
+    delta: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<[(); 0]>,
+}
+
+impl Chunks for ResponseEvents {
+    fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
+        if self.state == State::Waiting {
+            self.state = State::InProgress;
+            for name in ["response.created", "response.in_progress"] {
+                let response = self.response();
+                self.event(name, json!({"response": response}), out);
+            }
+        }
+        self.counts.prompts[0] = answer.reply.num_prompt_tokens;
+        let Some(row) = answer.reply.rows.into_iter().next() else {
+            return;
+        };
+        self.counts.choices[0] = row.num_tokens;
+        self.grow(Kind::Reasoning, &row.reasoning, out);
+        self.grow(Kind::Message, &row.text, out);
+        for call in &row.tool_calls {
+            self.call(call, out);
+        }
+        match row.finish_reason {
+            None => {}
+            Some("length") => self.state = State::Incomplete,
+            Some(_) => self.state = State::Completed,
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if self.open.is_none() && self.output.is_empty() {
+            self.begin(Kind::Message, out);
+        }
+        self.close(out);
+        let name = match self.state {
+            State::Incomplete => "response.incomplete",
+            _ => "response.completed",
+        };
+        let response = self.response();
+        self.event(name, json!({"response": response}), out);
+    }
+
+    fn fail(&mut self, error: &Error, out: &mut Vec<u8>) {
+        let fields = json!({"code": error.code, "message": error.message, "param": error.param});
+        self.event("error", fields, out);
+        let mut response = self.response();
+        response["status"] = json!("failed");
+        response["error"] = json!({"code": "server_error", "message": error.message});
+        self.event("response.failed", json!({"response": response}), out);
+    }
+
+    /// The last event says that it is the last.
+    fn end(&self) -> &'static [u8] {
+        b""
+    }
+}
+
+impl ResponseEvents {
+    /// The response so far.
+    fn response(&self) -> Value {
+        let is_over = matches!(self.state, State::Completed | State::Incomplete);
+        let details = match self.state {
+            State::Incomplete => json!({"reason": "max_output_tokens"}),
+            _ => Value::Null,
+        };
+        let usage = self.counts.usage();
+        let usage = json!({
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        });
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": self.status(),
+            "error": null,
+            "incomplete_details": details,
+            "output": self.output,
+            "usage": is_over.then_some(usage),
+        });
+        for (name, value) in &self.repeated {
+            response[name] = value.clone();
+        }
+        response
+    }
+
+    fn status(&self) -> &'static str {
+        match self.state {
+            State::Waiting | State::InProgress => "in_progress",
+            State::Completed => "completed",
+            State::Incomplete => "incomplete",
+        }
+    }
+
+    /// Adds to the text of the open item, or of a new one.
+    fn grow(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
+        let is_open = self.open.as_ref().is_some_and(|item| item.kind == kind);
+        // There is white space between a thought, a call, and what is next. No message is made of it.
+        if !is_open && text.trim().is_empty() {
+            return self.blank.push_str(text);
+        }
+        let text = match is_open {
+            true => text.to_owned(),
+            false => {
+                self.close(out);
+                self.begin(kind, out);
+                std::mem::take(&mut self.blank) + text
+            }
+        };
+        let sequence_number = self.num_events;
+        let Some(item) = &mut self.open else {
+            return;
+        };
+        item.text.push_str(&text);
+        let name = format!("response.{}.delta", kind.part());
+        let delta = Delta {
+            r#type: name.clone(),
+            sequence_number,
+            item_id: &item.id,
+            output_index: self.output.len(),
+            content_index: 0,
+            delta: &text,
+            logprobs: (kind == Kind::Message).then_some([]),
+        };
+        named_event(&name, &delta, out);
+        self.num_events += 1;
+    }
+
+    fn begin(&mut self, kind: Kind, out: &mut Vec<u8>) {
+        let item = Item {
+            kind,
+            id: ids::id(match kind {
+                Kind::Reasoning => "rs",
+                Kind::Message => "msg",
+            }),
+            text: String::new(),
+        };
+        let index = self.output.len();
+        let added = json!({"output_index": index, "item": item.json(&[], "in_progress")});
+        self.event("response.output_item.added", added, out);
+        let part = json!({
+            "item_id": item.id, "output_index": index, "content_index": 0, "part": kind.with_text(""),
+        });
+        self.event("response.content_part.added", part, out);
+        self.open = Some(item);
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        let Some(item) = self.open.take() else {
+            return;
+        };
+        let index = self.output.len();
+        let part = item.kind.with_text(&item.text);
+        let mut text = json!({
+            "item_id": item.id, "output_index": index, "content_index": 0, "text": item.text,
+        });
+        if item.kind == Kind::Message {
+            text["logprobs"] = json!([]);
+        }
+        self.event(&format!("response.{}.done", item.kind.part()), text, out);
+        let done = json!({
+            "item_id": item.id, "output_index": index, "content_index": 0, "part": part,
+        });
+        self.event("response.content_part.done", done, out);
+        let status = match self.state {
+            State::Incomplete => "incomplete",
+            _ => "completed",
+        };
+        self.complete(item.json(&[part], status), out);
+    }
+
+    /// Adds a call, which comes whole.
+    fn call(&mut self, call: &Value, out: &mut Vec<u8>) {
+        self.close(out);
+        self.blank.clear();
+        let (index, id) = (self.output.len(), ids::id("fc"));
+        let function = &call["function"];
+        let (name, arguments) = (&function["name"], &function["arguments"]);
+        let item = |arguments: &Value, status: &str| {
+            json!({
+                "type": "function_call", "id": id, "call_id": call["id"], "name": name,
+                "arguments": arguments, "status": status,
+            })
+        };
+        let added = json!({"output_index": index, "item": item(&json!(""), "in_progress")});
+        self.event("response.output_item.added", added, out);
+        let delta = json!({"item_id": id, "output_index": index, "delta": arguments});
+        self.event("response.function_call_arguments.delta", delta, out);
+        let done =
+            json!({"item_id": id, "output_index": index, "name": name, "arguments": arguments});
+        self.event("response.function_call_arguments.done", done, out);
+        self.complete(item(arguments, "completed"), out);
+    }
+
+    fn complete(&mut self, item: Value, out: &mut Vec<u8>) {
+        let done = json!({"output_index": self.output.len(), "item": item});
+        self.output.push(item);
+        self.event("response.output_item.done", done, out);
+    }
+
+    fn event(&mut self, name: &str, mut fields: Value, out: &mut Vec<u8>) {
+        fields["type"] = json!(name);
+        fields["sequence_number"] = json!(self.num_events);
+        named_event(name, &fields, out);
+        self.num_events += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::Body;
+    use crate::generation::{Reply, Row};
+
+    fn request() -> Responses {
+        let body = json!({"model": "m", "input": "Hi", "stream": true});
+        let body = Body::parse(body.to_string().as_bytes()).expect("an object");
+        Responses::read(body, 42).expect("sound")
+    }
+
+    fn answer(row: Row) -> Answer {
+        let reply = Reply {
+            num_prompt_tokens: 5,
+            rows: vec![row],
+        };
+        Answer { prompt: 0, reply }
+    }
+
+    fn answers() -> Vec<Answer> {
+        let call =
+            json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let thought = Row {
+            reasoning: "Hm".to_owned(),
+            ..Row::default()
+        };
+        let text = |text: &str| Row {
+            text: text.to_owned(),
+            ..Row::default()
+        };
+        let last = Row {
+            tool_calls: vec![call],
+            finish_reason: Some("tool_calls"),
+            num_tokens: 9,
+            ..text("\n")
+        };
+        [thought, text("\n"), text("Hello"), text(" you"), last]
+            .map(answer)
+            .into()
+    }
+
+    #[test]
+    fn events_are_numbered_and_build_the_response() {
+        let mut events = request().chunks("resp-1".to_owned());
+        let mut out = Vec::new();
+        for answer in answers() {
+            events.write(answer, &mut out);
+        }
+        events.finish(&mut out);
+        let text = String::from_utf8(out).expect("text");
+        let (mut names, mut last) = (Vec::new(), Value::Null);
+        for (number, event) in text.split_terminator("\n\n").enumerate() {
+            let (name, data) = event.split_once('\n').expect("two lines");
+            let name = name.strip_prefix("event: ").expect("a name");
+            last = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
+            assert_eq!(
+                (&last["type"], &last["sequence_number"]),
+                (&json!(name), &json!(number))
+            );
+            names.push(
+                name.strip_prefix("response.")
+                    .expect("of a response")
+                    .to_owned(),
+            );
+        }
+        let item = |kind: &str, num_deltas: usize| {
+            let mut names = vec![
+                "output_item.added".to_owned(),
+                "content_part.added".to_owned(),
+            ];
+            names.extend(vec![format!("{kind}.delta"); num_deltas]);
+            names.extend([format!("{kind}.done"), "content_part.done".to_owned()]);
+            names.push("output_item.done".to_owned());
+            names
+        };
+        let call = [
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ];
+        let expected = [
+            vec!["created".to_owned(), "in_progress".to_owned()],
+            item("reasoning_text", 1),
+            item("output_text", 3),
+            call.map(str::to_owned).into(),
+            vec!["completed".to_owned()],
+        ];
+        assert_eq!(names, expected.concat());
+        assert_eq!(last["response"], events.response());
+        let response = &last["response"];
+        let types = response["output"].as_array().expect("items").iter();
+        let types: Vec<_> = types
+            .map(|item| item["type"].as_str().expect("a type"))
+            .collect();
+        assert_eq!(types, ["reasoning", "message", "function_call"]);
+        assert_eq!(response["output"][1]["content"][0]["text"], "\nHello you\n");
+        assert_eq!(response["usage"]["total_tokens"], 14);
+    }
+
+    #[test]
+    fn a_response_that_is_cut_off_says_so() {
+        let row = Row {
+            text: "Hel".to_owned(),
+            finish_reason: Some("length"),
+            ..Row::default()
+        };
+        let response = request().answer("resp-1".to_owned(), vec![answer(row)]);
+        assert_eq!(response["status"], "incomplete");
+        assert_eq!(
+            response["incomplete_details"]["reason"],
+            "max_output_tokens"
+        );
+        assert_eq!(response["output"][0]["status"], "incomplete");
+    }
+
+    #[test]
+    fn an_empty_response_has_an_empty_message() {
+        let row = Row {
+            finish_reason: Some("stop"),
+            ..Row::default()
+        };
+        let response = request().answer("resp-1".to_owned(), vec![answer(row)]);
+        assert_eq!(response["output"][0]["content"][0]["text"], "");
+    }
+
+    #[test]
+    fn a_failure_is_the_last_event() {
+        let mut events = request().chunks("resp-1".to_owned());
+        let mut out = Vec::new();
+        events.fail(&Error::bad_response("no outputs"), &mut out);
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.starts_with("event: error\n") && text.contains("\"status\":\"failed\""));
+    }
+}
