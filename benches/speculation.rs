@@ -1,6 +1,6 @@
 //! Gain and cost of speculation: generation with and without, by number of requests.
 //!
-//! `cargo bench --bench speculation -- [--int4] [MODEL_DIR [DRAFT_MODEL_DIR]]`; the default is the demo model, in the
+//! `cargo bench --bench speculation -- [--int4] [--fresh] [MODEL_DIR [DRAFT_MODEL_DIR]]`; the default is the demo model, in the
 //! precision of the checkpoint or in 4 bits. Each figure is the best
 //! of five runs: output tokens per second, and the share of accepted draft tokens:
 //!
@@ -12,7 +12,8 @@
 //! of them, and 8. The latter are those of 16 times as many requests, one after the other, and their prompts count.
 //!
 //! Each is compared with the same run without drafts: with all drafts that are allowed, and with as many as are worth what
-//! they cost. The runs of the three take turns. The last lines are the engine's own time per step, without a model, when it
+//! they cost. The runs of the three take turns. A draft model's runs follow the same requests in the same engine, as they do on a server;
+//! `--fresh` measures them in an engine that has served none. The last lines are the engine's own time per step, without a model, when it
 //! looks up the last tokens in long texts.
 
 mod support;
@@ -25,8 +26,8 @@ use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::device::CodeBits;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
-    BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
-    Speculation, StepOutput,
+    BlockReuse, DraftOptions, DraftTotals, Engine, EngineConfig, Event, NewRequest, PromptLookup,
+    Sampled, Speculation, StepOutput,
 };
 use triton_inflight::manager::measure_costs;
 use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits, WeightPrecision};
@@ -222,6 +223,29 @@ impl Bench<'_> {
         expected: &[Vec<TokenId>],
     ) -> Run {
         let mut engine = Engine::new(config.clone());
+        let is_fresh = std::env::args().any(|it| it == "--fresh");
+        if self.source.draft_model().is_some() && !is_fresh {
+            self.serve(&mut engine, runner, prompt, temperature, expected);
+        }
+        let totals = engine.draft_totals();
+        let mut run = self.serve(&mut engine, runner, prompt, temperature, expected);
+        let all = engine.draft_totals();
+        let measured = DraftTotals {
+            num_drafted: all.num_drafted - totals.num_drafted,
+            num_accepted: all.num_accepted - totals.num_accepted,
+        };
+        run.acceptance_rate = measured.acceptance_rate();
+        run
+    }
+
+    fn serve(
+        &self,
+        engine: &mut Engine,
+        runner: &mut Runner,
+        prompt: &[TokenId],
+        temperature: f32,
+        expected: &[Vec<TokenId>],
+    ) -> Run {
         let are_short = self.num_new_tokens < NUM_NEW_TOKENS;
         let num_requests = self.num_requests * if are_short { NUM_ROUNDS } else { 1 };
         for id in 0..num_requests {
@@ -241,7 +265,7 @@ impl Bench<'_> {
             };
             engine.add(request).expect("fits");
         }
-        generate(&mut engine, runner, are_short)
+        generate(engine, runner, are_short)
     }
 
     fn config(&self, speculation: Option<Speculation>, num_prompt_tokens: usize) -> EngineConfig {
@@ -291,7 +315,6 @@ fn generate(engine: &mut Engine, runner: &mut Runner, prompts_count: bool) -> Ru
         }
     }
     run.tokens_per_second = num_tokens as f64 / elapsed;
-    run.acceptance_rate = engine.draft_totals().acceptance_rate();
     run
 }
 

@@ -37,15 +37,19 @@ pub(super) struct Acceptance {
 impl Default for Acceptance {
     /// As if one of two drafts had been right.
     fn default() -> Self {
-        Self {
-            num_verified: 2.0,
-            num_right: 1.0,
-            num_without: None,
-        }
+        Self::unknown(0.5)
     }
 }
 
 impl Acceptance {
+    /// As if drafts had been right with this probability, which nobody has tried: the first step has one.
+    pub(super) fn unknown(probability: f32) -> Self {
+        Self {
+            num_without: None,
+            ..Self::at(probability)
+        }
+    }
+
     /// As if drafts had been right with this probability, and none had been made for long.
     pub(super) fn at(probability: f32) -> Self {
         Self {
@@ -77,9 +81,10 @@ impl Acceptance {
     /// Whether the next step has a draft to find out whether it is right, at a price that may be above 1. It is asked once in
     /// each step without one that is worth it.
     pub(super) fn probes(&mut self, price: f32) -> bool {
-        let Some(num_without) = &mut self.num_without else {
-            return price < 1.0;
-        };
+        if self.num_without.is_none() && price < 1.0 {
+            return true;
+        }
+        let num_without = self.num_without.get_or_insert(0);
         *num_without = num_without.saturating_add(1);
         *num_without as f32 * PROBING_COST >= price
     }

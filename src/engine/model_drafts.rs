@@ -31,11 +31,11 @@ pub(super) struct Experience {
 }
 
 impl Default for Experience {
-    /// As if one of two drafts had been right.
+    /// As if one of four drafts had been right: less than what most draft models reach, but enough to try one that is cheap.
     fn default() -> Self {
         Self {
             num_verified: 2.0,
-            num_right: 1.0,
+            num_right: 0.5,
         }
     }
 }
@@ -51,8 +51,13 @@ impl Experience {
         }
     }
 
-    fn probability(&self) -> f32 {
-        self.num_right / self.num_verified
+    /// What a sequence knows at its beginning.
+    fn acceptance(&self) -> Acceptance {
+        let probability = self.num_right / self.num_verified;
+        match self.num_verified > Self::default().num_verified {
+            true => Acceptance::at(probability),
+            false => Acceptance::unknown(probability),
+        }
     }
 }
 
@@ -90,8 +95,7 @@ impl ModelDrafts {
 
     /// Learns from the sequences before it, if it has had no drafts.
     pub(super) fn learn(&mut self, from: &Experience) {
-        let known = Acceptance::at(from.probability());
-        self.acceptance.get_or_insert(known);
+        self.acceptance.get_or_insert(from.acceptance());
     }
 
     /// Whether a draft is worth its price, apart from what has to be caught up on.
@@ -167,16 +171,38 @@ mod tests {
         caught_up: 0.01,
     };
 
+    /// The number of the first step with drafts, of a sequence that begins after so many wrong drafts of others.
+    fn num_steps_to_probe(
+        prices: &DraftPrices,
+        num_wrong: usize,
+        num_prompt_tokens: u32,
+    ) -> Option<usize> {
+        let mut experience = Experience::default();
+        (0..num_wrong).for_each(|_| experience.count(4, 0));
+        let mut model = ModelDrafts::default();
+        model.learn(&experience);
+        let computed = Tokens(num_prompt_tokens);
+        (1..1000).find(|_| model.num_worth(prices, computed, Tokens(1000)) > 0)
+    }
+
+    #[test]
+    fn the_first_sequence_of_all_tries_dear_drafts_at_once_unless_its_prompt_is_long() {
+        let prices = DraftPrices {
+            made: 0.6,
+            ..PRICES
+        };
+        let first_step = |num_wrong, num_prompt_tokens| {
+            num_steps_to_probe(&prices, num_wrong, num_prompt_tokens)
+        };
+        assert_eq!(first_step(0, 15), Some(1));
+        assert_eq!(first_step(1, 15), Some(25), "0.75 at 3 % a step");
+        assert_eq!(first_step(0, 90), Some(50), "1.5 at 3 % a step");
+    }
+
     #[test]
     fn the_prompts_of_new_sequences_are_not_caught_up_on_where_drafts_are_wrong() {
         let num_steps_to_probe = |num_wrong, num_prompt_tokens| {
-            let mut experience = Experience::default();
-            (0..num_wrong).for_each(|_| experience.count(4, 0));
-            let mut model = ModelDrafts::default();
-            model.learn(&experience);
-            let mut steps = 1..;
-            let computed = Tokens(num_prompt_tokens);
-            steps.find(|_| model.num_worth(&PRICES, computed, Tokens(1000)) > 0)
+            num_steps_to_probe(&PRICES, num_wrong, num_prompt_tokens)
         };
         assert_eq!(num_steps_to_probe(0, 100), Some(1), "unknown");
         assert_eq!(num_steps_to_probe(100, 0), Some(7), "0.2 at 3 % a step");
@@ -198,7 +224,7 @@ mod tests {
         let mut model = ModelDrafts::default();
         model.learn(&Experience::default());
         let mut num_worth = |num_left| model.num_worth(&PRICES, Tokens(300), Tokens(num_left));
-        // Three tokens' worth, of which each draft gains 0.3.
-        assert_eq!((num_worth(9), num_worth(11)), (0, 2));
+        // Three tokens' worth, of which each draft gains 0.05.
+        assert_eq!((num_worth(59), num_worth(61)), (0, 1));
     }
 }

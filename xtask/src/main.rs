@@ -65,11 +65,22 @@ enum Command {
     Package(package::Options),
     /// Pack what checks and measures the library on a GPU machine that reaches no registry
     GpuBundle(gpu_bundle::Options),
-    /// Write a checkpoint with random weights, for measurements
+    /// Write a checkpoint for measurements: with random weights, or with another number of layers than one that is there
     MakeModel {
-        /// llama-160m, llama-160m-experts, llama-3.2-1b, llama-3.1-8b or tiny
-        #[arg(long)]
-        shape: String,
+        /// Random weights: llama-160m, llama-160m-experts, llama-3.2-1b, llama-3.1-8b or tiny
+        #[arg(long, required_unless_present = "like")]
+        shape: Option<String>,
+        /// The folder of a checkpoint: its first layers, or its own and others that add zero
+        #[arg(
+            long,
+            value_name = "DIR",
+            requires = "layers",
+            conflicts_with = "shape"
+        )]
+        like: Option<PathBuf>,
+        /// How many layers
+        #[arg(long, value_name = "N", requires = "like")]
+        layers: Option<usize>,
         /// The folder to write; created if it is missing
         dir: PathBuf,
     },
@@ -94,7 +105,12 @@ fn main() -> ExitCode {
         Command::Kernels => kernels::run(),
         Command::Package(options) => package::run(&options),
         Command::GpuBundle(options) => gpu_bundle::run(&options),
-        Command::MakeModel { shape, dir } => make_model(&shape, &dir),
+        Command::MakeModel {
+            shape,
+            like,
+            layers,
+            dir,
+        } => make_model(shape.as_deref(), like.zip(layers), &dir),
         Command::Bindings => bindings(),
     };
     match outcome {
@@ -106,10 +122,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn make_model(shape: &str, dir: &Path) -> Result<()> {
-    let num_bytes = inflight_random_checkpoint::write(shape, dir)?;
+fn make_model(shape: Option<&str>, like: Option<(PathBuf, usize)>, dir: &Path) -> Result<()> {
+    let num_bytes = match (shape, like) {
+        (Some(shape), _) => inflight_random_checkpoint::write(shape, dir)?,
+        (None, Some((source, num_layers))) => {
+            inflight_random_checkpoint::with_layers(&source, num_layers, dir)?
+        }
+        (None, None) => return Err("give --shape, or --like and --layers".into()),
+    };
     let megabytes = num_bytes as f64 / 1e6;
-    println!("{}: {megabytes:.0} MB of bf16 weights", dir.display());
+    println!("{}: {megabytes:.0} MB of weights", dir.display());
     Ok(())
 }
 

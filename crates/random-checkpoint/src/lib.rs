@@ -1,8 +1,12 @@
-//! Checkpoints of given shapes with random weights, for measurements.
+//! Checkpoints for measurements: of given shapes with random weights, and of another one's layers.
 //!
 //! The output is noise, but the cost is real. Weights are random with mean 0 and standard deviation 0.02, and
 //! norms are one, so that activations stay finite at any depth. The same shape gives the same bytes. The weights of
 //! large shapes repeat themselves, so that they are written as fast as files are.
+
+mod layers;
+
+pub use layers::with_layers;
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
