@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import re
+import socket
 
 import pytest
 
@@ -172,6 +173,25 @@ def test_large_bodies_are_refused(server):
         assert front.call("POST", "/v1/completions", {**fields, "prompt": "a" * 500}).status == 200
 
 
+def test_clients_that_send_slowly_are_sent_away(server):
+    fields = json.dumps({"model": "stories", "prompt": PROMPT, "max_tokens": 1})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: front\r\nContent-Length: {len(fields)}\r\n\r\n"
+    with Front(server, "--request-timeout=1", "--max-requests=1") as front:
+
+        def sent(text):
+            connection = socket.create_connection(front.address.split(":"), timeout=60)
+            connection.sendall(text.encode())
+            return connection
+
+        # A body that is not there yet takes no room from others.
+        with sent(head + fields[:10]) as slow_body, sent(head[:30]) as slow_head, sent("") as silent:
+            assert front.call("POST", "/v1/completions", fields).status == 200
+            answer = slow_body.makefile("rb").read().decode()
+            assert answer.startswith("HTTP/1.1 408 ") and "within 1 s" in answer
+            for connection in (slow_head, silent):
+                assert b"200 OK" not in connection.makefile("rb").read(), "it is closed"
+
+
 def test_a_client_that_leaves_ends_its_request(server, front):
     fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True}
     with front.request("POST", "/v1/completions", {**fields, "stream": True}) as response:
@@ -199,7 +219,8 @@ def test_a_full_queue_is_told_to_come_again(front):
         answers = list(threads.map(lambda _: front.call("POST", "/v1/completions", fields), range(16)))
     refused = [answer for answer in answers if answer.status != 200]
     assert 0 < len(refused) < 16
-    assert {(answer.status, answer.headers["retry-after"]) for answer in refused} == {(429, "1")}
+    assert {answer.status for answer in refused} == {429}
+    assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
 
 
 def test_requests_need_a_key_if_there_is_a_file_of_keys(server, tmp_path):

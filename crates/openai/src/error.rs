@@ -1,6 +1,7 @@
 //! Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
 use std::error::Error as _;
+use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -40,6 +41,17 @@ impl Error {
             StatusCode::PAYLOAD_TOO_LARGE,
             format!(
                 "the request is larger than {max_bytes} bytes; shorten it, or start the server with a larger --max-request-bytes"
+            ),
+        )
+    }
+
+    /// The body of the request has not arrived in time.
+    pub fn too_slow(limit: Duration) -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!(
+                "the body of the request has not arrived within {} s; send it faster, or start the server with a longer --request-timeout",
+                limit.as_secs()
             ),
         )
     }

@@ -11,6 +11,8 @@
 //! | `answer.rs` | the replies to the prompts of a request |
 //! | `body.rs` | a JSON object of which fields are taken one by one |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
+//! | `listener.rs` | the connections of clients |
+//! | `load.rs` | the requests in flight |
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
@@ -32,6 +34,8 @@ pub mod ids;
 pub mod input;
 pub mod items;
 pub mod keys;
+pub mod listener;
+pub mod load;
 pub mod messages;
 pub mod models;
 pub mod protocol;

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
@@ -33,6 +34,10 @@ struct Options {
     /// The most prompts that are in flight; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
     max_requests: usize,
+    /// How long the head of a request may take to arrive, and after it its body. A connection without a request is closed after
+    /// this time, too
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    request_timeout: u64,
     /// Lists the adapters of a model, which are named MODEL:ADAPTER. PATH is the model's lora_dir or multi_lora.json. May be given
     /// several times
     #[arg(long, value_name = "MODEL=PATH")]
@@ -67,9 +72,11 @@ async fn serve(options: &Options) -> Result<(), String> {
     let triton = Triton::at(&options.triton).map_err(|problem| format!("--triton {problem}"))?;
     let adapters = Adapters::of(options.adapters.clone())
         .map_err(|problem| format!("--adapters {problem}"))?;
+    let request_timeout = Duration::from_secs(options.request_timeout);
     let limits = Limits {
         max_request_bytes: options.max_request_bytes,
         max_requests: options.max_requests,
+        max_body_time: request_timeout,
     };
     let keys = match &options.api_key_file {
         Some(path) => Keys::read(path).map_err(|problem| format!("--api-key-file {problem}"))?,
@@ -96,10 +103,8 @@ async fn serve(options: &Options) -> Result<(), String> {
         .await;
     };
     let router = router(triton, adapters, limits, keys, options.access_log);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop)
-        .await
-        .map_err(|error| error.to_string())
+    inflight_openai::listener::serve(listener, router, request_timeout, stop).await;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The paths, the limits, and what all endpoints share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -11,7 +12,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_log::{REQUEST_ID, logged};
 use crate::adapters::Adapters;
@@ -22,6 +22,7 @@ use crate::completions::Completions;
 use crate::embeddings::Embeddings;
 use crate::generation::Generation;
 use crate::keys::Keys;
+use crate::load::{Held, Load};
 use crate::responses::Responses;
 use crate::tokens::{Read, Tokens};
 use crate::triton::Triton;
@@ -34,6 +35,8 @@ pub struct Limits {
     pub max_request_bytes: usize,
     /// The most requests to Triton that are in flight. Each prompt of a request counts.
     pub max_requests: usize,
+    /// How long the body of a request may take to arrive.
+    pub max_body_time: Duration,
 }
 
 /// How many texts of a request for embeddings are in flight at a time: as many as a model has slots for by default.
@@ -43,7 +46,7 @@ struct Server {
     triton: Triton,
     adapters: Adapters,
     limits: Limits,
-    in_flight: Arc<Semaphore>,
+    load: Arc<Load>,
     started: u64,
 }
 
@@ -53,9 +56,10 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         triton,
         adapters,
         limits,
-        in_flight: Arc::new(Semaphore::new(limits.max_requests)),
+        load: Load::new(limits.max_requests),
         started: ids::now(),
     };
+    let server = Arc::new(server);
     let router = Router::new()
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(model))
@@ -67,9 +71,10 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         .route("/detokenize", post(detokenize))
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
+        .layer(from_fn_with_state(server.clone(), with_wait))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
         .route("/health", get(health))
-        .with_state(Arc::new(server));
+        .with_state(server);
     match log {
         true => router.layer(from_fn(logged)),
         false => router,
@@ -83,6 +88,16 @@ async fn with_key(
 ) -> Result<Response, Error> {
     keys.check(request.headers())?;
     Ok(next.run(request).await)
+}
+
+/// Says how long a client that finds no room should wait.
+async fn with_wait(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        let seconds = HeaderValue::from(server.load.refuse());
+        response.headers_mut().insert(header::RETRY_AFTER, seconds);
+    }
+    response
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
@@ -228,6 +243,12 @@ impl Server {
 
     /// The body of a request.
     async fn bytes(&self, request: Request) -> Result<Vec<u8>, Error> {
+        let limit = self.limits.max_body_time;
+        let bytes = tokio::time::timeout(limit, self.bytes_at_last(request));
+        bytes.await.unwrap_or_else(|_| Err(Error::too_slow(limit)))
+    }
+
+    async fn bytes_at_last(&self, request: Request) -> Result<Vec<u8>, Error> {
         let max_bytes = self.limits.max_request_bytes;
         let mut bytes = Vec::new();
         let mut parts = request.into_body().into_data_stream();
@@ -284,12 +305,10 @@ impl Server {
         Ok(Box::pin(answers.map(held)))
     }
 
-    /// Counts requests as in flight until the permit is dropped.
-    fn hold(&self, num_requests: usize) -> Result<OwnedSemaphorePermit, Error> {
-        let busy = || Error::busy(self.limits.max_requests);
-        let num_requests = u32::try_from(num_requests).map_err(|_| busy())?;
-        let permits = self.in_flight.clone().try_acquire_many_owned(num_requests);
-        permits.map_err(|_| busy())
+    /// Counts requests as in flight until what is returned is dropped.
+    fn hold(&self, num_requests: usize) -> Result<Held, Error> {
+        let held = self.load.hold(num_requests);
+        held.ok_or_else(|| Error::busy(self.limits.max_requests))
     }
 }
 
