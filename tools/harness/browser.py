@@ -86,13 +86,14 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, path, width, height, *, dark=False):
-        """Loads a file into a window of this size, in the light or the dark theme."""
+        """Loads a file, or a URL, into a window of this size, in the light or the dark theme."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[theme])
-        error = self._call("Page.navigate", url=pathlib.Path(path).resolve().as_uri()).get("errorText")
+        url = path if str(path).startswith("http") else pathlib.Path(path).resolve().as_uri()
+        error = self._call("Page.navigate", url=url).get("errorText")
         if error:
             raise BrowserError(f"{path}: {error}")
         self._until("Page.loadEventFired")
@@ -103,6 +104,37 @@ class Browser:
         if "exceptionDetails" in answer:
             raise BrowserError(answer["exceptionDetails"]["exception"]["description"])
         return answer["result"].get("value")
+
+    def until(self, script):
+        """Waits until a JavaScript expression in the page is true."""
+        waits = f"""new Promise((found, failed) => {{
+            const last = performance.now() + {(ANSWER_TIMEOUT_S - 5) * 1000};
+            const look = () => {{
+                if ({script}) found(true);
+                else if (performance.now() > last) failed(new Error({json.dumps("never true: " + script)}));
+                else setTimeout(look, 10);
+            }};
+            look();
+        }})"""
+        self.evaluate(waits)
+
+    def type(self, text):
+        """Types a text where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def press(self, key, *, shift=False):
+        """Presses a key, and lets it go: `Tab`, `Enter`, `Escape`, `Space`."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " ")}[key]
+        pressed = {"key": text if key == "Space" else key, "code": key, "windowsVirtualKeyCode": code}
+        pressed["modifiers"] = 8 if shift else 0
+        self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def accessible(self):
+        """What a screen reader finds: (role, name) of every node that it does not skip."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        seen = [node for node in nodes if not node["ignored"]]
+        return [(node["role"]["value"], node.get("name", {}).get("value", "").strip()) for node in seen]
 
     def screenshot(self, width, height):
         """The page's upper left `width` x `height` pixels as painted, as the bytes of a PNG file."""

@@ -16,6 +16,7 @@
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
+//! | `page.rs`, `page.html` | the page at `/` |
 //! | `error.rs` | errors in OpenAI's form |
 
 pub mod access_log;
@@ -38,6 +39,7 @@ pub mod listener;
 pub mod load;
 pub mod messages;
 pub mod models;
+pub mod page;
 pub mod protocol;
 pub mod responses;
 pub mod responses_answer;

@@ -26,7 +26,7 @@ use crate::load::{Held, Load};
 use crate::responses::Responses;
 use crate::tokens::{Read, Tokens};
 use crate::triton::Triton;
-use crate::{Error, ids, models, sse};
+use crate::{Error, ids, models, page, sse};
 
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,7 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         .layer(from_fn_with_state(server.clone(), with_wait))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
         .route("/health", get(health))
+        .route("/", get(page::show))
         .with_state(server);
     match log {
         true => router.layer(from_fn(logged)),
