@@ -39,7 +39,7 @@ class Front:
         ready = self.process.stdout.readline().split()
         assert ready[:1] == ["ready"], f"exit status {self.process.wait(STOP_TIMEOUT_S)}"
         self.url = ready[1]
-        self.address = self.url.removeprefix("http://")
+        self.address = self.url.partition("://")[2]
 
     def __enter__(self):
         return self

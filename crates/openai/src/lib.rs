@@ -11,7 +11,7 @@
 //! | `answer.rs` | the replies to the prompts of a request |
 //! | `body.rs` | a JSON object of which fields are taken one by one |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
-//! | `listener.rs` | the connections of clients |
+//! | `listener.rs`, `tls.rs` | the connections of clients, and their encryption |
 //! | `load.rs` | the requests in flight |
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
@@ -46,6 +46,7 @@ pub mod responses_answer;
 pub mod sampling;
 pub mod server;
 pub mod sse;
+pub mod tls;
 pub mod tokens;
 pub mod triton;
 pub mod usage;

@@ -11,22 +11,29 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 
 /// How long the listener rests where a connection cannot be accepted: the process has no more files.
 const REST: Duration = Duration::from_millis(100);
 
-/// Serves a router's paths to whoever connects, until `stop` is ready, and then until the requests in flight are answered. A
-/// connection whose client takes longer than `max_head_time` for the head of a request is closed, and so is one without a
-/// request in this time.
-pub async fn serve(
-    listener: TcpListener,
-    router: Router,
-    max_head_time: Duration,
-    stop: impl Future<Output = ()>,
-) {
+/// What connections are served with.
+#[derive(Clone)]
+pub struct Service {
+    /// Answers requests.
+    pub router: Router,
+    /// Encrypts connections.
+    pub tls: Option<TlsAcceptor>,
+    /// How long the head of a request may take to arrive, and before it a connection's encryption. A connection
+    /// without a request is closed after this time, too.
+    pub max_head_time: Duration,
+}
+
+/// Serves whoever connects until `stop` is ready, and then until the requests in flight are answered.
+pub async fn serve(listener: TcpListener, service: Service, stop: impl Future<Output = ()>) {
     let connections = GracefulShutdown::new();
-    let accept = accept(listener, router, max_head_time, &connections);
+    let accept = accept(listener, service, &connections);
     match select(std::pin::pin!(accept), std::pin::pin!(stop)).await {
         Either::Left((never, _)) => match never {},
         Either::Right(((), _)) => {}
@@ -37,19 +44,13 @@ pub async fn serve(
 /// Accepts connections. Whoever drops this closes the port.
 async fn accept(
     listener: TcpListener,
-    router: Router,
-    max_head_time: Duration,
+    service: Service,
     connections: &GracefulShutdown,
 ) -> Infallible {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let connection = Connection {
-                    router: router.clone(),
-                    max_head_time,
-                    watcher: connections.watcher(),
-                };
-                tokio::spawn(connection.serve(stream));
+                tokio::spawn(service.clone().serve(stream, connections.watcher()));
             }
             Err(error) if is_of_the_client(&error) => {}
             Err(error) => {
@@ -70,22 +71,29 @@ fn is_of_the_client(error: &io::Error) -> bool {
     )
 }
 
-/// What a connection is served with.
-struct Connection {
-    router: Router,
-    max_head_time: Duration,
-    watcher: Watcher,
-}
-
-impl Connection {
-    /// Serves the requests of a connection, one after the other. What goes wrong ends it, and concerns its client alone.
-    async fn serve(self, stream: TcpStream) {
+impl Service {
+    /// Serves a connection. What goes wrong ends it, and concerns its client alone.
+    async fn serve(self, stream: TcpStream, watcher: Watcher) {
         // A token is sent as soon as it is there.
         let _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else {
+            return self.serve_requests(stream, watcher).await;
+        };
+        let encrypted = tokio::time::timeout(self.max_head_time, tls.accept(stream)).await;
+        if let Ok(Ok(stream)) = encrypted {
+            self.serve_requests(stream, watcher).await;
+        }
+    }
+
+    /// Serves the requests of a connection, one after the other.
+    async fn serve_requests<S>(self, stream: S, watcher: Watcher)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.max_head_time)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router));
-        let _ = self.watcher.watch(connection).await;
+        let _ = watcher.watch(connection).await;
     }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
+use inflight_openai::listener::{self, Service};
 use inflight_openai::server::{Limits, router};
+use inflight_openai::tls;
 use inflight_openai::triton::Triton;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -22,6 +24,9 @@ struct Options {
     /// The tritonserver's address for gRPC
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8001")]
     triton: String,
+    /// A PEM file with the certificates that the tritonserver's may be signed by: connects with TLS [default: without TLS]
+    #[arg(long, value_name = "FILE")]
+    triton_ca: Option<PathBuf>,
     /// The address to listen on
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
@@ -42,6 +47,12 @@ struct Options {
     /// several times
     #[arg(long, value_name = "MODEL=PATH")]
     adapters: Vec<Place>,
+    /// A PEM file with the server's certificate, and those that it is signed by: serves HTTPS only [default: HTTP]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// A PEM file with the private key of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
     /// A file with the keys of clients, one a line [default: clients need none]
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -69,7 +80,19 @@ fn failed(problem: &str) -> ExitCode {
 
 /// Serves until SIGTERM or SIGINT, and then until the requests in flight are answered.
 async fn serve(options: &Options) -> Result<(), String> {
-    let triton = Triton::at(&options.triton).map_err(|problem| format!("--triton {problem}"))?;
+    let authorities = match &options.triton_ca {
+        Some(path) => Some(tls::read(path).map_err(|problem| format!("--triton-ca {problem}"))?),
+        None => None,
+    };
+    let triton = Triton::at(&options.triton, authorities.as_deref())
+        .map_err(|problem| format!("--triton {problem}"))?;
+    let tls = match (&options.tls_certificate, &options.tls_key) {
+        (Some(certificate), Some(key)) => {
+            let acceptor = tls::acceptor(certificate, key);
+            Some(acceptor.map_err(|problem| format!("--tls-certificate, --tls-key: {problem}"))?)
+        }
+        _ => None,
+    };
     let adapters = Adapters::of(options.adapters.clone())
         .map_err(|problem| format!("--adapters {problem}"))?;
     let request_timeout = Duration::from_secs(options.request_timeout);
@@ -93,7 +116,8 @@ async fn serve(options: &Options) -> Result<(), String> {
     );
     let local = listener.local_addr().map_err(|error| error.to_string())?;
     // For programs that start this one. They may have closed the pipe.
-    let _ = writeln!(std::io::stdout(), "ready http://{local}");
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let _ = writeln!(std::io::stdout(), "ready {scheme}://{local}");
 
     let stop = async move {
         futures_util::future::select(
@@ -103,7 +127,12 @@ async fn serve(options: &Options) -> Result<(), String> {
         .await;
     };
     let router = router(triton, adapters, limits, keys, options.access_log);
-    inflight_openai::listener::serve(listener, router, request_timeout, stop).await;
+    let service = Service {
+        router,
+        tls,
+        max_head_time: request_timeout,
+    };
+    listener::serve(listener, service, stop).await;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
 use prost::Message;
 use tokio::sync::oneshot;
 use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -38,15 +38,26 @@ pub struct Triton {
 pub type Replies = Pin<Box<dyn Stream<Item = Result<Reply, Error>> + Send>>;
 
 impl Triton {
-    /// The server at an address such as `127.0.0.1:8001`. Connects with the first call.
+    /// The server at an address such as `127.0.0.1:8001`. With TLS if there are authorities, in PEM, that sign its
+    /// certificate. Connects with the first call.
     ///
     /// # Errors
-    /// It is not an address.
-    pub fn at(address: &str) -> Result<Self, String> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| format!("{address}: {error}"))?
+    /// It is not an address, or the authorities are no certificates.
+    pub fn at(address: &str, authorities: Option<&[u8]>) -> Result<Self, String> {
+        let problem = |error: tonic::transport::Error| format!("{address}: {error}");
+        let scheme = if authorities.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        let mut endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
+            .map_err(problem)?
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true);
+        if let Some(pem) = authorities {
+            let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
+            endpoint = endpoint.tls_config(tls).map_err(problem)?;
+        }
         let grpc = Grpc::new(endpoint.connect_lazy());
         Ok(Self {
             grpc: grpc.max_decoding_message_size(MAX_RESPONSE_BYTES),
