@@ -15,6 +15,7 @@
 //! | `load.rs` | the requests in flight |
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
+//! | `trace.rs` | traces that requests belong to |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
 //! | `error.rs` | errors in OpenAI's form |
@@ -48,6 +49,7 @@ pub mod server;
 pub mod sse;
 pub mod tls;
 pub mod tokens;
+pub mod trace;
 pub mod triton;
 pub mod usage;
 

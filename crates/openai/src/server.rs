@@ -25,6 +25,7 @@ use crate::keys::Keys;
 use crate::load::{Held, Load};
 use crate::responses::Responses;
 use crate::tokens::{Read, Tokens};
+use crate::trace::Trace;
 use crate::triton::Triton;
 use crate::{Error, ids, models, page, sse};
 
@@ -130,10 +131,11 @@ async fn completions(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let body = Body::parse(&server.bytes(request).await?)?;
     let request = Completions::read(body, ids::random())?;
     let id = ids::id("cmpl");
-    let answers = server.answers(request.generations(&id))?;
+    let answers = server.answers(triton, request.generations(&id))?;
     if request.sampling.stream {
         let answers = begun(answers).await?;
         Ok(identified(
@@ -150,10 +152,11 @@ async fn completions(
 }
 
 async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let body = Body::parse(&server.bytes(request).await?)?;
     let request = Chat::read(body, ids::random())?;
     let id = ids::id("chatcmpl");
-    let answers = server.answers(vec![request.generation(&id)])?;
+    let answers = server.answers(triton, vec![request.generation(&id)])?;
     if request.sampling.stream {
         let answers = begun(answers).await?;
         Ok(identified(
@@ -170,10 +173,11 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
 }
 
 async fn responses(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let body = Body::parse(&server.bytes(request).await?)?;
     let request = Responses::read(body, ids::random())?;
     let id = ids::id("resp");
-    let answers = server.answers(vec![request.chat.generation(&id)])?;
+    let answers = server.answers(triton, vec![request.chat.generation(&id)])?;
     if request.chat.sampling.stream {
         let answers = begun(answers).await?;
         Ok(identified(
@@ -193,33 +197,36 @@ async fn embeddings(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let request = Embeddings::read(Body::parse(&server.bytes(request).await?)?)?;
     let id = ids::id("embd");
     let messages = request.messages(&id);
     let most = MAX_EMBEDDINGS_AT_ONCE.min(server.limits.max_requests);
     let num_at_once = messages.len().min(most);
     let _held = server.hold(num_at_once)?;
-    let vectors = messages
-        .into_iter()
-        .map(|message| server.triton.embed(message));
+    let vectors = messages.into_iter().map(|message| triton.embed(message));
     let vectors = stream::iter(vectors).buffered(num_at_once);
     let vectors: Vec<_> = vectors.try_collect().await?;
     Ok(identified(&id, json_response(&request.answer(&vectors))))
 }
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let request = Tokens::of_text(Body::parse(&server.bytes(request).await?)?)?;
-    Ok(json_response(&server.read_prompt(request).await?.tokens()))
+    Ok(json_response(
+        &server.read_prompt(triton, request).await?.tokens(),
+    ))
 }
 
 async fn detokenize(
     State(server): State<Arc<Server>>,
     request: Request,
 ) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
     let request = Tokens::of_ids(Body::parse(&server.bytes(request).await?)?)?;
     let read = match request.is_empty() {
         true => Read::default(),
-        false => server.read_prompt(request).await?,
+        false => server.read_prompt(triton, request).await?,
     };
     Ok(json_response(&read.text()))
 }
@@ -264,15 +271,20 @@ impl Server {
         Ok(bytes)
     }
 
+    /// The server behind this one, for what a request asks of it.
+    fn triton_for(&self, request: &Request) -> Triton {
+        self.triton.within(Trace::of(request.headers()))
+    }
+
     /// Has a model read a prompt.
-    async fn read_prompt(&self, request: Tokens) -> Result<Read, Error> {
+    async fn read_prompt(&self, triton: Triton, request: Tokens) -> Result<Read, Error> {
         let model = match &request.model {
             Some(model) => model.clone(),
             None => self.only_model().await?,
         };
         let _held = self.hold(1)?;
         let message = request.message(model, &ids::id("tok"));
-        self.triton.read_prompt(message).await
+        triton.read_prompt(message).await
     }
 
     /// The model that a request means which names none.
@@ -291,13 +303,13 @@ impl Server {
     }
 
     /// Sends requests to Triton, all at the same time.
-    fn answers(&self, generations: Vec<Generation>) -> Result<Answers, Error> {
+    fn answers(&self, triton: Triton, generations: Vec<Generation>) -> Result<Answers, Error> {
         let held = self.hold(generations.len())?;
         let replies = generations
             .into_iter()
             .enumerate()
             .map(|(prompt, generation)| {
-                let replies = self.triton.generate(generation);
+                let replies = triton.generate(generation);
                 replies.map_ok(move |reply| Answer { prompt, reply })
             });
         let answers = stream::select_all(replies);

@@ -11,7 +11,7 @@ use prost::Message;
 use tokio::sync::oneshot;
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Status, Streaming};
+use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
@@ -22,6 +22,7 @@ use crate::protocol::{
     RepositoryIndexResponse, SERVICE, ServerReadyRequest, ServerReadyResponse,
 };
 use crate::tokens::Read;
+use crate::trace::Trace;
 
 /// The largest response that is read. The log-probabilities of a long answer have some MiB.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
@@ -32,6 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Triton {
     grpc: Grpc<Channel>,
+    trace: Trace,
 }
 
 /// The replies to a request. Whoever drops the stream cancels the request.
@@ -61,7 +63,16 @@ impl Triton {
         let grpc = Grpc::new(endpoint.connect_lazy());
         Ok(Self {
             grpc: grpc.max_decoding_message_size(MAX_RESPONSE_BYTES),
+            trace: Trace::default(),
         })
+    }
+
+    /// The same server, for requests of a trace.
+    pub fn within(&self, trace: Trace) -> Self {
+        Self {
+            grpc: self.grpc.clone(),
+            trace,
+        }
     }
 
     /// Whether the server and all its models take requests.
@@ -127,9 +138,11 @@ impl Triton {
         let no_more = stream::once(closed).filter_map(|_| future::ready(None));
         let requests = stream::once(future::ready(message)).chain(no_more);
         let codec: ProstCodec<_, ModelStreamInferResponse> = ProstCodec::default();
-        let call = self
-            .grpc
-            .streaming(Request::new(requests), path("ModelStreamInfer"), codec);
+        let call = self.grpc.streaming(
+            self.trace.request(requests),
+            path("ModelStreamInfer"),
+            codec,
+        );
         let responses = call.await?.into_inner();
         Ok(stream::unfold((responses, Some(open)), next_response))
     }
@@ -162,7 +175,7 @@ impl Triton {
             let codec: ProstCodec<Q, A> = ProstCodec::default();
             triton
                 .grpc
-                .unary(Request::new(request), path(method), codec)
+                .unary(triton.trace.request(request), path(method), codec)
                 .await
         };
         let answer = call
