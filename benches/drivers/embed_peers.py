@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""How many texts sentence-transformers on torch embeds in a second on the CPU, in turns with `inflight-measure embed`.
+"""How many texts sentence-transformers on torch, and OpenVINO, embed in a second on the CPU, in turns with `inflight-measure embed`.
 
-    pip install torch transformers sentence-transformers
+    pip install torch transformers sentence-transformers openvino
     python benches/drivers/embed_peers.py --make /tmp/minilm       # a model of the shape of all-MiniLM-L6, with random weights
     python benches/drivers/embed_peers.py --model /tmp/minilm --measure target/release/inflight-measure
 
-Texts are tokens, so that neither side tokenises. All of a batch have one length, so that nothing is padded. Of the peer, the fastest of
-its batch sizes counts. Each round runs both; figures are medians of the rounds.
+Texts are tokens, so that neither side tokenises. All of a batch have one length, so that nothing is padded. Of a peer, the fastest of
+its batch sizes counts. Each round runs all; figures are medians of the rounds. OpenVINO has the model that sentence-transformers holds,
+with its pooling, compiled for each shape, and may compute in bf16.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import time
 
+import openvino
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
@@ -37,20 +39,22 @@ def main():
     if options.make:
         return make(options.make)
     torch.set_num_threads(options.threads)
-    peers = {dtype: SentenceTransformer(str(options.model), device="cpu", model_kwargs=dict(dtype=getattr(torch, dtype))).eval()
-             for dtype in ["float32", "bfloat16"]}
+    torch_models = {dtype: SentenceTransformer(str(options.model), device="cpu", model_kwargs=dict(dtype=getattr(torch, dtype))).eval()
+                    for dtype in ["float32", "bfloat16"]}
+    vocab_size = torch_models["float32"][0].auto_model.config.vocab_size
+    peers = dict(torch_models, openvino=OpenVino(torch_models["float32"], options.threads))
     for length in map(int, options.input.split(",")):
-        ours, theirs = [], {dtype: [] for dtype in peers}
+        ours, theirs = [], {peer: [] for peer in peers}
         for _ in range(options.rounds):
             ours.append(measure(length, options))
-            for dtype, model in peers.items():
+            for peer, model in peers.items():
                 sizes = map(int, options.batch_sizes.split(","))
-                theirs[dtype].append(max(rate(model, length, size, options.texts) for size in sizes))
+                theirs[peer].append(max(rate(model, vocab_size, length, size, options.texts) for size in sizes))
         ours = statistics.median(ours)
         row = dict(row="embed-peers", input=length, threads=options.threads, texts=options.texts, texts_per_s=round(ours, 1))
-        for dtype, rates in theirs.items():
+        for peer, rates in theirs.items():
             theirs = statistics.median(rates)
-            row |= {f"{dtype}_texts_per_s": round(theirs, 1), f"times_{dtype}": round(ours / theirs, 2)}
+            row |= {f"{peer}_texts_per_s": round(theirs, 1), f"times_{peer}": round(ours / theirs, 2)}
         print(json.dumps(row), flush=True)
 
 
@@ -62,9 +66,37 @@ def measure(length, options):
     return json.loads(result.stdout)["texts_per_s"]
 
 
-def rate(model, length, batch_size, num_texts):
+class OpenVino:
+    """A model of sentence-transformers, compiled by OpenVINO for each shape of a batch."""
+
+    def __init__(self, model, threads):
+        example = torch.ones(1, 8, dtype=torch.int64)
+        self.model = openvino.convert_model(Embeddings(model), example_input=example)
+        self.config = dict(PERFORMANCE_HINT="LATENCY", INFERENCE_NUM_THREADS=threads)
+        self.compiled = {}
+
+    def __call__(self, inputs):
+        tokens = inputs["input_ids"]
+        shape = tuple(tokens.shape)
+        if shape not in self.compiled:
+            self.model.reshape(list(shape))
+            self.compiled[shape] = openvino.compile_model(self.model, "CPU", self.config)
+        return self.compiled[shape]([tokens.numpy()])[0]
+
+
+class Embeddings(torch.nn.Module):
+    """The embeddings of a model of sentence-transformers, without its dictionaries."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(dict(input_ids=tokens, attention_mask=torch.ones_like(tokens)))["sentence_embedding"]
+
+
+def rate(model, vocab_size, length, batch_size, num_texts):
     """Texts in a second that the peer embeds, after a first batch."""
-    vocab_size = model[0].auto_model.config.vocab_size
     tokens = [[(7919 * (index + 1) + 31 * place) % vocab_size for place in range(length)] for index in range(num_texts)]
     batches = [torch.tensor(tokens[start:start + batch_size]) for start in range(0, num_texts, batch_size)]
     with torch.inference_mode():

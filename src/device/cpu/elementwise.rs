@@ -229,6 +229,18 @@ pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum(x, |x| x * x) / x.len() as f32 + eps).sqrt()
 }
 
+/// `out` becomes the nearest bf16 of each element, ties to even. In chunks, which need no scalar rest where heads are multiples of them.
+#[inline(always)]
+pub(super) fn round_to_bf16(x: &[f32], out: &mut [u16]) {
+    let ((x_chunks, x_rest), (chunks, rest)) = (x.as_chunks::<LANES>(), out.as_chunks_mut());
+    for (x, out) in x_chunks.iter().zip(chunks) {
+        *out = x.map(to_bf16_bits);
+    }
+    for (x, out) in x_rest.iter().zip(rest) {
+        *out = to_bf16_bits(*x);
+    }
+}
+
 /// The sum of a function of all elements, in a fixed order: in 16 lanes, then as a tree over the lanes.
 #[inline(always)]
 pub(super) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {

@@ -14,7 +14,7 @@
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::elementwise::inverse_rms;
+use super::elementwise::{inverse_rms, round_to_bf16};
 use super::gemm::Segment;
 use super::math::to_bf16_bits;
 use super::rope::{TASK_TOKENS, place, rotate};
@@ -190,7 +190,7 @@ impl Cpu {
             |token, head, out| {
                 let q = &q[token * shape.q_len() + head * shape.query_dim()..][..content_dim];
                 let out: &mut [u16] = out.reinterpret_cast_mut();
-                for_each_simd!(simd, round, (q: &[f32], out: &mut [u16]));
+                for_each_simd!(simd, round_to_bf16, (q: &[f32], out: &mut [u16]));
             },
         );
         let latents = first_mut(sums, num_rows * latent_dim);
@@ -245,7 +245,7 @@ impl Cpu {
                     for (head, out) in row.chunks_exact_mut(value_dim).enumerate() {
                         let values =
                             &values[(head * num_tokens + token) * value_dim..][..value_dim];
-                        for_each_simd!(simd, round, (values: &[f32], out: &mut [u16]));
+                        for_each_simd!(simd, round_to_bf16, (values: &[f32], out: &mut [u16]));
                     }
                 }
             },
@@ -330,14 +330,14 @@ fn make_key(
     rotated.clear();
     rotated.extend_from_slice(rotary);
     rotate(rotated, angles);
-    round(rotated, tail);
+    round_to_bf16(rotated, tail);
 }
 
 /// The query of a head to keys of latents: in their space, and the rotated part.
 #[inline(always)]
 fn key_query(latent: &[f32], rotary: &[f32], angles: &[f32], out: &mut [u16]) {
     let (start, tail) = out.split_at_mut(latent.len());
-    round(latent, start);
+    round_to_bf16(latent, start);
     let half_dim = rotary.len() / 2;
     let (low, high) = rotary.split_at(half_dim);
     let (cos, sin) = angles.split_at(half_dim);
@@ -345,12 +345,5 @@ fn key_query(latent: &[f32], rotary: &[f32], angles: &[f32], out: &mut [u16]) {
     for i in 0..half_dim {
         low_out[i] = to_bf16_bits(low[i] * cos[i] - high[i] * sin[i]);
         high_out[i] = to_bf16_bits(high[i] * cos[i] + low[i] * sin[i]);
-    }
-}
-
-#[inline(always)]
-fn round(x: &[f32], out: &mut [u16]) {
-    for (x, out) in x.iter().zip(out) {
-        *out = to_bf16_bits(*x);
     }
 }

@@ -3,9 +3,8 @@
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::elementwise::inverse_rms;
+use super::elementwise::{inverse_rms, round_to_bf16};
 use super::kv_cache::{Encoded, KvLayerMut};
-use super::math::to_bf16_bits;
 use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
 use crate::base::BlockId;
@@ -18,6 +17,9 @@ pub(super) struct RopeScratch {
     head: Vec<f32>,
     encoded: Encoded,
 }
+
+/// Elements that are rotated at a time.
+const LANES: usize = 16;
 
 /// Tokens of one task.
 pub(super) const TASK_TOKENS: usize = 4;
@@ -187,9 +189,7 @@ fn rope_and_store_token(
         for (index, (x, out)) in heads.enumerate() {
             normalise(x, q_norm, index, head);
             rotate(head, angles);
-            for (x, out) in head.iter().zip(out) {
-                *out = to_bf16_bits(*x);
-            }
+            round_to_bf16(head, out);
         }
     }
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
@@ -213,12 +213,24 @@ enum HeadNorm<'a> {
 #[inline(always)]
 fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
     let (weight, scale) = match norm {
-        HeadNorm::None => return out.copy_from_slice(head),
+        HeadNorm::None => return copy(head, out),
         HeadNorm::Each(weight, eps) => (weight, inverse_rms(head, eps)),
         HeadNorm::Scaled(weight, scale) => (&weight[index * head.len()..], scale),
     };
     for ((x, weight), out) in head.iter().zip(weight).zip(out) {
         *out = x * scale * weight;
+    }
+}
+
+/// Copies a head, without the call that a copy of unknown length is.
+#[inline(always)]
+fn copy(head: &[f32], out: &mut [f32]) {
+    let ((head, head_rest), (out, out_rest)) = (head.as_chunks::<LANES>(), out.as_chunks_mut());
+    for (x, out) in head.iter().zip(out) {
+        *out = *x;
+    }
+    for (x, out) in head_rest.iter().zip(out_rest) {
+        *out = *x;
     }
 }
 
@@ -228,7 +240,27 @@ pub(super) fn rotate(head: &mut [f32], angles: &[f32]) {
     let half_dim = head.len() / 2;
     let (low, high) = head.split_at_mut(half_dim);
     let (cos, sin) = angles.split_at(half_dim);
-    for i in 0..half_dim {
+    let ((low, low_rest), (high, high_rest)) = (low.as_chunks_mut(), high.as_chunks_mut());
+    let ((cos, cos_rest), (sin, sin_rest)) = (cos.as_chunks(), sin.as_chunks());
+    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        rotate_lanes::<LANES>(low, high, cos, sin);
+    }
+    let rest = low_rest.iter_mut().zip(high_rest);
+    for (((low, high), cos), sin) in rest.zip(cos_rest).zip(sin_rest) {
+        let lane = std::array::from_mut::<f32>;
+        rotate_lanes(lane(low), lane(high), &[*cos], &[*sin]);
+    }
+}
+
+/// The same for some elements of the first half and those of the second half that they belong to.
+#[inline(always)]
+fn rotate_lanes<const N: usize>(
+    low: &mut [f32; N],
+    high: &mut [f32; N],
+    cos: &[f32; N],
+    sin: &[f32; N],
+) {
+    for i in 0..N {
         let (x, y) = (low[i], high[i]);
         low[i] = x * cos[i] - y * sin[i];
         high[i] = y * cos[i] + x * sin[i];

@@ -69,13 +69,21 @@ impl Cpu {
             bias.is_none_or(|bias| bias.len() == n),
             "bias is [n] = [{n}]"
         );
+        let simd = self.simd;
         let out = DisjointSlice::new(out);
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
+            type Row = [f32; PANEL];
+            type Bias<'a> = Option<&'a [f32]>;
             let bias = bias.map(|bias| &bias[outputs.clone()]);
             for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
                 // SAFETY: each rectangle of rows and outputs belongs to one task.
                 let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
-                write_row(sums, bias, output, out);
+                for_each_simd!(simd, write_row, (
+                    sums: &Row,
+                    bias: Bias<'_>,
+                    output: Output,
+                    out: &mut [f32],
+                ));
             }
         });
     }
@@ -340,6 +348,7 @@ fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
     [&gate[outputs.clone()], &up[outputs.clone()]]
 }
 
+#[inline(always)]
 fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mut [f32]) {
     match (output, bias) {
         (Output::Store, None) => out.copy_from_slice(&sums[..out.len()]),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 use super::layout::KvPart;
 use super::{GROUP, int8};
 use crate::base::BlockId;
-use crate::device::cpu::math::to_bf16_bits;
+use crate::device::cpu::elementwise::round_to_bf16;
 use crate::device::{KvDtype, KvLayout, KvValues};
 
 /// A layer of the pool for reading.
@@ -176,8 +176,6 @@ impl KvLayerMut<'_> {
 #[inline(always)]
 fn round<'a>(x: &[f32], out: &'a mut Vec<u16>) -> &'a [u16] {
     out.resize(x.len(), 0);
-    for (x, out) in x.iter().zip(&mut *out) {
-        *out = to_bf16_bits(*x);
-    }
+    round_to_bf16(x, out);
     out
 }
