@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from harness.browser import Browser, BrowserError
+from harness.conversations import REPLY, TEMPLATE, TOOLS
 from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
-from test_openai_chat import REPLY, TEMPLATE, TOOLS
 
 CHAT = "/v1/chat/completions"
 WIDE, NARROW = 1280, 380

@@ -3,41 +3,23 @@
 The demo model knows no tools. A guide with a single choice makes it write a call."""
 
 import json
-import shutil
 
 import pytest
 
+from harness.conversations import REPLY, USER, WEATHER, add_calling_model
 from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
 PATH = "/v1/responses"
 CHAT = "/v1/chat/completions"
-# The comment has the marks of replies, as the templates of models that think and call functions do.
-TEMPLATE = (
-    "{# <think></think><tool_call></tool_call> #}{{ bos_token }}"
-    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-TEXT = "Tell me a story about a fox."
-USER = {"role": "user", "content": TEXT}
-CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
-WEATHER = {"name": "weather", "parameters": CITY}
-REPLY = (
-    "<think>\nA fox?\n</think>\n\nLet me see.\n"
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-)
+TEXT = USER["content"]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai_responses") / "repository"
-    version = add_model(repository, "chat")
-    shutil.copytree(STORIES, version, dirs_exist_ok=True)
-    config = json.loads((version / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATE
-    (version / "tokenizer_config.json").write_text(json.dumps(config))
+    add_calling_model(repository, "chat")
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server

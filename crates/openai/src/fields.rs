@@ -70,6 +70,9 @@ const SEED: Field = read(
     "seed",
     "the same seed gives the same choices; without one they differ each time",
 );
+const MODERATION: Field = refused("moderation", "leave it out: nothing is moderated", |_| {
+    false
+});
 const USER: Field = ignored("user", "requests of all users are equal");
 
 /// Fields of `/v1/completions`.
@@ -132,6 +135,7 @@ pub const CHAT: &[Field] = &[
     refused("modalities", "leave it out, or give [\"text\"]", |value| {
         *value == json!(["text"])
     }),
+    MODERATION,
     N,
     option(
         "parallel_tool_calls",
@@ -143,6 +147,7 @@ pub const CHAT: &[Field] = &[
         "prompt_cache_key",
         "prompts that begin in the same way share their blocks by themselves; `cache_salt` separates them",
     ),
+    ignored("prompt_cache_options", "as `prompt_cache_key`"),
     ignored("prompt_cache_retention", "as `prompt_cache_key`"),
     read(
         "reasoning_effort",
@@ -197,15 +202,27 @@ pub const RESPONSES: &[Field] = &[
         "a text, or a list of items: messages of texts, `function_call`, `function_call_output`, and `reasoning` with its text",
     ),
     refused(
+        "access_programs",
+        "leave it out: it concerns models of OpenAI's own",
+        |_| false,
+    ),
+    refused(
         "background",
         "leave it out: a response is sent when it is complete, or streamed",
         |value| *value == json!(false),
+    ),
+    ignored("background_options", "`background` is refused"),
+    refused(
+        "context_management",
+        "leave it out, or shorten the input",
+        |value| *value == json!([]),
     ),
     refused(
         "conversation",
         "send the items of the conversation as 'input': nothing is stored",
         |_| false,
     ),
+    refused("image", "leave it out: models here write text", |_| false),
     refused(
         "include",
         "leave it out: nothing is left out of responses",
@@ -218,6 +235,7 @@ pub const RESPONSES: &[Field] = &[
     ),
     ignored("max_tool_calls", "it concerns tools of OpenAI's own"),
     read("metadata", "repeated in the response"),
+    MODERATION,
     option("parallel_tool_calls", "as for `/v1/chat/completions`"),
     refused(
         "previous_response_id",
@@ -229,6 +247,7 @@ pub const RESPONSES: &[Field] = &[
         "prompt_cache_key",
         "prompts that begin in the same way share their blocks by themselves; `cache_salt` separates them",
     ),
+    ignored("prompt_cache_options", "as `prompt_cache_key`"),
     ignored("prompt_cache_retention", "as `prompt_cache_key`"),
     read(
         "reasoning",
