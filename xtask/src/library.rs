@@ -80,6 +80,20 @@ pub fn openai(profile: &str) -> Result<PathBuf> {
     program("inflight-openai", profile)
 }
 
+/// Builds the program that measures the server with OpenAI's API; returns its path.
+pub fn front_cost() -> Result<PathBuf> {
+    let messages = output(release_cargo()?.args([
+        "build",
+        "--release",
+        "--package=inflight-openai",
+        "--example=front-cost",
+        "--message-format=json-render-diagnostics",
+    ]))?;
+    artifacts(&messages)
+        .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| "cargo did not build front-cost".into())
+}
+
 /// Builds the program that measures the library in process; returns its path.
 pub fn measure() -> Result<PathBuf> {
     program("inflight-measure", "release")

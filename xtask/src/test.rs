@@ -182,6 +182,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
             .env("INFLIGHT_OPENAI", library::openai("release")?)
+            .env("INFLIGHT_FRONT_COST", library::front_cost()?)
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends)

@@ -26,6 +26,8 @@ pub enum Bench {
     Batchers(Batchers),
     /// Time to first token of conversations that return, with and without KV cache blocks in host memory
     Returning(Returning),
+    /// What the server with OpenAI's API adds to the time to first token, and its CPU time for a token, on the demo model
+    Front(Front),
     /// Accuracy of inflight-sim's predictions, on the synthetic runner
     Simulator(Simulator),
     /// Prompt and generation throughput in process, relative to the limits of the machine
@@ -161,6 +163,25 @@ pub struct Returning {
 }
 
 #[derive(Args)]
+pub struct Front {
+    /// Times that the first token is waited for, with and without the server
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    firsts: u32,
+    /// Numbers of concurrent streams
+    #[arg(long, value_name = "N,...", default_value = "1,64")]
+    streams: String,
+    /// Tokens of each stream
+    #[arg(long, value_name = "TOKENS", default_value_t = 800)]
+    tokens: u32,
+    /// Rounds of streams; each figure is their median
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+    /// Print one JSON object per row on standard output instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 pub struct Simulator {
     /// Seed of the random load
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -226,6 +247,21 @@ pub fn run(bench: &Bench) -> Result<()> {
                     .args(arguments)
                     .args(model)
                     .args(json(returning.json)),
+            )
+        }
+        Bench::Front(front) => {
+            let arguments = [
+                format!("--firsts={}", front.firsts),
+                format!("--streams={}", front.streams),
+                format!("--tokens={}", front.tokens),
+                format!("--rounds={}", front.rounds),
+            ];
+            run_to_stdout(
+                script("front.py")?
+                    .args(arguments)
+                    .args(json(front.json))
+                    .env("INFLIGHT_OPENAI", library::openai("release")?)
+                    .env("INFLIGHT_FRONT_COST", library::front_cost()?),
             )
         }
         Bench::Simulator(simulator) => run_to_stdout(
