@@ -77,6 +77,22 @@ impl Error {
         }
     }
 
+    /// The front knows no file with the steps of a model.
+    pub fn nothing_live() -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "there are no steps to show; give the model a 'stats_file', and start inflight-openai with --stats-file",
+        )
+    }
+
+    /// As many clients look at the steps as the front serves.
+    pub fn too_many_look(max_clients: usize) -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("{max_clients} clients look at /live, which is the limit; close one"),
+        )
+    }
+
     /// No path, or no method of a path, has this name.
     pub fn unknown_path(method: &str, path: &str) -> Self {
         Self::new(

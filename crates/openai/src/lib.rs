@@ -18,6 +18,7 @@
 //! | `trace.rs` | traces that requests belong to |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
 //! | `page.rs`, `page.html` | the page at `/` |
+//! | `live.rs`, `step_file.rs` | the steps of the models as they happen; the files that they are read from |
 //! | `error.rs` | errors in OpenAI's form |
 
 pub mod access_log;
@@ -37,6 +38,7 @@ pub mod input;
 pub mod items;
 pub mod keys;
 pub mod listener;
+pub mod live;
 pub mod load;
 pub mod messages;
 pub mod models;
@@ -47,6 +49,7 @@ pub mod responses_answer;
 pub mod sampling;
 pub mod server;
 pub mod sse;
+pub mod step_file;
 pub mod tls;
 pub mod tokens;
 pub mod trace;

@@ -10,6 +10,7 @@ use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
+use inflight_openai::live::{Live, Source};
 use inflight_openai::server::{Limits, router};
 use inflight_openai::tls;
 use inflight_openai::triton::Triton;
@@ -56,6 +57,10 @@ struct Options {
     /// A file with the keys of clients, one a line [default: clients need none]
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be given several
+    /// times
+    #[arg(long, value_name = "[NAME=]PATH")]
+    stats_file: Vec<Source>,
     /// Write a line of JSON for each request to standard error
     #[arg(long)]
     access_log: bool,
@@ -105,6 +110,8 @@ async fn serve(options: &Options) -> Result<(), String> {
         Some(path) => Keys::read(path).map_err(|problem| format!("--api-key-file {problem}"))?,
         None => Keys::default(),
     };
+    let live = Live::of(options.stats_file.clone())
+        .map_err(|problem| format!("--stats-file {problem}"))?;
     let (address, port) = (options.address, options.port);
     let listener = TcpListener::bind((address, port)).await.map_err(|error| {
         format!("--address {address} --port {port}: {error}; choose another port")
@@ -119,14 +126,16 @@ async fn serve(options: &Options) -> Result<(), String> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let _ = writeln!(std::io::stdout(), "ready {scheme}://{local}");
 
+    let shown = live.clone();
     let stop = async move {
         futures_util::future::select(
             std::pin::pin!(terminated.recv()),
             std::pin::pin!(interrupted.recv()),
         )
         .await;
+        shown.stop();
     };
-    let router = router(triton, adapters, limits, keys, options.access_log);
+    let router = router(triton, adapters, limits, keys, live, options.access_log);
     let service = Service {
         router,
         tls,

@@ -22,6 +22,7 @@ use crate::completions::Completions;
 use crate::embeddings::Embeddings;
 use crate::generation::Generation;
 use crate::keys::Keys;
+use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::responses::Responses;
 use crate::tokens::{Read, Tokens};
@@ -52,7 +53,14 @@ struct Server {
 }
 
 /// The service in front of a tritonserver. `log` writes a line for each request.
-pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, log: bool) -> Router {
+pub fn router(
+    triton: Triton,
+    adapters: Adapters,
+    limits: Limits,
+    keys: Keys,
+    live: Live,
+    log: bool,
+) -> Router {
     let server = Server {
         triton,
         adapters,
@@ -73,6 +81,7 @@ pub fn router(triton: Triton, adapters: Adapters, limits: Limits, keys: Keys, lo
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
         .layer(from_fn_with_state(server.clone(), with_wait))
+        .route("/live", get(move || async move { live.response() }))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
         .route("/health", get(health))
         .route("/", get(page::show))
