@@ -148,6 +148,7 @@ fn announce(options: &Options, repository: &Path) -> Result<()> {
         .filter(|name| repository.join(name).is_dir())
         .collect();
     models.sort();
+    eprintln!("try: http://127.0.0.1:{openai_port}/ in a browser");
     for model in models {
         eprintln!(
             "try: curl --no-buffer http://127.0.0.1:{openai_port}/v1/chat/completions \
