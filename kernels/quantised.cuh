@@ -1,5 +1,5 @@
-// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores. Codes are integers, or e4m3 numbers
-// (fp8.cuh), of which none is NaN.
+// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores. Codes are integers, e4m3 numbers (fp8.cuh),
+// of which none is NaN, or twice an e2m1 number (OCP Microscaling Formats, 1.0): 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
 //
 // A weight of row i in column j is scale * code + offset. Scale and offset are those of the row's group of `group_size`
 // consecutive columns, a multiple of 32, or the whole row; the last group may be shorter. In the products the matrix is the
@@ -16,6 +16,7 @@
 // bytes too. Of these, step s = 0, 1 takes c, c + 1, c + 2, c + 3, where c = 8t + 4s:
 //
 //   4 bits, code + 8      word w, of columns 32 * (w / 2) + c, s = w % 2
+//   or e2m1
 //     bits 0-3   row g,     column c        bits 16-19   row g,     column c + 1
 //     bits 4-7   row g + 8, column c        bits 20-23   row g + 8, column c + 1
 //     bits 8-11  row g,     column c + 2    bits 24-27   row g,     column c + 3
@@ -42,10 +43,10 @@ constexpr int TILE_ROWS = 16;
 // Columns that share no more than one group: two steps of a product.
 constexpr int HALF_COLUMNS = 32;
 
-enum class CodeKind { INT4, INT8, FP8 };
+enum class CodeKind { INT4, INT8, FP8, E2M1 };
 
 template <CodeKind kind>
-constexpr int TILE_COLUMNS = kind == CodeKind::INT4 ? 64 : 32;
+constexpr int TILE_COLUMNS = kind == CodeKind::INT4 || kind == CodeKind::E2M1 ? 64 : 32;
 
 struct Shape {
     int n, k, group_size;
@@ -91,6 +92,19 @@ __device__ __forceinline__ void unpack<CodeKind::FP8>(u32 (&a)[4], const uint4& 
     for (int i = 0; i < 4; ++i) {
         const u32 word = step == 0 ? (i < 2 ? words.x : words.y) : (i < 2 ? words.z : words.w);
         a[i] = widen_e4m3(word >> 8 * (i % 2));
+    }
+}
+
+// Sign, exponent and fraction go where bf16 has its sign, the last two bits of its exponent and the first one of its fraction,
+// which is less than twice the number by a factor of 2^127, subnormal numbers included. -0 becomes 0.
+template <>
+__device__ __forceinline__ void unpack<CodeKind::E2M1>(u32 (&a)[4], const uint4& words, int half, int step) {
+    const u32 word = half == 0 ? (step == 0 ? words.x : words.y) : (step == 0 ? words.z : words.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        constexpr u32 SCALE = 0x7f007f00u;
+        const u32 magnitudes = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6);
+        a[i] = fma_bf16_pairs((word << (12 - 4 * i) & 0x80008000u) | (magnitudes & 0x01c001c0u), SCALE, 0);
     }
 }
 

@@ -8,7 +8,7 @@
 //   x, inner, sums, sorted, tiles, bias: as in expert_gemm.cu
 //   codes, scales, offsets: as quantised.cuh says; offsets may be null. Each expert's gate, up and down begin with a row tile of their
 //   own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and [num_experts][tile_rows(n)]
-//   kind: 0 int4, 1 int8, 2 e4m3
+//   kind: 0 int4, 1 int8, 2 e4m3, 3 e2m1
 //
 // Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has two row tiles of one tile's expert: of gate_up the
 // same outputs of gate and of up, 16 of each, and 32 outputs of down. A block whose tile is empty ends at once, so that weights of
@@ -34,7 +34,9 @@ struct Weights {
     const u16* offsets;
     int k, group_size;
 
-    __device__ __forceinline__ int halves_of_tile() const { return kind == CodeKind::INT4 ? 2 : 1; }
+    __device__ __forceinline__ int halves_of_tile() const {
+        return kind == CodeKind::INT4 || kind == CodeKind::E2M1 ? 2 : 1;
+    }
 
     // The lane's codes of 32 columns of a row tile, and of those beside them in the tile.
     __device__ __forceinline__ uint4 load_codes(int row_tile, int half) const {
@@ -55,7 +57,8 @@ struct Weights {
         switch (kind) {
             case CodeKind::INT4: unpack<CodeKind::INT4>(a, words, half % 2, step); break;
             case CodeKind::INT8: unpack<CodeKind::INT8>(a, words, 0, step); break;
-            default: unpack<CodeKind::FP8>(a, words, 0, step);
+            case CodeKind::FP8: unpack<CodeKind::FP8>(a, words, 0, step); break;
+            default: unpack<CodeKind::E2M1>(a, words, half % 2, step);
         }
     }
 };

@@ -317,6 +317,10 @@ impl QuantisedRows for SelectedRows<'_> {
         self.all.input_order()
     }
 
+    fn are_twice_e2m1(&self) -> bool {
+        self.all.are_twice_e2m1()
+    }
+
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         self.all
             .read_row(self.rows.stored_row(index) - self.first, row);

@@ -227,6 +227,16 @@ pub trait Device: Sized {
         unreachable!("each expert is packed by itself");
     }
 
+    /// Bytes that [`Device::pack_quantised_experts`] takes for one of the matrices. `are_twice_e2m1`: the
+    /// [codes](QuantisedRows::are_twice_e2m1) of all of them.
+    ///
+    /// # Panics
+    ///
+    /// If the device [packs](Device::STACKS_EXPERTS) each expert by itself.
+    fn num_expert_bytes(_: QuantisedShape, _are_twice_e2m1: bool) -> usize {
+        unreachable!("each expert is packed by itself");
+    }
+
     /// The layout of [`Device::packed_part`], with its version: what files of packed weights depend on. `None` if there
     /// are no such files for this device.
     fn packed_layout(&self) -> Option<String> {

@@ -133,6 +133,12 @@ pub trait QuantisedRows: Sync {
         None
     }
 
+    /// Whether all codes are twice floats of 4 bits, E2M1: 0, 1, 2, 3, 4, 6, 8, 12, or their negatives, which a device may keep in
+    /// 4 bits.
+    fn are_twice_e2m1(&self) -> bool {
+        false
+    }
+
     /// Reads row `index` into `row`, which is resized to fit. Called from many threads.
     fn read_row(&self, index: usize, row: &mut QuantisedRow);
 }

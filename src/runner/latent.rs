@@ -142,10 +142,11 @@ impl<'a> LatentSource<'a> {
         self.shape
     }
 
-    /// All of its projections.
-    pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+    /// All of its projections, and whether they are those of a head, which a device may [stack](Device::STACKS_EXPERTS).
+    pub(super) fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let queries = self.queries.iter().map(|(_, projection)| projection);
-        queries.chain([&self.kv]).chain(self.heads.iter().flatten())
+        let whole = queries.chain([&self.kv]).map(|it| (it, false));
+        whole.chain(self.heads.iter().flatten().map(|it| (it, true)))
     }
 
     /// Packs the weights.

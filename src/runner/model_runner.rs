@@ -127,7 +127,7 @@ impl<D: Device> ModelRunner<D> {
         D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), num_layers)
     }
 
-    /// Bytes of the weights on this device, without padding, if float weights are rounded to `precision`.
+    /// Bytes of the weights on this device, if float weights are rounded to `precision`.
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
@@ -135,7 +135,7 @@ impl<D: Device> ModelRunner<D> {
         source: &ModelSource,
         precision: Option<WeightPrecision>,
     ) -> Result<u64, LoadError> {
-        source.num_weight_bytes_on(precision, D::HAS_FP8)
+        source.num_weight_bytes_on::<D>(precision)
     }
 }
 
@@ -165,7 +165,7 @@ impl ModelRunner<Cuda> {
             inputs: spec.hidden_size + inputs + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
-            quantised: source.quantised_widths(limits.weights, Cuda::HAS_FP8)?,
+            quantised: source.quantised_widths::<Cuda>(limits.weights)?,
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);

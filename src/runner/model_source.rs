@@ -19,6 +19,7 @@ use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile};
 use crate::collective::Grid;
 use crate::config::PoolingMode;
+use crate::device::cpu::Cpu;
 use crate::device::{AdapterWeights, Device, QuantisedWidths};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
@@ -231,31 +232,28 @@ impl ModelSource {
             Some(draft_model) => draft_model.num_weight_bytes(precision)?,
             None => 0,
         };
-        Ok(sources.num_bytes(precision, false, num_stages) + of_draft_model)
+        Ok(sources.num_bytes::<Cpu>(precision, num_stages) + of_draft_model)
     }
 
-    /// The same in one stage, on a device that multiplies with FP8 weights or not.
-    pub(super) fn num_weight_bytes_on(
+    /// The same in one stage, on another device.
+    pub(super) fn num_weight_bytes_on<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        has_fp8: bool,
     ) -> Result<u64, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.num_bytes(precision, has_fp8, 1))
+        Ok(sources.num_bytes::<D>(precision, 1))
     }
 
-    /// The products with quantised weights, if float weights are rounded to `precision`, on a device that multiplies with
-    /// FP8 weights or not.
+    /// The products with quantised weights, if float weights are rounded to `precision`.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
-    pub(super) fn quantised_widths(
+    pub(super) fn quantised_widths<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        has_fp8: bool,
     ) -> Result<QuantisedWidths, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.quantised_widths(precision, has_fp8))
+        Ok(sources.quantised_widths::<D>(precision))
     }
 
     /// The part of one of the ranks that it is split over.

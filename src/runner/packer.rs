@@ -6,8 +6,8 @@ use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
 use crate::device::cpu::{Rounded, Simd};
 use crate::device::{
-    CodeBits, Device, FloatRows, NotFinite, PackedShape, QuantisedRows, QuantisedWidths, Stacking,
-    can_be_packed_together,
+    CodeBits, Device, FloatRows, NotFinite, PackedShape, QuantisedRows, QuantisedShape,
+    QuantisedWidths, Stacking, can_be_packed_together,
 };
 
 /// What quantised weights become that the kernels cannot compute with as they are.
@@ -336,6 +336,28 @@ impl<'p> PackedForm<'p> {
         };
         let num_rows = parts.iter().map(Matrix::rows).sum();
         widths.add(num_rows, parts[0].columns(), is_reordered);
+    }
+
+    /// Bytes of these matrices of an expert, or a head, in this form, on a device that [stacks](Device::STACKS_EXPERTS) those.
+    pub(super) fn num_expert_bytes<D: Device>(&self, parts: &[Matrix<'_>]) -> u64 {
+        let (format, are_twice_e2m1) = match self {
+            Self::Float(_) => return self.num_bytes(parts),
+            Self::Rounded(precision) => (precision.format(), false),
+            Self::Quantised(codes) if codes[0].input_order().is_none() => (
+                codes[0].format(),
+                codes.iter().all(|codes| codes.are_twice_e2m1()),
+            ),
+            Self::Quantised(_) | Self::Requantised => (REQUANTISED.format(), false),
+        };
+        let num_bytes = parts.iter().map(|part| {
+            let shape = QuantisedShape {
+                format,
+                rows: part.rows(),
+                columns: part.columns(),
+            };
+            D::num_expert_bytes(shape, are_twice_e2m1) as u64
+        });
+        num_bytes.sum()
     }
 
     /// Bytes of these matrices in this form, without the padding to whole panels.

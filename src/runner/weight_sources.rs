@@ -16,7 +16,7 @@ use super::spec::{
 };
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{Gating, LatentShape, QkNormWidth, QuantisedWidths};
+use crate::device::{Device, Gating, LatentShape, QkNormWidth, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -154,7 +154,7 @@ impl<'a> WeightSources<'a> {
                 units.join_heads(group / gcd(group, spec.attended_dim()));
             }
             let blocks = layer.feed_forward.blocks().into_iter();
-            for matrix in blocks.flat_map(|block| &block.down.matrices) {
+            for matrix in blocks.flat_map(|(block, _)| &block.down.matrices) {
                 units.join_inner(matrix.columns_of_group());
             }
         }
@@ -167,16 +167,18 @@ impl<'a> WeightSources<'a> {
         self.has_output_layer.then_some(own)
     }
 
-    /// Bytes of all weights of all stages once they are packed, without padding, if float weights are rounded to `precision`,
-    /// on a device that multiplies with FP8 weights or not.
-    pub(super) fn num_bytes(
+    /// Bytes of all weights of all stages once they are packed, if float weights are rounded to `precision`: with the padding of
+    /// stacked experts, without any other.
+    pub(super) fn num_bytes<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        has_fp8: bool,
         num_stages: usize,
     ) -> u64 {
         let output = self.output_matrix().map(std::slice::from_ref);
-        let output = output.map(|it| (it, PackedForm::of_output_layer(it, precision, has_fp8)));
+        let output = output.map(|it| {
+            let form = PackedForm::of_output_layer(it, precision, D::HAS_FP8);
+            (it, form)
+        });
         let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
         let embedding_bytes = match (&output, &self.output_layer) {
             // The first stage has rows of its own, unless it is the last one.
@@ -184,28 +186,33 @@ impl<'a> WeightSources<'a> {
             _ => bytes(&self.embedding),
         } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);
-        let projection_bytes = projections.map(|projection| {
-            let form = projection.form(precision, has_fp8);
-            form.num_bytes(&projection.matrices)
+        let projection_bytes = projections.map(|(projection, is_stacked)| {
+            let form = projection.form(precision, D::HAS_FP8);
+            match D::STACKS_EXPERTS && is_stacked {
+                true => form.num_expert_bytes::<D>(&projection.matrices),
+                false => form.num_bytes(&projection.matrices),
+            }
         });
         let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes(matrix));
         embedding_bytes + output_bytes + projection_bytes.sum::<u64>()
     }
 
-    /// The widths of the matrices that are quantised once they are packed.
-    pub(super) fn quantised_widths(
+    /// The widths of the matrices that are quantised once they are packed, but for stacked experts.
+    pub(super) fn quantised_widths<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        has_fp8: bool,
     ) -> QuantisedWidths {
         let mut widths = QuantisedWidths::default();
         let projections = self.layers.iter().flat_map(LayerSource::projections);
-        for projection in projections {
-            let form = projection.form(precision, has_fp8);
+        for (projection, is_stacked) in projections {
+            if D::STACKS_EXPERTS && is_stacked {
+                continue;
+            }
+            let form = projection.form(precision, D::HAS_FP8);
             form.add_to(&mut widths, &projection.matrices);
         }
         if let Some(output) = self.output_matrix().map(std::slice::from_ref) {
-            PackedForm::of_output_layer(output, precision, has_fp8).add_to(&mut widths, output);
+            PackedForm::of_output_layer(output, precision, D::HAS_FP8).add_to(&mut widths, output);
         }
         widths
     }
@@ -348,29 +355,31 @@ impl<'a> LayerSource<'a> {
         }
     }
 
-    fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+    /// All projections, and whether they are those of an expert or a head, which a device may [stack](Device::STACKS_EXPERTS).
+    fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let router = match &self.feed_forward {
             FeedForwardSource::Dense(..) => None,
             FeedForwardSource::Experts { router, .. } => Some(router),
         };
         let blocks = self.feed_forward.blocks().into_iter();
-        let blocks = blocks.flat_map(|block| [&block.up, &block.down]);
+        let blocks = blocks
+            .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
         let latent = self.latent.iter().flat_map(LatentSource::projections);
-        let attention = [&self.qkv, &self.o].into_iter().chain(latent);
-        attention.chain(router).chain(blocks)
+        let whole = [&self.qkv, &self.o].into_iter().chain(router);
+        whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }
 }
 
 impl<'a> FeedForwardSource<'a> {
-    /// The block, or all experts.
-    fn blocks(&self) -> Vec<&DenseSource<'a>> {
+    /// The block, or all experts, and whether they are chosen ones.
+    fn blocks(&self) -> Vec<(&DenseSource<'a>, bool)> {
         match self {
-            Self::Dense(_, block) => vec![block],
+            Self::Dense(_, block) => vec![(block, false)],
             Self::Experts { tiles, .. } => {
-                let tiles = tiles.iter();
-                tiles
-                    .flat_map(|tile| tile.chosen.iter().chain(&tile.shared))
-                    .collect()
+                let chosen = tiles.iter().flat_map(|tile| &tile.chosen);
+                let shared = tiles.iter().flat_map(|tile| &tile.shared);
+                let chosen = chosen.map(|expert| (expert, true));
+                chosen.chain(shared.map(|it| (it, false))).collect()
             }
         }
     }

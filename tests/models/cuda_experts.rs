@@ -77,6 +77,24 @@ fn the_memory_of_mixtures_is_counted() {
     });
 }
 
+/// Those in MXFP4 have 4 bits, and a scale for 32 weights; each begins with 16 rows of its own.
+#[test]
+fn the_weights_of_quantised_experts_are_counted_with_their_padding() {
+    let source = ModelSource::open(&fixture("gpt-oss-mxfp4")).expect("the fixture opens");
+    let spec = source.spec();
+    let experts = spec.mixture().expect("experts");
+    let (hidden, inner) = (experts.hidden_size, experts.expert_size);
+    let tiles = |rows: usize, columns: usize| {
+        rows.div_ceil(16) * 16 * (columns.div_ceil(64) * 32 + columns.div_ceil(32) * 2)
+    };
+    let of_expert = 2 * tiles(inner, hidden) + tiles(hidden, inner);
+    let stored_weights = 3 * hidden * inner;
+    let num_experts = (spec.layers.len() * experts.routing.num_experts) as u64;
+    let in_bf16 = spec.num_weight_bytes() - num_experts * 2 * stored_weights as u64;
+    let counted = CudaRunner::num_weight_bytes(&source, None).expect("all tensors");
+    assert_eq!(counted, in_bf16 + num_experts * of_expert as u64);
+}
+
 /// Which experts a token has depends on rounding, so it has all of them here.
 pub fn with_all_experts(name: &str) -> Copy {
     let config = std::fs::read(fixture(name).join("config.json")).expect("a config");

@@ -637,6 +637,9 @@ fn a_row_has_the_same_bits_alone_and_in_tiles_of_any_size() {
 
 // ---------------------------------------------------------------------------------- with quantised weights
 
+/// The kinds of codes, as the kernels number them.
+const KINDS: [Kind; 4] = [Kind::Int4, Kind::Int8, Kind::Fp8, Kind::E2m1];
+
 /// Quantised matrices of experts, one after the other.
 struct ExpertMatrices {
     matrices: Vec<Matrix>,
@@ -647,30 +650,38 @@ struct ExpertMatrices {
 }
 
 impl ExpertMatrices {
-    fn random(random: &mut Random, num: usize, n: usize, k: usize) -> Self {
-        let format = Format::random(random, k);
+    fn random(random: &mut Random, kinds: &[Kind], num: usize, n: usize, k: usize) -> Self {
+        let format = Format::random(random, kinds, k);
         let matrices: Vec<_> = (0..num)
             .map(|_| Matrix::new(random, format, n, k))
             .collect();
+        let bias = random.coin().then(|| random.floats(num * n, 1.0));
+        Self::new(matrices, bias)
+    }
+
+    fn new(matrices: Vec<Matrix>, bias: Option<Vec<f32>>) -> Self {
         let offsets: Option<Vec<_>> = matrices.iter().map(|it| it.offsets.as_deref()).collect();
         Self {
             packed: matrices.iter().flat_map(|it| it.packed.clone()).collect(),
             scales: matrices.iter().flat_map(|it| it.scales.clone()).collect(),
             offsets: offsets.map(|offsets| offsets.concat()),
-            bias: random.coin().then(|| random.floats(num * n, 1.0)),
+            bias,
             matrices,
         }
     }
 
+    /// Those of e2m1 numbers, as integers of 8 bits.
+    fn in_eight_bits(&self) -> Self {
+        let matrices = self.matrices.iter().map(Matrix::in_eight_bits);
+        Self::new(matrices.collect(), self.bias.clone())
+    }
+
     /// Kind, codes, scales, offsets and bias.
     fn args(&self) -> [Arg<'_>; 5] {
-        let kind = match self.matrices[0].format.kind {
-            Kind::Int4 => 0,
-            Kind::Int8 => 1,
-            Kind::Fp8 => 2,
-        };
+        let kind = self.matrices[0].format.kind;
+        let number = KINDS.iter().position(|it| *it == kind);
         [
-            kind.into(),
+            (number.expect("a kind of codes") as i32).into(),
             Arg::from(&self.packed[..]),
             Arg::from(&self.scales[..]),
             Arg::from(self.offsets.as_deref()),
@@ -711,7 +722,7 @@ struct QuantisedExperts {
 }
 
 impl QuantisedExperts {
-    fn random(random: &mut Random) -> Self {
+    fn random(random: &mut Random, kinds: &[Kind]) -> Self {
         let (num_experts, hidden_size, inner_size) = (
             random.between(1, 9),
             random_size(random),
@@ -722,8 +733,14 @@ impl QuantisedExperts {
             hidden_size,
             inner_size,
             gating: random.between(0, CLAMPED),
-            gate_up: ExpertMatrices::random(random, 2 * num_experts, inner_size, hidden_size),
-            down: ExpertMatrices::random(random, num_experts, hidden_size, inner_size),
+            gate_up: ExpertMatrices::random(
+                random,
+                kinds,
+                2 * num_experts,
+                inner_size,
+                hidden_size,
+            ),
+            down: ExpertMatrices::random(random, kinds, num_experts, hidden_size, inner_size),
         }
     }
 
@@ -771,7 +788,7 @@ impl QuantisedExperts {
 fn products_with_codes_are_those_of_each_row_with_its_experts() {
     let random = &mut Random::new();
     for _ in cases(16) {
-        let experts = QuantisedExperts::random(random);
+        let experts = QuantisedExperts::random(random, &KINDS);
         let (num_experts, hidden_size) = (experts.num_experts, experts.hidden_size);
         let num_rows = random.between(1, 50);
         let num_chosen = random.between(1, num_experts.min(4));
@@ -808,6 +825,27 @@ fn products_with_codes_are_those_of_each_row_with_its_experts() {
             };
             assert_eq!(of(&of_row, place), of(&sums, among_all));
         }
+    }
+}
+
+#[test]
+fn floats_of_four_bits_have_the_bits_of_integers_of_eight() {
+    let random = &mut Random::new();
+    for _ in cases(6) {
+        let floats = QuantisedExperts::random(random, &[Kind::E2m1]);
+        let integers = QuantisedExperts {
+            gate_up: floats.gate_up.in_eight_bits(),
+            down: floats.down.in_eight_bits(),
+            ..floats
+        };
+        let num_rows = random.between(1, 20);
+        let chosen = random_experts(random, num_rows, 1, floats.num_experts);
+        let x = random.bf16s(num_rows * floats.hidden_size, 1.0);
+        let sorted = sort(random, &chosen, 1, floats.num_experts, 8);
+        let (inner, sums) = floats.multiply(random, &x, &sorted, 8);
+        let (same_inner, same_sums) = integers.multiply(random, &x, &sorted, 8);
+        assert_eq!(inner, same_inner);
+        assert_eq!(bits(&sums), bits(&same_sums));
     }
 }
 

@@ -3,6 +3,7 @@
 mod support;
 
 #[path = "support/quantised_matrix.rs"]
+#[expect(dead_code, reason = "only experts have floats of 4 bits")]
 mod quantised_matrix;
 
 use half::bf16;
@@ -13,12 +14,16 @@ use support::{
     BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, unwritten, unwritten_bf16,
 };
 
+/// The kinds that these kernels have.
+const KINDS: [Kind; 3] = [Kind::Int4, Kind::Int8, Kind::Fp8];
+
 /// The kind, as kernels are named after it.
 fn name(kind: Kind) -> &'static str {
     match kind {
         Kind::Int4 => "int4",
         Kind::Int8 => "int8",
         Kind::Fp8 => "fp8",
+        Kind::E2m1 => unreachable!("only experts have such weights"),
     }
 }
 
@@ -50,7 +55,7 @@ fn matrix(random: &mut Random) -> Matrix {
         1 => 8 * random.between(1, 40),
         _ => random.between(1, 300),
     };
-    let format = Format::random(random, k);
+    let format = Format::random(random, &KINDS, k);
     Matrix::new(random, format, n, k)
 }
 

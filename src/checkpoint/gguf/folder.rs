@@ -350,6 +350,10 @@ impl QuantisedRows for BlockRows<'_> {
         }
     }
 
+    fn are_twice_e2m1(&self) -> bool {
+        self.tensor.tensor_type == TensorType::MXFP4
+    }
+
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         let Self {
             tensor,

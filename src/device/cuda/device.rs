@@ -23,7 +23,7 @@ use super::matrix::Matrix;
 use super::memory::DeviceMemory;
 use super::output_layer::context_logits_bytes;
 use super::products::gemm_weights;
-use super::quantised::LAYOUT_VERSION;
+use super::quantised::{self, LAYOUT_VERSION};
 use super::quantised_gemm;
 use super::rows::Rows;
 use super::step::{CudaStep, StepBuffer};
@@ -35,8 +35,8 @@ use crate::device::{
     FirstStep, FloatRows, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout, LatentParams,
     LatentShape, LayerGroups, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output,
     PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows,
-    RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs,
-    StepResults, StepWidths,
+    QuantisedShape, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
+    StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -121,6 +121,10 @@ impl Device for Cuda {
         parts: &[&dyn QuantisedRows],
     ) -> Result<Result<Matrix, NotFinite>, LoadError> {
         Matrix::upload_experts(&self.stream, &mut self.pool, parts)
+    }
+
+    fn num_expert_bytes(shape: QuantisedShape, are_twice_e2m1: bool) -> usize {
+        quantised::num_expert_bytes(shape, are_twice_e2m1)
     }
 
     fn pack_quantised(

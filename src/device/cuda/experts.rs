@@ -20,11 +20,11 @@ use super::device::{VECTOR, Vector};
 use super::expert_rows::{ExpertKernels, ExpertProducts, ExpertRows, num_tiles};
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::matrix::{Matrix, Weights};
-use super::quantised::QuantisedWeights;
+use super::quantised::{CodeKind, QuantisedWeights};
 use super::rows::Rows;
 use crate::device::{
-    Activation, CodeBits, Expert, Experts, Gating, Linear, Output, PackedWeights, RouterScores,
-    Routing, RoutingRule,
+    Activation, Expert, Experts, Gating, Linear, Output, PackedWeights, RouterScores, Routing,
+    RoutingRule,
 };
 
 /// Threads of a block that chooses the experts of a row.
@@ -215,7 +215,7 @@ impl Cuda {
                     chunk.x,
                     memory.sorted.address(),
                     memory.tiles.address(),
-                    kind_of_codes(weights.format.bits),
+                    number_of(weights.kind),
                     addresses.codes,
                     addresses.scales,
                     addresses.offsets,
@@ -278,7 +278,7 @@ impl Cuda {
                     sums,
                     x,
                     tiles,
-                    kind_of_codes(weights.format.bits),
+                    number_of(weights.kind),
                     addresses.codes,
                     addresses.scales,
                     addresses.offsets,
@@ -411,11 +411,12 @@ pub(super) fn codes(matrix: &Matrix) -> Option<&QuantisedWeights> {
 }
 
 /// The kind of codes, as `kernels/quantised_expert_gemm.cu` numbers them.
-fn kind_of_codes(bits: CodeBits) -> i32 {
-    match bits {
-        CodeBits::Four => 0,
-        CodeBits::Eight => 1,
-        CodeBits::Fp8 => 2,
+fn number_of(kind: CodeKind) -> i32 {
+    match kind {
+        CodeKind::Int4 => 0,
+        CodeKind::Int8 => 1,
+        CodeKind::Fp8 => 2,
+        CodeKind::E2m1 => 3,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{
     CodeBits, NotFinite, PackedReader, PackedShape, Pool, QuantFormat, QuantisedRow, QuantisedRows,
-    can_be_packed_together,
+    QuantisedShape, can_be_packed_together,
 };
 
 /// Bytes of codes that are packed at a time, by all threads.
@@ -24,13 +24,28 @@ const TILE_WORDS: usize = 128;
 /// The unit of stored scales and offsets.
 const UNIT: f32 = 1.0 / 4096.0;
 
+/// Twice the floats of 4 bits, E2M1, without a sign, which is the fourth bit.
+const TWICE_E2M1: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+
+/// What codes are in GPU memory: `kernels/quantised.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CodeKind {
+    Int4,
+    Int8,
+    /// e4m3.
+    Fp8,
+    /// Twice an e2m1 number, in 4 bits. Only experts have them.
+    E2m1,
+}
+
 /// The version of the layout of codes and scales: in [`QuantisedWeights`], and in
 /// [`Fp8Weights`](super::fp8_gemm::Fp8Weights). To be raised when one of them changes.
 pub(super) const LAYOUT_VERSION: u32 = 1;
 
 /// Codes, scales and offsets as `kernels/quantised.cuh` describes them.
 pub(super) struct QuantisedWeights {
-    pub(super) format: QuantFormat,
+    pub(super) kind: CodeKind,
+    format: QuantFormat,
     codes: DeviceMemory,
     scales: DeviceMemory,
     /// Empty if the format has none.
@@ -86,17 +101,57 @@ impl PartPlaces {
     }
 }
 
-/// Columns of a tile.
-pub(super) const fn tile_columns(bits: CodeBits) -> usize {
-    match bits {
-        CodeBits::Four => 64,
-        CodeBits::Eight | CodeBits::Fp8 => 32,
+impl CodeKind {
+    /// Stored as they are read.
+    fn of_bits(bits: CodeBits) -> Self {
+        match bits {
+            CodeBits::Four => Self::Int4,
+            CodeBits::Eight => Self::Int8,
+            CodeBits::Fp8 => Self::Fp8,
+        }
+    }
+
+    /// Of experts, whose codes may all be twice floats of 4 bits.
+    fn of_experts(bits: CodeBits, are_twice_e2m1: bool) -> Self {
+        match are_twice_e2m1 {
+            true => Self::E2m1,
+            false => Self::of_bits(bits),
+        }
+    }
+
+    /// The kind of matrices of one format at these places.
+    fn of_parts(parts: &[&dyn QuantisedRows], places: PartPlaces) -> Self {
+        let bits = parts[0].format().bits;
+        match places {
+            PartPlaces::Packed => Self::of_bits(bits),
+            PartPlaces::OwnTiles => {
+                let are_twice_e2m1 = parts.iter().all(|part| part.are_twice_e2m1());
+                Self::of_experts(bits, are_twice_e2m1)
+            }
+        }
+    }
+
+    /// Columns of a tile.
+    pub(super) const fn tile_columns(self) -> usize {
+        match self {
+            Self::Int4 | Self::E2m1 => 64,
+            Self::Int8 | Self::Fp8 => 32,
+        }
+    }
+
+    /// A word whose codes are all 0.
+    const fn zeros(self) -> u32 {
+        match self {
+            Self::Int4 => 0x8888_8888,
+            Self::Int8 | Self::Fp8 | Self::E2m1 => 0,
+        }
     }
 }
 
 /// The lengths of what 16 rows have.
 #[derive(Clone, Copy)]
 struct RowTile {
+    kind: CodeKind,
     format: QuantFormat,
     /// Words of codes.
     num_words: usize,
@@ -105,12 +160,17 @@ struct RowTile {
 }
 
 impl RowTile {
-    fn new(format: QuantFormat, k: usize) -> Self {
+    fn new(kind: CodeKind, format: QuantFormat, k: usize) -> Self {
         Self {
+            kind,
             format,
-            num_words: k.div_ceil(tile_columns(format.bits)) * TILE_WORDS,
+            num_words: k.div_ceil(kind.tile_columns()) * TILE_WORDS,
             num_scales: format.num_groups(k) * TILE_ROWS,
         }
+    }
+
+    fn num_bytes(&self) -> usize {
+        4 * self.num_words + 2 * (self.num_scales + self.num_offsets())
     }
 
     fn num_offsets(&self) -> usize {
@@ -119,6 +179,13 @@ impl RowTile {
             false => 0,
         }
     }
+}
+
+/// Bytes of one of the matrices of experts, whose codes may all be twice floats of 4 bits.
+pub(super) fn num_expert_bytes(shape: QuantisedShape, are_twice_e2m1: bool) -> usize {
+    let kind = CodeKind::of_experts(shape.format.bits, are_twice_e2m1);
+    let tile = RowTile::new(kind, shape.format, shape.columns);
+    shape.rows.div_ceil(TILE_ROWS) * tile.num_bytes()
 }
 
 impl QuantisedWeights {
@@ -155,12 +222,14 @@ impl QuantisedWeights {
             None => None,
         };
         let num_tiles = places.num_rows(parts).div_ceil(TILE_ROWS);
-        let tile = RowTile::new(format, k);
+        let kind = CodeKind::of_parts(parts, places);
+        let tile = RowTile::new(kind, format, k);
         let reserve = |num_bytes: usize| {
             let num_bytes = num_tiles.saturating_mul(num_bytes);
             DeviceMemory::new(stream, num_bytes)
         };
         let mut weights = Self {
+            kind,
             format,
             codes: reserve(4 * tile.num_words)?,
             scales: reserve(2 * tile.num_scales)?,
@@ -216,12 +285,14 @@ impl QuantisedWeights {
         scales: PackedReader<'_>,
     ) -> Result<Option<Self>, LoadError> {
         let num_tiles = shape.num_rows.iter().sum::<usize>().div_ceil(TILE_ROWS);
-        let tile = RowTile::new(shape.format, shape.columns);
+        let kind = CodeKind::of_bits(shape.format.bits);
+        let tile = RowTile::new(kind, shape.format, shape.columns);
         let expected = [4 * tile.num_words, 2 * tile.num_scales].map(|bytes| num_tiles * bytes);
         if shape.format.has_offsets || expected != [codes.num_bytes, scales.num_bytes] {
             return Ok(None);
         }
         Ok(Some(Self {
+            kind,
             format: shape.format,
             codes: DeviceMemory::read_from(stream, pool, codes)?,
             scales: DeviceMemory::read_from(stream, pool, scales)?,
@@ -245,7 +316,7 @@ impl QuantisedWeights {
 
     /// The weights from `row` on, a multiple of 16, of rows of `k` weights.
     pub(super) fn addresses(&self, row: usize, k: usize) -> QuantisedAddresses {
-        let tile = RowTile::new(self.format, k);
+        let tile = RowTile::new(self.kind, self.format, k);
         let index = row / TILE_ROWS;
         let scales = (2 * tile.num_scales * index) as u64;
         QuantisedAddresses {
@@ -311,10 +382,7 @@ impl Piece {
                     offsets.slice(index * tile.num_offsets(), tile.num_offsets()),
                 )
             };
-            codes.fill(match tile.format.bits {
-                CodeBits::Four => 0x8888_8888,
-                CodeBits::Eight | CodeBits::Fp8 => 0,
-            });
+            codes.fill(tile.kind.zeros());
             scales.fill(0);
             offsets.fill(0);
             let first = (tiles.start + index) * TILE_ROWS;
@@ -324,10 +392,10 @@ impl Piece {
                 };
                 parts[part].read_row(row_in_part, row);
                 let lane = at - first;
-                write_codes(tile.format.bits, &row.codes, lane, codes);
+                write_codes(tile.kind, &row.codes, lane, codes);
                 let is_finite = write_numbers(&row.scales, lane, scales)
                     & write_numbers(&row.offsets, lane, offsets)
-                    & (tile.format.bits != CodeBits::Fp8 || !has_nan(&row.codes));
+                    & (tile.kind != CodeKind::Fp8 || !has_nan(&row.codes));
                 if !is_finite {
                     bad_row.fetch_min(at, Ordering::Relaxed);
                 }
@@ -338,26 +406,29 @@ impl Piece {
 }
 
 /// Writes the codes of row `row` of a tile row, whose words have the code 0 in its places.
-fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
+fn write_codes(kind: CodeKind, codes: &[i8], row: usize, words: &mut [u32]) {
     let (group, is_second) = (row % 8, row / 8);
     for (half, codes) in codes.chunks(32).enumerate() {
-        let (tile, half_of_tile) = match bits {
-            CodeBits::Four => (half / 2, half % 2),
-            CodeBits::Eight | CodeBits::Fp8 => (half, 0),
-        };
+        let halves_of_tile = kind.tile_columns() / 32;
+        let (tile, half_of_tile) = (half / halves_of_tile, half % halves_of_tile);
         for (quad, codes) in codes.chunks(4).enumerate() {
             let (thread, step) = (quad / 2, quad % 2);
             let lane = tile * TILE_WORDS + 4 * (4 * group + thread);
             for (index, &code) in codes.iter().enumerate() {
                 let (pair, element) = (index / 2, index % 2);
-                let code = u32::from(code.cast_unsigned());
-                match bits {
-                    // Adding 8 flips the sign bit.
-                    CodeBits::Four => {
+                let code = match kind {
+                    CodeKind::E2m1 => e2m1_of(code),
+                    CodeKind::Int4 | CodeKind::Int8 | CodeKind::Fp8 => {
+                        u32::from(code.cast_unsigned())
+                    }
+                };
+                match kind {
+                    // Adding 8 flips the sign bit of integers.
+                    CodeKind::Int4 | CodeKind::E2m1 => {
                         let shift = 4 * (is_second + 2 * pair) + 16 * element;
                         words[lane + 2 * half_of_tile + step] ^= (code & 0xf) << shift;
                     }
-                    CodeBits::Eight | CodeBits::Fp8 => {
+                    CodeKind::Int8 | CodeKind::Fp8 => {
                         let shift = 8 * (is_second + 2 * element);
                         words[lane + 2 * step + pair] |= code << shift;
                     }
@@ -365,6 +436,14 @@ fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
             }
         }
     }
+}
+
+/// The bits of the e2m1 number that is half of a code.
+fn e2m1_of(code: i8) -> u32 {
+    let magnitude = code.unsigned_abs().cast_signed();
+    let index = TWICE_E2M1.iter().position(|&it| it == magnitude);
+    let sign = if code < 0 { 8 } else { 0 };
+    sign | index.expect("twice a float of 4 bits") as u32
 }
 
 /// Whether one of these 8-bit floats is NaN.
@@ -390,7 +469,7 @@ mod tests {
     use super::*;
 
     /// The codes of a tile row by the drawing in quantised.cuh: lane by lane, word by word.
-    fn unpack(bits: CodeBits, words: &[u32], k: usize) -> Vec<Vec<i8>> {
+    fn unpack(kind: CodeKind, words: &[u32], k: usize) -> Vec<Vec<i8>> {
         let mut rows = vec![vec![0; k]; TILE_ROWS];
         for (index, &word) in words.iter().enumerate() {
             let (tile, lane, word_of_lane) = (index / 128, index % 128 / 4, index % 4);
@@ -400,18 +479,25 @@ mod tests {
                     rows[row][column] = code;
                 }
             };
-            match bits {
-                CodeBits::Four => {
+            match kind {
+                CodeKind::Int4 | CodeKind::E2m1 => {
                     let c = 64 * tile + 32 * (word_of_lane / 2) + 8 * t + 4 * (word_of_lane % 2);
                     let places = [(g, 0), (g + 8, 0), (g, 2), (g + 8, 2)];
                     let places = places
                         .into_iter()
                         .chain([(g, 1), (g + 8, 1), (g, 3), (g + 8, 3)]);
                     for (nibble, (row, column)) in places.enumerate() {
-                        put(row, c + column, (word >> (4 * nibble) & 0xf) as i8 - 8);
+                        let bits = (word >> (4 * nibble) & 0xf) as i8;
+                        let magnitude = TWICE_E2M1[bits as usize % 8];
+                        let code = match kind {
+                            CodeKind::Int4 => bits - 8,
+                            _ if bits < 8 => magnitude,
+                            _ => -magnitude,
+                        };
+                        put(row, c + column, code);
                     }
                 }
-                CodeBits::Eight | CodeBits::Fp8 => {
+                CodeKind::Int8 | CodeKind::Fp8 => {
                     let c = 32 * tile + 8 * t + 4 * (word_of_lane / 2) + 2 * (word_of_lane % 2);
                     let places = [(g, 0), (g + 8, 0), (g, 1), (g + 8, 1)];
                     for ((row, column), byte) in places.into_iter().zip(word.to_le_bytes()) {
@@ -425,32 +511,35 @@ mod tests {
 
     #[test]
     fn codes_lie_where_the_kernels_read_them() {
-        for (bits, k) in [
-            (CodeBits::Four, 64),
-            (CodeBits::Four, 150),
-            (CodeBits::Eight, 77),
+        for (kind, k) in [
+            (CodeKind::Int4, 64),
+            (CodeKind::Int4, 150),
+            (CodeKind::Int8, 77),
+            (CodeKind::E2m1, 64),
+            (CodeKind::E2m1, 150),
         ] {
-            let max = bits.bias();
             let code = |row: usize, column: usize| {
-                ((row * 31 + column * 17 + row * column) as i32 % (2 * max) - max) as i8
+                let number = row * 31 + column * 17 + row * column;
+                match kind {
+                    CodeKind::Int4 => (number % 16) as i8 - 8,
+                    CodeKind::Int8 | CodeKind::Fp8 => (number % 256) as u8 as i8,
+                    CodeKind::E2m1 => TWICE_E2M1[number % 8] * [1, -1][number / 8 % 2],
+                }
             };
             let format = QuantFormat {
-                bits,
+                bits: CodeBits::Eight,
                 group_size: 32,
                 has_offsets: false,
             };
-            let fill = match bits {
-                CodeBits::Four => 0x8888_8888,
-                CodeBits::Eight | CodeBits::Fp8 => 0,
-            };
-            let mut words = vec![fill; RowTile::new(format, k).num_words];
+            let num_words = RowTile::new(kind, format, k).num_words;
+            let mut words = vec![kind.zeros(); num_words];
             let rows: Vec<Vec<i8>> = (0..TILE_ROWS)
                 .map(|row| (0..k).map(|column| code(row, column)).collect())
                 .collect();
             for (row, codes) in rows.iter().enumerate() {
-                write_codes(bits, codes, row, &mut words);
+                write_codes(kind, codes, row, &mut words);
             }
-            assert_eq!(unpack(bits, &words, k), rows, "{bits:?}, {k} columns");
+            assert_eq!(unpack(kind, &words, k), rows, "{kind:?}, {k} columns");
         }
     }
 }

@@ -15,9 +15,9 @@ use super::Cuda;
 use super::gemm::{self, Elements, Operands};
 use super::kernels::{Kernels, launch, shared_row_grid};
 use super::memory::DeviceMemory;
-use super::quantised::{QuantisedWeights, TILE_ROWS, tile_columns};
+use super::quantised::{CodeKind, QuantisedWeights, TILE_ROWS};
 use crate::base::LoadError;
-use crate::device::{CodeBits, Output, QuantisedWidths};
+use crate::device::{Output, QuantisedWidths};
 
 /// Rows that the kernels multiply at once; their names end with it.
 const ROWS_AT_ONCE: [usize; 4] = [8, 16, 32, 64];
@@ -149,14 +149,14 @@ impl ScratchBytes {
 
 /// The number of parts that the sums over `k` are split into: so many that the blocks keep a large GPU busy, but not
 /// depending on the number of rows.
-fn num_splits(bits: CodeBits, n: usize, k: usize) -> usize {
+fn num_splits(kind: CodeKind, n: usize, k: usize) -> usize {
     /// Blocks of a launch.
     const MANY_BLOCKS: usize = 256;
     /// Outputs of a block.
     const BLOCK_OUTPUTS: usize = 256;
     /// Tiles that a warp has on the way at once.
     const MIN_TILES: usize = 4;
-    let num_tiles = k.div_ceil(tile_columns(bits));
+    let num_tiles = k.div_ceil(kind.tile_columns());
     let most = (num_tiles / MIN_TILES).max(1);
     (MANY_BLOCKS / n.div_ceil(BLOCK_OUTPUTS).max(1)).clamp(1, most)
 }
@@ -182,11 +182,12 @@ pub(super) fn dequantised_pieces(n: usize, k: usize) -> impl Iterator<Item = usi
         .map(move |first| outputs_at_once.min(n - first))
 }
 
-const fn index_of(bits: CodeBits) -> usize {
-    match bits {
-        CodeBits::Four => 0,
-        CodeBits::Eight => 1,
-        CodeBits::Fp8 => 2,
+fn index_of(kind: CodeKind) -> usize {
+    match kind {
+        CodeKind::Int4 => 0,
+        CodeKind::Int8 => 1,
+        CodeKind::Fp8 => 2,
+        CodeKind::E2m1 => unreachable!("experts have kernels of their own"),
     }
 }
 
@@ -250,8 +251,7 @@ impl Cuda {
             output,
             out,
         } = product;
-        let format = weights.format;
-        let num_splits = num_splits(format.bits, n, k);
+        let num_splits = num_splits(weights.kind, n, k);
         let addresses = weights.addresses(0, k);
         let partials = products.scratch.partials.address();
         let rows_of_launch = rows_of_launch(n, num_splits);
@@ -276,7 +276,7 @@ impl Cuda {
             };
             launch!(
                 self,
-                products.gemms[index_of(format.bits)][variant],
+                products.gemms[index_of(weights.kind)][variant],
                 "quantised_gemm",
                 config,
                 partials,
@@ -318,13 +318,12 @@ impl Cuda {
             output,
             out,
         } = product;
-        let format = weights.format;
         let dequantised = products.scratch.weights.address();
         let outputs_at_once = outputs_at_once(k);
         for first in (0..n).step_by(outputs_at_once) {
             let num_outputs = outputs_at_once.min(n - first);
             let addresses = weights.addresses(first, k);
-            let num_tiles = k.div_ceil(tile_columns(format.bits));
+            let num_tiles = k.div_ceil(weights.kind.tile_columns());
             let config = LaunchConfig {
                 grid_dim: (
                     num_outputs.div_ceil(TILE_ROWS) as u32,
@@ -336,7 +335,7 @@ impl Cuda {
             };
             launch!(
                 self,
-                products.dequantise[index_of(format.bits)],
+                products.dequantise[index_of(weights.kind)],
                 "dequantise",
                 config,
                 dequantised,
@@ -370,7 +369,7 @@ mod tests {
 
     #[test]
     fn all_sums_of_a_launch_fit_the_scratch_memory() {
-        for bits in [CodeBits::Four, CodeBits::Eight, CodeBits::Fp8] {
+        for kind in [CodeKind::Int4, CodeKind::Int8, CodeKind::Fp8] {
             for n in [
                 1,
                 16,
@@ -388,7 +387,7 @@ mod tests {
                     let mut widths = QuantisedWidths::default();
                     widths.add(n, k, false);
                     let bytes = ScratchBytes::new(&widths, 8192);
-                    let num_splits = num_splits(bits, n, k);
+                    let num_splits = num_splits(kind, n, k);
                     let num_rows = rows_of_launch(n, num_splits);
                     assert!(num_rows.is_multiple_of(MAX_ROWS_AT_ONCE));
                     assert!(4 * num_rows * num_splits * n <= bytes.partials, "{n} x {k}");
@@ -398,7 +397,7 @@ mod tests {
                         num_outputs.is_multiple_of(OUTPUT_UNIT)
                             && OUTPUT_UNIT.is_multiple_of(TILE_ROWS)
                     );
-                    let most = k.div_ceil(tile_columns(bits)).div_ceil(4);
+                    let most = k.div_ceil(kind.tile_columns()).div_ceil(4);
                     assert!((1..=most.max(1)).contains(&num_splits), "{n} x {k}");
                 }
             }
@@ -407,7 +406,7 @@ mod tests {
 
     #[test]
     fn small_matrices_are_split_and_large_ones_are_not() {
-        let splits = |n, k| num_splits(CodeBits::Four, n, k);
+        let splits = |n, k| num_splits(CodeKind::Int4, n, k);
         assert_eq!(
             [splits(4096, 4096), splits(6144, 4096), splits(28672, 4096)],
             [16, 10, 2]

@@ -9,12 +9,16 @@ pub enum Kind {
     Int4,
     Int8,
     Fp8,
+    E2m1,
 }
+
+/// Twice the floats of 4 bits.
+const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Kind {
     fn bits(self) -> usize {
         match self {
-            Self::Int4 => 4,
+            Self::Int4 | Self::E2m1 => 4,
             Self::Int8 | Self::Fp8 => 8,
         }
     }
@@ -27,6 +31,7 @@ impl Kind {
                 code if is_nan_e4m3(code) => 0,
                 code => code as i8,
             },
+            Self::E2m1 => random.between(0, 15) as i8,
         }
     }
 
@@ -34,6 +39,15 @@ impl Kind {
         match self {
             Self::Int4 | Self::Int8 => f64::from(code),
             Self::Fp8 => e4m3(code as u8),
+            Self::E2m1 => f64::from(TWICE_E2M1[code as usize]),
+        }
+    }
+
+    /// Added to a code in 4 bits.
+    fn bias(self) -> i32 {
+        match self {
+            Self::Int4 => 8,
+            Self::Int8 | Self::Fp8 | Self::E2m1 => 0,
         }
     }
 }
@@ -49,9 +63,9 @@ pub struct Format {
 }
 
 impl Format {
-    pub fn random(random: &mut Random, k: usize) -> Self {
+    pub fn random(random: &mut Random, kinds: &[Kind], k: usize) -> Self {
         Self {
-            kind: random.one_of(&[Kind::Int4, Kind::Int8, Kind::Fp8]),
+            kind: random.one_of(kinds),
             group_size: random.one_of(&[32, 64, 96, 128, k]),
             has_offsets: random.coin(),
             // Subnormal halves too.
@@ -94,10 +108,28 @@ impl Matrix {
             format,
             n,
             k,
-            packed: pack(&codes, kind.bits(), n, k),
+            packed: pack(&codes, kind, n, k),
             codes,
             scales: stored(random, size),
             offsets: has_offsets.then(|| stored(random, 4.0 * size)),
+        }
+    }
+
+    /// The same matrix of e2m1 numbers, as integers of 8 bits.
+    pub fn in_eight_bits(&self) -> Self {
+        let kind = Kind::Int8;
+        let value = |&code: &i8| self.format.kind.value(code) as i8;
+        let codes: Vec<_> = self.codes.iter().map(value).collect();
+        Self {
+            format: Format {
+                kind,
+                ..self.format
+            },
+            packed: pack(&codes, kind, self.n, self.k),
+            codes,
+            scales: self.scales.clone(),
+            offsets: self.offsets.clone(),
+            ..*self
         }
     }
 
@@ -113,7 +145,8 @@ impl Matrix {
 }
 
 /// Codes in tiles of 16 rows, in the order of the tensor cores' operands.
-fn pack(codes: &[i8], bits: usize, n: usize, k: usize) -> Vec<u32> {
+fn pack(codes: &[i8], kind: Kind, n: usize, k: usize) -> Vec<u32> {
+    let bits = kind.bits();
     let tile_columns = if bits == 4 { 64 } else { 32 };
     let code = |row: usize, column: usize| {
         let is_inside = row < n && column < k;
@@ -141,7 +174,7 @@ fn pack(codes: &[i8], bits: usize, n: usize, k: usize) -> Vec<u32> {
                     if bits == 4 {
                         for i in 0..8 {
                             let (row, pair, element) = (rows[i % 2], i / 2 % 2, i / 4);
-                            let code = code(row, column + 2 * pair + element) + 8;
+                            let code = code(row, column + 2 * pair + element) + kind.bias();
                             packed |= (code as u32) << (4 * (i % 4) + 16 * element);
                         }
                     } else {
