@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::spec::ModelSpec;
+use super::spec::{FeedForward, ModelSpec};
 use crate::base::LoadError;
 use crate::device::HeadPlaces;
 
@@ -331,10 +331,11 @@ fn check_without_tiles(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<
             remedy: "use one GPU, or instance_group [{ kind: KIND_CPU }]".to_owned(),
         })
     };
-    if spec.mixture().is_some() {
-        return refuse("experts cannot be split over GPUs yet".to_owned());
-    }
-    let widths = spec.layers.iter().map(|layer| layer.feed_forward.width());
+    // Of a shared expert a rank may have nothing.
+    let widths = spec.layers.iter().map(|layer| match &layer.feed_forward {
+        FeedForward::Experts(experts) => experts.down.num_inputs,
+        block => block.width(),
+    });
     let unit = lcm(2, units.inner);
     let num_units = widths.min().unwrap_or(0).div_ceil(unit);
     if num_units < num_ranks {

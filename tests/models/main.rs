@@ -16,6 +16,7 @@ mod cuda_fp8;
 mod cuda_latent;
 mod cuda_overlap;
 mod cuda_quantised;
+mod cuda_rank_experts;
 mod cuda_ranks;
 mod cuda_stages;
 mod cuda_weight_cache;

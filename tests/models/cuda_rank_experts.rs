@@ -1,0 +1,190 @@
+//! Mixtures of experts on several GPUs, each of which has a part of the inside of every expert, and latent attention.
+
+use inflight_cuda_stand_in::StandIn;
+use safetensors::tensor::TensorView;
+use serde_json::json;
+use triton_inflight::device::CodeBits;
+use triton_inflight::device::cuda::Cuda;
+use triton_inflight::runner::WeightPrecision;
+
+use crate::copy::Copy;
+use crate::cuda::on_stand_in;
+use crate::cuda_experts::with_all_experts;
+use crate::cuda_quantised::{TOLERANCE, wide};
+use crate::cuda_ranks::{PATIENT, load, on_ranks, options, serve_dir_on};
+use crate::devices::{assert_near, requests, setups};
+use crate::fp8::{Scales, copies_of};
+use crate::ranks::assert_same;
+use crate::support::{Setup, fixture, serve};
+
+/// qwen2-moe, with two elements inside its shared expert.
+fn with_narrow_shared_expert() -> Copy {
+    const WIDTH: usize = 2;
+    let mut copy =
+        with_all_experts("qwen2-moe").config(json!({"shared_expert_intermediate_size": WIDTH}));
+    // The first elements of each row.
+    let narrow = |old: TensorView<'_>, shape: [usize; 2]| {
+        let rows = old.data().chunks(2 * old.shape()[1]);
+        let kept = rows
+            .take(shape[0])
+            .flat_map(|row| row[..2 * shape[1]].to_vec());
+        (old.dtype(), shape.to_vec(), kept.collect())
+    };
+    for layer in [0, 2] {
+        for (name, shape) in [
+            ("gate_proj", [WIDTH, 32]),
+            ("up_proj", [WIDTH, 32]),
+            ("down_proj", [32, WIDTH]),
+        ] {
+            let name = format!("model.layers.{layer}.mlp.shared_expert.{name}.weight");
+            copy = copy.tensor(&name, |old| Some(narrow(old, shape)));
+        }
+    }
+    copy
+}
+
+/// Chosen by each rule, with shared experts, of which a GPU may have nothing, with biases, which one GPU adds, and with
+/// latents, which each GPU has for its heads.
+#[test]
+fn several_gpus_have_parts_of_experts() {
+    let test = "cuda_rank_experts::several_gpus_have_parts_of_experts";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        let setups = setups();
+        for (name, copy, num_ranks, (what, setup), deterministic) in [
+            ("mixtral", with_all_experts("mixtral"), 2, &setups[0], false),
+            (
+                "qwen2-moe",
+                with_all_experts("qwen2-moe"),
+                3,
+                &setups[1],
+                true,
+            ),
+            (
+                "narrow shared expert",
+                with_narrow_shared_expert(),
+                2,
+                &setups[0],
+                true,
+            ),
+            ("gpt-oss", with_all_experts("gpt-oss"), 2, &setups[2], false),
+            (
+                "deepseek-v2",
+                with_all_experts("deepseek-v2"),
+                2,
+                &setups[1],
+                true,
+            ),
+            (
+                "deepseek-v2-lite",
+                with_all_experts("deepseek-v2-lite"),
+                3,
+                &setups[0],
+                false,
+            ),
+            (
+                "deepseek-v3",
+                with_all_experts("deepseek-v3"),
+                2,
+                &setups[2],
+                true,
+            ),
+        ] {
+            let dir = copy.dir();
+            let (ours, _) = serve(&mut setup.load_from(dir), setup, &requests());
+            let how = (deterministic, 64);
+            let theirs = serve_dir_on(dir, setup, &requests(), num_ranks, how);
+            let what = format!("{name}, {what}, {num_ranks} GPUs");
+            assert_near(&what, &ours, &theirs, 0.1);
+        }
+    });
+}
+
+#[test]
+fn a_request_has_the_same_bits_alone_with_parts_of_experts() {
+    let test = "cuda_rank_experts::a_request_has_the_same_bits_alone_with_parts_of_experts";
+    on_stand_in(
+        StandIn::new().set("DEVICES", 3).set("SEED", 13),
+        test,
+        || {
+            for (name, num_ranks) in [("qwen2-moe", 2), ("gpt-oss-mxfp4", 3), ("deepseek-v3", 2)] {
+                let dir = fixture(name);
+                let (_, setup) = setups().swap_remove(0);
+                let together = serve_dir_on(&dir, &setup, &requests(), num_ranks, (true, 64));
+                let launched = serve_dir_on(&dir, &setup, &requests(), num_ranks, (true, 0));
+                assert_same(&format!("{name} without graphs"), &together, &launched);
+                let alone = Setup {
+                    max_num_requests: 1,
+                    enable_chunked_context: false,
+                    max_num_tokens: 256,
+                    ..setup
+                };
+                for (request, together) in requests().iter().zip(together).take(2) {
+                    let request = std::slice::from_ref(request);
+                    let alone = serve_dir_on(&dir, &alone, request, num_ranks, (true, 64));
+                    assert_same(&format!("{name} alone"), &alone, &[together]);
+                }
+            }
+        },
+    );
+}
+
+/// Of a checkpoint in FP8 blocks and one in MXFP4, and rounded to 8 bits.
+#[test]
+fn several_gpus_have_parts_of_quantised_experts() {
+    let test = "cuda_rank_experts::several_gpus_have_parts_of_quantised_experts";
+    on_stand_in(StandIn::new().set("DEVICES", 3), test, || {
+        let stored = wide(&Setup::default(), 256);
+        let rounded = Setup {
+            weights: Some(WeightPrecision {
+                bits: CodeBits::Eight,
+                group_size: 32,
+            }),
+            ..stored.clone()
+        };
+        let blocks = json!({"quant_method": "fp8", "weight_block_size": [24, 8]});
+        let config = json!({"quantization_config": blocks, "num_experts_per_tok": 6});
+        let [fp8, _] = copies_of("olmoe", Scales::Blocks([24, 8]), "weight_scale_inv", blocks);
+        for (name, copy, setup, num_ranks) in [
+            (
+                "gpt-oss-mxfp4",
+                with_all_experts("gpt-oss-mxfp4"),
+                &stored,
+                3,
+            ),
+            ("FP8 blocks", fp8.config(config), &stored, 2),
+            ("mixtral", with_all_experts("mixtral"), &rounded, 2),
+        ] {
+            let dir = copy.dir();
+            let what = format!("{name}, {:?}, {num_ranks} GPUs", setup.weights);
+            let mut one = setup.load_on::<Cuda>(dir, &options(0, true, 64));
+            let (expected, _) = serve(&mut one, setup, &requests());
+            let together = serve_dir_on(dir, setup, &requests(), num_ranks, (true, 64));
+            // Groups of a part begin elsewhere, so that other weights round to the same scale.
+            let tolerance = if setup.weights.is_some() {
+                0.5
+            } else {
+                TOLERANCE
+            };
+            assert_near(&what, &expected, &together, tolerance);
+            let alone = serve_dir_on(dir, setup, &requests()[1..2], num_ranks, (true, 0));
+            assert_same(&what, &alone, &together[1..2]);
+        }
+    });
+}
+
+/// 96 inputs in three groups.
+#[test]
+fn gpus_have_some_of_each_expert() {
+    let test = "cuda_rank_experts::gpus_have_some_of_each_expert";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        let errors = on_ranks(4, |rank, collective| {
+            let (setup, options) = (Setup::default(), options(rank, false, 0));
+            let dir = fixture("gpt-oss-mxfp4");
+            let loaded = load(&dir, &setup, &options, collective, PATIENT);
+            loaded.err().expect("it is refused").to_string()
+        });
+        for error in errors {
+            assert!(error.contains("has only 3 times 32 inputs"), "{error}");
+        }
+    });
+}
