@@ -107,7 +107,8 @@ struct LatentWalker {
         u32 vector = NOWHERE;
         if (sight.any_sees(position, position + 1)) {
             const u32 index = static_cast<u32>(position) / static_cast<u32>(call.block_size);
-            const u32 block = call.block_tables[tile_of_queries.entry().block_table + index];
+            const AttentionTile& entry = tile_of_queries.entry();
+            const u32 block = call.block_tables[entry.block_table + index * entry.table_stride];
             if (block != NOWHERE) vector = block * call.block_size + (position - index * call.block_size);
         }
         const bf16* const keys = static_cast<const bf16*>(call.keys);

@@ -58,7 +58,8 @@ struct alignas(16) AttentionTile {
     u32 block_table;
     // Generation: the split that this entry computes, and where the partial results of the tile begin, in queries.
     u32 split, first_partial;
-    u32 unused;
+    // Entries from one of these blocks to the next: those between are of other groups of layers.
+    u32 table_stride;
 };
 
 // The argument of all kernels of paged attention.
@@ -76,7 +77,8 @@ struct AttentionCall {
     // Codes: [num_blocks][num_kv_heads][block_size]; bf16: null.
     const float* key_scales;
     const float* value_scales;
-    // Blocks in order of position. NOWHERE stands for a block that no query sees.
+    // Blocks of the group of the layer in order of position, with those of other groups between. NOWHERE stands for a block
+    // that no query sees.
     const u32* block_tables;
     const AttentionTile* tiles;
     // counts[0]: entries of `tiles`. counts[1], generation: those of split 0, which come first.
@@ -299,8 +301,8 @@ struct TileSource {
     u32 vectors[2];
 };
 
-__device__ __forceinline__ void find_vectors(TileSource& source, const AttentionCall& call, u32 block_table, int kv_head,
-                                             const Sight& sight, int tile) {
+__device__ __forceinline__ void find_vectors(TileSource& source, const AttentionCall& call, const AttentionTile& entry,
+                                             int kv_head, const Sight& sight, int tile) {
     const int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -308,7 +310,7 @@ __device__ __forceinline__ void find_vectors(TileSource& source, const Attention
         source.vectors[half] = NOWHERE;
         if (sight.any_sees(position, position + 1)) {
             const u32 index = static_cast<u32>(position) / static_cast<u32>(call.block_size);
-            const u32 block = call.block_tables[block_table + index];
+            const u32 block = call.block_tables[entry.block_table + index * entry.table_stride];
             if (block != NOWHERE) {
                 const u32 first = (block * call.num_kv_heads + kv_head) * call.block_size;
                 source.vectors[half] = first + (position - index * call.block_size);
@@ -724,8 +726,7 @@ struct Walker {
         // Large heads may leave no registers for what it finds, so that it is called again.
         constexpr bool KEEPS_VECTORS = !(HAS_CODES<Element> && D > 128);
         const auto find_next = [&] {
-            const u32 block_table = tile_of_queries.entry().block_table;
-            find_vectors(source, call, block_table, kv_head, sight, next);
+            find_vectors(source, call, tile_of_queries.entry(), kv_head, sight, next);
         };
         while (true) {
             // The entries of the block table arrive while the keys are waited for.

@@ -112,6 +112,11 @@ impl<'a> KvBatch<'a> {
         self.block_size
     }
 
+    /// The groups of layers that it has blocks for.
+    pub fn num_groups(&self) -> usize {
+        self.num_groups
+    }
+
     /// The spans, in the order of their tokens.
     pub fn spans(&self) -> &'a [KvSpan] {
         self.spans

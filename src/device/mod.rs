@@ -157,9 +157,6 @@ pub trait Device: Sized {
     /// [latent attention](LatentHeads).
     const STACKS_EXPERTS: bool = false;
 
-    /// Whether groups of layers may have blocks of their own.
-    const HAS_LAYER_GROUPS: bool = false;
-
     /// Opens the device.
     ///
     /// # Errors
@@ -312,8 +309,7 @@ pub trait Device: Sized {
         shape: &MixtureShape,
     ) -> Result<Self::ExpertRows, LoadError>;
 
-    /// Reserves a pool of blocks for the layers of `groups`, of which there is one unless the device has
-    /// [several](Device::HAS_LAYER_GROUPS).
+    /// Reserves a pool of blocks for the layers of `groups`.
     fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,

@@ -81,6 +81,8 @@ pub struct StepCapacity {
     pub max_seq_len: usize,
     /// Blocks in the table of a sequence.
     pub max_blocks_per_sequence: usize,
+    /// Groups of layers with blocks of their own.
+    pub num_layer_groups: usize,
     /// Query heads of a layer.
     pub num_q_heads: usize,
     /// The adapters of sequences.

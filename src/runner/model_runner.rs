@@ -232,7 +232,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let groups = layer_groups::<D>(&part, spec.num_layers(), &limits)?;
+        let groups = layer_groups(&part, spec.num_layers(), &limits)?;
         let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
@@ -804,7 +804,7 @@ fn join_ranks<D: Device>(
 }
 
 /// The groups of the layers that this part of a model of `num_layers` has.
-fn layer_groups<D: Device>(
+fn layer_groups(
     part: &ModelPart,
     num_layers: usize,
     limits: &RunnerLimits,
@@ -813,10 +813,10 @@ fn layer_groups<D: Device>(
     let Some(groups) = &limits.layer_groups else {
         return Ok(LayerGroups::one(layers.len()));
     };
-    match groups.num_groups() == 1 || D::HAS_LAYER_GROUPS {
-        true if groups.num_layers() == num_layers => Ok(groups.with_layers(layers)),
-        _ => Err(LoadError::Resource(format!(
-            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers: GPUs have one group",
+    match groups.num_layers() == num_layers {
+        true => Ok(groups.with_layers(layers)),
+        false => Err(LoadError::Resource(format!(
+            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers",
             groups.num_groups(),
             groups.num_layers()
         ))),
@@ -846,7 +846,9 @@ fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
         max_num_tokens: limits.max_num_tokens.index(),
         max_num_sequences: limits.max_num_requests as usize,
         max_seq_len: limits.max_seq_len.index(),
-        max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index(),
+        max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index()
+            * limits.num_groups(),
+        num_layer_groups: limits.num_groups(),
         num_q_heads: spec.num_heads,
         adapters: AdapterCapacity {
             max_rank: limits.adapters.max_rank,

@@ -229,6 +229,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 max_num_sequences: 1,
                 max_seq_len: 128,
                 max_blocks_per_sequence: 1,
+                num_layer_groups: 1,
                 num_q_heads: 1,
                 adapters: AdapterCapacity::default(),
             };
@@ -450,6 +451,7 @@ fn a_gpu_leaves_rows_to_the_host() {
             max_num_sequences: 4,
             max_seq_len: 16,
             max_blocks_per_sequence: 1,
+            num_layer_groups: 1,
             num_q_heads: 1,
             adapters: AdapterCapacity::default(),
         };

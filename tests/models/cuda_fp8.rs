@@ -248,6 +248,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             max_num_sequences: 1,
             max_seq_len: NUM_ROWS,
             max_blocks_per_sequence: num_blocks,
+            num_layer_groups: 1,
             num_q_heads: 1,
             adapters: AdapterCapacity::default(),
         };

@@ -197,7 +197,13 @@ fn overlap_changes_no_answer() {
                 },
             )
         });
-        for (what, setup) in setups.chain([("pauses", tight)]) {
+        let grouped = Setup {
+            windows: &[96, 13],
+            groups_of: Some("llama3"),
+            num_blocks: 28,
+            ..tight.clone()
+        };
+        for (what, setup) in setups.chain([("pauses", tight), ("groups of layers", grouped)]) {
             let all = |requests: Vec<Request>| -> Vec<Asked> {
                 requests.into_iter().map(Asked::from).collect()
             };

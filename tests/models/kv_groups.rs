@@ -4,8 +4,10 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::slice;
 
+use inflight_cuda_stand_in::StandIn;
 use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::device::KvDtype;
+use triton_inflight::device::cuda::{Cuda, CudaOptions};
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput, StepPlan,
@@ -13,9 +15,12 @@ use triton_inflight::engine::{
 use triton_inflight::runner::{GroupedLayers, KvFile, ModelSource, Runner};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
+use crate::cuda::on_stand_in;
+use crate::cuda_ranks::{lead_on, serve_on};
 use crate::rank_processes::{PATIENT, PROGRAM, load};
 use crate::ranks::{assert_ranks_change_nothing, assert_same, together};
 use crate::reference_device::{Reference, ReferenceOptions};
+use crate::schedules::grid;
 use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Setup, fixture, serve};
 
@@ -144,12 +149,7 @@ fn ranks_keep_the_same_groups() {
     for name in ["gemma3", "gpt-oss"] {
         let dir = fixture(name);
         let chunked = setup(name, &[]);
-        let paused = Setup {
-            policy: CapacityPolicy::MaxUtilization,
-            num_blocks: 24 * num_groups(&chunked),
-            num_host_blocks: 60,
-            ..chunked.clone()
-        };
+        let paused = with_pauses(KvDtype::Bf16, &chunked);
         let requests = requests_that_share();
         for (what, setup) in [("chunks", chunked), ("pauses", paused)] {
             let happened = assert_ranks_change_nothing(&dir, what, &setup, &requests);
@@ -173,6 +173,96 @@ fn ranks_keep_the_same_groups() {
             assert_same(&format!("{name}, {what}, processes"), &expected, &served);
         }
     }
+}
+
+/// The same with all layers in one group, and with room for every request.
+fn in_one(grouped: &Setup) -> Setup {
+    Setup {
+        groups_of: None,
+        kv_dtype: grouped.kv_dtype,
+        ..setup("gemma3", &[])
+    }
+}
+
+fn with_pauses(kv_dtype: KvDtype, chunked: &Setup) -> Setup {
+    Setup {
+        policy: CapacityPolicy::MaxUtilization,
+        num_blocks: 24 * num_groups(chunked),
+        num_host_blocks: 60,
+        kv_dtype,
+        ..chunked.clone()
+    }
+}
+
+#[test]
+fn blocks_by_windows_change_nothing_on_a_gpu() {
+    let test = "kv_groups::blocks_by_windows_change_nothing_on_a_gpu";
+    on_stand_in(StandIn::new(), test, || {
+        let requests = requests_that_share();
+        for (name, kv_dtype) in [("gemma3", KvDtype::Int8), ("gpt-oss", KvDtype::Fp8)] {
+            let served = |setup: &Setup, max_graphs: usize| {
+                let options = CudaOptions {
+                    deterministic: true,
+                    max_graphs,
+                    ..CudaOptions::default()
+                };
+                let mut runner = setup.load_on::<Cuda>(&fixture(name), &options);
+                serve(&mut runner, setup, &requests)
+            };
+            let chunked = setup(name, &[]);
+            // Blocks that a group does not see are taken away from the runner.
+            let moving = Setup {
+                moves_blocks: true,
+                num_runner_blocks: Some(330),
+                reuse: BlockReuse::Off,
+                ..chunked.clone()
+            };
+            let (expected, _) = served(&in_one(&chunked), 64);
+            let (same, happened) = served(&chunked, 64);
+            assert_same(name, &expected, &same);
+            assert!(
+                happened.num_holes > 50 && happened.num_copies > 5,
+                "{name}: {happened:?}"
+            );
+            let (same, happened) = served(&moving, 0);
+            assert_same(&format!("{name}, moves"), &expected, &same);
+            assert!(happened.num_moves > 50, "{name}: {happened:?}");
+            let paused = with_pauses(kv_dtype, &chunked);
+            let (expected, _) = served(&in_one(&paused), 64);
+            let (same, happened) = served(&paused, 64);
+            assert_same(&format!("{name}, {kv_dtype}"), &expected, &same);
+            assert!(
+                happened.num_pauses > 0 && happened.num_onboarded > 0,
+                "{name}: {happened:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn several_gpus_keep_the_same_groups() {
+    let test = "kv_groups::several_gpus_keep_the_same_groups";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let requests = requests_that_share();
+        let name = "gemma3";
+        let chunked = setup(name, &[]);
+        let (many, few) = ((true, 64), with_pauses(KvDtype::Bf16, &chunked));
+        let expected = serve_on(name, &in_one(&chunked), &requests, 2, many);
+        for setup in [&chunked, &few] {
+            assert_same(
+                "2 GPUs",
+                &expected,
+                &serve_on(name, setup, &requests, 2, many),
+            );
+        }
+        let expected = serve_on(name, &in_one(&chunked), &requests, 1, many);
+        for setup in [&chunked, &few] {
+            let stages = lead_on(name, setup, &[0, 1], grid(2, 1), PATIENT.step);
+            let (served, happened) = serve(&mut stages.expect("it loads"), setup, &requests);
+            assert_same("2 stages", &expected, &served);
+            assert!(happened.num_holes > 50, "{happened:?}");
+        }
+    });
 }
 
 /// An engine serves one request. Returns its tokens, the tokens of its prompt that were reused, and the most blocks that it

@@ -228,8 +228,6 @@ impl Device for Reference {
     const HAS_SINK_QUERIES: bool = true;
     const HAS_POOLING: bool = true;
 
-    const HAS_LAYER_GROUPS: bool = true;
-
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
             threads: Pool::new(1).expect("one thread is the caller"),

@@ -414,6 +414,7 @@ impl OneStep {
             max_num_sequences: self.spans.len(),
             max_seq_len: self.max_seq_len,
             max_blocks_per_sequence: self.max_seq_len.div_ceil(BLOCK_SIZE),
+            num_layer_groups: 1,
             num_q_heads: spec.num_heads,
             adapters: AdapterCapacity::default(),
         };

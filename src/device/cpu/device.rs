@@ -79,7 +79,6 @@ impl Device for Cpu {
     const HAS_POOLING: bool = true;
     const HAS_SINK_QUERIES: bool = true;
 
-    const HAS_LAYER_GROUPS: bool = true;
     const HAS_TILES: bool = true;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {

@@ -312,7 +312,7 @@ impl Cuda {
             values: arrays.values,
             key_scales: arrays.key_scales,
             value_scales: arrays.value_scales,
-            block_tables: step.block_tables,
+            block_tables: step.block_tables(cache.group(layer)),
             tiles: list + COUNTS_BYTES,
             counts: list,
             sink_logits,

@@ -32,7 +32,7 @@ pub(super) struct AttentionTile {
     block_table: u32,
     split: u32,
     first_partial: u32,
-    unused: u32,
+    table_stride: u32,
 }
 
 /// The tiles of a step, for both kernels.
@@ -119,6 +119,7 @@ impl TileLists {
                 num_rows: num_rows as u32,
                 position,
                 block_table,
+                table_stride: batch.num_groups() as u32,
                 ..AttentionTile::default()
             };
             block_table += span.block_table.len() as u32;

@@ -240,8 +240,7 @@ impl Device for Cuda {
         groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<KvCache, LoadError> {
-        assert_eq!(groups.num_groups(), 1, "groups of layers");
-        KvCache::new(&self.stream, layout, groups.num_layers(), num_blocks)
+        KvCache::new(&self.stream, layout, groups.clone(), num_blocks)
     }
 
     fn alloc_host_blocks(
@@ -347,7 +346,7 @@ impl Device for Cuda {
         let batch = KvBatch::new(
             inputs.spans,
             inputs.block_tables,
-            1,
+            cache.num_groups(),
             block_size,
             cache.num_blocks,
         );
@@ -605,7 +604,7 @@ impl Device for Cuda {
             k_norm,
             eps,
             step.positions,
-            step.slots,
+            step.slots(cache.group(layer)),
             heads.num_q_heads as i32,
             heads.num_kv_heads as i32,
             heads.head_dim as i32,

@@ -222,6 +222,7 @@ mod tests {
             max_num_sequences,
             max_seq_len,
             max_blocks_per_sequence: 8,
+            num_layer_groups: 1,
             num_q_heads: 8,
             adapters: Default::default(),
         };

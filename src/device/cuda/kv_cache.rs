@@ -6,12 +6,12 @@ use cudarc::driver::CudaStream;
 
 use super::memory::DeviceMemory;
 use crate::base::{BlockId, LoadError};
-use crate::device::{KvDtype, KvLayout, KvValues};
+use crate::device::{KvDtype, KvLayout, KvValues, LayerGroups};
 
 /// The arrays of a layer begin at multiples of it.
 const ALIGNMENT: usize = 256;
 
-/// The pool: `num_blocks` blocks in each of `num_layers` layers.
+/// The pool: `num_blocks` blocks with as many layers as a group has.
 ///
 /// ```text
 /// layer 0   keys [num_blocks][num_kv_heads][block_size][head_dim], values the same,
@@ -23,7 +23,7 @@ const ALIGNMENT: usize = 256;
 pub struct KvCache {
     pub(super) layout: KvLayout,
     pub(super) num_blocks: usize,
-    num_layers: usize,
+    groups: LayerGroups,
     memory: DeviceMemory,
     /// [`KvRegion`]s of all layers, for the kernel that copies positions.
     regions: DeviceMemory,
@@ -75,7 +75,7 @@ impl KvCache {
     pub(super) fn new(
         stream: &Arc<CudaStream>,
         layout: KvLayout,
-        num_layers: usize,
+        groups: LayerGroups,
         num_blocks: usize,
     ) -> Result<Self, LoadError> {
         let head_dim = layout.head_dim;
@@ -83,18 +83,16 @@ impl KvCache {
             head_dim > 0 && head_dim.is_multiple_of(2),
             "head_dim {head_dim} is even"
         );
-        let num_bytes = layer_bytes(&layout, num_blocks).saturating_mul(num_layers);
+        let num_bytes = layer_bytes(&layout, num_blocks).saturating_mul(groups.layers_per_group());
         let mut cache = Self {
             layout,
             num_blocks,
-            num_layers,
+            groups,
             memory: DeviceMemory::new(stream, num_bytes)?,
             regions: DeviceMemory::new(stream, 0)?,
             num_regions: 0,
         };
-        let regions: Vec<KvRegion> = (0..num_layers)
-            .flat_map(|layer| cache.regions(layer))
-            .collect();
+        let regions: Vec<_> = cache.all_regions().collect();
         cache.num_regions = regions.len();
         cache.regions = DeviceMemory::upload(stream, &regions)?;
         Ok(cache)
@@ -108,6 +106,21 @@ impl KvCache {
 
     /// The arrays of a layer.
     pub(super) fn layer(&self, layer: usize) -> KvLayer {
+        self.arrays(self.groups.place(layer).index)
+    }
+
+    /// The group of a layer.
+    pub(super) fn group(&self, layer: usize) -> usize {
+        self.groups.place(layer).group
+    }
+
+    /// The groups of layers.
+    pub(super) fn num_groups(&self) -> usize {
+        self.groups.num_groups()
+    }
+
+    /// The arrays of a layer, by its index in its group.
+    fn arrays(&self, layer: usize) -> KvLayer {
         let [vectors, scales] = array_bytes(&self.layout, self.num_blocks);
         let keys =
             self.memory.address() + (layer * layer_bytes(&self.layout, self.num_blocks)) as u64;
@@ -145,8 +158,7 @@ impl KvCache {
         );
         let first = self.memory.address();
         let vectors = self.layout.num_kv_heads;
-        let layers = (0..self.num_layers).flat_map(|layer| self.regions(layer));
-        layers.map(move |region| {
+        self.all_regions().map(move |region| {
             let num_bytes = vectors * region.head_bytes as usize;
             KvBlockSpan {
                 address: first + region.offset + (block.index() * num_bytes) as u64,
@@ -155,8 +167,12 @@ impl KvCache {
         })
     }
 
+    fn all_regions(&self) -> impl Iterator<Item = KvRegion> + '_ {
+        (0..self.groups.layers_per_group()).flat_map(|layer| self.regions(layer))
+    }
+
     fn regions(&self, layer: usize) -> Vec<KvRegion> {
-        let layer = self.layer(layer);
+        let layer = self.arrays(layer);
         let block_size = self.layout.block_size.tokens().index() as u64;
         let first = self.memory.address();
         let region = |address: u64, position_bytes: usize| KvRegion {

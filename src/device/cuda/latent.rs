@@ -64,7 +64,7 @@ impl Cuda {
             params.norm_eps,
             params.angles.memory.address(),
             step.positions,
-            step.slots,
+            step.slots(cache.group(layer)),
             params.shape.latent_dim as i32,
             params.shape.rotary_dim as i32
         );

@@ -11,7 +11,7 @@ use super::graphs::GraphShape;
 use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
 use crate::base::{BlockId, LoadError};
-use crate::device::{GroupBlocks, KvBatch, StepCapacity, StepInputs};
+use crate::device::{GroupBlocks, KvBatch, KvSpan, StepCapacity, StepInputs};
 use crate::sampling::ChangeLists;
 
 /// A slot of a token whose key and value are not stored, and a block that is not read: `NOWHERE` of the kernels.
@@ -27,7 +27,7 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | number of tokens | token ids | positions | slots | kept rows | sampled rows | sampling of these |
+/// | number of tokens | token ids | positions | slots, by group of layers | kept rows | sampled rows | sampling of these |
 /// | lists of attention tiles | block tables | changes of logits | tiles of adapters: of all rows, kept rows, sampled rows |
 /// ```
 ///
@@ -59,14 +59,14 @@ pub struct CudaStep {
     pub(super) num_tokens: u64,
     pub(super) token_ids: u64,
     pub(super) positions: u64,
-    pub(super) slots: u64,
+    slots: u64,
     pub(super) kept_rows: u64,
     pub(super) sampled_rows: u64,
     /// How tokens are sampled; 0 if the host samples all.
     pub(super) sampling: u64,
     /// The words that sampling counts its lists from.
     pub(super) words: u64,
-    pub(super) block_tables: u64,
+    block_tables: u64,
     pub(super) lists: WorkLists,
     /// Of all rows, of kept rows, and of sampled rows.
     pub(super) adapters: [AdapterTiles; NUM_KINDS],
@@ -92,7 +92,8 @@ impl StepBuffer {
         let tables = capacity
             .max_num_sequences
             .saturating_mul(capacity.max_blocks_per_sequence);
-        let num_words = ((5 + SAMPLING_ROW_WORDS) * (capacity.max_num_tokens + MAX_ROUNDING))
+        let num_words = ((4 + capacity.num_layer_groups + SAMPLING_ROW_WORDS)
+            * (capacity.max_num_tokens + MAX_ROUNDING))
             .saturating_add(tables)
             .saturating_add(lists.max_words())
             .saturating_add(ChangeLists::max_words(
@@ -149,12 +150,15 @@ impl StepBuffer {
         });
         let positions = writer.list(positions.chain(padded(0)));
         let block_size = batch.block_size().tokens().0;
-        let slots = batch.spans().iter().flat_map(|span| {
-            let table = batch.block_table(span, 0);
-            let start = span.kv_len - span.tokens.len() as u32;
-            (start..span.kv_len).map(move |position| slot(table, position, block_size))
+        let slots = (0..batch.num_groups()).flat_map(|group| {
+            let slots = batch.spans().iter().flat_map(move |span| {
+                let table = batch.block_table(span, group);
+                let start = span.kv_len - span.tokens.len() as u32;
+                (start..span.kv_len).map(move |position| slot(table, position, block_size))
+            });
+            slots.chain(padded(NOWHERE))
         });
-        let slots = writer.list(slots.chain(padded(NOWHERE)));
+        let slots = writer.list(slots);
         let kept_rows = writer.list(inputs.kept_rows.iter().copied().chain(padded(0)));
         let sampled_rows = writer.list(inputs.sampled_rows.iter().copied().chain(padded(0)));
         self.is_sampled.clear();
@@ -175,10 +179,11 @@ impl StepBuffer {
         let sampling = sampling.map(|it| SamplingRow::new(it, change_lists as u32));
         let sampling =
             writer.list(sampling.flat_map(bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>));
-        let tables = batch
-            .spans()
-            .iter()
-            .flat_map(|span| batch.block_table(span, 0).iter());
+        let table_of = |span: &KvSpan| {
+            let blocks = span.block_table.start as usize..span.block_table.end as usize;
+            &inputs.block_tables[blocks]
+        };
+        let tables = batch.spans().iter().flat_map(table_of).copied();
         // Tiles are whole units, so nothing comes between the lists.
         self.lists.move_block_tables(start as u32);
         let [generation, context] = self.lists.words().map(|words| writer.list(words));
@@ -239,6 +244,18 @@ impl StepBuffer {
     /// Whether the device samples from each of the last step's sampled rows. Empty: from none.
     pub fn is_sampled(&self) -> &[bool] {
         &self.is_sampled
+    }
+}
+
+impl CudaStep {
+    /// Where the keys and values of all rows are stored in layers of a group.
+    pub fn slots(&self, group: usize) -> u64 {
+        self.slots + (size_of::<u32>() * group * self.num_rows) as u64
+    }
+
+    /// What tiles count the blocks of a group of layers from.
+    pub fn block_tables(&self, group: usize) -> u64 {
+        self.block_tables + (size_of::<u32>() * group) as u64
     }
 }
 

@@ -299,7 +299,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
                     // Blocks are there for one step.
                     return GroupedLayers::one(spec.num_layers(), None);
                 }
-                if is_paged && self.gpu.is_none() {
+                if is_paged {
                     let windows = spec.windows_within(&attention);
                     let stages = self.stages(source);
                     return GroupedLayers::new(windows, &stages, num_sinks, max_seq_len);

@@ -683,14 +683,14 @@ mod tests {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let source = ModelSource::open(&fixtures.join("llama3")).expect("the checkpoint opens");
         let block_size = BlockSize::new(16).expect("not zero");
-        let blocks = |parameters: &[(&str, &str)]| {
+        let blocks = |gpu: Option<usize>, parameters: &[(&str, &str)]| {
             let windows = ("max_attention_window_size", "96,13");
             let parameters = parameters.iter().copied().chain([windows]);
             let settings = Settings::parse(parameters).expect("valid");
             let model = ConfiguredModel {
                 settings: &settings,
                 source: Some(&source),
-                gpu: None,
+                gpu,
             };
             let max_seq_len = Tokens(source.spec().max_seq_len() as u32);
             let groups = model.layer_groups(max_seq_len, true);
@@ -700,16 +700,17 @@ mod tests {
             let sizes = [&groups, &one].map(|it| it.layers().layers_per_group());
             (groups.windows().num_groups(), of_blocks, sizes)
         };
-        let (num_groups, [grouped, whole], [in_group, in_all]) = blocks(&[]);
+        let (num_groups, [grouped, whole], [in_group, in_all]) = blocks(None, &[]);
         assert!(num_groups > 1);
         assert_eq!(grouped * in_all as u64, whole * in_group as u64);
+        assert_eq!(blocks(Some(0), &[]).0, num_groups);
         // Two ranks have the same layers, and half of each.
         assert_eq!(
-            blocks(&[("tensor_parallel_size", "2")]),
+            blocks(None, &[("tensor_parallel_size", "2")]),
             (num_groups, [grouped, whole], [in_group, in_all])
         );
         // Stages have a layer of each group more, at most.
-        let (_, [of_stages, of_all], _) = blocks(&[("pipeline_parallel_size", "2")]);
+        let (_, [of_stages, of_all], _) = blocks(None, &[("pipeline_parallel_size", "2")]);
         assert_eq!(of_all, whole);
         let of_layer = whole / in_all as u64;
         assert!(

@@ -34,7 +34,7 @@ struct Tile {
     block_table: u32,
     split: u32,
     first_partial: u32,
-    unused: u32,
+    table_stride: u32,
 }
 
 /// `AttentionCall`. Pointers are numbers here.
@@ -133,6 +133,8 @@ pub fn attend(
     let mut values = Pool::new(shape, num_blocks);
     let num_other_entries = random.between(0, 3);
     let mut block_tables = random.indices(num_other_entries, num_blocks);
+    // Blocks of other groups of layers are between.
+    let table_stride = random.between(1, 3);
     let (mut q, mut starts) = (Vec::new(), Vec::new());
     for (span, table) in spans.iter().zip(&tables) {
         starts.push((q.len() / shape.q_len(), block_tables.len()));
@@ -140,12 +142,12 @@ pub fn attend(
             &span.sequence.q[span.rows.start * shape.q_len()..span.rows.end * shape.q_len()],
         );
         for (index, block) in table.iter().enumerate() {
-            let Some(()) = block else {
-                block_tables.push(NOWHERE);
+            let block = block.map(|()| block_ids.next().expect("as many as are stored"));
+            block_tables.push(block.unwrap_or(NOWHERE));
+            block_tables.extend(random.indices(table_stride - 1, num_blocks));
+            let Some(block) = block else {
                 continue;
             };
-            let block = block_ids.next().expect("as many as are stored");
-            block_tables.push(block);
             for head in 0..shape.num_cached_heads() {
                 for offset in 0..shape
                     .block_size
@@ -180,7 +182,7 @@ pub fn attend(
                 block_table: *block_table as u32,
                 split: 0,
                 first_partial: num_partials as u32,
-                unused: 0,
+                table_stride: table_stride as u32,
             };
             tiles.push(tile);
             if kernel == Kernel::Generation {
