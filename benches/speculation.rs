@@ -174,6 +174,7 @@ impl Bench<'_> {
             max_draft_tokens: MAX_DRAFT_TOKENS,
             prompt_lookup,
             has_draft_model: self.source.draft_model().is_some(),
+            recomputes_drafts: false,
         });
         let [off, all] = [None, speculation].map(|it| self.config(it, prompt.len()));
         let mut runner = Runner::Cpu(Box::new(load(self.source, &all)));
@@ -336,6 +337,7 @@ fn engine_step(len: u32, is_on: bool) -> Duration {
             max_draft_tokens: MAX_DRAFT_TOKENS,
             prompt_lookup: Some(PromptLookup { min: 2, max: 4 }),
             has_draft_model: false,
+            recomputes_drafts: false,
         }),
         ..EngineConfig::default()
     });

@@ -836,6 +836,7 @@ fn what_a_step_costs_is_measured_where_there_are_drafts() {
         max_draft_tokens: 4,
         prompt_lookup: None,
         has_draft_model: false,
+        recomputes_drafts: false,
     });
     let config = EngineConfig {
         speculation,
@@ -938,6 +939,7 @@ fn what_a_draft_model_costs_is_measured() {
             max_draft_tokens: 4,
             prompt_lookup: None,
             has_draft_model: true,
+            recomputes_drafts: false,
         }),
         ..config()
     };

@@ -70,15 +70,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         min,
         max: min + more,
     });
-    let speculation = (1u32..=6, proptest::option::of(lookup), any::<bool>());
-    let speculation =
-        speculation.prop_map(
-            |(max_draft_tokens, prompt_lookup, has_draft_model)| Speculation {
-                max_draft_tokens,
-                prompt_lookup,
-                has_draft_model,
-            },
-        );
+    let speculation = (1u32..=6, proptest::option::of(lookup), any::<[bool; 2]>());
+    let speculation = speculation.prop_map(
+        |(max_draft_tokens, prompt_lookup, [has_draft_model, recomputes_drafts])| Speculation {
+            max_draft_tokens,
+            prompt_lookup,
+            has_draft_model,
+            recomputes_drafts,
+        },
+    );
     let step_cost = (0u64..=20, 0u64..=2).prop_map(|(fixed_ns, per_token_ns)| StepCost {
         fixed_ns,
         per_token_ns,

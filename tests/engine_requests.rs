@@ -315,6 +315,7 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
             max_draft_tokens,
             prompt_lookup: Some(PromptLookup { min, max }),
             has_draft_model: false,
+            recomputes_drafts: false,
         }),
         ..wide_config()
     };
@@ -350,6 +351,7 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
                 })),
                 speculation: Some(Speculation {
                     has_draft_model: true,
+                    recomputes_drafts: false,
                     ..with(4, 1, 2).speculation.expect("it is set")
                 }),
                 ..wide_config()
@@ -395,6 +397,7 @@ fn draft_statistics_are_in_the_events_and_in_the_records() {
             max_draft_tokens: 4,
             prompt_lookup: None,
             has_draft_model: false,
+            recomputes_drafts: false,
         }),
         ..wide_config()
     };
@@ -437,6 +440,7 @@ fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
             max_draft_tokens: 8,
             prompt_lookup: None,
             has_draft_model: false,
+            recomputes_drafts: false,
         }),
         ..wide_config()
     };

@@ -490,6 +490,7 @@ const DRAFTS: Option<Speculation> = Some(Speculation {
     max_draft_tokens: 4,
     prompt_lookup: None,
     has_draft_model: false,
+    recomputes_drafts: false,
 });
 
 #[test]

@@ -59,6 +59,7 @@ const SPECULATION: Speculation = Speculation {
     max_draft_tokens: 4,
     prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
     has_draft_model: false,
+    recomputes_drafts: false,
 };
 
 /// Allocations of several hundred steps of 64 sequences that generate, blocks and all. With drafts, three

@@ -153,6 +153,7 @@ mod tests {
                 max_draft_tokens: 4,
                 prompt_lookup: None,
                 has_draft_model: false,
+                recomputes_drafts: false,
             }),
             ..ahead.clone()
         };

@@ -164,6 +164,19 @@ impl<'a> Store<'a> {
         }
     }
 
+    /// `len` integers of 64 bits, by their full name. Only in safetensors.
+    ///
+    /// # Errors
+    /// They are missing, or their shape or type is another one.
+    pub fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>, LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => tensors.get(name, &[len])?.to_integers(),
+            WeightFiles::Gguf(_) => Err(LoadError::Resource(format!(
+                "{name} is not read from GGUF files"
+            ))),
+        }
+    }
+
     /// Checks that everything read so far is what the files held when they were opened. To be called before the
     /// weights are used.
     ///

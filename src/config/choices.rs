@@ -299,6 +299,8 @@ pub enum SpeculationKind {
     PromptLookup,
     /// Draft tokens given by requests, or else by a smaller model.
     DraftModel,
+    /// Draft tokens given by requests, or else by an EAGLE-3 head.
+    Eagle3,
 }
 
 impl SpeculationKind {
@@ -308,7 +310,20 @@ impl SpeculationKind {
         ("draft_input_ids", Self::DraftInputIds),
         ("prompt_lookup", Self::PromptLookup),
         ("draft_model", Self::DraftModel),
+        ("eagle3", Self::Eagle3),
     ];
+
+    /// Whether a model or a head of its own makes draft tokens: one with a `draft_model_path`.
+    pub fn is_by_model(self) -> bool {
+        matches!(self, Self::DraftModel | Self::Eagle3)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let names = Self::NAMES.iter();
+        let mut names = names.filter(|(_, kind)| *kind == self);
+        names.next().map_or("", |(name, _)| name)
+    }
 }
 
 /// Which sequences may run with the available KV blocks: `batch_scheduler_policy`.

@@ -121,15 +121,16 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Whether later tokens are guessed and verified within one step. \
              `draft_input_ids`: guesses are given by requests. `prompt_lookup`: for requests that give none, the \
              tokens that followed an earlier occurrence of the last tokens in the prompt or output. `draft_model`: for \
-             requests that give none, those of the model at `draft_model_path`. Responses are \
+             requests that give none, those of the model at `draft_model_path`. `eagle3`: the same by the EAGLE-3 head at \
+             `draft_model_path`. Responses are \
              bit-identical to those with `none`. See [Speculation](speculation.md).",
         ),
         knob(
             "draft_model_path",
             optional(folder(), "none"),
             |s| &mut s.draft_model_path,
-            "With `speculation: draft_model`: the checkpoint of a smaller model with the same tokens. A relative path is \
-             resolved against the model's folder in the repository. On one CPU process; its weights are rounded as those of \
+            "With `speculation: draft_model`: the checkpoint of a smaller model with the same tokens. With `eagle3`: the \
+             checkpoint of a head that was trained for the model. A relative path is resolved against the model's folder in the repository. On one CPU process; its weights are rounded as those of \
              the model, and its KV cache shares the memory of the model's.",
         ),
         knob(
@@ -736,7 +737,13 @@ mod tests {
         ("enable_trt_overlap", &["true"], &["2"]),
         (
             "speculation",
-            &["none", "draft_input_ids", "PROMPT_LOOKUP", "draft_model"],
+            &[
+                "none",
+                "draft_input_ids",
+                "PROMPT_LOOKUP",
+                "draft_model",
+                "eagle3",
+            ],
             &["medusa", "true", ""],
         ),
         (

@@ -146,6 +146,10 @@ pub trait Device: Sized {
     /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
     const HAS_POOLING: bool = false;
 
+    /// Whether it computes heads that make drafts: it [returns states](Device::read_states), and [takes](Device::write_sums)
+    /// them back.
+    const HAS_DRAFT_HEADS: bool = false;
+
     /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
     const HAS_SINK_QUERIES: bool = false;
 
@@ -917,11 +921,21 @@ pub trait Device: Sized {
         out: &mut [f32],
     );
 
-    /// `out = states`, the first `num_rows` rows, in memory of the host. For models that generate nothing.
+    /// `out = rows`, from memory of the host. For heads that make drafts.
     ///
     /// # Panics
     ///
-    /// If the device [cannot](Device::HAS_POOLING).
+    /// If the device [cannot](Device::HAS_DRAFT_HEADS).
+    fn write_sums(&mut self, _rows: &[f32], _out: &mut Self::Sums) {
+        unreachable!("the device does not take rows of the host");
+    }
+
+    /// `out = states`, the first `num_rows` rows, in memory of the host. For models that generate nothing, and heads that make
+    /// drafts.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot do [either](Device::HAS_POOLING).
     fn read_states(&mut self, _states: &Self::Inputs, _num_rows: usize, _out: &mut [f32]) {
         unreachable!("the device does not return states");
     }

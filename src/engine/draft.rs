@@ -21,7 +21,7 @@
 //! tokens   x y x y x y         |  x y x y ..       n-gram x y x y, two tokens before
 //! ```
 //!
-//! - a draft model of the runner, where neither of the two has any: its tokens are filled into the planned step, see
+//! - a draft model of the runner, or a head of the model, where neither of the two has any: its tokens are filled into the planned step, see
 //!   [`Step::drafts_to_make`](super::Step::drafts_to_make).
 
 use std::sync::Arc;
@@ -56,6 +56,9 @@ pub struct Speculation {
     pub prompt_lookup: Option<PromptLookup>,
     /// Whether the runner has a draft model, for sequences that have no other drafts.
     pub has_draft_model: bool,
+    /// Whether that computes drafts again once they are accepted: a head does, from the states that the model has computed
+    /// since.
+    pub recomputes_drafts: bool,
 }
 
 /// Which n-grams are looked up.
@@ -145,7 +148,9 @@ impl Drafter {
             expected: options.expected,
             num_followed: Some(0),
             acceptance: Acceptance::default(),
-            model: speculation.has_draft_model.then(ModelDrafts::default),
+            model: speculation
+                .has_draft_model
+                .then(|| ModelDrafts::new(speculation.recomputes_drafts)),
             totals: DraftTotals::default(),
             told: DraftTotals::default(),
         })
@@ -351,6 +356,7 @@ mod tests {
             max_draft_tokens: 5,
             prompt_lookup,
             has_draft_model: false,
+            recomputes_drafts: false,
         }
     }
 

@@ -70,9 +70,20 @@ pub(super) struct ModelDrafts {
     computed: Tokens,
     /// Whether it makes the drafts of the step that is planned and has not landed.
     is_out: bool,
+    /// Whether drafts that were accepted have to be computed again.
+    recomputes_drafts: bool,
 }
 
 impl ModelDrafts {
+    /// That of a new sequence. `recomputes_drafts`: it is a head, which computes drafts from states of its own, and once they are
+    /// accepted from those of the model.
+    pub(super) fn new(recomputes_drafts: bool) -> Self {
+        Self {
+            recomputes_drafts,
+            ..Self::default()
+        }
+    }
+
     /// The sequence begins, or goes on after a pause, with so many positions in the cache.
     pub(super) fn start(&mut self, computed: Tokens) {
         self.computed = computed;
@@ -135,6 +146,7 @@ impl ModelDrafts {
             return false;
         }
         self.computed = match num_accepted == num_drafted {
+            _ if self.recomputes_drafts => computed - Tokens(num_accepted as u32),
             true => computed - Tokens(1),
             false => computed,
         };
@@ -207,6 +219,18 @@ mod tests {
         assert_eq!(num_steps_to_probe(0, 100), Some(1), "unknown");
         assert_eq!(num_steps_to_probe(100, 0), Some(7), "0.2 at 3 % a step");
         assert_eq!(num_steps_to_probe(100, 90), Some(37), "1.1 at 3 % a step");
+    }
+
+    #[test]
+    fn a_head_has_the_last_token_and_no_drafts() {
+        let mut head = ModelDrafts::new(true);
+        head.start(Tokens(4));
+        for (num_accepted, computed, left) in [(2, 13, 11), (3, 17, 14), (0, 18, 18)] {
+            head.make();
+            assert!(head.land(3, num_accepted, Tokens(computed)));
+            head.make();
+            assert_eq!(head.made_from(), Some(Tokens(left)));
+        }
     }
 
     #[test]

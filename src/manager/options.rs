@@ -14,7 +14,7 @@ use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::sizing::{
     ConfiguredModel, check_draft_model, check_draft_model_path, check_ranks, cpu_options,
-    open_with_draft_model, rank_limits, rank_transport, speculation,
+    open_with_draft_head, open_with_draft_model, rank_limits, rank_transport, speculation,
 };
 use crate::manager::step_cost::measure_costs;
 use crate::manager::{BatchManager, ServingRank, TensorModel};
@@ -67,10 +67,10 @@ pub struct ManagerOptions {
     /// Whether two micro-batches take turns, so that the host works on one while the other is computed.
     #[serde(default)]
     pub enable_trt_overlap: Option<bool>,
-    /// `none`, `draft_input_ids`, `prompt_lookup` or `draft_model`.
+    /// `none`, `draft_input_ids`, `prompt_lookup`, `draft_model` or `eagle3`.
     #[serde(default)]
     pub speculation: Option<String>,
-    /// The folder of a smaller model with the same tokens, for `speculation: draft_model`.
+    /// The folder of a smaller model with the same tokens, for `speculation: draft_model`; of a head for `eagle3`.
     #[serde(default)]
     pub draft_model_path: Option<PathBuf>,
     /// The most draft tokens of one request in one step.
@@ -167,6 +167,9 @@ impl ManagerOptions {
         check_draft_model_path(settings.speculation, self.draft_model_path.is_some())?;
         let path = &self.gpt_model_path;
         let source = match settings.speculation {
+            SpeculationKind::Eagle3 => {
+                open_with_draft_head(path, self.draft_model_path.as_deref())?
+            }
             SpeculationKind::DraftModel => {
                 open_with_draft_model(path, path, self.draft_model_path.as_deref())?
             }
@@ -294,6 +297,7 @@ impl ManagerOptions {
                     ("draft_input_ids", SpeculationKind::DraftInputIds),
                     ("prompt_lookup", SpeculationKind::PromptLookup),
                     ("draft_model", SpeculationKind::DraftModel),
+                    ("eagle3", SpeculationKind::Eagle3),
                 ],
             )?,
             ..settings

@@ -16,6 +16,7 @@
 
 use std::ops::Range;
 
+use super::draft_head::StateTap;
 use super::latent::{LatentBuffers, LatentStep};
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
@@ -28,9 +29,9 @@ use super::stage::{ModelPart, Stage};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AdapterRun, AttentionParams, Device, HeadPlaces, HeadShape, KvDtype, KvLayout, KvValues,
-    LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable,
-    Routing, StepInputs,
+    AdapterRun, AttentionParams, Device, EmbeddingTable, HeadPlaces, HeadShape, KvDtype, KvLayout,
+    KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams,
+    RopeTable, Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -56,6 +57,8 @@ pub(super) struct Decoder<D: Device> {
     row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
     mixture: Option<MixtureBuffers<D>>,
+    /// Only with a head that makes drafts.
+    tap: Option<StateTap<D>>,
 }
 
 /// The parameters of a layer's attention besides its weights.
@@ -204,6 +207,10 @@ impl<D: Device> Decoder<D> {
                 None => None,
             },
             mixture,
+            tap: match source.draft_head() {
+                Some(head) => Some(StateTap::new(head, limits, device)?),
+                None => None,
+            },
         })
     }
 
@@ -243,6 +250,9 @@ impl<D: Device> Decoder<D> {
         self.residual.norm(run, num_rows, first);
         let num_layers = weights.layers.len();
         for index in 0..num_layers {
+            if let Some(tap) = &mut self.tap {
+                tap.read(run.device, index, num_rows, self.residual.hidden());
+            }
             self.attend(run, cache, step, inputs, index);
             let is_last = self.stage.is_last() && index + 1 == num_layers;
             if is_last {
@@ -339,6 +349,18 @@ impl<D: Device> Decoder<D> {
         if num_rows > 0 {
             device.read_states(self.residual.normed(), num_rows, out);
         }
+    }
+
+    /// Writes what the head that makes drafts reads of the tokens of a step. Nothing without a head.
+    pub(super) fn tapped_states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+        if let Some(tap) = &mut self.tap {
+            tap.states(device, num_rows, out);
+        }
+    }
+
+    /// The rows of the token embedding. Only in the first stage.
+    pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
+        self.weights.embedding()
     }
 
     /// Whether it has the output layer: it is the last stage of a model that generates.
@@ -684,7 +706,7 @@ fn layer_attention<'a>(
 }
 
 /// The cosines and sines of each position embedding.
-fn upload_angles<D: Device>(
+pub(super) fn upload_angles<D: Device>(
     device: &mut D,
     spec: &ModelSpec,
     ropes: &[&Rope],

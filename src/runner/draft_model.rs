@@ -204,8 +204,8 @@ impl Pass {
     }
 }
 
-/// The places of the drafts of each sequence.
-fn places_of(all: &[DraftsToMake<'_>]) -> impl Iterator<Item = Range<usize>> {
+/// The places of the drafts of each sequence among those of all.
+pub(super) fn places_of(all: &[DraftsToMake<'_>]) -> impl Iterator<Item = Range<usize>> {
     all.iter().scan(0, |end, to_make| {
         let start = *end;
         *end += to_make.num_drafts as usize;
@@ -222,7 +222,8 @@ fn draft_from(logits: &[f32], to_make: &DraftsToMake<'_>) -> TokenId {
     }
 }
 
-fn most_likely(logits: &[f32], is_allowed: impl Fn(TokenId) -> bool) -> TokenId {
+/// The place of the largest logit whose place is allowed, the lowest on a tie; 0 if none is a number.
+pub(super) fn most_likely(logits: &[f32], is_allowed: impl Fn(TokenId) -> bool) -> TokenId {
     let mut best = (0, f32::NEG_INFINITY);
     for (block, first) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         let largest = block.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));

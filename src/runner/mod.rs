@@ -21,6 +21,8 @@
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
+//! block_moves.rs  moves of KV blocks, as a device makes them
+//! draft_head/     an EAGLE-3 head that guesses the next tokens
 //! draft_model.rs  a smaller model that guesses the next tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
@@ -39,8 +41,10 @@
 mod adapter;
 mod adapter_parts;
 mod adapter_sizes;
+mod block_moves;
 mod class_head;
 mod decoder;
+mod draft_head;
 mod draft_model;
 mod families;
 mod first_steps;
@@ -82,6 +86,7 @@ use crate::engine::{BlockMove, Step, StepOutput, StepPlan};
 pub use adapter::{PreparedAdapter, UsedAdapter};
 pub use adapter_parts::AdapterParts;
 pub use adapter_sizes::AdapterSizes;
+pub use draft_head::HeadSource;
 pub use grouped_layers::GroupedLayers;
 pub use kv_file::KvFile;
 pub use limits::{AdapterRoom, AttentionWindows, RunnerLimits};

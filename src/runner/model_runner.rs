@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::block_moves::move_device_blocks;
 use super::decoder::{Decoder, head_shape, kv_layout};
+use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
 use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
 use super::first_steps;
 use super::latent::latent_widths;
@@ -23,7 +25,7 @@ use crate::device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
     StepInputs, StepResults, StepWidths,
 };
-use crate::engine::{BlockCopy, BlockMove, Step, StepOutput, StepPlan};
+use crate::engine::{BlockMove, Step, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
@@ -47,6 +49,7 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// Instead of sampling.
     pooler: Option<Pooler>,
     draft_model: Option<Box<DraftModel<ModelRunner<D>>>>,
+    draft_head: Option<Box<DraftHead<D>>>,
     /// The model calls that were launched last, and may not have been collected.
     calls: [LaunchedCall; 2],
     /// Which of them is launched next.
@@ -115,6 +118,13 @@ impl<D: Device> ModelRunner<D> {
     /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
         Self::kv_bytes_per_layers(spec, spec.num_layers(), block_size, dtype)
+    }
+
+    /// Bytes of one block of the KV cache of a head that makes drafts, and of the states that it reads.
+    pub fn head_bytes_per_block(head: &HeadSource, block_size: BlockSize, dtype: KvDtype) -> usize {
+        let spec = head.spec();
+        Self::kv_bytes_per_block(spec, block_size, dtype)
+            + state_bytes_per_block(spec.hidden_size, block_size)
     }
 
     /// Bytes of one block with so many layers.
@@ -222,6 +232,15 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             }
             None => None,
         };
+        let draft_head = match source.draft_head() {
+            Some(_) if !D::HAS_DRAFT_HEADS || rank.is_some() => {
+                return Err(LoadError::Resource(
+                    "heads that make drafts are computed on the CPU, by one process".to_owned(),
+                ));
+            }
+            Some(head) => Some(Box::new(DraftHead::new(head, &limits, options)?)),
+            None => None,
+        };
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
@@ -249,6 +268,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             has_adapters: D::HAS_ADAPTERS,
             pooler,
             draft_model,
+            draft_head,
             decoder,
             stage: part.stage,
             role,
@@ -274,12 +294,16 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         })
     }
 
-    /// Has the draft model make the drafts that a step asks for, before its first model call is run or launched. Each step
-    /// comes here, in order, for its moves of blocks. Without a draft model, nothing happens.
+    /// Has the draft model or head make the drafts that a step asks for, before its first model call is run or launched. Each
+    /// step comes here, in order, for its moves of blocks. Without either, nothing happens.
     ///
     /// # Errors
     /// The device has failed.
     pub fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
+        if let Some(draft_head) = &mut self.draft_head {
+            let decoder = &self.decoder;
+            return draft_head.make(step, || decoder.embedding());
+        }
         match &mut self.draft_model {
             Some(draft_model) => draft_model.make(step),
             None => Ok(()),
@@ -619,7 +643,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.device.host_block(&mut self.host_blocks, block)
     }
 
-    /// Makes moves of blocks, one after the other. Copies that follow one another go to the device together.
+    /// Makes moves of blocks, one after the other.
     pub fn move_blocks(&mut self, moves: &[BlockMove]) {
         let Self {
             device,
@@ -627,21 +651,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             host_blocks,
             ..
         } = self;
-        for alike in moves.chunk_by(|a, b| copy_of(a).is_some() && copy_of(b).is_some()) {
-            match alike[0] {
-                BlockMove::Copy(_) => {
-                    let copies = alike.iter().filter_map(copy_of);
-                    let copies = copies.map(|it| (it.source, it.target, it.num_positions as usize));
-                    device.copy_positions(cache, copies);
-                }
-                BlockMove::Offload { source, target } => {
-                    device.offload(cache, source, host_blocks, target);
-                }
-                BlockMove::Onboard { source, target } => {
-                    device.onboard(host_blocks, source, cache, target);
-                }
-            }
-        }
+        move_device_blocks(device, moves, cache, host_blocks);
     }
 
     fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
@@ -672,6 +682,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             cache,
             calls,
             next_call,
+            draft_head,
             ..
         } = self;
         let LaunchedCall {
@@ -684,6 +695,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let step = device.begin_step(cache, inputs);
         probe.ended(Operation::Plan, Work::default);
         decoder.forward(device, cache, &step, inputs, probe);
+        if let Some(draft_head) = draft_head {
+            let num_rows = inputs.token_ids.len();
+            draft_head.keep_states(inputs, |out| decoder.tapped_states(device, num_rows, out));
+        }
         if self.stage.receives_results() {
             device.end_step(step);
             *awaited = Some(device.step_number());
@@ -768,13 +783,6 @@ fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadErr
         ));
     }
     Pooler::load(source)
-}
-
-fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
-    match one {
-        BlockMove::Copy(copy) => Some(copy),
-        BlockMove::Offload { .. } | BlockMove::Onboard { .. } => None,
-    }
 }
 
 /// Makes a device one of several ranks, and tells which part of the model it has.

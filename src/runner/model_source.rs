@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use super::adapter_parts::AdapterParts;
+use super::draft_head::HeadSource;
 use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
@@ -30,6 +31,7 @@ pub struct ModelSource {
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
     draft_model: Option<Box<ModelSource>>,
+    draft_head: Option<Box<HeadSource>>,
     weight_cache: Option<WeightCacheFile>,
     /// How ranks may cut its weights, once that is known.
     cut_units: OnceLock<CutUnits>,
@@ -138,6 +140,7 @@ impl ModelSource {
             end_ids,
             weight_cache: None,
             draft_model: None,
+            draft_head: None,
             cut_units: OnceLock::new(),
         })
     }
@@ -173,6 +176,23 @@ impl ModelSource {
             draft_model: Some(Box::new(draft_model)),
             ..self
         })
+    }
+
+    /// The same model with an EAGLE-3 head, in the folder `dir`, that makes drafts for it. A runner on a CPU loads both.
+    ///
+    /// # Errors
+    /// As [`HeadSource::open`].
+    pub fn with_draft_head(self, dir: &Path) -> Result<Self, LoadError> {
+        let head = HeadSource::open(dir, &self.spec)?;
+        Ok(Self {
+            draft_head: Some(Box::new(head)),
+            ..self
+        })
+    }
+
+    /// The head that makes drafts for it.
+    pub fn draft_head(&self) -> Option<&HeadSource> {
+        self.draft_head.as_deref()
     }
 
     /// The model that makes drafts for it.
@@ -218,7 +238,7 @@ impl ModelSource {
         self.num_weight_bytes_in(precision, 1)
     }
 
-    /// Bytes of the weights on all ranks of a pipeline, and of the draft model. The first and the last stage each have tied embeddings.
+    /// Bytes of the weights on all ranks of a pipeline, and of the draft model or head. The first and the last stage each have tied embeddings.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
@@ -232,7 +252,12 @@ impl ModelSource {
             Some(draft_model) => draft_model.num_weight_bytes(precision)?,
             None => 0,
         };
-        Ok(sources.num_bytes::<Cpu>(precision, num_stages) + of_draft_model)
+        let of_head = match self.draft_head() {
+            Some(head) => head.num_weight_bytes()?,
+            None => 0,
+        };
+        let own = sources.num_bytes::<Cpu>(precision, num_stages);
+        Ok(own + of_draft_model + of_head)
     }
 
     /// The same in one stage, on another device.

@@ -75,6 +75,11 @@ impl<D: Device> ResidualStream<D> {
         self.hidden_size
     }
 
+    /// The rows themselves.
+    pub fn hidden(&self) -> &D::Sums {
+        &self.hidden
+    }
+
     /// The rows as they were normalised last.
     pub fn normed(&self) -> &D::Inputs {
         &self.normed

@@ -362,7 +362,7 @@ fn load_experts<D: Device>(
 }
 
 /// Reads the embedding as bf16.
-fn load_embedding<D: Device>(
+pub(super) fn load_embedding<D: Device>(
     device: &mut D,
     source: &Matrix<'_>,
 ) -> Result<D::Embedding, LoadError> {

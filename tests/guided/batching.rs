@@ -68,6 +68,7 @@ fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
         max_draft_tokens: 5,
         prompt_lookup: Some(PromptLookup { min: 1, max: 4 }),
         has_draft_model: false,
+        recomputes_drafts: false,
     });
     let configs = [
         ("roomy", roomy(), 2),

@@ -131,6 +131,7 @@ fn each_request_in_a_batch_gets_what_it_gets_alone() {
         max_draft_tokens: 3,
         prompt_lookup: Some(PromptLookup { min: 1, max: 2 }),
         has_draft_model: false,
+        recomputes_drafts: false,
     };
     for num_threads in [1, 3] {
         for (overlap, speculation) in [(false, None), (true, None), (false, Some(guesses))] {

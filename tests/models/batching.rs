@@ -597,6 +597,7 @@ fn a_request_is_the_same_with_speculation() {
         max_draft_tokens: 5,
         prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
         has_draft_model: false,
+        recomputes_drafts: false,
     });
     let roomy = Setup {
         speculation,

@@ -47,6 +47,7 @@ pub fn setups() -> Vec<(&'static str, Setup)> {
             max_draft_tokens: 3,
             prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
             has_draft_model: false,
+            recomputes_drafts: false,
         }),
         ..tight.clone()
     };

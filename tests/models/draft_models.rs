@@ -19,6 +19,7 @@ const DRAFTED: Option<Speculation> = Some(Speculation {
     max_draft_tokens: 5,
     prompt_lookup: None,
     has_draft_model: true,
+    recomputes_drafts: false,
 });
 
 fn roomy(draft_model: &'static str) -> Setup {

@@ -71,6 +71,7 @@ fn a_request_is_the_same_with_blocks_by_windows() {
                 max_draft_tokens: 3,
                 prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
                 has_draft_model: false,
+                recomputes_drafts: false,
             }),
             ..chunked.clone()
         };

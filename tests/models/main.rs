@@ -21,6 +21,7 @@ mod cuda_ranks;
 mod cuda_stages;
 mod cuda_weight_cache;
 mod devices;
+mod draft_heads;
 mod draft_models;
 mod embeddings;
 mod encoders;

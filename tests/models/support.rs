@@ -80,6 +80,8 @@ pub struct Setup {
     pub speculation: Option<Speculation>,
     /// The fixture of the draft model.
     pub draft_model: Option<&'static str>,
+    /// The fixture of the head that makes drafts.
+    pub draft_head: Option<&'static str>,
     /// What steps are said to cost.
     pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
@@ -117,6 +119,7 @@ impl Default for Setup {
             reuse: BlockReuse::Off,
             speculation: None,
             draft_model: None,
+            draft_head: None,
             step_cost: None,
             simd: None,
             keeps_all_logits: true,
@@ -251,6 +254,10 @@ impl Setup {
         if let Some(draft_model) = self.draft_model {
             let drafted = source.with_draft_model(open(&fixture(draft_model)));
             source = drafted.expect("their tokens are the same");
+        }
+        if let Some(draft_head) = self.draft_head {
+            let drafted = source.with_draft_head(&fixture(draft_head));
+            source = drafted.expect("the head is one of this model");
         }
         ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
     }

@@ -116,6 +116,7 @@ fn streams_match_the_hash_under_every_kind_of_scheduling() {
         max_draft_tokens: 4,
         prompt_lookup: Some(PromptLookup { min: 1, max: 2 }),
         has_draft_model: false,
+        recomputes_drafts: false,
     });
     for ((setup, pauses), speculation) in setups
         .iter()

@@ -139,6 +139,18 @@ impl<'a> StoredTensor<'a> {
         Ok(Tensor::new(location, dtype, shape, bytes, RowOrder::Same))
     }
 
+    /// Its elements, if they are integers of 64 bits.
+    pub fn to_integers(self) -> Result<Vec<i64>, LoadError> {
+        if self.dtype != tensor::Dtype::I64 {
+            let dtype = self.dtype;
+            let reason = format!("is of type {dtype:?}, and I64 is needed");
+            return Err(self.location.error(reason));
+        }
+        let bytes = self.bytes.to_vec()?;
+        let (elements, _) = bytes.as_chunks();
+        Ok(elements.iter().map(|it| i64::from_le_bytes(*it)).collect())
+    }
+
     /// Itself, if it has this shape.
     pub fn of_shape(self, shape: &[usize]) -> Result<Self, LoadError> {
         match self.shape == shape {

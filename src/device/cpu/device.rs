@@ -77,6 +77,8 @@ impl Device for Cpu {
 
     const HAS_SINK_LOGITS: bool = true;
     const HAS_POOLING: bool = true;
+
+    const HAS_DRAFT_HEADS: bool = true;
     const HAS_SINK_QUERIES: bool = true;
 
     const HAS_TILES: bool = true;
@@ -793,6 +795,11 @@ impl Device for Cpu {
         let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
         self.gemm(states, num_rows, matrix, bias, Output::Store, out);
         self.transform_logits(transform, out);
+    }
+
+    fn write_sums(&mut self, rows: &[f32], out: &mut Rows<f32>) {
+        let num_rows = rows.len() / out.width();
+        out.first_mut(num_rows).copy_from_slice(rows);
     }
 
     fn read_states(&mut self, states: &Rows<bf16>, num_rows: usize, out: &mut [f32]) {

@@ -55,12 +55,13 @@ pub fn open_model_source(
     let settings = &mut config.settings;
     check_draft_model_path(settings.speculation, settings.draft_model_path.is_some())?;
     match settings.runner {
-        RunnerKind::Synthetic if settings.speculation == SpeculationKind::DraftModel => {
-            Err(LoadError::Config {
-                problem: "speculation is draft_model, and the synthetic runner has none".to_owned(),
-                remedy: "set speculation to draft_input_ids, prompt_lookup or none".to_owned(),
-            })
-        }
+        RunnerKind::Synthetic if settings.speculation.is_by_model() => Err(LoadError::Config {
+            problem: format!(
+                "speculation is {}, and the synthetic runner has none",
+                settings.speculation.name()
+            ),
+            remedy: "set speculation to draft_input_ids, prompt_lookup or none".to_owned(),
+        }),
         RunnerKind::Synthetic if settings.task.is_pooling() => Err(LoadError::Config {
             problem: format!(
                 "task is {}, and the synthetic runner only generates",
@@ -80,6 +81,11 @@ pub fn open_model_source(
                     let draft_dir = settings.draft_model_path.as_ref();
                     let draft_dir = draft_dir.map(|path| folder.join(path));
                     open_with_draft_model(&dir, &tokenizer_dir, draft_dir.as_deref())
+                }
+                Task::Generate if settings.speculation == SpeculationKind::Eagle3 => {
+                    let head_dir = settings.draft_model_path.as_ref();
+                    let head_dir = head_dir.map(|path| folder.join(path));
+                    open_with_draft_head(&dir, head_dir.as_deref())
                 }
                 Task::Generate => ModelSource::open(&dir),
                 Task::Embed => {
@@ -101,13 +107,31 @@ pub(in crate::manager) fn check_draft_model_path(
     kind: SpeculationKind,
     has_path: bool,
 ) -> Result<(), LoadError> {
-    match has_path && kind != SpeculationKind::DraftModel {
+    match has_path && !kind.is_by_model() {
         false => Ok(()),
         true => Err(LoadError::Config {
-            problem: "draft_model_path is set, and speculation is not draft_model".to_owned(),
-            remedy: "set speculation to draft_model, or leave out draft_model_path".to_owned(),
+            problem: "draft_model_path is set, and speculation is not draft_model or eagle3"
+                .to_owned(),
+            remedy: "set speculation to one of these, or leave out draft_model_path".to_owned(),
         }),
     }
+}
+
+/// Opens a checkpoint with an EAGLE-3 head that makes drafts for it.
+///
+/// # Errors
+/// One of them is missing or malformed, or they do not fit.
+pub(in crate::manager) fn open_with_draft_head(
+    dir: &Path,
+    head_dir: Option<&Path>,
+) -> Result<ModelSource, LoadError> {
+    let Some(head_dir) = head_dir else {
+        return Err(LoadError::Config {
+            problem: "speculation is eagle3, and draft_model_path is not set".to_owned(),
+            remedy: "set it to the folder of a head that was trained for the model".to_owned(),
+        });
+    };
+    ModelSource::open(dir)?.with_draft_head(head_dir)
 }
 
 /// Opens a checkpoint with another one that makes drafts for it: both have the same tokens. Those of the first are in
@@ -272,7 +296,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
                         let drafted = source.draft_model().map(ModelSource::spec);
                         let drafted =
                             drafted.map(|it| CpuRunner::kv_bytes_per_block(it, block_size, dtype));
-                        of_parts.chain(drafted).sum()
+                        let of_head = source.draft_head();
+                        let of_head = of_head
+                            .map(|it| CpuRunner::head_bytes_per_block(it, block_size, dtype));
+                        of_parts.chain(drafted).chain(of_head).sum()
                     }
                     Some(_) => of_parts.max().unwrap_or(0),
                 };

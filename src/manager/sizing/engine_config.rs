@@ -192,11 +192,14 @@ pub(in crate::manager) fn speculation(settings: &Settings) -> Option<Speculation
     let with = |prompt_lookup| Speculation {
         max_draft_tokens: settings.max_draft_tokens,
         prompt_lookup,
-        has_draft_model: settings.speculation == SpeculationKind::DraftModel,
+        has_draft_model: settings.speculation.is_by_model(),
+        recomputes_drafts: settings.speculation == SpeculationKind::Eagle3,
     };
     match settings.speculation {
         SpeculationKind::None => None,
-        SpeculationKind::DraftInputIds | SpeculationKind::DraftModel => Some(with(None)),
+        SpeculationKind::DraftInputIds | SpeculationKind::DraftModel | SpeculationKind::Eagle3 => {
+            Some(with(None))
+        }
         SpeculationKind::PromptLookup => Some(with(Some(lookup))),
     }
 }
@@ -400,6 +403,7 @@ mod tests {
             max_draft_tokens: 9,
             prompt_lookup: Some(lookup),
             has_draft_model: false,
+            recomputes_drafts: false,
         };
         assert_eq!(engine.speculation, Some(expected));
         assert_eq!(engine.max_num_tokens, Tokens(632));

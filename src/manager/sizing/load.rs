@@ -13,9 +13,7 @@ use super::host_memory::{self, InstanceMemory};
 use super::rank_cpus::rank_cpus;
 use crate::base::LoadError;
 use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
-use crate::config::{
-    ModelConfig, RankCpus, RankTransportKind, Settings, SpeculationKind, WeightOnlyPrecision,
-};
+use crate::config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
 use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
@@ -173,7 +171,8 @@ pub(in crate::manager) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(),
 
 /// Refuses what a draft model cannot have yet.
 pub(in crate::manager) fn check_draft_model(model: &ConfiguredModel<'_>) -> Result<(), LoadError> {
-    if model.settings.speculation != SpeculationKind::DraftModel {
+    let kind = model.settings.speculation;
+    if !kind.is_by_model() {
         return Ok(());
     }
     let refusals = [
@@ -196,7 +195,7 @@ pub(in crate::manager) fn check_draft_model(model: &ConfiguredModel<'_>) -> Resu
     match refusals.into_iter().find(|(is_refused, ..)| *is_refused) {
         None => Ok(()),
         Some((_, reason, remedy)) => Err(LoadError::Config {
-            problem: format!("speculation is draft_model, and {reason}"),
+            problem: format!("speculation is {}, and {reason}", kind.name()),
             remedy: remedy.to_owned(),
         }),
     }

@@ -127,6 +127,14 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     describe_if(config, KNOWN, |family, class| family.class == class)
 }
 
+/// Describes the layer of an EAGLE-3 head, which is that of Llama but for its inputs.
+///
+/// # Errors
+/// A value is not supported.
+pub(super) fn describe_draft_head(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    (llama::FAMILY.describe)(config)
+}
+
 /// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
 const CLASSES_OF_DECODER: ClassModules = ClassModules {
     pooling: PoolingMode::Last,

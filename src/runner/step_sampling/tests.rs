@@ -40,6 +40,7 @@ impl Sampling {
                 max_draft_tokens: 4,
                 prompt_lookup: None,
                 has_draft_model: false,
+                recomputes_drafts: false,
             }),
             ..EngineConfig::default()
         };

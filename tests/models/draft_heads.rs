@@ -1,0 +1,252 @@
+//! EAGLE-3 heads: the drafts of an independent implementation, and the same bits as without.
+
+use std::fs;
+
+use serde::Deserialize;
+use serde_json::json;
+use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
+use triton_inflight::config::Settings;
+use triton_inflight::engine::{
+    BlockReuse, CapacityPolicy, DraftTotals, Engine, NewRequest, Speculation, StepOutput,
+};
+use triton_inflight::manager::ManagerOptions;
+use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
+use triton_inflight::runner::ModelSource;
+
+use crate::batching::{assert_same_bits, requests_that_share};
+use crate::support::{Happened, Request, Setup, fixture, serve, serve_alone};
+
+const RANDOM: [&str; 2] = ["draft-heads/random/model", "draft-heads/random/head"];
+const RIGHT: [&str; 2] = ["draft-heads/right/model", "draft-heads/right/head"];
+
+fn drafted(max_draft_tokens: u32) -> Option<Speculation> {
+    Some(Speculation {
+        max_draft_tokens,
+        prompt_lookup: None,
+        has_draft_model: true,
+        recomputes_drafts: true,
+    })
+}
+
+fn roomy(head: &'static str) -> Setup {
+    Setup {
+        speculation: drafted(5),
+        draft_head: Some(head),
+        ..Setup::default()
+    }
+}
+
+/// In chunks, with shared beginnings, and with fewer tokens a step than the head has to catch up on for all.
+fn chunked(head: &'static str) -> Setup {
+    Setup {
+        max_num_tokens: 72,
+        block_size: 4,
+        num_blocks: 200,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..roomy(head)
+    }
+}
+
+fn paused(head: &'static str) -> Setup {
+    Setup {
+        num_blocks: 26,
+        num_host_blocks: 20,
+        policy: CapacityPolicy::MaxUtilization,
+        separate_calls: true,
+        ..chunked(head)
+    }
+}
+
+fn greedy_requests(vocab_size: TokenId) -> Vec<Request> {
+    let requests = requests_that_share().into_iter().map(|request| {
+        let prompt: Vec<_> = request.prompt.iter().map(|it| it % vocab_size).collect();
+        Request {
+            arrival: request.arrival,
+            ..Request::greedy(&prompt, request.max_new_tokens)
+        }
+    });
+    requests.collect()
+}
+
+/// Serves requests with a head, and compares each with its run alone without one.
+fn serves_as_without(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
+    let alone_setup = Setup::default();
+    let mut alone = alone_setup.load(name);
+    let (served, happened) = serve(&mut setup.load(name), setup, requests);
+    for (index, (served, request)) in served.iter().zip(requests).enumerate() {
+        let expected = serve_alone(&mut alone, &alone_setup, request);
+        let what = format!("{name}, request {index}, {setup:?}");
+        assert_same_bits(served, &expected, &what);
+    }
+    let pauses = setup.policy == CapacityPolicy::MaxUtilization;
+    assert_eq!(happened.num_pauses > 0, pauses, "{happened:?}");
+    happened
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    prompt: Vec<TokenId>,
+    greedy: Vec<TokenId>,
+    /// Behind each of these: as far as no near tie decides.
+    drafts: Vec<Vec<TokenId>>,
+}
+
+/// tests/fixtures/make_draft_head_fixtures.py has the implementation.
+#[test]
+fn drafts_are_those_of_an_implementation_without_a_cache() {
+    let [name, head] = RANDOM;
+    let path = fixture("draft-heads/random/expected.json");
+    let text = fs::read_to_string(path).expect("it is there");
+    let cases: Vec<Expected> = serde_json::from_str(&text).expect("JSON");
+    for setup in [roomy(head), chunked(head)] {
+        let setup = Setup {
+            speculation: drafted(4),
+            ..setup
+        };
+        let mut runner = setup.load(name);
+        let mut engine = Engine::new(setup.engine_config());
+        for (case, id) in cases.iter().zip(0..) {
+            let num_new = Tokens(case.greedy.len() as u32 + 5);
+            let request = NewRequest::new(SequenceId(id), case.prompt.clone(), num_new);
+            engine.add(request).expect("a valid request");
+        }
+        let (mut output, mut events) = (StepOutput::default(), Vec::new());
+        let mut num_compared = 0;
+        while !engine.is_idle() {
+            let mut step = engine.schedule();
+            runner.make_drafts(&mut step).expect("drafts are made");
+            output.clear();
+            for plan in step.plans() {
+                for planned in plan.sequences.iter().filter(|it| it.num_drafts > 0) {
+                    let case = &cases[planned.id.index()];
+                    let num_tokens = (planned.kv_len - planned.num_drafts) as usize;
+                    let Some(expected) = case.drafts.get(num_tokens - case.prompt.len() - 1) else {
+                        continue;
+                    };
+                    let end = planned.tokens.end as usize;
+                    let drafts = &plan.token_ids[end - planned.num_drafts as usize..end];
+                    let num = expected.len().min(drafts.len());
+                    assert_eq!(drafts[..num], expected[..num], "{num_tokens} tokens");
+                    num_compared += num;
+                }
+                runner.run(plan, &mut output).expect("the step runs");
+            }
+            engine.apply(step, &mut output, &mut events);
+        }
+        assert!(num_compared > 60, "{num_compared}");
+    }
+}
+
+#[test]
+fn a_request_is_the_same_with_a_head() {
+    let [name, head] = RANDOM;
+    let mut requests = greedy_requests(131);
+    for request in requests.iter_mut().skip(1).step_by(3) {
+        request.sampling.temperature = 0.2;
+        request.sampling.end_ids = (0..8).collect();
+    }
+    for setup in [roomy(head), chunked(head), paused(head)] {
+        let happened = serves_as_without(name, &setup, &requests);
+        assert!(happened.drafts.num_drafted > 100, "{happened:?}");
+    }
+}
+
+/// Each is made from the state of the right token, also where blocks are shared, moved to host memory, or computed again.
+#[test]
+fn all_drafts_of_a_head_that_knows_the_model_are_right() {
+    let [name, head] = RIGHT;
+    let requests = greedy_requests(64);
+    for setup in [roomy(head), chunked(head), paused(head)] {
+        let DraftTotals {
+            num_drafted,
+            num_accepted,
+        } = serves_as_without(name, &setup, &requests).drafts;
+        assert!(num_drafted > 80, "{num_drafted}");
+        assert_eq!(num_accepted, num_drafted, "{setup:?}");
+    }
+}
+
+#[test]
+fn a_head_is_for_one_model() {
+    let open = |name| ModelSource::open(&fixture(name)).expect("the checkpoint opens");
+    let error_of = |name, head| {
+        let source = open(name).with_draft_head(&fixture(head));
+        source.err().expect("it is refused").to_string()
+    };
+    for (name, head, part) in [
+        (
+            "llama3",
+            RANDOM[1],
+            "vocab_size: 131 is not 160, the tokens of the model",
+        ),
+        (RANDOM[0], "llama3", "[\"LlamaForCausalLMEagle3\"]"),
+        (RIGHT[0], RANDOM[1], "vocab_size: 131 is not 64"),
+    ] {
+        let error = error_of(name, head);
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_head_counts_towards_the_size_of_the_model() {
+    let open = || ModelSource::open(&fixture(RANDOM[0])).expect("the checkpoint opens");
+    let with_head = open()
+        .with_draft_head(&fixture(RANDOM[1]))
+        .expect("its head");
+    let num_bytes = |source: &ModelSource| source.num_weight_bytes(None).expect("all are there");
+    assert!(num_bytes(&with_head) > num_bytes(&open()) + 70_000);
+    let bytes_per_block = |source: &ModelSource| {
+        let model = ConfiguredModel {
+            settings: &Settings::default(),
+            source: Some(source),
+            gpu: None,
+        };
+        let groups = model.layer_groups(Tokens(128), true);
+        model.kv_bytes_per_block(BlockSize::new(16).expect("not zero"), &groups)
+    };
+    // A state of 48 bf16 for each position, and at least two heads of 10 for keys and for values.
+    assert!(bytes_per_block(&with_head) >= bytes_per_block(&open()) + 16 * 2 * (48 + 2 * 20));
+}
+
+#[test]
+fn a_batch_manager_loads_a_head() {
+    let [model, head] = RIGHT.map(fixture);
+    let load = |options: serde_json::Value| {
+        let options = ManagerOptions::parse(&options.to_string()).expect("good options");
+        options.load().map(|_| ())
+    };
+    let options = |speculation: &str| {
+        json!({
+            "gpt_model_path": model, "speculation": speculation, "draft_model_path": head, "max_seq_len": 64,
+            "max_draft_tokens": 2
+        })
+    };
+    load(options("eagle3")).expect("it loads");
+    let error = load(options("prompt_lookup")).expect_err("no head is used");
+    assert!(
+        error
+            .to_string()
+            .contains("speculation is not draft_model or eagle3")
+    );
+    let mut without = options("eagle3");
+    without
+        .as_object_mut()
+        .expect("an object")
+        .remove("draft_model_path");
+    let error = load(without).expect_err("there is no head").to_string();
+    assert!(
+        error.contains("speculation is eagle3, and draft_model_path is not set"),
+        "{error}"
+    );
+    let mut parallel = options("eagle3");
+    parallel["tensor_parallel_size"] = json!(2);
+    let error = load(parallel)
+        .expect_err("one process has the head")
+        .to_string();
+    assert!(
+        error.contains("speculation is eagle3, and a draft model is computed by one process"),
+        "{error}"
+    );
+}
