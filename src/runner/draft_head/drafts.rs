@@ -91,6 +91,7 @@ impl<D: Device> DraftHead<D> {
                 max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index(),
                 num_q_heads: spec.num_heads,
                 adapters: AdapterCapacity::default(),
+                num_layer_groups: 1,
             },
         )?;
         let heads = head_shape(spec);
