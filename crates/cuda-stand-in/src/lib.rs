@@ -40,6 +40,7 @@
 //! | `FAIL_LAUNCH` | the n-th launch of a kernel or graph fails: `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES` | never |
 //! | `FAIL_COLLECTIVE` | the n-th call of a collective operation fails: `ncclInternalError` | never |
 //! | `STALL_COLLECTIVE` | the n-th collective operation ends only when its communicator is aborted | never |
+//! | `SPOIL_COLLECTIVE` | the n-th call of a collective operation gives its rank a first number that is 1 too large | never |
 //! | `LOSE_DEVICE` | the device on which the n-th operation runs is lost: all later calls fail | never |
 //! | `LOST_ERROR` | how they fail | 700 |
 //!

@@ -1,5 +1,5 @@
-//! Sums over several GPUs, as each layer of a model has two: what one takes by the size of the message, beside a copy from one
-//! GPU to another.
+//! Sums over several GPUs, as each layer of a model has two: whether they are right, and what one takes by the size of the
+//! message, beside a copy from one GPU to another.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use triton_inflight::device::{Device, RankRole};
 
 use crate::budget::Budget;
 use crate::check::Check;
+use crate::checked_sums::CheckedSums;
 use crate::error::Result;
 use crate::machine::best_of;
 use crate::report::{Report, figure};
@@ -21,7 +22,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// The most ranks of a stage.
 const MAX_RANKS: usize = 16;
 
-/// Measures sums over 2, 4, and so on up to all GPUs.
+/// Checks and measures sums over 2, 4, and so on up to all GPUs.
 pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
     let num_gpus = num_gpus();
     if num_gpus < 2 {
@@ -44,7 +45,11 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
                 is_quick,
             };
             for sum in sums.measure(budget)? {
-                report.figures(&sums.name(sum.num_bytes), sums.figures(&sum, bytes_per_s))?;
+                let name = sums.name(sum.num_bytes);
+                match &sum.wrong {
+                    Some(wrong) => report.failed(&name, wrong)?,
+                    None => report.figures(&name, sums.figures(&sum, bytes_per_s))?,
+                }
             }
             if budget.is_over() {
                 return report.skipped("no time is left");
@@ -83,6 +88,8 @@ struct Sum {
     seconds: f64,
     /// What the host took to launch it.
     launch_seconds: f64,
+    /// A sum that is not what it should be, if there is one.
+    wrong: Option<String>,
 }
 
 impl Sums {
@@ -113,14 +120,20 @@ impl Sums {
                 })
                 .collect()
         });
-        let mut of_ranks = Vec::new();
-        for (gpu, outcome) in outcomes.into_iter().enumerate() {
-            of_ranks.push(
-                outcome.map_err(|error| format!("GPU {gpu} of {}: {error}", self.num_ranks))?,
-            );
-        }
         // All end with the same sums, at about the same time.
-        Ok(of_ranks.swap_remove(0))
+        let mut sums: Vec<Sum> = Vec::new();
+        for (gpu, outcome) in outcomes.into_iter().enumerate() {
+            let of_gpu =
+                outcome.map_err(|error| format!("GPU {gpu} of {}: {error}", self.num_ranks))?;
+            for (index, mut sum) in of_gpu.into_iter().enumerate() {
+                sum.wrong = sum.wrong.map(|wrong| format!("GPU {gpu}: {wrong}"));
+                match sums.get_mut(index) {
+                    Some(first) => first.wrong = first.wrong.take().or(sum.wrong),
+                    None => sums.push(sum),
+                }
+            }
+        }
+        Ok(sums)
     }
 
     /// All sums, on one of the GPUs.
@@ -136,7 +149,9 @@ impl Sums {
         let (width, sizes) = self.sizes();
         let max_rows = sizes.iter().copied().max().unwrap_or(1);
         let mut rows = device.alloc_sums(max_rows, width)?;
-        let mut logits = device.alloc_logits(1, 8)?;
+        let mut logits = device.alloc_logits(1, width)?;
+        let ranks = (gpu, self.num_ranks);
+        let mut checked = CheckedSums::new(&mut device, ranks, max_rows, width)?;
         let mut sums = Vec::new();
         for &num_rows in sizes {
             // The first GPU says for all whether there is time.
@@ -150,9 +165,8 @@ impl Sums {
                     .div_ceil(4 * num_rows * width)
                     .clamp(20, 200),
             };
-            for _ in 0..2 {
-                device.all_reduce(num_rows, &mut rows);
-            }
+            let wrong = checked.check(&mut device, num_rows, &mut rows)?;
+            device.all_reduce(num_rows, &mut rows);
             device.results(&mut logits, 0)?;
             let start = Instant::now();
             for _ in 0..num_calls {
@@ -164,6 +178,7 @@ impl Sums {
                 num_bytes: 4 * num_rows * width,
                 seconds: start.elapsed().as_secs_f64() / num_calls as f64,
                 launch_seconds: launched.as_secs_f64() / num_calls as f64,
+                wrong,
             });
         }
         Ok(sums)

@@ -5,12 +5,12 @@
 //! options.rs stage.rs check.rs    the options, the stages, and what stages share
 //! report.rs       one JSON file and one table, written again after every row
 //! budget.rs       the time that is left
-//! libraries.rs    where cuBLASLt is
+//! libraries.rs    where cuBLASLt and NCCL are
 //! programs.rs     test programs of the bundle: kernels against their references, whole models against the CPU
 //! machine.rs gpu_limits.rs    the GPU, and what it can do
 //! checkpoint.rs   the model that is measured
-//! operations.rs   the time of each operation of a layer
-//! all_reduce.rs   sums over several GPUs
+//! operations.rs one_step.rs    the time of each operation of a layer, in a step of its own
+//! all_reduce.rs checked_sums.rs    sums over several GPUs, and whether they are right
 //! steps.rs host_gap.rs    steps of a whole model, in process, and what the host takes of them
 //! server.rs       a tritonserver and a client
 //! serving.rs      checks and throughput of models inside it
@@ -22,12 +22,14 @@
 mod all_reduce;
 mod budget;
 mod check;
+mod checked_sums;
 mod checkpoint;
 mod error;
 mod gpu_limits;
 mod host_gap;
 mod libraries;
 mod machine;
+mod one_step;
 mod operations;
 mod options;
 mod programs;

@@ -8,12 +8,11 @@ use std::time::Instant;
 use cudarc::driver::CudaContext;
 use half::bf16;
 use serde_json::json;
-use triton_inflight::base::{BlockId, BlockSize, TokenId};
+use triton_inflight::base::TokenId;
 use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
-    Activation, AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype,
-    KvLayout, KvSpan, KvValues, LayerGroups, Linear, LogitsTransform, Norm, Output, RopeParams,
-    RopeTable, StepCapacity, StepInputs,
+    Activation, AttentionParams, Device, EmbeddingTable, HeadShape, Linear, LogitsTransform, Norm,
+    Output, RopeParams, RopeTable,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -25,11 +24,11 @@ use crate::check::Check;
 use crate::checkpoint;
 use crate::error::Result;
 use crate::machine::{check_device, open, random_matrix};
+use crate::one_step::OneStep;
 use crate::report::{Report, figure};
 
 /// Bytes of weights that take turns: more than the cache of any GPU.
 const ROTATED_BYTES: usize = 512 << 20;
-const BLOCK_SIZE: usize = 32;
 
 /// Measures the operations of the model.
 pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
@@ -157,7 +156,7 @@ impl Bench<'_> {
         let mut device = open(self.check.options.gpu)?;
         let width = spec.hidden_size;
         let step = OneStep::generation(num_rows, self.context_len);
-        let cache = step.cache(&mut device, spec)?;
+        let cache = step.cache(&mut device, heads(spec))?;
         let table =
             device.upload_embedding(vec![bf16::ONE; step.token_ids.len() * width], width)?;
         let mut out = device.alloc_sums(num_rows, width)?;
@@ -176,7 +175,7 @@ impl Bench<'_> {
         let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
         let step = OneStep::generation(num_rows, self.context_len);
-        let mut cache = step.cache(&mut device, spec)?;
+        let mut cache = step.cache(&mut device, heads)?;
         let frequencies = vec![1e-3; spec.head_dim / 2];
         let angles = RopeTable::new(&frequencies, 1.0, self.context_len)?;
         let angles = device.upload_angles(angles)?;
@@ -202,7 +201,7 @@ impl Bench<'_> {
         let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
         let step = OneStep::generation(num_rows, self.context_len);
-        let cache = step.cache(&mut device, spec)?;
+        let cache = step.cache(&mut device, heads)?;
         let q = device.alloc_inputs(num_rows, heads.q_len())?;
         let mut out = device.alloc_inputs(num_rows, heads.q_len())?;
         let params = attention_params(heads);
@@ -223,7 +222,7 @@ impl Bench<'_> {
         let (width, vocab_size) = (spec.hidden_size, spec.vocab_size);
         let mut device = open(self.check.options.gpu)?;
         let mut step = OneStep::generation(num_rows, self.context_len);
-        let cache = step.cache(&mut device, spec)?;
+        let cache = step.cache(&mut device, heads(spec))?;
         let table = vec![bf16::ONE; step.token_ids.len() * width];
         let table = device.upload_embedding(table, width)?;
         let weight = device.upload_vector(vec![1.0; width])?;
@@ -290,7 +289,7 @@ impl Bench<'_> {
         let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
         let step = OneStep::prompt(len);
-        let cache = step.cache(&mut device, spec)?;
+        let cache = step.cache(&mut device, heads)?;
         let q = device.alloc_inputs(len, heads.q_len())?;
         let mut out = device.alloc_inputs(len, heads.q_len())?;
         let params = attention_params(heads);
@@ -342,103 +341,6 @@ impl Bench<'_> {
             figures["share_of_limit"] = figure(bound / seconds);
         }
         report.figures(&format!("{name}, {}", work.rows), figures)
-    }
-}
-
-/// One step of some sequences.
-struct OneStep {
-    max_seq_len: usize,
-    token_ids: Vec<TokenId>,
-    spans: Vec<KvSpan>,
-    block_tables: Vec<BlockId>,
-    kept_rows: Vec<u32>,
-    sampled_rows: Vec<u32>,
-    sampling: Vec<Option<DeviceSampling>>,
-    change_lists: Vec<u32>,
-}
-
-impl OneStep {
-    /// Each sequence generates a token.
-    fn generation(num_rows: usize, context_len: usize) -> Self {
-        let num_blocks = context_len.div_ceil(BLOCK_SIZE) as u32;
-        let rows = 0..num_rows as u32;
-        let spans = rows.clone().map(|row| KvSpan {
-            tokens: row..row + 1,
-            kv_len: context_len as u32,
-            block_table: row * num_blocks..(row + 1) * num_blocks,
-        });
-        Self {
-            max_seq_len: context_len,
-            token_ids: rows.clone().collect(),
-            spans: spans.collect(),
-            block_tables: (0..num_rows as u32 * num_blocks).map(BlockId).collect(),
-            kept_rows: rows.clone().collect(),
-            sampled_rows: rows.collect(),
-            sampling: Vec::new(),
-            change_lists: Vec::new(),
-        }
-    }
-
-    /// The prompt of one sequence. Only its last row is kept.
-    fn prompt(len: usize) -> Self {
-        let num_blocks = len.div_ceil(BLOCK_SIZE) as u32;
-        let num_tokens = len as u32;
-        Self {
-            max_seq_len: len,
-            token_ids: vec![0; len],
-            spans: vec![KvSpan {
-                tokens: 0..num_tokens,
-                kv_len: num_tokens,
-                block_table: 0..num_blocks,
-            }],
-            block_tables: (0..num_blocks).map(BlockId).collect(),
-            kept_rows: vec![num_tokens - 1],
-            sampled_rows: vec![0],
-            sampling: Vec::new(),
-            change_lists: Vec::new(),
-        }
-    }
-
-    /// A cache of one layer with all blocks, for which the device is ready.
-    fn cache(&self, device: &mut Cuda, spec: &ModelSpec) -> Result<<Cuda as Device>::KvCache> {
-        let layout = KvLayout {
-            num_kv_heads: spec.num_kv_heads,
-            head_dim: spec.head_dim,
-            values: KvValues::OfTheirOwn,
-            block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
-            dtype: KvDtype::Bf16,
-        };
-        let cache = device.alloc_kv_cache(layout, &LayerGroups::one(1), self.block_tables.len())?;
-        let capacity = StepCapacity {
-            max_num_tokens: self.token_ids.len(),
-            max_num_sequences: self.spans.len(),
-            max_seq_len: self.max_seq_len,
-            max_blocks_per_sequence: self.max_seq_len.div_ceil(BLOCK_SIZE),
-            num_layer_groups: 1,
-            num_q_heads: spec.num_heads,
-            adapters: AdapterCapacity::default(),
-        };
-        device.reserve(&cache, &capacity)?;
-        Ok(cache)
-    }
-
-    fn inputs(&self) -> StepInputs<'_> {
-        StepInputs {
-            token_ids: &self.token_ids,
-            spans: &self.spans,
-            block_tables: &self.block_tables,
-            kept_rows: &self.kept_rows,
-            sampled_rows: &self.sampled_rows,
-            in_flight: &[],
-            greedy_rows: &[],
-            sampling: &self.sampling,
-            change_lists: &self.change_lists,
-            adapters: &[],
-            kept_adapters: &[],
-            sampled_adapters: &[],
-            second_texts: &[],
-            has_context_logits: false,
-        }
     }
 }
 

@@ -76,6 +76,27 @@ fn sums_over_gpus_are_measured_where_there_are_several() {
 }
 
 #[test]
+fn a_wrong_sum_over_gpus_fails() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check-of-wrong-sums");
+    // Before it, two ranks sum and collect once each when they meet.
+    let stand_in = StandIn::new().set("DEVICES", 2).set("SPOIL_COLLECTIVE", 5);
+    let output = run_on(&stand_in, &out, &["machine", "all-reduce"]);
+    if output.contains("built without CUDA kernels") {
+        eprintln!("skipped: {output}");
+        return;
+    }
+    let rows = rows(&out);
+    let row_of = |name: &str| rows.iter().find(|row| row["name"] == name).expect(name);
+    let failed = row_of("256 bytes of 2 GPUs, by NCCL")["failed"].as_str();
+    let failed = failed.unwrap_or_else(|| panic!("{output}"));
+    assert!(failed.contains(": column 0 of row 0 is "), "{failed}");
+    assert!(
+        row_of("256 bytes of 2 GPUs, in pairs")["figures"].is_object(),
+        "{output}"
+    );
+}
+
+#[test]
 fn without_time_everything_is_skipped_and_said_so() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check-late");
     run(&out, &["--seconds=0"]);

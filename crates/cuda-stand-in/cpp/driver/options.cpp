@@ -45,6 +45,7 @@ constexpr NamedFault FAULTS[] = {
     {"FAIL_LAUNCH", &Options::fail_launch},
     {"FAIL_COLLECTIVE", &Options::fail_collective},
     {"STALL_COLLECTIVE", &Options::stall_collective},
+    {"SPOIL_COLLECTIVE", &Options::spoil_collective},
     {"LOSE_DEVICE", &Options::lose_device},
 };
 

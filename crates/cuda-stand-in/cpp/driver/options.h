@@ -38,6 +38,7 @@ struct Options {
     Fault fail_launch;           // the n-th launch of a kernel or graph: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     Fault fail_collective;       // the n-th call of a collective operation: ncclInternalError
     Fault stall_collective;      // the n-th collective operation never ends, until its communicator is aborted
+    Fault spoil_collective;      // the n-th call of a collective operation gives its rank a first number that is 1 too large
     Fault lose_device;           // the device on which the n-th operation runs is lost with lost_error
 
     // From the environment; ends the process at a name or value that it does not understand.

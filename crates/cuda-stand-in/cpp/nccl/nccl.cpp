@@ -78,6 +78,7 @@ struct Operation {
     std::shared_ptr<Comm> comm;
     Label label;
     bool stalls;
+    bool is_spoiled;
     bool has_published = false;
 };
 
@@ -130,6 +131,7 @@ bool advance(Operation& operation, const float* in, float* out) {
             std::memcpy(out + static_cast<size_t>(rank) * count, values, count * sizeof(float));
         }
     }
+    if (operation.is_spoiled) ++out[0];
     operation.has_published = false;
     ++comm.num_done;
     own.num_read.store(number + 1, std::memory_order_release);
@@ -162,10 +164,10 @@ ncclResult_t enqueue(const char* name, ncclComm_t handle, Label label, size_t ou
     }
     if (comm->has_ended()) return comm->is_aborted ? ncclInvalidUsage : comm->failure();
     if (cuStandInStrikes("FAIL_COLLECTIVE")) return refuse(ncclInternalError, "%s fails on purpose", name);
-    const bool stalls = cuStandInStrikes("STALL_COLLECTIVE");
+    const bool stalls = cuStandInStrikes("STALL_COLLECTIVE"), is_spoiled = cuStandInStrikes("SPOIL_COLLECTIVE");
     const CuStandInOperand operands[] = {{in, num_bytes}, {out, out_count * sizeof(float)}};
     const CUresult result =
-        cuStandInEnqueue(stream, name, operands, 2, run, drop, new Operation{comm, label, stalls});
+        cuStandInEnqueue(stream, name, operands, 2, run, drop, new Operation{comm, label, stalls, is_spoiled});
     if (result == CUDA_SUCCESS) return ncclSuccess;
     return result == CUDA_ERROR_INVALID_VALUE ? ncclInvalidArgument : ncclUnhandledCudaError;
 }
