@@ -603,35 +603,46 @@ fn products_are_those_of_each_row_with_its_experts() {
     }
 }
 
+/// A row has the same bits in tiles of each of these sizes, and alone. `multiply` is that of experts.
+fn check_bits(
+    random: &mut Random,
+    (num_experts, hidden_size): (usize, usize),
+    tiles: &[usize],
+    multiply: impl Fn(&mut Random, &[bf16], &Sorted, usize) -> (Vec<bf16>, Vec<f32>),
+) {
+    let num_rows = random.between(2, 40);
+    let num_chosen = random.between(1, num_experts.min(4));
+    let chosen = random_experts(random, num_rows, num_chosen, num_experts);
+    let x = random.bf16s(num_rows * hidden_size, 1.0);
+    let sorted = sort(random, &chosen, num_chosen, num_experts, tiles[0]);
+    let (_, all) = multiply(random, &x, &sorted, tiles[0]);
+    for &tile_rows in &tiles[1..] {
+        let sorted = sort(random, &chosen, num_chosen, num_experts, tile_rows);
+        let (_, sums) = multiply(random, &x, &sorted, tile_rows);
+        assert_eq!(bits(&sums), bits(&all), "tiles of {tile_rows}");
+    }
+    let row = random.between(0, num_rows - 1);
+    let pairs = row * num_chosen..(row + 1) * num_chosen;
+    let alone = sort(random, &chosen[pairs.clone()], num_chosen, num_experts, 8);
+    let x = &x[row * hidden_size..][..hidden_size];
+    let (_, sums) = multiply(random, x, &alone, 8);
+    for (rank, pair) in pairs.enumerate() {
+        let [place, among_all] = [alone.places[rank], sorted.places[pair]];
+        let of =
+            |sums: &[f32], place: u32| bits(&sums[place as usize * hidden_size..][..hidden_size]);
+        assert_eq!(of(&sums, place), of(&all, among_all));
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_tiles_of_any_size() {
     let random = &mut Random::new();
     for _ in cases(8) {
         let experts = Experts::random(random);
-        let (num_experts, hidden_size) = (experts.num_experts, experts.hidden_size);
-        let num_rows = random.between(2, 40);
-        let num_chosen = random.between(1, num_experts.min(4));
-        let chosen = random_experts(random, num_rows, num_chosen, num_experts);
-        let x = random.bf16s(num_rows * hidden_size, 1.0);
-        let sorted = sort(random, &chosen, num_chosen, num_experts, 64);
-        let (_, all) = experts.multiply(random, &x, &sorted, 64);
-        for tile_rows in [8, 16, 32] {
-            let sorted = sort(random, &chosen, num_chosen, num_experts, tile_rows);
-            let (_, sums) = experts.multiply(random, &x, &sorted, tile_rows);
-            assert_eq!(bits(&sums), bits(&all), "tiles of {tile_rows}");
-        }
-        let row = random.between(0, num_rows - 1);
-        let pairs = row * num_chosen..(row + 1) * num_chosen;
-        let alone = sort(random, &chosen[pairs.clone()], num_chosen, num_experts, 8);
-        let x = &x[row * hidden_size..][..hidden_size];
-        let (_, sums) = experts.multiply(random, x, &alone, 8);
-        for (rank, pair) in pairs.enumerate() {
-            let [place, among_all] = [alone.places[rank], sorted.places[pair]];
-            let of = |sums: &[f32], place: u32| {
-                bits(&sums[place as usize * hidden_size..][..hidden_size])
-            };
-            assert_eq!(of(&sums, place), of(&all, among_all));
-        }
+        let sizes = (experts.num_experts, experts.hidden_size);
+        check_bits(random, sizes, &TILE_ROWS, |random, x, sorted, tile_rows| {
+            experts.multiply(random, x, sorted, tile_rows)
+        });
     }
 }
 
@@ -809,22 +820,18 @@ fn products_with_codes_are_those_of_each_row_with_its_experts() {
                 experts.down.product(expert, output, inner)
             });
         }
-        // In tiles of another size, and alone, a row has the same bits.
-        let small = sort(random, &chosen, num_chosen, num_experts, 8);
-        let (_, of_small) = experts.multiply(random, &x, &small, 8);
-        assert_eq!(bits(&of_small), bits(&sums));
-        let row = random.between(0, num_rows - 1);
-        let pairs = row * num_chosen..(row + 1) * num_chosen;
-        let alone = sort(random, &chosen[pairs.clone()], num_chosen, num_experts, 8);
-        let x = &x[row * hidden_size..][..hidden_size];
-        let (_, of_row) = experts.multiply(random, x, &alone, 8);
-        for (rank, pair) in pairs.enumerate() {
-            let [place, among_all] = [alone.places[rank], sorted.places[pair]];
-            let of = |sums: &[f32], place: u32| {
-                bits(&sums[place as usize * hidden_size..][..hidden_size])
-            };
-            assert_eq!(of(&of_row, place), of(&sums, among_all));
-        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_with_codes_alone_and_in_tiles_of_any_size() {
+    let random = &mut Random::new();
+    for _ in cases(16) {
+        let experts = QuantisedExperts::random(random, &KINDS);
+        let sizes = (experts.num_experts, experts.hidden_size);
+        check_bits(random, sizes, &[32, 8], |random, x, sorted, tile_rows| {
+            experts.multiply(random, x, sorted, tile_rows)
+        });
     }
 }
 
