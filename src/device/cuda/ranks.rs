@@ -140,6 +140,10 @@ impl GpuRanks {
         if !is_done {
             self.communicator = None;
         }
+        // Sums of many rows, whose memory is freed next.
+        if let Some(Err(error)) = self.sums.as_ref().map(|sums| sums.stream.synchronize()) {
+            log::debug!("ending sums over ranks: {error}");
+        }
     }
 }
 
