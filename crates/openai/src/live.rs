@@ -4,8 +4,6 @@
 //! A client that is too slow misses steps, and nobody waits for it.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +18,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::step_file::StepFile;
+use crate::step_file::{Source, StepFile};
 use crate::{Error, sse};
 
 /// The most files.
@@ -33,33 +31,6 @@ const MAX_EVENTS_BEHIND: usize = 64;
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long a client hears nothing. A connection that is gone is noticed when something is sent.
 const MAX_SILENCE: Duration = Duration::from_secs(15);
-
-/// A statistics file, and the name that its steps are shown under: `NAME=PATH`, or a path alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// The name of the model.
-    pub name: String,
-    /// Its `stats_file`.
-    pub path: PathBuf,
-}
-
-impl FromStr for Source {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, path) = match text.split_once('=') {
-            Some((name, path)) => (name, PathBuf::from(path)),
-            None => ("", PathBuf::from(text)),
-        };
-        let stem = path.file_stem().and_then(|stem| stem.to_str());
-        let name = match (name, stem) {
-            ("", Some(stem)) => stem.to_owned(),
-            ("", None) => return Err("the path names no file".to_owned()),
-            (name, _) => name.to_owned(),
-        };
-        Ok(Self { name, path })
-    }
-}
 
 /// The steps of the models, for those who look.
 #[derive(Clone)]
@@ -205,24 +176,6 @@ mod tests {
 
     fn run(test: impl Future<Output = ()>) {
         Runtime::new().expect("threads").block_on(test);
-    }
-
-    #[test]
-    fn a_file_is_named_by_itself_or_by_its_stem() {
-        let source = |name: &str, path: &str| Source {
-            name: name.to_owned(),
-            path: PathBuf::from(path),
-        };
-        for (text, expected) in [
-            (
-                "/tmp/stories.jsonl",
-                Ok(source("stories", "/tmp/stories.jsonl")),
-            ),
-            ("bear=/tmp/a.jsonl", Ok(source("bear", "/tmp/a.jsonl"))),
-            ("/", Err("the path names no file".to_owned())),
-        ] {
-            assert_eq!(text.parse(), expected);
-        }
     }
 
     #[test]

@@ -3,17 +3,45 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use inflight_step_records::{Record, Stage, read};
 use serde::Serialize;
 
-use crate::live::Source;
 use crate::sse;
 
 /// The most bytes that are read at a time. What is further behind is left out.
 const MAX_BYTES: u64 = 1 << 20;
 /// The requests of a step that are sent one by one, the oldest ones; the others are counted.
 const MAX_REQUESTS: usize = 64;
+
+/// A statistics file, and the name that its steps are shown under: `NAME=PATH`, or a path alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The name of the model.
+    pub name: String,
+    /// Its `stats_file`.
+    pub path: PathBuf,
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) => (name, PathBuf::from(path)),
+            None => ("", PathBuf::from(text)),
+        };
+        let stem = path.file_stem().and_then(|stem| stem.to_str());
+        let name = match (name, stem) {
+            ("", Some(stem)) => stem.to_owned(),
+            ("", None) => return Err("the path names no file".to_owned()),
+            (name, _) => name.to_owned(),
+        };
+        Ok(Self { name, path })
+    }
+}
 
 /// A statistics file, and how far it has been read.
 pub struct StepFile {
@@ -153,11 +181,29 @@ impl Step {
 mod tests {
     use std::fs::{self, OpenOptions};
     use std::io::Write;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn a_file_is_named_by_itself_or_by_its_stem() {
+        let source = |name: &str, path: &str| Source {
+            name: name.to_owned(),
+            path: PathBuf::from(path),
+        };
+        for (text, expected) in [
+            (
+                "/tmp/stories.jsonl",
+                Ok(source("stories", "/tmp/stories.jsonl")),
+            ),
+            ("bear=/tmp/a.jsonl", Ok(source("bear", "/tmp/a.jsonl"))),
+            ("/", Err("the path names no file".to_owned())),
+        ] {
+            assert_eq!(text.parse(), expected);
+        }
+    }
 
     fn line(step: u64, requests: &Value) -> String {
         let record = json!({
