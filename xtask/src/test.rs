@@ -181,6 +181,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
+            .env("NODE_CLIENTS", setup::node_clients()?)
             .env("INFLIGHT_OPENAI", library::openai("release")?)
             .env("INFLIGHT_FRONT_COST", library::front_cost()?)
             .env("CUDA_STAND_IN", stand_in)
