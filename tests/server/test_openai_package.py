@@ -4,6 +4,8 @@ import asyncio
 import concurrent.futures
 import json
 import re
+import subprocess
+import sys
 import threading
 import typing
 from typing import Literal
@@ -273,9 +275,19 @@ def test_a_client_that_closes_a_stream_or_waits_no_longer_ends_its_request(serve
     with client.completions.create(**ENDLESS, stream=True) as stream:
         next(iter(stream))
     assert_blocks_come_back(server, "stories")
+    # The model needs longer for its whole context.
     with pytest.raises(openai.APITimeoutError):
-        client.completions.create(**ENDLESS, timeout=0.5)
+        client.completions.create(**ENDLESS, timeout=0.02)
     assert_blocks_come_back(server, "stories")
+
+
+def test_the_example_of_the_manual_prints_a_story(front):
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/src/openai.md").read_text(), re.M | re.S)
+    url = "http://localhost:9000"
+    assert url in example
+    command = [sys.executable, "-c", example.replace(url, front.url).replace("any, unless there is an --api-key-file", "sk-one")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip()
 
 
 def test_many_at_once(front):
