@@ -25,6 +25,7 @@ use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::responses::Responses;
+use crate::sse::Chunks;
 use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
@@ -146,17 +147,9 @@ async fn completions(
     let id = ids::id("cmpl");
     let answers = server.answers(triton, request.generations(&id))?;
     if request.sampling.stream {
-        let answers = begun(answers).await?;
-        Ok(identified(
-            &id,
-            sse::response(answers, request.chunks(id.clone())),
-        ))
+        streamed(&id, answers, request.chunks(id.clone())).await
     } else {
-        let answers = answers.try_collect().await?;
-        Ok(identified(
-            &id,
-            json_response(&request.answer(id.clone(), answers)),
-        ))
+        collected(&id, answers, |all| request.answer(id.clone(), all)).await
     }
 }
 
@@ -167,17 +160,9 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
     let id = ids::id("chatcmpl");
     let answers = server.answers(triton, vec![request.generation(&id)])?;
     if request.sampling.stream {
-        let answers = begun(answers).await?;
-        Ok(identified(
-            &id,
-            sse::response(answers, request.chunks(id.clone())),
-        ))
+        streamed(&id, answers, request.chunks(id.clone())).await
     } else {
-        let answers = answers.try_collect().await?;
-        Ok(identified(
-            &id,
-            json_response(&request.answer(id.clone(), answers)),
-        ))
+        collected(&id, answers, |all| request.answer(id.clone(), all)).await
     }
 }
 
@@ -188,17 +173,9 @@ async fn responses(State(server): State<Arc<Server>>, request: Request) -> Resul
     let id = ids::id("resp");
     let answers = server.answers(triton, vec![request.chat.generation(&id)])?;
     if request.chat.sampling.stream {
-        let answers = begun(answers).await?;
-        Ok(identified(
-            &id,
-            sse::response(answers, request.chunks(id.clone())),
-        ))
+        streamed(&id, answers, request.chunks(id.clone())).await
     } else {
-        let answers = answers.try_collect().await?;
-        Ok(identified(
-            &id,
-            json_response(&request.answer(id.clone(), answers)),
-        ))
+        collected(&id, answers, |all| request.answer(id.clone(), all)).await
     }
 }
 
@@ -332,6 +309,22 @@ impl Server {
         let held = self.load.hold(num_requests);
         held.ok_or_else(|| Error::busy(self.limits.max_requests))
     }
+}
+
+/// The response that sends what `chunks` makes of the answers, as they come.
+async fn streamed(id: &str, answers: Answers, chunks: impl Chunks) -> Result<Response, Error> {
+    let answers = begun(answers).await?;
+    Ok(identified(id, sse::response(answers, chunks)))
+}
+
+/// The response with what `write` makes of all answers.
+async fn collected(
+    id: &str,
+    answers: Answers,
+    write: impl FnOnce(Vec<Answer>) -> Value,
+) -> Result<Response, Error> {
+    let answers = answers.try_collect().await?;
+    Ok(identified(id, json_response(&write(answers))))
 }
 
 /// The answers, of which the first has come: an error before it is the error of the whole request.
