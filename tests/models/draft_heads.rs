@@ -6,15 +6,14 @@ use serde::Deserialize;
 use serde_json::json;
 use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
 use triton_inflight::config::Settings;
-use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, DraftTotals, Engine, NewRequest, Speculation, StepOutput,
-};
+use triton_inflight::engine::{DraftTotals, Engine, NewRequest, Speculation, StepOutput};
 use triton_inflight::manager::ManagerOptions;
 use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
 use triton_inflight::runner::ModelSource;
 
-use crate::batching::{assert_same_bits, requests_that_share};
-use crate::support::{Happened, Request, Setup, fixture, serve, serve_alone};
+use crate::batching::requests_that_share;
+use crate::draft_models::{chunked, paused, serves_as_without};
+use crate::support::{Request, Setup, fixture};
 
 const RANDOM: [&str; 2] = ["draft-heads/random/model", "draft-heads/random/head"];
 const RIGHT: [&str; 2] = ["draft-heads/right/model", "draft-heads/right/head"];
@@ -36,29 +35,6 @@ fn roomy(head: &'static str) -> Setup {
     }
 }
 
-/// In chunks, with shared beginnings, and with fewer tokens a step than the head has to catch up on for all.
-fn chunked(head: &'static str) -> Setup {
-    Setup {
-        max_num_tokens: 72,
-        block_size: 4,
-        num_blocks: 200,
-        enable_chunked_context: true,
-        reuse: BlockReuse::PartialBlocks,
-        num_threads: 2,
-        ..roomy(head)
-    }
-}
-
-fn paused(head: &'static str) -> Setup {
-    Setup {
-        num_blocks: 26,
-        num_host_blocks: 20,
-        policy: CapacityPolicy::MaxUtilization,
-        separate_calls: true,
-        ..chunked(head)
-    }
-}
-
 fn greedy_requests(vocab_size: TokenId) -> Vec<Request> {
     let requests = requests_that_share().into_iter().map(|request| {
         let prompt: Vec<_> = request.prompt.iter().map(|it| it % vocab_size).collect();
@@ -68,21 +44,6 @@ fn greedy_requests(vocab_size: TokenId) -> Vec<Request> {
         }
     });
     requests.collect()
-}
-
-/// Serves requests with a head, and compares each with its run alone without one.
-fn serves_as_without(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
-    let alone_setup = Setup::default();
-    let mut alone = alone_setup.load(name);
-    let (served, happened) = serve(&mut setup.load(name), setup, requests);
-    for (index, (served, request)) in served.iter().zip(requests).enumerate() {
-        let expected = serve_alone(&mut alone, &alone_setup, request);
-        let what = format!("{name}, request {index}, {setup:?}");
-        assert_same_bits(served, &expected, &what);
-    }
-    let pauses = setup.policy == CapacityPolicy::MaxUtilization;
-    assert_eq!(happened.num_pauses > 0, pauses, "{happened:?}");
-    happened
 }
 
 #[derive(Deserialize)]
@@ -100,7 +61,7 @@ fn drafts_are_those_of_an_implementation_without_a_cache() {
     let path = fixture("draft-heads/random/expected.json");
     let text = fs::read_to_string(path).expect("it is there");
     let cases: Vec<Expected> = serde_json::from_str(&text).expect("JSON");
-    for setup in [roomy(head), chunked(head)] {
+    for setup in [roomy(head), chunked(roomy(head))] {
         let setup = Setup {
             speculation: drafted(4),
             ..setup
@@ -147,7 +108,7 @@ fn a_request_is_the_same_with_a_head() {
         request.sampling.temperature = 0.2;
         request.sampling.end_ids = (0..8).collect();
     }
-    for setup in [roomy(head), chunked(head), paused(head)] {
+    for setup in [roomy(head), chunked(roomy(head)), paused(roomy(head))] {
         let happened = serves_as_without(name, &setup, &requests);
         assert!(happened.drafts.num_drafted > 100, "{happened:?}");
     }
@@ -158,7 +119,7 @@ fn a_request_is_the_same_with_a_head() {
 fn all_drafts_of_a_head_that_knows_the_model_are_right() {
     let [name, head] = RIGHT;
     let requests = greedy_requests(64);
-    for setup in [roomy(head), chunked(head), paused(head)] {
+    for setup in [roomy(head), chunked(roomy(head)), paused(roomy(head))] {
         let DraftTotals {
             num_drafted,
             num_accepted,

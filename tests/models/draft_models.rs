@@ -30,8 +30,8 @@ fn roomy(draft_model: &'static str) -> Setup {
     }
 }
 
-/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model has to catch up on for all.
-fn chunked(draft_model: &'static str) -> Setup {
+/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model or head has to catch up on for all.
+pub fn chunked(roomy: Setup) -> Setup {
     Setup {
         max_num_tokens: 72,
         block_size: 4,
@@ -39,22 +39,23 @@ fn chunked(draft_model: &'static str) -> Setup {
         enable_chunked_context: true,
         reuse: BlockReuse::PartialBlocks,
         num_threads: 2,
-        ..roomy(draft_model)
+        ..roomy
     }
 }
 
-fn paused(draft_model: &'static str) -> Setup {
+/// The same with so few blocks that requests are paused.
+pub fn paused(roomy: Setup) -> Setup {
     Setup {
         num_blocks: 26,
         num_host_blocks: 20,
         policy: CapacityPolicy::MaxUtilization,
         separate_calls: true,
-        ..chunked(draft_model)
+        ..chunked(roomy)
     }
 }
 
-/// Serves requests with a draft model, and compares each with its run alone without one.
-fn serves_as_without(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
+/// Serves requests with a draft model or head, and compares each with its run alone without one.
+pub fn serves_as_without(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
     let alone_setup = Setup::default();
     let mut alone = alone_setup.load(name);
     let (served, happened) = serve(&mut setup.load(name), setup, requests);
@@ -75,10 +76,10 @@ fn a_request_is_the_same_with_a_draft_model() {
     }
     for (setup, name) in [
         (roomy("llama3"), "llama3"),
-        (chunked("qwen3"), "qwen2"),
-        (chunked("qwen3"), "qwen3"),
-        (paused("qwen3"), "qwen3"),
-        (paused("llama3"), "qwen2"),
+        (chunked(roomy("qwen3")), "qwen2"),
+        (chunked(roomy("qwen3")), "qwen3"),
+        (paused(roomy("qwen3")), "qwen3"),
+        (paused(roomy("llama3")), "qwen2"),
     ] {
         let happened = serves_as_without(name, &setup, &requests);
         let drafts = happened.drafts;
@@ -98,7 +99,7 @@ fn all_drafts_of_the_model_itself_are_right() {
         ..request
     });
     let requests: Vec<_> = requests.collect();
-    for setup in [roomy("qwen3"), chunked("qwen3")] {
+    for setup in [roomy("qwen3"), chunked(roomy("qwen3"))] {
         let happened = serves_as_without("qwen3", &setup, &requests);
         let drafts = happened.drafts;
         assert!(drafts.num_drafted > 80, "{happened:?}");
