@@ -9,8 +9,8 @@ use super::low_rank::AdapterRun;
 use crate::base::{BlockId, TokenId};
 use crate::sampling::{DeviceSampling, SampleError};
 
-/// Everything about a step that comes from the host.
-#[derive(Clone, Copy)]
+/// Everything about a step that comes from the host. By default there is nothing.
+#[derive(Clone, Copy, Default)]
 pub struct StepInputs<'a> {
     /// The packed tokens of all sequences. Each id is below the rows of the embedding.
     pub token_ids: &'a [TokenId],

@@ -157,15 +157,7 @@ impl<R: ComputeRows> DraftModel<R> {
             block_tables: step.block_tables(),
             kept_rows: &pass.kept_rows,
             sampled_rows: &pass.sampled_rows,
-            in_flight: &[],
-            greedy_rows: &[],
-            sampling: &[],
-            change_lists: &[],
-            adapters: &[],
-            kept_adapters: &[],
-            sampled_adapters: &[],
-            second_texts: &[],
-            has_context_logits: false,
+            ..StepInputs::default()
         })?;
         let rows = logits.chunks_exact(vocab_size);
         for (&(sequence, place), logits) in pass.wanted.iter().zip(rows) {

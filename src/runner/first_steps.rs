@@ -71,15 +71,8 @@ fn compute_one<D: Device>(
         block_tables: &vec![BlockId::NONE; num_blocks as usize],
         kept_rows: &rows,
         sampled_rows: &rows,
-        in_flight: &[],
-        greedy_rows: &[],
         sampling: &vec![None; num_sequences],
-        change_lists: &[],
-        adapters: &[],
-        kept_adapters: &[],
-        sampled_adapters: &[],
-        second_texts: &[],
-        has_context_logits: false,
+        ..StepInputs::default()
     };
     let step = device.begin_step(cache, inputs);
     decoder.forward(device, cache, &step, inputs, &mut ());

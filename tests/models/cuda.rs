@@ -246,15 +246,8 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 block_tables: &[BlockId(0)],
                 kept_rows: &rows,
                 sampled_rows: &rows,
-                in_flight: &[],
-                greedy_rows: &[],
                 sampling: &vec![None; num_rows],
-                change_lists: &[],
-                adapters: &[],
-                kept_adapters: &[],
-                sampled_adapters: &[],
-                second_texts: &[],
-                has_context_logits: false,
+                ..StepInputs::default()
             };
             let step = gpu.begin_step(&cache, inputs);
             gpu.embed(&step, EmbeddingTable::Tied(&lm_head.matrix), 1.0, &mut sums);
@@ -491,15 +484,9 @@ fn a_gpu_leaves_rows_to_the_host() {
                 block_tables: &[0, 1, 2, 3].map(BlockId),
                 kept_rows: &[0, 1, 2, 3],
                 sampled_rows: &[0, 1, 2, 3],
-                in_flight: &[],
-                greedy_rows: &[],
                 sampling: &sampling,
                 change_lists: lists.words(),
-                adapters: &[],
-                kept_adapters: &[],
-                sampled_adapters: &[],
-                second_texts: &[],
-                has_context_logits: false,
+                ..StepInputs::default()
             };
             let step = gpu.begin_step(&cache, inputs);
             gpu.embed(&step, EmbeddingTable::Tied(&lm_head.matrix), 1.0, &mut sums);

@@ -266,15 +266,8 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             block_tables: &blocks,
             kept_rows: &rows,
             sampled_rows: &rows,
-            in_flight: &[],
-            greedy_rows: &[],
             sampling: &vec![None; NUM_ROWS],
-            change_lists: &[],
-            adapters: &[],
-            kept_adapters: &[],
-            sampled_adapters: &[],
-            second_texts: &[],
-            has_context_logits: false,
+            ..StepInputs::default()
         };
         let norm = |weight| Norm::Rms { weight, eps: 1e-5 };
         let step = gpu.begin_step(&cache, inputs);

@@ -103,15 +103,9 @@ impl OneStep {
             block_tables: &self.block_tables,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
-            in_flight: &[],
-            greedy_rows: &[],
             sampling: &self.sampling,
             change_lists: &self.change_lists,
-            adapters: &[],
-            kept_adapters: &[],
-            sampled_adapters: &[],
-            second_texts: &[],
-            has_context_logits: false,
+            ..StepInputs::default()
         }
     }
 }

@@ -307,15 +307,7 @@ impl<D: Device> DraftHead<D> {
                 block_tables,
                 kept_rows: &pass.kept_rows,
                 sampled_rows: &sampled_rows,
-                in_flight: &[],
-                greedy_rows: &[],
-                sampling: &[],
-                change_lists: &[],
-                adapters: &[],
-                kept_adapters: &[],
-                sampled_adapters: &[],
-                second_texts: &[],
-                has_context_logits: false,
+                ..StepInputs::default()
             },
         );
         let Buffers {

@@ -40,15 +40,12 @@ impl RankCall {
             block_tables: &self.block_tables,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
-            in_flight: &[],
             greedy_rows: &self.greedy_rows,
-            sampling: &[],
-            change_lists: &[],
             adapters: &adapters.tokens,
             kept_adapters: &adapters.kept,
             sampled_adapters: &adapters.sampled,
-            second_texts: &[],
             has_context_logits: !self.context_rows.is_empty(),
+            ..StepInputs::default()
         }
     }
 
