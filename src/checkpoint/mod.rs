@@ -7,7 +7,7 @@
 //! tensor.rs        a float tensor
 //! matrix.rs        a matrix: floating point or quantised
 //! fp8_matrix.rs    a matrix of 8-bit floats
-//! e2m1.rs          floats of 4 bits
+//! e2m1.rs          scales of floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
 //! sentence_transformers.rs  what becomes of hidden states in an embedding model

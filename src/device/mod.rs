@@ -71,7 +71,8 @@ pub use operands::{
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Topology, Turn, yield_to_others};
 pub use quantised::{
-    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, can_be_packed_together,
+    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, TWICE_E2M1,
+    can_be_packed_together,
 };
 pub use ranks::RankInput;
 pub use rope::RopeTable;

@@ -2,6 +2,9 @@
 
 use super::e4m3::from_e4m3;
 
+/// Twice the floats of 4 bits, E2M1 (OCP Microscaling Formats, 1.0), by their bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives.
+pub const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// What a code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CodeBits {
@@ -133,8 +136,7 @@ pub trait QuantisedRows: Sync {
         None
     }
 
-    /// Whether all codes are twice floats of 4 bits, E2M1: 0, 1, 2, 3, 4, 6, 8, 12, or their negatives, which a device may keep in
-    /// 4 bits.
+    /// Whether all codes are [twice floats of 4 bits](TWICE_E2M1), which a device may keep in 4 bits.
     fn are_twice_e2m1(&self) -> bool {
         false
     }

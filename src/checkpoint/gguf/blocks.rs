@@ -25,8 +25,8 @@
 use half::f16;
 
 use super::tensor_type::{GROUP, SUPER, TensorType};
-use crate::checkpoint::e2m1::{TWICE_E2M1, half_power_of_two};
-use crate::device::QuantisedRow;
+use crate::checkpoint::e2m1::half_power_of_two;
+use crate::device::{QuantisedRow, TWICE_E2M1};
 
 /// The levels of IQ4_NL and IQ4_XS.
 const LEVELS: [i8; 16] = [

@@ -15,11 +15,13 @@ use std::ops::Range;
 use safetensors::tensor::Dtype as StoredDtype;
 
 use crate::base::LoadError;
-use crate::checkpoint::e2m1::{TWICE_E2M1, half_power_of_two};
+use crate::checkpoint::e2m1::half_power_of_two;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::safetensors::{SafetensorsFolder, StoredTensor};
 use crate::checkpoint::weight_file::FileRange;
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
+use crate::device::{
+    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, TWICE_E2M1,
+};
 
 /// Weights that share a scale.
 const GROUP: usize = 32;

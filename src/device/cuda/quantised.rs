@@ -12,7 +12,7 @@ use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{
     CodeBits, NotFinite, PackedReader, PackedShape, Pool, QuantFormat, QuantisedRow, QuantisedRows,
-    QuantisedShape, can_be_packed_together,
+    QuantisedShape, TWICE_E2M1, can_be_packed_together,
 };
 
 /// Bytes of codes that are packed at a time, by all threads.
@@ -24,8 +24,16 @@ const TILE_WORDS: usize = 128;
 /// The unit of stored scales and offsets.
 const UNIT: f32 = 1.0 / 4096.0;
 
-/// Twice the floats of 4 bits, E2M1, without a sign, which is the fourth bit.
-const TWICE_E2M1: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+/// By twice a float of 4 bits without a sign, its bits.
+const E2M1_OF_TWICE: [Option<u32>; 13] = {
+    let mut all = [None; 13];
+    let mut bits = 0;
+    while bits < 8 {
+        all[TWICE_E2M1[bits] as usize] = Some(bits as u32);
+        bits += 1;
+    }
+    all
+};
 
 /// What codes are in GPU memory: `kernels/quantised.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -440,10 +448,9 @@ fn write_codes(kind: CodeKind, codes: &[i8], row: usize, words: &mut [u32]) {
 
 /// The bits of the e2m1 number that is half of a code.
 fn e2m1_of(code: i8) -> u32 {
-    let magnitude = code.unsigned_abs().cast_signed();
-    let index = TWICE_E2M1.iter().position(|&it| it == magnitude);
+    let bits = E2M1_OF_TWICE.get(usize::from(code.unsigned_abs()));
     let sign = if code < 0 { 8 } else { 0 };
-    sign | index.expect("twice a float of 4 bits") as u32
+    sign | bits.copied().flatten().expect("twice a float of 4 bits")
 }
 
 /// Whether one of these 8-bit floats is NaN.
