@@ -171,10 +171,20 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
         enabled,
         salt: salt.map(Into::into),
     });
-    let outputs = prop_oneof![2 => Just([false; 4]), 1 => any::<[bool; 4]>()];
+    let outputs = prop_oneof![2 => Just([false; 5]), 1 => any::<[bool; 5]>()];
     let outputs = (outputs, 0u32..4).prop_map(
-        |([context_logits, generation_logits, kv_blocks, drafts], beams)| OutputOptions {
+        |(
+            [
+                context_logits,
+                of_prompt,
+                generation_logits,
+                kv_blocks,
+                drafts,
+            ],
+            beams,
+        )| OutputOptions {
             context_logits,
+            prompt_log_probs: of_prompt.then_some(0),
             generation_logits,
             kv_blocks,
             drafts,

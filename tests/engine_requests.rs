@@ -292,20 +292,23 @@ fn a_request_can_report_its_number_of_blocks() {
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks, expected);
     }
-    let context = TestRequest {
-        outputs: OutputOptions {
-            context_logits: true,
-            ..of_blocks.outputs
-        },
-        ..of_blocks
-    };
-    let id = world.add(context).expect("fits");
-    world.run_to_end();
-    assert_eq!(
-        world.streams[&id].kv_blocks,
-        blocks(4, 0),
-        "all is computed anew"
-    );
+    for (context_logits, prompt_log_probs) in [(true, None), (false, Some(1)), (true, Some(1))] {
+        let context = TestRequest {
+            outputs: OutputOptions {
+                context_logits,
+                prompt_log_probs,
+                ..of_blocks.outputs
+            },
+            ..of_blocks.clone()
+        };
+        let id = world.add(context).expect("fits");
+        world.run_to_end();
+        assert_eq!(
+            world.streams[&id].kv_blocks,
+            blocks(4, 0),
+            "all is computed anew"
+        );
+    }
 }
 
 #[test]

@@ -93,6 +93,8 @@ outputs! {
     CumulativeLogprob: c"cumulative_logprob", "TYPE_FP32", EACH, OnRequest, Needed;
     /// The most likely alternatives of each token, as JSON; of the new tokens if streaming.
     Logprobs: c"logprobs", "TYPE_STRING", EACH, OnRequest, Needed;
+    /// The log-probability of each token of the prompt and the most likely alternatives, as JSON.
+    PromptLogprobs: c"prompt_logprobs", "TYPE_STRING", ONE, OnRequest, Needed;
     /// The model's logits at each token of the prompt.
     ContextLogits: c"context_logits", "TYPE_FP32", TOKENS, OnRequest, OrDummy;
     /// The logits from which each output token was chosen; of the new tokens if streaming.

@@ -3,12 +3,13 @@
 //! ```text
 //! tokens              |-------- prompt --------|-- generated --|
 //! context logits       one row for each
+//! prompt log-probs       one for each but the first, from the row before it
 //! generation logits                           one row for each, from which the token was chosen
 //! ```
 //!
-//! A row of context logits is returned once. Logits need a forward pass, so a context whose rows are still
-//! due reuses no cached blocks for their positions. Rows that are computed again after a pause are not
-//! returned again.
+//! A row of context logits is returned once, and so are log-probabilities of the prompt. Logits need a forward pass, so a
+//! context whose rows are still due reuses no cached blocks for their positions. Rows that are computed again after a pause
+//! are not returned again.
 
 use std::num::NonZeroU32;
 
@@ -24,6 +25,9 @@ pub struct OutputOptions {
     pub log_probs: Option<u32>,
     /// The model's logits at every token of the prompt.
     pub context_logits: bool,
+    /// The log-probability of each token of the prompt but the first, and of this many of the most likely ones in its
+    /// place; `None`: no log-probabilities of the prompt.
+    pub prompt_log_probs: Option<u32>,
     /// The model's logits from which each token is chosen, before the request's options changed them. Beams
     /// return them with their hypotheses.
     pub generation_logits: bool,
@@ -46,6 +50,8 @@ pub struct ExtraOutputs {
     pub log_probs: Option<TokenLogProbs>,
     /// `[num_rows, vocab_size]`, the rows that follow those of earlier steps. Empty if there are none.
     pub context_logits: Vec<f32>,
+    /// Those of the prompt's tokens that follow those of earlier steps. Empty if there are none.
+    pub prompt_log_probs: Vec<TokenLogProbs>,
     /// `[vocab_size]`, or empty if they are not requested.
     pub generation_logits: Vec<f32>,
     /// The state that stands for the prompt, or what a head for classes makes of it, in the step that ends it. Empty if tokens are generated.
@@ -74,7 +80,7 @@ impl OutputOptions {
 
     /// Whether any of them is made from logits.
     pub fn needs_logits(&self) -> bool {
-        self.context_logits || self.is_any_per_token()
+        self.context_logits || self.prompt_log_probs.is_some() || self.is_any_per_token()
     }
 
     /// Whether any of them comes with each generated token.
@@ -82,10 +88,20 @@ impl OutputOptions {
         self.log_probs.is_some() || self.generation_logits
     }
 
-    /// How many of a sequence's first tokens may be reused from the cache, when the context logits of the first
-    /// `num_returned` of its `num_prompt_tokens` have been returned.
+    /// At how many of a prompt's first tokens logits are needed.
+    pub(super) fn num_context_rows(&self, num_prompt_tokens: Tokens) -> Tokens {
+        match self.prompt_log_probs {
+            _ if self.context_logits => num_prompt_tokens,
+            // What follows the last one is not of the prompt.
+            Some(_) => num_prompt_tokens - Tokens(1),
+            None => Tokens(0),
+        }
+    }
+
+    /// How many of a sequence's first tokens may be reused from the cache, when what needs the logits of the first
+    /// `num_returned` of its `num_prompt_tokens` has been returned.
     pub(super) fn max_reusable(&self, num_returned: Tokens, num_prompt_tokens: Tokens) -> Tokens {
-        match self.context_logits && num_returned < num_prompt_tokens {
+        match num_returned < self.num_context_rows(num_prompt_tokens) {
             true => num_returned,
             false => Tokens(u32::MAX),
         }

@@ -141,8 +141,8 @@ impl<'a> StepPlan<'a> {
         tokens.map_or_else(OutputOptions::default, |tokens| tokens.outputs())
     }
 
-    /// The prompt tokens in this chunk of the sequence at `index` whose logits are wanted and have not been
-    /// returned yet, as a range of `token_ids`. Empty if there are none.
+    /// The prompt tokens in this chunk of the sequence at `index` whose logits are needed for extra outputs that have not
+    /// been returned yet, as a range of `token_ids`. Empty if there are none.
     pub fn context_logits(&self, index: usize) -> Range<u32> {
         let planned = &self.sequences[index];
         let Some(tokens) = &self.sequence_tokens[index] else {
@@ -152,6 +152,19 @@ impl<'a> StepPlan<'a> {
         let rows = tokens.context_logits(chunk_start, planned.kv_len);
         let in_call = |position: u32| planned.tokens.start + (position - chunk_start);
         in_call(rows.start)..in_call(rows.end)
+    }
+
+    /// The tokens that follow those of [`StepPlan::context_logits`] in the prompt, whose log-probabilities these logits
+    /// give: one for each, but none for the prompt's last token. Empty if they are not wanted.
+    pub fn prompt_after(&self, index: usize) -> &'a [TokenId] {
+        let planned = &self.sequences[index];
+        match &self.sequence_tokens[index] {
+            Some(tokens) if tokens.outputs().prompt_log_probs.is_some() => {
+                let chunk_start = planned.kv_len - planned.tokens.len() as u32;
+                tokens.prompt_after(tokens.context_logits(chunk_start, planned.kv_len))
+            }
+            _ => &[],
+        }
     }
 
     /// How many candidates the sequence at `index` needs instead of a token; `None` without beam search.

@@ -26,7 +26,7 @@ pub(super) struct SequenceTokens {
     num_drafts: usize,
     sampling: Arc<SamplingParams>,
     outputs: OutputOptions,
-    /// The number of prompt tokens whose logits have been returned.
+    /// The number of prompt tokens at which all has been returned that needs their logits.
     num_returned_logits: u32,
     owner: Owner,
 }
@@ -152,23 +152,33 @@ impl SequenceTokens {
         num_drafts
     }
 
-    /// The positions in `start..end` whose context logits are wanted and have not been returned yet. If there
-    /// are none, an empty range at `start`.
+    /// The positions in `start..end` whose context logits are needed, for what has not been returned yet. If there are
+    /// none, an empty range at `start`.
     pub(super) fn context_logits(&self, start: u32, end: u32) -> Range<u32> {
         let first = start.max(self.num_returned_logits);
-        let last = end.min(self.num_prompt_tokens as u32);
-        match self.outputs.context_logits && first < last {
+        let last = end.min(self.num_context_rows());
+        match first < last {
             true => first..last,
             false => start..start,
         }
     }
 
-    /// Records that the context logits of the positions below `end` have been returned, if they are wanted.
+    /// The tokens of the prompt that follow these positions.
+    pub(super) fn prompt_after(&self, positions: Range<u32>) -> &[TokenId] {
+        let end = (positions.end as usize + 1).min(self.num_prompt_tokens);
+        &self.tokens[end.min(positions.start as usize + 1)..end]
+    }
+
+    /// Records that what needs the context logits of the positions below `end` has been returned.
     pub(super) fn returned_logits_to(&mut self, end: Tokens) {
-        if self.outputs.context_logits {
-            let end = end.0.min(self.num_prompt_tokens as u32);
-            self.num_returned_logits = self.num_returned_logits.max(end);
-        }
+        let end = end.0.min(self.num_context_rows());
+        self.num_returned_logits = self.num_returned_logits.max(end);
+    }
+
+    /// At how many of the first tokens logits are needed.
+    fn num_context_rows(&self) -> u32 {
+        let num_prompt_tokens = Tokens(self.num_prompt_tokens as u32);
+        self.outputs.num_context_rows(num_prompt_tokens).0
     }
 
     /// How many of the first tokens may be reused from the cache.

@@ -25,7 +25,7 @@ use crate::device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
     StepInputs, StepResults, StepWidths,
 };
-use crate::engine::{BlockMove, Step, StepOutput, StepPlan};
+use crate::engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
@@ -76,8 +76,8 @@ pub struct RankOptions {
 /// A model call, besides its plan.
 struct LaunchedCall {
     layout: StepLayout,
-    /// Context logits, each with the index of its sequence.
-    context_logits: Vec<(usize, Vec<f32>)>,
+    /// What was made of context logits, each with the index of its sequence.
+    context_outputs: Vec<(usize, ExtraOutputs)>,
     /// Of the sampled rows, `[num_sampled_rows, hidden_size]`, if nothing is generated.
     states: Vec<f32>,
     /// The device's number of it, if its results come from the last stage and have not been received.
@@ -278,7 +278,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             logits,
             calls: [(); 2].map(|()| LaunchedCall {
                 layout: StepLayout::new(&limits, pooling),
-                context_logits: Vec::new(),
+                context_outputs: Vec::new(),
                 states: Vec::new(),
                 awaited: None,
             }),
@@ -380,7 +380,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.check_plan(plan)?;
         let gathers_largest = self.gathers_largest();
         let call = &mut self.calls[self.next_call];
-        call.context_logits.clear();
+        call.context_outputs.clear();
         call.layout.set(plan);
         call.layout.set_ahead(plan, &self.sampled_rows);
         if gathers_largest {
@@ -449,7 +449,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let has_logits = is_last || has_stages;
         let LaunchedCall {
             layout,
-            context_logits,
+            context_outputs,
             ..
         } = &mut self.calls[call];
         layout.set_lost(plan, &self.has_token);
@@ -465,8 +465,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.has_token.clear();
         self.has_token
             .extend(samples.map(|sample| matches!(sample, DeviceSample::Sampled(Ok(_)))));
-        for (index, logits) in context_logits.drain(..) {
-            self.sampling.add_context_logits(index, logits);
+        for (index, outputs) in context_outputs.drain(..) {
+            self.sampling.add_context_outputs(index, outputs);
         }
         match has_logits {
             true => {
@@ -507,7 +507,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     fn receive_results_of(&mut self, call: usize) -> Result<(), StepError> {
         let LaunchedCall {
             layout,
-            context_logits,
+            context_outputs,
             awaited,
             ..
         } = &mut self.calls[call];
@@ -521,7 +521,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             if passes_on {
                 self.device.send_results(&logits)?;
             }
-            context_logits.push((context.sequence, logits));
+            let threads = self.device.host_threads();
+            let outputs = self.sampling.context_outputs(threads, context, logits);
+            context_outputs.push((context.sequence, outputs));
         }
         let num_rows = layout.num_sampled_rows();
         let results = self.device.results(&mut self.logits, num_rows)?;
@@ -683,11 +685,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             calls,
             next_call,
             draft_head,
+            sampling,
             ..
         } = self;
         let LaunchedCall {
             layout,
-            context_logits,
+            context_outputs,
             states,
             awaited,
         } = &mut calls[*next_call];
@@ -718,7 +721,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
                 // An error comes with the results.
                 let _ = device.send_results(&logits);
             }
-            context_logits.push((context.sequence, logits));
+            let outputs = sampling.context_outputs(device.host_threads(), context, logits);
+            context_outputs.push((context.sequence, outputs));
         }
         if !layout.contexts().is_empty() {
             decoder.keep_sampled_rows(device, &step);

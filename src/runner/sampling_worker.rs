@@ -2,7 +2,7 @@
 
 use crate::base::TokenId;
 use crate::engine::{BeamCandidates, ExtraOutputs, Sampled, StepPlan};
-use crate::sampling::{LogProbs, SampleError, Sampler};
+use crate::sampling::{LogProbs, SampleError, Sampler, TokenLogProbs};
 
 /// A row from which a token is sampled.
 pub(super) enum Row<'a> {
@@ -71,6 +71,12 @@ impl SamplingWorker {
                 return;
             }
         }
+    }
+
+    /// The log-probabilities of `token` and of the `num_top` most likely tokens in a row of logits.
+    pub fn log_probs(&mut self, logits: &[f32], token: TokenId, num_top: u32) -> TokenLogProbs {
+        self.log_probs.keep(logits);
+        self.log_probs.of(token, num_top)
     }
 
     /// Samples the token that follows `num_accepted` drafts.

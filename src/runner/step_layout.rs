@@ -1,7 +1,7 @@
 //! A plan in the terms of a device: where its tokens' keys and values go, and which rows matter.
 //!
 //! ```text
-//! rows of a step     c c c c C C C S | g S | S | S D D    C: context logits wanted, S: its logits choose a token
+//! rows of a step     c c c c C C C S | g S | S | S D D    C: context logits needed, S: its logits choose a token
 //! kept rows                  C C C S     S   S   S D D    ascending, each once; C and S may be the same row
 //! sampled rows                     S     S   S   S D D    ascending, as indices of kept rows
 //! ```
@@ -13,11 +13,14 @@ use std::sync::Arc;
 
 use super::adapter::UsedAdapter;
 use super::limits::RunnerLimits;
-use crate::base::SeqSlot;
+use crate::base::{SeqSlot, TokenId};
 use crate::config::PoolingMode;
 use crate::device::{AdapterRun, AdapterWeights, KvSpan, StepInputs, TokenInFlight};
 use crate::engine::StepPlan;
 use crate::sampling::{ChangeLists, DeviceSampling, PlainSampling};
+
+/// The most rows of logits that are in memory for log-probabilities of a prompt.
+const MAX_CONTEXT_ROWS: usize = 64;
 
 /// The layout of one step. It is reused from step to step.
 pub(super) struct StepLayout {
@@ -76,13 +79,19 @@ impl SampledRows {
     }
 }
 
-/// The kept rows of one sequence whose context logits are wanted.
+/// Kept rows of one sequence whose context logits are needed, and what is made of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ContextRows {
     /// The sequence, as an index into the plan.
     pub sequence: usize,
     /// Which of the kept rows are its own.
     pub rows: Range<usize>,
+    /// Whether the logits themselves are returned.
+    pub returns_logits: bool,
+    /// The tokens behind the first rows, whose log-probabilities are returned.
+    pub next_tokens: Vec<TokenId>,
+    /// With those of this many of the most likely ones.
+    pub num_top: u32,
 }
 
 impl StepLayout {
@@ -139,15 +148,7 @@ impl StepLayout {
             }
             let first_kept = self.kept_rows.len() as u32;
             let first_sampled = self.sampled_rows.len() as u32;
-            let context_logits = plan.context_logits(index);
-            if !context_logits.is_empty() {
-                let start = self.kept_rows.len();
-                self.kept_rows.extend(context_logits);
-                self.contexts.push(ContextRows {
-                    sequence: index,
-                    rows: start..self.kept_rows.len(),
-                });
-            }
+            self.add_contexts(plan, index);
             if sequence.samples {
                 self.sequences.push(index);
                 self.starts.push(self.sampled_rows.len() as u32);
@@ -181,6 +182,36 @@ impl StepLayout {
                     }
                 }
             }
+        }
+    }
+
+    /// Adds the rows whose context logits are needed of the sequence at `index` of the plan. Those for which only
+    /// log-probabilities are returned are in pieces.
+    fn add_contexts(&mut self, plan: &StepPlan<'_>, index: usize) {
+        let context_logits = plan.context_logits(index);
+        if context_logits.is_empty() {
+            return;
+        }
+        let outputs = plan.outputs(index);
+        let start = self.kept_rows.len();
+        self.kept_rows.extend(context_logits);
+        let end = self.kept_rows.len();
+        let max_rows = match outputs.context_logits {
+            true => end - start,
+            false => MAX_CONTEXT_ROWS,
+        };
+        let mut next_tokens = plan.prompt_after(index);
+        for first in (start..end).step_by(max_rows) {
+            let rows = first..end.min(first + max_rows);
+            let (own, rest) = next_tokens.split_at(rows.len().min(next_tokens.len()));
+            next_tokens = rest;
+            self.contexts.push(ContextRows {
+                sequence: index,
+                rows,
+                returns_logits: outputs.context_logits,
+                next_tokens: own.to_vec(),
+                num_top: outputs.prompt_log_probs.unwrap_or_default(),
+            });
         }
     }
 
@@ -308,7 +339,7 @@ impl StepLayout {
         &self.starts
     }
 
-    /// The sequences with context logits, in order.
+    /// The rows whose context logits are needed, in order.
     pub fn contexts(&self) -> &[ContextRows] {
         &self.contexts
     }

@@ -13,7 +13,7 @@
 use super::guide_thread::GuideThread;
 use super::limits::RunnerLimits;
 use super::sampling_worker::{Row, SamplingWorker};
-use super::step_layout::StepLayout;
+use super::step_layout::{ContextRows, StepLayout};
 use crate::device::{DeviceSample, Pool, StepResults};
 use crate::engine::{BeamCandidates, ExtraOutputs, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::prepare_batches;
@@ -59,13 +59,48 @@ impl StepSampling {
             .request(known.map(|&index| plan.sampling_input(index)));
     }
 
-    /// Adds the context logits of the sequence at `index` of the plan, `[num_rows, vocab_size]`.
-    pub fn add_context_logits(&mut self, index: usize, context_logits: Vec<f32>) {
-        let extra_outputs = ExtraOutputs {
-            context_logits,
+    /// What is made of context logits, `[num_rows, vocab_size]`.
+    ///
+    /// # Panics
+    ///
+    /// If they are not those of `context`, or `threads` is not the pool that this was made for.
+    pub fn context_outputs(
+        &mut self,
+        threads: &mut Pool,
+        context: &ContextRows,
+        logits: Vec<f32>,
+    ) -> ExtraOutputs {
+        let mut prompt_log_probs = vec![None; context.next_tokens.len()];
+        threads.for_each_row(
+            &mut self.workers,
+            &mut prompt_log_probs,
+            1,
+            |worker, row, out| {
+                let logits = &logits[row * self.vocab_size..][..self.vocab_size];
+                out[0] = Some(worker.log_probs(logits, context.next_tokens[row], context.num_top));
+            },
+        );
+        ExtraOutputs {
+            context_logits: match context.returns_logits {
+                true => logits,
+                false => Vec::new(),
+            },
+            prompt_log_probs: prompt_log_probs.into_iter().flatten().collect(),
             ..ExtraOutputs::default()
-        };
-        self.extra_outputs.push((index, extra_outputs));
+        }
+    }
+
+    /// Adds what was made of context logits of the sequence at `index` of the plan, behind those of the rows before.
+    pub fn add_context_outputs(&mut self, index: usize, mut outputs: ExtraOutputs) {
+        match self.extra_outputs.last_mut() {
+            Some((last, before)) if *last == index => {
+                before.context_logits.append(&mut outputs.context_logits);
+                before
+                    .prompt_log_probs
+                    .append(&mut outputs.prompt_log_probs);
+            }
+            _ => self.extra_outputs.push((index, outputs)),
+        }
     }
 
     /// Samples from the logits of `results`, `[num_sampled_rows, vocab_size]`, where the device has not, and appends
@@ -200,7 +235,7 @@ impl StepSampling {
         output.beam_candidates.extend(candidates);
     }
 
-    /// A sequence has either context logits and the outputs of one token, in this order, which become one
+    /// A sequence has either the outputs of its context and those of one token, in this order, which become one
     /// entry, or an entry for each of several tokens.
     fn append_extra_outputs(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) {
         self.extra_outputs.sort_by_key(|(index, _)| *index);

@@ -21,7 +21,7 @@ use triton_inflight::engine::{
 };
 use triton_inflight::sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
-    ReadText, SampleError, SamplingParams, StopRule, StopText,
+    ReadText, SampleError, SamplingParams, StopRule, StopText, TokenLogProb, TokenLogProbs,
 };
 
 /// Token ids are below this. The last one is the end id.
@@ -331,7 +331,7 @@ pub struct Stream {
     pub request: TestRequest,
     pub tokens: Vec<TokenId>,
     /// Positions of the context logits received so far, and of the generation logits.
-    pub extra_outputs: [Vec<f32>; 2],
+    pub extra_outputs: [Vec<f32>; 3],
     /// The final hypotheses of its beam search.
     pub hypotheses: Vec<Hypothesis>,
     /// The hypotheses of each event; the last are the final ones.
@@ -373,6 +373,11 @@ impl Stream {
                 outputs.generation_logits,
                 num_prompt_tokens..num_prompt_tokens + self.tokens.len(),
                 &self.extra_outputs[1],
+            ),
+            (
+                outputs.prompt_log_probs.is_some(),
+                1..num_prompt_tokens,
+                &self.extra_outputs[2],
             ),
         ] {
             let wanted: Vec<_> = rows.filter(|_| is_wanted).map(|row| row as f32).collect();
@@ -463,7 +468,7 @@ impl World {
             Stream {
                 request,
                 tokens: Vec::new(),
-                extra_outputs: [const { Vec::new() }; 2],
+                extra_outputs: [const { Vec::new() }; 3],
                 hypotheses: Vec::new(),
                 told: Vec::new(),
                 kv_blocks: KvBlocks::default(),
@@ -700,9 +705,11 @@ impl World {
                     self.num_pauses_with_beams += u64::from(stream.request.width() > 1);
                 }
                 Event::ExtraOutputs(_, ref extra_outputs) => {
-                    let [context, generation] = &mut stream.extra_outputs;
+                    let [context, generation, of_prompt] = &mut stream.extra_outputs;
                     context.extend(&extra_outputs.context_logits);
                     generation.extend(&extra_outputs.generation_logits);
+                    let log_probs = extra_outputs.prompt_log_probs.iter();
+                    of_prompt.extend(log_probs.map(|it| it.chosen.log_prob));
                     if let Some(now) = extra_outputs.kv_blocks {
                         let before = std::mem::replace(&mut stream.kv_blocks, now);
                         assert!(stream.request.outputs.kv_blocks && before != now);
@@ -872,11 +879,29 @@ fn run(
         }
         // A row of logits is a single number here: its position.
         let first = planned.tokens.start as usize;
+        let outputs = plan.outputs(index);
+        let positions = plan.context_logits(index);
+        let positions = positions.map(|row| row as usize - first + start);
+        // And log-probabilities are the position of their token.
+        let next = positions.clone().map(|position| position + 1);
+        let next_tokens = plan.prompt_after(index).iter();
+        let prompt_log_probs = next.zip(next_tokens).map(|(position, &token)| {
+            assert_eq!(stream.request.prompt[position], token);
+            TokenLogProbs {
+                chosen: TokenLogProb {
+                    token,
+                    log_prob: position as f32,
+                    rank: 1,
+                },
+                top: Vec::new(),
+            }
+        });
         let mut extra_outputs = ExtraOutputs {
-            context_logits: plan
-                .context_logits(index)
-                .map(|row| (row as usize - first + start) as f32)
+            context_logits: positions
+                .filter(|_| outputs.context_logits)
+                .map(|position| position as f32)
                 .collect(),
+            prompt_log_probs: prompt_log_probs.collect(),
             ..ExtraOutputs::default()
         };
         for num_accepted in (0..=drafts.len()).take_while(|_| planned.samples) {

@@ -46,6 +46,7 @@ pub fn requests() -> Vec<Request> {
             outputs: OutputOptions {
                 log_probs: [None, Some(0), Some(5), Some(20)][index % 4],
                 context_logits: index % 3 == 1,
+                prompt_log_probs: [None, Some(0), None, None, Some(5)][index % 5],
                 generation_logits: index % 5 < 2,
                 kv_blocks: index % 2 == 1,
                 pooled: false,
@@ -151,6 +152,12 @@ pub fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
             "{what}: log-probabilities"
         );
     }
+    let of_prompt = |it: &Served| it.prompt_log_probs.iter().map(bits_of).collect::<Vec<_>>();
+    assert_eq!(
+        of_prompt(served),
+        of_prompt(expected),
+        "{what}: log-probabilities of the prompt"
+    );
     for (kind, served, expected) in [
         ("context", &served.context_logits, &expected.context_logits),
         (
@@ -197,7 +204,17 @@ fn extra_outputs_do_not_change_a_requests_tokens() {
             (&asked.tokens, &asked.logits),
             (&silent.tokens, &silent.logits)
         );
-        assert_eq!(silent.log_probs, []);
+        assert_eq!(
+            (silent.log_probs, silent.prompt_log_probs),
+            (vec![], vec![])
+        );
+        let of_prompt = request.outputs.prompt_log_probs;
+        let num_of_prompt = of_prompt.map_or(0, |_| request.prompt.len() - 1);
+        assert_eq!(asked.prompt_log_probs.len(), num_of_prompt);
+        for (token, log_probs) in request.prompt[1..].iter().zip(&asked.prompt_log_probs) {
+            assert_eq!(log_probs.chosen.token, *token);
+            assert_eq!(Some(log_probs.top.len() as u32), of_prompt);
+        }
         assert_eq!(
             (silent.context_logits.len(), silent.generation_logits.len()),
             (0, 0)
@@ -677,6 +694,7 @@ pub fn requests_with_beams() -> Vec<Request> {
     for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
         request.outputs = OutputOptions {
             context_logits: index % 2 == 0,
+            prompt_log_probs: (index % 5 < 2).then_some(2),
             generation_logits: index % 4 < 2,
             kv_blocks: true,
             ..OutputOptions::default()

@@ -301,6 +301,8 @@ pub struct Served {
     pub logits: Vec<Vec<f32>>,
     /// Each token's log-probabilities, if requested.
     pub log_probs: Vec<TokenLogProbs>,
+    /// Those of the prompt's tokens but the first, if requested.
+    pub prompt_log_probs: Vec<TokenLogProbs>,
     /// Logits of the prompt and of the chosen tokens, if requested.
     pub context_logits: Vec<f32>,
     pub generation_logits: Vec<f32>,
@@ -478,6 +480,8 @@ pub fn serve(
                 let served = &mut served[id.index()];
                 served.log_probs.extend(extra_outputs.log_probs.clone());
                 served.context_logits.extend(&extra_outputs.context_logits);
+                let of_prompt = extra_outputs.prompt_log_probs.iter();
+                served.prompt_log_probs.extend(of_prompt.cloned());
                 served
                     .generation_logits
                     .extend(&extra_outputs.generation_logits);

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use triton_inflight::base::TokenId;
 use triton_inflight::device::Device;
 use triton_inflight::engine::OutputOptions;
+use triton_inflight::sampling::TokenLogProbs;
 
 use triton_inflight::runner::ModelRunner;
 
@@ -108,10 +109,18 @@ fn agrees_on<D: Device>(
             rows.len(),
             expected.prompt.len() + expected.greedy.len() - 1
         );
-        assert_eq!(
-            rows[expected.prompt.len() - 1..].concat(),
-            served.logits.concat()
-        );
+        let known = expected.prompt.len() - 1;
+        assert_eq!(rows[known..].concat(), served.logits.concat());
+        // The log-probabilities of generated tokens are the same where these are of the prompt.
+        let of_prompt = &of_context.prompt_log_probs;
+        assert_eq!(of_prompt.len(), rows.len() - 1, "none of the first token");
+        let num_generated = expected.greedy.len() - 1;
+        assert_eq!(of_prompt[known..], served.log_probs[..num_generated]);
+        let prompt = expected.prompt[1..].iter();
+        for ((row, token), ours) in rows.iter().zip(prompt).zip(of_prompt) {
+            assert_eq!(ours.chosen.token, *token, "{what}");
+            check_log_probs(what, ours, row, 1e-5);
+        }
     }
 }
 
@@ -121,6 +130,7 @@ fn all_as_prompt(expected: &Prompt) -> Request {
     Request {
         outputs: OutputOptions {
             context_logits: true,
+            prompt_log_probs: Some(5),
             ..OutputOptions::default()
         },
         ..Request::greedy(&[&expected.prompt[..], known].concat(), 1)
@@ -149,14 +159,7 @@ fn compare(what: &str, served: &Served, expected: &Prompt, share_of_cost: f32) {
             (&served.logits[step], 1e-5),
             (&expected.logits[step], of_theirs),
         ] {
-            let theirs = log_softmax(logits);
-            for it in std::iter::once(&ours.chosen).chain(&ours.top) {
-                let (ours, theirs) = (f64::from(it.log_prob), theirs[it.token as usize]);
-                assert!(
-                    (ours - theirs).abs() <= f64::from(tolerance),
-                    "{what}: {ours}, {theirs}"
-                );
-            }
+            check_log_probs(what, ours, logits, tolerance);
         }
         assert_eq!(
             (ours.chosen.rank, ours.top[0]),
@@ -166,6 +169,18 @@ fn compare(what: &str, served: &Served, expected: &Prompt, share_of_cost: f32) {
         assert!(
             ours.top.is_sorted_by(|a, b| a.log_prob >= b.log_prob),
             "{what}"
+        );
+    }
+}
+
+/// Checks log-probabilities against logits.
+fn check_log_probs(what: &str, ours: &TokenLogProbs, logits: &[f32], tolerance: f32) {
+    let theirs = log_softmax(logits);
+    for it in std::iter::once(&ours.chosen).chain(&ours.top) {
+        let (ours, theirs) = (f64::from(it.log_prob), theirs[it.token as usize]);
+        assert!(
+            (ours - theirs).abs() <= f64::from(tolerance),
+            "{what}: {ours}, {theirs}"
         );
     }
 }

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.deployments import DEPLOYMENTS
+from harness.front import Front
 from harness.libraries import MISBEHAVING, compile_c
 from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT
 from harness.synthetic import ENDLESS_SEQ_LEN
@@ -75,6 +76,13 @@ def server(tmp_path_factory, deployment):
     add_synthetic(repository, "one_slot", {**endless, "synthetic_step_us": 5000}, fields="max_batch_size: 1")
     with deployment.server(repository) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def front(server):
+    """The server with OpenAI's API, in front of the server of the tests in a file."""
+    with Front(server) as front:
+        yield front
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from harness.clients import generate, generate_stream, infer
 
 pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-ALL = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 3}
+ALL = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 3, "prompt_logprobs": 2}
 SAMPLED = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
@@ -24,6 +24,12 @@ def bits(answer):
 def entries(answer):
     """The objects of all tokens; over HTTP a text, over gRPC an array of one element."""
     texts = answer.tensors("logprobs")
+    return [entry for text in texts for entry in json.loads(text if isinstance(text, str) else text.item())]
+
+
+def of_prompt(answer):
+    """The objects of all tokens of the prompt."""
+    texts = answer.tensors("prompt_logprobs")
     return [entry for text in texts for entry in json.loads(text if isinstance(text, str) else text.item())]
 
 
@@ -57,6 +63,38 @@ def test_a_stream_returns_each_tokens_log_probability_with_it(alone):
         assert ranks[:3] == [1, 2, 3] and len(ranks) == (3 if chosen[1]["rank"] <= 3 else 4)
         assert [value["rank"] for _, value in others] == sorted(value["rank"] for _, value in others)
         assert sum(math.exp(value["logprob"]) for value in entry.values()) <= 1 + 1e-6
+
+
+def test_the_prompt_has_log_probabilities_but_for_its_first_token(server, alone):
+    """They come with the first token, and are the softmax of the context logits."""
+    texts = [text.item() for text in alone.tensors("prompt_logprobs")]
+    assert len(json.loads(texts[0])) == alone.last.num_input_tokens and set(texts[1:]) == {b"[]"}
+    first, *others = of_prompt(alone)
+    prompt = infer(server, "stories_full", PROMPT, max_tokens=1, prompt_only=True).ids
+    assert list(first.values()) == [{"logprob": None, "rank": None, "decoded_token": "Once"}]
+    assert [int(next(iter(entry))) for entry in (first, *others)] == prompt
+    logits = infer(server, "stories_full", PROMPT, max_tokens=1, return_context_logits=True).last.arrays["context_logits"]
+    logits = logits.reshape(len(prompt), -1).astype(numpy.float64)
+    expected = logits - numpy.log(numpy.exp(logits).sum(axis=1, keepdims=True))
+    for row, entry in zip(expected, others):
+        for id, value in entry.items():
+            assert value["logprob"] == pytest.approx(row[int(id)], abs=1e-5)
+            assert value["rank"] == 1 + (row > row[int(id)]).sum()
+        assert [1, 2] == sorted(value["rank"] for value in entry.values())[:2]
+
+
+def test_several_sequences_have_one_prompt(server, alone):
+    answer = infer(server, "stories_full", PROMPT, max_tokens=3, n=3, temperature=1, prompt_logprobs=2)
+    assert of_prompt(answer) == of_prompt(alone)
+    stream = clients.streams(server, "stories", [(PROMPT, {"max_tokens": 9, "n": 3, "temperature": 1, "prompt_logprobs": 2})])[0]
+    assert json.loads(stream.tensors("prompt_logprobs")[0].item()) == of_prompt(alone)
+
+
+def test_nothing_that_is_not_computed_has_log_probabilities(server):
+    with pytest.raises(clients.Refused, match="'prompt_only'.*leave out 'prompt_logprobs'"):
+        infer(server, "stories_full", PROMPT, max_tokens=1, prompt_only=True, prompt_logprobs=0)
+    one = infer(server, "stories_full", "Once", max_tokens=1, prompt_logprobs=3)
+    assert [list(entry.values())[0]["logprob"] for entry in of_prompt(one)] == [None]
 
 
 def test_a_greedy_answer_has_the_most_likely_tokens_with_their_texts(server):
@@ -93,6 +131,7 @@ def assert_same_in_a_batch(server, alone, model):
     assert asked.ids == alone.ids
     assert bits(asked) == bits(alone)
     assert entries(asked) == entries(alone)
+    assert of_prompt(asked) == of_prompt(alone)
 
 
 def test_a_whole_answer_has_all_log_probabilities_over_every_protocol(server, alone):
@@ -108,6 +147,7 @@ def test_a_whole_answer_has_all_log_probabilities_over_every_protocol(server, al
     assert generated.last.tensors["cum_log_probs"] == pytest.approx(expected.sum(), rel=1e-5)
     streamed = generate_stream(server, "stories", PROMPT, **SAMPLED, **ALL)
     assert entries(streamed) == entries(generated) == entries(alone)
+    assert of_prompt(streamed) == of_prompt(generated) == of_prompt(whole) == of_prompt(alone)
 
 
 def test_vllms_option_works_as_in_vllm(server):
@@ -120,6 +160,7 @@ def test_vllms_option_works_as_in_vllm(server):
     "options, expected",
     [
         ({"logprobs": 21}, "0 to 20"),
+        ({"prompt_logprobs": 21}, "0 to 20"),
         ({"logprobs": -1}, "0 to 20"),
         ({"logprobs": True}, "0 to 20"),
         ({"return_log_probs": "yes"}, "true or false"),
@@ -135,6 +176,7 @@ def test_bad_values_are_rejected_by_name(server, options, expected):
 
 
 def test_a_runner_without_logits_rejects_the_options(server):
-    for name, value in {"return_log_probs": True, "logprobs": 1, "return_cumulative_logprob": True}.items():
+    options = {"return_log_probs": True, "logprobs": 1, "prompt_logprobs": 1, "return_cumulative_logprob": True}
+    for name, value in options.items():
         with pytest.raises(clients.Refused, match=f"'{name}': the synthetic runner has no logits"):
             generate(server, "synthetic", [1, 2], max_tokens=2, **{name: value})

@@ -27,12 +27,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
-
-
 def test_the_numbers_of_fields_are_tritons():
     """The messages that the front writes by hand have the fields of the descriptors of Triton's own client."""
     from tritonclient.grpc import service_pb2

@@ -8,7 +8,6 @@ import pytest
 
 from harness.clients import generate
 from harness.conversations import REPLY, TOOLS, USER, WEATHER, add_calling_model
-from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -22,12 +21,6 @@ def server(tmp_path_factory):
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
 
 
 def merged(chunks, index=0):

@@ -24,12 +24,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
-
-
 def test_each_text_has_its_vector(server, front):
     answer = front.post(PATH, model="qwen3", input=TEXTS)
     assert (answer["object"], answer["model"]) == ("list", "qwen3")

@@ -43,12 +43,6 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
-
-
-@pytest.fixture(scope="module")
 def client(front):
     with client_of(front) as client:
         yield client

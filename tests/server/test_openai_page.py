@@ -46,12 +46,6 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
-
-
-@pytest.fixture(scope="module")
 def browser():
     with Browser(os.environ["CHROMIUM"]) as browser:
         yield browser

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from harness.conversations import REPLY, USER, WEATHER, add_calling_model
-from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
@@ -23,12 +22,6 @@ def server(tmp_path_factory):
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
 
 
 def events_of(response):

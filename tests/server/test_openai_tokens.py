@@ -20,12 +20,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def front(server):
-    with Front(server) as front:
-        yield front
-
-
 @pytest.mark.parametrize("model", ["stories", "queued"])
 def test_tokens_are_those_that_the_model_reads(server, front, model):
     expected = generate(server, model, PROMPT, max_tokens=1)

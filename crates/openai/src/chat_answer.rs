@@ -221,6 +221,7 @@ mod tests {
         let reply = Reply {
             num_prompt_tokens: 5,
             rows,
+            ..Reply::default()
         };
         Answer { prompt: 0, reply }
     }

@@ -8,10 +8,13 @@ use crate::answer::Answer;
 use crate::body::Body;
 use crate::chunk::{Chunk, Head};
 use crate::fields::COMPLETIONS;
-use crate::generation::{Generation, LOGPROBS, Position, Prompt};
+use crate::generation::{
+    Generation, LOGPROBS, PROMPT_LOGPROBS, Position, Prompt, PromptTokens, Row,
+};
 use crate::input::{Input, inputs};
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::sse::{Chunks, event};
+use crate::tokens::Tokens;
 use crate::usage::{Counts, Usage};
 
 /// The most prompts of a request.
@@ -28,7 +31,11 @@ pub struct Completions {
     pub sampling: Sampling,
     model: String,
     prompts: Vec<Input>,
+    /// What the choices of each prompt begin with; empty without `echo`.
+    echoes: Vec<String>,
     echo: bool,
+    /// Whether there are tokens besides those of the prompt.
+    continues: bool,
     /// How many candidates each position has.
     logprobs: Option<u32>,
     options: Map<String, Value>,
@@ -45,32 +52,48 @@ impl Completions {
         let sampling = Sampling::take(&mut body, seed)?;
         let echo = body.flag("echo")?;
         let logprobs = body.count("logprobs", 0..=MAX_CANDIDATES)?;
-        if echo && logprobs.is_some() {
-            return Err(Error::field(
-                "echo",
-                "'echo' with 'logprobs' is not supported: prompts have no log-probabilities; leave one of them out",
-            ));
-        }
-        let is_text = |prompt: &Input| matches!(prompt, Input::Text(_));
-        if echo && !prompts.iter().all(is_text) {
-            return Err(Error::field(
-                "echo",
-                "'echo' repeats texts, and the prompt is token ids; leave it out",
-            ));
-        }
-        let max_tokens = body.count("max_tokens", 1..=i32::MAX as u32)?;
+        let max_tokens = body.count("max_tokens", 0..=i32::MAX as u32)?;
         let mut options = sampling.options(body, COMPLETIONS)?;
         let max_tokens = max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        options.insert("max_tokens".to_owned(), json!(max_tokens));
+        // A model computes a prompt for the sake of a token, which nobody sees if none is wanted.
+        options.insert("max_tokens".to_owned(), json!(max_tokens.max(1)));
         options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
+        let of_prompt = logprobs.filter(|_| echo);
+        options.extend(of_prompt.map(|num| (PROMPT_LOGPROBS.to_owned(), json!(num))));
+        let echoed = |prompt: &Input| {
+            if echo {
+                prompt.text().to_owned()
+            } else {
+                String::new()
+            }
+        };
         Ok(Self {
             sampling,
             model,
+            echoes: prompts.iter().map(echoed).collect(),
             prompts,
             echo,
+            continues: max_tokens > 0,
             logprobs,
             options,
         })
+    }
+
+    /// The prompts that choices begin with and whose texts only the model knows, each with its index.
+    pub fn unread(&self) -> Vec<(usize, Tokens)> {
+        let prompts = self.prompts.iter().enumerate();
+        let tokens = prompts.filter_map(|(index, prompt)| match prompt {
+            Input::Tokens(ids) if self.echo => {
+                Some((index, Tokens::of_model(self.model.clone(), ids.clone())))
+            }
+            _ => None,
+        });
+        tokens.collect()
+    }
+
+    /// Says what the text of a prompt is.
+    pub fn set_text(&mut self, prompt: usize, text: String) {
+        self.echoes[prompt] = text;
     }
 
     /// The requests to Triton, one for each prompt.
@@ -82,7 +105,11 @@ impl Completions {
                 text: prompt.text().to_owned(),
                 options: prompt.options(&self.options),
             },
-            outputs: self.logprobs.map(|_| LOGPROBS).into_iter().collect(),
+            outputs: match (self.logprobs, self.echo) {
+                (None, _) => Vec::new(),
+                (Some(_), false) => vec![LOGPROBS],
+                (Some(_), true) => vec![LOGPROBS, PROMPT_LOGPROBS],
+            },
         };
         self.prompts.iter().enumerate().map(generation).collect()
     }
@@ -94,6 +121,7 @@ impl Completions {
             head: Head::new(id, OBJECT, &self.model),
             counts: Counts::new(self.prompts.len(), num_choices),
             num_chars: vec![None; num_choices],
+            prompt_tokens: vec![None; self.prompts.len()],
             request: self,
         }
     }
@@ -104,14 +132,21 @@ impl Completions {
         let mut choices = Vec::new();
         for answer in answers {
             counts.prompts[answer.prompt] = answer.reply.num_prompt_tokens;
+            let echoed = &self.echoes[answer.prompt];
             for (row, index) in answer.reply.rows.into_iter().zip(0..) {
+                let row = self.shown(row);
                 counts.choices.push(row.num_tokens);
-                let echoed = self.echo.then_some(self.prompts[answer.prompt].text());
-                let logprobs = row.logprobs.zip(self.logprobs);
                 choices.push(Choice {
                     index: answer.prompt as u32 * self.sampling.num_choices + index,
-                    text: [echoed.unwrap_or_default(), &row.text].concat(),
-                    logprobs: logprobs.map(|(positions, num)| Logprobs::of(&positions, num, 0)),
+                    text: [echoed, &row.text[..]].concat(),
+                    logprobs: row.logprobs.zip(self.logprobs).map(|(positions, num)| {
+                        let mut logprobs = Logprobs::default();
+                        if let Some(tokens) = &answer.reply.prompt_tokens {
+                            logprobs.add_prompt(tokens, num, echoed.chars().count());
+                        }
+                        logprobs.add(&positions, num, echoed.chars().count());
+                        logprobs
+                    }),
                     finish_reason: row.finish_reason,
                 });
             }
@@ -125,6 +160,21 @@ impl Completions {
     }
 }
 
+impl Completions {
+    /// What the client gets of a row.
+    fn shown(&self, row: Row) -> Row {
+        match self.continues {
+            true => row,
+            // As where `max_tokens` ends it.
+            false => Row {
+                finish_reason: row.finish_reason.map(|_| "length"),
+                logprobs: row.logprobs.map(|_| Vec::new()),
+                ..Row::default()
+            },
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Choice {
     index: u32,
@@ -133,37 +183,53 @@ struct Choice {
     finish_reason: Option<&'static str>,
 }
 
-/// The log-probabilities of a choice, each list with one element for each token.
-#[derive(Serialize)]
+/// The log-probabilities of a choice, each list with one element for each token. Those of a prompt's first token are null.
+#[derive(Default, Serialize)]
 struct Logprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f64>,
-    top_logprobs: Vec<Map<String, Value>>,
+    token_logprobs: Vec<Option<f64>>,
+    top_logprobs: Vec<Option<Map<String, Value>>>,
     text_offset: Vec<usize>,
 }
 
 impl Logprobs {
-    /// `num_candidates` of each position. The first token begins at character `offset` of the choice.
-    fn of(positions: &[Position], num_candidates: u32, mut offset: usize) -> Self {
-        let mut logprobs = Self {
-            tokens: Vec::new(),
-            token_logprobs: Vec::new(),
-            top_logprobs: Vec::new(),
-            text_offset: Vec::new(),
-        };
+    /// Adds tokens with `num_candidates` of each position. The first one begins at character `offset` of the choice.
+    fn add(&mut self, positions: &[Position], num_candidates: u32, mut offset: usize) {
         for position in positions {
-            let top = position.ranked.iter().take(num_candidates as usize);
-            logprobs.tokens.push(position.token.text.clone());
-            logprobs.token_logprobs.push(position.token.logprob);
-            logprobs.text_offset.push(offset);
-            logprobs.top_logprobs.push(
-                top.map(|candidate| (candidate.text.clone(), json!(candidate.logprob)))
-                    .collect(),
-            );
-            offset += position.token.text.chars().count();
+            let mut top = Map::new();
+            for candidate in position.ranked.iter().take(num_candidates as usize) {
+                // Of tokens with the same text, the likeliest.
+                top.entry(candidate.text.clone())
+                    .or_insert(json!(candidate.logprob));
+            }
+            self.tokens.push(position.token.text.clone());
+            self.token_logprobs.push(Some(position.token.logprob));
+            self.text_offset.push(offset);
+            self.top_logprobs.push(Some(top));
+            offset += num_chars(position);
         }
-        logprobs
     }
+
+    /// Adds the tokens of the prompt that the choice begins with, whose text has `num_chars`. Where the texts of the tokens
+    /// have more, the first ones are no part of it, such as a token before all texts.
+    fn add_prompt(&mut self, tokens: &PromptTokens, num_candidates: u32, num_chars_of_text: usize) {
+        self.tokens.push(tokens.first.clone());
+        self.token_logprobs.push(None);
+        self.top_logprobs.push(None);
+        self.text_offset.push(0);
+        let num_chars_of_first = tokens.first.chars().count();
+        self.add(&tokens.others, num_candidates, num_chars_of_first);
+        let of_tokens = num_chars_of_first + tokens.others.iter().map(num_chars).sum::<usize>();
+        let num_more = of_tokens.saturating_sub(num_chars_of_text);
+        for offset in &mut self.text_offset {
+            *offset = offset.saturating_sub(num_more);
+        }
+    }
+}
+
+/// The characters of a token.
+fn num_chars(position: &Position) -> usize {
+    position.token.text.chars().count()
 }
 
 /// Turns the answers of a stream into events.
@@ -173,6 +239,8 @@ pub struct CompletionChunks {
     counts: Counts,
     /// For each choice that has begun, the characters of its tokens so far.
     num_chars: Vec<Option<usize>>,
+    /// For each prompt, its tokens, if they are wanted and have come.
+    prompt_tokens: Vec<Option<PromptTokens>>,
 }
 
 impl CompletionChunks {
@@ -184,30 +252,37 @@ impl CompletionChunks {
 
 impl Chunks for CompletionChunks {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
-        self.counts.prompts[answer.prompt] = answer.reply.num_prompt_tokens;
-        let first = answer.prompt * self.request.sampling.num_choices as usize;
-        for (index, row) in (first..self.counts.choices.len()).zip(answer.reply.rows) {
+        let Answer { prompt, reply } = answer;
+        self.counts.prompts[prompt] = reply.num_prompt_tokens;
+        if reply.prompt_tokens.is_some() {
+            self.prompt_tokens[prompt] = reply.prompt_tokens;
+        }
+        let first = prompt * self.request.sampling.num_choices as usize;
+        for (index, row) in (first..self.counts.choices.len()).zip(reply.rows) {
+            let row = self.request.shown(row);
             self.counts.choices[index] = row.num_tokens;
             let begins = self.num_chars[index].is_none();
-            let offset = self.num_chars[index].unwrap_or_default();
+            let echoed = &self.request.echoes[prompt][..];
+            let offset = self.num_chars[index].unwrap_or_else(|| echoed.chars().count());
             let positions = row.logprobs.unwrap_or_default();
-            let new_chars = positions
-                .iter()
-                .map(|position| position.token.text.chars().count());
-            self.num_chars[index] = Some(offset + new_chars.sum::<usize>());
-            let echoed = match begins && self.request.echo {
-                true => self.request.prompts[answer.prompt].text(),
-                false => "",
-            };
-            let text = [echoed, &row.text].concat();
-            if text.is_empty() && positions.is_empty() && row.finish_reason.is_none() {
+            let new_chars = positions.iter().map(num_chars).sum::<usize>();
+            self.num_chars[index] = Some(offset + new_chars);
+            let mut logprobs = Logprobs::default();
+            if let Some(num) = self.request.logprobs {
+                if let Some(tokens) = self.prompt_tokens[prompt].as_ref().filter(|_| begins) {
+                    logprobs.add_prompt(tokens, num, offset);
+                }
+                logprobs.add(&positions, num, offset);
+            }
+            let text = [if begins { echoed } else { "" }, &row.text].concat();
+            let has_logprobs = !logprobs.tokens.is_empty();
+            if text.is_empty() && !has_logprobs && row.finish_reason.is_none() {
                 continue;
             }
-            let logprobs = self.request.logprobs.filter(|_| !positions.is_empty());
             let choice = Choice {
                 index: index as u32,
                 text,
-                logprobs: logprobs.map(|num| Logprobs::of(&positions, num, offset)),
+                logprobs: has_logprobs.then_some(logprobs),
                 finish_reason: row.finish_reason,
             };
             let chunk = Chunk {
@@ -234,7 +309,7 @@ impl Chunks for CompletionChunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::{Candidate, Reply, Row};
+    use crate::generation::{Candidate, Reply};
 
     fn read(value: Value) -> Result<Completions, Error> {
         let body = Body::parse(value.to_string().as_bytes())?;
@@ -258,6 +333,7 @@ mod tests {
         let reply = Reply {
             num_prompt_tokens: 5,
             rows,
+            ..Reply::default()
         };
         Answer { prompt, reply }
     }
@@ -325,15 +401,13 @@ mod tests {
             ("stop", json!(true)),
             ("suffix", json!("the end")),
             ("stream_options", json!(1)),
-            ("max_tokens", json!(0)),
+            ("max_tokens", json!(-1)),
         ] {
             let mut fields = json!({"model": "m", "prompt": "p"});
             fields[field] = value;
             let error = read(fields).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field));
         }
-        let both = json!({"model": "m", "prompt": "p", "echo": true, "logprobs": 0});
-        assert_eq!(read(both).expect_err("both").param.as_deref(), Some("echo"));
     }
 
     #[test]
@@ -402,5 +476,96 @@ mod tests {
             events[1]["choices"][0]["logprobs"],
             json!({"tokens": ["c"], "token_logprobs": [-2.0], "top_logprobs": [{"best": -0.5}], "text_offset": [2]})
         );
+    }
+
+    fn position(text: &str, logprob: f64) -> Position {
+        let token = Candidate {
+            text: text.to_owned(),
+            logprob,
+        };
+        Position {
+            ranked: vec![token.clone()],
+            token,
+        }
+    }
+
+    /// The reply to a prompt `<s>a bc`, and its first new token.
+    fn echoed_reply(finish_reason: Option<&'static str>) -> Answer {
+        let first = Row {
+            logprobs: Some(vec![position("d", -4.0)]),
+            ..row("d", finish_reason, 1)
+        };
+        let mut answer = answer(0, vec![first.clone(), first]);
+        answer.reply.prompt_tokens = Some(PromptTokens {
+            first: "<s>".to_owned(),
+            others: vec![position("a", -1.0), position(" bc", -2.0)],
+        });
+        answer
+    }
+
+    #[test]
+    fn what_is_echoed_has_log_probabilities_but_for_the_first_token() {
+        let fields = json!({"model": "m", "prompt": "a bc", "n": 2, "echo": true, "logprobs": 1, "max_tokens": 1});
+        let expected = json!({
+            "tokens": ["<s>", "a", " bc", "d"],
+            "token_logprobs": [null, -1.0, -2.0, -4.0],
+            "top_logprobs": [null, {"a": -1.0}, {" bc": -2.0}, {"d": -4.0}],
+            "text_offset": [0, 0, 1, 4],
+        });
+        let request = request(fields);
+        let generation = &request.generations("cmpl-1")[0];
+        assert_eq!(generation.prompt.options["prompt_logprobs"], 1);
+        assert_eq!(generation.outputs, ["logprobs", "prompt_logprobs"]);
+        let whole = request
+            .clone()
+            .answer("id".to_owned(), vec![echoed_reply(Some("length"))]);
+        let later = Row {
+            logprobs: Some(vec![position("e", -5.0)]),
+            ..row("e", Some("length"), 2)
+        };
+        let mut events = events(
+            &mut request.chunks("id".to_owned()),
+            vec![echoed_reply(None), answer(0, vec![later.clone(), later])],
+        )
+        .into_iter();
+        for choice in 0..2 {
+            assert_eq!(whole["choices"][choice]["text"], "a bcd");
+            assert_eq!(whole["choices"][choice]["logprobs"], expected);
+            let event = events.next().expect("a chunk");
+            assert_eq!(event["choices"][0]["text"], "a bcd");
+            assert_eq!(event["choices"][0]["logprobs"], expected);
+        }
+        let last = &events.next().expect("a chunk")["choices"][0]["logprobs"];
+        assert_eq!(last["tokens"], json!(["e"]));
+        assert_eq!(last["text_offset"], json!([5]));
+    }
+
+    #[test]
+    fn without_new_tokens_a_choice_is_its_prompt() {
+        let fields = json!({"model": "m", "prompt": [1, 2, 3], "n": 2, "echo": true, "logprobs": 0, "max_tokens": 0});
+        let mut request = request(fields);
+        assert_eq!(request.unread().len(), 1);
+        request.set_text(0, "a bc".to_owned());
+        assert_eq!(
+            request.generations("cmpl-1")[0].prompt.options["max_tokens"],
+            1
+        );
+        let whole = request
+            .clone()
+            .answer("id".to_owned(), vec![echoed_reply(Some("stop"))]);
+        let events = events(
+            &mut request.chunks("id".to_owned()),
+            vec![echoed_reply(Some("stop"))],
+        );
+        for choice in [&whole["choices"][0], &events[0]["choices"][0]] {
+            assert_eq!(choice["text"], "a bc");
+            assert_eq!(choice["finish_reason"], "length");
+            assert_eq!(choice["logprobs"]["tokens"], json!(["<s>", "a", " bc"]));
+            assert_eq!(
+                choice["logprobs"]["token_logprobs"],
+                json!([null, -1.0, -2.0])
+            );
+        }
+        assert_eq!(whole["usage"]["completion_tokens"], 0);
     }
 }

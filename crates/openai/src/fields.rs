@@ -86,14 +86,20 @@ pub const COMPLETIONS: &[Field] = &[
         "best_of",
         "choices of which the best `n` are returned; not in a stream",
     ),
-    read("echo", "each choice begins with its prompt, which is text"),
+    read(
+        "echo",
+        "each choice begins with its prompt, and its `logprobs` with those of the prompt's tokens; those of the first one are null",
+    ),
     option("frequency_penalty", "as OpenAI describes it"),
     option("logit_bias", "as OpenAI describes it"),
     read(
         "logprobs",
         "log-probabilities of each token and of so many of the most likely ones, at most 20",
     ),
-    read("max_tokens", "the most tokens of a choice, by default 16"),
+    read(
+        "max_tokens",
+        "the most tokens of a choice, by default 16. 0 with `echo`: the prompt alone",
+    ),
     N,
     option("presence_penalty", "as OpenAI describes it"),
     SEED,

@@ -79,6 +79,8 @@ const OUTPUTS: [&str; 4] = [
 
 /// The output with log-probabilities.
 pub const LOGPROBS: &str = "logprobs";
+/// The output with log-probabilities of the prompt.
+pub const PROMPT_LOGPROBS: &str = "prompt_logprobs";
 /// The output with what the model thought.
 pub const REASONING: &str = "reasoning_content";
 /// The output with calls of functions.
@@ -97,8 +99,19 @@ impl Generation {
 pub struct Reply {
     /// Tokens of the prompt.
     pub num_prompt_tokens: u32,
+    /// The prompt's tokens, in the first reply to a request that asked for their log-probabilities.
+    pub prompt_tokens: Option<PromptTokens>,
     /// One row for each sequence of the answer.
     pub rows: Vec<Row>,
+}
+
+/// The tokens of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptTokens {
+    /// The text of the first one, which has no log-probability.
+    pub first: String,
+    /// The others.
+    pub others: Vec<Position>,
 }
 
 /// What a reply says about a sequence.
@@ -118,7 +131,7 @@ pub struct Row {
     pub tool_calls: Vec<Value>,
 }
 
-/// A token of an answer, with its log-probability and that of the most likely ones in its place.
+/// A token, with its log-probability and that of the most likely ones in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Position {
     /// The token itself.
@@ -174,8 +187,17 @@ impl Reply {
                 row.tool_calls = serde_json::from_str(&json).map_err(|_| missing(TOOL_CALLS))?;
             }
         }
+        let prompt_tokens = match bytes(PROMPT_LOGPROBS) {
+            None => None,
+            Some(_) => {
+                let of_prompt = texts(PROMPT_LOGPROBS)?;
+                let tokens = of_prompt.first().and_then(|json| prompt_tokens(json));
+                tokens.ok_or_else(|| missing(PROMPT_LOGPROBS))?
+            }
+        };
         Ok(Self {
             num_prompt_tokens: num_prompt_tokens.ok_or_else(|| missing("num_input_tokens"))?,
+            prompt_tokens,
             rows,
         })
     }
@@ -194,10 +216,25 @@ fn finish_reason(name: &str) -> Option<&'static str> {
 
 /// The tokens in the text of an output `logprobs`.
 fn positions(json: &str) -> Option<Vec<Position>> {
-    let Ok(Value::Array(positions)) = serde_json::from_str(json) else {
-        return None;
+    list(json)?.iter().map(position).collect()
+}
+
+/// The tokens in the text of an output `prompt_logprobs`, which is the same list with a first token that has no
+/// log-probability. All replies but the first have none.
+fn prompt_tokens(json: &str) -> Option<Option<PromptTokens>> {
+    let list = list(json)?;
+    let Some((first, others)) = list.split_first() else {
+        return Some(None);
     };
-    positions.iter().map(position).collect()
+    let first = first.as_object()?.values().next()?;
+    Some(Some(PromptTokens {
+        first: first["decoded_token"].as_str()?.to_owned(),
+        others: others.iter().map(position).collect::<Option<_>>()?,
+    }))
+}
+
+fn list(json: &str) -> Option<Vec<Value>> {
+    serde_json::from_str(json).ok()
 }
 
 /// A token among the most likely ones: an object with the token first, of `{"logprob", "rank", "decoded_token"}` by id.
@@ -312,6 +349,7 @@ mod tests {
         let expected = Reply {
             num_prompt_tokens: 7,
             rows: vec![row("häuser", None, 3), row("", Some("stop"), 2)],
+            ..Reply::default()
         };
         assert_eq!(Reply::read(&response(&two_rows())), Ok(expected));
     }
@@ -348,6 +386,38 @@ mod tests {
         assert_eq!(ranked, ["a", "b", "c"]);
         assert_eq!(positions("[{}]"), None);
         assert_eq!(positions("null"), None);
+    }
+
+    #[test]
+    fn a_prompt_has_tokens_of_which_the_first_has_no_log_probability() {
+        let json = json!([
+            {"7": {"logprob": null, "rank": null, "decoded_token": "Once"}},
+            {"9": {"logprob": -3.0, "rank": 2, "decoded_token": " upon"}, "8": {"logprob": -0.5, "rank": 1, "decoded_token": " a"}},
+        ]);
+        let mut outputs = two_rows().to_vec();
+        outputs.push((PROMPT_LOGPROBS, text_tensor(&json.to_string())));
+        let reply = Reply::read(&response(&outputs)).expect("sound");
+        let tokens = reply.prompt_tokens.expect("they are there");
+        assert_eq!(tokens.first, "Once");
+        let [second] = &tokens.others[..] else {
+            panic!("{tokens:?}");
+        };
+        assert_eq!(
+            (&second.token.text[..], second.token.logprob),
+            (" upon", -3.0)
+        );
+        assert_eq!(second.ranked[0].text, " a");
+        for (json, is_sound) in [
+            ("[]", true),
+            ("[null]", false),
+            ("[{}]", false),
+            ("", false),
+        ] {
+            let mut outputs = two_rows().to_vec();
+            outputs.push((PROMPT_LOGPROBS, text_tensor(json)));
+            let reply = Reply::read(&response(&outputs));
+            assert_eq!(reply.map(|it| it.prompt_tokens).is_ok(), is_sound, "{json}");
+        }
     }
 
     #[test]

@@ -349,6 +349,7 @@ mod tests {
         let reply = Reply {
             num_prompt_tokens: 5,
             rows: vec![row],
+            ..Reply::default()
         };
         Answer { prompt: 0, reply }
     }

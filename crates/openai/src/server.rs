@@ -143,7 +143,11 @@ async fn completions(
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let body = Body::parse(&server.bytes(request).await?)?;
-    let request = Completions::read(body, ids::random())?;
+    let mut request = Completions::read(body, ids::random())?;
+    for (prompt, tokens) in request.unread() {
+        let read = server.read_prompt(triton.clone(), tokens).await?;
+        request.set_text(prompt, read.into_text());
+    }
     let id = ids::id("cmpl");
     let answers = server.answers(triton, request.generations(&id))?;
     if request.sampling.stream {

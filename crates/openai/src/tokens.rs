@@ -57,6 +57,15 @@ impl Tokens {
         })
     }
 
+    /// The request for the text of tokens.
+    pub fn of_model(model: String, ids: Vec<u32>) -> Self {
+        Self {
+            model: Some(model),
+            input: Input::Tokens(ids),
+            options: Map::new(),
+        }
+    }
+
     /// The request for a text in a body.
     ///
     /// # Errors
@@ -103,6 +112,11 @@ impl Read {
                 .ok_or_else(|| missing("text_output"))?,
             ids: ids.ok_or_else(|| missing("output_ids"))?,
         })
+    }
+
+    /// The text.
+    pub fn into_text(self) -> String {
+        self.text
     }
 
     /// The answer with the tokens, as vLLM's and llama.cpp's servers give them.

@@ -21,7 +21,7 @@ use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
 use crate::backend::request::volume::TextLengths;
 use crate::backend::response::answer::{
-    AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, Row,
+    AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, PromptLogProbs, Row,
 };
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
@@ -240,6 +240,8 @@ impl Admission {
             num_tokens: of(outputs.log_probs.is_some(), num_texts * num_new_tokens),
             num_top: outputs.log_probs.unwrap_or_default(),
             as_json: has_logprobs,
+            num_prompt_tokens: of(outputs.prompt_log_probs.is_some(), num_prompt_tokens),
+            num_prompt_top: outputs.prompt_log_probs.unwrap_or_default(),
         })?;
         let excluded = options
             .exclude_input_in_output
@@ -254,6 +256,8 @@ impl Admission {
             timeout_us => timeout_us,
         };
         let load = self.adapter(&options, arrival.adapter)?;
+        let wants_prompt = outputs.prompt_log_probs.is_some();
+        let prompt_log_probs = wants_prompt.then(|| PromptLogProbs::of(&prompt.ids));
         let mut request = NewRequest {
             id: SequenceId::default(),
             client_id: options.client_id,
@@ -289,6 +293,7 @@ impl Admission {
                 rows,
                 num_returned: num_found.unwrap_or(num_sequences.returned as usize),
                 echo,
+                prompt_log_probs,
                 memory,
             },
             arrival: arrival.time,
@@ -308,6 +313,7 @@ impl Admission {
             rows: vec![Row::new(0, None)],
             num_returned: 1,
             echo: None,
+            prompt_log_probs: None,
             memory: None,
         })
     }
@@ -345,8 +351,10 @@ impl Admission {
         let compatibility = settings.client_compatibility;
         let outputs = self.wanted_outputs(requested, options)?;
         let stream_interval = options.stream_interval.unwrap_or(settings.stream_interval);
-        let has_logprobs = outputs.contains(&OutputKind::Logprobs);
-        let tokenizer = self.encoder.text.as_ref().filter(|_| has_logprobs);
+        let names_tokens =
+            |kind| matches!(kind, &OutputKind::Logprobs | &OutputKind::PromptLogprobs);
+        let has_names = outputs.iter().any(names_tokens);
+        let tokenizer = self.encoder.text.as_ref().filter(|_| has_names);
         Ok(AnswerFormat {
             stream: options.stream,
             stream_interval: stream_interval as usize,

@@ -128,8 +128,9 @@ impl NewBranches {
         sampling.seed = sampling.seed.wrapping_add(branch as u64);
         sampling.logits_processor = self.processors.get(branch).cloned();
         sampling.guide = sampling.guide.as_ref().map(|guide| guide.0.fresh());
-        // All have the same prompt: one returns its logits.
+        // All have the same prompt: one returns its logits and log-probabilities.
         request.outputs.context_logits = false;
+        request.outputs.prompt_log_probs = None;
         request
     }
 }
@@ -150,6 +151,7 @@ mod tests {
             }),
             outputs: OutputOptions {
                 context_logits: true,
+                prompt_log_probs: Some(1),
                 generation_logits: true,
                 ..OutputOptions::default()
             },
@@ -196,12 +198,17 @@ mod tests {
         }
         let context: Vec<_> = requests
             .iter()
-            .map(|request| request.outputs.context_logits)
+            .map(|request| {
+                (
+                    request.outputs.context_logits,
+                    request.outputs.prompt_log_probs,
+                )
+            })
             .collect();
         assert_eq!(
             context,
-            [true, false, false],
-            "the prompt's logits are returned once"
+            [(true, Some(1)), (false, None), (false, None)],
+            "what belongs to the prompt is returned once"
         );
     }
 

@@ -99,12 +99,6 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("cross_attention_mask", NO_ENCODER),
     field("skip_cross_attn_blocks", NO_ENCODER),
     field(
-        "prompt_logprobs",
-        Ignored(
-            "vLLM's backend has no output for log-probabilities of the prompt; return_context_logits returns its logits",
-        ),
-    ),
-    field(
         "embedding_request",
         Refused("embeddings are not supported; models generate text"),
     ),

@@ -3,7 +3,7 @@
 use crate::backend::request::admission::Admission;
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::base::RequestError;
-use crate::config::{InputKind, Task};
+use crate::config::{ClientCompatibility, InputKind, OutputKind, Task};
 use crate::sampling::SamplingParams;
 
 impl Admission {
@@ -33,10 +33,12 @@ impl Admission {
             );
         }
         for (name, outputs) in &options.asked {
-            if !outputs
-                .iter()
-                .any(|output| self.config.outputs.contains(output))
-            {
+            let mut outputs_of_model = self.config.outputs.iter();
+            if !outputs_of_model.any(|output| outputs.contains(output)) {
+                if *name == "prompt_logprobs" && compatibility == ClientCompatibility::Vllm {
+                    // vLLM's backend takes it, and has no output for it.
+                    continue;
+                }
                 let outputs: Vec<_> = outputs.iter().map(|output| output.name()).collect();
                 return Err(RequestError::Invalid(format!(
                     "option '{name}': this model has no output '{}'; name it in the model's \
@@ -86,6 +88,12 @@ impl Admission {
                     "option 'prompt_token_ids': the tokens are the whole prompt; leave out 'messages' and 'text_pair'",
                 );
             }
+        }
+        if options.prompt_only && options.asks(OutputKind::PromptLogprobs) {
+            return invalid(
+                "option 'prompt_only': nothing is computed, so the prompt has no log-probabilities; leave out \
+                 'prompt_logprobs', or ask for one token",
+            );
         }
         if options.prompt_only && options.stream {
             return invalid(

@@ -32,6 +32,10 @@ pub struct Needs {
     pub num_top: u32,
     /// Whether the log-probabilities are also written as JSON.
     pub as_json: bool,
+    /// Tokens of the prompt with log-probabilities, which are written as JSON.
+    pub num_prompt_tokens: usize,
+    /// The most likely alternatives that are listed for each of them.
+    pub num_prompt_top: u32,
 }
 
 /// The reservation of one answer, released on drop.
@@ -59,10 +63,18 @@ impl AnswerMemory {
     pub fn set_aside(&self, needs: Needs) -> Result<Option<SetAside>, Error> {
         let max_bytes = self.max_bytes;
         let (rows, per_row) = (needs.num_logits as u64, self.bytes_per_row);
-        let (tokens, per_token) = (needs.num_tokens as u64, self.bytes_per_token(needs));
-        let bytes = rows
-            .saturating_mul(per_row)
-            .saturating_add(tokens.saturating_mul(per_token));
+        let of_tokens = [
+            (needs.num_tokens, needs.num_top, needs.as_json),
+            (needs.num_prompt_tokens, needs.num_prompt_top, true),
+        ];
+        let of_tokens = of_tokens.map(|(num_tokens, num_top, as_json)| {
+            (num_tokens as u64, self.bytes_per_token(num_top, as_json))
+        });
+        let of_tokens = of_tokens.into_iter().filter(|(tokens, _)| *tokens > 0);
+        let bytes = of_tokens.clone().fold(
+            rows.saturating_mul(per_row),
+            |bytes, (tokens, per_token)| bytes.saturating_add(tokens.saturating_mul(per_token)),
+        );
         if bytes == 0 {
             return Ok(None);
         }
@@ -70,11 +82,9 @@ impl AnswerMemory {
         if rows > 0 {
             parts.push(format!("{rows} rows of logits of {per_row} bytes"));
         }
-        if tokens > 0 {
-            parts.push(format!(
-                "the log-probabilities of {tokens} tokens, {per_token} bytes each,"
-            ));
-        }
+        parts.extend(of_tokens.map(|(tokens, per_token)| {
+            format!("the log-probabilities of {tokens} tokens, {per_token} bytes each,")
+        }));
         let needs = format!("up to {} are asked for", parts.join(" and "));
         if bytes > max_bytes {
             return Err(RequestError::Invalid(format!(
@@ -103,12 +113,12 @@ impl AnswerMemory {
     }
 
     /// Bytes of one token's log-probabilities, as the engine returns them and as they are written.
-    fn bytes_per_token(&self, needs: Needs) -> u64 {
-        let num_top = u64::from(needs.num_top);
+    fn bytes_per_token(&self, num_top: u32, as_json: bool) -> u64 {
+        let num_top = u64::from(num_top);
         let extra_outputs = size_of::<TokenLogProbs>() as u64
             + LIST_OVERHEAD
             + num_top * size_of::<TokenLogProb>() as u64;
-        let written = match needs.as_json {
+        let written = match as_json {
             // And a bracket on either side.
             true => (num_top + 1) * self.max_entry_bytes + 2,
             false => size_of::<f32>() as u64,
@@ -186,5 +196,13 @@ mod tests {
             );
             memory.set_aside(needs(10)).expect("all of it");
         }
+        let of_prompt = |num_prompt_tokens| Needs {
+            num_prompt_tokens,
+            num_prompt_top: 3,
+            ..Needs::default()
+        };
+        let memory = AnswerMemory::new(10 * (extra_outputs + 402), 10, 100);
+        memory.set_aside(of_prompt(11)).expect_err("one too many");
+        memory.set_aside(of_prompt(10)).expect("all of it");
     }
 }

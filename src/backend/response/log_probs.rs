@@ -26,16 +26,27 @@ pub fn write<'a>(
 ) -> io::Result<()> {
     out.write_all(b"[")?;
     for (i, token) in tokens.into_iter().enumerate() {
-        out.write_all(if i == 0 { b"{" } else { b",{" })?;
-        write_entry(&mut out, &token.chosen, tokenizer)?;
-        let others = token.top.iter().filter(|it| it.token != token.chosen.token);
-        for other in others {
+        if i > 0 {
             out.write_all(b",")?;
-            write_entry(&mut out, other, tokenizer)?;
         }
-        out.write_all(b"}")?;
+        write_token(&mut out, token, tokenizer)?;
     }
     out.write_all(b"]")
+}
+
+fn write_token(
+    mut out: impl Write,
+    token: &TokenLogProbs,
+    tokenizer: Option<&Tokenizer>,
+) -> io::Result<()> {
+    out.write_all(b"{")?;
+    write_entry(&mut out, &token.chosen, tokenizer)?;
+    let others = token.top.iter().filter(|it| it.token != token.chosen.token);
+    for other in others {
+        out.write_all(b",")?;
+        write_entry(&mut out, other, tokenizer)?;
+    }
+    out.write_all(b"}")
 }
 
 fn write_entry(
@@ -51,6 +62,33 @@ fn write_entry(
         &tokenizer.map(|tokenizer| tokenizer.token_text(it.token)),
     )?;
     out.write_all(b"}")
+}
+
+/// The same list for a prompt. The first token follows nothing, so it has no log-probability: `{"<id>": {"logprob": null,
+/// "rank": null, "decoded_token": "Once"}}`.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_prompt(
+    mut out: impl Write,
+    first: TokenId,
+    others: &[TokenLogProbs],
+    tokenizer: Option<&Tokenizer>,
+) -> io::Result<()> {
+    write!(
+        out,
+        "[{{\"{first}\":{{\"logprob\":null,\"rank\":null,\"decoded_token\":"
+    )?;
+    serde_json::to_writer(
+        &mut out,
+        &tokenizer.map(|tokenizer| tokenizer.token_text(first)),
+    )?;
+    out.write_all(b"}}")?;
+    for token in others {
+        out.write_all(b",")?;
+        write_token(&mut out, token, tokenizer)?;
+    }
+    out.write_all(b"]")
 }
 
 /// The number of bytes that [`write()`] writes.
@@ -154,5 +192,18 @@ mod tests {
             top: vec![],
         }];
         assert!(json(&unknown, None).contains("-9999.0"));
+    }
+
+    #[test]
+    fn the_first_token_of_a_prompt_has_no_log_probability() {
+        let others = [TokenLogProbs {
+            chosen: ranked(7, -0.5, 2),
+            top: vec![ranked(9, -0.25, 1)],
+        }];
+        let mut written = Vec::new();
+        write_prompt(&mut written, 5, &others, None).expect("room for all");
+        let first = r#"[{"5":{"logprob":null,"rank":null,"decoded_token":null}},"#;
+        let expected = [first, &json(&others, None)[1..]].concat();
+        assert_eq!(String::from_utf8(written), Ok(expected));
     }
 }

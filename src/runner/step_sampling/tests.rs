@@ -7,7 +7,7 @@ use crate::base::{SequenceId, TokenId, Tokens};
 use crate::engine::{
     DraftOptions, Engine, EngineConfig, NewRequest, OutputOptions, Speculation, StepOutput,
 };
-use crate::sampling::{BeamSearch, EarlyStopping, SampleError, SamplingParams};
+use crate::sampling::{BeamSearch, EarlyStopping, LogProbs, SampleError, SamplingParams};
 
 const VOCAB_SIZE: usize = 50;
 
@@ -83,7 +83,10 @@ impl Sampling {
                 .concat();
             for context in self.layout.contexts() {
                 let logits = kept[context.rows.clone()].concat();
-                self.sampling.add_context_logits(context.sequence, logits);
+                let outputs = self
+                    .sampling
+                    .context_outputs(&mut self.threads, context, logits);
+                self.sampling.add_context_outputs(context.sequence, outputs);
             }
             let (threads, layout) = (&mut self.threads, &self.layout);
             let results = StepResults {
@@ -174,6 +177,43 @@ fn the_outputs_of_a_context_and_of_its_first_token_are_one() {
     let output = sampling.step();
     assert_eq!(output.extra_outputs.len(), 1);
     assert!(output.extra_outputs[0].1.context_logits.is_empty());
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_the_tokens_behind_each_row() {
+    let prompt: Vec<_> = (0..150)
+        .map(|n| (n * n + 3) % VOCAB_SIZE as TokenId)
+        .collect();
+    let expected = |num_top: usize| -> Vec<_> {
+        let mut log_probs = LogProbs::new(VOCAB_SIZE);
+        let of = |pair: &[TokenId]| {
+            log_probs.keep(&logits_after(pair[0]));
+            log_probs.of(pair[1], num_top as u32)
+        };
+        prompt.windows(2).map(of).collect()
+    };
+    for (num_threads, context_logits) in [(1, false), (3, false), (2, true)] {
+        let mut sampling = Sampling::new(num_threads);
+        for id in 0..2 {
+            sampling.add(id, &prompt, |request| {
+                request.outputs = OutputOptions {
+                    context_logits,
+                    prompt_log_probs: Some(id as u32),
+                    ..OutputOptions::default()
+                };
+            });
+        }
+        let output = sampling.step();
+        let rows = sampling.layout.contexts().iter();
+        let most = rows.map(|context| context.rows.len()).max();
+        assert_eq!(most, Some(if context_logits { 150 } else { 64 }));
+        assert_eq!(output.extra_outputs.len(), 2);
+        for (num_top, (_, outputs)) in output.extra_outputs.iter().enumerate() {
+            assert_eq!(outputs.prompt_log_probs, expected(num_top));
+            let num_rows = if context_logits { 150 } else { 0 };
+            assert_eq!(outputs.context_logits.len(), num_rows * VOCAB_SIZE);
+        }
+    }
 }
 
 #[test]

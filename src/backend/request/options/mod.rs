@@ -73,6 +73,7 @@ pub struct RequestOptions {
     /// Output tensors that the request asks for by name where they are not sent by default.
     wanted: Vec<OutputKind>,
     num_logprobs: Option<u32>,
+    num_prompt_logprobs: Option<u32>,
     /// The prompt as token ids, instead of a text.
     pub prompt_token_ids: Vec<TokenId>,
     /// Whether the answer is the prompt, and nothing is computed.
@@ -377,6 +378,9 @@ impl RequestOptions {
         OutputOptions {
             log_probs: outputs.iter().filter_map(num_top).max(),
             context_logits: wants(OutputKind::ContextLogits),
+            prompt_log_probs: outputs
+                .contains(&OutputKind::PromptLogprobs)
+                .then(|| self.num_prompt_logprobs.unwrap_or(0)),
             generation_logits: wants(OutputKind::GenerationLogits),
             kv_blocks: wants(OutputKind::KvCacheAllocNewBlocks)
                 || wants(OutputKind::KvCacheReusedBlocks)

@@ -832,6 +832,25 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         },
     },
     RequestOption {
+        name: "prompt_logprobs",
+        aliases: &[],
+        expected: "an integer from 0 to 20",
+        default: "none",
+        doc: "Adds the output `prompt_logprobs`: the same for the tokens of the prompt. The whole prompt is computed, whatever \
+              is in the cache.",
+        set: |o, v| {
+            set(
+                &mut o.num_prompt_logprobs,
+                integer(v, 0..=MAX_LOGPROBS).map(Some),
+            )?;
+            o.ask(
+                "prompt_logprobs",
+                &[OutputKind::PromptLogprobs],
+                &Value::Bool(true),
+            )
+        },
+    },
+    RequestOption {
         name: "return_context_logits",
         aliases: &[],
         expected: "true or false",

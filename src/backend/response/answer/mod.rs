@@ -5,6 +5,7 @@
 //!                outputs, times, echo              those of the whole request
 //! embedding.rs   the form of an embedding
 //! classes.rs     the form of classes and scores
+//! prompt_log_probs.rs the log-probabilities of the prompt
 //! row.rs         one sequence: tokens, text, log-probabilities, why it ended
 //! tensors.rs     a response: the rows, filled up to one length
 //! tool_calls.rs  calls of functions as JSON
@@ -16,6 +17,7 @@
 
 mod classes;
 mod embedding;
+mod prompt_log_probs;
 mod row;
 mod tensors;
 mod tool_calls;
@@ -34,6 +36,7 @@ use crate::triton::{Completion, Error, ResponseFactory};
 
 pub use classes::ClassForm;
 pub use embedding::EmbeddingForm;
+pub use prompt_log_probs::PromptLogProbs;
 pub use row::Row;
 pub use tool_calls::CallIds;
 
@@ -53,6 +56,8 @@ pub struct AnswerPlan {
     pub num_returned: usize,
     /// The prompt, where the answer repeats it.
     pub echo: Option<Echo>,
+    /// The log-probabilities of the prompt, if requested.
+    pub prompt_log_probs: Option<PromptLogProbs>,
     /// The memory set aside for its logits and log-probabilities.
     pub memory: Option<SetAside>,
 }
@@ -111,6 +116,8 @@ pub struct Answer {
     /// Logits of the prompt that no response has carried, in the pieces that steps brought; each is whole
     /// rows.
     context_logits: Vec<Vec<f32>>,
+    /// The log-probabilities of the prompt, if requested, that no response has carried.
+    prompt_log_probs: Option<PromptLogProbs>,
     /// Why a response could not be sent. The answer is then incomplete, and ends with this error.
     failure: Option<Error>,
 }
@@ -148,6 +155,7 @@ impl Answer {
             memory: plan.memory,
             rows: plan.rows,
             context_logits: Vec::new(),
+            prompt_log_probs: plan.prompt_log_probs,
             failure: None,
         }
     }
@@ -169,6 +177,9 @@ impl Answer {
         let context_logits = std::mem::take(&mut extra_outputs.context_logits);
         if !context_logits.is_empty() {
             self.context_logits.push(context_logits);
+        }
+        if let Some(of_prompt) = &mut self.prompt_log_probs {
+            of_prompt.add(std::mem::take(&mut extra_outputs.prompt_log_probs));
         }
         self.rows[row].add_extra_outputs(extra_outputs);
     }
@@ -205,8 +216,13 @@ impl Answer {
 
     /// Whether a stream's next response is due: it has as many tokens as the interval says, or as much to format as a
     /// step may wait for. A beam search sends whole texts; a response that would take longer is skipped, since the next
-    /// one has everything that it would have had.
+    /// one has everything that it would have had. The first response has all log-probabilities of the prompt: a sequence
+    /// that shares it may be ahead of the one that computes it.
     pub fn is_due(&self) -> bool {
+        let of_prompt = self.prompt_log_probs.as_ref();
+        if of_prompt.is_some_and(|it| !it.are_whole()) {
+            return false;
+        }
         let is_enough = |interval| self.rows.iter().any(|row| row.is_due(interval));
         if self.format.searches {
             return is_enough(self.format.stream_interval) && self.cost() <= MAX_SEARCH_COST;
@@ -227,10 +243,12 @@ impl Answer {
         let rows = self.rows[..self.num_returned].iter();
         let of_rows = rows.map(|row| row.cost(as_json)).sum::<usize>();
         let logits = self.context_logits.iter().map(Vec::len).sum::<usize>();
+        let of_prompt = self.prompt_log_probs.as_ref();
+        let of_prompt = of_prompt.map_or(0, PromptLogProbs::num_entries);
         let echo = self.echo.as_ref().map_or(0, |echo| {
             self.num_returned * (echo.text.len() + echo.ids.len() * size_of::<TokenId>())
         });
-        of_rows + (logits * size_of::<f32>() + echo) / BYTES_PER_PIECE
+        of_rows + of_prompt + (logits * size_of::<f32>() + echo) / BYTES_PER_PIECE
     }
 
     /// All its sequences, with those that are not returned; of a beam search, its current hypotheses.

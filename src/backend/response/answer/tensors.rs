@@ -1,7 +1,7 @@
 //! A response: the new part of an answer, as output tensors.
 //!
 //! ```text
-//! of the request     num_input_tokens, context_logits, blocks, drafts, moments   [1, ..]
+//! of the request     num_input_tokens, prompt_logprobs, context_logits, blocks, drafts, moments   [1, ..]
 //! of each row        text_output, sequence_length, finish_reason, ...            [1, rows]
 //! of each token      output_ids, output_log_probs, generation_logits             [1, rows, tokens, ..]
 //! ```
@@ -161,6 +161,12 @@ impl Answer {
                         // It has room for as much as was counted.
                         let _ = log_probs::write(place, shown(&rows[i]), tokenizer);
                     })?;
+                }
+                OutputKind::PromptLogprobs => {
+                    let tokenizer = self.format.tokenizer.as_deref();
+                    let whole = self.prompt_log_probs.take_if(|it| it.are_whole());
+                    let json = whole.map_or_else(|| b"[]".to_vec(), |it| it.json(tokenizer));
+                    response.output_strings(name, &[1, 1][from..], &[json])?;
                 }
                 OutputKind::ContextLogits => {
                     let pieces = std::mem::take(&mut self.context_logits);
