@@ -1,5 +1,6 @@
 """The commands that users type: `cargo xtask serve`, and the installation with cmake."""
 
+import http.client
 import json
 import os
 import pathlib
@@ -79,6 +80,15 @@ def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     body = json.dumps({"model": "stories", "messages": messages, "max_tokens": 10})
     status, answer = served.http("POST", "/v1/chat/completions", body, port=served.openai_port)
     assert status == 200 and json.loads(answer)["usage"]["completion_tokens"] == 10
+    # Its steps can be seen, without any setting.
+    connection = http.client.HTTPConnection("127.0.0.1", served.openai_port, timeout=60)
+    connection.request("GET", "/live")
+    live = connection.getresponse()
+    assert json.loads(live.readline().removeprefix(b"data: ")) == {"models": ["stories"]}
+    generate(served, "stories", "Once upon a time", max_tokens=10)
+    seen = next(json.loads(line.removeprefix(b"data: ")) for line in live if b"steps" in line)
+    assert seen["model"] == "stories" and seen["steps"]
+    connection.close()
     served.process.send_signal(signal.SIGINT)
     status, errors = served.wait()
     assert status == 0, errors

@@ -16,6 +16,7 @@ mod setup;
 mod soak;
 mod source_paths;
 mod test;
+mod watched_models;
 mod workspace;
 
 use std::path::{Path, PathBuf};

@@ -12,6 +12,7 @@ use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::process::{command, describe, spawn_guarded, terminate};
+use crate::watched_models::WatchedModels;
 use crate::{Result, library, setup, workspace};
 
 /// Polling interval for the child and for signals.
@@ -66,12 +67,15 @@ pub fn run(options: &Options) -> Result<()> {
             .map_err(|error| format!("{option} {port}: {error}; choose another port"))?;
     }
 
+    // The port belongs to this one.
+    let folder = workspace::target("serve").join(options.http_port.to_string());
+    let models = WatchedModels::of(&repository, folder)?;
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let mut child = spawn_guarded(
         command(server)
-            .arg(format!("--model-repository={}", repository.display()))
+            .arg(format!("--model-repository={}", models.repository().display()))
             .arg(format!("--backend-directory={}", backends.display()))
             .args([
                 "--http-address=127.0.0.1",
@@ -87,6 +91,7 @@ pub fn run(options: &Options) -> Result<()> {
         command(front)
             .arg(format!("--triton=127.0.0.1:{}", options.grpc_port))
             .arg(format!("--port={}", options.openai_port))
+            .args(models.options())
             .stdout(std::io::stderr()),
     )?;
     let mut told_ready = false;
@@ -133,6 +138,7 @@ pub fn run(options: &Options) -> Result<()> {
             announce(options, &repository)?;
             told_ready = true;
         }
+        models.empty_large_files();
         std::thread::sleep(POLL);
     }
 }

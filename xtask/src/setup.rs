@@ -40,8 +40,8 @@ pub fn python() -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
-/// The Python environment with NVIDIA's AIPerf, our plugin for it, and the dependencies of other backends'
-/// clients; returns the path of its interpreter. Separate because it is large and only server tests need it.
+/// The Python environment with NVIDIA's AIPerf, our plugin for it, LiteLLM, lm-evaluation-harness, and the dependencies of
+/// other backends' clients; returns the path of its interpreter. Separate because it is large and only server tests need it.
 pub fn aiperf() -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target("aiperf");
@@ -54,7 +54,7 @@ pub fn aiperf() -> Result<PathBuf> {
         fs::read_to_string(&requirements)?
     );
     make(&folder, &stamp, || {
-        eprintln!("installing AIPerf in {}", folder.display());
+        eprintln!("installing AIPerf and other clients in {}", folder.display());
         run(command("python3").args(["-m", "venv"]).arg(&folder))?;
         let python = folder.join("bin/python");
         // AIPerf's unused dependencies would double the size, so they are not installed.
