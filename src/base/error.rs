@@ -96,6 +96,9 @@ pub enum RequestError {
     /// The client's request id belongs to a request that is still in flight.
     #[error("request id '{0}' is already in flight; use it again after its final response")]
     InFlight(String),
+    /// Something that the request names is not there, such as an adapter.
+    #[error("{0}")]
+    NotFound(String),
     /// There is no room now for what the request needs; it may be sent again later.
     #[error("{0}")]
     Busy(String),

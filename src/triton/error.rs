@@ -69,6 +69,22 @@ impl Error {
         &self.message
     }
 
+    /// The same error with the name of its code before the message, for clients of streams, which get nothing but the
+    /// message.
+    pub(super) fn with_code_in_message(self) -> Self {
+        let name = match self.code {
+            ErrorCode::Unknown => "UNKNOWN",
+            ErrorCode::Internal => "INTERNAL",
+            ErrorCode::NotFound => "NOT_FOUND",
+            ErrorCode::InvalidArg => "INVALID_ARG",
+            ErrorCode::Unavailable => "UNAVAILABLE",
+            ErrorCode::Unsupported => "UNSUPPORTED",
+            ErrorCode::AlreadyExists => "ALREADY_EXISTS",
+            ErrorCode::Cancelled => "CANCELLED",
+        };
+        Self::new(self.code, format!("{name}: {}", self.message))
+    }
+
     /// Triton's object for this error, which the receiver must delete.
     pub(crate) fn into_raw(self) -> *mut sys::TRITONSERVER_Error {
         let message = to_c_string(self.message);
@@ -84,6 +100,7 @@ impl From<RequestError> for Error {
             | RequestError::UnknownOption { .. }
             | RequestError::Invalid(_) => ErrorCode::InvalidArg,
             RequestError::InFlight(_) => ErrorCode::AlreadyExists,
+            RequestError::NotFound(_) => ErrorCode::NotFound,
             RequestError::Busy(_) => ErrorCode::Unavailable,
             RequestError::Internal(_) => ErrorCode::Internal,
         };
@@ -298,5 +315,10 @@ mod tests {
         assert_eq!(Error::from(in_flight).code(), ErrorCode::AlreadyExists);
         let step = Error::from(StepError("NaN".to_owned()));
         assert_eq!(step.code(), ErrorCode::Internal);
+        let named = Error::from(RequestError::NotFound("no".to_owned())).with_code_in_message();
+        assert_eq!(
+            (named.code(), named.message()),
+            (ErrorCode::NotFound, "NOT_FOUND: no")
+        );
     }
 }

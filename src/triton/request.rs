@@ -22,6 +22,8 @@ use super::{Error, ErrorCode, Input, ResponseFactory, sys};
 /// The request id of requests that only end a sequence.
 pub(super) const END_OF_SEQUENCE: &CStr = c"inflight: the end of a sequence";
 
+/// The parameter that asks for the code of an error in its message.
+const RETURN_ERROR_CODE: &str = "return_error_code";
 /// The longest request id or parameter name, in bytes.
 const MAX_NAME_BYTES: usize = 4096;
 
@@ -275,8 +277,17 @@ impl Request {
             return Ok(factory.clone());
         }
         // SAFETY: the request is alive.
-        let factory = unsafe { ResponseFactory::new(self.raw) }?;
+        let factory = unsafe { ResponseFactory::new(self.raw, self.names_codes()) }?;
         Ok(self.factory.insert(factory).clone())
+    }
+
+    /// Whether the request wants the code of an error in its message.
+    fn names_codes(&self) -> bool {
+        let is_set = |it: Result<_, Error>| {
+            matches!(it, Ok((RETURN_ERROR_CODE, ParameterValue::Bool(true))))
+        };
+        self.parameters(|_| 0)
+            .is_ok_and(|mut parameters| parameters.any(is_set))
     }
 
     /// Sets the factory that answers the request: the one created in an earlier Execute of the same request. Call this

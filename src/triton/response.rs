@@ -27,6 +27,8 @@ struct Inner {
     finished: Mutex<bool>,
     /// Whether the request has been released for good. From then on only the factory can answer it.
     released: AtomicBool,
+    /// Whether the message of an error begins with the name of its code.
+    names_codes: bool,
 }
 
 /// A response to fill with outputs and send. Deleted if it is dropped.
@@ -61,11 +63,14 @@ unsafe impl Sync for Inner {}
 unsafe impl Send for RawResponse {}
 
 impl ResponseFactory {
-    /// The factory of a request.
+    /// The factory of a request. `names_codes`: the message of an error begins with the name of its code.
     ///
     /// # Safety
     /// `request` is alive and ours.
-    pub(super) unsafe fn new(request: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self, Error> {
+    pub(super) unsafe fn new(
+        request: NonNull<sys::TRITONBACKEND_Request>,
+        names_codes: bool,
+    ) -> Result<Self, Error> {
         // SAFETY: the request is alive; the factory is ours.
         let raw = unsafe {
             get_object(|out| sys::TRITONBACKEND_ResponseFactoryNew(out, request.as_ptr()))
@@ -74,6 +79,7 @@ impl ResponseFactory {
             raw,
             finished: Mutex::new(false),
             released: AtomicBool::new(false),
+            names_codes,
         })))
     }
 
@@ -299,6 +305,10 @@ impl UnsentResponse {
     /// # Errors
     /// As [`UnsentResponse::send`].
     pub fn send_error(self, error: Error) -> Result<(), Error> {
+        let error = match self.factory.0.names_codes {
+            true => error.with_code_in_message(),
+            false => error,
+        };
         self.hand_over(Completion::Final, RawError::new(error))
     }
 

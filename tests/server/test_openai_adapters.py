@@ -75,8 +75,8 @@ def test_an_adapter_is_named_as_a_model(server, front, model, name):
 @pytest.mark.parametrize(
     "fields, status, words",
     [
-        ({"model": "stories:none"}, 400, "the adapter 'none' is not known"),
-        ({"model": "stories:../poet"}, 400, "the adapter '../poet' is not known"),
+        ({"model": "stories:none"}, 404, "the adapter 'none' is not known"),
+        ({"model": "stories:../poet"}, 404, "the adapter '../poet' is not known"),
         ({"model": "stories:"}, 400, "behind the colon"),
         ({"model": "stories:poet", "lora_name": "critic"}, 400, "leave one of them out"),
         ({"model": "tales:poet"}, 404, "no model 'tales:poet'"),

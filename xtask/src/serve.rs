@@ -75,7 +75,10 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let mut child = spawn_guarded(
         command(server)
-            .arg(format!("--model-repository={}", models.repository().display()))
+            .arg(format!(
+                "--model-repository={}",
+                models.repository().display()
+            ))
             .arg(format!("--backend-directory={}", backends.display()))
             .args([
                 "--http-address=127.0.0.1",

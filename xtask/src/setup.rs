@@ -54,7 +54,10 @@ pub fn aiperf() -> Result<PathBuf> {
         fs::read_to_string(&requirements)?
     );
     make(&folder, &stamp, || {
-        eprintln!("installing AIPerf and other clients in {}", folder.display());
+        eprintln!(
+            "installing AIPerf and other clients in {}",
+            folder.display()
+        );
         run(command("python3").args(["-m", "venv"]).arg(&folder))?;
         let python = folder.join("bin/python");
         // AIPerf's unused dependencies would double the size, so they are not installed.

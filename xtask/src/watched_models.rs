@@ -49,9 +49,8 @@ impl WatchedModels {
 
     /// What tells the server with OpenAI's API where the steps are.
     pub fn options(&self) -> impl Iterator<Item = String> {
-        let option = |(name, path): &(String, PathBuf)| {
-            format!("--stats-file={name}={}", path.display())
-        };
+        let option =
+            |(name, path): &(String, PathBuf)| format!("--stats-file={name}={}", path.display());
         self.files.iter().map(option)
     }
 
@@ -74,8 +73,10 @@ impl WatchedModels {
         let config = fs::read_to_string(model.path().join("config.pbtxt")).unwrap_or_default();
         let name = model.file_name().into_string();
         let name = name.ok().filter(|name| !name.contains('='));
-        let (Some(name), true) = (name, can_be_watched(&config) && self.files.len() < MAX_FILES)
-        else {
+        let (Some(name), true) = (
+            name,
+            can_be_watched(&config) && self.files.len() < MAX_FILES,
+        ) else {
             return Ok(symlink(model.path(), target)?);
         };
         fs::create_dir(&target)?;
@@ -124,8 +125,14 @@ mod tests {
         let repository = folder.join("repository");
         let configs = [
             ("ours", "backend: \"inflight\"\n"),
-            ("theirs", "backend: \"identity\"  # not backend: \"inflight\"\n"),
-            ("watched", "backend: \"inflight\"\nparameters { key: \"stats_file\" }\n"),
+            (
+                "theirs",
+                "backend: \"identity\"  # not backend: \"inflight\"\n",
+            ),
+            (
+                "watched",
+                "backend: \"inflight\"\nparameters { key: \"stats_file\" }\n",
+            ),
         ];
         for (name, config) in configs {
             fs::create_dir_all(repository.join(name).join("1")).expect("a folder");

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use crate::answer::Answer;
 use crate::chat::Chat;
 use crate::chunk::{Chunk, Head};
-use crate::generation::{Candidate, Position, Row};
+use crate::generation::{Position, Row};
+use crate::logprobs::{Token, tokens};
 use crate::sse::{Chunks, event};
 use crate::usage::Counts;
 
@@ -111,35 +112,11 @@ struct Logprobs {
     refusal: (),
 }
 
-#[derive(Serialize)]
-struct Token {
-    #[serde(flatten)]
-    token: Entry,
-    top_logprobs: Vec<Entry>,
-}
-
-#[derive(Serialize)]
-struct Entry {
-    token: String,
-    logprob: f64,
-    bytes: Vec<u8>,
-}
-
 impl Logprobs {
     /// `num_candidates` of each position; `None` if the request asked for no log-probabilities.
     fn of(positions: Option<&[Position]>, num_candidates: Option<u32>) -> Option<Self> {
-        let entry = |candidate: &Candidate| Entry {
-            token: candidate.text.clone(),
-            logprob: candidate.logprob,
-            bytes: candidate.text.clone().into_bytes(),
-        };
-        let num = num_candidates? as usize;
-        let tokens = positions?.iter().map(|position| Token {
-            token: entry(&position.token),
-            top_logprobs: position.ranked.iter().take(num).map(entry).collect(),
-        });
         Some(Self {
-            content: tokens.collect(),
+            content: tokens(positions?, num_candidates?),
             refusal: (),
         })
     }
@@ -207,7 +184,7 @@ impl Chunks for ChatChunks {
 mod tests {
     use super::*;
     use crate::body::Body;
-    use crate::generation::Reply;
+    use crate::generation::{Candidate, Reply};
 
     fn request(more: Value) -> Chat {
         let mut fields = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}]});

@@ -8,6 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
+/// The details of a status that the backend has named.
+pub const OF_THE_BACKEND: &[u8] = b"inflight";
+
 /// Why a request was refused, or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -141,6 +144,13 @@ impl Error {
         // Triton's queue is full: of all that is unavailable, this alone passes by itself.
         let is_full = message.contains("maximum queue size");
         let http = match status.code() {
+            // A part of the model, such as an adapter.
+            Code::NotFound if status.details() == OF_THE_BACKEND => {
+                return Self {
+                    message: message.to_owned(),
+                    ..Self::unknown_model(model)
+                };
+            }
             Code::NotFound => return Self::unknown_model(model),
             Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
                 StatusCode::BAD_REQUEST
@@ -236,6 +246,13 @@ mod tests {
                 "{status}"
             );
         }
+        let no_adapter = Status::with_details(Code::NotFound, "no adapter", OF_THE_BACKEND.into());
+        let error = Error::of_triton(&no_adapter, "m:a");
+        assert_eq!(
+            (error.status, &error.message[..]),
+            (StatusCode::NOT_FOUND, "no adapter")
+        );
+        assert_eq!(error.code, Some("model_not_found"));
         let error = Error::of_triton(&Status::invalid_argument("option 'n'"), "m");
         assert_eq!(error.message, "option 'n'");
     }

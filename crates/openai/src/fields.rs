@@ -229,10 +229,9 @@ pub const RESPONSES: &[Field] = &[
         |_| false,
     ),
     refused("image", "leave it out: models here write text", |_| false),
-    refused(
+    read(
         "include",
-        "leave it out: nothing is left out of responses",
-        |value| *value == json!([]),
+        "`message.output_text.logprobs`: the tokens of messages have their log-probabilities. Anything else is refused: nothing else is left out of responses",
     ),
     read("instructions", "a system message before the input"),
     read(
@@ -285,10 +284,9 @@ pub const RESPONSES: &[Field] = &[
         "tools",
         "functions, at most 128. Tools of OpenAI's own are refused",
     ),
-    refused(
+    read(
         "top_logprobs",
-        "leave it out, or use /v1/chat/completions",
-        |value| *value == json!(0),
+        "so many of the most likely tokens in each place, at most 20; from 1 on, log-probabilities are included",
     ),
     option("top_p", "as OpenAI describes it"),
     refused(

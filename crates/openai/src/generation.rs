@@ -37,6 +37,8 @@ impl Prompt {
                 "triton_enable_empty_final_response",
                 ParameterChoice::Bool(true),
             ),
+            // Errors of streams have no other code.
+            ("return_error_code", ParameterChoice::Bool(true)),
         ];
         let parameters = parameters.map(|(name, value)| {
             let parameter_choice = Some(value);

@@ -6,7 +6,7 @@
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; the same as items; prompts |
-//! | `chunk.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, the tokens of a request, ids |
+//! | `chunk.rs`, `logprobs.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs` | the replies to the prompts of a request |
 //! | `body.rs` | a JSON object of which fields are taken one by one |
@@ -40,6 +40,7 @@ pub mod keys;
 pub mod listener;
 pub mod live;
 pub mod load;
+pub mod logprobs;
 pub mod messages;
 pub mod models;
 pub mod page;

@@ -7,7 +7,10 @@ use crate::body::{Body, wrong};
 use crate::chat::Chat;
 use crate::fields::{CHAT, Fate, RESPONSES};
 use crate::items;
+use crate::sampling::MAX_CANDIDATES;
 
+/// What may be included.
+const LOGPROBS: &str = "message.output_text.logprobs";
 /// Options that have the same name for a conversation.
 const SHARED: [&str; 2] = ["seed", "stop"];
 
@@ -30,6 +33,8 @@ impl Responses {
         let instructions = body.text("instructions")?;
         let messages = items::messages(body.take("input"), instructions.as_deref())?;
         let max_tokens = body.count("max_output_tokens", 1..=i32::MAX as u32)?;
+        let top_logprobs = body.count("top_logprobs", 0..=MAX_CANDIDATES)?.unwrap_or(0);
+        let has_logprobs = includes_logprobs(body.take("include"))? || top_logprobs > 0;
         let stream = body.flag("stream")?;
         let format = format(body.take("text"))?;
         let effort = effort(body.take("reasoning"))?;
@@ -57,7 +62,7 @@ impl Responses {
             "text": {"format": format},
             "tool_choice": choice,
             "tools": tools,
-            "top_logprobs": 0,
+            "top_logprobs": top_logprobs,
             "top_p": given("top_p"),
             "truncation": "disabled",
         });
@@ -69,6 +74,8 @@ impl Responses {
             ("messages", Some(Value::Array(messages))),
             ("max_completion_tokens", max_tokens.map(|num| json!(num))),
             ("stream", Some(json!(stream))),
+            ("logprobs", has_logprobs.then(|| json!(true))),
+            ("top_logprobs", has_logprobs.then(|| json!(top_logprobs))),
             ("response_format", Some(response_format(format))),
             ("reasoning_effort", effort.map(|effort| json!(effort))),
             ("tools", Some(tools)),
@@ -116,6 +123,22 @@ fn check(options: &Map<String, Value>) -> Result<(), Error> {
             format!(
                 "'{name}' is no field of /v1/responses; leave it out, or use /v1/chat/completions"
             ),
+        )),
+    }
+}
+
+/// Whether a field `include` asks for log-probabilities.
+fn includes_logprobs(include: Option<Value>) -> Result<bool, Error> {
+    let Some(include) = include else {
+        return Ok(false);
+    };
+    let list = include.as_array();
+    match list {
+        Some(list) if list.iter().all(|item| item == LOGPROBS) => Ok(!list.is_empty()),
+        _ => Err(wrong(
+            "include",
+            &include,
+            &format!("a list of nothing but '{LOGPROBS}'; nothing else is left out of responses"),
         )),
     }
 }
@@ -236,6 +259,20 @@ mod tests {
     }
 
     #[test]
+    fn log_probabilities_are_included_or_asked_for_by_their_number() {
+        let num = |fields: Value| read(fields).expect("sound").chat.logprobs;
+        let included = json!(["message.output_text.logprobs"]);
+        assert_eq!(num(json!({})), None);
+        assert_eq!(num(json!({"include": [], "top_logprobs": 0})), None);
+        assert_eq!(num(json!({"include": included})), Some(0));
+        assert_eq!(
+            num(json!({"include": included, "top_logprobs": 3})),
+            Some(3)
+        );
+        assert_eq!(num(json!({"top_logprobs": 3})), Some(3));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (field, value) in [
             ("store", json!(true)),
@@ -243,7 +280,10 @@ mod tests {
             ("conversation", json!("conv-1")),
             ("background", json!(true)),
             ("prompt", json!({"id": "p"})),
-            ("include", json!(["message.output_text.logprobs"])),
+            ("include", json!(["reasoning.encrypted_content"])),
+            ("include", json!("message.output_text.logprobs")),
+            ("top_logprobs", json!(21)),
+            ("logprobs", json!(true)),
             ("truncation", json!("auto")),
             ("text", json!({"verbosity": "low"})),
             ("text", json!({"format": {"type": "yaml"}})),

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
+use crate::logprobs::{Token, from_text_on, tokens};
 use crate::responses::Responses;
 use crate::sse::{Chunks, named_event};
 use crate::usage::Counts;
@@ -27,11 +28,13 @@ impl Responses {
         ResponseEvents {
             id,
             created_at: ids::now(),
+            num_candidates: self.chat.logprobs.unwrap_or_default(),
             repeated: self.repeated,
             counts: Counts::new(1, 1),
             output: Vec::new(),
             open: None,
             blank: String::new(),
+            tokens: Vec::new(),
             state: State::Waiting,
             num_events: 0,
         }
@@ -43,6 +46,8 @@ pub struct ResponseEvents {
     id: String,
     created_at: u64,
     repeated: Map<String, Value>,
+    /// How many candidates each token has.
+    num_candidates: u32,
     counts: Counts,
     /// The items that are complete.
     output: Vec<Value>,
@@ -50,6 +55,8 @@ pub struct ResponseEvents {
     open: Option<Item>,
     /// White space that begins a message if more follows.
     blank: String,
+    /// Tokens with log-probabilities that no message has.
+    tokens: Vec<Token>,
     state: State,
     num_events: u64,
 }
@@ -67,6 +74,8 @@ struct Item {
     kind: Kind,
     id: String,
     text: String,
+    /// The tokens of a message, if the request wants their log-probabilities.
+    tokens: Vec<Token>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -85,11 +94,11 @@ impl Kind {
     }
 
     /// The part of an item.
-    fn with_text(self, text: &str) -> Value {
+    fn with_text(self, text: &str, tokens: &[Token]) -> Value {
         match self {
             Self::Reasoning => json!({"type": self.part(), "text": text}),
             Self::Message => {
-                json!({"type": self.part(), "text": text, "annotations": [], "logprobs": []})
+                json!({"type": self.part(), "text": text, "annotations": [], "logprobs": tokens})
             }
         }
     }
@@ -119,7 +128,7 @@ struct Delta<'a> {
     content_index: u32,
     delta: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<[(); 0]>,
+    logprobs: Option<&'a [Token]>,
 }
 
 impl Chunks for ResponseEvents {
@@ -136,6 +145,8 @@ impl Chunks for ResponseEvents {
             return;
         };
         self.counts.choices[0] = row.num_tokens;
+        let positions = row.logprobs.unwrap_or_default();
+        self.tokens.extend(tokens(&positions, self.num_candidates));
         self.grow(Kind::Reasoning, &row.reasoning, out);
         self.grow(Kind::Message, &row.text, out);
         for call in &row.tool_calls {
@@ -239,6 +250,15 @@ impl ResponseEvents {
             return;
         };
         item.text.push_str(&text);
+        let first_new = item.tokens.len();
+        if kind == Kind::Message {
+            let own = std::mem::take(&mut self.tokens);
+            item.tokens.extend(match is_open {
+                true => own,
+                // Those before it are of what the model thought.
+                false => from_text_on(own, &text),
+            });
+        }
         let name = format!("response.{}.delta", kind.part());
         let delta = Delta {
             r#type: name.clone(),
@@ -247,7 +267,7 @@ impl ResponseEvents {
             output_index: self.output.len(),
             content_index: 0,
             delta: &text,
-            logprobs: (kind == Kind::Message).then_some([]),
+            logprobs: (kind == Kind::Message).then_some(&item.tokens[first_new..]),
         };
         named_event(&name, &delta, out);
         self.num_events += 1;
@@ -261,28 +281,33 @@ impl ResponseEvents {
                 Kind::Message => "msg",
             }),
             text: String::new(),
+            tokens: Vec::new(),
         };
         let index = self.output.len();
         let added = json!({"output_index": index, "item": item.json(&[], "in_progress")});
         self.event("response.output_item.added", added, out);
         let part = json!({
-            "item_id": item.id, "output_index": index, "content_index": 0, "part": kind.with_text(""),
+            "item_id": item.id, "output_index": index, "content_index": 0, "part": kind.with_text("", &[]),
         });
         self.event("response.content_part.added", part, out);
         self.open = Some(item);
     }
 
     fn close(&mut self, out: &mut Vec<u8>) {
-        let Some(item) = self.open.take() else {
+        let Some(mut item) = self.open.take() else {
             return;
         };
         let index = self.output.len();
-        let part = item.kind.with_text(&item.text);
+        if item.kind == Kind::Message {
+            // The one that ends it has no text.
+            item.tokens.append(&mut self.tokens);
+        }
+        let part = item.kind.with_text(&item.text, &item.tokens);
         let mut text = json!({
             "item_id": item.id, "output_index": index, "content_index": 0, "text": item.text,
         });
         if item.kind == Kind::Message {
-            text["logprobs"] = json!([]);
+            text["logprobs"] = json!(item.tokens);
         }
         self.event(&format!("response.{}.done", item.kind.part()), text, out);
         let done = json!({
@@ -337,7 +362,7 @@ impl ResponseEvents {
 mod tests {
     use super::*;
     use crate::body::Body;
-    use crate::generation::{Reply, Row};
+    use crate::generation::{Candidate, Position, Reply, Row};
 
     fn request() -> Responses {
         let body = json!({"model": "m", "input": "Hi", "stream": true});
@@ -433,6 +458,68 @@ mod tests {
         assert_eq!(types, ["reasoning", "message", "function_call"]);
         assert_eq!(response["output"][1]["content"][0]["text"], "\nHello you\n");
         assert_eq!(response["usage"]["total_tokens"], 14);
+    }
+
+    #[test]
+    fn a_message_has_the_log_probabilities_of_its_tokens_streamed_or_whole() {
+        let position = |text: &str| {
+            let token = Candidate {
+                text: text.to_owned(),
+                logprob: -1.0,
+            };
+            Position {
+                ranked: vec![token.clone(), token.clone()],
+                token,
+            }
+        };
+        let row = |reasoning: &str, text: &str, tokens: &[&str]| Row {
+            reasoning: reasoning.to_owned(),
+            text: text.to_owned(),
+            logprobs: Some(tokens.iter().map(|text| position(text)).collect()),
+            ..Row::default()
+        };
+        let request = || {
+            let body = json!({"model": "m", "input": "Hi", "stream": true, "top_logprobs": 1});
+            let body = Body::parse(body.to_string().as_bytes()).expect("an object");
+            Responses::read(body, 42).expect("sound")
+        };
+        let ended = |row| Row {
+            finish_reason: Some("stop"),
+            ..row
+        };
+        let steps = [
+            row("", "", &["<think>"]),
+            row("Hi", "", &["Hi"]),
+            row("", "", &["</think>"]),
+            row("", "Hi", &["Hi"]),
+            row("", "", &["\u{fffd}"]),
+            row("", " ä", &[" ä"]),
+            ended(row("", "", &["</s>"])),
+        ];
+        let all = ["<think>", "Hi", "</think>", "Hi", "\u{fffd}", " ä", "</s>"];
+        let whole = [ended(row("Hi", "Hi ä", &all))];
+        // What cannot be found in the tokens leaves all of them.
+        let from = |rows: Vec<Row>| {
+            let answers = rows.into_iter().map(answer).collect();
+            let response = request().answer("resp-1".to_owned(), answers);
+            let part = &response["output"][1]["content"][0];
+            let tokens = part["logprobs"].as_array().expect("a list").clone();
+            for token in &tokens {
+                assert_eq!(token["top_logprobs"].as_array().map(Vec::len), Some(1));
+            }
+            let name = |token: &Value| token["token"].as_str().expect("a text").to_owned();
+            (
+                part["text"].clone(),
+                tokens.iter().map(name).collect::<Vec<_>>(),
+            )
+        };
+        let (text, tokens) = from(steps.into());
+        assert_eq!(
+            (text, tokens.concat()),
+            (json!("Hi ä"), "Hi\u{fffd} ä</s>".to_owned())
+        );
+        let (_, tokens) = from(whole.into());
+        assert_eq!(tokens, all);
     }
 
     #[test]

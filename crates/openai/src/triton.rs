@@ -11,11 +11,12 @@ use prost::Message;
 use tokio::sync::oneshot;
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::Error;
 use crate::embeddings::Embedding;
+use crate::error::OF_THE_BACKEND;
 use crate::generation::{Generation, Reply};
 use crate::protocol::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, RepositoryIndexRequest,
@@ -224,22 +225,39 @@ async fn next_response(
 /// As long as it is there, more requests may follow in a stream.
 type Open = Option<oneshot::Sender<Infallible>>;
 
-/// The status of a refusal that has only a text: those of a stream have no other. Most are mistakes of the client, such as an
-/// option out of range.
+/// The status of a refusal in a stream, which has only a text. That of the backend begins with its code; details of the status
+/// say so. Triton's own have none, so their words tell.
 fn refusal(message: String) -> Status {
     const OF_A_MODEL: [&str; 1] = ["unknown model"];
-    const OF_THE_MOMENT: [&str; 4] = ["maximum queue size", "not ready", "stopping", "again later"];
-    const OF_THE_SERVER: [&str; 4] = ["step failed", "cannot start", "has ended", "panicked"];
+    const OF_THE_MOMENT: [&str; 3] = ["maximum queue size", "not ready", "stopping"];
+    if let Some((name, text)) = message.split_once(": ")
+        && let Some(code) = code_of(name)
+    {
+        return Status::with_details(code, text, OF_THE_BACKEND.into());
+    }
     let has = |words: &[&str]| words.iter().any(|words| message.contains(words));
     if has(&OF_A_MODEL) {
         Status::not_found(message)
     } else if has(&OF_THE_MOMENT) {
         Status::unavailable(message)
-    } else if has(&OF_THE_SERVER) {
-        Status::internal(message)
     } else {
         Status::invalid_argument(message)
     }
+}
+
+/// The status for the name of one of Triton's codes.
+fn code_of(name: &str) -> Option<Code> {
+    Some(match name {
+        "UNKNOWN" => Code::Unknown,
+        "INTERNAL" => Code::Internal,
+        "NOT_FOUND" => Code::NotFound,
+        "INVALID_ARG" => Code::InvalidArgument,
+        "UNAVAILABLE" => Code::Unavailable,
+        "UNSUPPORTED" => Code::Unimplemented,
+        "ALREADY_EXISTS" => Code::AlreadyExists,
+        "CANCELLED" => Code::Cancelled,
+        _ => return None,
+    })
 }
 
 /// The path of a method of Triton's service.
@@ -249,25 +267,45 @@ fn path(method: &str) -> PathAndQuery {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
 
     #[test]
-    fn the_text_of_a_refusal_tells_its_status() {
+    fn a_refusal_has_the_code_that_the_backend_names() {
+        for (text, code, message) in [
+            (
+                "INTERNAL: step failed: device error",
+                Code::Internal,
+                "step failed: device error",
+            ),
+            (
+                "NOT_FOUND: the adapter 'a' is not known: maximum queue size",
+                Code::NotFound,
+                "the adapter 'a' is not known: maximum queue size",
+            ),
+            ("UNAVAILABLE: later", Code::Unavailable, "later"),
+        ] {
+            let status = refusal(text.to_owned());
+            assert_eq!((status.code(), status.message()), (code, message));
+            assert_eq!(status.details(), OF_THE_BACKEND);
+        }
+    }
+
+    #[test]
+    fn the_words_of_tritons_own_refusals_tell_their_status() {
         for (text, code) in [
             (
                 "Request for unknown model: 'm' is not found",
                 Code::NotFound,
             ),
             ("Exceeds maximum queue size", Code::Unavailable),
-            ("step failed: device error", Code::Internal),
             (
-                "option 'n': 0 is not an integer of 1 or more",
+                "expected 1 inputs but got 2 inputs for model 'm'",
                 Code::InvalidArgument,
             ),
         ] {
-            assert_eq!(refusal(text.to_owned()).code(), code, "{text}");
+            let status = refusal(text.to_owned());
+            assert_eq!((status.code(), status.message()), (code, text));
+            assert!(status.details().is_empty());
         }
     }
 }

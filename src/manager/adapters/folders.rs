@@ -109,7 +109,7 @@ impl AdapterFolders {
                     .to_owned(),
             );
         }
-        RequestError::Invalid(format!(
+        RequestError::NotFound(format!(
             "the adapter '{shown}' is not known: {}",
             places.join(", and ")
         ))

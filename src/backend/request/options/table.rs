@@ -938,6 +938,17 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.draft_input_ids, ids(v, MAX_DRAFT_IDS)),
     },
     RequestOption {
+        name: "return_error_code",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "As a parameter of the request: the message of an error begins with its code, `INVALID_ARG: ...`, `NOT_FOUND`, \
+              `UNAVAILABLE`, `ALREADY_EXISTS`, `UNSUPPORTED`, `CANCELLED`, `INTERNAL`, or `UNKNOWN`. Errors of gRPC's streams have no other \
+              code.",
+        // The response reads it, as errors may come before the options are read.
+        set: |_, v| flag(v).map(drop),
+    },
+    RequestOption {
         name: "sampling_parameters",
         aliases: &[],
         expected: "a JSON object of options",
