@@ -52,8 +52,10 @@ def answers(front, tmp_path_factory):
 
 def log_probabilities(server, text):
     """The tokens of a text, and the log-probabilities of all tokens after each of them, from the model's logits."""
-    ids = infer(server, "whole", text, max_tokens=1, prompt_only=True).ids
-    logits = infer(server, "whole", text, max_tokens=1, return_context_logits=True).last.arrays["context_logits"]
+    # The harness sends tokens, without the one that begins a text.
+    _, *ids = infer(server, "whole", text, max_tokens=1, prompt_only=True).ids
+    answer = infer(server, "whole", "", prompt_token_ids=json.dumps(ids), max_tokens=1, return_context_logits=True)
+    logits = answer.last.arrays["context_logits"]
     logits = logits.reshape(len(ids), -1).astype(numpy.float64)
     return ids, logits - numpy.log(numpy.exp(logits).sum(axis=1, keepdims=True))
 

@@ -71,7 +71,7 @@ def test_the_prompt_has_log_probabilities_but_for_its_first_token(server, alone)
     assert len(json.loads(texts[0])) == alone.last.num_input_tokens and set(texts[1:]) == {b"[]"}
     first, *others = of_prompt(alone)
     prompt = infer(server, "stories_full", PROMPT, max_tokens=1, prompt_only=True).ids
-    assert list(first.values()) == [{"logprob": None, "rank": None, "decoded_token": "Once"}]
+    assert list(first.values()) == [{"logprob": None, "rank": None, "decoded_token": "<s>"}]
     assert [int(next(iter(entry))) for entry in (first, *others)] == prompt
     logits = infer(server, "stories_full", PROMPT, max_tokens=1, return_context_logits=True).last.arrays["context_logits"]
     logits = logits.reshape(len(prompt), -1).astype(numpy.float64)
@@ -93,7 +93,7 @@ def test_several_sequences_have_one_prompt(server, alone):
 def test_nothing_that_is_not_computed_has_log_probabilities(server):
     with pytest.raises(clients.Refused, match="'prompt_only'.*leave out 'prompt_logprobs'"):
         infer(server, "stories_full", PROMPT, max_tokens=1, prompt_only=True, prompt_logprobs=0)
-    one = infer(server, "stories_full", "Once", max_tokens=1, prompt_logprobs=3)
+    one = infer(server, "stories_full", "", prompt_token_ids="[7]", max_tokens=1, prompt_logprobs=3)
     assert [list(entry.values())[0]["logprob"] for entry in of_prompt(one)] == [None]
 
 

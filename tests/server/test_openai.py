@@ -126,6 +126,37 @@ def test_log_probabilities_are_those_of_each_token(front):
         assert sum((chunk["choices"][0]["logprobs"][name] for chunk in chunks), []) == logprobs[name]
 
 
+@pytest.mark.parametrize("model", ["stories", "queued"])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
+    ids = front.post("/tokenize", model=model, prompt=PROMPT)["tokens"]
+    fields = {"model": model, "max_tokens": 4, "logprobs": 2, "echo": True}
+    choice = front.post("/v1/completions", **fields, prompt=PROMPT)["choices"][0]
+    found = choice["logprobs"]
+    assert {len(found[name]) for name in found} == {len(ids) + 4}
+    direct = generate(server, model, PROMPT, max_tokens=1, prompt_logprobs=2).last.tensors["prompt_logprobs"]
+    direct = [next(iter(entry.values())) for entry in json.loads(direct)]
+    assert found["tokens"][: len(ids)] == [entry["decoded_token"] for entry in direct]
+    assert found["token_logprobs"][: len(ids)] == [entry["logprob"] for entry in direct]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert choice["text"].startswith(PROMPT)
+    for token, offset in zip(found["tokens"][1:], found["text_offset"][1:], strict=True):
+        assert choice["text"][offset:].startswith(token.lstrip() if offset == 0 else token)
+    for token, own, top in list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]))[1:]:
+        assert len(top) == 2 and own <= max(top.values()) and top.get(token, own) == own
+    # The same from tokens, in a batch, and in a stream.
+    both = front.post("/v1/completions", **fields, prompt=[ids, ids[:5]])["choices"]
+    assert both[0]["logprobs"] == found
+    assert both[1]["logprobs"]["token_logprobs"][:5] == found["token_logprobs"][:5]
+    chunks = front.stream("/v1/completions", **fields, prompt=PROMPT)
+    for name in found:
+        assert sum((chunk["choices"][0]["logprobs"][name] for chunk in chunks if chunk["choices"][0]["logprobs"]), []) == found[name]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    # Of the prompt alone.
+    alone = front.post("/v1/completions", **{**fields, "max_tokens": 0}, prompt=PROMPT)
+    assert alone["choices"][0]["text"] == PROMPT and alone["usage"]["completion_tokens"] == 0
+    assert alone["choices"][0]["logprobs"] == {name: found[name][: len(ids)] for name in found}
+
+
 @pytest.mark.parametrize(
     "body, status, param, words",
     [
@@ -135,7 +166,6 @@ def test_log_probabilities_are_those_of_each_token(front):
         ({"model": "stories"}, 400, "prompt", "'prompt'"),
         ({"model": "stories", "prompt": [1, "a"]}, 400, "prompt", "token ids"),
         ({"model": "stories", "prompt": [1536]}, 400, None, "0 to 1535"),
-        ({"model": "stories", "prompt": [1, 2], "echo": True}, 400, "echo", "token ids"),
         ({"model": "stories", "prompt": "a", "suffix": "b"}, 400, "suffix", "leave it out"),
         ({"model": "tales", "prompt": "a"}, 404, "model", "'tales'"),
         ({"model": "stories", "prompt": "a", "temperature": 101}, 400, None, "option 'temperature'"),
