@@ -136,8 +136,8 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
     direct = generate(server, model, PROMPT, max_tokens=1, prompt_logprobs=2).last.tensors["prompt_logprobs"]
     direct = [next(iter(entry.values())) for entry in json.loads(direct)]
     assert found["tokens"][: len(ids)] == [entry["decoded_token"] for entry in direct]
-    assert found["token_logprobs"][: len(ids)] == [entry["logprob"] for entry in direct]
-    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None and direct[0]["logprob"] is None
+    assert found["token_logprobs"][1 : len(ids)] == [pytest.approx(entry["logprob"]) for entry in direct[1:]]
     assert choice["text"].startswith(PROMPT)
     for token, offset in zip(found["tokens"][1:], found["text_offset"][1:], strict=True):
         assert choice["text"][offset:].startswith(token.lstrip() if offset == 0 else token)
@@ -145,7 +145,10 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
         assert len(top) == 2 and own <= max(top.values()) and top.get(token, own) == own
     # The same from tokens, in a batch, and in a stream.
     both = front.post("/v1/completions", **fields, prompt=[ids, ids[:5]])["choices"]
-    assert both[0]["logprobs"] == found
+    # Whose text begins with that of the token that begins a text.
+    assert both[0]["text"] == "<s>" + choice["text"]
+    offsets = [0, *(offset + 3 for offset in found["text_offset"][1:])]
+    assert both[0]["logprobs"] == {**found, "text_offset": offsets}
     assert both[1]["logprobs"]["token_logprobs"][:5] == found["token_logprobs"][:5]
     chunks = front.stream("/v1/completions", **fields, prompt=PROMPT)
     for name in found:
