@@ -83,10 +83,10 @@ def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     # Its steps can be seen, without any setting.
     connection = http.client.HTTPConnection("127.0.0.1", served.openai_port, timeout=60)
     connection.request("GET", "/live")
-    live = connection.getresponse()
-    assert json.loads(live.readline().removeprefix(b"data: ")) == {"models": ["stories"]}
+    events = (json.loads(line.removeprefix(b"data: ")) for line in connection.getresponse() if line.startswith(b"data: "))
+    assert next(events) == {"models": ["stories"]}
     generate(served, "stories", "Once upon a time", max_tokens=10)
-    seen = next(json.loads(line.removeprefix(b"data: ")) for line in live if b"steps" in line)
+    seen = next(events)
     assert seen["model"] == "stories" and seen["steps"]
     connection.close()
     served.process.send_signal(signal.SIGINT)
