@@ -70,14 +70,14 @@ pub fn mpi_plugin() -> Result<()> {
     Ok(())
 }
 
-/// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.
-pub fn simulator(profile: &str) -> Result<PathBuf> {
-    program("inflight-simulator", profile)
+/// Builds `inflight-sim` (crates/simulator); returns the program's path.
+pub fn simulator() -> Result<PathBuf> {
+    program("inflight-simulator", "release")
 }
 
-/// Builds the server with OpenAI's API with a profile of Cargo.toml; returns the program's path.
-pub fn openai(profile: &str) -> Result<PathBuf> {
-    program("inflight-openai", profile)
+/// Builds the server with OpenAI's API; returns the program's path.
+pub fn openai() -> Result<PathBuf> {
+    program("inflight-openai", "release")
 }
 
 /// Builds the program that measures the server with OpenAI's API; returns its path.

@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
         .map_err(|error| format!("--model-repository {}: {error}", repository.display()))?;
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
-    let front = library::openai("dev")?;
+    let front = library::openai()?;
     for (option, port) in [
         ("--http-port", options.http_port),
         ("--grpc-port", options.grpc_port),

@@ -152,7 +152,7 @@ fn page_tests(pytest: &[String]) -> Result<()> {
             .args(pytest)
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
-            .env("INFLIGHT_SIM", library::simulator("dev")?),
+            .env("INFLIGHT_SIM", library::simulator()?),
     )
 }
 
@@ -161,7 +161,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
     // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
-    let simulator = library::simulator("release")?;
+    let simulator = library::simulator()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
     build_mpi_plugin();
@@ -182,7 +182,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
             .env("NODE_CLIENTS", setup::node_clients()?)
-            .env("INFLIGHT_OPENAI", library::openai("release")?)
+            .env("INFLIGHT_OPENAI", library::openai()?)
             .env("INFLIGHT_FRONT_COST", library::front_cost()?)
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)

@@ -260,7 +260,7 @@ pub fn run(bench: &Bench) -> Result<()> {
                 script("front.py")?
                     .args(arguments)
                     .args(json(front.json))
-                    .env("INFLIGHT_OPENAI", library::openai("release")?)
+                    .env("INFLIGHT_OPENAI", library::openai()?)
                     .env("INFLIGHT_FRONT_COST", library::front_cost()?),
             )
         }
@@ -268,7 +268,7 @@ pub fn run(bench: &Bench) -> Result<()> {
             script("simulator.py")?
                 .arg(format!("--seed={}", simulator.seed))
                 .args(json(simulator.json))
-                .env("INFLIGHT_SIM", library::simulator("release")?),
+                .env("INFLIGHT_SIM", library::simulator()?),
         ),
         Bench::Engine(program) => measure("engine", program),
         Bench::Embed(program) => measure("embed", program),

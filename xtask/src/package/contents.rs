@@ -30,8 +30,8 @@ impl Programs {
     /// Builds them as they ship.
     pub fn build() -> Result<Self> {
         // In this order, because the simulator's library, an rlib, replaces the one that the backend was built from.
-        let simulator = library::simulator("release")?;
-        let front = library::openai("release")?;
+        let simulator = library::simulator()?;
+        let front = library::openai()?;
         let backend = library::backend_directory()?.join("inflight");
         let [library, rank] =
             [library::LIBRARY, library::RANK_PROGRAM].map(|name| backend.join(name));
