@@ -47,13 +47,16 @@ const MPI_LIBRARY: &str = "libinflight_mpi.so";
 /// Builds the plug-in for MPI into the backend directory, by MPI's compiler and libclang as `setup::mpi` has found them.
 pub fn mpi_plugin() -> Result<()> {
     let built = target("mpi");
+    let libclang = setup::mpi()?;
+    // Steps that run beside each other would rename the same file.
+    let _lock = setup::lock()?;
     run(release_cargo()?
         .args(["build", "--release", "--locked"])
         .arg("--manifest-path")
         .arg(root().join("plugins/mpi/Cargo.toml"))
         .arg("--target-dir")
         .arg(&built)
-        .env("LIBCLANG_PATH", setup::mpi()?)
+        .env("LIBCLANG_PATH", libclang)
         // The headers that belong to a compiler: libclang comes without.
         .env(
             "BINDGEN_EXTRA_CLANG_ARGS",

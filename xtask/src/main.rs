@@ -13,6 +13,7 @@ mod process;
 mod sanitize;
 mod serve;
 mod setup;
+mod side_by_side;
 mod soak;
 mod source_paths;
 mod test;

@@ -88,7 +88,8 @@ pub fn check(command: &Command, status: ExitStatus) -> Result<()> {
     Err(format!("`{}` ended with {}", line(command), describe(status)).into())
 }
 
-fn line(command: &Command) -> String {
+/// The command line, for messages.
+pub fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|word| word.to_string_lossy())

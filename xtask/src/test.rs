@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, command, run as run_command};
-use crate::{Result, book, fuzz, kernels, library, setup, source_paths, workspace};
+use crate::{Result, book, fuzz, kernels, library, setup, side_by_side, source_paths, workspace};
 
-/// One check. They run in this order: the kernels, which later builds embed, then quick ones first.
+/// One check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
     /// The CUDA kernels compile, without spills and within their registers; what is built afterwards has them
@@ -26,62 +27,134 @@ enum Step {
     Deny,
     /// The book builds, and no link in the documentation is broken
     Book,
-    /// Unit, integration and documentation tests
-    Unit,
+    /// All programs and tests of the workspace compile
+    Build,
+    /// The library and the programs compile as they ship
+    Release,
     /// The parsers of files and requests, for a few seconds on inputs that libFuzzer derives from the committed ones
     Fuzz,
+    /// Unit, integration and documentation tests
+    Unit,
     /// The pages drawn by commands, in a real browser
     Pages,
     /// The backend in a real tritonserver, with real clients
     Server,
 }
 
+/// The order of all steps: stages, of two rows that run beside each other, so that one computes while the other waits for the
+/// network, a linker or a server. Kernels come first, because later builds embed them. No other stage compiles than those before
+/// the tests: a build would keep commands that tests give to cargo waiting.
+const STAGES: [[&[Step]; 2]; 3] = [
+    [&[Step::Kernels], &[Step::Fmt, Step::Deny, Step::Book]],
+    [
+        &[Step::Clippy, Step::Doc, Step::Build],
+        &[Step::Release, Step::Fuzz],
+    ],
+    [&[Step::Unit], &[Step::Pages, Step::Server]],
+];
+
 #[derive(Args)]
 pub struct Options {
-    /// The steps to run [default: all]
+    /// The steps to run, one after the other [default: all, two at a time]
     #[arg(value_enum)]
     steps: Vec<Step>,
+    /// A step of a run of all
+    #[arg(long, hide = true)]
+    is_part: bool,
     /// Arguments for pytest in the steps `pages` and `server`
     #[arg(last = true, value_name = "PYTEST ARGUMENTS")]
     pytest: Vec<String>,
 }
 
+/// What became of a step.
+struct Outcome {
+    step: Step,
+    passed: bool,
+    elapsed: Duration,
+}
+
 /// Runs all steps, even if one fails.
 pub fn run(options: &Options) -> Result<()> {
+    if options.is_part {
+        return options
+            .steps
+            .iter()
+            .try_for_each(|&step| run_step(step, &options.pytest));
+    }
     if let Err(error) = fs::remove_file(skipped_tests_file())
         && error.kind() != ErrorKind::NotFound
     {
         return Err(error.into());
     }
-    let mut report = Vec::new();
-    for &step in Step::value_variants() {
-        if !options.steps.is_empty() && !options.steps.contains(&step) {
-            continue;
+    let report = match options.steps.is_empty() {
+        true => run_all(&options.pytest),
+        false => {
+            let all = Step::value_variants().iter();
+            let chosen = all.filter(|step| options.steps.contains(step));
+            chosen
+                .map(|&step| timed(step, || run_step(step, &options.pytest)))
+                .collect()
         }
-        eprintln!("\n=== {step:?}");
-        let start = Instant::now();
-        let outcome = run_step(step, &options.pytest);
-        if let Err(error) = &outcome {
-            eprintln!("error: {error}");
-        }
-        report.push((step, outcome.is_ok(), start.elapsed()));
-    }
+    };
     eprintln!();
-    for (step, passed, elapsed) in &report {
+    for outcome in &report {
         eprintln!(
             "{:<8} {:<6} {:>4} s",
-            format!("{step:?}"),
-            verdict(*passed),
-            seconds(*elapsed)
+            format!("{:?}", outcome.step),
+            verdict(outcome.passed),
+            seconds(outcome.elapsed)
         );
     }
     for line in skipped_tests() {
         eprintln!("skipped  {line}");
     }
-    if report.iter().all(|(_, passed, _)| *passed) {
+    if report.iter().all(|outcome| outcome.passed) {
         Ok(())
     } else {
         Err("some steps failed".into())
+    }
+}
+
+/// Runs the stages one after the other, and the rows of each beside each other.
+fn run_all(pytest: &[String]) -> Vec<Outcome> {
+    let run_row = |row: &[Step]| -> Vec<Outcome> {
+        let steps = row.iter();
+        steps
+            .map(|&step| timed(step, || run_part(step, pytest)))
+            .collect()
+    };
+    let mut report = Vec::new();
+    for [first, second] in STAGES {
+        let (first, second) = thread::scope(|scope| {
+            let first = scope.spawn(|| run_row(first));
+            let second = run_row(second);
+            (first.join().expect("steps do not panic"), second)
+        });
+        report.extend(first);
+        report.extend(second);
+    }
+    report
+}
+
+/// Runs a step in a process of its own, whose lines start with the step's name.
+fn run_part(step: Step, pytest: &[String]) -> Result<()> {
+    let value = step.to_possible_value().expect("no step is hidden");
+    let name = value.get_name();
+    let mut command = side_by_side::command(&["test", "--is-part", name, "--"]);
+    side_by_side::run(name, command.args(pytest))
+}
+
+fn timed(step: Step, run: impl FnOnce() -> Result<()>) -> Outcome {
+    eprintln!("\n=== {step:?}");
+    let start = Instant::now();
+    let ended = run();
+    if let Err(error) = &ended {
+        eprintln!("error: {step:?}: {error}");
+    }
+    Outcome {
+        step,
+        passed: ended.is_ok(),
+        elapsed: start.elapsed(),
     }
 }
 
@@ -122,6 +195,16 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
             ]))
         }
         Step::Book => book::run(),
+        Step::Build => run_command(cargo().args(["test", "--workspace", "--no-run"])),
+        Step::Release => {
+            // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
+            library::simulator()?;
+            library::backend_directory()?;
+            library::openai()?;
+            library::front_cost()?;
+            build_mpi_plugin();
+            Ok(())
+        }
         // Some of the tests inspect the server, some use the plug-in.
         Step::Unit => {
             build_mpi_plugin();
@@ -160,7 +243,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let python = setup::python()?;
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
-    // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
+    // Before the backend, as in the step `release`.
     let simulator = library::simulator()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
@@ -217,4 +300,33 @@ fn verdict(passed: bool) -> &'static str {
 
 fn seconds(elapsed: Duration) -> u64 {
     elapsed.as_secs_f64().round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_all_has_every_step_once_and_kernels_before_what_embeds_them() {
+        let steps: Vec<Step> = STAGES
+            .iter()
+            .flatten()
+            .copied()
+            .flatten()
+            .copied()
+            .collect();
+        for step in Step::value_variants() {
+            let times = steps.iter().filter(|other| *other == step).count();
+            assert_eq!(times, 1, "{step:?}");
+        }
+        let embeds = [
+            Step::Clippy,
+            Step::Doc,
+            Step::Build,
+            Step::Release,
+            Step::Fuzz,
+        ];
+        let early: Vec<Step> = STAGES[0].iter().copied().flatten().copied().collect();
+        assert!(early.contains(&Step::Kernels) && !embeds.iter().any(|step| early.contains(step)));
+    }
 }
