@@ -147,8 +147,8 @@ pub trait Device: Sized {
     /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
     const HAS_POOLING: bool = false;
 
-    /// Whether it computes heads that make drafts: it [returns states](Device::read_states), and [takes](Device::write_sums)
-    /// them back.
+    /// Whether it computes heads that make drafts: it [returns states](Device::read_states), [takes](Device::write_sums)
+    /// them back, and normalises [sums in place](Device::norm_in_place).
     const HAS_DRAFT_HEADS: bool = false;
 
     /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
@@ -417,11 +417,11 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
-    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing.
+    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing, and heads that make drafts.
     ///
     /// # Panics
     ///
-    /// If the device [cannot](Device::HAS_POOLING).
+    /// If the device cannot do [either](Device::HAS_POOLING).
     fn norm_in_place(
         &mut self,
         _num_rows: usize,

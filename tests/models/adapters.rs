@@ -286,7 +286,7 @@ fn adapters_are_added_to_rounded_weights() {
 }
 
 /// An adapter of every linear layer of a model, with random weights.
-fn random_adapter(base: &Path, rank: usize, seed: u32) -> Adapter {
+pub fn random_adapter(base: &Path, rank: usize, seed: u32) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
     let num_layers = source.spec().num_layers();
     let config: Vec<_> = (0..num_layers as i32)

@@ -56,6 +56,7 @@ pub fn requests() -> Vec<Request> {
             drafts: DraftOptions::default(),
             adapter: None,
             arrival: index / 2,
+            cancelled_at: None,
         })
         .collect()
 }

@@ -1,9 +1,10 @@
 //! EAGLE-3 heads: the drafts of an independent implementation, and the same bits as without.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
 use triton_inflight::config::Settings;
 use triton_inflight::engine::{DraftTotals, Engine, NewRequest, Speculation, StepOutput};
@@ -11,11 +12,14 @@ use triton_inflight::manager::ManagerOptions;
 use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
 use triton_inflight::runner::ModelSource;
 
+use crate::adapters::random_adapter;
 use crate::batching::requests_that_share;
 use crate::draft_models::{chunked, paused, serves_as_without};
 use crate::support::{Request, Setup, fixture};
 
 const RANDOM: [&str; 2] = ["draft-heads/random/model", "draft-heads/random/head"];
+/// Another head for the same model, in the layout of speculators.
+const SPECULATORS: &str = "draft-heads/random/speculators";
 const RIGHT: [&str; 2] = ["draft-heads/right/model", "draft-heads/right/head"];
 
 fn drafted(max_draft_tokens: u32) -> Option<Speculation> {
@@ -54,12 +58,21 @@ struct Expected {
     drafts: Vec<Vec<TokenId>>,
 }
 
-/// tests/fixtures/make_draft_head_fixtures.py has the implementation.
 #[test]
 fn drafts_are_those_of_an_implementation_without_a_cache() {
     let [name, head] = RANDOM;
-    let path = fixture("draft-heads/random/expected.json");
-    let text = fs::read_to_string(path).expect("it is there");
+    makes_the_drafts_of("draft-heads/random/expected.json", name, head);
+}
+
+#[test]
+fn a_head_of_speculators_makes_the_drafts_of_an_implementation_without_a_cache() {
+    let expected = "draft-heads/random/expected-speculators.json";
+    makes_the_drafts_of(expected, RANDOM[0], SPECULATORS);
+}
+
+/// tests/fixtures/make_draft_head_fixtures.py has the implementation.
+fn makes_the_drafts_of(expected: &str, name: &str, head: &'static str) {
+    let text = fs::read_to_string(fixture(expected)).expect("it is there");
     let cases: Vec<Expected> = serde_json::from_str(&text).expect("JSON");
     for setup in [roomy(head), chunked(roomy(head))] {
         let setup = Setup {
@@ -114,6 +127,33 @@ fn a_request_is_the_same_with_a_head() {
     }
 }
 
+#[test]
+fn requests_that_are_cancelled_leave_those_beside_them_the_same() {
+    let [name, head] = RANDOM;
+    let mut requests = greedy_requests(131);
+    for (index, request) in requests.iter_mut().enumerate().step_by(2) {
+        request.cancelled_at = Some(1 + index / 2);
+    }
+    for setup in [roomy(head), paused(roomy(head)), paused(roomy(SPECULATORS))] {
+        let happened = serves_as_without(name, &setup, &requests);
+        assert!(happened.drafts.num_drafted > 60, "{happened:?}");
+    }
+}
+
+#[test]
+fn requests_with_adapters_are_the_same_with_a_head() {
+    let [name, head] = RANDOM;
+    let adapters = [1, 2].map(|seed| random_adapter(&fixture(name), 4, seed));
+    let mut requests = greedy_requests(131);
+    for (index, request) in requests.iter_mut().enumerate() {
+        request.adapter = adapters.get(index % 3).cloned();
+    }
+    for setup in [roomy(head), paused(roomy(head))] {
+        let happened = serves_as_without(name, &setup, &requests);
+        assert!(happened.drafts.num_drafted > 100, "{happened:?}");
+    }
+}
+
 /// Each is made from the state of the right token, also where blocks are shared, moved to host memory, or computed again.
 #[test]
 fn all_drafts_of_a_head_that_knows_the_model_are_right() {
@@ -146,6 +186,111 @@ fn a_head_is_for_one_model() {
         (RIGHT[0], RANDOM[1], "vocab_size: 131 is not 64"),
     ] {
         let error = error_of(name, head);
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// A copy of a head with another config.json.
+fn with_config(head: &str, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let folder = format!("inflight-draft-head-{name}-{}", std::process::id());
+    let folder = std::env::temp_dir().join(folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    let weights = "model.safetensors";
+    fs::copy(fixture(head).join(weights), folder.join(weights)).expect("it is copied");
+    let text = fs::read_to_string(fixture(head).join("config.json")).expect("it is there");
+    let mut config = serde_json::from_str(&text).expect("JSON");
+    change(&mut config);
+    fs::write(folder.join("config.json"), config.to_string()).expect("it is written");
+    folder
+}
+
+fn error_of_head(folder: &Path) -> String {
+    let source = ModelSource::open(&fixture(RANDOM[0])).expect("the checkpoint opens");
+    let source = source.with_draft_head(folder);
+    source.err().expect("it is refused").to_string()
+}
+
+#[test]
+fn heads_that_are_not_computed_are_refused() {
+    type Change = fn(&mut Value);
+    let cases: [(&str, &str, Change, &str); 9] = [
+        (
+            "hidden-size",
+            RANDOM[1],
+            |it| it["target_hidden_size"] = json!(4096),
+            "target_hidden_size: 4096 is not 40, the hidden_size of the model",
+        ),
+        (
+            "layers",
+            RANDOM[1],
+            |it| it["num_hidden_layers"] = json!(2),
+            "num_hidden_layers: 2 is not 1",
+        ),
+        (
+            "last-layer",
+            RANDOM[1],
+            |it| it["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 1, 3]),
+            "three ascending layers of the 4 of the model",
+        ),
+        (
+            "bias",
+            RANDOM[1],
+            |it| it["attention_bias"] = json!(true),
+            "attention_bias: true is not false",
+        ),
+        (
+            "method",
+            SPECULATORS,
+            |it| it["speculators_model_type"] = json!("dflash"),
+            "speculators_model_type: \"dflash\" is not \"eagle3\"",
+        ),
+        (
+            "layer",
+            SPECULATORS,
+            |it| it["transformer_layer_config"] = Value::Null,
+            "transformer_layer_config is missing",
+        ),
+        (
+            "family",
+            SPECULATORS,
+            |it| it["transformer_layer_config"]["model_type"] = json!("qwen3"),
+            "transformer_layer_config.model_type: qwen3 is not llama",
+        ),
+        (
+            "tokens",
+            SPECULATORS,
+            |it| it["transformer_layer_config"]["vocab_size"] = json!(130),
+            "transformer_layer_config.vocab_size: 130 is not 131, the tokens of the model",
+        ),
+        (
+            "norm",
+            SPECULATORS,
+            |it| it["norm_before_fc"] = json!(true),
+            "norm_before_fc: true is not false: other heads are not supported",
+        ),
+    ];
+    for (name, head, change, part) in cases {
+        let folder = with_config(head, name, change);
+        let error = error_of_head(&folder);
+        fs::remove_dir_all(&folder).expect("it is there");
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_head_without_safetensors_is_refused_with_the_way_out() {
+    let folder = with_config(RANDOM[1], "pickle", |_| {});
+    fs::rename(
+        folder.join("model.safetensors"),
+        folder.join("pytorch_model.bin"),
+    )
+    .expect("it is there");
+    let error = error_of_head(&folder);
+    fs::remove_dir_all(&folder).expect("it is there");
+    for part in [
+        "pytorch_model.bin is in a format that runs code when it is read",
+        "safetensors.torch.save_file(torch.load(",
+    ] {
         assert!(error.contains(part), "{error}");
     }
 }

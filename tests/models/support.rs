@@ -277,6 +277,8 @@ pub struct Request {
     pub adapter: Option<Adapter>,
     /// The step before which it arrives.
     pub arrival: usize,
+    /// It is cancelled when it has this many tokens.
+    pub cancelled_at: Option<usize>,
 }
 
 impl Request {
@@ -289,6 +291,7 @@ impl Request {
             drafts: DraftOptions::default(),
             adapter: None,
             arrival: 0,
+            cancelled_at: None,
         }
     }
 }
@@ -490,6 +493,12 @@ pub fn serve(
                 served[id.index()].hypotheses = found.to_vec();
             }
         }
+        for (index, (served, request)) in served.iter().zip(requests).enumerate() {
+            let is_enough = |num_tokens| served.tokens.len() >= num_tokens;
+            if request.cancelled_at.is_some_and(is_enough) {
+                engine.cancel(SequenceId(index as u64));
+            }
+        }
         engine.check_integrity();
         happened.drafts = engine.draft_totals();
         happened.num_steps += 1;
@@ -505,10 +514,11 @@ pub fn serve(
     (served, happened)
 }
 
-/// Serves one request alone.
+/// Serves one request alone, to its end.
 pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> Served {
     let request = Request {
         arrival: 0,
+        cancelled_at: None,
         ..request.clone()
     };
     let (mut served, _) = serve(runner, setup, &[request]);

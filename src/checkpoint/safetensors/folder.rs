@@ -15,6 +15,9 @@ use crate::checkpoint::tensor::TensorLocation;
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// What PyTorch writes.
+const PICKLE: &str = "pytorch_model.bin";
+
 /// All tensors of a checkpoint folder.
 pub struct SafetensorsFolder {
     dir: PathBuf,
@@ -138,13 +141,21 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
     };
     let entries = fs::read_dir(dir).map_err(|error| fail(format!("cannot be read: {error}")))?;
     let mut files = Vec::new();
+    let mut has_pickle = false;
     for entry in entries {
         let path = entry
             .map_err(|error| fail(format!("cannot be read: {error}")))?
             .path();
+        has_pickle |= path.ends_with(PICKLE);
         if is_safetensors(&path) {
             files.push(path);
         }
+    }
+    if files.is_empty() && has_pickle {
+        return Err(fail(format!(
+            "{PICKLE} is in a format that runs code when it is read; write its weights as safetensors, in Python: \
+             safetensors.torch.save_file(torch.load('{PICKLE}', weights_only=True), '{SINGLE_FILE}')"
+        )));
     }
     if files.is_empty() {
         return Err(fail(format!(

@@ -22,6 +22,8 @@ pub(in crate::runner) struct DraftHead<D: Device> {
     heads: HeadShape,
     attention: AttentionParams,
     norm_eps: f32,
+    /// Whether its layer adds to the states as their norm leaves them.
+    adds_to_normed: bool,
     width: usize,
     limits: RunnerLimits,
     cache: D::KvCache,
@@ -116,6 +118,7 @@ impl<D: Device> DraftHead<D> {
                 shifts_sinks: false,
             },
             norm_eps: spec.norm.eps,
+            adds_to_normed: source.adds_to_normed(),
             width,
             states: StateStore::new(width, limits)?,
             new_states: Vec::new(),
@@ -331,7 +334,10 @@ impl<D: Device> DraftHead<D> {
         let [of_embeddings, of_states] = &weights.input_norms;
         device.norm(num_rows, embedded, rms(of_embeddings), normed);
         device.project(num_rows, normed, &weights.qkv[0], Output::Store, qkv);
-        device.norm(num_rows, hidden, rms(of_states), normed);
+        match self.adds_to_normed {
+            true => device.norm_in_place(num_rows, hidden, rms(of_states), normed),
+            false => device.norm(num_rows, hidden, rms(of_states), normed),
+        }
         device.project(num_rows, normed, &weights.qkv[1], Output::Add, qkv);
         let rope = RopeParams {
             heads: self.heads,

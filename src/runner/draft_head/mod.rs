@@ -23,7 +23,8 @@
 //! which makes no more than a worse draft.
 //!
 //! Source: Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via training-time test"
-//! (arXiv:2503.01840), without its tree of drafts; the layout of checkpoints is that of SafeAILab/EAGLE.
+//! (arXiv:2503.01840), without its tree of drafts; the layouts of checkpoints are those of SafeAILab/EAGLE and of
+//! vllm-project/speculators, as vLLM reads them (model_executor/models/llama_eagle3.py).
 
 mod drafts;
 mod source;

@@ -15,6 +15,9 @@ pub(super) const NUM_STATES: usize = 3;
 /// The class of heads in config.json.
 const CLASS: &str = "LlamaForCausalLMEagle3";
 
+/// The key that tells a config.json of speculators from others, and its value.
+const SPECULATORS: (&str, &str) = ("speculators_model_type", "eagle3");
+
 /// The key of the layers that a head reads.
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 
@@ -31,6 +34,8 @@ pub struct HeadSource {
     draft_vocab_size: usize,
     /// What the names of the layer's tensors start with.
     layer: &'static str,
+    /// Whether the layer adds to the states as its norm leaves them, instead of the states themselves.
+    adds_to_normed: bool,
 }
 
 impl HeadSource {
@@ -46,19 +51,27 @@ impl HeadSource {
                 reason: "GGUF files have no EAGLE-3 heads: name a folder of safetensors".to_owned(),
             });
         };
-        check_class(config)?;
-        for key in ["attention_bias", "mlp_bias", "norm_before_residual"] {
-            if config.bool_or(key, false)? {
-                return Err(config.unexpected(key, true, "false: other heads are not supported"));
+        let nested = check_class(config)?;
+        let layer_config = nested.as_ref().unwrap_or(config);
+        for (config, keys) in [
+            (layer_config, &["attention_bias", "mlp_bias"][..]),
+            (config, &["norm_before_fc", "fc_norm", "norm_output"]),
+        ] {
+            for key in keys {
+                if config.bool_or(key, false)? {
+                    let expected = "false: other heads are not supported";
+                    return Err(config.unexpected(key, true, expected));
+                }
             }
         }
-        let spec = families::describe_draft_head(config)?;
+        let adds_to_normed = config.bool_or("norm_before_residual", nested.is_some())?;
+        let spec = families::describe_draft_head(layer_config)?;
         if spec.num_layers() != 1 {
-            return Err(config.unexpected("num_hidden_layers", spec.num_layers(), 1));
+            return Err(layer_config.unexpected("num_hidden_layers", spec.num_layers(), 1));
         }
         if spec.vocab_size != target.vocab_size {
             let expected = format!("{}, the tokens of the model", target.vocab_size);
-            return Err(config.unexpected("vocab_size", spec.vocab_size, expected));
+            return Err(layer_config.unexpected("vocab_size", spec.vocab_size, expected));
         }
         let target_width = target.hidden_size;
         let width = config.size("target_hidden_size", 1..=usize::MAX)?;
@@ -87,6 +100,7 @@ impl HeadSource {
             layers,
             draft_vocab_size,
             layer,
+            adds_to_normed,
             spec,
             checkpoint,
         })
@@ -111,6 +125,10 @@ impl HeadSource {
 
     pub(super) fn layers(&self) -> [usize; NUM_STATES] {
         self.layers
+    }
+
+    pub(super) fn adds_to_normed(&self) -> bool {
+        self.adds_to_normed
     }
 
     pub(super) fn draft_vocab_size(&self) -> usize {
@@ -157,14 +175,28 @@ impl HeadSource {
     }
 }
 
-fn check_class(config: &JsonFile) -> Result<(), LoadError> {
+/// Refuses what is no head. Returns the layer's part of a config.json of speculators.
+fn check_class(config: &JsonFile) -> Result<Option<JsonFile>, LoadError> {
+    const LAYER: &str = "transformer_layer_config";
+    let (key, method) = SPECULATORS;
+    if let Some(given) = config.get(key) {
+        if given != method {
+            return Err(config.unexpected(key, given, format!("\"{method}\"")));
+        }
+        let layer = config.object(LAYER)?.ok_or_else(|| config.missing(LAYER))?;
+        let family = layer.string("model_type")?.unwrap_or("llama");
+        return match family {
+            "llama" => Ok(Some(layer)),
+            other => Err(layer.unexpected("model_type", other, "llama")),
+        };
+    }
     let classes = config.get("architectures");
     let has = |classes: &Value| {
         let classes = classes.as_array();
         classes.is_some_and(|all| all.iter().any(|class| class == CLASS))
     };
     match classes {
-        Some(classes) if has(classes) => Ok(()),
+        Some(classes) if has(classes) => Ok(None),
         Some(classes) => Err(config.unexpected("architectures", classes, format!("[\"{CLASS}\"]"))),
         None => Err(config.missing("architectures")),
     }
@@ -172,8 +204,10 @@ fn check_class(config: &JsonFile) -> Result<(), LoadError> {
 
 /// The layers whose inputs the head reads: those that its config.json names, or the third one, the middle one, and the last but two.
 ///
-/// At the top level, as speculators and vLLM write it, a number is that of the layer whose input it is. In `eagle_config`, as
-/// ModelOpt writes it and SGLang reads it, it is that of the layer whose output it is.
+/// At the top level, as speculators writes it, a number is that of the layer whose input it is: vLLM collects the states before it
+/// computes that layer (`get_eagle3_aux_layers_from_config` in v1/worker/gpu/spec_decode/eagle/eagle3_utils.py). In
+/// `eagle_config`, as SpecForge and ModelOpt write it, it is that of the layer whose output it is: SGLang adds one to each
+/// (`set_eagle3_layers_to_capture` in srt/models/llama.py). Without numbers, both read the inputs of 2, n / 2 and n - 3.
 fn layers(config: &JsonFile, num_layers: usize) -> Result<[usize; NUM_STATES], LoadError> {
     let nested = config.object("eagle_config")?;
     let nested = nested.as_ref().filter(|it| it.has(LAYERS));
