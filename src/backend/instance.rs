@@ -16,7 +16,7 @@ use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
 use crate::backend::request::preparer::Preparer;
-use crate::backend::request::prompt::PromptEncoder;
+use crate::backend::request::prompt::{KeptPart, PromptEncoder};
 use crate::backend::response::answer::ClassForm;
 use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
@@ -132,6 +132,12 @@ pub fn load_instance(
             vocab_size,
             max_seq_len,
             add_special_tokens: settings.add_special_tokens,
+            kept: match settings.task.is_pooling() {
+                true => KeptPart::Beginning {
+                    max_tokens: model.source.as_ref().and_then(|it| it.max_text_tokens()),
+                },
+                false => KeptPart::End,
+            },
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),

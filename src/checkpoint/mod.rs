@@ -10,7 +10,7 @@
 //! e2m1.rs          scales of floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
-//! sentence_transformers.rs  what becomes of hidden states in an embedding model
+//! sentence_transformers.rs  what becomes of hidden states in an embedding model, and of long texts
 //! safetensors/     *.safetensors
 //! quantised/       quantised weights inside of safetensors
 //! gguf/            *.gguf
@@ -55,6 +55,6 @@ pub use module_rows::{ModuleRows, RowModule};
 pub use peft::{AdaptedModule, LowRankModule, PeftAdapter};
 pub use row_order::{RotaryPairs, RowOrder, RowRuns, RowSelection};
 pub use safetensors::SafetensorsFile;
-pub use sentence_transformers::EmbeddingModules;
+pub use sentence_transformers::{EmbeddingModules, max_text_tokens};
 pub use store::Store;
 pub use tensor::{Tensor, TensorLocation};

@@ -4,6 +4,8 @@
 //! ```text
 //! modules.json            [{ "type": "sentence_transformers.models.Pooling", "path": "1_Pooling" }, ...]
 //! 1_Pooling/config.json   { "pooling_mode": "lasttoken" }, or { "pooling_mode_lasttoken": true, ... } before version 6
+//! sentence_bert_config.json   { "max_seq_length": 256 } before version 6
+//! tokenizer_config.json   { "model_max_length": 256 }, where the file before has none
 //! ```
 
 use std::path::Path;
@@ -69,6 +71,46 @@ impl EmbeddingModules {
             }),
         }
     }
+}
+
+/// The files of a transformer's own settings, by the models that it was first written for.
+const TRANSFORMER_CONFIGS: &[&str] = &[
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// The tokens after which sentence-transformers cuts a text, special ones included: as many as there are positions if `usize::MAX`;
+/// `None` without a modules.json.
+///
+/// # Errors
+/// A file is damaged, or says that texts are written in small letters before they reach the tokenizer.
+pub fn max_text_tokens(folder: &Path) -> Result<Option<usize>, LoadError> {
+    if !folder.join("modules.json").exists() {
+        return Ok(None);
+    }
+    let paths = TRANSFORMER_CONFIGS.iter().map(|name| folder.join(name));
+    if let Some(path) = paths.into_iter().find(|path| path.exists()) {
+        let config = JsonFile::read(&path)?;
+        if config.bool_or("do_lower_case", false)? {
+            let expected = "false: only a tokenizer changes letters";
+            return Err(config.unexpected("do_lower_case", true, expected));
+        }
+        if let Some(max) = config.size("max_seq_length", 1..=usize::MAX)? {
+            return Ok(Some(max));
+        }
+    }
+    let path = folder.join("tokenizer_config.json");
+    let max = match path.exists() {
+        // No limit is written as 1e30.
+        true => JsonFile::read(&path)?.number("model_max_length", 1.0..=f64::MAX)?,
+        false => None,
+    };
+    Ok(Some(max.map_or(usize::MAX, |max| max as usize)))
 }
 
 fn pooling_mode(config: &JsonFile) -> Result<PoolingMode, LoadError> {

@@ -17,7 +17,7 @@ use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
 use crate::base::{LoadError, TokenId};
-use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile};
+use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile, max_text_tokens};
 use crate::collective::Grid;
 use crate::config::PoolingMode;
 use crate::device::cpu::Cpu;
@@ -32,6 +32,7 @@ pub struct ModelSource {
     end_ids: Vec<TokenId>,
     draft_model: Option<Box<ModelSource>>,
     draft_head: Option<Box<HeadSource>>,
+    max_text_tokens: Option<usize>,
     weight_cache: Option<WeightCacheFile>,
     /// How ranks may cut its weights, once that is known.
     cut_units: OnceLock<CutUnits>,
@@ -85,7 +86,12 @@ impl ModelSource {
             mode: pooling.unwrap_or(modules.map_or(usual, |it| it.pooling)),
             normalize: normalize.unwrap_or(modules.is_none_or(|it| it.normalize)),
         });
-        Self::described(checkpoint, spec, Vec::new())
+        let max_text_tokens = max_text_tokens(dir)?;
+        let max_text_tokens = max_text_tokens.map(|max| max.min(spec.max_seq_len()));
+        Ok(Self {
+            max_text_tokens,
+            ..Self::described(checkpoint, spec, Vec::new())?
+        })
     }
 
     /// Opens a checkpoint folder as a model that sorts prompts into classes: a `...ForSequenceClassification` of transformers.
@@ -141,6 +147,7 @@ impl ModelSource {
             weight_cache: None,
             draft_model: None,
             draft_head: None,
+            max_text_tokens: None,
             cut_units: OnceLock::new(),
         })
     }
@@ -205,6 +212,11 @@ impl ModelSource {
         let models = [Some(self), self.draft_model()].into_iter().flatten();
         let positions = models.map(|it| it.spec.max_seq_len()).min();
         u32::try_from(positions.unwrap_or(0)).unwrap_or(u32::MAX)
+    }
+
+    /// The tokens after which sentence-transformers cuts a text, special ones included, if the folder is one of its models.
+    pub fn max_text_tokens(&self) -> Option<usize> {
+        self.max_text_tokens
     }
 
     /// The checkpoint folder.

@@ -33,5 +33,5 @@ pub use reply::{
     is_text_schema,
 };
 pub use stop_words::StopWords;
-pub use tokenizer::{EncodedPair, Tokenizer};
+pub use tokenizer::{EncodedTexts, Tokenizer};
 pub use vocabulary::TokenText;

@@ -7,7 +7,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use tokenizers::DecoderWrapper;
+use tokenizers::utils::truncation::{
+    TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
+};
+use tokenizers::{DecoderWrapper, PostProcessor};
 
 use crate::base::{LoadError, RequestError, TokenId, check_byte_order_mark};
 use crate::text::coverage;
@@ -26,8 +29,8 @@ pub struct Tokenizer {
     max_bytes_per_token: usize,
 }
 
-/// The tokens of two texts.
-pub struct EncodedPair {
+/// The tokens of a text, or of two.
+pub struct EncodedTexts {
     /// All tokens.
     pub ids: Vec<TokenId>,
     /// The first one of the second type, which all behind it have, too: where the second text begins, as BERT's tokenizers
@@ -107,24 +110,58 @@ impl Tokenizer {
             })
     }
 
-    /// The tokens of a pair of texts, as the tokenizer joins them.
+    /// The tokens of a text, or of a pair as the tokenizer joins them: at most `max_tokens`, special ones included. What is too
+    /// much is left out at the end of the text, of a pair at the ends of the longer text until both are equally long
+    /// (`longest_first` of transformers). Special tokens stay.
     ///
     /// # Errors
-    /// See [`Tokenizer::encode`].
-    pub fn encode_pair(
+    /// The tokenizer cannot encode the texts, or there is no room for a token of each.
+    pub fn encode_texts(
         &self,
         first: &str,
-        second: &str,
+        second: Option<&str>,
         add_special_tokens: bool,
-    ) -> Result<EncodedPair, RequestError> {
-        guarded(|| self.inner.encode_fast((first, second), add_special_tokens))
-            .map(|encoding| EncodedPair {
-                ids: encoding.get_ids().to_vec(),
-                second_text: encoding.get_type_ids().iter().position(|&id| id != 0),
+        max_tokens: Option<usize>,
+    ) -> Result<EncodedTexts, RequestError> {
+        let invalid = |reason: String| {
+            RequestError::Invalid(format!("the text cannot be tokenised: {reason}"))
+        };
+        let whole = guarded(|| match second {
+            Some(second) => self.inner.encode_fast((first, second), add_special_tokens),
+            None => self.inner.encode_fast(first, add_special_tokens),
+        });
+        let mut encoding = whole.map_err(invalid)?;
+        if let Some(max_tokens) = max_tokens.filter(|&max| encoding.get_ids().len() > max) {
+            let processor = self.inner.get_post_processor();
+            let processor = processor.filter(|_| add_special_tokens);
+            let num_special = processor.map_or(0, |it| it.added_tokens(second.is_some()));
+            let num_texts = 1 + usize::from(second.is_some());
+            if max_tokens < num_special + num_texts {
+                return Err(RequestError::Invalid(format!(
+                    "a prompt of {max_tokens} tokens, of which {num_special} are special, has no token of each text; allow \
+                     at least {}",
+                    num_special + num_texts
+                )));
+            }
+            let params = TruncationParams {
+                direction: TruncationDirection::Right,
+                max_length: max_tokens - num_special,
+                strategy: TruncationStrategy::LongestFirst,
+                stride: 0,
+            };
+            encoding = guarded(|| {
+                let first = self.inner.encode(first, false)?;
+                let second = second.map(|second| self.inner.encode(second, false));
+                let (first, second) = truncate_encodings(first, second.transpose()?, &params)?;
+                self.inner.post_process(first, second, add_special_tokens)
             })
-            .map_err(|reason| {
-                RequestError::Invalid(format!("the texts cannot be tokenised: {reason}"))
-            })
+            .map_err(invalid)?;
+        }
+        let is_second = |&id: &u32| second.is_some() && id != 0;
+        Ok(EncodedTexts {
+            ids: encoding.get_ids().to_vec(),
+            second_text: encoding.get_type_ids().iter().position(is_second),
+        })
     }
 
     /// The distinct encodings of `word` at the start of a text, after another character, and after a space.

@@ -21,6 +21,7 @@ struct Expected {
 struct Text {
     text: String,
     pair: Option<String>,
+    max_tokens: Option<i64>,
     ids: Vec<u32>,
     numbers: Vec<f32>,
     values: Vec<f32>,
@@ -38,7 +39,9 @@ fn texts(fixture: &str) -> Vec<Text> {
 fn pair_of(text: &Text) -> Vec<(&'static str, Parameter)> {
     let pair = text.pair.as_deref();
     let pair = pair.map(|pair| ("text_pair", string(pair)));
-    pair.into_iter().collect()
+    let cut = text.max_tokens.map(Parameter::Int);
+    let cut = cut.map(|cut| ("truncate_prompt_tokens", cut));
+    pair.into_iter().chain(cut).collect()
 }
 
 fn string(text: &str) -> Parameter {
@@ -154,8 +157,8 @@ fn what_makes_no_pair_is_refused() {
     for (options, part) in [
         (vec![("text_pair", string(""))], "is empty"),
         (
-            vec![pair(), ("truncate_prompt_tokens", Parameter::Int(2))],
-            "first text",
+            vec![pair(), ("truncate_prompt_tokens", Parameter::Int(3))],
+            "allow at least 4",
         ),
         (vec![pair(), ("messages", messages)], "a conversation"),
         (

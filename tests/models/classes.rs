@@ -92,7 +92,8 @@ fn numbers_of_classes_agree_with_transformers() {
 fn numbers_have_the_same_bits_alone_in_chunks_and_after_reuse() {
     let name = "classes/qwen3";
     let mut prompts: Vec<_> = texts(name).into_iter().map(|text| text.ids).collect();
-    let longest = prompts.last().expect("a prompt").clone();
+    let longest = prompts.iter().max_by_key(|prompt| prompt.len());
+    let longest = longest.expect("a prompt").clone();
     prompts.push(longest[..20].to_vec());
     prompts.push(longest);
     let whole = Setup::default();

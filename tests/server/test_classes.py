@@ -27,13 +27,15 @@ def texts(name):
 
 
 def pair(text):
-    return {} if text["pair"] is None else {"text_pair": text["pair"]}
+    options = {"text_pair": text["pair"], "truncate_prompt_tokens": text["max_tokens"]}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "bert", "modernbert"])
 def test_probabilities_are_those_of_transformers(server, name):
     for text in texts(name):
         arrays = infer(server, name, text["text"], **pair(text)).last.arrays
+        assert arrays["num_input_tokens"].item() == len(text["ids"])
         assert arrays["probs"][0] == pytest.approx(text["values"], abs=0.01)
         assert arrays["labels"][0].tolist() == [b"neutral", b"glad", b"sad"]
         best = max(range(3), key=lambda index: text["values"][index])

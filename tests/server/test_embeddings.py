@@ -1,13 +1,17 @@
 """Models that embed, in a real server, against what sentence-transformers makes of the same texts."""
 
+import asyncio
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
 
-from harness.clients import Refused, infer
+from harness import clients
+from harness.clients import GrpcStream, Refused, infer
 from harness.repository import ROOT, add_model
+from harness.server import assert_blocks_come_back
 
 FIXTURES = ROOT / "tests" / "fixtures"
 FOLDERS = {
@@ -83,7 +87,48 @@ def test_an_encoder_embeds_many_texts_of_mixed_lengths_with_the_bits_of_each_alo
     assert all(embedding.tobytes() == alone[text] for text, embedding in zip(asked, together))
 
 
-def test_a_text_that_an_encoder_has_no_positions_for_is_refused_and_others_go_on(server):
-    with pytest.raises(Refused, match="101 tokens"):
-        infer(server, "bert", "a " * 99)
+def test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens(server):
+    def tensors(text, **options):
+        arrays = infer(server, "bert", text, **options).last.arrays
+        return arrays["num_input_tokens"].item(), arrays["embedding"].tobytes()
+
+    words = [chr(ord("a") + index % 26) for index in range(200)]
+    # As sentence-transformers, after the tokens that the checkpoint names.
+    assert tensors(" ".join(words)) == tensors(" ".join(words[:96])) and tensors(" ".join(words))[0] == 98
+    for num in (3, 50, 97):
+        assert tensors(" ".join(words), truncate_prompt_tokens=num) == tensors(" ".join(words[: num - 2]))
+    with pytest.raises(Refused, match="allow at least 3"):
+        infer(server, "bert", "a b c", truncate_prompt_tokens=2)
     assert infer(server, "bert", "a").last.arrays["embedding"].shape == (1, 32)
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+def test_cancelled_requests_leave_those_beside_them_the_same(server, name):
+    words = [chr(ord("a") + index % 26) for index in range(90)]
+    asked = [" ".join(words[: 1 + 11 * index % 90]) for index in range(64)]
+    alone = {text: infer(server, name, text).last.arrays["embedding"].tobytes() for text in set(asked)}
+
+    async def main():
+        async with clients.grpc(server) as client:
+
+            async def leave(text, seconds):
+                stream = GrpcStream(client, name, text)
+                answer = asyncio.create_task(anext(aiter(stream)))
+                await asyncio.sleep(seconds)
+                stream.cancel()
+                with contextlib.suppress(Refused):
+                    await answer
+
+            async def stay(text):
+                answer = await clients.stream(client, name, text, stream=False)
+                return answer.last.tensors["embedding"].tobytes()
+
+            pairs = zip(asked[::2], asked[1::2], strict=True)
+            waits = (asyncio.gather(stay(one), leave(other, n / 4000)) for n, (one, other) in enumerate(pairs))
+            return [answer for answer, _ in await asyncio.gather(*waits)]
+
+    answers = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+    assert answers == [alone[text] for text in asked[::2]]
+    # Nothing is left of the others.
+    assert infer(server, name, asked[5]).last.arrays["embedding"].tobytes() == alone[asked[5]]
+    assert_blocks_come_back(server, name)

@@ -154,10 +154,6 @@ impl Admission {
                 InputKind::Text if options.chat.is_given() => {
                     ("a conversation is given beside it", "leave out 'messages'")
                 }
-                InputKind::Text if options.truncate_prompt_tokens.is_some() => (
-                    "truncate_prompt_tokens would cut the first text of the pair",
-                    "leave it out, and shorten the texts",
-                ),
                 InputKind::Text => ("", ""),
             };
             if !problem.is_empty() {

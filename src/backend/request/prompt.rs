@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::request::options::RequestOptions;
 use crate::base::{RequestError, TokenId, Tokens};
-use crate::text::{ChatTemplates, Conversation, Detokenizer, EncodedPair, Tokenizer};
+use crate::text::{ChatTemplates, Conversation, Detokenizer, EncodedTexts, Tokenizer};
 use crate::triton::{Error, strings};
 
 /// The prompt's input tensor.
@@ -38,6 +38,21 @@ pub struct PromptEncoder {
     pub max_seq_len: Tokens,
     /// Whether prompts that are not rendered by a template get the tokenizer's special tokens.
     pub add_special_tokens: bool,
+    /// Which part of a prompt is left when it is cut.
+    pub kept: KeptPart,
+}
+
+/// The part of a prompt that is left when it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptPart {
+    /// The end, which generation goes on from.
+    End,
+    /// The beginning, with the special tokens around it, for models that generate nothing. Texts of more than `max_tokens` are
+    /// cut unasked.
+    Beginning {
+        /// Tokens of a text, special ones included; `None`: texts are only cut where a request says so.
+        max_tokens: Option<usize>,
+    },
 }
 
 /// Converts between text and tokens.
@@ -94,7 +109,9 @@ impl PromptEncoder {
                 let is_first = context.is_empty();
                 let (text, encoded) = self.text_prompt(arrived, options, parts, is_first)?;
                 let mut ids = encoded.ids;
-                ids.drain(..num_cut(ids.len(), options));
+                let kept = self.kept_range(ids.len(), options);
+                ids.truncate(kept.end);
+                ids.drain(..kept.start);
                 (text, ids, encoded.second_text)
             }
             (_, None) => return Err(Error::internal("a text model without a tokenizer")),
@@ -120,7 +137,7 @@ impl PromptEncoder {
         })
     }
 
-    /// Which of `num_given` ids are the prompt: of the first `input_lengths`, the last `truncate_prompt_tokens`.
+    /// Which of `num_given` ids are the prompt: of the first `input_lengths`, the first or the last `truncate_prompt_tokens`.
     pub(super) fn id_range(
         &self,
         num_given: usize,
@@ -134,15 +151,34 @@ impl PromptEncoder {
                 "option 'input_lengths' is {end}, and input_ids has {num_given} ids"
             )));
         }
-        let start = num_cut(end, options);
-        if end - start > self.max_seq_len.index() {
+        let kept = self.kept_range(end, options);
+        if kept.len() > self.max_seq_len.index() {
             return Err(Error::invalid(format!(
                 "the prompt has {} tokens, and max_seq_len = {}: shorten the prompt",
-                end - start,
+                kept.len(),
                 self.max_seq_len
             )));
         }
-        Ok(start..end)
+        Ok(kept)
+    }
+
+    /// Which of `num_ids` the option `truncate_prompt_tokens` leaves.
+    fn kept_range(&self, num_ids: usize, options: &RequestOptions) -> Range<usize> {
+        let num_kept = options.truncate_prompt_tokens;
+        let num_kept = num_kept.map_or(num_ids, |num_kept| num_ids.min(num_kept as usize));
+        match self.kept {
+            KeptPart::End => num_ids - num_kept..num_ids,
+            KeptPart::Beginning { .. } => 0..num_kept,
+        }
+    }
+
+    /// The most tokens of a text that is encoded; `None`: all.
+    fn max_text_tokens(&self, options: &RequestOptions) -> Option<usize> {
+        let KeptPart::Beginning { max_tokens } = self.kept else {
+            return None;
+        };
+        let asked = options.truncate_prompt_tokens.map(|num| num as usize);
+        [asked, max_tokens].into_iter().flatten().min()
     }
 
     fn ids(&self, copied: &ArrivedIds, options: &RequestOptions) -> Result<Vec<TokenId>, Error> {
@@ -173,7 +209,7 @@ impl PromptEncoder {
         options: &RequestOptions,
         parts: &TextParts,
         is_first: bool,
-    ) -> Result<(String, EncodedPair), Error> {
+    ) -> Result<(String, EncodedTexts), Error> {
         let too_long = |num_bytes: usize| {
             Error::invalid(format!(
                 "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {} bytes each; shorten it",
@@ -238,20 +274,16 @@ impl PromptEncoder {
         if num_bytes > self.max_prompt_bytes() {
             return Err(too_long(num_bytes));
         }
-        let encoded = match pair {
-            None => EncodedPair {
-                ids: parts.tokenizer.encode(&text, add_special_tokens)?,
-                second_text: None,
-            },
-            Some("") => {
-                return Err(Error::invalid(
-                    "option 'text_pair' is empty; leave it out for a text without a second one",
-                ));
-            }
-            Some(pair) => parts
-                .tokenizer
-                .encode_pair(&text, pair, add_special_tokens)?,
-        };
+        if pair == Some("") {
+            return Err(Error::invalid(
+                "option 'text_pair' is empty; leave it out for a text without a second one",
+            ));
+        }
+        let max_tokens = self.max_text_tokens(options);
+        let max_tokens = max_tokens.filter(|_| !options.chat.is_given());
+        let encoded = parts
+            .tokenizer
+            .encode_texts(&text, pair, add_special_tokens, max_tokens)?;
         self.check_vocabulary("the prompt", &encoded.ids)?;
         Ok((text, encoded))
     }
@@ -262,7 +294,7 @@ impl PromptEncoder {
         options: &RequestOptions,
         parts: &TextParts,
         is_first: bool,
-    ) -> Result<(String, EncodedPair), RequestError> {
+    ) -> Result<(String, EncodedTexts), RequestError> {
         let ids = &options.prompt_token_ids;
         if ids.len() > self.max_seq_len.index() {
             return Err(RequestError::Invalid(format!(
@@ -289,7 +321,7 @@ impl PromptEncoder {
             detokenizer.push(&parts.tokenizer, *id, &mut text);
         }
         detokenizer.finish(&parts.tokenizer, &mut text);
-        let encoded = EncodedPair {
+        let encoded = EncodedTexts {
             ids: ids.clone(),
             second_text: None,
         };
@@ -348,12 +380,6 @@ impl PromptEncoder {
             .as_ref()
             .map_or(0, |parts| parts.tokenizer.max_bytes_per_token())
     }
-}
-
-/// Number of ids that are cut off at the start of a prompt.
-fn num_cut(num_ids: usize, options: &RequestOptions) -> usize {
-    let num_kept = options.truncate_prompt_tokens;
-    num_kept.map_or(0, |num_kept| num_ids.saturating_sub(num_kept as usize))
 }
 
 fn render(parts: &TextParts, conversation: &Conversation) -> Result<String, RequestError> {

@@ -724,7 +724,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of 1 or more",
         default: "the whole prompt",
-        doc: "Keeps this many tokens at the end of the prompt.",
+        doc: "Keeps this many tokens at the end of the prompt; where nothing is generated, at its beginning, with the special tokens \
+              around it.",
         set: |o, v| {
             set(
                 &mut o.truncate_prompt_tokens,
