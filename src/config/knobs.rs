@@ -922,7 +922,7 @@ mod tests {
         ("num_threads", &["1", "1024"], &["0", "1025"]),
         (
             "cpu_instruction_set",
-            &["auto", "avx2", "portable", "avx512_bf16"],
+            &["auto", "avx2", "portable", "avx512_bf16", "amx_bf16"],
             &["sse"],
         ),
         ("stats_file", &["/tmp/stats.jsonl"], &[""]),

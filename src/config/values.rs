@@ -269,6 +269,7 @@ fn path(expected: &str) -> Kind<PathBuf> {
 pub(super) fn instruction_set() -> Kind<Option<String>> {
     const NAMES: &[(&str, &str)] = &[
         ("auto", "auto"),
+        ("amx_bf16", "amx_bf16"),
         ("avx512_bf16", "avx512_bf16"),
         ("avx2", "avx2"),
         ("portable", "portable"),

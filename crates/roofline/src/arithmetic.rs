@@ -36,7 +36,7 @@ pub(crate) fn f32_products(simd: Simd) -> Kernel {
     match simd {
         // SAFETY: `MachineLimits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => kernel(|| unsafe { x86::f32_avx512() }, 24, 16),
+        Simd::AmxBf16 | Simd::Avx512Bf16 => kernel(|| unsafe { x86::f32_avx512() }, 24, 16),
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => kernel(|| unsafe { x86::f32_avx2() }, 12, 8),
@@ -49,6 +49,9 @@ pub(crate) fn bf16_products(simd: Simd) -> Option<Kernel> {
     match simd {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
+        Simd::AmxBf16 => Some(kernel(|| unsafe { x86::bf16_amx() }, 6, 16 * 16 * 32)),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => Some(kernel(|| unsafe { x86::bf16_avx512() }, 24, 32)),
         _ => None,
     }
@@ -59,7 +62,7 @@ pub(crate) fn int8_products(simd: Simd) -> Option<Kernel> {
     match simd {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Simd::Avx512Bf16 => Some(kernel(|| unsafe { x86::int8_avx512() }, 24, 64)),
+        Simd::AmxBf16 | Simd::Avx512Bf16 => Some(kernel(|| unsafe { x86::int8_avx512() }, 24, 64)),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Simd::Avx2 => Some(kernel(|| unsafe { x86::int8_avx2() }, 8, 32)),
@@ -80,6 +83,7 @@ fn f32_portable() {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
@@ -108,6 +112,39 @@ mod x86 {
             }
         }
         black_box(sums.map(|sum| _mm512_reduce_add_ps(sum)));
+    }
+
+    /// Tiles of 16 rows of 64 bytes, all zero: six of sums.
+    pub(super) unsafe fn bf16_amx() {
+        #[repr(align(64))]
+        struct Configuration([u8; 64]);
+        let mut configuration = Configuration([0; 64]);
+        configuration.0[0] = 1;
+        for tile in 0..8 {
+            configuration.0[16 + 2 * tile] = 64;
+            configuration.0[48 + tile] = 16;
+        }
+        // SAFETY: the caller's promise; the 64 bytes are a valid configuration.
+        unsafe {
+            asm!(
+                "ldtilecfg [{configuration}]",
+                "2:",
+                "tdpbf16ps tmm0, tmm6, tmm7",
+                "tdpbf16ps tmm1, tmm6, tmm7",
+                "tdpbf16ps tmm2, tmm6, tmm7",
+                "tdpbf16ps tmm3, tmm6, tmm7",
+                "tdpbf16ps tmm4, tmm6, tmm7",
+                "tdpbf16ps tmm5, tmm6, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                "tilerelease",
+                configuration = in(reg) &raw const configuration,
+                rounds = inout(reg) ROUNDS => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+                out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]

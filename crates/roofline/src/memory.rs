@@ -51,7 +51,7 @@ fn read(simd: Simd, data: &[u64]) -> u64 {
     match simd {
         // SAFETY: `MachineLimits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => unsafe { fold_avx512(data) },
+        Simd::AmxBf16 | Simd::Avx512Bf16 => unsafe { fold_avx512(data) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => unsafe { fold_avx2(data) },

@@ -31,7 +31,7 @@ pub(super) fn expand(
     assert!(rest.is_empty() && weights.len() <= width, "a panel of B");
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => {
+        Simd::AmxBf16 | Simd::Avx512Bf16 => {
             const ROWS: usize = 4;
             let blocks = shrunk.chunks_exact(ROWS * width);
             let rest = blocks.remainder();

@@ -9,6 +9,8 @@
 //! A [`Cpu`] owns its scratch memory, so nothing is allocated after the first steps. The threads belong to the
 //! process, and several models share them in turns. Values that are not finite pass through every operation.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -44,7 +44,7 @@ pub(super) fn shrink<'x>(
     };
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => {
+        Simd::AmxBf16 | Simd::Avx512Bf16 => {
             const ROWS: usize = 4;
             let num_blocks = num_rows / ROWS;
             for block in 0..num_blocks {

@@ -6,6 +6,8 @@ use std::str::FromStr;
 /// An instruction set that there are kernels for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Simd {
+    /// AVX-512 as below, and AMX for products of bf16 (`tdpbf16ps`).
+    AmxBf16,
     /// AVX-512 with the dot products of bf16 (`vdpbf16ps`) and of 8-bit integers (VNNI).
     Avx512Bf16,
     /// AVX2 with FMA and F16C; bf16 is widened to f32.
@@ -16,7 +18,7 @@ pub enum Simd {
 
 impl Simd {
     /// All of them, fastest first.
-    pub const ALL: [Self; 3] = [Self::Avx512Bf16, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::AmxBf16, Self::Avx512Bf16, Self::Avx2, Self::Portable];
 
     /// The fastest one that this machine supports.
     pub fn detect() -> Self {
@@ -26,9 +28,11 @@ impl Simd {
             .unwrap_or(Self::Portable)
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine has it, and lets this process use it.
     pub fn is_supported(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::AmxBf16 => Self::Avx512Bf16.is_supported() && super::amx::is_usable(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => {
                 is_x86_feature_detected!("avx512f")
@@ -46,7 +50,7 @@ impl Simd {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Bf16 | Self::Avx2 => false,
+            Self::AmxBf16 | Self::Avx512Bf16 | Self::Avx2 => false,
             Self::Portable => true,
         }
     }
@@ -54,6 +58,7 @@ impl Simd {
     /// Its name in a configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::AmxBf16 => "amx_bf16",
             Self::Avx512Bf16 => "avx512_bf16",
             Self::Avx2 => "avx2",
             Self::Portable => "portable",
@@ -101,7 +106,7 @@ macro_rules! for_each_simd {
         match $simd {
             // SAFETY: a `Cpu` is created only with an instruction set that the machine supports.
             #[cfg(target_arch = "x86_64")]
-            $crate::device::cpu::Simd::Avx512Bf16 => unsafe { avx512($($arg),*) },
+            $crate::device::cpu::Simd::AmxBf16 | $crate::device::cpu::Simd::Avx512Bf16 => unsafe { avx512($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::Simd::Avx2 => unsafe { avx2($($arg),*) },

@@ -127,7 +127,7 @@ type AttentionKernel = unsafe fn(&AttentionTile);
 fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
     match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
+        (Simd::AmxBf16 | Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
         #[cfg(target_arch = "x86_64")]
         (Simd::Avx2, KvDtype::Bf16) => (avx2::bf16_tile, Operands::WideQueries),
         #[cfg(target_arch = "x86_64")]

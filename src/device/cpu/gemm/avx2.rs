@@ -18,6 +18,7 @@ const AHEAD: usize = 512;
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 4,
+    row_unit: 1,
     chunk_pairs: 128,
 };
 

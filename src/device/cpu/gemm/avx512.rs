@@ -20,6 +20,7 @@ const LINE_PAIRS: usize = LINE / 2;
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 9,
+    row_unit: 1,
     chunk_pairs: 512,
 };
 

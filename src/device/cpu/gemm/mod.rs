@@ -14,6 +14,8 @@
 //! does not depend on other rows or on how the work is divided.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -29,8 +31,8 @@ use std::ops::Range;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use self::panel::{PanelInputs, multiply_panel};
-use self::tasks::Tasks;
+use self::panel::{At, BLOCK_UNIT, PanelInputs, PanelKernel};
+use self::tasks::{MAX_ROWS, Tasks};
 use super::low_rank::AddedRows;
 use super::math::{exp, from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
 use super::packed_matrix::Packed;
@@ -250,15 +252,17 @@ impl Cpu {
                     self.widen(x, &mut wide);
                 }
                 let wide_x = wants_f32.then_some(&wide[..]);
-                let multiply = |first_row, panel, sums: &mut [f32]| {
+                let prepare = |num_rows| PanelKernel::new(simd, num_rows);
+                let multiply = |kernel: &PanelKernel, first_row, at: At, sums: &mut [f32]| {
                     let x = PanelInputs {
                         bf16: &x[first_row * x_stride..],
                         f32: wide_x.map(|x| &x[first_row * x_stride..]),
                         stride: x_stride,
                     };
-                    multiply_panel(simd, x, panels, panel, sums);
+                    kernel.multiply(x, panels, at, sums);
                 };
-                self.for_each_task(m, part_len, multiply, finish);
+                let block_len = panel::block_len(simd);
+                self.for_each_task(m, part_len, block_len, prepare, multiply, finish);
                 self.wide_x = wide;
                 self.padded_x = padded;
             }
@@ -266,10 +270,10 @@ impl Cpu {
                 let mut rounded = std::mem::take(&mut self.rounded_x);
                 self.round_activations(x, k, panels, &mut rounded);
                 let simd = self.simd;
-                let multiply = |first_row, panel, sums: &mut [f32]| {
-                    quantised::multiply_panel(simd, &rounded, first_row, panels, panel, sums);
+                let multiply = |(): &(), first_row, at: At, sums: &mut [f32]| {
+                    quantised::multiply_panel(simd, &rounded, first_row, panels, at.panel, sums);
                 };
-                self.for_each_task(m, part_len, multiply, finish);
+                self.for_each_task(m, part_len, MAX_ROWS, |_| (), multiply, finish);
                 self.rounded_x = rounded;
             }
         }
@@ -290,13 +294,16 @@ impl Cpu {
         });
     }
 
-    /// Calls `multiply(first_row, panel, sums)` for all panels and rows, on all threads, and
-    /// [`finish`](Self::multiply) with the sums of all parts.
-    fn for_each_task<const PARTS: usize>(
+    /// Calls `multiply(kernel, first_row, at, sums)` for all panels and blocks of rows, on all threads, and
+    /// [`finish`](Self::multiply) with the sums of all parts. `prepare(num_rows)` makes the kernel of a task, whose blocks
+    /// have up to `block_len` of its rows.
+    fn for_each_task<K, const PARTS: usize>(
         &mut self,
         m: usize,
         part_len: usize,
-        multiply: impl Fn(usize, usize, &mut [f32]) + Sync,
+        block_len: usize,
+        prepare: impl Fn(usize) -> K + Sync,
+        multiply: impl Fn(&K, usize, At, &mut [f32]) + Sync,
         finish: impl Fn(Range<usize>, Range<usize>, [&[f32]; PARTS]) + Sync,
     ) {
         let tasks = Tasks::new(part_len.div_ceil(PANEL), m, self.num_threads());
@@ -307,11 +314,21 @@ impl Cpu {
                 if rows.is_empty() {
                     return;
                 }
-                let sums = multiply_parts(&mut worker.gemm, rows.len(), |part, sums| {
-                    multiply(rows.start, panel * PARTS + part, sums);
-                });
                 let outputs = panel * PANEL..part_len.min((panel + 1) * PANEL);
-                finish(rows, outputs, sums);
+                let kernel = prepare(rows.len());
+                let num_blocks = rows.len().div_ceil(block_len);
+                for block in 0..num_blocks {
+                    let part = panel::part(rows.len(), BLOCK_UNIT, block, num_blocks);
+                    let first_row = rows.start + part.start;
+                    let sums = multiply_parts(&mut worker.gemm, part.len(), |part, sums| {
+                        let at = At {
+                            panel: panel * PARTS + part,
+                            reads_ahead: block == 0,
+                        };
+                        multiply(&kernel, first_row, at, sums);
+                    });
+                    finish(first_row..first_row + part.len(), outputs.clone(), sums);
+                }
             });
     }
 }

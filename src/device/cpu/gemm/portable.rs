@@ -8,6 +8,7 @@ use super::tile::{GemmKernel, GemmTile};
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 8,
+    row_unit: 1,
     chunk_pairs: 128,
 };
 

@@ -21,7 +21,7 @@ use super::super::packed_matrix::{Packed, PackedMatrix};
 use super::super::panel_order::PANEL;
 use super::super::simd::for_each_simd;
 use super::super::{Cpu, Simd, quantised};
-use super::panel::{PanelInputs, multiply_panel};
+use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::MAX_ROWS;
 use super::{multiply_parts, pad_rows, write_gated, write_row};
 use crate::device::disjoint_slice::DisjointSlice;
@@ -176,7 +176,11 @@ impl Cpu {
                         f32: wide_x.map(|x| &x[first_row * x_stride..]),
                         stride: x_stride,
                     };
-                    multiply_panel(simd, x, panels, panel, sums);
+                    let at = At {
+                        panel,
+                        reads_ahead: true,
+                    };
+                    PanelKernel::new(simd, sums.len() / PANEL).multiply(x, panels, at, sums);
                 }
                 Packed::Quantised(panels) => {
                     quantised::multiply_panel(simd, &rounded, first_row, panels, panel, sums);

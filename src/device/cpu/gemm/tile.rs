@@ -37,6 +37,8 @@ pub(super) struct GemmKernel {
     pub tile: unsafe fn(&GemmTile),
     /// The most rows of a tile.
     pub max_rows: usize,
+    /// Rows that the kernel computes together: tiles but the last one have a multiple of them.
+    pub row_unit: usize,
     /// Pairs of inputs per chunk.
     pub chunk_pairs: usize,
 }

@@ -16,7 +16,7 @@ use half::slice::HalfFloatSliceExt;
 use super::super::packed_matrix::Packed;
 use super::super::panel_order::PANEL;
 use super::super::{Cpu, Simd, quantised};
-use super::panel::{PanelInputs, multiply_panel};
+use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::{MAX_ROWS, Tasks};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{Stacking, Tile};
@@ -111,7 +111,12 @@ impl Cpu {
                                 f32: wide_x.map(|x| &x[first..]),
                                 stride,
                             };
-                            multiply_panel(simd, x, panels, panel, sums);
+                            let at = At {
+                                panel,
+                                reads_ahead: true,
+                            };
+                            let kernel = PanelKernel::new(simd, rows.len());
+                            kernel.multiply(x, panels, at, sums);
                         }
                         Packed::Quantised(panels) => {
                             let x = &rounded[index];

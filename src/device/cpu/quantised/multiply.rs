@@ -16,9 +16,9 @@ const CHUNK_BYTES: usize = 24 * 1024;
 fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
     match (simd, bits) {
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx512Bf16, CodeBits::Eight) => avx512::tile::<false>,
+        (Simd::AmxBf16 | Simd::Avx512Bf16, CodeBits::Eight) => avx512::tile::<false>,
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx512Bf16, CodeBits::Four) => avx512::tile::<true>,
+        (Simd::AmxBf16 | Simd::Avx512Bf16, CodeBits::Four) => avx512::tile::<true>,
         #[cfg(target_arch = "x86_64")]
         (Simd::Avx2, CodeBits::Eight) => avx2::tile::<false>,
         #[cfg(target_arch = "x86_64")]
