@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::row_order::{RowOrder, RowSelection, part_of};
 use super::weight_file::FileRange;
 use crate::device::{
-    CodeBits, Dtype, FloatRows, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, from_e4m3,
+    CodeBits, Dtype, FloatRows, GROUP_UNIT, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape,
+    from_e4m3,
 };
 
 /// Read as f32, or, for a device that multiplies with the codes, as quantised rows.
@@ -69,11 +70,22 @@ impl<'a> Fp8Matrix<'a> {
         }
     }
 
-    /// Whether devices can multiply with its codes: blocks have a multiple of 32 inputs, or all, and the first one is whole.
+    /// Whether devices can multiply with its codes: blocks have a multiple of 32 inputs, or all, and the columns can be cut into
+    /// groups that have one scale.
     pub fn has_groups(&self) -> bool {
         let inputs = self.scales.block_inputs;
-        inputs >= self.num_stored_columns
-            || inputs.is_multiple_of(32) && self.columns.start.is_multiple_of(inputs)
+        let are_groups = inputs >= self.num_stored_columns || inputs.is_multiple_of(GROUP_UNIT);
+        are_groups && self.format_of_columns().is_some()
+    }
+
+    /// The format of its columns by themselves.
+    fn format_of_columns(&self) -> Option<QuantFormat> {
+        let of_blocks = QuantFormat {
+            bits: CodeBits::Fp8,
+            group_size: self.scales.block_inputs,
+            has_offsets: false,
+        };
+        of_blocks.of_columns(&self.columns)
     }
 
     /// Number of rows.
@@ -137,11 +149,11 @@ impl FloatRows for Fp8Matrix<'_> {
 
 impl QuantisedRows for Fp8Matrix<'_> {
     fn shape(&self) -> QuantisedShape {
+        let format = self.format_of_columns().expect("it has groups");
         QuantisedShape {
             format: QuantFormat {
-                bits: CodeBits::Fp8,
-                group_size: self.scales.block_inputs.min(self.num_columns()),
-                has_offsets: false,
+                group_size: format.group_size.min(self.num_columns()),
+                ..format
             },
             rows: self.num_rows(),
             columns: self.num_columns(),
@@ -149,8 +161,14 @@ impl QuantisedRows for Fp8Matrix<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format(), self.num_columns());
+        let format = self.format();
+        row.resize(format, self.num_columns());
         let scales = self.read_codes(index, bytemuck::cast_slice_mut(&mut row.codes));
-        row.scales.copy_from_slice(scales);
+        // Groups may be smaller than blocks.
+        let block_inputs = self.scales.block_inputs;
+        let before = self.columns.start % block_inputs;
+        for (group, scale) in row.scales.iter_mut().enumerate() {
+            *scale = scales[(before + group * format.group_size) / block_inputs];
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use bytemuck::allocation::try_zeroed_vec;
 
 use super::fp8_matrix::Fp8Matrix;
-use super::row_order::{RowOrder, RowSelection};
+use super::row_order::{RowOrder, RowSelection, part_of};
 use super::tensor::{Tensor, TensorLocation};
 use super::transposed::Transposed;
 use crate::base::LoadError;
@@ -24,6 +24,8 @@ pub enum Matrix<'a> {
     Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows<'a> + 'a>),
     /// 8-bit floats with scales: codes for devices that multiply with them, floating point for others.
     Fp8(TensorLocation<'a>, Fp8Matrix<'a>),
+    /// Some columns of another one that may be rounded.
+    Columns(Box<MatrixColumns<'a>>),
     /// Codes in a format that no kernel has, dequantised as they are read.
     Dequantised {
         /// File and name.
@@ -35,6 +37,15 @@ pub enum Matrix<'a> {
         /// Its rows.
         read: Arc<dyn DequantisedRows + 'a>,
     },
+}
+
+/// Some columns of a matrix.
+pub struct MatrixColumns<'a> {
+    some: Matrix<'a>,
+    /// The same rows with all columns.
+    all: Matrix<'a>,
+    /// Which of these they are.
+    columns: Range<usize>,
 }
 
 /// Quantised rows in a checkpoint's files.
@@ -111,6 +122,11 @@ impl<'a> Matrix<'a> {
                 Self::Quantised(location, Box::new(SelectedRows { all, rows, first }))
             }
             Self::Fp8(location, all) => Self::Fp8(location, all.select(rows)),
+            Self::Columns(all) => Self::Columns(Box::new(MatrixColumns {
+                some: all.some.select(rows),
+                all: all.all.select(rows),
+                columns: all.columns,
+            })),
             Self::Dequantised {
                 location,
                 columns,
@@ -137,7 +153,27 @@ impl<'a> Matrix<'a> {
     /// If it does not have them.
     #[must_use]
     pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let all_columns = 0..self.columns();
         match self {
+            Self::Columns(of) => Self::Columns(Box::new(MatrixColumns {
+                some: of.some.read_part(rows.clone(), columns.clone()),
+                all: of.all.read_part(rows, 0..of.all.columns()),
+                columns: part_of(&of.columns, columns),
+            })),
+            Self::Quantised(..) => self.read_part(rows, columns),
+            _ if columns == all_columns => self.read_part(rows, columns),
+            _ => Self::Columns(Box::new(MatrixColumns {
+                some: self.read_part(rows.clone(), columns.clone()),
+                all: self.read_part(rows, all_columns),
+                columns,
+            })),
+        }
+    }
+
+    /// The same, without a memory of the columns beside them.
+    fn read_part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        match self {
+            Self::Columns(of) => of.some.read_part(rows, columns),
             Self::Float(tensor) => Self::Float(tensor.part(rows, columns)),
             Self::Transposed(matrix) => Self::Transposed(matrix.part(rows, columns)),
             Self::Turned(matrix) => Self::Turned(matrix.part(rows, columns)),
@@ -157,11 +193,29 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// The same rows with all columns that share a group with one of these, where the whole row is in groups of `group_size`; and
+    /// which of them these are. `None` if there are no others.
+    pub fn with_whole_groups(&self, group_size: usize) -> Option<(Self, Range<usize>)> {
+        let Self::Columns(of) = self else {
+            return None;
+        };
+        let Range { start, end } = of.columns;
+        let first = start / group_size * group_size;
+        let last = end.checked_next_multiple_of(group_size);
+        let last = last.map_or(of.all.columns(), |last| last.min(of.all.columns()));
+        if (first..last) == of.columns {
+            return None;
+        }
+        let wider = of.all.read_part(0..self.rows(), first..last);
+        Some((wider, start - first..end - first))
+    }
+
     /// Whether it is stored as codes, of integers or of 8-bit floats.
     pub fn is_quantised(&self) -> bool {
         match self {
             Self::Float(_) | Self::Transposed(_) => false,
             Self::Turned(matrix) => matrix.is_quantised(),
+            Self::Columns(of) => of.some.is_quantised(),
             Self::Quantised(..) | Self::Fp8(..) | Self::Dequantised { .. } => true,
         }
     }
@@ -181,6 +235,7 @@ impl<'a> Matrix<'a> {
             | Self::Transposed(_)
             | Self::Turned(_)
             | Self::Fp8(..)
+            | Self::Columns(_)
             | Self::Dequantised { .. } => 1,
         }
     }
@@ -214,6 +269,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => tensor.rows(),
             Self::Transposed(matrix) => matrix.rows(),
             Self::Turned(matrix) => matrix.rows(),
+            Self::Columns(of) => of.some.rows(),
             Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
@@ -226,6 +282,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => tensor.columns(),
             Self::Transposed(matrix) => matrix.columns(),
             Self::Turned(matrix) => matrix.columns(),
+            Self::Columns(of) => of.some.columns(),
             Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
@@ -238,6 +295,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => tensor.location(),
             Self::Transposed(matrix) => matrix.location(),
             Self::Turned(matrix) => matrix.location(),
+            Self::Columns(of) => of.some.location(),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
@@ -250,6 +308,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => Some(tensor),
             Self::Transposed(matrix) => Some(matrix),
             Self::Turned(matrix) => Some(matrix),
+            Self::Columns(of) => of.some.float_rows(),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -259,6 +318,7 @@ impl<'a> Matrix<'a> {
     pub fn fp8_rows(&self) -> Option<&dyn QuantisedRows> {
         match self {
             Self::Fp8(_, rows) if rows.has_groups() => Some(rows),
+            Self::Columns(of) => of.some.fp8_rows(),
             _ => None,
         }
     }
@@ -272,6 +332,7 @@ impl<'a> Matrix<'a> {
             Self::Quantised(_, codes) => codes.preload(),
             Self::Transposed(matrix) => matrix.preload(),
             Self::Turned(matrix) => matrix.preload(),
+            Self::Columns(of) => of.some.preload(),
             Self::Dequantised { read, .. } => read.preload(),
             Self::Float(_) | Self::Fp8(..) => Ok(()),
         }
@@ -283,6 +344,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => tensor.read_row(index, out),
             Self::Transposed(matrix) => read_float_row(matrix, index, out),
             Self::Turned(matrix) => read_float_row(matrix, index, out),
+            Self::Columns(of) => of.some.read_row(index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(&**codes, index, out),
             Self::Dequantised { read, columns, .. } => read.read(index, 0..*columns, out),
@@ -295,6 +357,7 @@ impl<'a> Matrix<'a> {
             Self::Float(tensor) => tensor.location().not_finite(row),
             Self::Transposed(matrix) => matrix.location().not_finite(row),
             Self::Turned(matrix) => matrix.location().not_finite(row),
+            Self::Columns(of) => of.some.not_finite(row),
             Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(

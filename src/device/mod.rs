@@ -71,7 +71,7 @@ pub use operands::{
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Topology, Turn, yield_to_others};
 pub use quantised::{
-    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, TWICE_E2M1,
+    CodeBits, GROUP_UNIT, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, TWICE_E2M1,
     can_be_packed_together,
 };
 pub use ranks::RankInput;
@@ -696,6 +696,16 @@ pub trait Device: Sized {
             "{} cannot compute a model together with other ranks yet: use one rank",
             self.description()
         )))
+    }
+
+    /// Compares what it computes with, once it has [joined](Device::join_ranks) others, with what those of its stage do: each decides
+    /// for itself, from the same rows, which experts these have. By default all devices give the same bits.
+    ///
+    /// # Errors
+    ///
+    /// Others may give other bits, or a rank has failed.
+    fn check_ranks_alike(&mut self) -> Result<(), LoadError> {
+        Ok(())
     }
 
     /// Waits until all ranks have loaded their weights. No later operation between them takes longer than `time_limit`. By

@@ -1,9 +1,14 @@
 //! Quantised matrices as a checkpoint stores them.
 
+use std::ops::Range;
+
 use super::e4m3::from_e4m3;
 
 /// Twice the floats of 4 bits, E2M1 (OCP Microscaling Formats, 1.0), by their bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives.
 pub const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The size of a group is a multiple of this, or that of a row.
+pub const GROUP_UNIT: usize = 32;
 
 /// What a code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +60,25 @@ impl QuantFormat {
     /// Groups per row.
     pub const fn num_groups(&self, columns: usize) -> usize {
         columns.div_ceil(self.group_size)
+    }
+
+    /// The format of some columns of a row by themselves, with the scales of the row: in the groups of the row, in smaller ones
+    /// if the first column is inside of a group, or in one. `None` if these would not be multiples of 32.
+    pub fn of_columns(&self, columns: &Range<usize>) -> Option<Self> {
+        let before = columns.start % self.group_size;
+        if before + columns.len() <= self.group_size {
+            return Some(*self);
+        }
+        // The largest power of two times 32 that both are multiples of.
+        let both = before | self.group_size;
+        let group_size = match before {
+            0 => self.group_size,
+            _ => 1 << both.trailing_zeros(),
+        };
+        (before == 0 || group_size >= GROUP_UNIT).then_some(Self {
+            group_size,
+            ..*self
+        })
     }
 }
 

@@ -1,13 +1,15 @@
 //! Packs the matrices of a checkpoint for a device.
 
+use std::ops::Range;
+
 use super::precision::WeightPrecision;
 use super::weight_cache::WeightCache;
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
 use crate::device::cpu::{Rounded, Simd};
 use crate::device::{
-    CodeBits, Device, FloatRows, NotFinite, PackedShape, QuantisedRows, QuantisedShape,
-    QuantisedWidths, Stacking, can_be_packed_together,
+    CodeBits, Device, FloatRows, NotFinite, PackedShape, QuantFormat, QuantisedRow, QuantisedRows,
+    QuantisedShape, QuantisedWidths, Stacking, can_be_packed_together,
 };
 
 /// What quantised weights become that the kernels cannot compute with as they are.
@@ -124,12 +126,12 @@ impl<'d, D: Device> Packer<'d, D> {
             }
             PackedForm::Rounded(precision) => with_rounded(parts, precision, |rounded| {
                 self.device.pack_quantised_experts(rounded)
-            })?,
+            })??,
             PackedForm::Quantised(_) | PackedForm::Requantised => {
                 self.num_requantised += 1;
                 with_rounded(parts, REQUANTISED, |rounded| {
                     self.device.pack_quantised_experts(rounded)
-                })?
+                })??
             }
         };
         packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
@@ -212,36 +214,84 @@ impl<'d, D: Device> Packer<'d, D> {
         }
         with_rounded(parts, precision, |rounded| {
             self.device.pack_quantised(rounded, stacking)
-        })
+        })?
     }
 }
 
-/// Calls `pack` with matrices that are rounded while they are read.
+/// Calls `pack` with matrices that are rounded while they are read. Some columns of a matrix have the codes and scales that they
+/// have in the whole one, as far as groups allow.
 fn with_rounded<T>(
     parts: &[Matrix<'_>],
     precision: WeightPrecision,
     pack: impl FnOnce(&[&dyn QuantisedRows]) -> T,
-) -> T {
-    let readers: Vec<_> = parts
-        .iter()
-        .map(|part| move |row: usize, out: &mut [f32]| part.read_row(row, out))
+) -> Result<T, LoadError> {
+    let WeightPrecision { bits, group_size } = precision;
+    let wider = parts.iter().map(|part| {
+        let (wider, columns) = part.with_whole_groups(group_size)?;
+        let format = precision.format().of_columns(&columns)?;
+        Some((wider, columns, format))
+    });
+    let wider: Vec<_> = wider.collect();
+    for (matrix, ..) in wider.iter().flatten() {
+        matrix.preload()?;
+    }
+    let rounded_matrix = |index: usize| match &wider[index] {
+        Some((matrix, ..)) => matrix,
+        None => &parts[index],
+    };
+    let readers: Vec<_> = (0..parts.len())
+        .map(|index| {
+            let matrix = rounded_matrix(index);
+            move |row: usize, out: &mut [f32]| matrix.read_row(row, out)
+        })
         .collect();
     // All instruction sets round to the same bits.
     let simd = Simd::detect();
-    let rounded: Vec<_> = parts
-        .iter()
-        .zip(&readers)
-        .map(|(part, read)| {
-            let read: &ReadRow<'_> = read;
-            let WeightPrecision { bits, group_size } = precision;
-            Rounded::new(simd, part.rows(), part.columns(), bits, group_size, read)
+    let rounded = readers.iter().enumerate().map(|(index, read)| {
+        let (matrix, read): (_, &ReadRow<'_>) = (rounded_matrix(index), read);
+        let rows = Rounded::new(simd, matrix.rows(), matrix.columns(), bits, group_size, read);
+        let Some((_, columns, format)) = &wider[index] else {
+            return Box::new(rows) as Box<dyn QuantisedRows>;
+        };
+        Box::new(RoundedColumns {
+            rows,
+            columns: columns.clone(),
+            format: *format,
         })
-        .collect();
-    let rounded: Vec<_> = rounded
-        .iter()
-        .map(|rows| rows as &dyn QuantisedRows)
-        .collect();
-    pack(&rounded)
+    });
+    let rounded: Vec<_> = rounded.collect();
+    let rounded: Vec<_> = rounded.iter().map(|rows| &**rows).collect();
+    Ok(pack(&rounded))
+}
+
+/// Some columns of rounded rows, with the codes and scales that they have in these.
+struct RoundedColumns<'a> {
+    /// From the first column of a group on.
+    rows: Rounded<'a>,
+    columns: Range<usize>,
+    format: QuantFormat,
+}
+
+impl QuantisedRows for RoundedColumns<'_> {
+    fn shape(&self) -> QuantisedShape {
+        QuantisedShape {
+            format: self.format,
+            rows: self.rows.rows(),
+            columns: self.columns.len(),
+        }
+    }
+
+    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
+        let mut whole = QuantisedRow::default();
+        self.rows.read_row(index, &mut whole);
+        row.resize(self.format, self.columns.len());
+        row.codes
+            .copy_from_slice(&whole.codes[self.columns.clone()]);
+        let firsts = self.columns.clone().step_by(self.format.group_size);
+        for (scale, first) in row.scales.iter_mut().zip(firsts) {
+            *scale = whole.scales[first / self.rows.format().group_size];
+        }
+    }
 }
 
 /// Vectors, one after the other.

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use super::spec::{FeedForward, ModelSpec};
 use crate::base::LoadError;
-use crate::device::HeadPlaces;
+use crate::device::{GROUP_UNIT, HeadPlaces};
 
 /// Tiles of inputs on 1, 2 and 4 ranks.
 const NUM_TILES: usize = 4;
@@ -192,7 +192,14 @@ impl ModelShare {
     /// Its part of the inside of a feed-forward block of this width, by tiles.
     pub(super) fn inner(&self, width: usize) -> Vec<Range<usize>> {
         // Kernels multiply pairs of inputs.
-        self.rank.cut_in_units(width, lcm(2, self.units.inner))
+        let least = lcm(2, self.units.inner);
+        // The groups of a matrix that is rounded are cut into smaller ones.
+        let whole_groups = lcm(GROUP_UNIT, least);
+        let unit = match width.div_ceil(whole_groups) >= self.rank.num_tiles {
+            true => whole_groups,
+            false => least,
+        };
+        self.rank.cut_in_units(width, unit)
     }
 
     /// The sizes of the model that this rank computes.
