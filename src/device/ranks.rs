@@ -108,6 +108,44 @@ impl Ranks {
         }
     }
 
+    /// Compares what the ranks of the stage compute with: `own` and what the first one has are told by `describe`.
+    ///
+    /// # Errors
+    ///
+    /// It is something else, which `remedy` changes, or something went wrong.
+    pub(super) fn check_alike(
+        &mut self,
+        own: u32,
+        describe: impl Fn(u32) -> String,
+        remedy: &str,
+    ) -> Result<(), LoadError> {
+        let mut of_first = [own];
+        let failed = |error: StepError| LoadError::Resource(error.0);
+        self.take_first(&mut of_first).map_err(failed)?;
+        if of_first == [own] {
+            // No rank goes on before all have compared.
+            self.all_reduce(&mut [0.0]);
+            return self.check().map_err(failed);
+        }
+        let [rank, first] = self.own_and_first();
+        let problem = format!(
+            "rank {rank} has {}, and rank {first} {}: each chooses the experts of a row by itself, and could choose others",
+            describe(own),
+            describe(of_first[0])
+        );
+        self.abort(&problem);
+        Err(LoadError::Config {
+            problem,
+            remedy: remedy.to_owned(),
+        })
+    }
+
+    /// This rank and the first one of its stage, among those of all stages.
+    fn own_and_first(&self) -> [usize; 2] {
+        let first = self.collective.stage() * self.collective.grid().ranks_per_stage;
+        [first + self.collective.rank(), first]
+    }
+
     /// Compares what the engine of this rank was given before a step with what the others were.
     ///
     /// # Errors
@@ -121,15 +159,13 @@ impl Ranks {
         let differing = inputs.iter().zip(alike).find(|(_, (a, b))| a != b);
         if let Some((input, _)) = differing {
             let RankInput { id, digest } = input;
-            let grid = self.collective.grid();
-            let rank = self.collective.stage() * grid.ranks_per_stage + self.collective.rank();
+            let [rank, first] = self.own_and_first();
             let what = match digest {
                 Some(_) => "request",
                 None => "stop signal for request",
             };
             let reason = format!(
-                "{what} {id} of rank {rank} is not what rank {} was given: {SAME_INPUTS}",
-                grid.ranks_per_stage * self.collective.stage()
+                "{what} {id} of rank {rank} is not what rank {first} was given: {SAME_INPUTS}"
             );
             self.abort(&reason);
             return Err(StepError(reason));

@@ -812,6 +812,9 @@ fn join_ranks<D: Device>(
     if grid.num_ranks() > 1 {
         device.join_ranks(collective, role)?;
     }
+    if grid.ranks_per_stage > 1 && source.spec().mixture().is_some() {
+        device.check_ranks_alike()?;
+    }
     Ok(part)
 }
 

@@ -13,7 +13,7 @@ use super::logits::CpuLogits;
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rows::Rows;
-use super::{Cpu, CpuOptions};
+use super::{Cpu, CpuOptions, Simd};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
 use crate::device::ranks::Ranks;
@@ -609,6 +609,23 @@ impl Device for Cpu {
     ) -> Result<(), LoadError> {
         self.ranks = Some(Ranks::new(collective, role));
         Ok(())
+    }
+
+    fn check_ranks_alike(&mut self) -> Result<(), LoadError> {
+        let Some(ranks) = &mut self.ranks else {
+            return Ok(());
+        };
+        let index = Simd::ALL.iter().position(|simd| *simd == self.simd);
+        let describe = |index: u32| match Simd::ALL.get(index as usize) {
+            Some(simd) => format!("the instruction set {simd}"),
+            None => "another build".to_owned(),
+        };
+        let index = index.map_or(u32::MAX, |index| index as u32);
+        ranks.check_alike(
+            index,
+            describe,
+            "set cpu_instruction_set to one that all hosts have",
+        )
     }
 
     fn meet_ranks(&mut self, time_limit: Duration) -> Result<(), LoadError> {

@@ -774,6 +774,10 @@ impl Device for Cuda {
         self.join(collective, role)
     }
 
+    fn check_ranks_alike(&mut self) -> Result<(), LoadError> {
+        self.check_kind_of_ranks()
+    }
+
     fn meet_ranks(&mut self, time_limit: Duration) -> Result<(), LoadError> {
         match &mut self.ranks {
             Some(ranks) => ranks.meet(time_limit),

@@ -148,6 +148,11 @@ impl Kernels {
         })
     }
 
+    /// The compute capability, 90 for 9.0.
+    pub fn capability(&self) -> u32 {
+        self.capability
+    }
+
     /// # Errors
     ///
     /// The GPU does not multiply FP8.

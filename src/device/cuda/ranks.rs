@@ -15,6 +15,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaEvent, CudaStream, PushKernelArg};
 
 use super::Cuda;
@@ -204,6 +205,27 @@ impl Cuda {
             time_limit: MEETING_LIMIT,
         });
         Ok(())
+    }
+
+    /// Refuses a GPU of another kind than that of the first rank of the stage: its products may round to other experts.
+    pub(super) fn check_kind_of_ranks(&mut self) -> Result<(), LoadError> {
+        let Some(ranks) = &mut self.ranks else {
+            return Ok(());
+        };
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.stream.context().attribute(count);
+        let count = count.map_err(|error| load_error("asking for the multiprocessors", &error))?;
+        let capability = self.kernels.capability();
+        let describe = |kind: u32| {
+            let (capability, count) = (kind >> 16, kind & 0xffff);
+            let (major, minor) = (capability / 10, capability % 10);
+            format!("a GPU of compute capability {major}.{minor} with {count} multiprocessors")
+        };
+        ranks.host.check_alike(
+            capability << 16 | count.unsigned_abs() & 0xffff,
+            describe,
+            "set gpu_device_ids to GPUs of one kind, or pipeline_parallel_size in place of tensor_parallel_size",
+        )
     }
 
     /// Waits for the stream's work, if other ranks take part in it: no longer than the time limit.

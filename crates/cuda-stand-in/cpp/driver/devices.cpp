@@ -66,7 +66,7 @@ constexpr Attribute ATTRIBUTES[] = {
 };
 
 int attribute(const Device& device, int number) {
-    const int capability = static_cast<int>(driver().options.compute_capability);
+    const int capability = driver().options.capability_of(device.ordinal);
     if (number == 33) return device.ordinal + 1;  // the PCI bus
     if (number == 75) return capability / 10;
     if (number == 76) return capability % 10;

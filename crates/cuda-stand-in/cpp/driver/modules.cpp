@@ -13,7 +13,8 @@ int attribute(const Function& function, int number) {
         case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return static_cast<int>(function.kernel->max_threads);
         case CU_FUNC_ATTRIBUTE_NUM_REGS: return 32;
         case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: return static_cast<int>(driver().options.compute_capability);
+        case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+            return driver().options.capability_of(function.module->context->device.ordinal);
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
             return static_cast<int>(function.max_dynamic_shared_bytes);
         default: return 0;

@@ -25,6 +25,7 @@ constexpr Number NUMBERS[] = {
     {"DEVICES", &Options::num_devices},
     {"MEMORY_BYTES", &Options::memory_bytes},
     {"COMPUTE_CAPABILITY", &Options::compute_capability},
+    {"OTHER_CAPABILITY", &Options::other_capability},
     {"DRIVER_VERSION", &Options::driver_version},
     {"INIT_ERROR", &Options::init_error},
     {"MODULE_ERROR", &Options::module_error},

@@ -25,6 +25,7 @@ struct Options {
     uint64_t num_devices = 1;
     uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
     uint64_t compute_capability = 90;           // ten times the major number, plus the minor one
+    uint64_t other_capability = 0;              // that of all devices but the first; 0: the same
     uint64_t driver_version = 12040;
     uint64_t init_error = CUDA_SUCCESS;    // what cuInit returns
     uint64_t module_error = CUDA_SUCCESS;  // what cuModuleLoadData returns: 222 and 209 mean a driver that is too old
@@ -43,6 +44,11 @@ struct Options {
 
     // From the environment; ends the process at a name or value that it does not understand.
     void read_environment();
+
+    // Of a device.
+    int capability_of(int ordinal) const {
+        return static_cast<int>(ordinal > 0 && other_capability != 0 ? other_capability : compute_capability);
+    }
 
     // False if there is no such option.
     bool set(const char* name, uint64_t value);
