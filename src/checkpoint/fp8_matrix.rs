@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::row_order::{RowOrder, RowSelection, part_of};
 use super::weight_file::FileRange;
 use crate::device::{
-    CodeBits, Dtype, FloatRows, GROUP_UNIT, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape,
-    from_e4m3,
+    CodeBits, Dtype, FloatRows, GROUP_UNIT, QuantFormat, QuantisedRow, QuantisedRows,
+    QuantisedShape, from_e4m3,
 };
 
 /// Read as f32, or, for a device that multiplies with the codes, as quantised rows.

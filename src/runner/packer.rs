@@ -249,7 +249,14 @@ fn with_rounded<T>(
     let simd = Simd::detect();
     let rounded = readers.iter().enumerate().map(|(index, read)| {
         let (matrix, read): (_, &ReadRow<'_>) = (rounded_matrix(index), read);
-        let rows = Rounded::new(simd, matrix.rows(), matrix.columns(), bits, group_size, read);
+        let rows = Rounded::new(
+            simd,
+            matrix.rows(),
+            matrix.columns(),
+            bits,
+            group_size,
+            read,
+        );
         let Some((_, columns, format)) = &wider[index] else {
             return Box::new(rows) as Box<dyn QuantisedRows>;
         };
