@@ -195,8 +195,18 @@ impl<'a> ModelTensors<'a> {
     }
 
     fn vector(&self, module: Module, parameter: &str, len: usize) -> Result<Tensor<'a>, LoadError> {
-        let name = format!("{}.{parameter}", self.stored_name(module));
-        self.store.vector(&name, len, self.row_order(module))
+        let module_name = self.stored_name(module);
+        let name = format!("{module_name}.{parameter}");
+        // What the first checkpoints of BERT, from TensorFlow, call those of their norms; transformers reads them too.
+        let older = match parameter {
+            "weight" => format!("{module_name}.gamma"),
+            _ => format!("{module_name}.beta"),
+        };
+        let stored = match !self.store.has(&name) && self.store.has(&older) {
+            true => &older,
+            false => &name,
+        };
+        self.store.vector(stored, len, self.row_order(module))
     }
 
     fn stored_name(&self, module: Module) -> String {

@@ -235,6 +235,22 @@ fn a_text_has_the_same_bits_alone_and_in_any_batch() {
 }
 
 #[test]
+fn norms_may_have_the_names_of_the_first_checkpoints_of_bert() {
+    let name = "encoders/bert";
+    let older = Copy::of(name).renamed(|name| {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            .replace("LayerNorm.bias", "LayerNorm.beta")
+    });
+    let prompts: Vec<_> = texts(name).into_iter().map(|text| text.ids).collect();
+    let setup = setup();
+    let source = ModelSource::open_embedder(older.dir(), None, None).expect("it opens");
+    let runner = ModelRunner::<Cpu>::new(&source, setup.runner_limits(), &CpuOptions::default());
+    let of_older = encode(&mut runner.expect("it loads"), &setup, &prompts);
+    let expected = encode(&mut load(name, &setup), &setup, &prompts);
+    assert_eq!(of_older.states, expected.states);
+}
+
+#[test]
 fn a_prompt_is_never_computed_in_parts() {
     let setup = Setup {
         max_num_tokens: 64,
