@@ -31,6 +31,12 @@
 //
 // An int8 or fp8 cache holds codes that bf16 represents exactly. A tile of codes is widened in shared memory; the scales of
 // keys are multiplied with the scores, those of values with p before it is rounded to bf16.
+//
+// Where the sinks shift, other queries meet them: the tiles that have sinks are walked with those queries, then the tiles that
+// have other positions with the usual ones. So a tile that has both is walked twice, each time without the positions of the
+// other kind:
+//
+//   num_sinks 80   | tile 0, sinks | tile 1, sinks | tile 1, others | tile 2 | ...
 #pragma once
 #include "fp8.cuh"
 #include "tensor_cores.cuh"
@@ -70,6 +76,8 @@ struct AttentionCall {
     float* partials;
     // [num_rows][num_q_heads][head_dim], rotated.
     const bf16* q;
+    // The same for the positions below num_sinks, or null: `q` is.
+    const bf16* sink_q;
     // The cache of the layer, [num_blocks][num_kv_heads][block_size][head_dim], bf16 or codes: fewer than 2^32 - 1
     // vectors.
     const void* keys;
@@ -129,6 +137,9 @@ struct Sight {
         return from >= num_sinks && from + LEN <= begin ? begin / LEN : tile;
     }
 };
+
+// Which positions a step of a walk is over.
+enum class Met { ALL, SINKS, OTHERS };
 
 // Whether the query at a position, -1 if there is none, sees another position.
 __device__ __forceinline__ bool query_sees(const AttentionCall& call, int query, int position) {
@@ -419,8 +430,10 @@ struct Queries {
     // Else [NUM_STEPS][threads of the block] in shared memory.
     unsigned char* room;
 
+    __device__ __forceinline__ explicit Queries(unsigned char* room) : room(room) {}
+
     // Queries that are null are zeros.
-    __device__ __forceinline__ Queries(const bf16* const (&q)[2], int head_dim, unsigned char* room) : room(room) {
+    __device__ __forceinline__ void load(const bf16* const (&q)[2], int head_dim) {
 #pragma unroll
         for (int step = 0; step < NUM_STEPS; ++step) {
             u32 a[4];
@@ -574,7 +587,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
 template <int D, class Element, int NUM_SCORES>
 __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D>& partial,
                                         float (&scores)[NUM_SCORES][4], const float* scales, int tile,
-                                        const int (&positions)[2], const AttentionCall& call) {
+                                        const int (&positions)[2], const AttentionCall& call, Met met = Met::ALL) {
     constexpr int LEN = 8 * NUM_SCORES;
     const float exponent_scale = call.exponent_scale;
     const int column = threadIdx.x % 4 * 2;
@@ -598,12 +611,15 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
         }
     }
     const int from = tile * LEN;
-    if (!warp_sees_all<LEN>(call, positions, tile)) {
+    const bool has_both = met != Met::ALL && from < call.num_sinks && from + LEN > call.num_sinks;
+    if (has_both || !warp_sees_all<LEN>(call, positions, tile)) {
 #pragma unroll
         for (int n = 0; n < NUM_SCORES; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (!query_sees(call, positions[i / 2], from + 8 * n + column + i % 2)) scores[n][i] = -infinity();
+                const int position = from + 8 * n + column + i % 2;
+                const bool is_met = met == Met::ALL || (position < call.num_sinks) == (met == Met::SINKS);
+                if (!is_met || !query_sees(call, positions[i / 2], position)) scores[n][i] = -infinity();
             }
         }
     }
@@ -709,16 +725,23 @@ struct Walker {
         to = min(to, sight.last / TILE_LEN + 1);
         int next = sight.next_tile(from);
         if (next >= to) return;
+        Met met = Met::ALL;
+        if (call.sink_q != nullptr) met = next * TILE_LEN < call.num_sinks ? Met::SINKS : Met::OTHERS;
 
         unsigned char* const keys = shared + Layout::KEYS;
         unsigned char* const values = shared + Layout::VALUES;
         float* const scales = reinterpret_cast<float*>(shared + Layout::SCALES);
-        const bf16* q[2];
+        Queries<D, NUM_WARPS, !Layout::KEEPS_QUERIES> queries_of_warp(shared + Layout::QUERIES);
+        const auto load_queries = [&] {
+            const bf16* q[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            q[i] = positions[i] < 0 ? nullptr : call.q + tile_of_queries.offset(kv_head, query(i));
-        }
-        const Queries<D, NUM_WARPS, !Layout::KEEPS_QUERIES> queries_of_warp(q, call.head_dim, shared + Layout::QUERIES);
+            for (int i = 0; i < 2; ++i) {
+                const bf16* const first = met == Met::SINKS ? call.sink_q : call.q;
+                q[i] = positions[i] < 0 ? nullptr : first + tile_of_queries.offset(kv_head, query(i));
+            }
+            queries_of_warp.load(q, call.head_dim);
+        };
+        load_queries();
 
         // The tile that is computed, and the one that is copied meanwhile.
         int tile = -1;
@@ -751,7 +774,7 @@ struct Walker {
             cp_async_commit();
             u32 weights[NUM_SCORES][2];
             if (is_seen) {
-                softmax<D, Element>(weights, partial, scores, scales, tile, positions, call);
+                softmax<D, Element>(weights, partial, scores, scales, tile, positions, call, met);
             }
             const bool copies_scales = HAS_CODES<Element> && next < to && threadIdx.x < WARP_SIZE;
             TileScales next_scales;
@@ -779,8 +802,14 @@ struct Walker {
                 at_split_end();
                 partial.clear();
             }
+            if (met == Met::SINKS && (next == tile || next * TILE_LEN >= call.num_sinks)) {
+                met = Met::OTHERS;
+                load_queries();
+            }
             tile = next;
-            next = sight.next_tile(tile + 1);
+            // The last tile of the sinks is walked again if it has other positions.
+            const bool is_again = met == Met::SINKS && (tile + 1) * TILE_LEN > call.num_sinks;
+            next = sight.next_tile(is_again ? tile : tile + 1);
         }
         partial.finish_sums();
     }

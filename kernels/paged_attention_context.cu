@@ -23,15 +23,15 @@
 //
 //                         registers                 blocks of 4 warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64               168   165   165   168       3     2     2     3
-//   int8_d64               168   168   168   167       3     2     2     3
-//   bf16_d96               221   230   230   223       2     1     1     2
-//   int8_d96               213   218   218   217       2     1     1     2
-//   bf16_d128              250   254   254   254       2     1     1     2
-//   int8_d128              242   250   250   248       2     1     1     2
-//   bf16_d256              255   254   254   254       1     -     -     1
-//   int8_d256              254   254   254   255       1     -     -     1
-//   bf16_d256_w1           255   254   254   255       1     1     1     2   (of one warp)
+//   bf16_d64               168   168   168   168       3     2     2     3
+//   int8_d64               167   167   167   168       3     2     2     3
+//   bf16_d96               223   232   232   227       2     1     1     2
+//   int8_d96               219   228   228   224       2     1     1     2
+//   bf16_d128              254   254   254   249       2     1     1     2
+//   int8_d128              248   254   254   252       2     1     1     2
+//   bf16_d256              255   255   255   253       1     -     -     1
+//   int8_d256              255   255   255   255       1     -     -     1
+//   bf16_d256_w1           255   255   255   254       1     1     1     2   (of one warp)
 //   int8_d256_w1           254   254   254   255       1     1     1     2
 //
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.

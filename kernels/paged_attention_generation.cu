@@ -31,16 +31,16 @@
 //
 //                         registers                 blocks = warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64               172   177   177   176       8     5     5     8
-//   int8_d64               191   196   196   193       8     5     5     8
-//   bf16_d96               200   205   205   204       6     4     4     8
-//   int8_d96               204   214   214   197       6     3     3     8
-//   bf16_d128              239   240   240   224       4     3     3     6
-//   int8_d128              237   245   245   224       4     2     2     6
-//   bf16_d256              254   255   255   252       2     1     1     3
-//   int8_d256              255   254   254   255       2     1     1     3
+//   bf16_d64               174   179   179   178       8     5     5     8
+//   int8_d64               216   223   223   216       8     5     5     8
+//   bf16_d96               202   207   207   209       6     4     4     8
+//   int8_d96               216   225   225   210       6     3     3     8
+//   bf16_d128              241   242   242   226       4     3     3     6
+//   int8_d128              243   248   248   239       4     2     2     6
+//   bf16_d256              254   255   255   255       2     1     1     3
+//   int8_d256              254   255   255   255       2     1     1     3
 //
-// fp8 as int8, but d64 has 207, 211, 211 and 207 registers. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
+// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
 // To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"

@@ -6,6 +6,7 @@
 //   angles [num_positions][cosines of head_dim / 2, sines of head_dim / 2] f32
 //   q_norm, k_norm [head_dim] f32, or null for no norm         positions, slots [num_rows]
 //   q [num_rows][num_q_heads][head_dim] bf16
+//   sink_q, as q, or null: the queries at position min(its own, last_for_sinks)
 //   keys, values [num_blocks][num_kv_heads][block_size][head_dim] bf16, int8 or e4m3
 //   key_scales, value_scales [num_blocks][num_kv_heads][block_size] f32, not for bf16
 //
@@ -20,8 +21,8 @@
 //   | 0 .. 7 | 8 .. 15 | ... | half .. half + 7 | ...        head_dim = 128: groups of 8 lanes, 4 heads in a warp
 //   | lane 0 | lane 1  | ... | lane 0           | ...
 //
-// Moves per element 4 bytes of qkv and 2 (codes: 1) of output; angles come from the L2 cache. No shared memory; at most 96
-// registers, so that an SM holds 640 threads.
+// Moves per element 4 bytes of qkv and 2 (codes: 1) of output; angles come from the L2 cache. No shared memory; at most 104
+// registers, so that an SM holds two blocks of 256 threads.
 #include "fp8.cuh"
 
 namespace {
@@ -178,9 +179,10 @@ __device__ __forceinline__ Scale scale_of(const Pairs& pairs, const Place& place
 }
 
 template <class Element>
-__device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, Element* __restrict__ keys,
-                                               Element* __restrict__ values, float* __restrict__ key_scales,
-                                               float* __restrict__ value_scales, const float* __restrict__ qkv,
+__device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, bf16* __restrict__ sink_q, u32 last_for_sinks,
+                                               Element* __restrict__ keys, Element* __restrict__ values,
+                                               float* __restrict__ key_scales, float* __restrict__ value_scales,
+                                               const float* __restrict__ qkv,
                                                const float* __restrict__ angles, const float* __restrict__ q_norm,
                                                const float* __restrict__ k_norm, float eps,
                                                const u32* __restrict__ positions, const u32* __restrict__ slots,
@@ -190,16 +192,19 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, Element* __
     int num_lanes = 1;
     while (num_lanes * NUM_PAIRS < half_dim) num_lanes *= 2;
     const Place place = {half_dim, num_lanes, static_cast<int>(threadIdx.x) % num_lanes, half_dim % NUM_PAIRS == 0};
-    const int num_heads = num_q_heads + 2 * num_kv_heads, num_groups = blockDim.x / num_lanes;
-    const u32 slot = slots[row];
-    const Pairs row_angles = load(angles + static_cast<size_t>(positions[row]) * head_dim, place);
+    // Behind the heads of a row come its queries again, for the sinks.
+    const int num_row_heads = num_q_heads + 2 * num_kv_heads;
+    const int num_heads = num_row_heads + (sink_q != nullptr ? num_q_heads : 0), num_groups = blockDim.x / num_lanes;
+    const u32 slot = slots[row], position = positions[row];
     // All lanes of a warp go through the same number of rounds, because they exchange sums.
     const int group = threadIdx.x / num_lanes, last = num_heads - 1;
     for (int first = blockIdx.y * num_groups; first < num_heads; first += gridDim.y * num_groups) {
         const bool has_head = first + group < num_heads;
-        const int head = has_head ? first + group : last;
+        const int place_of_head = has_head ? first + group : last;
+        const bool is_for_sinks = place_of_head >= num_row_heads;
+        const int head = is_for_sinks ? place_of_head - num_row_heads : place_of_head;
         const bool is_query = head < num_q_heads, is_value = head >= num_q_heads + num_kv_heads;
-        Pairs pairs = load(qkv + (row * num_heads + head) * head_dim, place);
+        Pairs pairs = load(qkv + (row * num_row_heads + head) * head_dim, place);
         // The norms of a group are its own, but all lanes of the warp add up.
         if (q_norm != nullptr || k_norm != nullptr) {
             const float* const weight = is_query ? q_norm : k_norm;
@@ -207,9 +212,12 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, Element* __
             normalise(normalised, weight != nullptr ? weight : q_norm != nullptr ? q_norm : k_norm, eps, place);
             if (!is_value && weight != nullptr) pairs = normalised;
         }
-        if (!is_value) rotate(pairs, row_angles);
+        if (!is_value) {
+            const size_t rotation = is_for_sinks ? min(position, last_for_sinks) : position;
+            rotate(pairs, load(angles + rotation * head_dim, place));
+        }
         if (is_query && has_head) {
-            store(q + (row * num_q_heads + head) * head_dim, pairs, place);
+            store((is_for_sinks ? sink_q : q) + (row * num_q_heads + head) * head_dim, pairs, place);
         }
         const bool is_stored = has_head && !is_query && slot != NOWHERE;
         const int kv_head = head - num_q_heads - (is_value ? num_kv_heads : 0);
@@ -230,28 +238,28 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, Element* __
 }  // namespace
 
 KERNEL(rope_and_store_bf16, 512)
-(bf16* q, bf16* keys, bf16* values, float* key_scales, float* value_scales, const float* qkv, const float* angles,
- const float* q_norm, const float* k_norm, float eps, const u32* positions, const u32* slots, int num_q_heads,
- int num_kv_heads, int head_dim, int block_size) {
-    rope_and_store(q, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps, positions, slots,
-                   num_q_heads, num_kv_heads, head_dim, block_size);
+(bf16* q, bf16* sink_q, u32 last_for_sinks, bf16* keys, bf16* values, float* key_scales, float* value_scales,
+ const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+    rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
 }
 EXPORT_KERNEL(rope_and_store_bf16)
 
 KERNEL(rope_and_store_int8, 512)
-(bf16* q, i8* keys, i8* values, float* key_scales, float* value_scales, const float* qkv, const float* angles,
- const float* q_norm, const float* k_norm, float eps, const u32* positions, const u32* slots, int num_q_heads,
- int num_kv_heads, int head_dim, int block_size) {
-    rope_and_store(q, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps, positions, slots,
-                   num_q_heads, num_kv_heads, head_dim, block_size);
+(bf16* q, bf16* sink_q, u32 last_for_sinks, i8* keys, i8* values, float* key_scales, float* value_scales,
+ const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+    rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
 }
 EXPORT_KERNEL(rope_and_store_int8)
 
 KERNEL(rope_and_store_fp8, 512)
-(bf16* q, e4m3* keys, e4m3* values, float* key_scales, float* value_scales, const float* qkv, const float* angles,
- const float* q_norm, const float* k_norm, float eps, const u32* positions, const u32* slots, int num_q_heads,
- int num_kv_heads, int head_dim, int block_size) {
-    rope_and_store(q, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps, positions, slots,
-                   num_q_heads, num_kv_heads, head_dim, block_size);
+(bf16* q, bf16* sink_q, u32 last_for_sinks, e4m3* keys, e4m3* values, float* key_scales, float* value_scales,
+ const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+    rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
 }
 EXPORT_KERNEL(rope_and_store_fp8)

@@ -312,7 +312,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             |s| &mut s.enable_sink_token_shift,
             "Whether positions are counted within the cache, as in StreamingLLM: for a layer with a window, the positions \
              of `sink_token_length` are always right before those of its window, however long the sequence is. Only for \
-             models with rotary positions, on the CPU. See [Attention windows and sinks](kv-cache.md#attention-windows-and-sinks).",
+             models with rotary positions. See [Attention windows and sinks](kv-cache.md#attention-windows-and-sinks).",
         ),
         knob(
             "tokens_per_block",

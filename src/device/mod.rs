@@ -151,12 +151,12 @@ pub trait Device: Sized {
     /// them back, and normalises [sums in place](Device::norm_in_place).
     const HAS_DRAFT_HEADS: bool = false;
 
-    /// Whether [attention](Device::paged_attention) takes other queries for the sinks.
-    const HAS_SINK_QUERIES: bool = false;
-
     /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
     /// and 4 of them.
     const HAS_TILES: bool = false;
+
+    /// Whether codes that are all [twice floats of 4 bits](QuantisedRows::are_twice_e2m1) take 4 bits each.
+    const PACKS_E2M1: bool = false;
 
     /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`], and so are the heads of
     /// [latent attention](LatentHeads).
@@ -614,10 +614,6 @@ pub trait Device: Sized {
     /// Normalises the queries and keys of `qkv` if the model does so, rotates them, writes the queries to
     /// `q` and stores keys and values in a layer of the cache. `sink_q` takes the queries with the rotation of their
     /// [shifted](AttentionParams::shifted) positions. `qkv` may hold anything afterwards.
-    ///
-    /// # Panics
-    ///
-    /// If there is a `sink_q`, and the device [has](Device::HAS_SINK_QUERIES) none.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn rope_and_store(
         &mut self,
@@ -636,7 +632,7 @@ pub trait Device: Sized {
     ///
     /// # Panics
     ///
-    /// If there are some, and the device [has](Device::HAS_SINK_LOGITS) [none](Device::HAS_SINK_QUERIES).
+    /// If there are `sink_logits`, and the device [has](Device::HAS_SINK_LOGITS) none.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,

@@ -138,7 +138,7 @@ impl<D: Device> Decoder<D> {
             check_latent(spec.family, &latent, limits)?;
         }
         if limits.attention.shifts_sinks {
-            check_shift::<D>(spec)?;
+            check_shift(spec)?;
         }
         // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
@@ -650,7 +650,7 @@ fn check_latent(family: &str, shape: &LatentShape, limits: &RunnerLimits) -> Res
 }
 
 /// Refuses sinks that shift where queries cannot have another rotation for them.
-fn check_shift<D: Device>(spec: &ModelSpec) -> Result<(), LoadError> {
+fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
     let family = spec.family;
     let mut rotated = spec.layers.iter().map(|layer| &layer.attention.rope);
     let cannot = if spec.learned_positions.is_some() {
@@ -659,12 +659,6 @@ fn check_shift<D: Device>(spec: &ModelSpec) -> Result<(), LoadError> {
         "has latent attention, whose sinks keep their positions"
     } else if !rotated.any(|rope| rope.rotary_dim > 0) {
         "has no rotary positions"
-    } else if !D::HAS_SINK_QUERIES {
-        return Err(LoadError::Resource(
-            "enable_sink_token_shift is true, and sinks shift on the CPU only: use an instance_group of kind KIND_CPU, or \
-             set it to false"
-                .to_owned(),
-        ));
     } else {
         return Ok(());
     };

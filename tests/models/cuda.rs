@@ -23,7 +23,7 @@ use triton_inflight::sampling::{
 use crate::copy::Copy;
 use crate::devices::{
     assert_agrees_with_reference, assert_devices_agree, assert_host_blocks_change_nothing,
-    assert_same_alone, assert_same_bits, requests, setups,
+    assert_same_alone, assert_same_bits, requests, setups, with_sinks_that_shift,
 };
 use crate::missing::present_or_reported;
 use crate::support::{Request, Setup, fixture, serve};
@@ -76,11 +76,78 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
+/// With norms of heads, learned logits of no position and every type of cache; in chunks, alone, and without graphs.
+#[test]
+fn sinks_shift_on_a_gpu() {
+    on_a_gpu(StandIn::new(), "sinks_shift_on_a_gpu", |options| {
+        for (name, kv_dtype, tolerance) in [
+            ("qwen3", KvDtype::Bf16, 0.1),
+            ("gpt-oss", KvDtype::Int8, 0.25),
+            ("llama3", KvDtype::Fp8, FP8_TOLERANCE),
+        ] {
+            let setup = Setup {
+                kv_dtype,
+                ..with_sinks_that_shift()
+            };
+            let (dir, requests) = (fixture(name), requests());
+            assert_agrees_with_reference::<Cuda>(
+                name, &dir, &options, &setup, &requests, tolerance,
+            );
+            let setup = Setup {
+                block_size: 8,
+                max_num_tokens: 24,
+                enable_chunked_context: true,
+                ..setup
+            };
+            let options = CudaOptions {
+                deterministic: true,
+                ..options.clone()
+            };
+            assert_same_alone::<Cuda>(name, &dir, &options, &setup, requests.clone());
+            let launched = CudaOptions {
+                max_graphs: 0,
+                ..options.clone()
+            };
+            let [recorded, launched] = [options, launched].map(|options| {
+                serve(
+                    &mut setup.load_on::<Cuda>(&dir, &options),
+                    &setup,
+                    &requests,
+                )
+                .0
+            });
+            for (recorded, launched) in recorded.iter().zip(&launched) {
+                assert_same_bits(name, recorded, launched);
+            }
+        }
+    });
+}
+
 /// The norms, activations, bounds and positions that only some families have.
 #[test]
 fn families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu() {
     let test = "families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu";
     let names = ["gemma2", "gemma3", "olmo2", "granite", "exaone4"];
+    agree_with_the_reference(test, &names);
+}
+
+/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
+#[test]
+fn families_like_llama_agree_with_the_reference_on_a_gpu() {
+    let test = "families_like_llama_agree_with_the_reference_on_a_gpu";
+    let names = [
+        "phi3",
+        "phi4-mini",
+        "smollm3",
+        "ministral",
+        "mistral-window",
+        "seed-oss",
+        "ernie4-5",
+        "helium",
+        "glm",
+        "cohere",
+        "falcon-grouped",
+    ];
     agree_with_the_reference(test, &names);
 }
 

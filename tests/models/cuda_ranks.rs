@@ -19,7 +19,7 @@ use crate::adapters::{adapter, adapter_of_gpus, in_turns};
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_fp8::{mean_difference, with_fp8_activations};
 use crate::cuda_quantised::{fp8_checkpoint, long_requests};
-use crate::devices::{assert_near, requests, setups};
+use crate::devices::{assert_near, requests, setups, with_sinks_that_shift};
 use crate::fp8::{Scales, copies};
 use crate::ranks::assert_same;
 use crate::schedules::{grid, requests_of_few_tokens};
@@ -156,6 +156,19 @@ fn several_gpus_normalise_queries_and_keys_over_all_heads() {
             let alone = serve_on("olmo2", &setup, &requests()[1..2], num_ranks, (true, 0));
             assert_same(&what, &alone, &together[1..2]);
         }
+    });
+}
+
+#[test]
+fn sinks_shift_on_several_gpus() {
+    let test = "cuda_ranks::sinks_shift_on_several_gpus";
+    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
+        let (name, setup) = ("qwen3", with_sinks_that_shift());
+        let (ours, _) = serve(&mut setup.load(name), &setup, &requests());
+        let together = serve_on(name, &setup, &requests(), 2, (true, 64));
+        assert_near(name, &ours, &together, 0.1);
+        let alone = serve_on(name, &setup, &requests()[3..4], 2, (true, 0));
+        assert_same(name, &alone, &together[3..4]);
     });
 }
 

@@ -77,15 +77,20 @@ fn the_cpu_and_the_reference_device_agree() {
     }
 }
 
-#[test]
-fn the_cpu_and_the_reference_device_agree_where_sinks_shift() {
-    let setup = Setup {
+/// Sinks that are right before windows, of which sequences keep nothing else.
+pub fn with_sinks_that_shift() -> Setup {
+    Setup {
         windows: &[16, 9],
         num_sinks: 3,
         shifts_sinks: true,
         gives_back: true,
         ..Setup::default()
-    };
+    }
+}
+
+#[test]
+fn the_cpu_and_the_reference_device_agree_where_sinks_shift() {
+    let setup = with_sinks_that_shift();
     for name in ["qwen3", "gpt-oss"] {
         let (ours, _) = serve(&mut setup.load(name), &setup, &requests());
         let mut reference =

@@ -28,6 +28,8 @@ struct Case {
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
     positions: Vec<u32>,
+    /// Where the queries for the sinks are at most.
+    last_for_sinks: u32,
     slots: Vec<u32>,
 }
 
@@ -72,6 +74,7 @@ impl Case {
             q_norm: norm(random),
             k_norm: norm(random),
             positions: random.indices(num_rows, num_positions as usize),
+            last_for_sinks: random.between(0, num_positions as usize) as u32,
             slots,
         }
     }
@@ -97,6 +100,11 @@ impl Case {
 
     /// A head of a row as it should be: queries first, then keys, then values.
     fn head(&self, row: usize, head: usize) -> Vec<f64> {
+        self.head_at(self.positions[row], row, head)
+    }
+
+    /// The same at another position.
+    fn head_at(&self, position: u32, row: usize, head: usize) -> Vec<f64> {
         let (d, half_dim) = (self.head_dim, self.head_dim / 2);
         let num_heads = self.num_q_heads + 2 * self.num_kv_heads;
         let mut x = to_f64(&self.qkv[(row * num_heads + head) * d..][..d]);
@@ -112,7 +120,7 @@ impl Case {
                 .zip(weight)
                 .for_each(|(x, weight)| *x *= scale * f64::from(*weight));
         }
-        let angles = &self.angles[self.positions[row] as usize * d..][..d];
+        let angles = &self.angles[position as usize * d..][..d];
         let angle = |i: usize| f64::from(angles[i]);
         let rotated = |i: usize| match i.checked_sub(half_dim) {
             None => x[i] * angle(i) - x[i + half_dim] * angle(i + half_dim),
@@ -168,29 +176,35 @@ impl Case {
 
     fn run_bf16(&self, random: &mut Random) -> Bf16Outputs {
         let len = self.num_vectors() * self.head_dim;
-        let mut q = unwritten_bf16(self.num_rows * self.num_q_heads * self.head_dim);
+        let mut queries = self.unwritten_queries();
+        let [q, sink_q] = &mut queries;
         let mut cache = [unwritten_bf16(len), unwritten_bf16(len)];
         let [keys, values] = &mut cache;
         let outputs = vec![
             Arg::from(&mut q[..]),
+            Arg::from(&mut sink_q[..]),
+            self.last_for_sinks.into(),
             Arg::from(&mut keys[..]),
             Arg::from(&mut values[..]),
             Arg::NULL,
             Arg::NULL,
         ];
         self.run(random, "rope_and_store_bf16", outputs);
-        Bf16Outputs { q, cache }
+        Bf16Outputs { queries, cache }
     }
 
     fn run_codes(&self, random: &mut Random, codes: Codes) -> CodeOutputs {
         let num_vectors = self.num_vectors();
-        let mut q = unwritten_bf16(self.num_rows * self.num_q_heads * self.head_dim);
+        let mut q = self.unwritten_queries()[0].clone();
         let unwritten_codes = vec![codes.unwritten(); num_vectors * self.head_dim];
         let mut stored = [unwritten_codes.clone(), unwritten_codes];
         let mut scales = [unwritten(num_vectors), unwritten(num_vectors)];
         let ([keys, values], [key_scales, value_scales]) = (&mut stored, &mut scales);
         let outputs = vec![
             Arg::from(&mut q[..]),
+            // Sinks that do not shift.
+            Arg::NULL,
+            0_u32.into(),
             Arg::from(&mut keys[..]),
             Arg::from(&mut values[..]),
             Arg::from(&mut key_scales[..]),
@@ -204,11 +218,18 @@ impl Case {
         }
     }
 
-    /// The queries as they should be.
-    fn queries(&self) -> Vec<f64> {
+    /// The queries as they should be, at their positions or at the last one for the sinks.
+    fn queries(&self, last: u32) -> Vec<f64> {
         let heads =
             (0..self.num_rows).flat_map(|row| (0..self.num_q_heads).map(move |head| (row, head)));
-        heads.flat_map(|(row, head)| self.head(row, head)).collect()
+        heads
+            .flat_map(|(row, head)| self.head_at(self.positions[row].min(last), row, head))
+            .collect()
+    }
+
+    /// Those at their positions, and those for the sinks.
+    fn unwritten_queries(&self) -> [Vec<bf16>; 2] {
+        [(); 2].map(|()| unwritten_bf16(self.num_rows * self.num_q_heads * self.head_dim))
     }
 }
 
@@ -268,7 +289,8 @@ struct Stored {
 
 #[derive(PartialEq)]
 struct Bf16Outputs {
-    q: Vec<bf16>,
+    /// Those at their positions, and those for the sinks.
+    queries: [Vec<bf16>; 2],
     /// Keys and values.
     cache: [Vec<bf16>; 2],
 }
@@ -287,7 +309,7 @@ fn heads_are_normalised_rotated_and_stored_in_bf16() {
     let random = &mut Random::new();
     for _ in cases(30) {
         let case = Case::new(random);
-        let Bf16Outputs { q, mut cache } = case.run_bf16(random);
+        let Bf16Outputs { queries, mut cache } = case.run_bf16(random);
         let relative = BF16_ROUNDING + F32_ROUNDING;
         let close = |actual: &[bf16], expected: &[f64]| {
             for (actual, expected) in actual.iter().zip(expected) {
@@ -295,7 +317,9 @@ fn heads_are_normalised_rotated_and_stored_in_bf16() {
                 assert!(error <= relative * expected.abs() + F32_ROUNDING * SIZE);
             }
         };
-        close(&q, &case.queries());
+        for (q, last) in queries.iter().zip([u32::MAX, case.last_for_sinks]) {
+            close(q, &case.queries(last));
+        }
         for stored in case.stored() {
             for (cache, expected) in cache.iter_mut().zip([&stored.key, &stored.value]) {
                 let vector = &mut cache[stored.vector * case.head_dim..][..case.head_dim];
@@ -322,7 +346,7 @@ fn heads_are_stored_as_codes_of_8_bits() {
         } = case.run_codes(random, of);
         assert_close(
             &q,
-            &case.queries(),
+            &case.queries(u32::MAX),
             BF16_ROUNDING + 2.0 * F32_ROUNDING,
             1e-3,
         );
@@ -365,9 +389,9 @@ fn a_row_alone_has_the_same_bits() {
         for row in 0..case.num_rows {
             let alone = case.alone(row);
             let width = case.num_q_heads * case.head_dim;
-            let q = &all.q[row * width..][..width];
+            let [q, sink_q] = all.queries.each_ref().map(|q| &q[row * width..][..width]);
             let outputs = alone.run_bf16(random);
-            assert_eq!(outputs.q, q);
+            assert_eq!(outputs.queries, [q, sink_q]);
             let coded_alone = alone.run_codes(random, of);
             assert_eq!(coded_alone.q, q);
             for vector in alone.stored().iter().map(|stored| stored.vector) {
@@ -428,7 +452,7 @@ fn angles_turn_by_what_they_say() {
     case.angles[2 * half_dim..][..half_dim].fill(quarter[0]);
     case.angles[3 * half_dim..][..half_dim].fill(quarter[1]);
     case.positions.fill(1);
-    let q = case.run_bf16(random).q;
+    let [q, _] = case.run_bf16(random).queries;
     let (low, high) = case.qkv[..case.head_dim].split_at(half_dim);
     let turned = high
         .iter()

@@ -79,7 +79,6 @@ impl Device for Cpu {
     const HAS_POOLING: bool = true;
 
     const HAS_DRAFT_HEADS: bool = true;
-    const HAS_SINK_QUERIES: bool = true;
 
     const HAS_TILES: bool = true;
 

@@ -34,6 +34,7 @@ struct AttentionCall {
     out: u64,
     partials: u64,
     q: u64,
+    sink_q: u64,
     keys: u64,
     values: u64,
     key_scales: u64,
@@ -94,6 +95,8 @@ pub(super) struct Attended {
     /// Of each head, the logit of no position; 0: there are none.
     pub sink_logits: u64,
     pub q: u64,
+    /// The queries for the sinks; 0: they are the same.
+    pub sink_q: u64,
     pub out: u64,
 }
 
@@ -297,6 +300,7 @@ impl Cuda {
             groups,
             sink_logits,
             q,
+            sink_q,
             out,
         } = attended;
         let arrays = cache.layer(layer);
@@ -308,6 +312,7 @@ impl Cuda {
             out,
             partials: attention.partials.address(),
             q,
+            sink_q,
             keys: arrays.keys,
             values: arrays.values,
             key_scales: arrays.key_scales,

@@ -79,6 +79,7 @@ impl Device for Cuda {
     const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
     const HAS_ADAPTERS: bool = true;
     const HAS_SINK_LOGITS: bool = true;
+    const PACKS_E2M1: bool = true;
     const STACKS_EXPERTS: bool = true;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
@@ -566,8 +567,10 @@ impl Device for Cuda {
         q: &mut Rows<bf16>,
         sink_q: Option<(&AttentionParams, &mut Rows<bf16>)>,
     ) {
-        assert!(sink_q.is_none(), "one query for all positions");
         let heads = params.heads;
+        let (sink_q, last_for_sinks) = sink_q.map_or((0, 0), |(attention, sink_q)| {
+            (sink_q.address(), attention.shifted(u32::MAX))
+        });
         let arrays = cache.layer(layer);
         let (q_norm, k_norm, eps) = match params.qk_norm {
             None => (0, 0, 0.0),
@@ -594,6 +597,8 @@ impl Device for Cuda {
             "rope_and_store",
             config,
             q.address(),
+            sink_q,
+            last_for_sinks,
             arrays.keys,
             arrays.values,
             arrays.key_scales,
@@ -622,7 +627,6 @@ impl Device for Cuda {
         layer: usize,
         out: &mut Rows<bf16>,
     ) {
-        assert!(sink_q.is_none(), "one query for all positions");
         let Some(attention) = &self.attention else {
             unreachable!("reserve comes before steps");
         };
@@ -630,6 +634,7 @@ impl Device for Cuda {
             groups: attention.groups(),
             sink_logits: sink_logits.map_or(0, |logits| logits.memory.address()),
             q: q.address(),
+            sink_q: sink_q.map_or(0, Rows::address),
             out: out.address(),
         };
         self.attend(step, params, attended, cache, layer);

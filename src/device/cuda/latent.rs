@@ -102,6 +102,7 @@ impl Cuda {
                 },
                 sink_logits: 0,
                 q: latents.keyed.address(),
+                sink_q: 0,
                 out: latents.attended.address(),
             };
             self.attend(step, &params.attention, attended, cache, layer);

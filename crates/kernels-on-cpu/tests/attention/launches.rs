@@ -44,6 +44,7 @@ struct Call {
     out: usize,
     partials: usize,
     q: usize,
+    sink_q: usize,
     keys: usize,
     values: usize,
     key_scales: usize,
@@ -135,12 +136,14 @@ pub fn attend(
     let mut block_tables = random.indices(num_other_entries, num_blocks);
     // Blocks of other groups of layers are between.
     let table_stride = random.between(1, 3);
-    let (mut q, mut starts) = (Vec::new(), Vec::new());
+    let (mut q, mut sink_q, mut starts) = (Vec::new(), Vec::new(), Vec::new());
     for (span, table) in spans.iter().zip(&tables) {
         starts.push((q.len() / shape.q_len(), block_tables.len()));
-        q.extend_from_slice(
-            &span.sequence.q[span.rows.start * shape.q_len()..span.rows.end * shape.q_len()],
-        );
+        let rows = span.rows.start * shape.q_len()..span.rows.end * shape.q_len();
+        q.extend_from_slice(&span.sequence.q[rows.clone()]);
+        if shape.shifts_sinks {
+            sink_q.extend_from_slice(&span.sequence.sink_q[rows]);
+        }
         for (index, block) in table.iter().enumerate() {
             let block = block.map(|()| block_ids.next().expect("as many as are stored"));
             block_tables.push(block.unwrap_or(NOWHERE));
@@ -213,6 +216,10 @@ pub fn attend(
         out: out.as_mut_ptr() as usize,
         partials: partials.as_mut_ptr() as usize,
         q: q.as_ptr() as usize,
+        sink_q: match shape.shifts_sinks {
+            true => sink_q.as_ptr() as usize,
+            false => 0,
+        },
         keys: keys.words.as_ptr() as usize,
         values: values.words.as_ptr() as usize,
         key_scales: keys.scales_address(),

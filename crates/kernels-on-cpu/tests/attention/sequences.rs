@@ -50,6 +50,8 @@ pub struct Shape {
     /// 0: none.
     pub window: usize,
     pub num_sinks: usize,
+    /// Whether other queries meet the sinks.
+    pub shifts_sinks: bool,
     pub scale: f32,
     pub soft_cap: Option<f32>,
     /// The logit of no position of the first head, if heads have some.
@@ -82,8 +84,12 @@ impl Shape {
             num_sinks: if random.coin() {
                 0
             } else {
-                random.between(1, 80)
+                match random.between(0, 3) {
+                    0 => random.between(80, 300),
+                    _ => random.between(1, 80),
+                }
             },
+            shifts_sinks: random.coin(),
             // Some distributions are flat, others have peaks.
             scale: random.one_of(&[0.5, 2.0, 8.0]) / (head_dim as f32).sqrt(),
             soft_cap: random.one_of(&[None, None, Some(1.5)]),
@@ -108,6 +114,7 @@ impl Shape {
             latent_dim: Some(latent_dim),
             scale: shape.scale * (shape.head_dim as f32 / head_dim as f32).sqrt(),
             dtype: Dtype::Bf16,
+            shifts_sinks: false,
             ..shape
         }
     }
@@ -212,6 +219,8 @@ pub struct Sequence {
     pub len: usize,
     /// `[len][q_len]`
     pub q: Vec<bf16>,
+    /// The same for the sinks, where they shift.
+    pub sink_q: Vec<bf16>,
     pub keys: Vectors,
     /// Not read with latent attention.
     pub values: Vectors,
@@ -229,6 +238,10 @@ impl Sequence {
         Self {
             len,
             q: random.bf16s(len * shape.q_len(), 1.0),
+            sink_q: match shape.shifts_sinks {
+                true => random.bf16s(len * shape.q_len(), 1.0),
+                false => Vec::new(),
+            },
             keys: Vectors::random(random, shape, len),
             values: Vectors::random(random, shape, len),
         }
@@ -237,7 +250,12 @@ impl Sequence {
     /// The attention of a head at a position.
     pub fn attention(&self, shape: &Shape, position: usize, head: usize) -> Vec<Expected> {
         let head_dim = shape.head_dim;
-        let q = &self.q[position * shape.q_len() + head * head_dim..][..head_dim];
+        let query = |q: &'_ [bf16]| {
+            let first = position * shape.q_len() + head * head_dim;
+            q[first..][..head_dim].to_vec()
+        };
+        let q = query(&self.q);
+        let sink_q = shape.shifts_sinks.then(|| query(&self.sink_q));
         let first_vector = head * shape.num_cached_heads() / shape.num_q_heads() * self.len;
         let values = match shape.latent_dim {
             Some(_) => &self.keys,
@@ -247,10 +265,11 @@ impl Sequence {
             .filter(|seen| shape.sees(position, *seen))
             .collect();
         let score = |seen: &usize| {
-            let products = q
-                .iter()
-                .enumerate()
-                .map(|(dim, q)| q.to_f64() * self.keys.element(first_vector + seen, head_dim, dim));
+            let sink_q = sink_q.as_ref().filter(|_| *seen < shape.num_sinks);
+            let products =
+                sink_q.unwrap_or(&q).iter().enumerate().map(|(dim, q)| {
+                    q.to_f64() * self.keys.element(first_vector + seen, head_dim, dim)
+                });
             let score = products.sum::<f64>() * f64::from(shape.scale);
             shape.soft_cap.map_or(score, |cap| {
                 let cap = f64::from(cap);
