@@ -75,3 +75,9 @@ KERNEL(dequantise_fp8, 1024)
     dequantise<CodeKind::FP8>(out, codes, scales, offsets, n, k, group_size);
 }
 EXPORT_KERNEL(dequantise_fp8)
+
+KERNEL(dequantise_e2m1, 1024)
+(bf16* out, const uint4* codes, const u16* scales, const u16* offsets, int n, int k, int group_size) {
+    dequantise<CodeKind::E2M1>(out, codes, scales, offsets, n, k, group_size);
+}
+EXPORT_KERNEL(dequantise_e2m1)

@@ -2,7 +2,7 @@
 //
 //   partials[split][row][i] = sum over the split's columns j of x[row][j] * (scale * code + offset)
 //
-//   gemm_int4_m8, _m16, _m32, _m64, gemm_int8_... and gemm_fp8_...: 8, 16, 32, 64 rows of x at once; all give the same bits
+//   gemm_int4_m8, _m16, _m32, _m64, gemm_int8_..., gemm_fp8_... and gemm_e2m1_...: 8, 16, 32, 64 rows of x at once; all give the same bits
 //
 //   x [m][k] bf16    codes, scales, offsets: as quantised.cuh says; offsets may be null    partials [num_splits][m][n] f32
 //
@@ -194,3 +194,7 @@ QUANTISED_GEMM(gemm_fp8_m8, FP8, 2, 1)
 QUANTISED_GEMM(gemm_fp8_m16, FP8, 2, 2)
 QUANTISED_GEMM(gemm_fp8_m32, FP8, 2, 4)
 QUANTISED_GEMM(gemm_fp8_m64, FP8, 1, 8)
+QUANTISED_GEMM(gemm_e2m1_m8, E2M1, 2, 1)
+QUANTISED_GEMM(gemm_e2m1_m16, E2M1, 2, 2)
+QUANTISED_GEMM(gemm_e2m1_m32, E2M1, 2, 4)
+QUANTISED_GEMM(gemm_e2m1_m64, E2M1, 1, 8)

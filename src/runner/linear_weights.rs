@@ -209,6 +209,7 @@ impl ProjectionSource<'_> {
         of_experts: Vec<Self>,
         packer: &mut Packer<'_, D>,
     ) -> Result<Linear<D>, LoadError> {
+        let packing = of_experts[0].packing;
         let (matrices, biases): (Vec<_>, Vec<_>) = of_experts
             .into_iter()
             .map(|source| (source.matrices, source.biases))
@@ -220,7 +221,7 @@ impl ProjectionSource<'_> {
                 true => None,
                 false => Some(packer.upload_bias(&biases)?),
             },
-            matrix: packer.pack_experts(&matrices)?,
+            matrix: packer.pack_experts(&matrices, packing)?,
             place: None,
         })
     }

@@ -115,10 +115,15 @@ impl<'d, D: Device> Packer<'d, D> {
     }
 
     /// Packs the matrices of all experts, or heads, of a layer as one, for a device that [stacks](Device::STACKS_EXPERTS) them.
-    pub(super) fn pack_experts(&mut self, parts: &[Matrix<'_>]) -> Result<D::Matrix, LoadError> {
+    pub(super) fn pack_experts(
+        &mut self,
+        parts: &[Matrix<'_>],
+        packing: Packing,
+    ) -> Result<D::Matrix, LoadError> {
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(None);
-        let packed = match PackedForm::of(parts, self.precision, D::HAS_FP8) {
+        let form = PackedForm::of_projection(parts, packing, self.precision, D::HAS_FP8);
+        let packed = match form {
             PackedForm::Float(rows) => self.device.pack_experts(&rows)?,
             // Experts share the rows of activations.
             PackedForm::Quantised(codes) if codes[0].input_order().is_none() => {
@@ -398,7 +403,7 @@ impl<'p> PackedForm<'p> {
     /// Bytes of these matrices of an expert, or a head, in this form, on a device that [stacks](Device::STACKS_EXPERTS) those.
     pub(super) fn num_expert_bytes<D: Device>(&self, parts: &[Matrix<'_>]) -> u64 {
         let (format, are_twice_e2m1) = match self {
-            Self::Float(_) => return self.num_bytes(parts),
+            Self::Float(_) => return self.num_bytes::<D>(parts),
             Self::Rounded(precision) => (precision.format(), false),
             Self::Quantised(codes) if codes[0].input_order().is_none() => (
                 codes[0].format(),
@@ -418,7 +423,7 @@ impl<'p> PackedForm<'p> {
     }
 
     /// Bytes of these matrices in this form, without the padding to whole panels.
-    pub(super) fn num_bytes(&self, parts: &[Matrix<'_>]) -> u64 {
+    pub(super) fn num_bytes<D: Device>(&self, parts: &[Matrix<'_>]) -> u64 {
         let columns = parts.first().map_or(0, Matrix::columns);
         let rows = parts.iter().map(Matrix::rows).sum::<usize>() as u64;
         let num_weights = rows * columns as u64;
@@ -428,7 +433,9 @@ impl<'p> PackedForm<'p> {
             Self::Requantised => REQUANTISED.num_bytes(num_weights),
             Self::Quantised(codes) => {
                 let format = codes[0].format();
+                let has_e2m1 = D::PACKS_E2M1 && codes.iter().all(|codes| codes.are_twice_e2m1());
                 let code_bytes = match format.bits {
+                    CodeBits::Eight if has_e2m1 => columns.div_ceil(2),
                     CodeBits::Four => columns.div_ceil(2),
                     CodeBits::Eight | CodeBits::Fp8 => columns,
                 };

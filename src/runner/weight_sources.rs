@@ -190,10 +190,10 @@ impl<'a> WeightSources<'a> {
             let form = projection.form(precision, D::HAS_FP8);
             match D::STACKS_EXPERTS && is_stacked {
                 true => form.num_expert_bytes::<D>(&projection.matrices),
-                false => form.num_bytes(&projection.matrices),
+                false => form.num_bytes::<D>(&projection.matrices),
             }
         });
-        let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes(matrix));
+        let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes::<D>(matrix));
         embedding_bytes + output_bytes + projection_bytes.sum::<u64>()
     }
 

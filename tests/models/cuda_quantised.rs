@@ -5,7 +5,7 @@ use std::path::Path;
 use triton_inflight::device::CodeBits;
 use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
 use triton_inflight::engine::OutputOptions;
-use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
 use inflight_cuda_stand_in::StandIn;
 use serde_json::json;
@@ -197,6 +197,18 @@ fn a_request_alone_gives_the_same_bits_with_quantised_weights() {
             }
         }
     });
+}
+
+#[test]
+fn floats_of_four_bits_are_counted_with_four_bits_on_a_gpu() {
+    // Its `o`, gate and up projections are in MXFP4, which a CPU keeps in 8 bits.
+    let source = ModelSource::open(&fixture("quantised/gguf-iq4_nl")).expect("the file opens");
+    let spec = source.spec();
+    let inner = spec.max_intermediate_size();
+    let in_layer = spec.hidden_size * (spec.num_heads * spec.head_dim + 2 * inner);
+    let on_cpu = CpuRunner::num_weight_bytes(&source, None).expect("all tensors");
+    let on_gpu = CudaRunner::num_weight_bytes(&source, None).expect("all tensors");
+    assert_eq!(on_cpu - on_gpu, (spec.layers.len() * in_layer / 2) as u64);
 }
 
 /// The KV cache gets what is left, so that no less may be counted than is reserved.

@@ -3,7 +3,6 @@
 mod support;
 
 #[path = "support/quantised_matrix.rs"]
-#[expect(dead_code, reason = "only experts have floats of 4 bits")]
 mod quantised_matrix;
 
 use half::bf16;
@@ -15,7 +14,7 @@ use support::{
 };
 
 /// The kinds that these kernels have.
-const KINDS: [Kind; 3] = [Kind::Int4, Kind::Int8, Kind::Fp8];
+const KINDS: [Kind; 4] = [Kind::Int4, Kind::Int8, Kind::Fp8, Kind::E2m1];
 
 /// The kind, as kernels are named after it.
 fn name(kind: Kind) -> &'static str {
@@ -23,7 +22,7 @@ fn name(kind: Kind) -> &'static str {
         Kind::Int4 => "int4",
         Kind::Int8 => "int8",
         Kind::Fp8 => "fp8",
-        Kind::E2m1 => unreachable!("only experts have such weights"),
+        Kind::E2m1 => "e2m1",
     }
 }
 
@@ -103,6 +102,23 @@ fn sum_splits(
     ] as [Arg<'_>; 6];
     // SAFETY: `out` and each split are [m, n], the bias is [n].
     unsafe { random.launch("sum_splits", dims, &mut args) };
+}
+
+#[test]
+fn floats_of_four_bits_have_the_bits_of_integers_of_eight() {
+    let random = &mut Random::new();
+    for _ in cases(6) {
+        let [m, n, k] = [20, 100, 200].map(|most| random.between(1, most));
+        let floats = Format::random(random, &[Kind::E2m1], k);
+        let floats = Matrix::new(random, floats, n, k);
+        let integers = floats.in_eight_bits();
+        let x = random.bf16s(m * k, 1.0);
+        // Sums over the same columns: tiles have 64 of them, and 32.
+        let [of_floats, of_integers] =
+            [&floats, &integers].map(|matrix| multiply(random, matrix, &x, 16, 1));
+        let bits = |sums: Vec<f32>| sums.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(of_floats), bits(of_integers));
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Twice a float of 4 bits is a whole number from -12 to 12, so the weights are taken over as codes of 8 bits, without loss: 4
-//! bits hold whole numbers from -8 to 7 only. A GPU keeps those of experts in 4 bits ([`QuantisedRows::are_twice_e2m1`]). What else a checkpoint has (`modules_to_not_convert`) is stored as usual.
+//! bits hold whole numbers from -8 to 7 only. A GPU keeps them in 4 bits ([`QuantisedRows::are_twice_e2m1`]). What else a checkpoint has (`modules_to_not_convert`) is stored as usual.
 
 use std::ops::Range;
 

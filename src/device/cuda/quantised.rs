@@ -42,7 +42,7 @@ pub(super) enum CodeKind {
     Int8,
     /// e4m3.
     Fp8,
-    /// Twice an e2m1 number, in 4 bits. Only experts have them.
+    /// Twice an e2m1 number, in 4 bits.
     E2m1,
 }
 
@@ -119,24 +119,18 @@ impl CodeKind {
         }
     }
 
-    /// Of experts, whose codes may all be twice floats of 4 bits.
-    fn of_experts(bits: CodeBits, are_twice_e2m1: bool) -> Self {
+    /// Of codes that may all be twice floats of 4 bits.
+    fn of_codes(bits: CodeBits, are_twice_e2m1: bool) -> Self {
         match are_twice_e2m1 {
             true => Self::E2m1,
             false => Self::of_bits(bits),
         }
     }
 
-    /// The kind of matrices of one format at these places.
-    fn of_parts(parts: &[&dyn QuantisedRows], places: PartPlaces) -> Self {
-        let bits = parts[0].format().bits;
-        match places {
-            PartPlaces::Packed => Self::of_bits(bits),
-            PartPlaces::OwnTiles => {
-                let are_twice_e2m1 = parts.iter().all(|part| part.are_twice_e2m1());
-                Self::of_experts(bits, are_twice_e2m1)
-            }
-        }
+    /// The kind of matrices of one format.
+    fn of_parts(parts: &[&dyn QuantisedRows]) -> Self {
+        let are_twice_e2m1 = parts.iter().all(|part| part.are_twice_e2m1());
+        Self::of_codes(parts[0].format().bits, are_twice_e2m1)
     }
 
     /// Columns of a tile.
@@ -191,7 +185,7 @@ impl RowTile {
 
 /// Bytes of one of the matrices of experts, whose codes may all be twice floats of 4 bits.
 pub(super) fn num_expert_bytes(shape: QuantisedShape, are_twice_e2m1: bool) -> usize {
-    let kind = CodeKind::of_experts(shape.format.bits, are_twice_e2m1);
+    let kind = CodeKind::of_codes(shape.format.bits, are_twice_e2m1);
     let tile = RowTile::new(kind, shape.format, shape.columns);
     shape.rows.div_ceil(TILE_ROWS) * tile.num_bytes()
 }
@@ -230,7 +224,7 @@ impl QuantisedWeights {
             None => None,
         };
         let num_tiles = places.num_rows(parts).div_ceil(TILE_ROWS);
-        let kind = CodeKind::of_parts(parts, places);
+        let kind = CodeKind::of_parts(parts);
         let tile = RowTile::new(kind, format, k);
         let reserve = |num_bytes: usize| {
             let num_bytes = num_tiles.saturating_mul(num_bytes);

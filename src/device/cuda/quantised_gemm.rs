@@ -1,7 +1,7 @@
 //! Products with quantised weights.
 //!
 //! ```text
-//! few rows    gemm_int4, _int8, _fp8    codes become bf16 in registers; parts of a sum are added by sum_splits
+//! few rows    gemm_int4, _int8, ...     codes become bf16 in registers; parts of a sum are added by sum_splits
 //! many rows   dequantise, cuBLASLt      some outputs at a time, so that their weights stay small
 //! ```
 //!
@@ -27,7 +27,7 @@ pub(super) const MAX_FUSED_ROWS: usize = 128;
 /// Threads of their blocks.
 const BLOCK_THREADS: u32 = 256;
 /// The kinds of codes, as kernels are named after them.
-const KINDS: [&str; 3] = ["int4", "int8", "fp8"];
+const KINDS: [&str; 4] = ["int4", "int8", "fp8", "e2m1"];
 /// Bytes of the partial sums of a launch, if 64 rows need no more.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// Bytes of the weights that are dequantised at a time.
@@ -77,11 +77,16 @@ impl QuantisedProducts {
             Ok::<_, LoadError>([gemm(m8)?, gemm(m16)?, gemm(m32)?, gemm(m64)?])
         };
         let dequantise = |kind: &str| function("dequantise", &format!("dequantise_{kind}"));
-        let [int4, int8, fp8] = KINDS;
+        let [int4, int8, fp8, e2m1] = KINDS;
         let empty = || DeviceMemory::new(stream, 0);
         Ok(Self {
-            gemms: [gemms(int4)?, gemms(int8)?, gemms(fp8)?],
-            dequantise: [dequantise(int4)?, dequantise(int8)?, dequantise(fp8)?],
+            gemms: [gemms(int4)?, gemms(int8)?, gemms(fp8)?, gemms(e2m1)?],
+            dequantise: [
+                dequantise(int4)?,
+                dequantise(int8)?,
+                dequantise(fp8)?,
+                dequantise(e2m1)?,
+            ],
             sum_splits: function("sum_splits", "sum_splits")?,
             gather_columns: function("gather_columns", "gather_columns")?,
             widths: QuantisedWidths::default(),
@@ -187,7 +192,7 @@ fn index_of(kind: CodeKind) -> usize {
         CodeKind::Int4 => 0,
         CodeKind::Int8 => 1,
         CodeKind::Fp8 => 2,
-        CodeKind::E2m1 => unreachable!("experts have kernels of their own"),
+        CodeKind::E2m1 => 3,
     }
 }
 
@@ -369,7 +374,12 @@ mod tests {
 
     #[test]
     fn all_sums_of_a_launch_fit_the_scratch_memory() {
-        for kind in [CodeKind::Int4, CodeKind::Int8, CodeKind::Fp8] {
+        for kind in [
+            CodeKind::Int4,
+            CodeKind::Int8,
+            CodeKind::Fp8,
+            CodeKind::E2m1,
+        ] {
             for n in [
                 1,
                 16,
