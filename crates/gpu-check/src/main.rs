@@ -20,6 +20,7 @@
 //! skipped and said so.
 
 mod all_reduce;
+mod bench;
 mod budget;
 mod check;
 mod checked_sums;
@@ -27,6 +28,7 @@ mod checkpoint;
 mod error;
 mod gpu_limits;
 mod host_gap;
+mod latent;
 mod libraries;
 mod machine;
 mod one_step;

@@ -69,15 +69,38 @@ impl OneStep {
         }
     }
 
+    /// Positions of its longest sequence.
+    pub fn max_seq_len(&self) -> usize {
+        self.max_seq_len
+    }
+
+    /// Positions of all sequences.
+    pub fn num_positions(&self) -> usize {
+        self.spans.iter().map(|span| span.kv_len as usize).sum()
+    }
+
     /// A cache of one layer with all blocks, for which the device is ready.
     ///
     /// # Errors
     /// There is not enough memory.
     pub fn cache(&self, device: &mut Cuda, heads: HeadShape) -> Result<<Cuda as Device>::KvCache> {
+        self.cache_of(device, heads, KvValues::OfTheirOwn)
+    }
+
+    /// The same with values that may be in the keys.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub fn cache_of(
+        &self,
+        device: &mut Cuda,
+        heads: HeadShape,
+        values: KvValues,
+    ) -> Result<<Cuda as Device>::KvCache> {
         let layout = KvLayout {
             num_kv_heads: heads.num_kv_heads,
             head_dim: heads.head_dim,
-            values: KvValues::OfTheirOwn,
+            values,
             block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
             dtype: KvDtype::Bf16,
         };

@@ -3,32 +3,27 @@
 //! Weights take turns, so that no cache holds them. The keys and values of a layer are larger than a cache, except with
 //! one sequence.
 
-use std::time::Instant;
-
 use cudarc::driver::CudaContext;
 use half::bf16;
-use serde_json::json;
 use triton_inflight::base::TokenId;
-use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
-    Activation, AttentionParams, Device, EmbeddingTable, HeadShape, Linear, LogitsTransform, Norm,
-    Output, RopeParams, RopeTable,
+    Activation, Device, EmbeddingTable, HeadShape, Linear, LogitsTransform, Norm, Output,
+    RopeParams, RopeTable,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
     ChangeLists, DeviceSampling, Owner, SamplingInput, SamplingParams,
 };
 
+use crate::bench::{Bench, ROTATED_BYTES, Work, attention_params};
 use crate::budget::Budget;
 use crate::check::Check;
 use crate::checkpoint;
 use crate::error::Result;
-use crate::machine::{check_device, open, random_matrix};
+use crate::latent;
+use crate::machine::{open, random_matrix};
 use crate::one_step::OneStep;
-use crate::report::{Report, figure};
-
-/// Bytes of weights that take turns: more than the cache of any GPU.
-const ROTATED_BYTES: usize = 512 << 20;
+use crate::report::Report;
 
 /// Measures the operations of the model.
 pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
@@ -60,30 +55,16 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
             }
             measure(&bench, spec, num_rows, report)?;
         }
+        latent::generation(&bench, num_rows, report)?;
     }
     for len in if is_quick { [24, 60] } else { [1024, 8192] } {
         if budget.is_over() {
             return report.skipped("no time is left");
         }
         bench.prompt_attention(spec, len, report)?;
+        latent::prompt(&bench, len, report)?;
     }
     Ok(())
-}
-
-struct Bench<'a> {
-    check: &'a Check,
-    context: std::sync::Arc<CudaContext>,
-    num_calls: usize,
-    /// Positions that a row sees.
-    context_len: usize,
-}
-
-/// What one call reads and writes, and computes.
-struct Work {
-    num_bytes: usize,
-    num_operations: usize,
-    /// The rows of the call, for the report.
-    rows: String,
 }
 
 impl Bench<'_> {
@@ -305,59 +286,10 @@ impl Bench<'_> {
             device.paged_attention(&begun, &params, None, (&q, None), &cache, 0, &mut out);
         })
     }
-
-    /// Calls an operation many times, and reports the time of one call.
-    fn time(
-        &self,
-        name: &str,
-        work: Work,
-        device: &mut Cuda,
-        report: &mut Report,
-        mut call: impl FnMut(&mut Cuda, usize),
-    ) -> Result<()> {
-        // The first calls choose an algorithm and touch all memory.
-        for index in 0..2 {
-            call(device, index);
-        }
-        self.context.synchronize()?;
-        let start = Instant::now();
-        for index in 0..self.num_calls {
-            call(device, index);
-        }
-        let queued = start.elapsed();
-        self.context.synchronize()?;
-        let seconds = start.elapsed().as_secs_f64() / self.num_calls as f64;
-        check_device(device)?;
-        let (bytes, operations) = (work.num_bytes as f64, work.num_operations as f64);
-        let mut figures = json!({
-            "us": figure(1e6 * seconds),
-            // Where it is as long as the call, the host is what takes the time.
-            "launch_us": figure(1e6 * queued.as_secs_f64() / self.num_calls as f64),
-            "gb_per_s": figure(bytes / seconds / 1e9),
-            "tflop_per_s": figure(operations / seconds / 1e12),
-        });
-        if let Some(limits) = self.check.limits {
-            let bound = limits.roofline().seconds(bytes, operations, limits.flops);
-            figures["share_of_limit"] = figure(bound / seconds);
-        }
-        report.figures(&format!("{name}, {}", work.rows), figures)
-    }
 }
 
 fn batch(num_rows: usize) -> String {
     format!("batch of {num_rows}")
-}
-
-fn attention_params(heads: HeadShape) -> AttentionParams {
-    AttentionParams {
-        shape: heads,
-        scale: 1.0,
-        soft_cap: None,
-        window: None,
-        is_bidirectional: false,
-        num_sinks: 0,
-        shifts_sinks: false,
-    }
 }
 
 fn heads(spec: &ModelSpec) -> HeadShape {

@@ -1,0 +1,91 @@
+//! Times an operation, beside what the machine can do.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::CudaContext;
+use serde_json::json;
+use triton_inflight::device::cuda::Cuda;
+use triton_inflight::device::{AttentionParams, HeadShape};
+
+use crate::check::Check;
+use crate::error::Result;
+use crate::machine::check_device;
+use crate::report::{Report, figure};
+
+/// Bytes of weights that take turns: more than the cache of any GPU.
+pub const ROTATED_BYTES: usize = 512 << 20;
+
+/// The machine, and how much is measured.
+pub struct Bench<'a> {
+    /// What was asked for.
+    pub check: &'a Check,
+    /// Of the GPU.
+    pub context: Arc<CudaContext>,
+    /// Calls of an operation that are timed.
+    pub num_calls: usize,
+    /// Positions that a row sees.
+    pub context_len: usize,
+}
+
+/// What one call reads and writes, and computes.
+pub struct Work {
+    /// Read and written.
+    pub num_bytes: usize,
+    /// Additions and multiplications.
+    pub num_operations: usize,
+    /// The rows of the call, for the report.
+    pub rows: String,
+}
+
+impl Bench<'_> {
+    /// Calls an operation many times, and reports the time of one call.
+    pub fn time(
+        &self,
+        name: &str,
+        work: Work,
+        device: &mut Cuda,
+        report: &mut Report,
+        mut call: impl FnMut(&mut Cuda, usize),
+    ) -> Result<()> {
+        // The first calls choose an algorithm and touch all memory.
+        for index in 0..2 {
+            call(device, index);
+        }
+        self.context.synchronize()?;
+        let start = Instant::now();
+        for index in 0..self.num_calls {
+            call(device, index);
+        }
+        let queued = start.elapsed();
+        self.context.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64() / self.num_calls as f64;
+        check_device(device)?;
+        let (bytes, operations) = (work.num_bytes as f64, work.num_operations as f64);
+        let mut figures = json!({
+            "us": figure(1e6 * seconds),
+            // Where it is as long as the call, the host is what takes the time.
+            "launch_us": figure(1e6 * queued.as_secs_f64() / self.num_calls as f64),
+            "gb_per_s": figure(bytes / seconds / 1e9),
+            "tflop_per_s": figure(operations / seconds / 1e12),
+        });
+        if let Some(limits) = self.check.limits {
+            let bound = limits.roofline().seconds(bytes, operations, limits.flops);
+            figures["share_of_limit"] = figure(bound / seconds);
+        }
+        report.figures(&format!("{name}, {}", work.rows), figures)
+    }
+}
+
+/// Attention to all positions.
+pub fn attention_params(heads: HeadShape) -> AttentionParams {
+    AttentionParams {
+        shape: heads,
+        scale: 1.0,
+        soft_cap: None,
+        window: None,
+        is_bidirectional: false,
+        num_sinks: 0,
+        shifts_sinks: false,
+    }
+}
