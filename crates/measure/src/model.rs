@@ -73,7 +73,10 @@ impl Options {
     ) -> Result<Model<P>> {
         let options = CpuOptions {
             num_threads: self.threads,
-            simd: self.instructions,
+            simd: self.instructions.or_else(|| {
+                let is_encoder = source.spec().is_bidirectional;
+                is_encoder.then(Simd::detect_for_prompts)
+            }),
             ..CpuOptions::default()
         };
         let config = self.engine_config(loads)?;

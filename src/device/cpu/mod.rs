@@ -63,7 +63,7 @@ pub struct CpuOptions {
     /// Threads that compute, including the caller. By default as many as there are CPUs, and as the CPU affinity and the
     /// control group's quota of the process allow.
     pub num_threads: Option<NonZeroUsize>,
-    /// The instruction set. By default the best one that the machine supports.
+    /// The instruction set. By default the [best one](Simd::detect) that the machine supports.
     pub simd: Option<Simd>,
     /// The CPUs of each rank, those of this one first. Empty: all that the process may use.
     pub rank_cpus: Vec<CpuSet>,

@@ -268,7 +268,10 @@ fn load_on_cpu(
     let limits = limits(model, &engine, adapters);
     let runner = match model.source {
         Some(source) => {
-            let options = cpu_options(settings)?;
+            let mut options = cpu_options(settings)?;
+            if source.spec().is_bidirectional {
+                options.simd.get_or_insert_with(Simd::detect_for_prompts);
+            }
             match ranks {
                 None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
                 Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(

@@ -12,8 +12,8 @@
 //! Weights are read as they are packed: a row of a tile is 16 of the 48 outputs of a pair.
 //!
 //! The instruction sums the products of the first and those of the second elements of 16 pairs apart, adds both, and adds
-//! that to the sum. One or two rows, which wait for weights anyway, need no tiles: AVX-512 sums them in the same order, bit
-//! for bit.
+//! that to the sum. A single row, which waits for weights anyway, needs no tiles: AVX-512 sums it in the same order, bit for
+//! bit.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -31,7 +31,7 @@ const REGISTERS: usize = PANEL / 16;
 const PANEL_BYTES: usize = PANEL * 4;
 
 /// The most rows that are computed without tiles.
-pub(super) const MAX_ROWS_WITHOUT_TILES: usize = 2;
+pub(super) const MAX_ROWS_WITHOUT_TILES: usize = 1;
 
 /// See [`GemmKernel`]. A chunk of weights is 192 KiB of the L2 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
@@ -43,7 +43,7 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 
 /// # Safety
 ///
-/// The pointers and sizes of the tile are valid, the machine supports AMX with bf16, and for more than two rows
+/// The pointers and sizes of the tile are valid, the machine supports AMX with bf16, and for more rows than one
 /// [tiles](super::super::amx::Tiles) are configured: for blocks of so many rows, or of 16 if there are more.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn tile(tile: &GemmTile) {
@@ -51,8 +51,7 @@ unsafe fn tile(tile: &GemmTile) {
     // SAFETY: the caller's promises.
     unsafe {
         match tile.rows {
-            1 => without_tiles::<1>(tile),
-            2 => without_tiles::<2>(tile),
+            ..=MAX_ROWS_WITHOUT_TILES => without_tiles::<MAX_ROWS_WITHOUT_TILES>(tile),
             _ => with_tiles(tile),
         }
     }

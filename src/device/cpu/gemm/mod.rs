@@ -368,7 +368,7 @@ fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
 #[inline(always)]
 fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mut [f32]) {
     match (output, bias) {
-        (Output::Store, None) => out.copy_from_slice(&sums[..out.len()]),
+        (Output::Store, None) => copy_panel(sums, out),
         (Output::Store, Some(bias)) => {
             for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
                 *out = sum + bias;
@@ -384,6 +384,15 @@ fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mu
                 *out += sum + bias;
             }
         }
+    }
+}
+
+/// Copies a panel to its outputs, without the call that a copy of unknown length is where all are there.
+#[inline(always)]
+fn copy_panel<T: Copy>(panel: &[T; PANEL], out: &mut [T]) {
+    match <&mut [T; PANEL]>::try_from(&mut *out) {
+        Ok(out) => *out = *panel,
+        Err(_) => out.copy_from_slice(&panel[..out.len()]),
     }
 }
 
@@ -421,7 +430,7 @@ fn write_gated(
     for ((gate, up), product) in gate.iter().zip(up).zip(&mut products) {
         *product = to_bf16_bits(gate * up);
     }
-    out.copy_from_slice(&products[..out.len()]);
+    copy_panel(&products, out);
 }
 
 #[inline(always)]
@@ -438,8 +447,7 @@ fn write_activated(
         }
     }
     activate(&mut sums, activation);
-    let rounded = sums.map(to_bf16_bits);
-    out.copy_from_slice(&rounded[..out.len()]);
+    copy_panel(&sums.map(to_bf16_bits), out);
 }
 
 #[inline(always)]
