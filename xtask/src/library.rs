@@ -83,6 +83,20 @@ pub fn openai() -> Result<PathBuf> {
     program("inflight-openai", "release")
 }
 
+/// Builds the library as programs link it, with the features of each. Its file replaces that of the backend, and so has to be
+/// built before it, and the programs after both: cargo links a program again whose library is newer.
+pub fn linked() -> Result<()> {
+    for package in ["--package=triton-inflight", "--package=inflight-simulator"] {
+        run(release_cargo()?.args(["build", "--release", "--lib", package]))?;
+    }
+    Ok(())
+}
+
+/// Builds the batch manager for C and C++ applications, `libinflight_embed.a`.
+pub fn embed() -> Result<()> {
+    run(release_cargo()?.args(["build", "--release", "--package=inflight-embed"]))
+}
+
 /// Builds the program that measures the server with OpenAI's API; returns its path.
 pub fn front_cost() -> Result<PathBuf> {
     let messages = output(release_cargo()?.args([

@@ -197,9 +197,11 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
         Step::Book => book::run(),
         Step::Build => run_command(cargo().args(["test", "--workspace", "--no-run"])),
         Step::Release => {
-            // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
-            library::simulator()?;
+            library::linked()?;
             library::backend_directory()?;
+            library::simulator()?;
+            // A test installs it by cmake.
+            library::embed()?;
             library::openai()?;
             library::front_cost()?;
             build_mpi_plugin();
@@ -243,7 +245,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let python = setup::python()?;
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
-    // Before the backend, as in the step `release`.
+    // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
     let simulator = library::simulator()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;
