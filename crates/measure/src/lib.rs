@@ -11,6 +11,7 @@
 //! embed.rs      `cargo xtask bench embed`: texts that a model embeds
 //! adapters.rs   `cargo xtask bench adapters`: what adapters add to a step
 //! ranks.rs      `cargo xtask bench ranks`: several ranks beside one
+//! rank_sums.rs  what of a step ranks spend in sums
 //! all_reduce.rs `cargo xtask bench all-reduce`: sums over ranks beside the memory's bandwidth
 //! profile.rs    `cargo xtask profile`: the time of a step by operation
 //! stopwatch.rs  the probe that times each operation
@@ -31,6 +32,7 @@ pub mod machine;
 pub mod model;
 pub mod profile;
 pub mod quality;
+pub mod rank_sums;
 pub mod ranks;
 pub mod roofline;
 pub mod stopwatch;

@@ -22,6 +22,7 @@ use crate::Result;
 use crate::figures::{median, round};
 use crate::load::Load;
 use crate::model;
+use crate::rank_sums::{self, options_of_ranks};
 
 /// Longer than any step takes.
 const LIMITS: RankLimits = RankLimits {
@@ -118,7 +119,7 @@ fn compare(options: &Options) -> Result<String> {
     let mut several = LeadingRunner::new(
         transport.connect(grid, LIMITS.load)?,
         &source,
-        limits,
+        limits.clone(),
         &with_threads(Some(options.threads_per_rank), options.rank_cpus.clone()),
         LIMITS,
     )?;
@@ -127,8 +128,17 @@ fn compare(options: &Options) -> Result<String> {
         num_micro_batches: 2,
         ..config.clone()
     };
+    // Processes of several hosts do not share memory, and stages do not sum.
+    let shares = match options.mpi_library.is_none() && options.stages == 1 && options.ranks > 1 {
+        true => {
+            let all = with_threads(None, options.rank_cpus.clone());
+            let of_ranks = options_of_ranks(&all, grid.num_ranks(), options.threads_per_rank);
+            rank_sums::measure(&source, &loads, &config, &limits, &of_ranks)?
+        }
+        false => Vec::new(),
+    };
     let mut rows = Vec::new();
-    for load in &loads {
+    for (index, load) in loads.iter().enumerate() {
         let mut rates = [Vec::new(), Vec::new(), Vec::new()];
         // One sequence makes no two micro-batches.
         let is_overlapped = grid.num_stages > 1 && load.concurrency > 1;
@@ -167,6 +177,10 @@ fn compare(options: &Options) -> Result<String> {
             insert("overlapped", overlapped);
         }
         row.insert("one_rank_tokens_per_s".to_owned(), round(one));
+        if let Some(shares) = shares.get(index) {
+            row.insert("sums_percent".to_owned(), round(100.0 * shares.mean));
+            row.insert("least_sums_percent".to_owned(), round(100.0 * shares.least));
+        }
         rows.push(row);
     }
     Ok(match options.json {
@@ -202,6 +216,10 @@ fn table(options: &Options, rows: &[Map<String, Value>]) -> String {
     if *stages > 1 {
         text.push_str(" with overlap | ratio |");
         names.extend(["overlapped_tokens_per_s", "overlapped_ratio"]);
+    }
+    if rows.iter().any(|row| row.contains_key("sums_percent")) {
+        text.push_str(" in sums, % | least of a rank, % |");
+        names.extend(["sums_percent", "least_sums_percent"]);
     }
     let _ = writeln!(text, "\n|{}", "--:|".repeat(names.len()));
     for row in rows {
