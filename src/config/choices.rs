@@ -47,6 +47,12 @@ pub enum ToolCallFormat {
     DeepSeek,
     /// A list behind `<|tool_call|>`.
     Granite,
+    /// `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`
+    Glm,
+    /// Between `<|tool_call_begin|>` and `<|tool_call_end|>`.
+    Kimi,
+    /// A list of calls in Python and nothing else.
+    Pythonic,
     /// Messages of GPT-OSS to `functions`.
     Harmony,
 }
@@ -80,6 +86,11 @@ impl ReplyParser<ToolCallFormat> {
         ("deepseek_v31", Self::Named(ToolCallFormat::DeepSeek)),
         ("granite", Self::Named(ToolCallFormat::Granite)),
         ("phi4_mini_json", Self::Named(ToolCallFormat::Granite)),
+        ("glm45", Self::Named(ToolCallFormat::Glm)),
+        ("glm47", Self::Named(ToolCallFormat::Glm)),
+        ("kimi_k2", Self::Named(ToolCallFormat::Kimi)),
+        ("llama4_pythonic", Self::Named(ToolCallFormat::Pythonic)),
+        ("pythonic", Self::Named(ToolCallFormat::Pythonic)),
         ("openai", Self::Named(ToolCallFormat::Harmony)),
     ];
 }

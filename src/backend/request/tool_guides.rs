@@ -1,6 +1,8 @@
 //! Guides that make calls of functions well-formed: in the format of the model, of a function that the request has, and with
 //! arguments by its schema.
 
+use std::iter;
+
 use serde_json::{Value, json};
 
 use crate::config::ToolCallFormat;
@@ -27,6 +29,29 @@ pub(super) struct Function<'a> {
     parameters: Option<&'a Value>,
     is_strict: bool,
 }
+
+/// The texts around the names and values of arguments in a format that has them between marks.
+struct ArgumentMarks {
+    before_name: &'static str,
+    behind_name: &'static str,
+    /// Between a value and the mark behind it. The value of a text has it or not.
+    behind_value: &'static str,
+    end: &'static str,
+}
+
+const QWEN_CODER: ArgumentMarks = ArgumentMarks {
+    before_name: "<parameter=",
+    behind_name: ">\n",
+    behind_value: "\n",
+    end: "</parameter>",
+};
+
+const GLM: ArgumentMarks = ArgumentMarks {
+    before_name: "<arg_key>",
+    behind_name: "</arg_key>\n<arg_value>",
+    behind_value: "",
+    end: "</arg_value>",
+};
 
 /// The blocks in which a format has its calls.
 struct Blocks {
@@ -68,17 +93,16 @@ impl<'a> Function<'a> {
     }
 
     /// The form of its arguments between marks: those of the schema in its order, each once, unless they may be `any`.
-    fn marked_arguments(&self, any: bool) -> Structure {
-        const END: &str = "</parameter>";
-        let text_to_end = || vec![Structure::AnyText, text(END), text("\n")];
+    fn marked_arguments(&self, marks: &ArgumentMarks, any: bool) -> Structure {
+        let text_to_end = || vec![Structure::AnyText, text(marks.end), text("\n")];
         let schema = self.parameters.filter(|_| !any);
         let properties = schema.and_then(|schema| schema.get("properties"));
         let Some(properties) = properties.and_then(Value::as_object) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
-            let argument = [vec![name, text(">\n")], text_to_end()].concat();
+            let argument = [vec![name, text(marks.behind_name)], text_to_end()].concat();
             let argument = Box::new(Structure::Sequence(argument));
             return Structure::Separated {
-                tags: vec![tag("<parameter=", argument, "")],
+                tags: vec![tag(marks.before_name, argument, "")],
                 separator: String::new(),
                 at_least_one: false,
                 stop_after_first: false,
@@ -88,14 +112,15 @@ impl<'a> Function<'a> {
         let arguments = properties.iter().map(|(name, property)| {
             let value = match is_text_schema(property) && property.get("enum").is_none() {
                 true => text_to_end(),
-                false => vec![
-                    self.marked_value(property),
-                    text("\n"),
-                    text(END),
-                    text("\n"),
-                ],
+                false => {
+                    let texts = [marks.behind_value, marks.end, "\n"].into_iter();
+                    let texts = texts.filter(|it| !it.is_empty()).map(text);
+                    iter::once(self.marked_value(property))
+                        .chain(texts)
+                        .collect()
+                }
             };
-            let begin = text(&format!("<parameter={name}>\n"));
+            let begin = text(&format!("{}{name}{}", marks.before_name, marks.behind_name));
             let argument = Structure::Sequence([vec![begin], value].concat());
             match required.is_some_and(|required| required.contains(&json!(name))) {
                 true => argument,
@@ -105,6 +130,59 @@ impl<'a> Function<'a> {
         Structure::Sequence(arguments.collect())
     }
 
+    /// The form of its arguments as `name=value, name=value`: first those that must be, then others in the schema's order, unless
+    /// they may be `any`. Values are JSON, which a literal in Python may be, too.
+    fn named_arguments(&self, any: bool) -> Structure {
+        let schema = self.parameters.filter(|_| !any);
+        let properties = schema.and_then(|schema| schema.get("properties"));
+        let Some(properties) = properties.and_then(Value::as_object) else {
+            let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
+            let argument = vec![name, text("="), Structure::JsonSchema(json!({}))];
+            return Structure::Separated {
+                tags: vec![tag("", Box::new(Structure::Sequence(argument)), "")],
+                separator: ", ".to_owned(),
+                at_least_one: false,
+                stop_after_first: false,
+            };
+        };
+        let required = schema.and_then(|schema| schema.get("required")?.as_array());
+        let is_required =
+            |name: &String| required.is_some_and(|required| required.contains(&json!(name)));
+        let argument = |separator: &str, name: &String, property: &Value| {
+            let begin = text(&format!("{separator}{name}="));
+            Structure::Sequence(vec![begin, self.json_value(property)])
+        };
+        let (first, others): (Vec<_>, Vec<_>) =
+            properties.iter().partition(|(name, _)| is_required(name));
+        let behind = |from: usize| -> Vec<Structure> {
+            let others = others[from..].iter();
+            let others = others.map(|(name, property)| argument(", ", name, property));
+            others.map(|it| Structure::Optional(Box::new(it))).collect()
+        };
+        if properties.is_empty() {
+            return Structure::Sequence(Vec::new());
+        }
+        if first.is_empty() {
+            let beginnings = others.iter().enumerate().map(|(index, (name, property))| {
+                let rest = behind(index + 1);
+                Structure::Sequence(
+                    [argument("", name, property)]
+                        .into_iter()
+                        .chain(rest)
+                        .collect(),
+                )
+            });
+            return Structure::Optional(Box::new(Structure::Or(beginnings.collect())));
+        }
+        let first = first
+            .into_iter()
+            .enumerate()
+            .map(|(index, (name, property))| {
+                argument(if index == 0 { "" } else { ", " }, name, property)
+            });
+        Structure::Sequence(first.chain(behind(0)).collect())
+    }
+
     /// The form of an argument that is one of some texts, or JSON.
     fn marked_value(&self, property: &Value) -> Structure {
         let choices = property.get("enum").and_then(Value::as_array);
@@ -112,6 +190,11 @@ impl<'a> Function<'a> {
             let texts = choices.iter().filter_map(Value::as_str);
             return Structure::Or(texts.map(text).collect());
         }
+        self.json_value(property)
+    }
+
+    /// The form of an argument that is JSON.
+    fn json_value(&self, property: &Value) -> Structure {
         let mut schema = property.clone();
         // What it may refer to.
         for key in ["$defs", "definitions"] {
@@ -150,7 +233,10 @@ pub(super) fn automatic(
     thinking: Thinking,
 ) -> Option<Structure> {
     let is_guided = !parallel || functions.iter().any(|function| function.is_strict);
-    let has_mark = !matches!(format, ToolCallFormat::Llama3 | ToolCallFormat::Harmony);
+    let has_mark = !matches!(
+        format,
+        ToolCallFormat::Llama3 | ToolCallFormat::Pythonic | ToolCallFormat::Harmony
+    );
     if !is_guided || !has_mark {
         return None;
     }
@@ -202,12 +288,62 @@ fn blocks(
                 let any_arguments = only_strict && !function.is_strict;
                 let begin = text(&format!("\n<function={}>\n", function.name));
                 let end = text("</function>\n</tool_call>");
-                Structure::Sequence(vec![begin, function.marked_arguments(any_arguments), end])
+                Structure::Sequence(vec![
+                    begin,
+                    function.marked_arguments(&QWEN_CODER, any_arguments),
+                    end,
+                ])
             };
             Blocks {
                 opener: "<tool_call>",
                 rest: Structure::Or(functions.iter().map(of_function).collect()),
                 separator: Some("\n"),
+            }
+        }
+        ToolCallFormat::Glm => {
+            let of_function = |function: &Function<'_>| {
+                let any_arguments = only_strict && !function.is_strict;
+                let begin = text(&format!("{}\n", function.name));
+                let arguments = function.marked_arguments(&GLM, any_arguments);
+                Structure::Sequence(vec![begin, arguments, text("</tool_call>")])
+            };
+            Blocks {
+                opener: "<tool_call>",
+                rest: Structure::Or(functions.iter().map(of_function).collect()),
+                separator: Some("\n"),
+            }
+        }
+        ToolCallFormat::Kimi => {
+            let of_function = |function: &Function<'_>| {
+                let any_object = only_strict && !function.is_strict;
+                let number = Structure::Regex("[0-9]{1,4}".to_owned());
+                let content = vec![
+                    number,
+                    text("<|tool_call_argument_begin|>"),
+                    *function.arguments(any_object),
+                ];
+                let begin = format!("<|tool_call_begin|>functions.{}:", function.name);
+                let content = Box::new(Structure::Sequence(content));
+                tag(&begin, content, "<|tool_call_end|>")
+            };
+            let calls = several(functions.iter().map(of_function).collect(), "");
+            Blocks {
+                opener: "<|tool_calls_section_begin|>",
+                rest: Structure::Sequence(vec![calls, text("<|tool_calls_section_end|>")]),
+                separator: None,
+            }
+        }
+        ToolCallFormat::Pythonic => {
+            let of_function = |function: &Function<'_>| {
+                let arguments =
+                    Box::new(function.named_arguments(only_strict && !function.is_strict));
+                tag(&format!("{}(", function.name), arguments, ")")
+            };
+            let calls = several(functions.iter().map(of_function).collect(), ", ");
+            Blocks {
+                opener: "[",
+                rest: Structure::Sequence(vec![calls, text("]")]),
+                separator: None,
             }
         }
         ToolCallFormat::Llama3 => Blocks {
@@ -308,9 +444,12 @@ mod tests {
         Detokenizer, ParameterTypes, ReplyFormat, ReplyParts, ReplyStart, Tokenizer, toys,
     };
 
-    const FORMATS: [ToolCallFormat; 7] = [
+    const FORMATS: [ToolCallFormat; 10] = [
         ToolCallFormat::Hermes,
         ToolCallFormat::QwenCoder,
+        ToolCallFormat::Glm,
+        ToolCallFormat::Kimi,
+        ToolCallFormat::Pythonic,
         ToolCallFormat::Llama3,
         ToolCallFormat::Mistral,
         ToolCallFormat::DeepSeek,
@@ -532,7 +671,11 @@ mod tests {
         ] {
             assert!(!toy.allows(&guide, text), "{text}");
         }
-        for format in [ToolCallFormat::Llama3, ToolCallFormat::Harmony] {
+        for format in [
+            ToolCallFormat::Llama3,
+            ToolCallFormat::Pythonic,
+            ToolCallFormat::Harmony,
+        ] {
             assert_eq!(automatic(format, &functions, false, Thinking::Never), None);
         }
         assert_eq!(

@@ -10,6 +10,8 @@ pub struct ToolCall {
     pub name: String,
     /// A JSON object, as the model wrote it.
     pub arguments: String,
+    /// Its id, in formats in which models write one that later prompts repeat.
+    pub id: Option<String>,
 }
 
 impl ToolCall {
@@ -21,6 +23,7 @@ impl ToolCall {
         is_named.then(|| Self {
             name: name.to_owned(),
             arguments,
+            id: None,
         })
     }
 
@@ -114,6 +117,7 @@ mod tests {
             Some(ToolCall {
                 name: name.to_owned(),
                 arguments: arguments.to_owned(),
+                id: None,
             })
         };
         for (json, expected) in [

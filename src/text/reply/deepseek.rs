@@ -1,53 +1,28 @@
 //! The calls of DeepSeek V3 and R1, `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{...}\n```<｜tool▁call▁end｜>`, and of V3.1,
 //! `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, with a mark before and behind all of them.
 
-use super::blocks::{Block, Progress};
 use super::call::ToolCall;
-use super::mark::find;
+use super::sections::Section;
 
-const FIRST: &str = "<｜tool▁calls▁begin｜>";
-const LAST: &str = "<｜tool▁calls▁end｜>";
-const OPEN: &str = "<｜tool▁call▁begin｜>";
 const SEPARATOR: &str = "<｜tool▁sep｜>";
-const CLOSE: &str = "<｜tool▁call▁end｜>";
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct DeepSeek {
-    num_scanned: usize,
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeepSeek;
 
-impl Block for DeepSeek {
-    const OPENERS: &'static [&'static str] = &[FIRST, LAST, OPEN];
+impl Section for DeepSeek {
+    const OPENERS: &'static [&'static str] = &[Self::FIRST, Self::LAST, Self::OPEN];
+    const FIRST: &'static str = "<｜tool▁calls▁begin｜>";
+    const LAST: &'static str = "<｜tool▁calls▁end｜>";
+    const OPEN: &'static str = "<｜tool▁call▁begin｜>";
+    const CLOSE: &'static str = "<｜tool▁call▁end｜>";
 
-    fn read(&mut self, text: &str, _is_last: bool) -> Progress {
-        if let Some(mark) = [FIRST, LAST].iter().find(|mark| text.starts_with(**mark)) {
-            return Progress::Calls(mark.len(), Vec::new());
+    fn call(inside: &str) -> Option<ToolCall> {
+        let (kind, rest) = inside.split_once(SEPARATOR)?;
+        if rest.trim_start().starts_with('{') {
+            return ToolCall::new(kind.trim(), rest);
         }
-        let from = self.num_scanned.max(OPEN.len());
-        match find(text, from, &[CLOSE, OPEN]) {
-            Err(end) => {
-                self.num_scanned = end;
-                Progress::More
-            }
-            Ok((end, OPEN)) => Progress::Text(end),
-            Ok((end, mark)) => {
-                let num_bytes = end + mark.len();
-                match call(&text[OPEN.len()..end]) {
-                    Some(call) => Progress::Calls(num_bytes, vec![call]),
-                    None => Progress::Text(num_bytes),
-                }
-            }
-        }
+        let (name, fenced) = rest.split_once("```json")?;
+        let arguments = fenced.trim_end().strip_suffix("```")?;
+        ToolCall::new(name.trim(), arguments)
     }
-}
-
-/// The call between two marks.
-fn call(inside: &str) -> Option<ToolCall> {
-    let (kind, rest) = inside.split_once(SEPARATOR)?;
-    if rest.trim_start().starts_with('{') {
-        return ToolCall::new(kind.trim(), rest);
-    }
-    let (name, fenced) = rest.split_once("```json")?;
-    let arguments = fenced.trim_end().strip_suffix("```")?;
-    ToolCall::new(name.trim(), arguments)
 }

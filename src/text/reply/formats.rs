@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use super::blocks::Blocks;
 use super::deepseek::DeepSeek;
+use super::glm::Glm;
 use super::granite::Granite;
 use super::harmony::{Harmony, HarmonyParts};
 use super::hermes::Hermes;
+use super::kimi::Kimi;
 use super::llama::Llama;
 use super::mistral::Mistral;
 use super::parameter_types::ParameterTypes;
+use super::pythonic::Pythonic;
 use super::qwen_coder::QwenCoder;
+use super::sections::Sections;
 use super::thought::{Thought, ThoughtMarks};
 use super::{Format, ReplyReader, ReplyStart};
 use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
@@ -132,15 +136,28 @@ impl ReplyFormat {
             }
             Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
             Some(ToolCallFormat::Granite) => formats.push(Box::new(Blocks::<Granite>::default())),
-            Some(ToolCallFormat::DeepSeek) => formats.push(Box::new(Blocks::<DeepSeek>::default())),
+            Some(ToolCallFormat::DeepSeek) => {
+                formats.push(Box::new(Blocks::<Sections<DeepSeek>>::default()));
+            }
+            Some(ToolCallFormat::Kimi) => {
+                formats.push(Box::new(Blocks::<Sections<Kimi>>::default()));
+            }
+            Some(ToolCallFormat::Glm) => {
+                let block = Glm::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
             Some(ToolCallFormat::Llama3) => formats.push(Box::new(Llama::default())),
+            Some(ToolCallFormat::Pythonic) => formats.push(Box::new(Pythonic::default())),
         }
         ReplyReader::new(formats)
     }
 
     /// Whether the types of arguments are only in the schemas of functions, see [`ReplyFormat::reader_with`].
     pub fn needs_parameter_types(&self) -> bool {
-        self.tool_calls == Some(ToolCallFormat::QwenCoder)
+        matches!(
+            self.tool_calls,
+            Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm)
+        )
     }
 
     /// The texts that the format is made of. Where they are special tokens, they must be in the text that a reader gets.
@@ -176,6 +193,22 @@ impl ReplyFormat {
             Some(ToolCallFormat::Mistral) => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
             Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
             Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
+            Some(ToolCallFormat::Pythonic) => &["<|python_start|>", "<|python_end|>"],
+            Some(ToolCallFormat::Glm) => &[
+                "<tool_call>",
+                "<arg_key>",
+                "</arg_key>",
+                "<arg_value>",
+                "</arg_value>",
+                "</tool_call>",
+            ],
+            Some(ToolCallFormat::Kimi) => &[
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+            ],
             Some(ToolCallFormat::DeepSeek) => &[
                 "<｜tool▁calls▁begin｜>",
                 "<｜tool▁calls▁end｜>",
@@ -232,7 +265,10 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
         if has("<function=") && has("<parameter=") {
             return Some(ToolCallFormat::QwenCoder);
         }
-        if !has("<function=") && !has("<arg_key>") {
+        if has("<arg_key>") {
+            return Some(ToolCallFormat::Glm);
+        }
+        if !has("<function=") {
             return Some(ToolCallFormat::Hermes);
         }
     }
@@ -240,10 +276,14 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
         ("<｜tool▁call▁begin｜>", ToolCallFormat::DeepSeek),
         ("[TOOL_CALLS]", ToolCallFormat::Mistral),
         ("<|tool_call|>", ToolCallFormat::Granite),
+        ("<|tool_calls_section_begin|>", ToolCallFormat::Kimi),
+        // The words of Meta's instructions for Llama 4.
+        ("func_name1(params_name1=", ToolCallFormat::Pythonic),
     ];
     if let Some((_, format)) = formats.iter().find(|(mark, _)| has(mark)) {
         return Some(*format);
     }
-    let is_llama = has("<|start_header_id|>") && (has("<|python_tag|>") || has("\"parameters\""));
+    let has_header = has("<|start_header_id|>") || has("<|header_start|>");
+    let is_llama = has_header && (has("<|python_tag|>") || has("\"parameters\""));
     is_llama.then_some(ToolCallFormat::Llama3)
 }

@@ -6,8 +6,11 @@
 //!
 //! formats.rs  the formats, and the one that a chat template is written for
 //! thought.rs  reasoning between two marks, at the beginning
-//! blocks.rs   calls behind a mark: hermes.rs, qwen_coder.rs, mistral.rs, granite.rs, deepseek.rs
+//! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, granite.rs
+//!             with arguments between marks, marked_arguments.rs: qwen_coder.rs, glm.rs
+//!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs
 //! llama.rs    calls that are the whole reply
+//! pythonic.rs the same in Python, python.rs
 //! harmony.rs  messages of several channels
 //! ```
 //!
@@ -19,15 +22,21 @@ mod blocks;
 mod call;
 mod deepseek;
 mod formats;
+mod glm;
 mod granite;
 mod harmony;
 mod hermes;
 mod json_end;
+mod kimi;
 mod llama;
 mod mark;
+mod marked_arguments;
 mod mistral;
 mod parameter_types;
+mod python;
+mod pythonic;
 mod qwen_coder;
+mod sections;
 mod thought;
 
 pub use call::ToolCall;

@@ -16,8 +16,9 @@
 use std::sync::Arc;
 
 use super::blocks::{Block, Progress};
-use super::call::{ToolCall, is_valid};
+use super::call::ToolCall;
 use super::mark::{find, first};
+use super::marked_arguments::{MAX_NAME, MarkedArguments, Stop, mark};
 use super::parameter_types::ParameterTypes;
 
 const OPEN: &str = "<tool_call>";
@@ -27,9 +28,6 @@ const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-/// The most bytes of the name of a function or of a parameter.
-const MAX_NAME: usize = 256;
-
 #[derive(Clone, Debug, Default)]
 pub(super) struct QwenCoder {
     types: Arc<ParameterTypes>,
@@ -37,8 +35,7 @@ pub(super) struct QwenCoder {
     end: usize,
     place: Place,
     name: String,
-    /// The arguments, as JSON.
-    arguments: Vec<(String, String)>,
+    arguments: MarkedArguments,
 }
 
 /// What is read next.
@@ -53,14 +50,6 @@ enum Place {
     Value(String, usize),
     /// The end of the block.
     Close,
-}
-
-/// What ends the reading of a block, for now or for good.
-enum Stop {
-    /// The text goes on.
-    More,
-    /// It is no call.
-    NoCall,
 }
 
 impl QwenCoder {
@@ -102,12 +91,8 @@ impl QwenCoder {
                     let value = &text[self.end..value_end];
                     let value = value.strip_prefix('\n').unwrap_or(value);
                     let value = value.strip_suffix('\n').unwrap_or(value);
-                    let value = match self.types.is_text(&self.name, name) {
-                        true => in_json(value),
-                        false => json_of(value),
-                    };
-                    self.arguments.retain(|(earlier, _)| earlier != name);
-                    self.arguments.push((std::mem::take(name), value));
+                    let is_text = self.types.is_text(&self.name, name);
+                    self.arguments.set(std::mem::take(name), value, is_text);
                     self.end = value_end + PARAMETER_END.len();
                     Place::Parameter
                 }
@@ -135,23 +120,10 @@ impl Block for QwenCoder {
             Err(Stop::NoCall) => return Progress::Text(OPEN.len()),
             Ok(()) => {}
         }
-        let members = self.arguments.iter();
-        let members: Vec<_> = members
-            .map(|(name, value)| format!("{}: {value}", in_json(name)))
-            .collect();
-        match ToolCall::new(&self.name, &format!("{{{}}}", members.join(", "))) {
+        match ToolCall::new(&self.name, &self.arguments.in_json()) {
             Some(call) => Progress::Calls(self.end, vec![call]),
             None => Progress::Text(OPEN.len()),
         }
-    }
-}
-
-/// The mark that `text` begins with.
-fn mark(text: &str, marks: &[&'static str]) -> Result<&'static str, Stop> {
-    match first(text, marks) {
-        Some(Some(mark)) => Ok(mark),
-        Some(None) => Err(Stop::NoCall),
-        None => Err(Stop::More),
     }
 }
 
@@ -165,25 +137,5 @@ fn name(text: &str, start: usize) -> Result<(String, usize), Stop> {
         }
         None if rest.len() <= MAX_NAME => Err(Stop::More),
         _ => Err(Stop::NoCall),
-    }
-}
-
-/// A text in JSON.
-fn in_json(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
-/// The JSON that a value is, in Python's words too; otherwise the text.
-fn json_of(value: &str) -> String {
-    let trimmed = value.trim();
-    match trimmed {
-        "True" => return "true".to_owned(),
-        "False" => return "false".to_owned(),
-        "None" => return "null".to_owned(),
-        _ => {}
-    }
-    match is_valid(trimmed) {
-        true => trimmed.to_owned(),
-        false => in_json(value),
     }
 }

@@ -8,7 +8,10 @@ use super::*;
 use crate::config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 use crate::text::{ChatTemplates, Conversation, PromptEnding};
 
-const TOOL_CALLS: [ToolCallFormat; 7] = [
+const TOOL_CALLS: [ToolCallFormat; 10] = [
+    ToolCallFormat::Glm,
+    ToolCallFormat::Kimi,
+    ToolCallFormat::Pythonic,
     ToolCallFormat::Hermes,
     ToolCallFormat::QwenCoder,
     ToolCallFormat::Llama3,
@@ -308,6 +311,126 @@ fn granite_has_a_list_behind_a_mark() {
 }
 
 #[test]
+fn glm_has_arguments_between_marks() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "text": {"type": "string"}, "number": {"type": "integer"}, "list": {"type": "array"},
+    }}}}]);
+    let types = Arc::new(ParameterTypes::of_tools(&tools));
+    let format = calls(ToolCallFormat::Glm);
+    let check = |text: &str, content: &str, expected: &[&str]| {
+        let reader = format.reader_with(ReplyStart::Beginning, &types);
+        let whole = read(&reader, &[text]);
+        for (cut, _) in text.char_indices() {
+            let (left, right) = text.split_at(cut);
+            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
+        }
+        let calls = whole.calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| format!("{}({})", call.name, call.arguments))
+            .collect();
+        assert_eq!(calls, expected, "{text}");
+        assert_eq!(whole.content, content, "{text}");
+    };
+    let call = "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>12\n</arg_value>\n<arg_key>number</arg_key>\n\
+                <arg_value>12</arg_value>\n</tool_call>";
+    let read_call = r#"f({"text": "12\n", "number": 12})"#;
+    check(call, "", &[read_call]);
+    check(
+        &format!("So\n{call}\n{call}\n"),
+        "So\n",
+        &[read_call, read_call],
+    );
+    // As GLM 4.7 writes it.
+    let short =
+        "<tool_call>f<arg_key>list</arg_key><arg_value>[1, \"</arg_key>\"]</arg_value></tool_call>";
+    check(short, "", &[r#"f({"list": [1, "</arg_key>"]})"#]);
+    check("<tool_call>g</tool_call> so", " so", &["g({})"]);
+    for text in [
+        "<tool_call>",
+        "<tool_call>f",
+        "<tool_call>f\n",
+        "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>x",
+        "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n",
+        "<tool_call>f\n<arg_key>text</arg_key>\nx</tool_call>",
+        "<tool_call>{\"name\": \"f\"}</tool_call>",
+        "<tool_call>a b</tool_call>",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+#[test]
+fn kimi_names_each_call_with_an_id_that_stays() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Kimi, text, content, calls)
+    };
+    let call = |id: &str| {
+        format!(
+            "<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{\"a\": \"<|\"}}<|tool_call_end|>"
+        )
+    };
+    let [first, second] = ["functions.get_weather:0", "functions.f:11"].map(call);
+    let text = format!("So.<|tool_calls_section_begin|>{first}{second}<|tool_calls_section_end|>");
+    check(
+        &text,
+        "So.",
+        &[r#"get_weather({"a": "<|"})"#, r#"f({"a": "<|"})"#],
+    );
+    let ids = parts(&calls(ToolCallFormat::Kimi), &text).calls;
+    let ids: Vec<_> = ids.iter().map(|call| call.id.as_deref()).collect();
+    assert_eq!(
+        ids,
+        [Some("functions.get_weather:0"), Some("functions.f:11")]
+    );
+    check(&call("g:0"), "", &[r#"g({"a": "<|"})"#]);
+    for text in [
+        &call("functions.f")[..],
+        &call("functions.f:x"),
+        &call(":0"),
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]<|tool_call_end|>",
+        "<|tool_calls",
+    ] {
+        check_content(ToolCallFormat::Kimi, text);
+    }
+}
+
+#[test]
+fn pythonic_replies_are_lists_of_calls() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Pythonic, text, content, calls)
+    };
+    let list = r#"[get_weather(city='San ]"Francisco', days=[1, 2.0], deep={"a": None}), f(flag=True), time.now()]"#;
+    let read = [
+        r#"get_weather({"city": "San ]\"Francisco", "days": [1, 2.0], "deep": {"a": null}})"#,
+        r#"f({"flag": true})"#,
+        "time.now({})",
+    ];
+    check(list, "", &read);
+    check(&format!("\n{list} \n"), "", &read);
+    check(&format!("<|python_start|>{list}<|python_end|>"), "", &read);
+    check(&format!("{list} so"), " so", &read);
+    for text in [
+        "",
+        "[",
+        "[]",
+        "[1] says",
+        "Hello [f()]",
+        "[f(1)]",
+        "[f(a=1]",
+        "[f(a=b)]",
+        "[f(a=1)",
+        "[f]",
+        "[f, g(a=1)]",
+        "[f(a=1) g()]",
+        "<|python_start|>print(1)<|python_end|>",
+        "<|python_",
+    ] {
+        check_content(ToolCallFormat::Pythonic, text);
+    }
+}
+
+#[test]
 fn harmony_has_messages_of_channels() {
     let both = ReplyFormat {
         reasoning: Some(ReasoningFormat::Harmony),
@@ -472,6 +595,27 @@ fn a_template_says_which_format_it_is_for() {
     let coder = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n</tool_call>";
     let found = ReplyFormat::new(ReplyParser::Auto, ReplyParser::Auto, [coder].into_iter());
     assert_eq!(found, calls(ToolCallFormat::QwenCoder));
+    for (template, expected) in [
+        (
+            "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n</tool_call>",
+            ToolCallFormat::Glm,
+        ),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>",
+            ToolCallFormat::Kimi,
+        ),
+        (
+            "<|header_start|>[func_name1(params_name1=params_value1), func_name2(params)]",
+            ToolCallFormat::Pythonic,
+        ),
+        (
+            "<|header_start|>{\"name\": function name, \"parameters\": {}}",
+            ToolCallFormat::Llama3,
+        ),
+    ] {
+        let found = ReplyFormat::new(ReplyParser::Auto, ReplyParser::Auto, [template].into_iter());
+        assert_eq!(found, calls(expected), "{template}");
+    }
     let named = ReplyFormat::new(
         ReplyParser::Named(ReasoningFormat::DeepSeekR1),
         ReplyParser::None,
@@ -596,6 +740,9 @@ fn reply(format: &ReplyFormat) -> impl Strategy<Value = String> + use<> {
         "final",
         "```json\n",
         "```",
+        "[f(a=1)]",
+        "[f(",
+        "functions.f:0",
     ];
     let piece = prop_oneof![
         4 => prop::sample::select(marks.clone()).prop_map(str::to_owned),
@@ -645,11 +792,15 @@ proptest! {
         prop_assert!(num_said <= text.len());
         // Content and reasoning are in the text, and so is what is called.
         for call in &whole.calls {
-            let is_rewritten = format.tool_calls == Some(ToolCallFormat::QwenCoder) || call.arguments.len() == 2;
+            let rewrites = [ToolCallFormat::QwenCoder, ToolCallFormat::Glm, ToolCallFormat::Pythonic];
+            let is_rewritten = format.tool_calls.is_some_and(|it| rewrites.contains(&it)) || call.arguments.len() == 2;
             prop_assert!(text.contains(&call.name) && (text.contains(&call.arguments) || is_rewritten));
         }
         let is_plain = format.reasoning.is_none() && whole.calls.is_empty();
-        let drops_marks = matches!(format.tool_calls, Some(ToolCallFormat::DeepSeek | ToolCallFormat::Harmony));
+        let drops_marks = matches!(
+            format.tool_calls,
+            Some(ToolCallFormat::DeepSeek | ToolCallFormat::Kimi | ToolCallFormat::Harmony)
+        );
         if is_plain && !drops_marks {
             prop_assert_eq!(whole.content, text);
         }

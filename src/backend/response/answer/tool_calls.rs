@@ -48,7 +48,7 @@ pub(super) fn json(
 ) -> String {
     let call = |(index, call): (usize, &ToolCall)| {
         let mut object = json!({
-            "id": ids.id(row, index),
+            "id": call.id.clone().unwrap_or_else(|| ids.id(row, index)),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         });
@@ -69,6 +69,7 @@ mod tests {
         ToolCall {
             name: name.to_owned(),
             arguments: "{\"a\": \"é\\n\"}".to_owned(),
+            id: None,
         }
     }
 
@@ -87,6 +88,12 @@ mod tests {
             serde_json::from_str(&json(&[call("g")], ids, 0, 1, true)).expect("JSON");
         assert_eq!(later[0]["index"], 1);
         assert_eq!(later[0]["id"], whole[1]["id"]);
+        let named = ToolCall {
+            id: Some("functions.g:0".to_owned()),
+            ..call("g")
+        };
+        let named: Value = serde_json::from_str(&json(&[named], ids, 0, 1, true)).expect("JSON");
+        assert_eq!(named[0]["id"], "functions.g:0");
         assert_eq!(json(&[], ids, 0, 0, true), "[]");
     }
 

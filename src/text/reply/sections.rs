@@ -1,0 +1,53 @@
+//! Calls between special tokens, each with its name before its arguments, and marks before and behind all of them: deepseek.rs,
+//! kimi.rs.
+
+use std::marker::PhantomData;
+
+use super::blocks::{Block, Progress};
+use super::call::ToolCall;
+use super::mark::find;
+
+/// The marks of a format, and what is between those of a call.
+pub(super) trait Section: Clone + Default + Send + Sync + 'static {
+    /// What may begin a block: the marks around all calls, and that of a call.
+    const OPENERS: &'static [&'static str];
+    const FIRST: &'static str;
+    const LAST: &'static str;
+    const OPEN: &'static str;
+    const CLOSE: &'static str;
+
+    /// The call between two marks.
+    fn call(inside: &str) -> Option<ToolCall>;
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sections<S> {
+    num_scanned: usize,
+    section: PhantomData<S>,
+}
+
+impl<S: Section> Block for Sections<S> {
+    const OPENERS: &'static [&'static str] = S::OPENERS;
+
+    fn read(&mut self, text: &str, _is_last: bool) -> Progress {
+        let around = [S::FIRST, S::LAST];
+        if let Some(mark) = around.iter().find(|mark| text.starts_with(**mark)) {
+            return Progress::Calls(mark.len(), Vec::new());
+        }
+        let from = self.num_scanned.max(S::OPEN.len());
+        match find(text, from, &[S::CLOSE, S::OPEN]) {
+            Err(end) => {
+                self.num_scanned = end;
+                Progress::More
+            }
+            Ok((end, mark)) if mark == S::OPEN => Progress::Text(end),
+            Ok((end, mark)) => {
+                let num_bytes = end + mark.len();
+                match S::call(&text[S::OPEN.len()..end]) {
+                    Some(call) => Progress::Calls(num_bytes, vec![call]),
+                    None => Progress::Text(num_bytes),
+                }
+            }
+        }
+    }
+}
