@@ -588,6 +588,7 @@ fn extra_outputs_come_with_their_tokens_and_are_the_same_in_every_scheme() {
             outputs: OutputOptions {
                 log_probs: (!id.is_multiple_of(3)).then_some(id as u32),
                 context_logits: id % 3 == 2,
+                prompt_log_probs: (id % 4 == 1).then_some(2),
                 generation_logits: id % 3 == 2,
                 kv_blocks: id.is_multiple_of(2),
                 pooled: false,

@@ -519,7 +519,7 @@ mod tests {
             ] {
                 let part = matrix().part(0..ROWS, columns.clone());
                 let format = rounded_format(&part, precision);
-                assert!(format.group_size >= columns.len() || format.group_size % 32 == 0);
+                assert!(format.group_size >= columns.len() || format.group_size.is_multiple_of(32));
                 let within = |column: usize| column / group_size;
                 let is_cut = !columns.start.is_multiple_of(32)
                     && within(columns.start) != within(columns.end - 1);
