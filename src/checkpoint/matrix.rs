@@ -160,7 +160,8 @@ impl<'a> Matrix<'a> {
                 all: of.all.read_part(rows, 0..of.all.columns()),
                 columns: part_of(&of.columns, columns),
             })),
-            Self::Quantised(..) => self.read_part(rows, columns),
+            // Parts of these are rounded alone, as a part of codes in another order of inputs is.
+            Self::Quantised(..) | Self::Dequantised { .. } => self.read_part(rows, columns),
             _ if columns == all_columns => self.read_part(rows, columns),
             _ => Self::Columns(Box::new(MatrixColumns {
                 some: self.read_part(rows.clone(), columns.clone()),

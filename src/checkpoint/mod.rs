@@ -50,7 +50,7 @@ pub use file_stamp::FileStamp;
 pub use folder::Checkpoint;
 pub use gguf::{GgufFolder, MetadataValue};
 pub use json_file::JsonFile;
-pub use matrix::{DequantisedRows, Matrix, ReadRow};
+pub use matrix::{Matrix, ReadRow};
 pub use module_rows::{ModuleRows, RowModule};
 pub use peft::{AdaptedModule, LowRankModule, PeftAdapter};
 pub use row_order::{RotaryPairs, RowOrder, RowRuns, RowSelection};

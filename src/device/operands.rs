@@ -111,8 +111,6 @@ pub struct StepWidths {
     pub widest_inputs: usize,
     /// Rows of logits.
     pub logits: usize,
-    /// Rows of those that one of several ranks computes, which it has besides.
-    pub own_logits: Option<usize>,
     /// Products with quantised weights.
     pub quantised: QuantisedWidths,
 }

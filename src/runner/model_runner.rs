@@ -19,7 +19,7 @@ use super::stage::{ModelPart, Stage};
 use super::step_layout::{SampledRows, StepLayout, run_of};
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
-use crate::collective::{Collective, Grid};
+use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
@@ -145,47 +145,21 @@ impl<D: Device> ModelRunner<D> {
         source: &ModelSource,
         precision: Option<WeightPrecision>,
     ) -> Result<u64, LoadError> {
-        let of_one = Self::num_weight_bytes_of_ranks(source, precision, 1)?;
-        Ok(of_one.iter().sum())
-    }
-
-    /// The same for each of several ranks.
-    ///
-    /// # Errors
-    /// As [`ModelRunner::num_weight_bytes`], or the model cannot be split so.
-    pub fn num_weight_bytes_of_ranks(
-        source: &ModelSource,
-        precision: Option<WeightPrecision>,
-        grid: impl Into<Grid>,
-    ) -> Result<Vec<u64>, LoadError> {
-        source.num_weight_bytes_of_ranks_on::<D>(precision, grid.into())
+        source.num_weight_bytes_on::<D>(precision)
     }
 }
 
 impl ModelRunner<Cuda> {
-    /// Bytes of GPU memory that the largest step takes on each rank, without the KV cache.
+    /// Bytes of GPU memory that the largest step takes, without the KV cache.
     ///
     /// # Errors
-    /// A tensor is missing, or has the wrong shape or type, or the model cannot be split so.
+    /// A tensor is missing, or has the wrong shape or type.
     pub fn num_step_bytes(
         source: &ModelSource,
         limits: &RunnerLimits,
         options: &CudaOptions,
-        grid: impl Into<Grid>,
-    ) -> Result<Vec<u64>, LoadError> {
-        let parts = source.parts_on::<Cuda>(grid.into())?.into_iter();
-        parts
-            .map(|part| Self::num_step_bytes_of(&part, source, limits, options))
-            .collect()
-    }
-
-    fn num_step_bytes_of(
-        part: &ModelPart,
-        source: &ModelSource,
-        limits: &RunnerLimits,
-        options: &CudaOptions,
     ) -> Result<u64, LoadError> {
-        let spec = &part.local_spec(source.spec());
+        let spec = source.spec();
         let heads = head_shape(spec);
         let mixture = spec.mixture();
         let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
@@ -201,8 +175,7 @@ impl ModelRunner<Cuda> {
             inputs: spec.hidden_size + inputs + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
-            own_logits: part.share.as_ref().map(|share| share.vocabulary.len()),
-            quantised: source.quantised_widths::<Cuda>(limits.weights, part)?,
+            quantised: source.quantised_widths::<Cuda>(limits.weights)?,
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);

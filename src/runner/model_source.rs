@@ -250,16 +250,16 @@ impl ModelSource {
         self.num_weight_bytes_in(precision, 1)
     }
 
-    /// Bytes of the weights on all ranks, and of the draft model or head. The first and the last stage each have tied embeddings.
+    /// Bytes of the weights on all ranks of a pipeline, and of the draft model or head. The first and the last stage each have tied embeddings.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
     pub fn num_weight_bytes_in(
         &self,
         precision: Option<WeightPrecision>,
-        grid: impl Into<Grid>,
+        num_stages: usize,
     ) -> Result<u64, LoadError> {
-        let of_ranks = self.num_weight_bytes_of_ranks_on::<Cpu>(precision, grid.into())?;
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
         let of_draft_model = match self.draft_model() {
             Some(draft_model) => draft_model.num_weight_bytes(precision)?,
             None => 0,
@@ -268,54 +268,29 @@ impl ModelSource {
             Some(head) => head.num_weight_bytes()?,
             None => 0,
         };
-        Ok(of_ranks.iter().sum::<u64>() + of_draft_model + of_head)
+        let own = sources.num_bytes::<Cpu>(precision, num_stages);
+        Ok(own + of_draft_model + of_head)
     }
 
-    /// Bytes of the weights of each rank on a kind of device.
-    ///
-    /// # Errors
-    /// As [`ModelSource::num_weight_bytes`], or it cannot be split so.
-    pub(super) fn num_weight_bytes_of_ranks_on<D: Device>(
+    /// The same in one stage, on another device.
+    pub(super) fn num_weight_bytes_on<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        grid: Grid,
-    ) -> Result<Vec<u64>, LoadError> {
-        let parts = self.parts_on::<D>(grid)?.into_iter();
-        let of_parts = parts.map(|part| {
-            let sources = self.sources_of(&part)?;
-            Ok(sources.num_bytes::<D>(precision, &part.stage))
-        });
-        of_parts.collect()
+    ) -> Result<u64, LoadError> {
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(sources.num_bytes::<D>(precision, 1))
     }
 
-    /// The products with quantised weights of a part, if float weights are rounded to `precision`.
+    /// The products with quantised weights, if float weights are rounded to `precision`.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
     pub(super) fn quantised_widths<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        part: &ModelPart,
     ) -> Result<QuantisedWidths, LoadError> {
-        Ok(self.sources_of(part)?.quantised_widths::<D>(precision))
-    }
-
-    fn sources_of(&self, part: &ModelPart) -> Result<WeightSources<'_>, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.of_part(part, &self.spec))
-    }
-
-    /// The part of each rank on a kind of device; of one rank the whole, uncut.
-    ///
-    /// # Errors
-    /// As [`ModelSource::part_on`].
-    pub(super) fn parts_on<D: Device>(&self, grid: Grid) -> Result<Vec<ModelPart>, LoadError> {
-        match grid.num_ranks() {
-            1 => Ok(vec![ModelPart::whole(&self.spec)]),
-            num_ranks => (0..num_ranks)
-                .map(|rank| self.part_on::<D>(grid, rank))
-                .collect(),
-        }
+        Ok(sources.quantised_widths::<D>(precision))
     }
 
     /// The part of one of the ranks that it is split over.
@@ -354,25 +329,13 @@ impl ModelSource {
         Ok(part)
     }
 
-    /// The sizes of its parts on each rank, on CPUs.
+    /// The sizes of its parts on each rank.
     ///
     /// # Errors
     /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
     pub fn specs_of_ranks(&self, grid: impl Into<Grid>) -> Result<Vec<ModelSpec>, LoadError> {
-        self.specs_of_ranks_with(grid, Cpu::HAS_TILES)
-    }
-
-    /// The same on devices whose sums over inputs are cut into [tiles](Device::HAS_TILES), or on others.
-    ///
-    /// # Errors
-    /// As [`ModelSource::specs_of_ranks`].
-    pub fn specs_of_ranks_with(
-        &self,
-        grid: impl Into<Grid>,
-        has_tiles: bool,
-    ) -> Result<Vec<ModelSpec>, LoadError> {
         let grid = grid.into();
-        let parts = (0..grid.num_ranks()).map(|rank| self.part_with(grid, rank, has_tiles));
+        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank));
         parts
             .map(|part| Ok(part?.local_spec_of_stage(&self.spec)))
             .collect()

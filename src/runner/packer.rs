@@ -276,14 +276,6 @@ fn with_rounded<T>(
     Ok(pack(&rounded))
 }
 
-/// The format of a matrix that is rounded.
-fn rounded_format(matrix: &Matrix<'_>, precision: WeightPrecision) -> QuantFormat {
-    let format = precision.format();
-    let wider = matrix.with_whole_groups(precision.group_size);
-    let of_columns = wider.and_then(|(_, columns)| format.of_columns(&columns));
-    of_columns.unwrap_or(format)
-}
-
 /// Some columns of rounded rows, with the codes and scales that they have in these.
 struct RoundedColumns<'a> {
     /// From the first column of a group on.
@@ -412,14 +404,12 @@ impl<'p> PackedForm<'p> {
     pub(super) fn num_expert_bytes<D: Device>(&self, parts: &[Matrix<'_>]) -> u64 {
         let (format, are_twice_e2m1) = match self {
             Self::Float(_) => return self.num_bytes::<D>(parts),
-            Self::Rounded(precision) => (rounded_format(&parts[0], *precision), false),
+            Self::Rounded(precision) => (precision.format(), false),
             Self::Quantised(codes) if codes[0].input_order().is_none() => (
                 codes[0].format(),
                 codes.iter().all(|codes| codes.are_twice_e2m1()),
             ),
-            Self::Quantised(_) | Self::Requantised => {
-                (rounded_format(&parts[0], REQUANTISED), false)
-            }
+            Self::Quantised(_) | Self::Requantised => (REQUANTISED.format(), false),
         };
         let num_bytes = parts.iter().map(|part| {
             let shape = QuantisedShape {
@@ -436,103 +426,21 @@ impl<'p> PackedForm<'p> {
     pub(super) fn num_bytes<D: Device>(&self, parts: &[Matrix<'_>]) -> u64 {
         let columns = parts.first().map_or(0, Matrix::columns);
         let rows = parts.iter().map(Matrix::rows).sum::<usize>() as u64;
-        let format = match self {
-            Self::Float(_) => return rows * 2 * columns as u64,
-            Self::Rounded(precision) => rounded_format(&parts[0], *precision),
-            Self::Requantised => rounded_format(&parts[0], REQUANTISED),
-            Self::Quantised(codes) => codes[0].format(),
-        };
-        let has_e2m1 = D::PACKS_E2M1
-            && matches!(self, Self::Quantised(codes) if codes.iter().all(|it| it.are_twice_e2m1()));
-        let code_bytes = match format.bits {
-            CodeBits::Eight if has_e2m1 => columns.div_ceil(2),
-            CodeBits::Four => columns.div_ceil(2),
-            CodeBits::Eight | CodeBits::Fp8 => columns,
-        };
-        let group_bytes = if format.has_offsets { 4 } else { 2 };
-        rows * (code_bytes + group_bytes * format.num_groups(columns)) as u64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::{DequantisedRows, TensorLocation};
-    use std::path::Path;
-    use std::sync::Arc;
-
-    const ROWS: usize = 3;
-    const COLUMNS: usize = 320;
-
-    fn matrix() -> Matrix<'static> {
-        let location = TensorLocation {
-            path: Path::new("model.safetensors"),
-            name: "down_proj",
-        };
-        let read = |row: usize, columns: Range<usize>, out: &mut [f32]| {
-            for (out, column) in out.iter_mut().zip(columns) {
-                let step = (row * 131 + column * 37) % 64;
-                *out = (step as f32 - 31.0) * (1.0 + column as f32 / 40.0);
-            }
-        };
-        Matrix::Dequantised {
-            location,
-            rows: ROWS,
-            columns: COLUMNS,
-            read: Arc::new(read) as Arc<dyn DequantisedRows>,
-        }
-    }
-
-    /// The weights that codes and scales stand for.
-    fn weights(matrix: &Matrix<'_>, precision: WeightPrecision) -> Vec<Vec<f32>> {
-        let read = |rows: &[&dyn QuantisedRows]| {
-            let mut row = QuantisedRow::default();
-            let all = (0..rows[0].rows()).map(|index| {
-                let mut out = vec![0.0; rows[0].columns()];
-                rows[0].read_row(index, &mut row);
-                row.dequantise(rows[0].format(), &mut out);
-                out
-            });
-            all.collect()
-        };
-        with_rounded(std::slice::from_ref(matrix), precision, read).expect("it is read")
-    }
-
-    #[test]
-    fn some_columns_are_rounded_as_in_the_whole_row() {
-        for (bits, group_size) in [
-            (CodeBits::Four, 32),
-            (CodeBits::Four, 96),
-            (CodeBits::Eight, 128),
-            (CodeBits::Fp8, WeightPrecision::WHOLE_ROWS),
-        ] {
-            let precision = WeightPrecision { bits, group_size };
-            let whole = weights(&matrix(), precision);
-            for columns in [
-                0..96,
-                96..160,
-                160..320,
-                64..288,
-                130..158,
-                224..320,
-                50..120,
-            ] {
-                let part = matrix().part(0..ROWS, columns.clone());
-                let format = rounded_format(&part, precision);
-                assert!(format.group_size >= columns.len() || format.group_size.is_multiple_of(32));
-                let within = |column: usize| column / group_size;
-                let is_cut = !columns.start.is_multiple_of(32)
-                    && within(columns.start) != within(columns.end - 1);
-                for (whole, part) in whole.iter().zip(weights(&part, precision)) {
-                    let same = whole[columns.clone()] == part[..];
-                    assert_eq!(same, !is_cut, "{precision:?}, {columns:?}");
-                }
-                // A part of a part.
-                let inner = matrix().part(0..ROWS, columns.start / 32 * 32..COLUMNS);
-                let first = columns.start % 32;
-                let part_of_part = inner.part(1..ROWS, first..first + columns.len());
-                let of_part = weights(&part, precision);
-                assert_eq!(weights(&part_of_part, precision), of_part[1..]);
+        let num_weights = rows * columns as u64;
+        match self {
+            Self::Float(_) => 2 * num_weights,
+            Self::Rounded(precision) => precision.num_bytes(num_weights),
+            Self::Requantised => REQUANTISED.num_bytes(num_weights),
+            Self::Quantised(codes) => {
+                let format = codes[0].format();
+                let has_e2m1 = D::PACKS_E2M1 && codes.iter().all(|codes| codes.are_twice_e2m1());
+                let code_bytes = match format.bits {
+                    CodeBits::Eight if has_e2m1 => columns.div_ceil(2),
+                    CodeBits::Four => columns.div_ceil(2),
+                    CodeBits::Eight | CodeBits::Fp8 => columns,
+                };
+                let group_bytes = if format.has_offsets { 4 } else { 2 };
+                rows * (code_bytes + group_bytes * format.num_groups(columns)) as u64
             }
         }
     }

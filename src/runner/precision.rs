@@ -42,4 +42,14 @@ impl WeightPrecision {
             has_offsets: false,
         }
     }
+
+    /// Bytes of `num_weights` weights, scales included.
+    pub(super) fn num_bytes(self, num_weights: u64) -> u64 {
+        let num_scales = num_weights.div_ceil(self.group_size as u64);
+        let code_bytes = match self.bits {
+            CodeBits::Eight | CodeBits::Fp8 => num_weights,
+            CodeBits::Four => num_weights.div_ceil(2),
+        };
+        code_bytes + 2 * num_scales
+    }
 }

@@ -14,7 +14,6 @@ use super::spec::{
     ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
     QkNormSpec, StackedLayout,
 };
-use super::stage::{ModelPart, Stage};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use crate::device::{Device, Gating, LatentShape, QkNormWidth, QuantisedWidths};
@@ -125,18 +124,8 @@ impl<'a> WeightSources<'a> {
         })
     }
 
-    /// What a rank has of them.
-    pub(super) fn of_part(mut self, part: &ModelPart, spec: &ModelSpec) -> Self {
-        let layers = part.stage.layers.clone();
-        self.layers = self.layers.drain(layers.clone()).collect();
-        match &part.share {
-            Some(share) => self.share(share, &spec.layers[layers], spec.head_dim),
-            None => self,
-        }
-    }
-
     /// What a rank has of them, whose layers are these.
-    fn share(self, share: &ModelShare, layers: &[LayerSpec], head_dim: usize) -> Self {
+    pub(super) fn share(self, share: &ModelShare, layers: &[LayerSpec], head_dim: usize) -> Self {
         let rows = |matrix: &Matrix<'a>| {
             let columns = 0..matrix.columns();
             matrix.part(share.vocabulary.clone(), columns)
@@ -178,30 +167,24 @@ impl<'a> WeightSources<'a> {
         self.has_output_layer.then_some(own)
     }
 
-    /// Bytes of the weights of a stage once they are packed, if float weights are rounded to `precision`: with the padding of
+    /// Bytes of all weights of all stages once they are packed, if float weights are rounded to `precision`: with the padding of
     /// stacked experts, without any other.
     pub(super) fn num_bytes<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
-        stage: &Stage,
+        num_stages: usize,
     ) -> u64 {
-        let output = self.output_matrix().filter(|_| stage.is_last());
-        let output = output.map(std::slice::from_ref);
+        let output = self.output_matrix().map(std::slice::from_ref);
         let output = output.map(|it| {
             let form = PackedForm::of_output_layer(it, precision, D::HAS_FP8);
             (it, form)
         });
         let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
-        let own_embedding = match (&output, &self.output_layer) {
-            // It is the output layer.
-            (Some((_, PackedForm::Float(_))), None) => None,
-            _ => Some(&self.embedding),
-        };
-        let embeddings = own_embedding.into_iter().chain(&self.positions);
-        let embedding_bytes: u64 = match stage.is_first() {
-            true => embeddings.map(bytes).sum(),
-            false => 0,
-        };
+        let embedding_bytes = match (&output, &self.output_layer) {
+            // The first stage has rows of its own, unless it is the last one.
+            (Some((_, PackedForm::Float(_))), None) if num_stages == 1 => 0,
+            _ => bytes(&self.embedding),
+        } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         let projection_bytes = projections.map(|(projection, is_stacked)| {
             let form = projection.form(precision, D::HAS_FP8);

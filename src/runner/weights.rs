@@ -126,7 +126,11 @@ impl<D: Device> Weights<D> {
         let tensors = source.tensors()?;
         let store = tensors.store();
         let stage = &part.stage;
-        let mut sources = WeightSources::find(&tensors, spec)?.of_part(part, spec);
+        let mut sources = WeightSources::find(&tensors, spec)?;
+        sources.layers = sources.layers.drain(stage.layers.clone()).collect();
+        if let Some(share) = &part.share {
+            sources = sources.share(share, &spec.layers[stage.layers.clone()], spec.head_dim);
+        }
         let cache = match part.is_whole() {
             true => source.open_weight_cache(precision, device),
             false => None,

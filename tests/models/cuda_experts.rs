@@ -56,14 +56,14 @@ fn the_memory_of_mixtures_is_counted() {
                     ..Setup::default()
                 }
                 .runner_limits();
-                let counted = CudaRunner::num_step_bytes(&source, &limits, &options, 1);
+                let counted = CudaRunner::num_step_bytes(&source, &limits, &options);
                 let free = || free_memory_bytes(0).expect("a GPU");
                 let before = free();
                 let runner = ModelRunner::<Cuda>::new(&source, limits, &options);
                 let runner = runner.expect("the checkpoint loads");
                 let taken = before - free();
                 drop(runner);
-                (counted.expect("all tensors")[0], taken)
+                (counted.expect("all tensors"), taken)
             };
             let [small, large] = [1 << 10, 1 << 16].map(memory);
             let (counted, taken) = (large.0 - small.0, large.1 - small.1);

@@ -219,8 +219,8 @@ fn the_memory_of_quantised_products_is_counted() {
         let memory = |folder: &Path, setup: &Setup, options: &CudaOptions| {
             let source = ModelSource::open(folder).expect("the checkpoint opens");
             let limits = setup.runner_limits();
-            let counted = CudaRunner::num_step_bytes(&source, &limits, options, 1);
-            let counted = counted.expect("all tensors")[0];
+            let counted =
+                CudaRunner::num_step_bytes(&source, &limits, options).expect("all tensors");
             let free = || free_memory_bytes(0).expect("a GPU");
             let before = free();
             let runner = ModelRunner::<Cuda>::new(&source, limits, options);

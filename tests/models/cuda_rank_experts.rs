@@ -45,7 +45,7 @@ fn with_narrow_shared_expert() -> Copy {
 }
 
 /// qwen2-moe, with so many elements inside its experts: the rows and columns of the fixture again and again, in other sizes.
-pub fn with_wide_experts(width: usize) -> Copy {
+fn with_wide_experts(width: usize) -> Copy {
     const NUM_EXPERTS: usize = 7;
     let mut copy = with_all_experts("qwen2-moe").config(json!({"moe_intermediate_size": width}));
     let wider = |old: TensorView<'_>, [rows, columns]: [usize; 2]| {

@@ -149,8 +149,6 @@ fn a_rank_that_cannot_load_is_named_with_the_reason() {
             r#"printf '\003\000\000\000???' >&0; exec sleep 100"#,
             &["rank 1", "expected value"],
         ),
-        // Without memory for its weights and buffers.
-        ("ulimit -v 100000; exec PROGRAM", &["rank 1"]),
         (
             "touch -d 2001-01-01 FOLDER/model.safetensors; exec PROGRAM",
             &["rank 1", "are not those that rank 0 has opened"],

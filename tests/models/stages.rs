@@ -322,7 +322,7 @@ fn stages_take_the_memory_of_one_process_and_a_second_embedding() {
         assert_eq!(spec.tied_embeddings, is_tied);
         let num_bytes = |num_stages| {
             source
-                .num_weight_bytes_in(None, stages(num_stages))
+                .num_weight_bytes_in(None, num_stages)
                 .expect("its weights")
         };
         let second = if is_tied {

@@ -1032,11 +1032,10 @@ impl Cuda {
         });
         let scratch = gated.max(context_logits_bytes(widths.logits)).max(shared);
         // Of several, each has rows for its logits as well.
-        let ranks = widths.own_logits.map_or(0, |num_own| {
-            let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * num_own;
-            let counts = logits::num_count_bytes(max_logits_rows, num_own);
-            ranks::GATHERED_BYTES + ranks::NCCL_BYTES + logits + counts
-        });
+        let ranks = match options.rank_gpus.len() {
+            0 | 1 => 0,
+            _ => ranks::GATHERED_BYTES + ranks::NCCL_BYTES + logits + counts,
+        };
         (rows + experts + latents + scratch + logits + counts + fp8 + adapters + ranks) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64

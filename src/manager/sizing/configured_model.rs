@@ -10,9 +10,7 @@ use crate::collective::Grid;
 use crate::config::{
     KvCacheDtype, ModelConfig, RunnerKind, Settings, SpeculationKind, Task, WeightOnlyPrecision,
 };
-use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
-use crate::device::{CodeBits, Device, KvDtype};
+use crate::device::{CodeBits, KvDtype};
 use crate::engine::AttentionWindow;
 use crate::runner::{
     AttentionWindows, CpuRunner, CudaRunner, GroupedLayers, ModelSource, ModelSpec,
@@ -202,19 +200,17 @@ impl ConfiguredModel<'_> {
         })
     }
 
-    /// Bytes of the weights in the memory of all ranks; 0 for the synthetic runner.
+    /// Bytes of the weights in memory; 0 for the synthetic runner.
     ///
     /// # Errors
-    /// A tensor of the checkpoint is missing, or its shape or data type is wrong, or it cannot be split over the ranks.
+    /// A tensor of the checkpoint is missing, or its shape or data type is wrong.
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
-        let (weights, grid) = (self.weights(), self.grid());
         match (self.source, self.gpu) {
             (None, _) => Ok(0),
-            (Some(source), None) => source.num_weight_bytes_in(weights, grid),
-            (Some(source), Some(_)) => {
-                let of_ranks = CudaRunner::num_weight_bytes_of_ranks(source, weights, grid)?;
-                Ok(of_ranks.iter().sum())
+            (Some(source), None) => {
+                source.num_weight_bytes_in(self.weights(), self.grid().num_stages)
             }
+            (Some(source), Some(_)) => CudaRunner::num_weight_bytes(source, self.weights()),
         }
     }
 
@@ -229,12 +225,7 @@ impl ConfiguredModel<'_> {
     /// The sizes of its parts on several ranks, and the layers of each; the whole on one, and if it cannot be split.
     fn parts(&self, source: &ModelSource) -> Vec<(ModelSpec, Range<usize>)> {
         let grid = self.grid();
-        let has_tiles = match self.gpu {
-            None => Cpu::HAS_TILES,
-            Some(_) => Cuda::HAS_TILES,
-        };
-        let specs = source.specs_of_ranks_with(grid, has_tiles);
-        let specs = specs.unwrap_or_default();
+        let specs = source.specs_of_ranks(grid).unwrap_or_default();
         if grid.num_ranks() == 1 || specs.is_empty() {
             let spec = source.spec().clone();
             let layers = 0..spec.num_layers();

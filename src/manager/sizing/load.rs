@@ -19,6 +19,7 @@ use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
 use crate::engine::EngineConfig;
 use crate::manager::step_cost::measure_costs;
+use crate::runner::spec::{LayerSpec, ModelSpec};
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
     RankLimits, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
@@ -304,34 +305,23 @@ fn load_on_gpu(
 ) -> Result<LoadedRunner, LoadError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
-    let (grid, num_ranks) = (model.grid(), model.grid().num_ranks());
+    let num_ranks = model.grid().num_ranks();
+    let mut free_bytes = free_memory_bytes(gpu)?;
     let options = CudaOptions {
         rank_gpus: rank_gpus(&config.settings, gpu, num_ranks, num_gpus())?,
         ..cuda_options(&config.settings, gpu)
     };
-    let of_weights = CudaRunner::num_weight_bytes_of_ranks(source, model.weights(), grid)?;
-    let own = [gpu];
-    let gpus: &[usize] = match &options.rank_gpus[..] {
-        [] => &own,
-        of_ranks => of_ranks,
-    };
-    let left = gpus.iter().zip(&of_weights).map(|(&gpu, weight_bytes)| {
-        let free_bytes = free_memory_bytes(gpu)?;
-        Ok::<_, LoadError>(free_bytes.saturating_sub(*weight_bytes))
-    });
-    let left = left.collect::<Result<Vec<_>, LoadError>>()?;
-    // All ranks have as much of everything as the one with the least memory.
-    let least = |of_ranks: &[u64]| of_ranks.iter().copied().min().unwrap_or(0);
-    let adapters = adapters_on_gpu(&config.settings, adapters, least(&left));
+    // All ranks have as many blocks as the one with the least memory.
+    for &other in &options.rank_gpus {
+        free_bytes = free_bytes.min(free_memory_bytes(other)?);
+    }
+    let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
+    let left = free_bytes.saturating_sub(weight_bytes);
+    let adapters = adapters_on_gpu(&config.settings, adapters, left);
     // The activations of a step come first, and how many there are is known from the configuration without them.
-    let engine = engine_config(config, model, Some(least(&left)))?;
-    let largest = limits(model, &engine, adapters);
-    let of_steps = CudaRunner::num_step_bytes(source, &largest, &options, grid)?;
-    let left = left.iter().zip(&of_steps);
-    let left: Vec<_> = left
-        .map(|(left, step_bytes)| left.saturating_sub(*step_bytes))
-        .collect();
-    let engine = engine_config(config, model, Some(least(&left)))?;
+    let largest = limits(model, &engine_config(config, model, Some(left))?, adapters);
+    let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest, &options)?);
+    let engine = engine_config(config, model, Some(left))?;
     let pinned_bytes = num_ranks as u64 * host_bytes(model, &engine);
     let ((), reservation) = host_memory::reserve(|available_bytes| {
         check_host_memory(&config.settings, available_bytes)?;
@@ -344,7 +334,7 @@ fn load_on_gpu(
             let time_limits = rank_limits(&config.settings);
             let transport = RankTransport::Processes(rank_program.to_owned());
             Runner::CudaRanks(Box::new(LeadingRunner::new(
-                transport.connect(grid, time_limits.load)?,
+                transport.connect(model.grid(), time_limits.load)?,
                 source,
                 limits,
                 &options,
@@ -365,8 +355,7 @@ fn load_on_gpu(
     }
     // The system counts pinned memory as used from the beginning.
     drop(reservation);
-    let weight_bytes = of_weights.iter().sum::<u64>();
-    let gpu_bytes = weight_bytes + num_ranks as u64 * kv_bytes(model, &engine);
+    let gpu_bytes = num_ranks as u64 * (weight_bytes + kv_bytes(model, &engine));
     Ok(LoadedRunner {
         runner,
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
@@ -377,6 +366,27 @@ fn load_on_gpu(
             ..engine
         },
     })
+}
+
+/// Bytes of the weights of any of the ranks, at most, where all have so many.
+fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
+    let num_ranks = grid.num_ranks() as u64;
+    if num_ranks == 1 {
+        return weight_bytes;
+    }
+    // Shares differ by a token, a head, or the heads and inputs of a group of quantised weights, and each has the norms.
+    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 32;
+    if grid.num_stages == 1 {
+        return even;
+    }
+    // A stage begins and ends with whole layers, and the first one has the embedding besides.
+    let layers = || spec.layers.iter().map(LayerSpec::num_weights);
+    let num_weights = layers().sum::<u64>() + spec.num_output_weights();
+    let largest = u128::from(layers().max().unwrap_or(0)) * u128::from(weight_bytes)
+        / u128::from(num_weights.max(1));
+    let embedding = 2 * (spec.vocab_size * spec.hidden_size) as u64;
+    let uneven = largest as u64 + embedding;
+    (even + uneven.div_ceil(grid.ranks_per_stage as u64)).min(weight_bytes + embedding)
 }
 
 /// The part of the room for adapters that a GPU gives them, whose weights leave `free_bytes`. The rule is that of
@@ -638,6 +648,36 @@ mod tests {
             "{error}"
         );
         assert_eq!(rank_gpus(&over_mpi, 0, 1, 4).ok(), Some(vec![]));
+    }
+
+    #[test]
+    fn the_largest_stage_has_room() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        for name in ["llama2", "qwen3-windows", "deepseek-v3"] {
+            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
+            let grid = |num_stages, ranks_per_stage| Grid {
+                num_stages,
+                ranks_per_stage,
+            };
+            let bytes = |grid: Grid| {
+                let all = source.num_weight_bytes_in(None, grid.num_stages);
+                bytes_of_rank(all.expect("its tensors"), source.spec(), grid)
+            };
+            let whole = bytes(grid(1, 1));
+            for num_stages in [2, source.spec().num_layers()] {
+                let specs = source.specs_of_ranks(grid(num_stages, 1)).expect("stages");
+                let layers = specs.iter().map(|spec| {
+                    let layers = spec.layers.iter().map(LayerSpec::num_weights);
+                    2 * layers.sum::<u64>()
+                });
+                let largest = layers.max().expect("a stage");
+                let output = 2 * source.spec().num_output_weights();
+                let of_rank = bytes(grid(num_stages, 1));
+                assert!(of_rank >= largest.max(output), "{name}: {of_rank}");
+                assert!(of_rank <= whole + output, "{name}: {of_rank} of {whole}");
+                assert!(bytes(grid(num_stages, 2)) < of_rank, "{name}");
+            }
+        }
     }
 
     #[test]
