@@ -17,7 +17,6 @@ use crate::support::{Setup, fixture};
 pub struct Copy(PathBuf);
 
 impl Copy {
-    /// Without its folders.
     pub fn of(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let dir = std::env::temp_dir().join(format!(
@@ -25,13 +24,7 @@ impl Copy {
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         ));
-        fs::create_dir(&dir).expect("a new folder");
-        for entry in fs::read_dir(fixture(name)).expect("the fixture") {
-            let path = entry.expect("the fixture").path();
-            if path.is_file() {
-                fs::copy(&path, dir.join(path.file_name().expect("a name"))).expect("a copy");
-            }
-        }
+        copy_folder(&fixture(name), &dir);
         Self(dir)
     }
 
@@ -127,5 +120,17 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).expect("a new folder");
+    for entry in fs::read_dir(from).expect("the fixture") {
+        let path = entry.expect("the fixture").path();
+        let copy = to.join(path.file_name().expect("a name"));
+        match path.is_dir() {
+            true => copy_folder(&path, &copy),
+            false => drop(fs::copy(&path, &copy).expect("a copy")),
+        }
     }
 }

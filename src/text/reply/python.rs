@@ -128,11 +128,9 @@ impl<'t> Reader<'t> {
 
     /// The JSON of a literal.
     fn value(&mut self, depth: u32) -> Option<String> {
-        if depth > MAX_DEPTH {
-            return None;
-        }
         let text = self.rest.trim_start();
         match text.chars().next()? {
+            '[' | '(' | '{' if depth >= MAX_DEPTH => None,
             '"' | '\'' => self.string().map(|text| in_json(&text)),
             '[' => self.list('[', ']', depth),
             '(' => self.list('(', ')', depth),

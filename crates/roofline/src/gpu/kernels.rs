@@ -164,8 +164,8 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             "an output layer of its own",
             2 * vocab * hidden,
         ),
-        fused("gemm_int4_m8", "gate_up, 1 row", 4, 1),
-        fused("gemm_int4_m64", "gate_up, 64 rows", 4, 64),
+        fused("gemm_int4_m8, gemm_e2m1_m8", "gate_up, 1 row", 4, 1),
+        fused("gemm_int4_m64, gemm_e2m1_m64", "gate_up, 64 rows", 4, 64),
         fused("gemm_int8_m8", "gate_up, 1 row", 8, 1),
         fused("gemm_int8_m64", "gate_up, 64 rows", 8, 64),
         fused("gemm_fp8_m8", "gate_up, 1 row", 8, 1),
@@ -180,7 +180,11 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             "o, 64 rows, 16 splits",
             64 * hidden * 4 * (O_SPLITS + 2),
         ),
-        moved("dequantise_int4", "gate_up", quantised(4) + 2 * gate_up),
+        moved(
+            "dequantise_int4, dequantise_e2m1",
+            "gate_up",
+            quantised(4) + 2 * gate_up,
+        ),
         moved(
             "dequantise_int8, dequantise_fp8",
             "gate_up",
