@@ -77,7 +77,7 @@ def _more(responses):
         arrays = [response[name] for response in responses if name in response]
         if OF_ITS_TIME.search(name):
             continue
-        if name == "logprobs":
+        if name in {"logprobs", "prompt_logprobs"}:
             found[name] = [entry for array in arrays for entry in json.loads(array.reshape(-1)[0])]
         elif name == "output_ids_json":
             found[name] = [id for array in arrays for row in json.loads(array.reshape(-1)[0]) for id in row]

@@ -254,6 +254,9 @@ def _with_outputs(rng):
         "return_cumulative_logprob": True,
         "logprobs": rng.randint(0, 5),
         "return_logprobs": True,
+        "prompt_logprobs": rng.randint(0, 3),
+        # Errors are compared across protocols.
+        "return_error_code": False,
         "return_output_ids_json": rng.random() < 0.7,
         "return_num_output_tokens": rng.random() < 0.7,
         "return_finish_reason": rng.random() < 0.7,
