@@ -30,8 +30,10 @@ const REGISTERS: usize = PANEL / 16;
 /// Bytes from a pair of weights to the next, and from a row of sums to the next.
 const PANEL_BYTES: usize = PANEL * 4;
 
-/// The most rows that are computed without tiles.
-pub(super) const MAX_ROWS_WITHOUT_TILES: usize = 1;
+/// Whether so many rows are computed with tiles. A single one is not.
+pub(super) const fn needs_tiles(num_rows: usize) -> bool {
+    num_rows > 1
+}
 
 /// See [`GemmKernel`]. A chunk of weights is 192 KiB of the L2 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
@@ -50,28 +52,27 @@ unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.chunk_pairs.is_multiple_of(STEP)) };
     // SAFETY: the caller's promises.
     unsafe {
-        match tile.rows {
-            ..=MAX_ROWS_WITHOUT_TILES => without_tiles::<MAX_ROWS_WITHOUT_TILES>(tile),
-            _ => with_tiles(tile),
+        match needs_tiles(tile.rows) {
+            true => with_tiles(tile),
+            false => one_row(tile),
         }
     }
 }
 
 /// As the instruction on tiles does: two sums for each element, of 16 pairs at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn without_tiles<const ROWS: usize>(tile: &GemmTile) {
-    let mut sums = [[_mm512_setzero_ps(); REGISTERS]; ROWS];
+unsafe fn one_row(tile: &GemmTile) {
+    let mut sums = [_mm512_setzero_ps(); REGISTERS];
     if !tile.first {
-        for (row, sums) in sums.iter_mut().enumerate() {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the tile has `ROWS` rows of 48 sums.
-                *sum = unsafe { _mm512_loadu_ps(tile.sums.add(row * PANEL + i * 16)) };
-            }
+        for (i, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the tile has a row of 48 sums.
+            *sum = unsafe { _mm512_loadu_ps(tile.sums.add(i * 16)) };
         }
     }
     let (mut weights, mut ahead) = (tile.weights, tile.ahead);
     for first_pair in (0..tile.num_pairs).step_by(STEP) {
-        let mut halves = [[[_mm512_setzero_ps(); REGISTERS]; ROWS]; 2];
+        let mut firsts = [_mm512_setzero_ps(); REGISTERS];
+        let mut seconds = firsts;
         for pair in first_pair..tile.num_pairs.min(first_pair + STEP) {
             for _ in 0..tile.ahead_lines {
                 _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
@@ -81,32 +82,21 @@ unsafe fn without_tiles<const ROWS: usize>(tile: &GemmTile) {
             let pairs =
                 unsafe { std::array::from_fn::<_, REGISTERS, _>(|i| load(weights.add(i * 32))) };
             weights = weights.wrapping_add(PANEL * 2);
-            let [first, second] = &mut halves;
-            for (row, (first, second)) in first.iter_mut().zip(second).enumerate() {
-                // SAFETY: the tile has `ROWS` rows of `num_pairs` pairs of activations.
-                let x = unsafe {
-                    let x = tile.x.add(row * tile.x_stride + 2 * pair);
-                    x.cast::<u32>().read_unaligned()
-                };
-                let (x_first, x_second) = (of_pair(x & 0xffff), of_pair(x & 0xffff_0000));
-                for ((first, second), pairs) in first.iter_mut().zip(second).zip(pairs) {
-                    *first = _mm512_dpbf16_ps(*first, x_first, pairs);
-                    *second = _mm512_dpbf16_ps(*second, x_second, pairs);
-                }
+            // SAFETY: the tile has `num_pairs` pairs of activations.
+            let x = unsafe { tile.x.add(2 * pair).cast::<u32>().read_unaligned() };
+            let (x_first, x_second) = (of_pair(x & 0xffff), of_pair(x & 0xffff_0000));
+            for ((first, second), pairs) in firsts.iter_mut().zip(&mut seconds).zip(pairs) {
+                *first = _mm512_dpbf16_ps(*first, x_first, pairs);
+                *second = _mm512_dpbf16_ps(*second, x_second, pairs);
             }
         }
-        let [first, second] = halves;
-        for ((sums, first), second) in sums.iter_mut().zip(first).zip(second) {
-            for ((sum, first), second) in sums.iter_mut().zip(first).zip(second) {
-                *sum = _mm512_add_ps(*sum, _mm512_add_ps(first, second));
-            }
+        for ((sum, first), second) in sums.iter_mut().zip(firsts).zip(seconds) {
+            *sum = _mm512_add_ps(*sum, _mm512_add_ps(first, second));
         }
     }
-    for (row, sums) in sums.iter().enumerate() {
-        for (i, sum) in sums.iter().enumerate() {
-            // SAFETY: the tile has `ROWS` rows of 48 sums.
-            unsafe { _mm512_storeu_ps(tile.sums.add(row * PANEL + i * 16), *sum) };
-        }
+    for (i, sum) in sums.iter().enumerate() {
+        // SAFETY: the tile has a row of 48 sums.
+        unsafe { _mm512_storeu_ps(tile.sums.add(i * 16), *sum) };
     }
 }
 
@@ -122,24 +112,12 @@ fn of_pair(bits: u32) -> __m512bh {
 ///
 /// As for [`tile`], with configured tiles.
 unsafe fn with_tiles(tile: &GemmTile) {
-    let num_steps = tile.num_pairs / STEP;
-    let steps = Steps {
-        x: tile.x,
-        x_stride: tile.x_stride,
-        rows: tile.rows,
-        weights: tile.weights,
-        num_steps,
-        ahead: tile.ahead,
-        ahead_lines: tile.ahead_lines * STEP,
-        sums: tile.sums,
-        first: tile.first,
-    };
-    // SAFETY: the steps are whole ones of the tile.
-    unsafe { steps.run() };
+    // SAFETY: the caller's promises.
+    unsafe { whole_steps(tile) };
     let num_left = tile.num_pairs % STEP;
     if num_left > 0 {
         // SAFETY: there are so many pairs behind the whole steps.
-        unsafe { last_pairs(tile, num_steps * STEP, num_left) };
+        unsafe { last_pairs(tile, tile.num_pairs - num_left, num_left) };
     }
 }
 
@@ -168,187 +146,173 @@ unsafe fn last_pairs(tile: &GemmTile, first_pair: usize, num_pairs: usize) {
         };
         weights.copy_from_slice(from);
     }
-    let steps = Steps {
+    let weights = weights.as_ptr().cast();
+    let last = GemmTile {
         x: x.as_ptr().cast(),
         x_stride: 2 * STEP,
-        rows: tile.rows,
-        weights: weights.as_ptr().cast(),
-        num_steps: 1,
-        ahead: weights.as_ptr().cast(),
+        weights,
+        num_pairs: STEP,
+        ahead: weights,
         ahead_lines: 0,
-        sums: tile.sums,
         first: false,
+        ..*tile
     };
     // SAFETY: both copies are a whole step. The sums have begun, with zeros if there was no step before.
-    unsafe { steps.run() };
+    unsafe { whole_steps(&last) };
 }
 
-/// Whole steps of some rows: the operands as in [`GemmTile`].
-struct Steps {
-    x: *const u16,
-    x_stride: usize,
-    rows: usize,
-    weights: *const u16,
-    num_steps: usize,
-    ahead: *const u16,
-    /// Cache lines to prefetch during each step.
-    ahead_lines: usize,
-    sums: *mut f32,
-    first: bool,
+/// The pairs of a tile but the last ones, which are fewer than a step.
+///
+/// # Safety
+///
+/// As for [`with_tiles`].
+unsafe fn whole_steps(tile: &GemmTile) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match tile.rows {
+            ..=TILE_ROWS => one_block(tile),
+            _ => two_blocks(tile),
+        }
+    }
 }
 
-impl Steps {
-    /// # Safety
-    ///
-    /// All is valid, and tiles are configured for these rows.
-    unsafe fn run(&self) {
-        // SAFETY: the caller's promises.
-        unsafe {
-            match self.rows {
-                ..=TILE_ROWS => self.one_block(),
-                _ => self.two_blocks(),
-            }
-        }
+unsafe fn one_block(tile: &GemmTile) {
+    // SAFETY: the tiles have as many rows as there are, which are valid, and registers of the block are its own.
+    unsafe {
+        asm!(
+            "test {first:e}, {first:e}",
+            "jnz 2f",
+            "tileloadd tmm0, [{sums} + {stride}]",
+            "tileloadd tmm1, [{sums} + {stride} + 64]",
+            "tileloadd tmm2, [{sums} + {stride} + 128]",
+            "jmp 3f",
+            "2:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 7f",
+            "4:",
+            "tileloadd tmm6, [{x} + {x_stride}]",
+            "tileloadd tmm7, [{weights} + {stride}]",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tileloadd tmm5, [{weights} + {stride} + 64]",
+            "tdpbf16ps tmm1, tmm6, tmm5",
+            "tileloadd tmm4, [{weights} + {stride} + 128]",
+            "tdpbf16ps tmm2, tmm6, tmm4",
+            "mov {count}, {lines}",
+            "test {count}, {count}",
+            "jz 6f",
+            "5:",
+            "prefetcht1 [{ahead}]",
+            "add {ahead}, 64",
+            "dec {count}",
+            "jnz 5b",
+            "6:",
+            "add {x}, 64",
+            "add {weights}, {step_bytes}",
+            "dec {steps}",
+            "jnz 4b",
+            "7:",
+            "tilestored [{sums} + {stride}], tmm0",
+            "tilestored [{sums} + {stride} + 64], tmm1",
+            "tilestored [{sums} + {stride} + 128], tmm2",
+            first = in(reg) u32::from(tile.first),
+            sums = in(reg) tile.sums,
+            stride = in(reg) PANEL_BYTES,
+            steps = inout(reg) tile.num_pairs / STEP => _,
+            x = inout(reg) tile.x => _,
+            x_stride = in(reg) 2 * tile.x_stride,
+            weights = inout(reg) tile.weights => _,
+            ahead = inout(reg) tile.ahead => _,
+            lines = in(reg) STEP * tile.ahead_lines,
+            count = out(reg) _,
+            step_bytes = const STEP * PANEL_BYTES,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm4") _, out("tmm5") _,
+            out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
     }
+}
 
-    unsafe fn one_block(&self) {
-        // SAFETY: the tiles have as many rows as there are, which are valid, and registers of the block are its own.
-        unsafe {
-            asm!(
-                "test {first:e}, {first:e}",
-                "jnz 2f",
-                "tileloadd tmm0, [{sums} + {stride}]",
-                "tileloadd tmm1, [{sums} + {stride} + 64]",
-                "tileloadd tmm2, [{sums} + {stride} + 128]",
-                "jmp 3f",
-                "2:",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "3:",
-                "test {steps}, {steps}",
-                "jz 7f",
-                "4:",
-                "tileloadd tmm6, [{x} + {x_stride}]",
-                "tileloadd tmm7, [{weights} + {stride}]",
-                "tdpbf16ps tmm0, tmm6, tmm7",
-                "tileloadd tmm5, [{weights} + {stride} + 64]",
-                "tdpbf16ps tmm1, tmm6, tmm5",
-                "tileloadd tmm4, [{weights} + {stride} + 128]",
-                "tdpbf16ps tmm2, tmm6, tmm4",
-                "mov {count}, {lines}",
-                "test {count}, {count}",
-                "jz 6f",
-                "5:",
-                "prefetcht1 [{ahead}]",
-                "add {ahead}, 64",
-                "dec {count}",
-                "jnz 5b",
-                "6:",
-                "add {x}, 64",
-                "add {weights}, {step_bytes}",
-                "dec {steps}",
-                "jnz 4b",
-                "7:",
-                "tilestored [{sums} + {stride}], tmm0",
-                "tilestored [{sums} + {stride} + 64], tmm1",
-                "tilestored [{sums} + {stride} + 128], tmm2",
-                first = in(reg) u32::from(self.first),
-                sums = in(reg) self.sums,
-                stride = in(reg) PANEL_BYTES,
-                steps = inout(reg) self.num_steps => _,
-                x = inout(reg) self.x => _,
-                x_stride = in(reg) 2 * self.x_stride,
-                weights = inout(reg) self.weights => _,
-                ahead = inout(reg) self.ahead => _,
-                lines = in(reg) self.ahead_lines,
-                count = out(reg) _,
-                step_bytes = const STEP * PANEL_BYTES,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm4") _, out("tmm5") _,
-                out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
-        }
-    }
-
-    /// The second block ends with the last row, and may have rows of the first: both compute the same for them.
-    unsafe fn two_blocks(&self) {
-        let before = self.rows - TILE_ROWS;
-        let second_x = self.x.wrapping_add(before * self.x_stride);
-        let second_sums = self.sums.wrapping_add(before * PANEL);
-        // SAFETY: both blocks are 16 rows of those that there are, which are valid.
-        unsafe {
-            asm!(
-                "test {count:e}, {count:e}",
-                "jnz 2f",
-                "tileloadd tmm0, [{sums} + {stride}]",
-                "tileloadd tmm1, [{sums} + {stride} + 64]",
-                "tileloadd tmm2, [{sums} + {stride} + 128]",
-                "tileloadd tmm3, [{second_sums} + {stride}]",
-                "tileloadd tmm4, [{second_sums} + {stride} + 64]",
-                "tileloadd tmm5, [{second_sums} + {stride} + 128]",
-                "jmp 3f",
-                "2:",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "tilezero tmm4",
-                "tilezero tmm5",
-                "3:",
-                "test {steps}, {steps}",
-                "jz 7f",
-                "4:",
-                "tileloadd tmm7, [{weights} + {stride}]",
-                "tileloadd tmm6, [{x} + {x_stride}]",
-                "tdpbf16ps tmm0, tmm6, tmm7",
-                "tileloadd tmm6, [{second_x} + {x_stride}]",
-                "tdpbf16ps tmm3, tmm6, tmm7",
-                "tileloadd tmm7, [{weights} + {stride} + 64]",
-                "tdpbf16ps tmm4, tmm6, tmm7",
-                "tileloadd tmm6, [{x} + {x_stride}]",
-                "tdpbf16ps tmm1, tmm6, tmm7",
-                "tileloadd tmm7, [{weights} + {stride} + 128]",
-                "tdpbf16ps tmm2, tmm6, tmm7",
-                "tileloadd tmm6, [{second_x} + {x_stride}]",
-                "tdpbf16ps tmm5, tmm6, tmm7",
-                "mov {count}, {lines}",
-                "test {count}, {count}",
-                "jz 6f",
-                "5:",
-                "prefetcht1 [{ahead}]",
-                "add {ahead}, 64",
-                "dec {count}",
-                "jnz 5b",
-                "6:",
-                "add {x}, 64",
-                "add {second_x}, 64",
-                "add {weights}, {step_bytes}",
-                "dec {steps}",
-                "jnz 4b",
-                "7:",
-                "tilestored [{sums} + {stride}], tmm0",
-                "tilestored [{sums} + {stride} + 64], tmm1",
-                "tilestored [{sums} + {stride} + 128], tmm2",
-                "tilestored [{second_sums} + {stride}], tmm3",
-                "tilestored [{second_sums} + {stride} + 64], tmm4",
-                "tilestored [{second_sums} + {stride} + 128], tmm5",
-                count = inout(reg) u64::from(self.first) => _,
-                sums = in(reg) self.sums,
-                second_sums = in(reg) second_sums,
-                stride = in(reg) PANEL_BYTES,
-                steps = inout(reg) self.num_steps => _,
-                x = inout(reg) self.x => _,
-                second_x = inout(reg) second_x => _,
-                x_stride = in(reg) 2 * self.x_stride,
-                weights = inout(reg) self.weights => _,
-                ahead = inout(reg) self.ahead => _,
-                lines = in(reg) self.ahead_lines,
-                step_bytes = const STEP * PANEL_BYTES,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
-                out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
-        }
+/// The second block ends with the last row, and may have rows of the first: both compute the same for them.
+unsafe fn two_blocks(tile: &GemmTile) {
+    let before = tile.rows - TILE_ROWS;
+    let second_x = tile.x.wrapping_add(before * tile.x_stride);
+    let second_sums = tile.sums.wrapping_add(before * PANEL);
+    // SAFETY: both blocks are 16 rows of those that there are, which are valid.
+    unsafe {
+        asm!(
+            "test {count:e}, {count:e}",
+            "jnz 2f",
+            "tileloadd tmm0, [{sums} + {stride}]",
+            "tileloadd tmm1, [{sums} + {stride} + 64]",
+            "tileloadd tmm2, [{sums} + {stride} + 128]",
+            "tileloadd tmm3, [{second_sums} + {stride}]",
+            "tileloadd tmm4, [{second_sums} + {stride} + 64]",
+            "tileloadd tmm5, [{second_sums} + {stride} + 128]",
+            "jmp 3f",
+            "2:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 7f",
+            "4:",
+            "tileloadd tmm7, [{weights} + {stride}]",
+            "tileloadd tmm6, [{x} + {x_stride}]",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tileloadd tmm6, [{second_x} + {x_stride}]",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tileloadd tmm7, [{weights} + {stride} + 64]",
+            "tdpbf16ps tmm4, tmm6, tmm7",
+            "tileloadd tmm6, [{x} + {x_stride}]",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tileloadd tmm7, [{weights} + {stride} + 128]",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tileloadd tmm6, [{second_x} + {x_stride}]",
+            "tdpbf16ps tmm5, tmm6, tmm7",
+            "mov {count}, {lines}",
+            "test {count}, {count}",
+            "jz 6f",
+            "5:",
+            "prefetcht1 [{ahead}]",
+            "add {ahead}, 64",
+            "dec {count}",
+            "jnz 5b",
+            "6:",
+            "add {x}, 64",
+            "add {second_x}, 64",
+            "add {weights}, {step_bytes}",
+            "dec {steps}",
+            "jnz 4b",
+            "7:",
+            "tilestored [{sums} + {stride}], tmm0",
+            "tilestored [{sums} + {stride} + 64], tmm1",
+            "tilestored [{sums} + {stride} + 128], tmm2",
+            "tilestored [{second_sums} + {stride}], tmm3",
+            "tilestored [{second_sums} + {stride} + 64], tmm4",
+            "tilestored [{second_sums} + {stride} + 128], tmm5",
+            count = inout(reg) u64::from(tile.first) => _,
+            sums = in(reg) tile.sums,
+            second_sums = in(reg) second_sums,
+            stride = in(reg) PANEL_BYTES,
+            steps = inout(reg) tile.num_pairs / STEP => _,
+            x = inout(reg) tile.x => _,
+            second_x = inout(reg) second_x => _,
+            x_stride = in(reg) 2 * tile.x_stride,
+            weights = inout(reg) tile.weights => _,
+            ahead = inout(reg) tile.ahead => _,
+            lines = in(reg) STEP * tile.ahead_lines,
+            step_bytes = const STEP * PANEL_BYTES,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+            out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
     }
 }
