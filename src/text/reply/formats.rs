@@ -10,6 +10,7 @@ use super::harmony::{Harmony, HarmonyParts};
 use super::hermes::Hermes;
 use super::kimi::Kimi;
 use super::llama::Llama;
+use super::marked_block::MarkedBlock;
 use super::mistral::Mistral;
 use super::parameter_types::ParameterTypes;
 use super::pythonic::Pythonic;
@@ -131,7 +132,7 @@ impl ReplyFormat {
             None | Some(ToolCallFormat::Harmony) => {}
             Some(ToolCallFormat::Hermes) => formats.push(Box::new(Blocks::<Hermes>::default())),
             Some(ToolCallFormat::QwenCoder) => {
-                let block = QwenCoder::new(Arc::clone(types));
+                let block = MarkedBlock::<QwenCoder>::new(Arc::clone(types));
                 formats.push(Box::new(Blocks::new(block)));
             }
             Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
@@ -143,7 +144,7 @@ impl ReplyFormat {
                 formats.push(Box::new(Blocks::<Sections<Kimi>>::default()));
             }
             Some(ToolCallFormat::Glm) => {
-                let block = Glm::new(Arc::clone(types));
+                let block = MarkedBlock::<Glm>::new(Arc::clone(types));
                 formats.push(Box::new(Blocks::new(block)));
             }
             Some(ToolCallFormat::Llama3) => formats.push(Box::new(Llama::default())),

@@ -10,34 +10,17 @@
 //!
 //! Source: the chat templates of GLM-4.5 and GLM-4.7, which write texts as they are and everything else as JSON.
 
-use std::sync::Arc;
-
-use super::blocks::{Block, Progress};
-use super::call::ToolCall;
 use super::mark::find;
-use super::marked_arguments::{MAX_NAME, MarkedArguments, Stop, mark};
-use super::parameter_types::ParameterTypes;
+use super::marked_block::{CLOSE, MAX_NAME, MarkedCall, Place, Stop, mark};
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
 const KEY: &str = "<arg_key>";
 const KEY_END: &str = "</arg_key>";
 const VALUE: &str = "<arg_value>";
 const VALUE_END: &str = "</arg_value>";
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct Glm {
-    types: Arc<ParameterTypes>,
-    /// The bytes that were read.
-    end: usize,
-    place: Place,
-    name: String,
-    arguments: MarkedArguments,
-}
-
 /// What is read next.
 #[derive(Clone, Debug, Default)]
-enum Place {
+pub(super) enum Glm {
     /// The name of the function.
     #[default]
     Function,
@@ -49,33 +32,25 @@ enum Place {
     Value(String, usize),
 }
 
-impl Glm {
-    pub(super) fn new(types: Arc<ParameterTypes>) -> Self {
-        Self {
-            types,
-            ..Self::default()
-        }
-    }
-
-    /// Reads on, to the end of the call.
-    fn read_on(&mut self, text: &str) -> Result<(), Stop> {
+impl Place for Glm {
+    fn read_on(&mut self, call: &mut MarkedCall, text: &str, _is_last: bool) -> Result<(), Stop> {
         loop {
-            let rest = &text[self.end..];
+            let rest = &text[call.end..];
             let trimmed = rest.trim_start();
             let start = text.len() - trimmed.len();
-            self.place = match &mut self.place {
-                Place::Function => {
+            *self = match self {
+                Self::Function => {
                     let end = trimmed.find(['<', '\n']);
                     let name = &trimmed[..end.unwrap_or(trimmed.len())];
                     if name.len() > MAX_NAME || name.starts_with('{') {
                         return Err(Stop::NoCall);
                     }
                     let end = end.ok_or(Stop::More)?;
-                    self.name = name.trim_end().to_owned();
-                    self.end = start + end;
-                    Place::Key
+                    call.name = name.trim_end().to_owned();
+                    call.end = start + end;
+                    Self::Key
                 }
-                Place::Key => match mark(trimmed, &[KEY, CLOSE])? {
+                Self::Key => match mark(trimmed, &[KEY, CLOSE])? {
                     KEY => {
                         let from = start + KEY.len();
                         let (key_end, _) = find(text, from, &[KEY_END]).map_err(|end| {
@@ -84,48 +59,30 @@ impl Glm {
                                 false => Stop::More,
                             }
                         })?;
-                        self.end = key_end + KEY_END.len();
-                        Place::BeforeValue(text[from..key_end].trim().to_owned())
+                        call.end = key_end + KEY_END.len();
+                        Self::BeforeValue(text[from..key_end].trim().to_owned())
                     }
                     _ => {
-                        self.end = start + CLOSE.len();
+                        call.end = start + CLOSE.len();
                         return Ok(());
                     }
                 },
-                Place::BeforeValue(name) => {
+                Self::BeforeValue(name) => {
                     mark(trimmed, &[VALUE])?;
-                    self.end = start + VALUE.len();
-                    Place::Value(std::mem::take(name), self.end)
+                    call.end = start + VALUE.len();
+                    Self::Value(std::mem::take(name), call.end)
                 }
-                Place::Value(name, from) => {
+                Self::Value(name, from) => {
                     let (value_end, _) = find(text, *from, &[VALUE_END]).map_err(|end| {
                         *from = end;
                         Stop::More
                     })?;
-                    let is_text = self.types.is_text(&self.name, name);
-                    let value = &text[self.end..value_end];
-                    self.arguments.set(std::mem::take(name), value, is_text);
-                    self.end = value_end + VALUE_END.len();
-                    Place::Key
+                    let value = &text[call.end..value_end];
+                    call.set(std::mem::take(name), value);
+                    call.end = value_end + VALUE_END.len();
+                    Self::Key
                 }
             };
-        }
-    }
-}
-
-impl Block for Glm {
-    const OPENERS: &'static [&'static str] = &[OPEN];
-
-    fn read(&mut self, text: &str, _is_last: bool) -> Progress {
-        self.end = self.end.max(OPEN.len());
-        match self.read_on(text) {
-            Err(Stop::More) => return Progress::More,
-            Err(Stop::NoCall) => return Progress::Text(OPEN.len()),
-            Ok(()) => {}
-        }
-        match ToolCall::new(&self.name, &self.arguments.in_json()) {
-            Some(call) => Progress::Calls(self.end, vec![call]),
-            None => Progress::Text(OPEN.len()),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::call::ToolCall;
 use super::json_end::{JsonEnd, Scan};
-use super::mark::first;
+use super::mark::{behind, first};
 use super::{Format, ReplyParts};
 
 /// The mark before calls, where the model writes it.
@@ -31,7 +31,7 @@ impl Format for Llama {
         loop {
             match self.state {
                 State::Before => {
-                    let Some(json) = json_of(rest) else {
+                    let Some(json) = behind(rest, TAG) else {
                         if !is_last {
                             break;
                         }
@@ -84,15 +84,6 @@ impl Format for Llama {
 
     fn fork(&self) -> Box<dyn Format> {
         Box::new(self.clone())
-    }
-}
-
-/// The text behind white space and the mark; `None` while the mark may go on.
-fn json_of(text: &str) -> Option<&str> {
-    let text = text.trim_start();
-    match first(text, &[TAG])? {
-        Some(mark) => Some(text[mark.len()..].trim_start()).filter(|json| !json.is_empty()),
-        None => Some(text),
     }
 }
 

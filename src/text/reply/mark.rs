@@ -29,6 +29,15 @@ pub(super) fn first(text: &str, marks: &[&'static str]) -> Option<Option<&'stati
     if may_become { None } else { Some(None) }
 }
 
+/// The text behind white space and `mark`, which may be missing; `None` while the mark may go on, or nothing follows it.
+pub(super) fn behind<'t>(text: &'t str, mark: &'static str) -> Option<&'t str> {
+    let text = text.trim_start();
+    match first(text, &[mark])? {
+        Some(mark) => Some(text[mark.len()..].trim_start()).filter(|behind| !behind.is_empty()),
+        None => Some(text),
+    }
+}
+
 /// Bytes at the end of `text` that begin `mark`.
 fn num_held(text: &str, mark: &str) -> usize {
     let beginnings = (1..mark.len().min(text.len() + 1)).rev();
@@ -58,5 +67,14 @@ mod tests {
         assert_eq!(first("<a>b", MARKS), Some(Some("<a>")));
         assert_eq!(first("<", MARKS), None);
         assert_eq!(first("a", MARKS), Some(None));
+        for (text, expected) in [
+            (" <a> b", Some("b")),
+            (" b", Some("b")),
+            ("<a> ", None),
+            (" <", None),
+            ("", None),
+        ] {
+            assert_eq!(behind(text, "<a>"), expected, "{text}");
+        }
     }
 }

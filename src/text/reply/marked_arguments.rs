@@ -1,18 +1,6 @@
-//! Arguments that are texts between marks: qwen_coder.rs, glm.rs.
+//! Arguments that become a JSON object one after the other: marked_block.rs, python.rs.
 
 use super::call::is_valid;
-use super::mark::first;
-
-/// The most bytes of the name of a function or of a parameter.
-pub(super) const MAX_NAME: usize = 256;
-
-/// What ends the reading of a block, for now or for good.
-pub(super) enum Stop {
-    /// The text goes on.
-    More,
-    /// It is no call.
-    NoCall,
-}
 
 /// The arguments of a call, as JSON.
 #[derive(Clone, Debug, Default)]
@@ -36,15 +24,6 @@ impl MarkedArguments {
             .map(|(name, value)| format!("{}: {value}", in_json(name)))
             .collect();
         format!("{{{}}}", members.join(", "))
-    }
-}
-
-/// The mark that `text` begins with.
-pub(super) fn mark(text: &str, marks: &[&'static str]) -> Result<&'static str, Stop> {
-    match first(text, marks) {
-        Some(Some(mark)) => Ok(mark),
-        Some(None) => Err(Stop::NoCall),
-        None => Err(Stop::More),
     }
 }
 

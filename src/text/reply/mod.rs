@@ -7,7 +7,7 @@
 //! formats.rs  the formats, and the one that a chat template is written for
 //! thought.rs  reasoning between two marks, at the beginning
 //! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, granite.rs
-//!             with arguments between marks, marked_arguments.rs: qwen_coder.rs, glm.rs
+//!             with arguments between marks, marked_block.rs: qwen_coder.rs, glm.rs
 //!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs
 //! llama.rs    calls that are the whole reply
 //! pythonic.rs the same in Python, python.rs
@@ -31,6 +31,7 @@ mod kimi;
 mod llama;
 mod mark;
 mod marked_arguments;
+mod marked_block;
 mod mistral;
 mod parameter_types;
 mod python;

@@ -4,7 +4,7 @@
 //! Source: "Llama 4 model cards and prompt formats" of Meta; vLLM's parsers of the same names.
 
 use super::call::ToolCall;
-use super::mark::first;
+use super::mark::{behind, first};
 use super::python::{ListEnd, calls};
 use super::{Format, ReplyParts};
 
@@ -32,7 +32,7 @@ impl Format for Pythonic {
         loop {
             match self.state {
                 State::Before => {
-                    let list = list_of(rest);
+                    let list = behind(rest, START);
                     let end = list.map(|list| self.list.scan(list));
                     match (list, end) {
                         (Some(list), Some(Ok(Some(end)))) => match list_calls(&list[..end]) {
@@ -73,15 +73,6 @@ impl Format for Pythonic {
 
     fn fork(&self) -> Box<dyn Format> {
         Box::new(self.clone())
-    }
-}
-
-/// The text behind white space and the mark; `None` while the mark may go on.
-fn list_of(text: &str) -> Option<&str> {
-    let text = text.trim_start();
-    match first(text, &[START])? {
-        Some(mark) => Some(text[mark.len()..].trim_start()).filter(|list| !list.is_empty()),
-        None => Some(text),
     }
 }
 

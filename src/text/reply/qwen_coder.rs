@@ -13,34 +13,17 @@
 //! Source: the chat template of Qwen3-Coder-30B-A3B-Instruct. It writes texts as they are and everything else as JSON, so the schema
 //! of a function says which an argument is.
 
-use std::sync::Arc;
-
-use super::blocks::{Block, Progress};
-use super::call::ToolCall;
 use super::mark::{find, first};
-use super::marked_arguments::{MAX_NAME, MarkedArguments, Stop, mark};
-use super::parameter_types::ParameterTypes;
+use super::marked_block::{CLOSE, MAX_NAME, MarkedCall, Place, Stop, mark};
 
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct QwenCoder {
-    types: Arc<ParameterTypes>,
-    /// The bytes that were read.
-    end: usize,
-    place: Place,
-    name: String,
-    arguments: MarkedArguments,
-}
-
 /// What is read next.
 #[derive(Clone, Debug, Default)]
-enum Place {
+pub(super) enum QwenCoder {
     /// The function.
     #[default]
     Function,
@@ -52,77 +35,51 @@ enum Place {
     Close,
 }
 
-impl QwenCoder {
-    pub(super) fn new(types: Arc<ParameterTypes>) -> Self {
-        Self {
-            types,
-            ..Self::default()
-        }
-    }
-
-    /// Reads on, to the end of the call.
-    fn read_on(&mut self, text: &str, is_last: bool) -> Result<(), Stop> {
+impl Place for QwenCoder {
+    fn read_on(&mut self, call: &mut MarkedCall, text: &str, is_last: bool) -> Result<(), Stop> {
         loop {
-            let rest = &text[self.end..];
+            let rest = &text[call.end..];
             let trimmed = rest.trim_start();
             let start = text.len() - trimmed.len();
-            self.place = match &mut self.place {
-                Place::Function => {
+            *self = match self {
+                Self::Function => {
                     mark(trimmed, &[FUNCTION])?;
-                    (self.name, self.end) = name(text, start + FUNCTION.len())?;
-                    Place::Parameter
+                    (call.name, call.end) = name(text, start + FUNCTION.len())?;
+                    Self::Parameter
                 }
-                Place::Parameter => match mark(trimmed, &[PARAMETER, FUNCTION_END])? {
+                Self::Parameter => match mark(trimmed, &[PARAMETER, FUNCTION_END])? {
                     PARAMETER => {
                         let (name, end) = name(text, start + PARAMETER.len())?;
-                        self.end = end;
-                        Place::Value(name, end)
+                        call.end = end;
+                        Self::Value(name, end)
                     }
                     _ => {
-                        self.end = start + FUNCTION_END.len();
-                        Place::Close
+                        call.end = start + FUNCTION_END.len();
+                        Self::Close
                     }
                 },
-                Place::Value(name, from) => {
+                Self::Value(name, from) => {
                     let (value_end, _) = find(text, *from, &[PARAMETER_END]).map_err(|end| {
                         *from = end;
                         Stop::More
                     })?;
-                    let value = &text[self.end..value_end];
+                    let value = &text[call.end..value_end];
                     let value = value.strip_prefix('\n').unwrap_or(value);
                     let value = value.strip_suffix('\n').unwrap_or(value);
-                    let is_text = self.types.is_text(&self.name, name);
-                    self.arguments.set(std::mem::take(name), value, is_text);
-                    self.end = value_end + PARAMETER_END.len();
-                    Place::Parameter
+                    call.set(std::mem::take(name), value);
+                    call.end = value_end + PARAMETER_END.len();
+                    Self::Parameter
                 }
-                Place::Close => {
+                Self::Close => {
                     match first(trimmed, &[CLOSE]) {
-                        Some(Some(close)) => self.end = start + close.len(),
+                        Some(Some(close)) => call.end = start + close.len(),
                         Some(None) => return Err(Stop::NoCall),
-                        None if is_last => self.end = text.len(),
+                        None if is_last => call.end = text.len(),
                         None => return Err(Stop::More),
                     }
                     return Ok(());
                 }
             };
-        }
-    }
-}
-
-impl Block for QwenCoder {
-    const OPENERS: &'static [&'static str] = &[OPEN];
-
-    fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        self.end = self.end.max(OPEN.len());
-        match self.read_on(text, is_last) {
-            Err(Stop::More) => return Progress::More,
-            Err(Stop::NoCall) => return Progress::Text(OPEN.len()),
-            Ok(()) => {}
-        }
-        match ToolCall::new(&self.name, &self.arguments.in_json()) {
-            Some(call) => Progress::Calls(self.end, vec![call]),
-            None => Progress::Text(OPEN.len()),
         }
     }
 }
