@@ -73,10 +73,7 @@ impl Options {
     ) -> Result<Model<P>> {
         let options = CpuOptions {
             num_threads: self.threads,
-            simd: self.instructions.or_else(|| {
-                let is_encoder = source.spec().is_bidirectional;
-                is_encoder.then(Simd::detect_for_prompts)
-            }),
+            simd: self.instructions.or_else(|| source.preferred_simd()),
             ..CpuOptions::default()
         };
         let config = self.engine_config(loads)?;

@@ -269,9 +269,7 @@ fn load_on_cpu(
     let runner = match model.source {
         Some(source) => {
             let mut options = cpu_options(settings)?;
-            if source.spec().is_bidirectional {
-                options.simd.get_or_insert_with(Simd::detect_for_prompts);
-            }
+            options.simd = options.simd.or_else(|| source.preferred_simd());
             match ranks {
                 None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
                 Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(
