@@ -65,7 +65,8 @@ fn measure(
     let mut device = open(bench.check.options.gpu)?;
     device.reserve_latents(num_rows, &shape)?;
     let mut cache = step.cache_of(&mut device, shape.head_shape(), shape.kv_values())?;
-    let weight_bytes = 2 * num_heads * latent_dim * (content_dim + value_dim);
+    let num_weights = num_heads * latent_dim * (content_dim + value_dim);
+    let weight_bytes = 2 * num_weights;
     let num_copies = match bench.check.options.quick {
         true => 2,
         false => ROTATED_BYTES.div_ceil(weight_bytes),
@@ -112,13 +113,12 @@ fn measure(
     bench.time("store_latents", stored, &mut device, report, |device, _| {
         device.store_latents(&begun, &params(0), &kv, &mut cache, 0);
     })?;
-    let to_latents = 2 * num_heads * latent_dim * (content_dim + value_dim);
     let attended = Work {
         // A prompt's positions are read once, as those of a sequence that generates.
         num_bytes: weight_bytes
             + 2 * step.num_positions() * shape.key_dim()
             + num_rows * (4 * shape.q_len() + 2 * shape.out_len()),
-        num_operations: num_rows * to_latents
+        num_operations: 2 * num_rows * num_weights
             + 2 * seen * num_heads * (shape.key_dim() + latent_dim),
         rows: rows.to_owned(),
     };
