@@ -94,7 +94,7 @@ pub const COMPLETIONS: &[Field] = &[
     option("logit_bias", "as OpenAI describes it"),
     read(
         "logprobs",
-        "log-probabilities of each token and of so many of the most likely ones, at most 20",
+        "the log-probability of each token and of this many of the most likely tokens at its position, at most 20",
     ),
     read(
         "max_tokens",
@@ -184,7 +184,7 @@ pub const CHAT: &[Field] = &[
     read("tools", "functions, at most 128"),
     read(
         "top_logprobs",
-        "with `logprobs`: so many of the most likely tokens in each place, at most 20",
+        "with `logprobs`: the number of most likely tokens returned at each position, at most 20",
     ),
     option("top_p", "as OpenAI describes it"),
     USER,
@@ -286,7 +286,7 @@ pub const RESPONSES: &[Field] = &[
     ),
     read(
         "top_logprobs",
-        "so many of the most likely tokens in each place, at most 20; from 1 on, log-probabilities are included",
+        "the number of most likely tokens returned at each position, at most 20; any number above 0 includes log-probabilities",
     ),
     option("top_p", "as OpenAI describes it"),
     refused(
