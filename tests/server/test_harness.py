@@ -7,7 +7,11 @@ import threading
 
 import grpc
 
-from harness.server import die_with_parent
+from harness import clients
+from harness.clients import in_flight
+from harness.repository import add_synthetic
+from harness.server import Server, die_with_parent
+from harness.synthetic import ENDLESS_SEQ_LEN
 
 
 def test_programs_start_while_grpc_clients_are_busy():
@@ -31,3 +35,18 @@ def test_programs_start_while_grpc_clients_are_busy():
         over.set()
         client.join()
     assert statuses == [0] * 150
+
+
+def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
+    add_synthetic(repository, "endless", {"max_seq_len": ENDLESS_SEQ_LEN})
+
+    async def state_while_one_is_in_flight(server):
+        async with clients.grpc(server) as client, in_flight(client, "endless", [1]):
+            server.unload("endless")
+            return server.state_of(["endless"])
+
+    with Server(repository) as server:
+        state = asyncio.run(state_while_one_is_in_flight(server))
+    assert "not unloaded" in state and "['endless']" in state
+    # The gauges, and the backend's threads among those of the server.
+    assert "'request_type': 'active'" in state and "inflight" in state

@@ -10,13 +10,17 @@ import signal
 import socket
 import subprocess
 import time
+import warnings
 
 from harness.processes import processes
 
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
-UNLOAD_TIMEOUT_S = 10
+# Longer than the backend waits until it frees the resources of an idle model that Triton does not finalize.
+UNLOAD_TIMEOUT_S = 15
+# What the backend logs then. It holds no request of the model.
+KEPT_BY_TRITON = "Triton still keeps it"
 
 
 def free_ports(count):
@@ -40,7 +44,8 @@ class ServerDied(Exception):
 
 
 class Server:
-    """A running tritonserver. As a context manager it must exit cleanly, or the block fails.
+    """A running tritonserver. As a context manager it must exit cleanly, or the block fails; except that server 2.51 rarely
+    loses a request whose client leaves, never unloads its model, and exits with an error for that reason.
 
     With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun. The others are processes of
     `second_host` if there is one.
@@ -93,8 +98,14 @@ class Server:
 
     def __exit__(self, kind, *_):
         if kind is None:
-            self.unload_all()
-            assert self.stop() == 0, self.log_tail()
+            left = self.unload_all()
+            if left and self.log().count(KEPT_BY_TRITON) == len(left):
+                warnings.warn(f"Triton has lost a request of {left} and keeps them", stacklevel=2)
+                assert self.stop() in (0, 1), self.log_tail()
+                return
+            # While its threads are still there.
+            state = self.state_of(left) if left else ""
+            assert self.stop() == 0, f"{state}{self.log_tail()}"
         elif self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -133,21 +144,22 @@ class Server:
             raise
 
     def unload_all(self):
-        """Unloads all models, and waits until they and the last response are gone.
+        """Unloads all models, and waits until they and the last response are gone; returns those that are left.
 
         Server 2.51 destroys its HTTP endpoint before it has stopped, and `/generate` gives a client its answer before
         the backend's thread has deleted the response: a server that is stopped at this moment can crash.
         """
         if self.process.poll() is not None or self.polls:
-            return
+            return []
         models = [name for name, state in self.model_states().items() if state == "READY"]
         for model in models:
             self.unload(model)
         deadline = time.monotonic() + UNLOAD_TIMEOUT_S
-        # The server never unloads a model that has lost a request to a cancelled gRPC stream; the time limit
-        # has to do.
-        while time.monotonic() < deadline and {"READY", "UNLOADING"} & set(self.model_states().values()):
+        while left := [name for name, state in self.model_states().items() if state in ("READY", "UNLOADING")]:
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.02)
+        return left
 
     def http(self, method, path, body=None, *, port=None):
         """One HTTP exchange: returns the status and the body's bytes."""
@@ -228,6 +240,20 @@ class Server:
         """The end of the log, for messages, without the table of options."""
         lines = [line for line in self.log().splitlines() if not line.startswith("+--")]
         return "\n".join(lines[-50:])
+
+    def state_of(self, models):
+        """Why these models may not unload, in words: what they hold, and where the server's threads wait."""
+        labels = {("model", model) for model in models}
+        held = [
+            f"{family} {dict(found)} {value}"
+            for (family, found), value in self.metrics().items()
+            if value and labels & set(found) and ("request" in family or "block" in family)
+        ]
+        threads = [
+            f"{(task / 'comm').read_text().strip()}: {(task / 'wchan').read_text()}"
+            for task in sorted(pathlib.Path(f"/proc/{self.pid}/task").iterdir())
+        ]
+        return "\n".join([f"not unloaded: {models}", *held, *threads, ""])
 
     def _wait_ready(self):
         deadline = time.monotonic() + START_TIMEOUT_S
