@@ -5,7 +5,7 @@ import pytest
 from harness.clients import generate
 from harness.front import Front
 from harness.repository import STORIES, add_model
-from harness.server import Server
+from harness.server import Server, assert_blocks_come_back
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 USER = {"role": "user", "content": "Tell me a story."}
@@ -49,6 +49,25 @@ def test_completions_of_tokens_are_those_of_their_text(front):
     assert [choice["text"] for choice in both] == [expected["choices"][0]["text"]] * 2
     chunks = front.stream("/v1/completions", **fields, prompt=tokens)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected["choices"][0]["text"]
+
+
+def test_texts_of_many_token_prompts_are_read_in_order(server, front):
+    """More prompts than a model has slots for, of which several are read at a time; one that has no text is the client's error."""
+    whole = front.post("/tokenize", model="stories", prompt=PROMPT)["tokens"]
+    prompts = [whole[: 1 + index % len(whole)] for index in range(100)]
+    prompts[50] = PROMPT
+    fields = {"model": "stories", "max_tokens": 0, "echo": True}
+    expected = [front.post("/detokenize", model="stories", tokens=whole[: 1 + index])["prompt"] for index in range(len(whole))]
+    expected = [expected[index % len(whole)] for index in range(100)]
+    expected[50] = PROMPT
+    choices = front.post("/v1/completions", **fields, prompt=prompts)["choices"]
+    assert [choice["text"] for choice in choices] == expected
+    answer = front.call("POST", "/v1/completions", {**fields, "prompt": [*prompts[:20], [1536], *prompts[20:]]})
+    assert answer.status == 400 and "0 to 1535" in answer.json["error"]["message"]
+    with Front(server, "--max-requests=10") as narrow:
+        choices = narrow.post("/v1/completions", **fields, prompt=prompts[:10])["choices"]
+        assert [choice["text"] for choice in choices] == expected[:10]
+    assert_blocks_come_back(server, "stories")
 
 
 @pytest.mark.parametrize(

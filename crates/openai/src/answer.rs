@@ -1,11 +1,15 @@
 //! The replies to the prompts of a request.
 
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use futures_util::Stream;
+use futures_util::stream::SelectAll;
+use futures_util::{Stream, StreamExt};
 
 use crate::Error;
 use crate::generation::Reply;
+use crate::load::Held;
+use crate::triton::Replies;
 
 /// A reply to one of the prompts of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,4 +21,76 @@ pub struct Answer {
 }
 
 /// The replies to all prompts of a request, as they come. Whoever drops the stream cancels what is in flight.
-pub type Answers = Pin<Box<dyn Stream<Item = Result<Answer, Error>> + Send>>;
+pub struct Answers {
+    first: Option<Answer>,
+    replies: Source,
+    /// The prompts count as in flight as long as this exists.
+    _held: Held,
+}
+
+enum Source {
+    /// The usual request has one prompt. It needs no set of streams.
+    One(Numbered),
+    Several(SelectAll<Numbered>),
+}
+
+/// The replies to a prompt.
+struct Numbered {
+    prompt: usize,
+    replies: Replies,
+}
+
+impl Answers {
+    /// The replies to prompts, in their order. `held` is what the prompts hold while they are in flight.
+    pub fn new(replies: impl IntoIterator<Item = Replies>, held: Held) -> Self {
+        let replies = replies.into_iter().enumerate();
+        let mut all: Vec<_> = replies
+            .map(|(prompt, replies)| Numbered { prompt, replies })
+            .collect();
+        let only = if all.len() == 1 { all.pop() } else { None };
+        Self {
+            first: None,
+            replies: match only {
+                Some(only) => Source::One(only),
+                None => Source::Several(all.into_iter().collect()),
+            },
+            _held: held,
+        }
+    }
+
+    /// The same answers, of which the first has come.
+    ///
+    /// # Errors
+    /// What comes first is an error, which is that of the whole request.
+    pub async fn begun(mut self) -> Result<Self, Error> {
+        match self.next().await {
+            Some(first) => self.first = Some(first?),
+            None => return Err(Error::bad_response("no outputs")),
+        }
+        Ok(self)
+    }
+}
+
+impl Stream for Answers {
+    type Item = Result<Answer, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        match &mut self.replies {
+            Source::One(replies) => replies.poll_next_unpin(context),
+            Source::Several(all) => all.poll_next_unpin(context),
+        }
+    }
+}
+
+impl Stream for Numbered {
+    type Item = Result<Answer, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let prompt = self.prompt;
+        let next = self.replies.poll_next_unpin(context);
+        next.map_ok(|reply| Answer { prompt, reply })
+    }
+}

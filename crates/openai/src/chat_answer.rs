@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::chat::Chat;
-use crate::chunk::{Chunk, Head};
+use crate::chunk::{Frame, Head, Whole};
 use crate::generation::{Position, Row};
 use crate::logprobs::{Token, tokens};
-use crate::sse::{Chunks, event};
+use crate::sse::Chunks;
 use crate::usage::Counts;
 
 impl Chat {
@@ -29,10 +29,10 @@ impl Chat {
                 });
             }
         }
-        json!(Chunk {
+        json!(Whole {
             head: &Head::new(id, "chat.completion", &self.model),
             choices: &choices,
-            usage: Some(Some(counts.usage())),
+            usage: counts.usage(),
         })
     }
 
@@ -40,7 +40,7 @@ impl Chat {
     pub fn chunks(self, id: String) -> ChatChunks {
         let num_choices = self.sampling.num_choices as usize;
         ChatChunks {
-            head: Head::new(id, "chat.completion.chunk", &self.model),
+            frame: Frame::new(&Head::new(id, "chat.completion.chunk", &self.model)),
             counts: Counts::new(1, num_choices),
             has_begun: vec![false; num_choices],
             request: self,
@@ -125,7 +125,7 @@ impl Logprobs {
 /// Turns the answers of a stream into events.
 pub struct ChatChunks {
     request: Chat,
-    head: Head,
+    frame: Frame,
     counts: Counts,
     has_begun: Vec<bool>,
 }
@@ -159,23 +159,15 @@ impl Chunks for ChatChunks {
                 logprobs,
                 finish_reason: row.finish_reason,
             };
-            let chunk = Chunk {
-                head: &self.head,
-                choices: &[choice],
-                usage: self.request.sampling.include_usage.then_some(None),
-            };
-            event(&chunk, out);
+            let usage = self.request.sampling.include_usage.then_some(None);
+            self.frame.event(&[choice], usage, out);
         }
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
         if self.request.sampling.include_usage {
-            let chunk = Chunk::<NewOfChoice> {
-                head: &self.head,
-                choices: &[],
-                usage: Some(Some(self.counts.usage())),
-            };
-            event(&chunk, out);
+            let usage = Some(self.counts.usage());
+            self.frame.event(&[] as &[NewOfChoice], Some(usage), out);
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::ids;
+use crate::sse::json;
 use crate::usage::Usage;
 
 /// What an answer, and each chunk of it, begins with.
@@ -26,15 +27,46 @@ impl Head {
     }
 }
 
-/// A chunk of a stream, or a whole answer.
+/// A whole answer.
 #[derive(Serialize)]
-pub struct Chunk<'a, C> {
+pub struct Whole<'a, C> {
     /// What it begins with.
     #[serde(flatten)]
     pub head: &'a Head,
-    /// The choices, or what is new of them.
+    /// The choices.
     pub choices: &'a [C],
-    /// `Some(None)` is null.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Option<Usage>>,
+    /// The tokens.
+    pub usage: Usage,
+}
+
+/// Writes the chunks of a stream. What they all begin with is written once.
+pub struct Frame {
+    start: Vec<u8>,
+}
+
+impl Frame {
+    /// The frame of chunks with a head.
+    pub fn new(head: &Head) -> Self {
+        let mut start = b"data: ".to_vec();
+        json(head, &mut start);
+        start.pop();
+        start.extend_from_slice(b",\"choices\":");
+        Self { start }
+    }
+
+    /// Writes the event with what is new of the choices. `Some(None)` is a usage of null.
+    pub fn event(
+        &self,
+        choices: &[impl Serialize],
+        usage: Option<Option<Usage>>,
+        out: &mut Vec<u8>,
+    ) {
+        out.extend_from_slice(&self.start);
+        json(choices, out);
+        if let Some(usage) = usage {
+            out.extend_from_slice(b",\"usage\":");
+            json(&usage, out);
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
 }

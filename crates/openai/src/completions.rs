@@ -6,14 +6,15 @@ use serde_json::{Map, Value, json};
 use crate::Error;
 use crate::answer::Answer;
 use crate::body::Body;
-use crate::chunk::{Chunk, Head};
+use crate::chunk::{Frame, Head, Whole};
 use crate::fields::COMPLETIONS;
 use crate::generation::{
     Generation, LOGPROBS, PROMPT_LOGPROBS, Position, Prompt, PromptTokens, Row,
 };
 use crate::input::{Input, inputs};
+use crate::protocol::ModelInferRequest;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
-use crate::sse::{Chunks, event};
+use crate::sse::Chunks;
 use crate::tokens::Tokens;
 use crate::usage::{Counts, Usage};
 
@@ -79,16 +80,18 @@ impl Completions {
         })
     }
 
-    /// The prompts that choices begin with and whose texts only the model knows, each with its index.
-    pub fn unread(&self) -> Vec<(usize, Tokens)> {
+    /// Requests to Triton for the texts that choices begin with and that only the model knows, each with the index of its prompt.
+    pub fn unread(&self, id: &str) -> Vec<(usize, ModelInferRequest)> {
         let prompts = self.prompts.iter().enumerate();
-        let tokens = prompts.filter_map(|(index, prompt)| match prompt {
+        let unread = prompts.filter_map(|(index, prompt)| match prompt {
             Input::Tokens(ids) if self.echo => {
-                Some((index, Tokens::of_model(self.model.clone(), ids.clone())))
+                let tokens = Tokens::of_model(ids.clone());
+                let message = tokens.message(self.model.clone(), &format!("{id}-text-{index}"));
+                Some((index, message))
             }
             _ => None,
         });
-        tokens.collect()
+        unread.collect()
     }
 
     /// Says what the text of a prompt is.
@@ -118,7 +121,7 @@ impl Completions {
     pub fn chunks(self, id: String) -> CompletionChunks {
         let num_choices = self.prompts.len() * self.sampling.num_choices as usize;
         CompletionChunks {
-            head: Head::new(id, OBJECT, &self.model),
+            frame: Frame::new(&Head::new(id, OBJECT, &self.model)),
             counts: Counts::new(self.prompts.len(), num_choices),
             num_chars: vec![None; num_choices],
             prompt_tokens: vec![None; self.prompts.len()],
@@ -152,10 +155,10 @@ impl Completions {
             }
         }
         choices.sort_by_key(|choice| choice.index);
-        json!(Chunk {
+        json!(Whole {
             head: &Head::new(id, OBJECT, &self.model),
             choices: &choices,
-            usage: Some(Some(counts.usage())),
+            usage: counts.usage(),
         })
     }
 }
@@ -235,7 +238,7 @@ fn num_chars(position: &Position) -> usize {
 /// Turns the answers of a stream into events.
 pub struct CompletionChunks {
     request: Completions,
-    head: Head,
+    frame: Frame,
     counts: Counts,
     /// For each choice that has begun, the characters of its tokens so far.
     num_chars: Vec<Option<usize>>,
@@ -274,7 +277,10 @@ impl Chunks for CompletionChunks {
                 }
                 logprobs.add(&positions, num, offset);
             }
-            let text = [if begins { echoed } else { "" }, &row.text].concat();
+            let text = match begins {
+                true => [echoed, &row.text].concat(),
+                false => row.text,
+            };
             let has_logprobs = !logprobs.tokens.is_empty();
             if text.is_empty() && !has_logprobs && row.finish_reason.is_none() {
                 continue;
@@ -285,23 +291,14 @@ impl Chunks for CompletionChunks {
                 logprobs: has_logprobs.then_some(logprobs),
                 finish_reason: row.finish_reason,
             };
-            let chunk = Chunk {
-                head: &self.head,
-                choices: &[choice],
-                usage: self.no_usage(),
-            };
-            event(&chunk, out);
+            self.frame.event(&[choice], self.no_usage(), out);
         }
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
         if self.request.sampling.include_usage {
-            let chunk = Chunk::<Choice> {
-                head: &self.head,
-                choices: &[],
-                usage: Some(Some(self.counts.usage())),
-            };
-            event(&chunk, out);
+            let usage = Some(self.counts.usage());
+            self.frame.event(&[] as &[Choice], Some(usage), out);
         }
     }
 }
@@ -544,7 +541,11 @@ mod tests {
     fn without_new_tokens_a_choice_is_its_prompt() {
         let fields = json!({"model": "m", "prompt": [1, 2, 3], "n": 2, "echo": true, "logprobs": 0, "max_tokens": 0});
         let mut request = request(fields);
-        assert_eq!(request.unread().len(), 1);
+        let unread = request.unread("cmpl-1").into_iter();
+        let unread: Vec<_> = unread
+            .map(|(prompt, message)| (prompt, message.id))
+            .collect();
+        assert_eq!(unread, [(0, "cmpl-1-text-0".to_owned())]);
         request.set_text(0, "a bc".to_owned());
         assert_eq!(
             request.generations("cmpl-1")[0].prompt.options["max_tokens"],

@@ -306,11 +306,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::protocol::OutputTensor;
 
     fn response(outputs: &[(&str, Vec<u8>)]) -> ModelInferResponse {
-        let tensor = |name: &str| Tensor {
+        let tensor = |name: &str| OutputTensor {
             name: name.to_owned(),
-            ..Tensor::default()
         };
         ModelInferResponse {
             outputs: outputs.iter().map(|(name, _)| tensor(name)).collect(),

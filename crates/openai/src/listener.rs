@@ -90,9 +90,11 @@ impl Service {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        // Frames of streams are short: to copy them into one buffer costs less than to write a list of their parts.
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.max_head_time)
+            .writev(false)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router));
         let _ = watcher.watch(connection).await;
     }

@@ -96,7 +96,7 @@ pub struct ModelInferRequest {
     pub raw_input_contents: Vec<Vec<u8>>,
 }
 
-/// An input or output tensor, whose bytes are elsewhere in its message.
+/// An input tensor, whose bytes are elsewhere in its message.
 #[derive(Clone, PartialEq, Message)]
 pub struct Tensor {
     /// The tensor's name.
@@ -118,15 +118,15 @@ pub struct RequestedOutput {
     pub name: String,
 }
 
-/// A response of a model.
+/// A response of a model. There is one for each token, so it has no field that nobody reads, and no map.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelInferResponse {
-    /// Response parameters by name.
-    #[prost(map = "string, message", tag = "4")]
-    pub parameters: HashMap<String, InferParameter>,
+    /// Response parameters.
+    #[prost(message, repeated, tag = "4")]
+    pub parameters: Vec<ResponseParameter>,
     /// The output tensors.
     #[prost(message, repeated, tag = "5")]
-    pub outputs: Vec<Tensor>,
+    pub outputs: Vec<OutputTensor>,
     /// The bytes of each.
     #[prost(bytes = "bytes", repeated, tag = "6")]
     pub raw_output_contents: Vec<Bytes>,
@@ -135,10 +135,31 @@ pub struct ModelInferResponse {
 impl ModelInferResponse {
     /// Whether the request has no more responses. Models that always have one do not say so.
     pub fn is_final(&self) -> bool {
-        let parameter = self.parameters.get("triton_final_response");
-        let value = parameter.and_then(|parameter| parameter.parameter_choice.as_ref());
+        let mut parameters = self.parameters.iter();
+        let parameter = parameters.find(|parameter| parameter.key == "triton_final_response");
+        let value = parameter.and_then(|parameter| parameter.value.as_ref());
+        let value = value.and_then(|value| value.parameter_choice.as_ref());
         !matches!(value, Some(ParameterChoice::Bool(false)))
     }
+}
+
+/// A parameter of a response: an entry of a map, as the wire format has it.
+#[derive(Clone, PartialEq, Message)]
+pub struct ResponseParameter {
+    /// The parameter's name.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Its value.
+    #[prost(message, optional, tag = "2")]
+    pub value: Option<InferParameter>,
+}
+
+/// An output tensor, whose type its name tells, and whose bytes are elsewhere in its message.
+#[derive(Clone, PartialEq, Message)]
+pub struct OutputTensor {
+    /// The tensor's name.
+    #[prost(string, tag = "1")]
+    pub name: String,
 }
 
 /// What a stream of responses consists of.

@@ -24,6 +24,7 @@ use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
+use crate::protocol::ModelInferRequest;
 use crate::responses::Responses;
 use crate::sse::Chunks;
 use crate::tokens::{Read, Tokens};
@@ -42,8 +43,9 @@ pub struct Limits {
     pub max_body_time: Duration,
 }
 
-/// How many texts of a request for embeddings are in flight at a time: as many as a model has slots for by default.
-const MAX_EMBEDDINGS_AT_ONCE: usize = 64;
+/// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a time: as many as
+/// a model has slots for by default.
+const MAX_INPUTS_AT_ONCE: usize = 64;
 
 struct Server {
     triton: Triton,
@@ -144,11 +146,11 @@ async fn completions(
     let triton = server.triton_for(&request);
     let body = Body::parse(&server.bytes(request).await?)?;
     let mut request = Completions::read(body, ids::random())?;
-    for (prompt, tokens) in request.unread() {
-        let read = server.read_prompt(triton.clone(), tokens).await?;
+    let id = ids::id("cmpl");
+    let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
+    for (prompt, read) in prompts.into_iter().zip(server.read(&triton, unread).await?) {
         request.set_text(prompt, read.into_text());
     }
-    let id = ids::id("cmpl");
     let answers = server.answers(triton, request.generations(&id))?;
     if request.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
@@ -191,8 +193,7 @@ async fn embeddings(
     let request = Embeddings::read(Body::parse(&server.bytes(request).await?)?)?;
     let id = ids::id("embd");
     let messages = request.messages(&id);
-    let most = MAX_EMBEDDINGS_AT_ONCE.min(server.limits.max_requests);
-    let num_at_once = messages.len().min(most);
+    let num_at_once = server.num_at_once(messages.len());
     let _held = server.hold(num_at_once)?;
     let vectors = messages.into_iter().map(|message| triton.embed(message));
     let vectors = stream::iter(vectors).buffered(num_at_once);
@@ -272,9 +273,35 @@ impl Server {
             Some(model) => model.clone(),
             None => self.only_model().await?,
         };
-        let _held = self.hold(1)?;
         let message = request.message(model, &ids::id("tok"));
-        triton.read_prompt(message).await
+        let read = self.read(&triton, vec![message]).await?;
+        read.into_iter()
+            .next()
+            .ok_or_else(|| Error::bad_response("no outputs"))
+    }
+
+    /// Has models read prompts, several at the same time.
+    async fn read(
+        &self,
+        triton: &Triton,
+        messages: Vec<ModelInferRequest>,
+    ) -> Result<Vec<Read>, Error> {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
+        let num_at_once = self.num_at_once(messages.len());
+        let _held = self.hold(num_at_once)?;
+        let reads = messages
+            .into_iter()
+            .map(|message| triton.read_prompt(message));
+        // All of them, even if one fails: Triton may lose a request that is cancelled.
+        let reads: Vec<_> = stream::iter(reads).buffered(num_at_once).collect().await;
+        reads.into_iter().collect()
+    }
+
+    /// How many of the inputs of a client's request are in flight at a time.
+    fn num_at_once(&self, num_inputs: usize) -> usize {
+        num_inputs.min(MAX_INPUTS_AT_ONCE.min(self.limits.max_requests))
     }
 
     /// The model that a request means which names none.
@@ -295,17 +322,9 @@ impl Server {
     /// Sends requests to Triton, all at the same time.
     fn answers(&self, triton: Triton, generations: Vec<Generation>) -> Result<Answers, Error> {
         let held = self.hold(generations.len())?;
-        let replies = generations
-            .into_iter()
-            .enumerate()
-            .map(|(prompt, generation)| {
-                let replies = triton.generate(generation);
-                replies.map_ok(move |reply| Answer { prompt, reply })
-            });
-        let answers = stream::select_all(replies);
-        // The stream holds its permits as long as it exists.
-        let held = move |answer| (answer, &held).0;
-        Ok(Box::pin(answers.map(held)))
+        let generations = generations.into_iter();
+        let replies = generations.map(|generation| triton.generate(generation));
+        Ok(Answers::new(replies, held))
     }
 
     /// Counts requests as in flight until what is returned is dropped.
@@ -317,7 +336,7 @@ impl Server {
 
 /// The response that sends what `chunks` makes of the answers, as they come.
 async fn streamed(id: &str, answers: Answers, chunks: impl Chunks) -> Result<Response, Error> {
-    let answers = begun(answers).await?;
+    let answers = answers.begun().await?;
     Ok(identified(id, sse::response(answers, chunks)))
 }
 
@@ -329,15 +348,6 @@ async fn collected(
 ) -> Result<Response, Error> {
     let answers = answers.try_collect().await?;
     Ok(identified(id, json_response(&write(answers))))
-}
-
-/// The answers, of which the first has come: an error before it is the error of the whole request.
-async fn begun(mut answers: Answers) -> Result<Answers, Error> {
-    match answers.next().await {
-        Some(Ok(first)) => Ok(Box::pin(stream::iter([Ok(first)]).chain(answers))),
-        Some(Err(error)) => Err(error),
-        None => Err(Error::bad_response("no outputs")),
-    }
 }
 
 /// A response with the id that the log and Triton know it by.

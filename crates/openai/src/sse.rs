@@ -1,18 +1,24 @@
 //! Replies as server-sent events (HTML Living Standard, section 9.2).
 
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
+use http_body::Frame;
 use serde::Serialize;
 
 use crate::Error;
 use crate::answer::{Answer, Answers};
 
+/// The most that is reserved for a frame before it is written.
+const MAX_RESERVED_BYTES: usize = 1024;
+
 /// What the events of a stream consist of.
-pub trait Chunks: Send + 'static {
+pub trait Chunks: Send + Unpin + 'static {
     /// Writes the events of an answer.
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>);
 
@@ -33,8 +39,13 @@ pub trait Chunks: Send + 'static {
 /// Writes one event with JSON.
 pub fn event(value: &impl Serialize, out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: ");
-    serde_json::to_writer(&mut *out, value).expect("chunks are JSON, and a vector takes all bytes");
+    json(value, out);
     out.extend_from_slice(b"\n\n");
+}
+
+/// Writes JSON.
+pub fn json(value: &(impl Serialize + ?Sized), out: &mut Vec<u8>) {
+    serde_json::to_writer(out, value).expect("events are JSON, and a vector takes all bytes");
 }
 
 /// Writes one event with a name.
@@ -48,33 +59,57 @@ pub fn named_event(name: &str, value: &impl Serialize, out: &mut Vec<u8>) {
 /// A response that sends what `chunks` makes of the answers. An error behind the first event is the last event.
 /// The answers end when the client has left.
 pub fn response(answers: Answers, chunks: impl Chunks) -> Response {
-    let bodies = stream::unfold(Some((answers, chunks)), |state| async move {
-        let (mut answers, mut chunks) = state?;
-        let mut out = Vec::new();
-        loop {
-            match answers.next().await {
-                Some(Ok(answer)) => {
-                    chunks.write(answer, &mut out);
-                    if !out.is_empty() {
-                        return Some((out, Some((answers, chunks))));
-                    }
-                }
-                Some(Err(error)) => {
-                    chunks.fail(&error, &mut out);
-                    return Some((out, None));
-                }
-                None => {
-                    chunks.finish(&mut out);
-                    out.extend_from_slice(chunks.end());
-                    return Some((out, None));
-                }
-            }
-        }
-    });
-    let bodies = bodies.map(|bytes| Ok::<_, Infallible>(Bytes::from(bytes)));
+    let events = Events {
+        answers: Some(answers),
+        chunks,
+        num_bytes: 0,
+    };
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    (headers, Body::from_stream(bodies)).into_response()
+    (headers, Body::new(events)).into_response()
+}
+
+/// The body of a stream: a frame for each answer that has events.
+struct Events<C> {
+    /// `None` behind the last event.
+    answers: Option<Answers>,
+    chunks: C,
+    /// The length of the longest frame. The next one has room for as many.
+    num_bytes: usize,
+}
+
+impl<C: Chunks> http_body::Body for Events<C> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        let mut out = Vec::new();
+        while let Some(answers) = &mut this.answers
+            && out.is_empty()
+        {
+            let answer = ready!(answers.poll_next_unpin(context));
+            out.reserve(this.num_bytes);
+            match answer {
+                Some(Ok(answer)) => this.chunks.write(answer, &mut out),
+                Some(Err(error)) => {
+                    this.chunks.fail(&error, &mut out);
+                    this.answers = None;
+                }
+                None => {
+                    this.chunks.finish(&mut out);
+                    out.extend_from_slice(this.chunks.end());
+                    this.answers = None;
+                }
+            }
+        }
+        this.num_bytes = this.num_bytes.max(out.len()).min(MAX_RESERVED_BYTES);
+        let has_events = !out.is_empty();
+        Poll::Ready(has_events.then(|| Ok(Frame::data(out.into()))))
+    }
 }

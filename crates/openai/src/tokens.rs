@@ -57,10 +57,10 @@ impl Tokens {
         })
     }
 
-    /// The request for the text of tokens.
-    pub fn of_model(model: String, ids: Vec<u32>) -> Self {
+    /// The request for the text of tokens, of a model that is named later.
+    pub fn of_model(ids: Vec<u32>) -> Self {
         Self {
-            model: Some(model),
+            model: None,
             input: Input::Tokens(ids),
             options: Map::new(),
         }

@@ -2,11 +2,13 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::http::uri::PathAndQuery;
-use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
 use prost::Message;
 use tokio::sync::oneshot;
 use tonic::client::Grpc;
@@ -38,7 +40,17 @@ pub struct Triton {
 }
 
 /// The replies to a request. Whoever drops the stream cancels the request.
-pub type Replies = Pin<Box<dyn Stream<Item = Result<Reply, Error>> + Send>>;
+pub struct Replies {
+    model: String,
+    call: Call,
+}
+
+/// A request, and the responses to it.
+enum Call {
+    Starting(BoxFuture<'static, Result<Responses, Status>>),
+    Started(Responses),
+    Failed,
+}
 
 impl Triton {
     /// The server at an address such as `127.0.0.1:8001`. With TLS if there are authorities, in PEM, that sign its
@@ -101,11 +113,10 @@ impl Triton {
 
     /// Sends a request for text.
     pub fn generate(&self, generation: Generation) -> Replies {
-        let model = generation.prompt.model.clone();
-        let of_triton = move |status: Status| Error::of_triton(&status, &model);
-        let responses = stream::once(self.clone().infer(generation.into_message()));
-        let replies = responses.try_flatten().map_err(of_triton);
-        Box::pin(replies.and_then(|response| future::ready(Reply::read(&response))))
+        Replies {
+            model: generation.prompt.model.clone(),
+            call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
+        }
     }
 
     /// Sends a request whose only response is its prompt.
@@ -114,7 +125,7 @@ impl Triton {
     /// The server or the model refuses it, or there is no answer.
     pub async fn read_prompt(&self, message: ModelInferRequest) -> Result<Read, Error> {
         let model = message.model_name.clone();
-        let responses = stream::once(self.clone().infer(message)).try_flatten();
+        let responses = self.clone().infer(message).try_flatten_stream();
         // To its end: whoever leaves a stream earlier cancels the request, and Triton may lose it.
         let responses: Vec<_> = responses
             .try_collect()
@@ -130,10 +141,7 @@ impl Triton {
     ///
     /// Server 2.51 loses requests, and never unloads their model, if a client says before the last response that no
     /// more requests follow. With the header `triton_grpc_error`, which gives errors a status, it crashes.
-    async fn infer(
-        mut self,
-        message: ModelInferRequest,
-    ) -> Result<impl Stream<Item = Result<ModelInferResponse, Status>>, Status> {
+    async fn infer(mut self, message: ModelInferRequest) -> Result<Responses, Status> {
         self.ready().await?;
         let (open, closed) = oneshot::channel::<Infallible>();
         let no_more = stream::once(closed).filter_map(|_| future::ready(None));
@@ -144,8 +152,11 @@ impl Triton {
             path("ModelStreamInfer"),
             codec,
         );
-        let responses = call.await?.into_inner();
-        Ok(stream::unfold((responses, Some(open)), next_response))
+        Ok(Responses {
+            messages: call.await?.into_inner(),
+            open: Some(open),
+            failure: None,
+        })
     }
 
     /// Sends a request to a model that has one response to each.
@@ -192,38 +203,67 @@ impl Triton {
     }
 }
 
-/// The next response of a stream that has one request, and what the one after it comes from. `open` is held until the
-/// last response has come.
-async fn next_response(
-    (mut responses, mut open): (Streaming<ModelStreamInferResponse>, Open),
-) -> Option<(
-    Result<ModelInferResponse, Status>,
-    (Streaming<ModelStreamInferResponse>, Open),
-)> {
-    let mut failure = None;
-    loop {
-        let response = match responses.message().await {
-            Ok(Some(response)) => response,
-            Ok(None) => return failure.map(|failure| (Err(failure), (responses, open))),
-            Err(status) => return Some((Err(failure.unwrap_or(status)), (responses, open))),
-        };
-        if !response.error_message.is_empty() {
-            failure = Some(refusal(response.error_message));
-            open = None;
-        } else if let Some(response) = response.infer_response {
-            if response.is_final() {
-                open = None;
-            }
-            // The last response may say nothing but that it is the last.
-            if !response.outputs.is_empty() {
-                return Some((Ok(response), (responses, open)));
+/// The responses of a stream that has one request. Those without an output are left out.
+struct Responses {
+    messages: Streaming<ModelStreamInferResponse>,
+    /// As long as it is there, more requests may follow in the stream: until the last response has come.
+    open: Option<oneshot::Sender<Infallible>>,
+    /// What the stream ends with.
+    failure: Option<Status>,
+}
+
+impl Stream for Responses {
+    type Item = Result<ModelInferResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let message = match ready!(self.messages.poll_next_unpin(context)) {
+                Some(Ok(message)) => message,
+                Some(Err(status)) => {
+                    let status = self.failure.take().unwrap_or(status);
+                    return Poll::Ready(Some(Err(status)));
+                }
+                None => return Poll::Ready(self.failure.take().map(Err)),
+            };
+            if !message.error_message.is_empty() {
+                self.failure = Some(refusal(message.error_message));
+                self.open = None;
+            } else if let Some(response) = message.infer_response {
+                if response.is_final() {
+                    self.open = None;
+                }
+                // The last response may say nothing but that it is the last.
+                if !response.outputs.is_empty() {
+                    return Poll::Ready(Some(Ok(response)));
+                }
             }
         }
     }
 }
 
-/// As long as it is there, more requests may follow in a stream.
-type Open = Option<oneshot::Sender<Infallible>>;
+impl Stream for Replies {
+    type Item = Result<Reply, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = loop {
+            match &mut self.call {
+                Call::Started(responses) => break ready!(responses.poll_next_unpin(context)),
+                Call::Failed => break None,
+                Call::Starting(call) => match ready!(call.poll_unpin(context)) {
+                    Ok(responses) => self.call = Call::Started(responses),
+                    Err(status) => {
+                        self.call = Call::Failed;
+                        break Some(Err(status));
+                    }
+                },
+            }
+        };
+        Poll::Ready(next.map(|response| match response {
+            Ok(response) => Reply::read(&response),
+            Err(status) => Err(Error::of_triton(&status, &self.model)),
+        }))
+    }
+}
 
 /// The status of a refusal in a stream, which has only a text. That of the backend begins with its code; details of the status
 /// say so. Triton's own have none, so their words tell.
