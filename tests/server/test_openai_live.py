@@ -9,7 +9,7 @@ import pytest
 
 from harness.browser import Browser
 from harness.front import Front, events_of
-from harness.repository import STORIES, add_model
+from harness.repository import STORIES, TIGHT, add_model
 from harness.server import Server
 from test_openai_page import FAINT, NARROW, WIDE
 
@@ -27,7 +27,7 @@ COLOURS = """[...document.querySelectorAll('#requests tbody tr')].map(row => {
     return colors;
 })"""
 VISITS = itertools.count()
-STAGES = {"context": "#56b4e9", "generation": "#0072b2", "paused": "#e69f00"}
+STAGES = {"context": "#56b4e9", "generation": "#0072b2", "paused": "#e69f00", "waiting": "#9aa1a9"}
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def browser():
         yield browser
 
 
-def complete(front, max_tokens):
-    return front.post("/v1/completions", model="stories", prompt=PROMPT, max_tokens=max_tokens)
+def complete(front, max_tokens, model="stories", **fields):
+    return front.post("/v1/completions", model=model, prompt=PROMPT, max_tokens=max_tokens, **fields)
 
 
 def records(stats):
@@ -155,9 +155,9 @@ def test_rows_are_the_requests_of_the_file(browser, front, stats):
         for name, value in (("context", context), ("generation", generated)):
             assert int(value) == sum(share["tokens"] for share in own if share["stage"] == name)
         # The newest columns have room for all of these steps; a row ends with generation.
-        assert seen[-1] == STAGES["generation"] and set(seen) <= {*STAGES.values(), "#9aa1a9"}
+        assert seen[-1] == STAGES["generation"] and set(seen) <= {*STAGES.values()}
     assert any(STAGES["context"] in seen for seen in colors)
-    assert "#9aa1a9" in colors[-1]
+    assert STAGES["waiting"] in colors[-1]
     figures = page.evaluate(
         "Object.fromEntries([...document.querySelectorAll('#figures div')].map(e => [...e.children].map(c => c.textContent)))"
     )
@@ -205,3 +205,54 @@ def test_what_is_live_is_legible_and_has_names(browser, front, width, dark):
         page.press("Enter")
         page.until("document.getElementById('chat').checkVisibility()")
         assert not page.evaluate("document.getElementById('live').checkVisibility()")
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory):
+    """A server with two models, and the statistics file of each. In `tight`, three requests of 230 tokens find no room beside each
+    other, and the third one waits in pause until another has ended."""
+    folder = tmp_path_factory.mktemp("openai_live_two")
+    files = {name: folder / f"{name}.jsonl" for name in ("stories", "tight")}
+    parameters = {"stories": {}, "tight": {**TIGHT, "enable_kv_cache_reuse": "false"}}
+    for name, file in files.items():
+        add_model(folder / "repository", name, {**parameters[name], "stats_file": file}, checkpoint=STORIES)
+    arguments = [f"--stats-file={name}={file}" for name, file in files.items()]
+    with Server(folder / "repository") as server, Front(server, *arguments) as front:
+        yield front, files
+
+
+def choose_run(page, model):
+    page.evaluate(f"document.getElementById('run').value = {json.dumps(model)}")
+    page.evaluate("document.getElementById('run').dispatchEvent(new Event('change'))")
+    page.until("shownRun().isIdle && document.getElementById('state').textContent.startsWith('idle')")
+    page.evaluate("paint()")
+
+
+def test_each_model_has_its_steps_and_paused_requests_are_seen(browser, two_models):
+    front, files = two_models
+    page = opened(browser, front)
+    assert page.evaluate("[...document.querySelectorAll('#run option')].map(option => option.value)") == ["stories", "tight"]
+    for model in files:
+        complete(front, 2, model)
+        page.until(f"runs.get({json.dumps(model)}).steps.length > 0")
+    jobs = [("tight", 214), ("tight", 215), ("tight", 216), ("stories", 30), ("stories", 31)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda job: complete(front, job[1], job[0], ignore_eos=True), jobs))
+    seen_paused = {}
+    for model, file in files.items():
+        choose_run(page, model)
+        # The last steps that have a column, and in them the stages of each request.
+        heading = page.evaluate("document.querySelector('#requests thead .steps').textContent")
+        steps = records(file)[-int(heading.split()[2]) :]
+        stages = {}
+        for share in itertools.chain.from_iterable(step["Requests"] for step in steps):
+            stages.setdefault(str(share["id"]), []).append(share["stage"])
+        expected = {id: [STAGES[stage] for stage, _ in itertools.groupby(seen)] for id, seen in stages.items()}
+        ids = page.evaluate("[...document.querySelectorAll('#requests tbody tr')].map(row => row.children[0].textContent)")
+        assert dict(zip(ids, page.evaluate(COLOURS), strict=True)) == expected
+        seen_paused[model] = any("paused" in seen for seen in stages.values())
+        counts = page.evaluate("shownRun().steps.map(step => [step.step, step.counts[2]])")
+        written = {record["Iteration Counter"]: record["Requests"] for record in records(file)}
+        for step, num_paused in counts:
+            assert num_paused == sum(share["stage"] == "paused" for share in written[step])
+    assert seen_paused == {"stories": False, "tight": True}
