@@ -208,7 +208,9 @@ impl OutputKind {
             (OutputKind::Score, _) => matches!(task, Task::Score),
             (_, Task::Generate) => true,
             (
-                OutputKind::NumInputTokens
+                OutputKind::TextOutput
+                | OutputKind::OutputIds
+                | OutputKind::NumInputTokens
                 | OutputKind::KvCacheAllocNewBlocks
                 | OutputKind::KvCacheReusedBlocks
                 | OutputKind::KvCacheAllocTotalBlocks

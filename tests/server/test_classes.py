@@ -52,6 +52,13 @@ def test_many_pairs_at_once_have_the_scores_of_a_cross_encoder(server, name):
     assert len({score.tobytes() for score in scores}) == len(texts(name)), "the same bits in any batch"
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_the_tokens_of_texts_and_pairs_can_be_had_instead(server, name):
+    for text in texts(name):
+        answer = infer(server, name, text["text"], **pair(text), prompt_only=True).last
+        assert answer.ids == text["ids"] and set(answer.arrays) == {"text_output", "output_ids", "num_input_tokens"}
+
+
 def test_the_http_endpoint_of_generation_has_them_as_json(server):
     text = texts("qwen3")[1]
     body = {"text_input": text["text"], **pair(text)}

@@ -56,6 +56,17 @@ def test_an_embedding_is_that_of_sentence_transformers(server, name):
         assert numpy.linalg.norm(embedding) == pytest.approx(length, rel=0.01)
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_tokens_of_a_text_can_be_had_instead(server, name):
+    for text in texts(name):
+        answer = infer(server, name, text["text"], prompt_only=True).last
+        assert answer.ids == text["ids"] and set(answer.arrays) == {"text_output", "output_ids", "num_input_tokens"}
+        assert (answer.num_input_tokens, answer.text) == (len(text["ids"]), text["text"])
+        again = infer(server, name, "", prompt_token_ids=json.dumps(text["ids"]), prompt_only=True).last
+        assert again.ids == answer.ids and again.text
+    assert "output_ids" not in infer(server, name, "a").last.arrays
+
+
 def test_options_shorten_it_and_say_whether_it_is_normalised(server):
     whole = infer(server, "qwen3", "a b c", normalize=False).last.arrays["embedding"][0]
     some = infer(server, "qwen3", "a b c", dimensions=8).last.arrays["embedding"][0]

@@ -17,8 +17,9 @@ TEXTS = ["The fox jumps.", "a b c", "An old bear"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai_embeddings") / "repository"
-    folder = ROOT / "tests" / "fixtures" / "embeddings" / "qwen3"
-    add_model(repository, "qwen3", {"task": "embed", "gpt_model_path": folder, "tokenizer_dir": folder})
+    for name, folder in [("qwen3", "embeddings/qwen3"), ("bert", "encoders/bert")]:
+        folder = ROOT / "tests" / "fixtures" / folder
+        add_model(repository, name, {"task": "embed", "gpt_model_path": folder, "tokenizer_dir": folder})
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server
@@ -42,6 +43,16 @@ def test_tokens_have_vectors_too(front):
     first, second, third = (entry["embedding"] for entry in answer["data"])
     assert first == second != third
     assert answer["usage"]["prompt_tokens"] == 9
+
+
+@pytest.mark.parametrize("model", ["qwen3", "bert"])
+def test_its_tokens_are_those_of_the_text(front, model):
+    answer = front.post(PATH, model=model, input=TEXTS[1])
+    read = front.post("/tokenize", model=model, prompt=TEXTS[1])
+    assert read["count"] == len(read["tokens"]) == answer["usage"]["prompt_tokens"] > 3
+    assert front.post(PATH, model=model, input=[read["tokens"]])["data"] == answer["data"]
+    text = front.post("/detokenize", model=model, tokens=read["tokens"])["prompt"]
+    assert TEXTS[1] in text
 
 
 def test_base64_is_the_same_vector(front):

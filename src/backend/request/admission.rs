@@ -26,7 +26,7 @@ use crate::backend::response::answer::{
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
-use crate::config::{ClientCompatibility, ModelConfig, OutputKind};
+use crate::config::{ClientCompatibility, ModelConfig, OutputKind, Task};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler, GuideSpec};
 use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
@@ -398,10 +398,21 @@ impl Admission {
         options: &RequestOptions,
     ) -> Result<Vec<OutputKind>, Error> {
         let compatibility = self.config.settings.client_compatibility;
+        let pools = self.pooling.is_some();
         let is_given = |kind: &OutputKind| {
+            // A model that generates nothing has the prompt in an answer that is asked for it, and nothing else in that of
+            // `prompt_only`.
+            let has_place = match kind {
+                OutputKind::TextOutput | OutputKind::OutputIds if pools => {
+                    options.prompt_only || requested.are_named
+                }
+                _ => !pools || !options.prompt_only || kind.is_of(Task::Generate),
+            };
             let is_wanted = options.wants(*kind, compatibility)
                 || compatibility == ClientCompatibility::None && self.has_part(*kind, options);
-            !kind.is_never_sent() && (is_wanted || requested.are_named && !options.omits(*kind))
+            has_place
+                && !kind.is_never_sent()
+                && (is_wanted || requested.are_named && !options.omits(*kind))
         };
         let kinds = requested.kinds.iter().copied();
         let kinds: Vec<_> = kinds.filter(is_given).collect();

@@ -165,7 +165,6 @@ impl Admission {
         }
         let given = [
             ("stream", options.stream),
-            ("prompt_only", options.prompt_only),
             (
                 "logits_post_processor_name",
                 options.post_processor.is_given(),

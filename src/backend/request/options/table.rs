@@ -716,7 +716,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "false",
         doc: "`true`: nothing is computed. The answer is the prompt, its text (a conversation as the chat template renders it) \
               in `text_output` and its tokens in `output_ids`, without an output token, whatever \
-              `exclude_input_in_output` says.",
+              `exclude_input_in_output` says. Models that embed, score or classify have it too.",
         set: |o, v| set(&mut o.prompt_only, flag(v)),
     },
     RequestOption {
