@@ -1,7 +1,7 @@
 //! Scalar functions without branches, calls and tables, which compilers can vectorise.
 //!
 //! They are plain Rust, inlined into functions that are compiled for each instruction set, and round the same
-//! way in all of them: multiplications and additions are never fused.
+//! way in all of them: multiplications and additions are fused only where `FUSED` says that the instruction set can.
 
 use half::f16;
 
@@ -12,23 +12,38 @@ pub(super) const ROUNDER: f32 = 12_582_912.0;
 ///
 /// Cody-Waite reduction to `|r| <= ln(2)/2` and the minimax polynomial of Cephes' `expf`.
 #[inline(always)]
-#[allow(clippy::excessive_precision, reason = "Cephes' constants as published")]
 pub(super) fn exp(x: f32) -> f32 {
-    // Written as comparisons, because `f32::max` would turn NaN into the bound.
+    // Written as a comparison, because `f32::min` would turn NaN into the bound.
+    exp_below::<false>(if x > 88.0 { 88.0 } else { x })
+}
+
+/// The same for `x` up to 88.
+#[inline(always)]
+#[allow(clippy::excessive_precision, reason = "Cephes' constants as published")]
+fn exp_below<const FUSED: bool>(x: f32) -> f32 {
     let x = if x < -87.3 { -87.3 } else { x };
-    let x = if x > 88.0 { 88.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + ROUNDER;
+    let shifted = mul_add::<FUSED>(x, std::f32::consts::LOG2_E, ROUNDER);
     let n = shifted - ROUNDER;
-    let r = (x - n * 0.693_359_375) - n * -2.121_944_4e-4;
+    let r = mul_add::<FUSED>(n, -0.693_359_375, x);
+    let r = mul_add::<FUSED>(n, 2.121_944_4e-4, r);
     let mut p = 1.987_569_15e-4;
-    p = p * r + 1.398_199_95e-3;
-    p = p * r + 8.333_451_9e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_55e-1;
-    p = p * r + 5.000_000_1e-1;
-    let p = p * (r * r) + r + 1.0;
+    p = mul_add::<FUSED>(p, r, 1.398_199_95e-3);
+    p = mul_add::<FUSED>(p, r, 8.333_451_9e-3);
+    p = mul_add::<FUSED>(p, r, 4.166_579_6e-2);
+    p = mul_add::<FUSED>(p, r, 1.666_666_55e-1);
+    p = mul_add::<FUSED>(p, r, 5.000_000_1e-1);
+    let p = mul_add::<FUSED>(p, r * r, r) + 1.0;
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     p * scale
+}
+
+/// `a * b + c`, in one instruction if `FUSED`: only where the instruction set has it.
+#[inline(always)]
+fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    match FUSED {
+        true => a.mul_add(b, c),
+        false => a * b + c,
+    }
 }
 
 /// `tanh(x)`, within 1e-7. NaN gives NaN.
@@ -45,23 +60,28 @@ pub(super) fn silu(x: f32) -> f32 {
 }
 
 /// `x` times the standard normal distribution function at `x`, within 1e-6 of its value and 1e-6 of its tails.
+pub fn gelu(x: f32) -> f32 {
+    gelu_by::<false>(x)
+}
+
+/// As [`gelu`].
 #[inline(always)]
 #[allow(clippy::excessive_precision, reason = "coefficients as fitted")]
-pub fn gelu(x: f32) -> f32 {
+pub(super) fn gelu_by<const FUSED: bool>(x: f32) -> f32 {
     // The tail of the distribution is exp(-x^2 / 2) * t * polynomial(t) with t = 1 / (1 + 0.26 |x|): fitted by least squares
     // of the relative error.
     let size = x.abs();
-    let t = 1.0 / (1.0 + 0.26 * size);
+    let t = 1.0 / mul_add::<FUSED>(0.26, size, 1.0);
     let mut p = 3.147_571_9e-2;
-    p = p * t - 1.574_595_7e-1;
-    p = p * t + 2.608_763e-1;
-    p = p * t - 1.614_807_8e-1;
-    p = p * t + 1.680_896_1e-1;
-    p = p * t + 4.803_731_7e-2;
-    p = p * t + 1.037_838_9e-1;
-    p = p * t + 1.029_123_7e-1;
-    p = p * t + 1.037_651_4e-1;
-    let tail = exp(-0.5 * size * size) * t * p;
+    p = mul_add::<FUSED>(p, t, -1.574_595_7e-1);
+    p = mul_add::<FUSED>(p, t, 2.608_763e-1);
+    p = mul_add::<FUSED>(p, t, -1.614_807_8e-1);
+    p = mul_add::<FUSED>(p, t, 1.680_896_1e-1);
+    p = mul_add::<FUSED>(p, t, 4.803_731_7e-2);
+    p = mul_add::<FUSED>(p, t, 1.037_838_9e-1);
+    p = mul_add::<FUSED>(p, t, 1.029_123_7e-1);
+    p = mul_add::<FUSED>(p, t, 1.037_651_4e-1);
+    let tail = exp_below::<FUSED>(-0.5 * size * size) * t * p;
     x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 
@@ -186,8 +206,14 @@ mod tests {
             close("silu", x, silu(x), wide / (1.0 + (-wide).exp()));
             if x > -12.0 {
                 close("gelu", x, gelu(x), wide * normal_distribution(wide));
+                close(
+                    "fused",
+                    x,
+                    gelu_by::<true>(x),
+                    wide * normal_distribution(wide),
+                );
             } else {
-                assert!(gelu(x).abs() < 1e-30);
+                assert!(gelu(x).abs() < 1e-30 && gelu_by::<true>(x).abs() < 1e-30);
             }
             let u = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044_715 * wide.powi(3));
             if x > -6.0 {
@@ -205,7 +231,7 @@ mod tests {
                 close("squared_relu", x, squared_relu(x), wide.max(0.0).powi(2));
             }
         });
-        for activation in [silu, gelu, gelu_tanh, relu, squared_relu] {
+        for activation in [silu, gelu, gelu_by::<true>, gelu_tanh, relu, squared_relu] {
             assert!(activation(f32::NAN).is_nan());
             assert_eq!(activation(0.0), 0.0);
         }

@@ -23,6 +23,7 @@ mod experts;
 mod gemm;
 mod kv_cache;
 mod latent;
+mod lines;
 mod logits;
 mod low_rank;
 mod math;
@@ -103,7 +104,7 @@ pub struct Cpu {
 /// Scratch memory of one thread.
 #[derive(Default)]
 struct Worker {
-    gemm: Vec<f32>,
+    gemm: lines::Lines<f32>,
     attention: attention::AttentionScratch,
     rope: rope::RopeScratch,
     routing: experts::RoutingScratch,

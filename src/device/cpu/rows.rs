@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use bytemuck::Zeroable;
-use bytemuck::allocation::try_zeroed_vec;
 
+use super::lines::Lines;
 use crate::base::LoadError;
 
 /// A matrix of which the first rows are in use. Memory is taken when it is first written.
 pub struct Rows<T> {
-    values: Vec<T>,
+    values: Lines<T>,
     width: usize,
 }
 
@@ -22,7 +22,7 @@ impl<T: Zeroable + Copy> Rows<T> {
     pub fn new(max_rows: usize, width: usize) -> Result<Self, LoadError> {
         let values = max_rows
             .checked_mul(width)
-            .and_then(|len| try_zeroed_vec(len).ok())
+            .and_then(Lines::zeroed)
             .ok_or_else(|| {
                 LoadError::Resource(format!(
                     "no memory for a buffer of {max_rows} x {width} x {} bytes; lower max_num_tokens \

@@ -64,6 +64,11 @@ impl Simd {
         }
     }
 
+    /// Whether it multiplies and adds in one instruction.
+    pub(super) const fn fuses(self) -> bool {
+        !matches!(self, Self::Portable)
+    }
+
     /// Its name in a configuration.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::super::Simd;
 use super::super::kv_cache::{GROUP, KvLayer};
+use super::super::lines::Lines;
 use super::super::math::to_bf16_bits;
 use super::super::simd::for_each_simd;
 use super::copies::Copies;
@@ -38,10 +39,10 @@ pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
 pub(in super::super) struct AttentionScratch {
     queries: Queries,
     seen: Vec<u64>,
-    scores: Vec<f32>,
-    probabilities: Vec<u16>,
+    scores: Lines<f32>,
+    probabilities: Lines<u16>,
     state: Vec<RowState>,
-    acc: Vec<f32>,
+    acc: Lines<f32>,
     /// The totals of earlier parts, [`parts::row_len`] per row.
     totals: Vec<f32>,
     /// The totals of one part.
@@ -573,11 +574,11 @@ impl<'a> AttentionCall<'a> {
 impl AttentionScratch {
     /// Makes room for a task, and resets the sums. The queries have been added before.
     fn prepare(&mut self, rows: usize, layout: &KvLayout) {
-        self.scores.resize(MAX_ROWS * TILE, 0.0);
-        self.probabilities.resize(MAX_ROWS * TILE, 0);
+        self.scores.resize(MAX_ROWS * TILE);
+        self.probabilities.resize(MAX_ROWS * TILE);
         self.seen.resize(rows, 0);
         self.state.resize(rows, RowState::EMPTY);
-        self.acc.resize(rows * layout.padded_dim(), 0.0);
+        self.acc.resize(rows * layout.padded_dim());
         self.empty_sums();
         self.copies.prepare(layout);
     }

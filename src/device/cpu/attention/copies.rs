@@ -1,13 +1,14 @@
 //! Scratch memory for the groups of a tile that are not read in place.
 
 use super::super::kv_cache::GROUP;
+use super::super::lines::Lines;
 use super::{Scales, TILE_GROUPS};
 use crate::device::KvLayout;
 
 /// Room for a tile of keys and values, in bf16 or as they are stored, and their scales.
 pub(super) struct Copies {
-    keys: Vec<u16>,
-    values: Vec<u16>,
+    keys: Lines<u16>,
+    values: Lines<u16>,
     scales: Scales,
     stored_scales: [[u16; 2 * GROUP]; TILE_GROUPS],
     gathered: GatheredGroup,
@@ -33,9 +34,8 @@ pub(super) struct Room<'a> {
 impl Copies {
     /// Makes room for a tile.
     pub fn prepare(&mut self, layout: &KvLayout) {
-        let len = |group_len| TILE_GROUPS * group_len + LINE;
-        self.keys.resize(len(layout.key_group_len()), 0);
-        self.values.resize(len(layout.value_group_len()), 0);
+        self.keys.resize(TILE_GROUPS * layout.key_group_len());
+        self.values.resize(TILE_GROUPS * layout.value_group_len());
     }
 
     /// The room for each group of the tile, and for one that is gathered.
@@ -43,8 +43,8 @@ impl Copies {
         &mut self,
         layout: &KvLayout,
     ) -> (impl Iterator<Item = Room<'_>>, &mut GatheredGroup) {
-        let keys = aligned_mut(&mut self.keys).chunks_exact_mut(layout.key_group_len());
-        let values = aligned_mut(&mut self.values).chunks_exact_mut(layout.value_group_len());
+        let keys = self.keys.chunks_exact_mut(layout.key_group_len());
+        let values = self.values.chunks_exact_mut(layout.value_group_len());
         let key_scales = self.scales.keys.chunks_exact_mut(GROUP);
         let value_scales = self.scales.values.chunks_exact_mut(GROUP);
         let scales = key_scales.zip(value_scales).zip(&mut self.stored_scales);
@@ -69,20 +69,11 @@ impl Copies {
 impl Default for Copies {
     fn default() -> Self {
         Self {
-            keys: Vec::new(),
-            values: Vec::new(),
+            keys: Lines::default(),
+            values: Lines::default(),
             scales: Scales::ONE,
             stored_scales: [[0; 2 * GROUP]; TILE_GROUPS],
             gathered: GatheredGroup::default(),
         }
     }
-}
-
-/// Elements per cache line.
-const LINE: usize = 32;
-
-/// The memory aligned to cache lines, because vectors that cross lines are slow.
-fn aligned_mut(memory: &mut [u16]) -> &mut [u16] {
-    let first = memory.as_ptr().align_offset(2 * LINE).min(LINE);
-    &mut memory[first..]
 }

@@ -1,6 +1,7 @@
 //! The queries of a task, in the form that its kernel takes.
 
 use super::super::Simd;
+use super::super::lines::Lines;
 use super::super::math::{ROUNDER, from_bf16_bits};
 use super::super::simd::for_each_simd;
 use super::Operands;
@@ -9,14 +10,14 @@ use super::Operands;
 #[derive(Default)]
 pub(super) struct Queries {
     /// In bf16, or as 16-bit integers with one scale per row.
-    pub words: Vec<u16>,
+    pub words: Lines<u16>,
     pub wide: Vec<f32>,
     pub scales: Vec<f32>,
 }
 
 impl Queries {
     pub fn clear(&mut self) {
-        self.words.clear();
+        self.words.resize(0);
         self.wide.clear();
         self.scales.clear();
     }
@@ -24,7 +25,7 @@ impl Queries {
     /// Adds rows.
     pub fn add(&mut self, simd: Simd, operands: Operands, rows: &[u16], head_dim: usize) {
         match operands {
-            Operands::Bf16 => self.words.extend_from_slice(rows),
+            Operands::Bf16 => self.words.extend(rows),
             Operands::WideQueries => {
                 let len = self.wide.len();
                 self.wide.resize(len + rows.len(), 0.0);
@@ -34,7 +35,7 @@ impl Queries {
             Operands::Integers => {
                 for row in rows.chunks_exact(head_dim) {
                     let len = self.words.len();
-                    self.words.resize(len + head_dim, 0);
+                    self.words.resize(len + head_dim);
                     let out = &mut self.words[len..];
                     let mut scale = 0.0;
                     let to = &mut scale;

@@ -33,8 +33,11 @@ use half::slice::HalfFloatSliceExt;
 
 use self::panel::{At, BLOCK_UNIT, PanelInputs, PanelKernel};
 use self::tasks::{MAX_ROWS, Tasks};
+use super::lines::Lines;
 use super::low_rank::AddedRows;
-use super::math::{exp, from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
+use super::math::{
+    exp, from_bf16_bits, gelu_by, gelu_tanh, relu, silu, squared_relu, to_bf16_bits,
+};
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
 use super::simd::for_each_simd;
@@ -127,7 +130,7 @@ impl Cpu {
             "bias is [2 * inter] = [{}]",
             2 * inter
         );
-        let simd = self.simd;
+        let (simd, fuses) = (self.simd, self.simd.fuses());
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [gate, up]: [&[f32]; 2]| {
             let sums = gate.as_chunks::<PANEL>().0.iter().zip(up.as_chunks().0);
@@ -154,6 +157,7 @@ impl Cpu {
                     up: &Row,
                     bias: Bias<'_>,
                     gating: Gating,
+                    fuses: bool,
                     out: &mut [u16],
                 ));
             }
@@ -195,7 +199,7 @@ impl Cpu {
             bias.is_none_or(|bias| bias.len() == n),
             "bias is [n] = [{n}]"
         );
-        let simd = self.simd;
+        let (simd, fuses) = (self.simd, self.simd.fuses());
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
             for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
@@ -217,6 +221,7 @@ impl Cpu {
                     sums: &Row,
                     bias: Bias<'_>,
                     activation: Activation,
+                    fuses: bool,
                     out: &mut [u16],
                 ));
             }
@@ -336,13 +341,13 @@ impl Cpu {
 /// Calls `multiply(part, sums)` for each part, with a place for its sums in `scratch`, `[num_rows, 48]`.
 #[inline]
 fn multiply_parts<const PARTS: usize>(
-    scratch: &mut Vec<f32>,
+    scratch: &mut Lines<f32>,
     num_rows: usize,
     multiply: impl Fn(usize, &mut [f32]),
 ) -> [&[f32]; PARTS] {
     let max_len = PARTS * tasks::MAX_ROWS * PANEL;
     if scratch.len() < max_len {
-        scratch.resize(max_len, 0.0);
+        scratch.resize(max_len);
     }
     let mut parts = scratch.chunks_exact_mut(num_rows * PANEL);
     std::array::from_fn(|part| {
@@ -402,6 +407,7 @@ fn write_gated(
     up: &[f32; PANEL],
     bias: Option<[&[f32]; 2]>,
     gating: Gating,
+    fuses: bool,
     out: &mut [u16],
 ) {
     let (mut gate, mut up) = (*gate, *up);
@@ -416,7 +422,7 @@ fn write_gated(
         }
     }
     match gating {
-        Gating::Product(activation) => activate(&mut gate, activation),
+        Gating::Product(activation) => activate(&mut gate, activation, fuses),
         Gating::Clamped { alpha, limit } => {
             for (gate, up) in gate.iter_mut().zip(&mut up) {
                 // What is not a number stays so.
@@ -438,6 +444,7 @@ fn write_activated(
     sums: &[f32; PANEL],
     bias: Option<&[f32]>,
     activation: Activation,
+    fuses: bool,
     out: &mut [u16],
 ) {
     let mut sums = *sums;
@@ -446,15 +453,22 @@ fn write_activated(
             *sum += bias;
         }
     }
-    activate(&mut sums, activation);
-    copy_panel(&sums.map(to_bf16_bits), out);
+    activate(&mut sums, activation, fuses);
+    // A map of an array of this length is not inlined, and copies it.
+    let mut rounded = [0; PANEL];
+    for (sum, rounded) in sums.iter().zip(&mut rounded) {
+        *rounded = to_bf16_bits(*sum);
+    }
+    copy_panel(&rounded, out);
 }
 
+/// `fuses` is [that](Simd::fuses) of the instruction set.
 #[inline(always)]
-fn activate(row: &mut [f32; PANEL], activation: Activation) {
+fn activate(row: &mut [f32; PANEL], activation: Activation, fuses: bool) {
     match activation {
         Activation::Silu => row.iter_mut().for_each(|x| *x = silu(*x)),
-        Activation::Gelu => row.iter_mut().for_each(|x| *x = gelu(*x)),
+        Activation::Gelu if fuses => row.iter_mut().for_each(|x| *x = gelu_by::<true>(*x)),
+        Activation::Gelu => row.iter_mut().for_each(|x| *x = gelu_by::<false>(*x)),
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
         Activation::Relu => row.iter_mut().for_each(|x| *x = relu(*x)),
         Activation::SquaredRelu => row.iter_mut().for_each(|x| *x = squared_relu(*x)),

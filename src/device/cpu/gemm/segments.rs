@@ -101,7 +101,7 @@ impl Cpu {
             assert_eq!(linear.matrix.n(), 2 * inter, "out is [{num_rows}, inter]");
             linear
         };
-        let simd = self.simd;
+        let (simd, fuses) = (self.simd, self.simd.fuses());
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply_segments(
             x,
@@ -124,6 +124,7 @@ impl Cpu {
                         up: &Row,
                         bias: Bias<'_>,
                         gating: Gating,
+                        fuses: bool,
                         out: &mut [u16],
                     ));
                 }

@@ -94,7 +94,7 @@ impl Cpu {
                 let len = rows.len() * PANEL;
                 let max_len = tiles.len() * MAX_ROWS * PANEL;
                 if worker.gemm.len() < max_len {
-                    worker.gemm.resize(max_len, 0.0);
+                    worker.gemm.resize(max_len);
                 }
                 let mut first_even = 0;
                 let parts = worker.gemm.chunks_exact_mut(len);
