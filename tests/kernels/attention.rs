@@ -42,6 +42,8 @@ struct Sight {
     num_sinks: u32,
     /// Whether positions are counted within what a query sees.
     shifts: bool,
+    /// Whether a query sees as many positions behind it.
+    both_ways: bool,
 }
 
 impl Sight {
@@ -52,6 +54,14 @@ impl Sight {
             window,
             num_sinks,
             shifts: false,
+            both_ways: false,
+        }
+    }
+
+    const fn both_ways(window: Option<u32>) -> Self {
+        Self {
+            both_ways: true,
+            ..Self::new(window, 0)
         }
     }
 
@@ -64,10 +74,12 @@ impl Sight {
 
     /// Whether the query at `query` attends to `position`.
     fn sees(&self, query: usize, position: usize) -> bool {
-        let in_window = self
-            .window
-            .is_none_or(|window| position + window as usize > query);
-        position <= query && (in_window || position < self.num_sinks as usize)
+        let within = |distance: usize| self.window.is_none_or(|window| distance < window as usize);
+        match position.checked_sub(query) {
+            None => within(query - position) || position < self.num_sinks as usize,
+            Some(0) => true,
+            Some(ahead) => self.both_ways && within(ahead),
+        }
     }
 }
 
@@ -94,7 +106,7 @@ impl Model {
             scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
             soft_cap: self.soft_cap,
             window: self.sight.window.and_then(NonZeroU32::new),
-            is_bidirectional: false,
+            is_bidirectional: self.sight.both_ways,
             num_sinks: self.sight.num_sinks,
             shifts_sinks: self.sight.shifts,
         }
@@ -254,7 +266,7 @@ impl Model {
             .map(|t| self.rotated(sequence, t, t))
             .collect();
         for token in first..sequence.len {
-            let seen: Vec<_> = (0..=token)
+            let seen: Vec<_> = (0..sequence.len)
                 .filter(|&position| self.sight.sees(token, position))
                 .collect();
             // Shifted, they are numbered from 0 on, as if there were no others.
@@ -575,6 +587,54 @@ fn a_tokens_result_is_the_same_bits_however_it_is_scheduled() {
         }
     }
     assert!(num_given_back > 0);
+}
+
+/// As encoders have it: all of a sequence is in one step.
+#[test]
+fn queries_that_see_both_ways_are_near_the_exact_result_and_the_same_bits_in_any_batch() {
+    let mut rng = Rng::new();
+    for (index, shape) in SHAPES.into_iter().enumerate() {
+        let sight = Sight::both_ways([None, Some(20), None, Some(90)][index % 4]);
+        let mut model = Model::new(&mut rng, shape, index % 2 == 0, sight);
+        let lens = [1 + rng.below(15), 16 + rng.below(50), 97 + rng.below(60)];
+        for (simd, dtype) in simds_and_dtypes() {
+            model.dtype = dtype;
+            let what = format!("{simd} {dtype} {shape:?} {sight:?}");
+            let mut sequences = lens.map(|len| model.sequence(&mut rng, len));
+            let expected = sequences.each_mut().map(|sequence| {
+                let (mut cpu, len) = (cpu(simd, 1), sequence.len);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, len);
+                model.step(&mut cpu, &mut pool, &mut [(sequence, len)]);
+                model.assert_near_the_exact_attention(sequence, 0, &what);
+                sequence.blocks.clear();
+                sequence.computed = 0;
+                std::mem::take(&mut sequence.out)
+            });
+            for (block_size, num_threads) in [(16, 2), (5, 1), (160, 3)] {
+                let mut cpu = cpu(simd, num_threads);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, block_size, 500);
+                let mut batch = sequences.clone();
+                let mut work: Vec<_> = batch
+                    .iter_mut()
+                    .map(|sequence| {
+                        sequence.out = vec![bf16::NAN; sequence.len * shape.q_len()];
+                        let len = sequence.len;
+                        (sequence, len)
+                    })
+                    .collect();
+                let first = rng.below(3);
+                work.rotate_left(first);
+                model.step(&mut cpu, &mut pool, &mut work);
+                for (sequence, expected) in batch.iter().zip(&expected) {
+                    let bits = |out: &[bf16]| out.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                    assert!(
+                        bits(&sequence.out) == bits(expected),
+                        "{what} blocks of {block_size}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// One thread computes the parts of a long sequence in sequence; several threads share them.

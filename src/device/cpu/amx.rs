@@ -39,10 +39,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The tiles of this thread, configured for products of matrices. Dropping it releases them.
-///
-/// Tiles 0 to 2 and 6, the sums and the activations of a block of rows, have as many rows as the block. The others, which
-/// are also those of a second block, have 16.
+/// The tiles of this thread, configured. Dropping it releases them.
 pub(super) struct Tiles {
     num_rows: usize,
 }
@@ -58,12 +55,36 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Configures the tiles for blocks of `num_rows`, 1 to 16.
+    /// For products of matrices in blocks of `num_rows`, 1 to 16. Tiles 0 to 2 and 6, the sums and the activations of a block,
+    /// have as many rows as the block. The others, which are also those of a second block, have 16.
     ///
     /// # Panics
     ///
     /// If AMX is not [usable](is_usable), or blocks are larger.
     pub fn of_rows(num_rows: usize) -> Self {
+        Self::new(num_rows, |tile| match tile {
+            0..=2 | 6 => (num_rows, ROW_BYTES),
+            _ => (TILE_ROWS, ROW_BYTES),
+        })
+    }
+
+    /// For attention of `num_rows` queries, 1 to 16, which tiles 0 to 4 and 6 have a row for. Tiles 6 and 7 are half as wide, and
+    /// half as high, for products of half as many elements as those of tiles 4 and 5.
+    ///
+    /// # Panics
+    ///
+    /// If AMX is not [usable](is_usable), or there are more queries.
+    pub fn of_queries(num_rows: usize) -> Self {
+        Self::new(num_rows, |tile| match tile {
+            0..=4 => (num_rows, ROW_BYTES),
+            6 => (num_rows, ROW_BYTES / 2),
+            7 => (TILE_ROWS / 2, ROW_BYTES),
+            _ => (TILE_ROWS, ROW_BYTES),
+        })
+    }
+
+    /// `shape` tells the rows of a tile, and their bytes.
+    fn new(num_rows: usize, shape: impl Fn(usize) -> (usize, u16)) -> Self {
         assert!(is_usable(), "a machine with AMX");
         assert!((1..=TILE_ROWS).contains(&num_rows), "rows of a tile");
         let mut configuration = Configuration {
@@ -74,9 +95,9 @@ impl Tiles {
             num_rows: [0; 16],
         };
         for tile in 0..8 {
-            configuration.row_bytes[tile] = ROW_BYTES;
-            let is_of_block = matches!(tile, 0..=2 | 6);
-            configuration.num_rows[tile] = if is_of_block { num_rows } else { TILE_ROWS } as u8;
+            let (num_rows, row_bytes) = shape(tile);
+            configuration.row_bytes[tile] = row_bytes;
+            configuration.num_rows[tile] = num_rows as u8;
         }
         // SAFETY: the machine has the instruction, and the 64 bytes are a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack)) };

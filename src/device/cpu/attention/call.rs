@@ -17,7 +17,7 @@ use super::queries::Queries;
 use super::softmax::RowState;
 use super::task::Task;
 use super::{
-    AttentionKernel, AttentionTile, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
+    AttentionKernel, AttentionTile, MAX_SCORED_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
 };
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
@@ -574,8 +574,8 @@ impl<'a> AttentionCall<'a> {
 impl AttentionScratch {
     /// Makes room for a task, and resets the sums. The queries have been added before.
     fn prepare(&mut self, rows: usize, layout: &KvLayout) {
-        self.scores.resize(MAX_ROWS * TILE);
-        self.probabilities.resize(MAX_ROWS * TILE);
+        self.scores.resize(MAX_SCORED_ROWS * TILE);
+        self.probabilities.resize(MAX_SCORED_ROWS * TILE);
         self.seen.resize(rows, 0);
         self.state.resize(rows, RowState::EMPTY);
         self.acc.resize(rows * layout.padded_dim());

@@ -24,6 +24,8 @@
 //! to bf16.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -54,8 +56,10 @@ pub(super) use self::call::AttentionScratch;
 const TILE_GROUPS: usize = 4;
 /// Positions per tile.
 const TILE: usize = TILE_GROUPS * GROUP;
-/// The most rows that a kernel computes together.
+/// The most rows that a kernel computes together, but for that of AMX.
 const MAX_ROWS: usize = 6;
+/// The most rows that any kernel computes together: those of a tile of AMX.
+const MAX_SCORED_ROWS: usize = 16;
 
 /// The work of one call: some rows and one tile.
 struct AttentionTile {
@@ -83,7 +87,7 @@ struct AttentionTile {
     stored_scales: [*const u16; TILE_GROUPS],
     /// For each row, a mask of the positions that it sees; at least one.
     seen: *const u64,
-    /// Scratch memory for scores, `[MAX_ROWS, 64]`.
+    /// Scratch memory for scores, `[MAX_SCORED_ROWS, 64]`.
     scores: *mut f32,
     /// Scratch memory for the weights of values, in bf16 or as 16-bit integers.
     probabilities: *mut u16,
@@ -127,7 +131,9 @@ type AttentionKernel = unsafe fn(&AttentionTile);
 fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
     match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
-        (Simd::AmxBf16 | Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
+        (Simd::AmxBf16, _) => (amx::tile, Operands::Bf16),
+        #[cfg(target_arch = "x86_64")]
+        (Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
         #[cfg(target_arch = "x86_64")]
         (Simd::Avx2, KvDtype::Bf16) => (avx2::bf16_tile, Operands::WideQueries),
         #[cfg(target_arch = "x86_64")]
