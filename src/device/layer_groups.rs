@@ -36,6 +36,17 @@ impl LayerGroups {
         Self::new(&vec![0; num_layers])
     }
 
+    /// All layers in one group and in one place: each overwrites the keys and values of the one before it, as where no later
+    /// step reads them.
+    pub fn of_one_step(num_layers: usize) -> Self {
+        let place = LayerPlace { group: 0, index: 0 };
+        Self {
+            places: vec![place; num_layers],
+            num_groups: 1,
+            layers_per_group: num_layers.min(1),
+        }
+    }
+
     /// `groups` has the group of each layer, counted from 0; each group has a layer.
     pub fn new(groups: &[usize]) -> Self {
         let mut sizes: Vec<usize> = Vec::new();
@@ -62,7 +73,11 @@ impl LayerGroups {
     /// There are no such layers.
     #[must_use]
     pub fn with_layers(&self, layers: Range<usize>) -> Self {
-        let groups: Vec<_> = self.places[layers].iter().map(|it| it.group).collect();
+        let layers = &self.places[layers];
+        if self.layers_per_group < self.places.len() && self.num_groups == 1 {
+            return Self::of_one_step(layers.len());
+        }
+        let groups: Vec<_> = layers.iter().map(|it| it.group).collect();
         Self {
             num_groups: self.num_groups,
             ..Self::new(&groups)
@@ -159,6 +174,11 @@ mod tests {
         let expected = [2, 0, 1].map(|group| LayerPlace { group, index: 0 });
         assert_eq!(places, expected);
         assert_eq!(groups.with_layers(0..7), groups);
+        let shared = LayerGroups::of_one_step(5);
+        assert_eq!((shared.num_groups(), shared.layers_per_group()), (1, 1));
+        assert_eq!(shared.num_layers(), 5);
+        assert!((0..5).all(|layer| shared.place(layer).index == 0));
+        assert_eq!(shared.with_layers(1..4), LayerGroups::of_one_step(3));
         let one = LayerGroups::one(5);
         assert_eq!((one.num_groups(), one.layers_per_group()), (1, 5));
     }

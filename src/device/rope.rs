@@ -7,6 +7,7 @@ use crate::base::LoadError;
 /// Qwen checkpoints.
 pub struct RopeTable {
     half_dim: usize,
+    rotates: bool,
     /// `[position][cosines, sines]`.
     rows: Vec<f32>,
 }
@@ -38,12 +39,21 @@ impl RopeTable {
             rows.extend(angles.clone().map(|(angle, scale)| angle.cos() * scale));
             rows.extend(angles.map(|(angle, scale)| angle.sin() * scale));
         }
-        Ok(Self { half_dim, rows })
+        Ok(Self {
+            half_dim,
+            rotates: frequencies.iter().any(|&frequency| frequency != 0.0),
+            rows,
+        })
     }
 
     /// Pairs of elements that it rotates: half a head.
     pub fn half_dim(&self) -> usize {
         self.half_dim
+    }
+
+    /// Whether it rotates any pair. If not, heads stay as they are.
+    pub fn rotates(&self) -> bool {
+        self.rotates
     }
 
     /// Positions that it covers.
@@ -70,10 +80,14 @@ mod tests {
     fn a_pair_that_is_not_rotated_is_not_scaled() {
         let table = RopeTable::new(&[0.5, 0.0], 2.0, 3).expect("a table");
         let angle = 1.0f32;
+        assert!(table.rotates());
         assert_eq!(
             table.row(2),
             [2.0 * angle.cos(), 1.0, 2.0 * angle.sin(), 0.0]
         );
+        let table = RopeTable::new(&[0.0; 2], 2.0, 3).expect("a table");
+        assert!(!table.rotates());
+        assert_eq!(table.row(2), [1.0, 1.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -42,6 +42,14 @@ impl GroupedLayers {
         }
     }
 
+    /// All layers in one group, whose blocks are there for one step.
+    pub fn of_one_step(num_layers: usize) -> Self {
+        Self {
+            layers: LayerGroups::of_one_step(num_layers),
+            windows: KvGroups::one(None),
+        }
+    }
+
     /// Groups layers with these windows, so that a sequence of `max_seq_len` tokens takes little memory. There is one group
     /// unless several save a tenth. `stages` are the layers of each stage of a pipeline, which has blocks for them.
     ///

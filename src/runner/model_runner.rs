@@ -117,7 +117,8 @@ impl<D: Device> ModelRunner<D> {
 
     /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        Self::kv_bytes_per_layers(spec, spec.num_layers(), block_size, dtype)
+        let num_layers = one_group(spec, spec.num_layers()).layers_per_group();
+        Self::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
     }
 
     /// Bytes of one block of the KV cache of a head that makes drafts, and of the states that it reads.
@@ -251,7 +252,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let groups = layer_groups(&part, spec.num_layers(), &limits)?;
+        let groups = layer_groups(&part, spec, &limits)?;
         let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
@@ -818,15 +819,15 @@ fn join_ranks<D: Device>(
     Ok(part)
 }
 
-/// The groups of the layers that this part of a model of `num_layers` has.
+/// The groups of the layers that this part of a model has.
 fn layer_groups(
     part: &ModelPart,
-    num_layers: usize,
+    spec: &ModelSpec,
     limits: &RunnerLimits,
 ) -> Result<LayerGroups, LoadError> {
-    let layers = part.stage.layers.clone();
+    let (layers, num_layers) = (part.stage.layers.clone(), spec.num_layers());
     let Some(groups) = &limits.layer_groups else {
-        return Ok(LayerGroups::one(layers.len()));
+        return Ok(one_group(spec, layers.len()));
     };
     match groups.num_layers() == num_layers {
         true => Ok(groups.with_layers(layers)),
@@ -835,6 +836,15 @@ fn layer_groups(
             groups.num_groups(),
             groups.num_layers()
         ))),
+    }
+}
+
+/// So many layers of a model in one group.
+fn one_group(spec: &ModelSpec, num_layers: usize) -> LayerGroups {
+    match spec.is_bidirectional {
+        // Its prompts are computed in one step, which reads what a layer has stored before the next one stores.
+        true => LayerGroups::of_one_step(num_layers),
+        false => LayerGroups::one(num_layers),
     }
 }
 

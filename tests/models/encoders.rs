@@ -5,12 +5,13 @@ use std::num::NonZeroUsize;
 
 use serde::Deserialize;
 use serde_json::json;
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
-use triton_inflight::config::PoolingMode;
-use triton_inflight::device::Device;
+use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
+use triton_inflight::config::{PoolingMode, Settings};
 use triton_inflight::device::cpu::{Cpu, CpuOptions};
+use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
-use triton_inflight::runner::{ModelRunner, ModelSource};
+use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
+use triton_inflight::runner::{CpuRunner, ModelRunner, ModelSource};
 
 use crate::copy::Copy;
 use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};
@@ -119,6 +120,27 @@ fn encoders_agree_with_sentence_transformers() {
         let setup = setup();
         let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
         agrees(name, &mut reference, &setup, 0.7);
+    }
+}
+
+#[test]
+fn blocks_of_encoders_have_memory_for_one_layer() {
+    let block_size = BlockSize::new(16).expect("not zero");
+    for name in NAMES {
+        let source = ModelSource::open_embedder(&fixture(name), None, None).expect("it opens");
+        let spec = source.spec();
+        assert!(spec.num_layers() > 1);
+        let of_layer = <CpuRunner>::kv_bytes_per_layers(spec, 1, block_size, KvDtype::Bf16);
+        let of_block = <CpuRunner>::kv_bytes_per_block(spec, block_size, KvDtype::Bf16);
+        assert_eq!(of_block, of_layer, "{name}");
+        let model = ConfiguredModel {
+            settings: &Settings::default(),
+            source: Some(&source),
+            gpu: None,
+        };
+        let groups = model.layer_groups(Tokens(98), true);
+        let configured = model.kv_bytes_per_block(block_size, &groups);
+        assert_eq!(configured, of_layer as u64, "{name}");
     }
 }
 

@@ -93,6 +93,7 @@ impl Cpu {
         let call = &RopeCall {
             shape,
             norm,
+            rotates: rope.rotates(),
             block_size: layout.positions_per_block(),
             cache,
         };
@@ -130,6 +131,8 @@ impl Cpu {
 struct RopeCall<'a> {
     shape: HeadShape,
     norm: Option<QkNorm<'a>>,
+    /// Whether any head is another one after its rotation.
+    rotates: bool,
     block_size: usize,
     cache: &'a KvLayerMut<'a>,
 }
@@ -185,19 +188,36 @@ fn rope_and_store_token(
         },
     };
     for (angles, q) in [(place.angles, q)].into_iter().chain(for_sinks) {
+        let angles = call.rotates.then_some(angles);
         let heads = q_in.chunks_exact(d).zip(q.chunks_exact_mut(d));
         for (index, (x, out)) in heads.enumerate() {
-            normalise(x, q_norm, index, head);
-            rotate(head, angles);
-            round_to_bf16(head, out);
+            round_to_bf16(prepared(x, (q_norm, index), angles, head), out);
         }
     }
+    let angles = call.rotates.then_some(place.angles);
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
-        normalise(k, k_norm, index, head);
-        rotate(head, place.angles);
+        let k = prepared(k, (k_norm, index), angles, head);
         let at = (place.block, place.offset);
-        call.cache.store(at, index, [head, v], encoded);
+        call.cache.store(at, index, [k, v], encoded);
     }
+}
+
+/// A head as attention takes it: normalised and rotated, if it is, in `room`.
+#[inline(always)]
+fn prepared<'a>(
+    x: &'a [f32],
+    (norm, index): (HeadNorm<'_>, usize),
+    angles: Option<&[f32]>,
+    room: &'a mut [f32],
+) -> &'a [f32] {
+    if let (HeadNorm::None, None) = (norm, angles) {
+        return x;
+    }
+    normalise(x, norm, index, room);
+    if let Some(angles) = angles {
+        rotate(room, angles);
+    }
+    room
 }
 
 /// How the heads of a token are normalised.

@@ -323,8 +323,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
             Some(source) => {
                 let spec = source.spec();
                 if spec.is_bidirectional {
-                    // Blocks are there for one step.
-                    return GroupedLayers::one(spec.num_layers(), None);
+                    return GroupedLayers::of_one_step(spec.num_layers());
                 }
                 if is_paged {
                     let windows = spec.windows_within(&attention);
