@@ -179,7 +179,7 @@ typedef struct inflight_batch_manager inflight_batch_manager;
  *      "max_num_tokens": 512, "max_seq_len": 2048, "max_tokens_in_paged_kv_cache": 16384, "tokens_per_block": 32,
  *      "enable_kv_cache_reuse": true, "enable_chunked_context": true, "enable_trt_overlap": false,
  *      "speculation": "none", "max_draft_tokens": 4, "enable_adaptive_drafts": true, "num_threads": 4,
- *      "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank_transport": "processes", "rank_inputs": "rank_0",
+ *      "deterministic": false, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank_transport": "processes", "rank_inputs": "rank_0",
  *      "rank_timeout_seconds": 30, "rank_load_timeout_seconds": 600,
  *      "rank_program": "inflight-rank", "mpi_library": "libinflight_mpi.so"}
  *

@@ -523,7 +523,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             flag(),
             |s| &mut s.deterministic,
             "On a GPU, whether matrix products of a row never depend on how many rows a step has. Without it, the last \
-             bits of a logit may differ with the load of the server. On a CPU they never do.",
+             bits of a logit may differ with the load of the server. On a CPU they never do; there it has \
+             `tensor_parallel_size` 1 give the bits of 2 and 4 (see [Ranks](ranks.md#the-same-bits)).",
         ),
         knob(
             "cuda_graph_mode",

@@ -45,6 +45,22 @@ fn remaining(max: &str, current: &str, stat: &str) -> Option<u64> {
     Some(max.saturating_sub(current.saturating_sub(cache)))
 }
 
+/// Bytes of address space that this process can still take (`RLIMIT_AS`, `ulimit -v`). `None` without a limit.
+pub fn available_process_bytes() -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
+    address_space_left(&read("limits")?, &read("status")?)
+}
+
+fn address_space_left(limits: &str, status: &str) -> Option<u64> {
+    let value = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let limit = value(limits, "Max address space")?;
+    let taken = value(status, "VmSize:")?.checked_mul(1024)?;
+    Some(limit.saturating_sub(taken))
+}
+
 /// What tells this host from others, for processes in containers of one host, too. Empty if the system does not tell.
 pub fn host_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -69,6 +85,22 @@ mod tests {
         assert_eq!(remaining("max\n", "10\n", STAT), None);
         assert_eq!(remaining("100\n", "30\n", STAT), Some(75));
         assert_eq!(remaining("100\n", "300\n", STAT), Some(0));
+    }
+
+    #[test]
+    fn a_process_may_have_a_limit_of_its_own() {
+        let limits = |soft: &str| {
+            format!(
+                "Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n"
+            )
+        };
+        let status = "VmPeak:\t 90 kB\nVmSize:\t    40 kB\n";
+        assert_eq!(address_space_left(&limits("unlimited"), status), None);
+        assert_eq!(
+            address_space_left(&limits("65536"), status),
+            Some(24 * 1024)
+        );
+        assert_eq!(address_space_left(&limits("1024"), status), Some(0));
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{
     Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,
 };
-pub use host_memory::{available_host_bytes, host_id};
+pub use host_memory::{available_host_bytes, available_process_bytes, host_id};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout, KvValues};
 pub use latent::{LatentHeads, LatentParams, LatentShape};
@@ -66,7 +66,7 @@ pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
     Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Gating, Linear,
     LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, RankRole, RopeParams,
-    StepCapacity, StepInputs, StepResults, StepWidths, Tile, TokenInFlight,
+    StepCapacity, StepInputs, StepResults, StepWidths, Tile, Tiling, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Topology, Turn, yield_to_others};
@@ -151,8 +151,7 @@ pub trait Device: Sized {
     /// them back, and normalises [sums in place](Device::norm_in_place).
     const HAS_DRAFT_HEADS: bool = false;
 
-    /// Whether sums over the inputs of a product are cut into tiles where there are ranks, so that they are the same on 1, 2
-    /// and 4 of them.
+    /// Whether it can cut sums over the inputs of a product into tiles.
     const HAS_TILES: bool = false;
 
     /// Whether codes that are all [twice floats of 4 bits](QuantisedRows::are_twice_e2m1) take 4 bits each.
@@ -161,6 +160,14 @@ pub trait Device: Sized {
     /// Whether the experts of a layer are one matrix, of [`Device::pack_experts`], and so are the heads of
     /// [latent attention](LatentHeads).
     const STACKS_EXPERTS: bool = false;
+
+    /// When it cuts sums into tiles, with these options.
+    fn tiling(_options: &Self::Options) -> Tiling {
+        match Self::HAS_TILES {
+            true => Tiling::OfRanks,
+            false => Tiling::Never,
+        }
+    }
 
     /// Opens the device.
     ///

@@ -157,6 +157,17 @@ pub enum RankRole {
     AllSample,
 }
 
+/// When sums over the inputs of a product are cut into tiles. Their number is the same on 1, 2 and 4 ranks, and so are the bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiling {
+    /// A rank sums over all of its inputs at once.
+    Never,
+    /// Where ranks share layers.
+    OfRanks,
+    /// Also where a rank has whole layers.
+    Always,
+}
+
 /// How a matrix product stores its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {

@@ -82,6 +82,9 @@ pub struct ManagerOptions {
     /// The number of threads that compute a step: of each rank.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
+    /// Whether one rank cuts sums into the tiles of several, and so gives the bits of 2 and of 4.
+    #[serde(default)]
+    pub deterministic: bool,
     /// The number of ranks that share each layer.
     #[serde(default)]
     pub tensor_parallel_size: Option<u32>,
@@ -236,7 +239,10 @@ impl ManagerOptions {
         let common = [
             ("the files of the model", source.stamps()),
             ("the numbers of ranks", format!("{:?}", model.grid())),
-            ("the options", format!("{config:?}")),
+            (
+                "the options",
+                format!("{config:?}, deterministic {}", self.deterministic),
+            ),
             ("the time limits", format!("{time_limits:?}")),
         ];
         let transport = self.rank_transport(settings)?;
@@ -289,6 +295,7 @@ impl ManagerOptions {
         let settings = Settings::parse(given.iter().map(|(key, value)| (*key, value.as_str())))?;
         Ok(Settings {
             num_threads: self.num_threads,
+            deterministic: self.deterministic,
             speculation: named(
                 "speculation",
                 self.speculation.as_deref(),

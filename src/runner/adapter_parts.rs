@@ -337,6 +337,7 @@ mod tests {
 
     use super::*;
     use crate::collective::Grid;
+    use crate::device::Tiling;
     use crate::runner::model_source::ModelSource;
 
     #[test]
@@ -349,12 +350,16 @@ mod tests {
                 ranks_per_stage: 1,
             };
             for rank in 0..2 {
-                let part = source.part(stages, rank).expect("a stage");
+                let part = source.part(stages, rank, Tiling::OfRanks).expect("a stage");
                 let cuts = place_cuts(&part, source.spec());
                 assert_eq!(cuts.len(), source.spec().num_places(), "{name}");
             }
             // Each is of the outputs of its projection, or of all of its inputs.
-            let parts = (0..2).map(|rank| source.part(2.into(), rank).expect("a share"));
+            let parts = (0..2).map(|rank| {
+                source
+                    .part(2.into(), rank, Tiling::OfRanks)
+                    .expect("a share")
+            });
             let of_ranks: Vec<_> = parts.map(|part| place_cuts(&part, source.spec())).collect();
             let projections: Vec<_> = source.spec().projections().collect();
             for (index, (_, projection)) in projections.into_iter().enumerate() {

@@ -23,7 +23,7 @@ use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankInput, RankRole, StepCapacity,
-    StepInputs, StepResults, StepWidths,
+    StepInputs, StepResults, StepWidths, Tiling,
 };
 use crate::engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
@@ -99,8 +99,8 @@ impl<D: Device> ModelRunner<D> {
     }
 
     /// Loads a rank's share of the weights, to compute steps together with the other ranks: each is given the same plans.
-    /// On 1, 2 and 4 ranks of the same device the results are the same bits; those of [`ModelRunner::new`] are summed in
-    /// another order. Any number of stages gives the bits of one; with one rank each, those of [`ModelRunner::new`].
+    /// On 2 and 4 ranks of CPUs the results are the same bits; with
+    /// [`CpuOptions::deterministic`](crate::device::cpu::CpuOptions::deterministic) also on 1, and those of [`ModelRunner::new`]. Any number of stages gives the bits of one.
     ///
     /// Only the first rank has results, unless [all sample](RankRole::AllSample).
     ///
@@ -246,8 +246,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
         let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
         let part = match rank {
-            Some(rank) => join_ranks(&mut device, source, rank)?,
-            None => ModelPart::whole(source.spec()),
+            Some(rank) => join_ranks(&mut device, source, rank, D::tiling(options))?,
+            None => source.part(1.into(), 0, D::tiling(options))?,
         };
         let spec = &part.local_spec(source.spec());
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
@@ -795,13 +795,14 @@ fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
     options: RankOptions,
+    tiling: Tiling,
 ) -> Result<ModelPart, LoadError> {
     let RankOptions {
         collective, role, ..
     } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let mut part = source.part_on::<D>(grid, rank)?;
+    let mut part = source.part(grid, rank, tiling)?;
     if role == RankRole::AllSample {
         part.stage.let_all_sample();
     }

@@ -21,7 +21,7 @@ use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile, max_text_tokens}
 use crate::collective::Grid;
 use crate::config::PoolingMode;
 use crate::device::cpu::{Cpu, Simd};
-use crate::device::{AdapterWeights, Device, QuantisedWidths};
+use crate::device::{AdapterWeights, Device, QuantisedWidths, Tiling};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
 ///
@@ -299,40 +299,37 @@ impl ModelSource {
         Ok(sources.quantised_widths::<D>(precision))
     }
 
-    /// The part of one of the ranks that it is split over.
+    /// The part of one of the ranks that it is split over, whose devices cut sums into tiles or not. A model that generates
+    /// nothing has no ranks whose bits it could give.
     ///
     /// # Errors
     /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
-    pub(super) fn part(&self, grid: Grid, rank: usize) -> Result<ModelPart, LoadError> {
-        let units = match self.cut_units.get() {
-            Some(units) => *units,
-            None => {
-                let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-                *self.cut_units.get_or_init(|| sources.cut_units(&self.spec))
-            }
-        };
-        ModelPart::of_rank(grid, rank, &self.spec, units)
-    }
-
-    /// The same on a kind of device.
-    ///
-    /// # Errors
-    /// As [`ModelSource::part`], or such devices cannot compute a share of each layer.
-    pub(super) fn part_on<D: Device>(
+    pub(super) fn part(
         &self,
         grid: Grid,
         rank: usize,
+        tiling: Tiling,
     ) -> Result<ModelPart, LoadError> {
-        self.part_with(grid, rank, D::HAS_TILES)
-    }
-
-    /// The same on devices whose sums over inputs are cut into [tiles](Device::HAS_TILES), or on others.
-    fn part_with(&self, grid: Grid, rank: usize, has_tiles: bool) -> Result<ModelPart, LoadError> {
-        let mut part = self.part(grid, rank)?;
-        if !has_tiles && let Some(share) = &mut part.share {
+        let always = tiling == Tiling::Always && self.spec.pooling.is_none();
+        let units = match grid.ranks_per_stage > 1 || always {
+            true => Some(self.cut_units()?),
+            false => None,
+        };
+        let mut part = ModelPart::of_rank(grid, rank, &self.spec, units)?;
+        if tiling == Tiling::Never
+            && let Some(share) = &mut part.share
+        {
             *share = share.without_tiles(&self.spec)?;
         }
         Ok(part)
+    }
+
+    fn cut_units(&self) -> Result<CutUnits, LoadError> {
+        if let Some(units) = self.cut_units.get() {
+            return Ok(*units);
+        }
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(*self.cut_units.get_or_init(|| sources.cut_units(&self.spec)))
     }
 
     /// The sizes of its parts on each rank.
@@ -341,7 +338,7 @@ impl ModelSource {
     /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
     pub fn specs_of_ranks(&self, grid: impl Into<Grid>) -> Result<Vec<ModelSpec>, LoadError> {
         let grid = grid.into();
-        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank));
+        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank, Tiling::OfRanks));
         parts
             .map(|part| Ok(part?.local_spec_of_stage(&self.spec)))
             .collect()
@@ -354,12 +351,11 @@ impl ModelSource {
     pub fn layers_of_stages(&self, grid: impl Into<Grid>) -> Result<Vec<Range<usize>>, LoadError> {
         let grid = grid.into();
         let firsts = (0..grid.num_stages).map(|stage| stage * grid.ranks_per_stage);
-        let parts = firsts.map(|rank| self.part(grid, rank));
+        let parts = firsts.map(|rank| self.part(grid, rank, Tiling::OfRanks));
         parts.map(|part| Ok(part?.stage.layers)).collect()
     }
 
-    /// What ranks have of an adapter that was loaded for this model. `has_tiles`: the sums of their devices are cut into
-    /// [tiles](Device::HAS_TILES).
+    /// What ranks have of an adapter that was loaded for this model, whose devices cut sums into tiles or not.
     ///
     /// # Errors
     /// As [`ModelSource::specs_of_ranks`], or there is not enough memory.
@@ -367,15 +363,15 @@ impl ModelSource {
         &self,
         weights: AdapterWeights,
         grid: impl Into<Grid>,
-        has_tiles: bool,
+        tiling: Tiling,
     ) -> Result<AdapterParts, LoadError> {
         let grid = grid.into();
-        if grid.num_ranks() == 1 {
-            return Ok(weights.into());
-        }
-        let parts = (0..grid.num_ranks()).map(|rank| self.part_with(grid, rank, has_tiles));
+        let parts = (0..grid.num_ranks()).map(|rank| self.part(grid, rank, tiling));
         let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
-        AdapterParts::new(&weights, &parts, &self.spec)
+        match &parts[..] {
+            [whole] if whole.is_whole() => Ok(weights.into()),
+            parts => AdapterParts::new(&weights, parts, &self.spec),
+        }
     }
 
     /// What one of several ranks has of an adapter, for requests that each rank is given itself, see
@@ -388,9 +384,9 @@ impl ModelSource {
         weights: &AdapterWeights,
         grid: impl Into<Grid>,
         rank: usize,
-        has_tiles: bool,
+        tiling: Tiling,
     ) -> Result<AdapterParts, LoadError> {
-        let part = self.part_with(grid.into(), rank, has_tiles)?;
+        let part = self.part(grid.into(), rank, tiling)?;
         AdapterParts::new(weights, &[part], &self.spec)
     }
 

@@ -294,14 +294,15 @@ impl QuantisedRows for RoundedColumns<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        let mut whole = QuantisedRow::default();
-        self.rows.read_row(index, &mut whole);
+        self.rows.read_row(index, row);
+        let (start, group_size) = (self.columns.start, self.rows.format().group_size);
+        row.codes.copy_within(self.columns.clone(), 0);
+        row.scales.copy_within(start / group_size.., 0);
         row.resize(self.format, self.columns.len());
-        row.codes
-            .copy_from_slice(&whole.codes[self.columns.clone()]);
-        let firsts = self.columns.clone().step_by(self.format.group_size);
-        for (scale, first) in row.scales.iter_mut().zip(firsts) {
-            *scale = whole.scales[first / self.rows.format().group_size];
+        // Several of its groups may be of one of the whole row, whose scale has an earlier place then, or the same.
+        for place in (0..row.scales.len()).rev() {
+            let first = start % group_size + place * self.format.group_size;
+            row.scales[place] = row.scales[first / group_size];
         }
     }
 }

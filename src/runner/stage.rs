@@ -39,15 +39,7 @@ pub(super) struct Stage {
 }
 
 impl ModelPart {
-    /// All of it.
-    pub(super) fn whole(spec: &ModelSpec) -> Self {
-        Self {
-            stage: Stage::whole(spec),
-            share: None,
-        }
-    }
-
-    /// The part of a rank.
+    /// The part of a rank: a share of the layers of its stage that is cut at these units, or whole ones.
     ///
     /// # Errors
     /// The model cannot be split so.
@@ -55,7 +47,7 @@ impl ModelPart {
         grid: Grid,
         rank: usize,
         spec: &ModelSpec,
-        units: CutUnits,
+        units: Option<CutUnits>,
     ) -> Result<Self, LoadError> {
         let Grid {
             num_stages,
@@ -66,15 +58,12 @@ impl ModelPart {
             is_leading,
             ..Stage::new(grid.stage(rank), num_stages, spec)?
         };
-        // A stage of one rank computes as the model of one process does. A rank that is alone is cut as several are, to be
-        // compared with them.
-        let is_shared = ranks_per_stage > 1 || num_stages == 1;
         let rank = Rank::new(rank % ranks_per_stage, ranks_per_stage);
         Ok(Self {
             stage,
-            share: match is_shared {
-                true => Some(ModelShare::new(rank, spec, units)?),
-                false => None,
+            share: match units {
+                Some(units) => Some(ModelShare::new(rank, spec, units)?),
+                None => None,
             },
         })
     }
@@ -106,18 +95,6 @@ impl ModelPart {
 }
 
 impl Stage {
-    /// All layers.
-    fn whole(spec: &ModelSpec) -> Self {
-        Self {
-            layers: 0..spec.num_layers(),
-            is_first: true,
-            is_last: true,
-            num_behind: 0,
-            is_leading: true,
-            all_sample: false,
-        }
-    }
-
     /// One of several stages that take about equally long to generate: that is, to read their weights.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use triton_inflight::base::TokenId;
 use triton_inflight::checkpoint::{AdapterArrays, AdapterFiles};
 use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::device::{AdapterWeights, CodeBits, Device, Dtype, KvDtype};
+use triton_inflight::device::{AdapterWeights, CodeBits, Device, Dtype, KvDtype, Tiling};
 use triton_inflight::engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
 use triton_inflight::runner::{
     AdapterParts, CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter,
@@ -44,21 +44,28 @@ pub fn adapter(name: &str, base: &Path) -> Adapter {
 /// What a rank has of it, to be given requests itself.
 pub fn adapter_of_rank(name: &str, base: &Path, rank: usize, num_ranks: usize) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let part = source.adapter_of_rank(&load(name, &source), num_ranks, rank, true);
+    let part = source.adapter_of_rank(&load(name, &source), num_ranks, rank, Tiling::OfRanks);
     used(part.expect("it can be cut"))
+}
+
+/// All of it, for one process with the tiles of several ranks.
+pub fn cut_adapter(name: &str, base: &Path) -> Adapter {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let parts = source.adapter_parts(load(name, &source), 1, Tiling::Always);
+    used(parts.expect("it can be cut"))
 }
 
 /// What processes with a GPU each have of it.
 pub fn adapter_of_gpus(name: &str, base: &Path, grid: Grid) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let parts = source.adapter_parts(load(name, &source), grid, false);
+    let parts = source.adapter_parts(load(name, &source), grid, Tiling::Never);
     used(parts.expect("it can be cut"))
 }
 
 /// What processes have of it.
 pub fn adapter_of_processes(name: &str, base: &Path, grid: Grid) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let parts = source.adapter_parts(load(name, &source), grid, true);
+    let parts = source.adapter_parts(load(name, &source), grid, Tiling::OfRanks);
     used(parts.expect("it can be cut"))
 }
 

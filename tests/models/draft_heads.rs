@@ -14,7 +14,7 @@ use triton_inflight::runner::ModelSource;
 
 use crate::adapters::random_adapter;
 use crate::batching::requests_that_share;
-use crate::draft_models::{chunked, paused, serves_as_without};
+use crate::draft_models::{chunked, paused, serves_as_without, with_tiles};
 use crate::support::{Request, Setup, fixture};
 
 const RANDOM: [&str; 2] = ["draft-heads/random/model", "draft-heads/random/head"];
@@ -121,7 +121,12 @@ fn a_request_is_the_same_with_a_head() {
         request.sampling.temperature = 0.2;
         request.sampling.end_ids = (0..8).collect();
     }
-    for setup in [roomy(head), chunked(roomy(head)), paused(roomy(head))] {
+    for setup in [
+        roomy(head),
+        chunked(roomy(head)),
+        paused(roomy(head)),
+        with_tiles(roomy(head)),
+    ] {
         let happened = serves_as_without(name, &setup, &requests);
         assert!(happened.drafts.num_drafted > 100, "{happened:?}");
     }

@@ -54,9 +54,20 @@ pub fn paused(roomy: Setup) -> Setup {
     }
 }
 
+/// With the tiles of several ranks.
+pub fn with_tiles(roomy: Setup) -> Setup {
+    Setup {
+        deterministic: true,
+        ..roomy
+    }
+}
+
 /// Serves requests with a draft model or head, and compares each with its run alone without one, as far as it comes.
 pub fn serves_as_without(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
-    let alone_setup = Setup::default();
+    let alone_setup = Setup {
+        deterministic: setup.deterministic,
+        ..Setup::default()
+    };
     let mut alone = alone_setup.load(name);
     let (served, happened) = serve(&mut setup.load(name), setup, requests);
     for (index, (served, request)) in served.iter().zip(requests).enumerate() {
@@ -86,6 +97,7 @@ fn a_request_is_the_same_with_a_draft_model() {
         (chunked(roomy("qwen3")), "qwen3"),
         (paused(roomy("qwen3")), "qwen3"),
         (paused(roomy("llama3")), "qwen2"),
+        (with_tiles(roomy("llama3")), "llama3"),
     ] {
         let happened = serves_as_without(name, &setup, &requests);
         let drafts = happened.drafts;

@@ -1,13 +1,13 @@
 //! Adapters on several ranks, each of which has a part of them.
 //!
-//! The oracle is one rank with all of the model and of its adapters, whose sums are cut into the same tiles: every bit is the
-//! same. That one is near the runner that cuts nothing.
+//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the runner that cuts
+//! nothing.
 
 use std::path::Path;
 
 use triton_inflight::engine::Adapter;
 
-use crate::adapters::{adapter, adapter_of_processes, adapter_of_rank, in_turns};
+use crate::adapters::{adapter, adapter_of_processes, adapter_of_rank, cut_adapter, in_turns};
 use crate::devices::assert_near;
 use crate::rank_processes::{self, PROGRAM, load};
 use crate::ranks::{PATIENT, assert_same, local, numbers_of_ranks, serve_each_on};
@@ -20,6 +20,16 @@ fn serve_on(dir: &Path, names: [&str; 2], num_ranks: usize) -> Vec<Served> {
         |rank: usize| in_turns(&names.map(|name| adapter_of_rank(name, dir, rank, num_ranks)));
     let ranks = local(num_ranks, PATIENT);
     serve_each_on(dir, &Setup::default(), ranks, of_rank).0
+}
+
+/// The same in one process, with the tiles of several ranks.
+fn serve_alone(dir: &Path, names: [&str; 2]) -> Vec<Served> {
+    let setup = Setup {
+        deterministic: true,
+        ..Setup::default()
+    };
+    let requests = in_turns(&names.map(|name| cut_adapter(name, dir)));
+    serve(&mut setup.load_from(dir), &setup, &requests).0
 }
 
 #[test]
@@ -39,7 +49,7 @@ fn adapters_are_the_same_on_1_2_and_4_ranks() {
         ("glm", ["reordered-heads", "reordered-heads"]),
     ] {
         let dir = fixture(base);
-        let alone = serve_on(&dir, names, 1);
+        let alone = serve_alone(&dir, names);
         for num_ranks in numbers_of_ranks(&dir) {
             let what = format!("{base}, {names:?}, {num_ranks} ranks");
             assert_same(&what, &alone, &serve_on(&dir, names, num_ranks));
@@ -76,7 +86,7 @@ fn processes_get_their_parts_of_adapters_when_they_need_them() {
                     let requests = in_turns(&names.map(|name| adapter(name, &dir)));
                     serve(&mut setup.load_from(&dir), &setup, &requests).0
                 }
-                _ => serve_on(&dir, names, 1),
+                _ => serve_alone(&dir, names),
             };
             assert_same(&what, &expected, &served);
         }

@@ -1,16 +1,14 @@
 //! One model on ranks that are processes, as a server has them.
 //!
-//! Only the first rank has an engine. The oracle is one rank with all of the model, whose sums are cut into the same tiles.
+//! Only the first rank has an engine. The oracle is one process, whose sums are cut into the same tiles.
 
 use std::env;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
 use triton_inflight::collective::Grid;
-use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
     AdapterRoom, LeadingRunner, ModelSource, RankLimits, RankTransport, RunnerLimits, rank_main,
@@ -38,11 +36,6 @@ pub fn load(
     grid: impl Into<Grid>,
     limits: RankLimits,
 ) -> Result<LeadingRunner, LoadError> {
-    let options = CpuOptions {
-        num_threads: NonZeroUsize::new(setup.num_threads),
-        simd: setup.simd,
-        ..CpuOptions::default()
-    };
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let runner_limits = RunnerLimits {
         adapters: AdapterRoom::default(),
@@ -50,7 +43,7 @@ pub fn load(
     };
     let transport = RankTransport::Processes(program.to_owned());
     let ranks = transport.connect(grid, limits.load)?;
-    LeadingRunner::new(ranks, &source, runner_limits, &options, limits)
+    LeadingRunner::new(ranks, &source, runner_limits, &setup.cpu_options(), limits)
 }
 
 /// What `PROGRAM` runs.

@@ -1,7 +1,7 @@
 //! Weights of every format on several ranks: rounded at load, or quantised by the checkpoint.
 //!
-//! The oracle is one rank with all of the model, whose sums are cut into the same tiles: every bit is the same. That one is
-//! near the runner that cuts nothing.
+//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the runner that
+//! cuts nothing.
 
 use std::path::Path;
 

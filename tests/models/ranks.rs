@@ -1,9 +1,8 @@
 //! One model on several ranks: threads that each have their share of the weights, and serve the same requests.
 //!
-//! The oracle is one rank with all of the model, whose sums are cut into the same tiles: every bit is the same.
+//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same.
 
 use std::fs::File;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,7 +13,6 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use triton_inflight::base::LoadError;
 use triton_inflight::collective::{Collective, Local, Shm, ShmWorld};
-use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::device::{KvDtype, RankRole};
 use triton_inflight::engine::{Engine, StepOutput};
 use triton_inflight::runner::{CpuRunner, ModelSource, RankOptions};
@@ -81,18 +79,13 @@ fn load(
     setup: &Setup,
     collective: Box<dyn Collective>,
 ) -> Result<CpuRunner, LoadError> {
-    let options = CpuOptions {
-        num_threads: NonZeroUsize::new(setup.num_threads),
-        simd: setup.simd,
-        ..CpuOptions::default()
-    };
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {
         collective,
         role: RankRole::AllSample,
         time_limit: PATIENT,
     };
-    CpuRunner::of_rank(&source, setup.runner_limits(), &options, rank)
+    CpuRunner::of_rank(&source, setup.runner_limits(), &setup.cpu_options(), rank)
 }
 
 /// Serves requests on ranks, each in a thread with an engine of its own. All have the same results.
@@ -149,9 +142,13 @@ pub fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
     }
 }
 
-/// Serves requests on one rank, with the tiles of several.
+/// Serves requests in one process, with the tiles of several ranks.
 pub fn alone(dir: &Path, setup: &Setup, requests: &[Request]) -> (Vec<Served>, Happened) {
-    serve_on(dir, setup, requests, local(1, PATIENT))
+    let setup = Setup {
+        deterministic: true,
+        ..setup.clone()
+    };
+    serve(&mut setup.load_from(dir), &setup, requests)
 }
 
 /// Serves requests on several ranks.
@@ -173,7 +170,7 @@ pub fn assert_ranks_change_nothing(
     setup: &Setup,
     requests: &[Request],
 ) -> Happened {
-    let (alone, happened) = serve_on(dir, setup, requests, local(1, PATIENT));
+    let (alone, happened) = alone(dir, setup, requests);
     for num_ranks in numbers_of_ranks(dir) {
         let (together, _) = serve_on(dir, setup, requests, local(num_ranks, PATIENT));
         let what = format!("{}, {what}, {num_ranks} ranks", dir.display());
@@ -373,14 +370,12 @@ fn sizes_that_do_not_divide_change_nothing() {
         let requests = requests();
         assert_ranks_change_nothing(copy.dir(), "odd sizes", &setup, &requests);
         let (ours, _) = serve(&mut setup.load_from(copy.dir()), &setup, &requests);
-        for num_ranks in [1, 3] {
-            let (theirs, _) = serve_on(copy.dir(), &setup, &requests, local(num_ranks, PATIENT));
-            assert_near(
-                &format!("{heads:?}, {num_ranks} ranks"),
-                &ours,
-                &theirs,
-                0.1,
-            );
+        let cut = [
+            alone(copy.dir(), &setup, &requests).0,
+            together(copy.dir(), &setup, &requests, 3),
+        ];
+        for theirs in cut {
+            assert_near(&format!("{heads:?}"), &ours, &theirs, 0.1);
         }
     }
 }
@@ -391,11 +386,14 @@ fn tiles_and_any_number_of_ranks_change_only_the_rounding() {
     for name in MODELS {
         let requests = requests();
         let (ours, _) = serve(&mut setup.load(name), &setup, &requests);
+        let dir = fixture(name);
         // On 3 ranks there are 3 tiles.
-        for num_ranks in [1, 3] {
-            let (theirs, _) =
-                serve_on(&fixture(name), &setup, &requests, local(num_ranks, PATIENT));
-            assert_near(&format!("{name}, {num_ranks} ranks"), &ours, &theirs, 0.1);
+        let cut = [
+            alone(&dir, &setup, &requests).0,
+            together(&dir, &setup, &requests, 3),
+        ];
+        for theirs in cut {
+            assert_near(name, &ours, &theirs, 0.1);
         }
     }
 }

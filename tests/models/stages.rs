@@ -3,14 +3,12 @@
 //! The oracle of stages of one rank is the runner of one process, and that of others is one stage of as many ranks: every bit is
 //! the same. Only the first rank samples; the others take its results.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use triton_inflight::base::{BlockSize, LoadError, StepError};
 use triton_inflight::collective::{Collective, Grid, Local};
-use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::device::{CodeBits, KvDtype, RankRole};
 use triton_inflight::engine::{StepOutput, StepPlan};
 use triton_inflight::runner::{
@@ -95,11 +93,6 @@ fn load(
     collective: Box<dyn Collective>,
     role: RankRole,
 ) -> Result<CpuRunner, LoadError> {
-    let options = CpuOptions {
-        num_threads: NonZeroUsize::new(setup.num_threads),
-        simd: setup.simd,
-        ..CpuOptions::default()
-    };
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let limits = RunnerLimits {
         adapters: AdapterRoom::default(),
@@ -110,7 +103,7 @@ fn load(
         role,
         time_limit: PATIENT,
     };
-    CpuRunner::of_rank(&source, limits, &options, rank)
+    CpuRunner::of_rank(&source, limits, &setup.cpu_options(), rank)
 }
 
 /// Serves requests on stages, each rank in a thread with an engine of its own.
@@ -292,8 +285,21 @@ fn any_cut_of_the_layers_changes_nothing() {
     );
     let grids: Vec<_> = (1..=5).map(stages).chain([TWO_BY_TWO]).collect();
     let (what, setup) = setups().swap_remove(0);
-    // A stage that is alone is cut as ranks are.
-    assert_stages_change_nothing(copy.dir(), what, &setup, &requests(), &grids[1..]);
+    assert_stages_change_nothing(copy.dir(), what, &setup, &requests(), &grids);
+}
+
+#[test]
+fn stages_of_one_rank_can_have_the_bits_of_several() {
+    let setup = Setup {
+        deterministic: true,
+        ..setups().swap_remove(0).1
+    };
+    for name in ["phi3", "mixtral", "deepseek-v3"] {
+        let dir = fixture(name);
+        let (served, _) = serve_on(&dir, &setup, &requests(), stages(2));
+        let of_two = together(&dir, &setup, &requests(), 2);
+        assert_same(&format!("{name}, stages with tiles"), &of_two, &served);
+    }
 }
 
 #[test]

@@ -86,6 +86,8 @@ pub struct Setup {
     pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
     pub simd: Option<Simd>,
+    /// Whether one rank sums in the tiles of several.
+    pub deterministic: bool,
     /// Whether the logits of every row are collected and compared, also where several ranks need only the largest ones.
     pub keeps_all_logits: bool,
 }
@@ -122,6 +124,7 @@ impl Default for Setup {
             draft_head: None,
             step_cost: None,
             simd: None,
+            deterministic: false,
             keeps_all_logits: true,
         }
     }
@@ -239,12 +242,17 @@ impl Setup {
 
     /// The model in a folder, loaded for this setup.
     pub fn load_from(&self, dir: &Path) -> CpuRunner {
-        let options = CpuOptions {
+        self.load_on(dir, &self.cpu_options())
+    }
+
+    /// What it is computed with, on each rank.
+    pub fn cpu_options(&self) -> CpuOptions {
+        CpuOptions {
             num_threads: NonZeroUsize::new(self.num_threads),
             simd: self.simd,
+            deterministic: self.deterministic,
             ..CpuOptions::default()
-        };
-        self.load_on(dir, &options)
+        }
     }
 
     /// The model in a folder, loaded for this setup on a device.

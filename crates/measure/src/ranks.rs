@@ -105,12 +105,21 @@ fn compare(options: &Options) -> Result<String> {
         num_threads,
         simd: options.model.instructions,
         rank_cpus,
+        ..CpuOptions::default()
     };
     let of_all = options.threads_per_rank.get() * grid.num_ranks();
     let mut one = <CpuRunner>::new(
         &source,
         limits.clone(),
         &with_threads(NonZeroUsize::new(of_all), Vec::new()),
+    )?;
+    let mut tiled = <CpuRunner>::new(
+        &source,
+        limits.clone(),
+        &CpuOptions {
+            deterministic: true,
+            ..with_threads(NonZeroUsize::new(of_all), Vec::new())
+        },
     )?;
     let transport = match &options.mpi_library {
         None => RankTransport::Processes(options.program.clone()),
@@ -139,13 +148,14 @@ fn compare(options: &Options) -> Result<String> {
     };
     let mut rows = Vec::new();
     for (index, load) in loads.iter().enumerate() {
-        let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+        let mut rates = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
         // One sequence makes no two micro-batches.
         let is_overlapped = grid.num_stages > 1 && load.concurrency > 1;
         // The first round touches all memory.
         for number in 0..=options.rounds {
             let mut outcomes = vec![
                 load.run_by(vocab_size, &config, |plan, output| one.run(plan, output))?,
+                load.run_by(vocab_size, &config, |plan, output| tiled.run(plan, output))?,
                 load.run_by(vocab_size, &config, |plan, output| {
                     several.run(plan, output)
                 })?,
@@ -165,13 +175,14 @@ fn compare(options: &Options) -> Result<String> {
         }
         let mut row = Map::new();
         row.insert("sequences".to_owned(), load.concurrency.into());
-        let [one, several, overlapped] = rates;
+        let [one, tiled, several, overlapped] = rates;
         let one = median(one);
         let mut insert = |name: &str, rates: Vec<f64>| {
             let rate = median(rates);
             row.insert(format!("{name}_tokens_per_s"), round(rate));
             row.insert(format!("{name}_ratio"), round(rate / one));
         };
+        insert("tiles", tiled);
         insert("ranks", several);
         if is_overlapped {
             insert("overlapped", overlapped);
@@ -205,11 +216,13 @@ fn table(options: &Options, rows: &[Map<String, Value>]) -> String {
         _ => format!("{stages} stages of {ranks} x {threads_per_rank}"),
     };
     let mut text = format!(
-        "Output tokens per second, while all sequences generate.\n\n| sequences | 1 rank of {of_all} threads | {several} | ratio |"
+        "Output tokens per second, while all sequences generate.\n\n| sequences | 1 rank of {of_all} threads | with tiles | ratio | {several} | ratio |"
     );
     let mut names = vec![
         "sequences",
         "one_rank_tokens_per_s",
+        "tiles_tokens_per_s",
+        "tiles_ratio",
         "ranks_tokens_per_s",
         "ranks_ratio",
     ];

@@ -22,7 +22,7 @@ use crate::device::{
     HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, LayerGroups, Linear, LogitsTransform,
     MixtureShape, Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape,
     PackedWeights, Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Tile, Turn,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Tile, Tiling, Turn,
 };
 
 /// The rows of a token embedding.
@@ -81,6 +81,13 @@ impl Device for Cpu {
     const HAS_DRAFT_HEADS: bool = true;
 
     const HAS_TILES: bool = true;
+
+    fn tiling(options: &CpuOptions) -> Tiling {
+        match options.deterministic {
+            true => Tiling::Always,
+            false => Tiling::OfRanks,
+        }
+    }
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)

@@ -68,6 +68,8 @@ pub struct CpuOptions {
     pub simd: Option<Simd>,
     /// The CPUs of each rank, those of this one first. Empty: all that the process may use.
     pub rank_cpus: Vec<CpuSet>,
+    /// Whether a rank that has whole layers cuts sums [into tiles](crate::device::Tiling::Always), too.
+    pub deterministic: bool,
 }
 
 /// The threads, the instruction set and the scratch memory of operations.

@@ -35,7 +35,7 @@ use crate::base::{LoadError, RequestError, catch_panic};
 use crate::checkpoint::{AdapterFiles, AdapterStamp};
 use crate::collective::Grid;
 use crate::config::Settings;
-use crate::device::yield_to_others;
+use crate::device::{Tiling, yield_to_others};
 use crate::runner::{AdapterParts, ModelSource, ModelSpec, PreparedAdapter};
 
 /// The most requests that wait for adapters.
@@ -57,6 +57,8 @@ pub struct AdapterLimits {
     pub num_ensure_workers: usize,
     /// The ranks that compute with them.
     pub grid: Grid,
+    /// How their CPUs cut sums.
+    pub tiling: Tiling,
 }
 
 impl AdapterLimits {
@@ -70,6 +72,10 @@ impl AdapterLimits {
             grid: Grid {
                 num_stages: settings.pipeline_parallel_size as usize,
                 ranks_per_stage: settings.tensor_parallel_size as usize,
+            },
+            tiling: match settings.deterministic {
+                true => Tiling::Always,
+                false => Tiling::OfRanks,
             },
         }
     }
@@ -91,8 +97,8 @@ struct Shared {
     folders: AdapterFolders,
     source: Arc<ModelSource>,
     limits: AdapterLimits,
-    /// Whether the ranks are on GPUs, which cut adapters in another way.
-    is_on_gpus: OnceLock<bool>,
+    /// How the devices of instances cut sums, and so adapters.
+    tiling: OnceLock<Tiling>,
     upload_memory: Arc<UploadMemory>,
     state: Mutex<State>,
     /// A job is done.
@@ -150,7 +156,7 @@ impl AdapterStore {
                 folders,
                 source,
                 limits,
-                is_on_gpus: OnceLock::new(),
+                tiling: OnceLock::new(),
                 upload_memory: UploadMemory::new(limits.pages.num_bytes()),
                 state: Mutex::new(State {
                     cache: AdapterCache::new(limits.pages.num_pages),
@@ -174,12 +180,16 @@ impl AdapterStore {
     /// # Errors
     /// They are cut for others.
     pub fn cut_for(&self, is_on_gpus: bool) -> Result<(), LoadError> {
-        let known = *self.shared.is_on_gpus.get_or_init(|| is_on_gpus);
-        if known == is_on_gpus || self.shared.limits.grid.num_ranks() == 1 {
+        let AdapterLimits { grid, tiling, .. } = self.shared.limits;
+        let own = if is_on_gpus { Tiling::Never } else { tiling };
+        let known = *self.shared.tiling.get_or_init(|| own);
+        let is_never_cut = grid.num_ranks() == 1 && tiling != Tiling::Always;
+        if known == own || is_never_cut {
             return Ok(());
         }
         Err(LoadError::Config {
-            problem: "the model has adapters and several ranks, of one instance on CPUs and of another one on GPUs"
+            problem: "the model has adapters, which instances on CPUs and on GPUs cut differently for several ranks and with \
+                      deterministic: true"
                 .to_owned(),
             remedy: "write one kind in instance_group, or two models".to_owned(),
         })
@@ -572,8 +582,9 @@ impl Shared {
         }
         let loaded = prepared.load();
         let parts = loaded.and_then(|it| {
-            let is_on_gpus = self.is_on_gpus.get().is_some_and(|it| *it);
-            self.source.adapter_parts(it, self.limits.grid, !is_on_gpus)
+            let tiling = self.tiling.get().copied();
+            let tiling = tiling.unwrap_or(self.limits.tiling);
+            self.source.adapter_parts(it, self.limits.grid, tiling)
         });
         parts.map(Some).map_err(|error| unusable(job, &error))
     }
@@ -723,6 +734,7 @@ mod tests {
             num_put_workers: 2,
             num_ensure_workers: 2,
             grid: 1.into(),
+            tiling: Tiling::OfRanks,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Free host memory of the machine or container, less what other instances have reserved.
+//! Free host memory of the machine, container or process, less what other instances have reserved.
 //!
 //! The system allocates KV cache pages on first write, so the cache of a model that has just been loaded still counts
 //! as free. Each instance therefore holds a [`Reservation`] for the memory that it has been given and has not written
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::base::Blocks;
-use crate::device::available_host_bytes;
+use crate::device::{available_host_bytes, available_process_bytes};
 
 /// The reservations of this process.
 static RESERVATIONS: Reservations = Reservations(Mutex::new(0));
@@ -30,7 +30,10 @@ static RESERVATIONS: Reservations = Reservations(Mutex::new(0));
 pub fn reserve<T, E>(
     size: impl FnOnce(Option<u64>) -> Result<(T, u64), E>,
 ) -> Result<(T, Reservation), E> {
-    RESERVATIONS.reserve(available_host_bytes, size)
+    RESERVATIONS.reserve(available_host_bytes, |left| {
+        // Of its own address space a process has taken what it has reserved.
+        size(left.into_iter().chain(available_process_bytes()).min())
+    })
 }
 
 /// Bytes that are reserved and not yet written, over all instances.

@@ -25,8 +25,8 @@ use crate::runner::{
     RankLimits, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
-/// The memory that an adapter takes on several ranks, by its size: both of its matrices are cut, but each only where the
-/// projection is, and rank 0 keeps what it has sent.
+/// The memory that an adapter takes at most where it is cut, by its size: both of its matrices are cut, but each only where the
+/// projection is, so that tiles have copies of the other one, and rank 0 keeps what it has sent.
 const ADAPTER_COPIES: u64 = 4;
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -235,6 +235,7 @@ fn load_on_cpu(
         1 => None,
         _ => Some(connect_ranks(settings, model.grid(), rank_program)?),
     };
+    let is_cut = ranks.is_some() || settings.deterministic && !settings.task.is_pooling();
     let on_this_host = |num_bytes| match &ranks {
         None => num_bytes,
         Some(ranks) => ranks.bytes_of_own_host(num_bytes),
@@ -245,9 +246,9 @@ fn load_on_cpu(
             Some(ranks) => ranks.available_bytes(available_bytes),
         };
         // The KV cache shares what the weights, the host blocks and the adapters leave.
-        let adapter_bytes = match model.grid().num_ranks() {
-            1 => adapters.num_bytes,
-            _ => adapters.num_bytes.saturating_mul(ADAPTER_COPIES),
+        let adapter_bytes = match is_cut {
+            false => adapters.num_bytes,
+            true => adapters.num_bytes.saturating_mul(ADAPTER_COPIES),
         };
         let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
         let taken = taken.saturating_add(adapter_bytes);
@@ -259,10 +260,10 @@ fn load_on_cpu(
     })?;
     let weight_bytes = on_this_host(weight_bytes);
     let bytes_per_block = on_this_host(bytes_per_block(model, &engine));
-    if model.grid().num_ranks() > 1 && settings.weight_cache_dir.is_some() {
+    if is_cut && settings.weight_cache_dir.is_some() {
         log::warn!(
-            "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size: each process rounds its own \
-             part of the weights; leave it out"
+            "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size, nor with deterministic: true: \
+             each process rounds its own parts of the weights; leave it out"
         );
     }
     let limits = limits(model, &engine, adapters);
@@ -606,6 +607,7 @@ pub(in crate::manager) fn cpu_options(settings: &Settings) -> Result<CpuOptions,
         num_threads,
         simd: simd.transpose()?,
         rank_cpus,
+        deterministic: settings.deterministic,
     })
 }
 

@@ -72,7 +72,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             ..
         } = connections;
         // Before the others read their parts.
-        source.part_on::<D>(grid, 0)?;
+        source.part(grid, 0, D::tiling(options))?;
         let task = Task::new(
             grid,
             source.folder().to_owned(),

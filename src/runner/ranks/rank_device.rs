@@ -26,6 +26,8 @@ pub enum RankDeviceOptions {
         simd: Option<String>,
         /// Its CPUs, if it is to use only some.
         cpus: Option<String>,
+        /// As in [`CpuOptions`].
+        deterministic: bool,
     },
     /// A GPU.
     Gpu {
@@ -58,6 +60,7 @@ impl RankDeviceOptions {
                 num_threads,
                 simd,
                 cpus,
+                deterministic,
             } => {
                 let simd = simd.as_deref().map(str::parse::<Simd>);
                 let cpus = cpus.as_deref().map(str::parse::<CpuSet>);
@@ -65,6 +68,7 @@ impl RankDeviceOptions {
                     num_threads: *num_threads,
                     simd: simd.transpose().ok()?,
                     rank_cpus: Vec::from_iter(cpus.transpose().ok()?),
+                    deterministic: *deterministic,
                 })
             }
             Self::Gpu {
@@ -92,6 +96,7 @@ impl RankDevice for Cpu {
             num_threads: options.num_threads,
             simd: options.simd.map(|simd| simd.to_string()),
             cpus: options.rank_cpus.get(rank).map(CpuSet::to_string),
+            deterministic: options.deterministic,
         }
     }
 }

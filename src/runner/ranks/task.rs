@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::rank_device::RankDeviceOptions;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::{Channel, Grid};
-use crate::device::{CodeBits, KvDtype, LayerGroups, available_host_bytes, host_id};
+use crate::device::{
+    CodeBits, KvDtype, LayerGroups, available_host_bytes, available_process_bytes, host_id,
+};
 use crate::engine::MAX_KV_GROUPS;
 use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 use crate::runner::precision::WeightPrecision;
@@ -34,6 +36,9 @@ pub(super) struct RankHost {
     pub(super) id: String,
     /// Free memory, if the system tells.
     pub(super) available_bytes: Option<u64>,
+    /// What the process of the rank may take of it, if that is limited.
+    #[serde(default)]
+    pub(super) limit_bytes: Option<u64>,
 }
 
 impl RankHost {
@@ -42,6 +47,7 @@ impl RankHost {
         Self {
             id: host_id(),
             available_bytes: available_host_bytes(),
+            limit_bytes: available_process_bytes(),
         }
     }
 }
@@ -289,6 +295,7 @@ mod tests {
             rank_cpus: ["0", "1,3-4"]
                 .map(|cpus| cpus.parse().expect("CPUs"))
                 .to_vec(),
+            deterministic: true,
         };
         let seconds = [9, 5].map(Duration::from_secs);
         let grid = Grid {
@@ -318,6 +325,7 @@ mod tests {
             (read.num_threads, read.simd, &read.rank_cpus[..]),
             (options.num_threads, options.simd, &options.rank_cpus[1..])
         );
+        assert!(read.deterministic);
         let options = CudaOptions {
             gpu: 3,
             rank_gpus: vec![3, 1],

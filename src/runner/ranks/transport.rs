@@ -58,6 +58,7 @@ impl RankConnections {
         let own = RankHost {
             id: host_id(),
             available_bytes: own_bytes,
+            limit_bytes: None,
         };
         bytes_of_all(&own, &self.hosts)
     }
@@ -129,19 +130,18 @@ fn resource(error: CollectiveError) -> LoadError {
     LoadError::Resource(error.to_string())
 }
 
-/// What all ranks can have together, each the same, given the hosts of rank 0 and of the others. What rank 0 says of its host
-/// counts for all that are there.
+/// What all ranks can have together, each the same, given the hosts of rank 0 and of the others. Those of a host share what any of
+/// them says is free there: rank 0 knows what is reserved, and another one may be in a container.
 fn bytes_of_all(own: &RankHost, others: &[RankHost]) -> Option<u64> {
+    let all = || std::iter::once(own).chain(others);
+    let num_at = |id: &str| all().filter(|host| host.id == id).count() as u128;
     let num_ranks = 1 + others.len() as u128;
-    let num_at = |id: &str| others.iter().filter(|other| other.id == id).count();
-    let own_share = own
-        .available_bytes
-        .map(|bytes| (bytes, 1 + num_at(&own.id)));
-    let elsewhere = others.iter().filter(|other| other.id != own.id);
-    let shares = elsewhere.filter_map(|other| Some((other.available_bytes?, num_at(&other.id))));
-    let shares = own_share.into_iter().chain(shares);
-    let of_all = shares.map(|(bytes, num_ranks_there)| {
-        let bytes = u128::from(bytes) * num_ranks / num_ranks_there as u128;
+    let shares = all().flat_map(|host| {
+        let shared = host.available_bytes.map(|bytes| (bytes, num_at(&host.id)));
+        [shared, host.limit_bytes.map(|bytes| (bytes, 1))]
+    });
+    let of_all = shares.flatten().map(|(bytes, num_ranks_there)| {
+        let bytes = u128::from(bytes) * num_ranks / num_ranks_there;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     });
     of_all.min()
@@ -163,24 +163,40 @@ mod tests {
         RankHost {
             id: id.to_owned(),
             available_bytes: available_bytes.into(),
+            limit_bytes: None,
         }
     }
 
     #[test]
     fn the_host_with_the_least_for_each_of_its_ranks_decides() {
         let a = host("a", 1000);
-        // What others say of the host of rank 0 has less than it knows: models that are reserved there.
+        // Rank 0 knows of models that are reserved there.
         assert_eq!(bytes_of_all(&a, &[host("a", 4000)]), Some(1000));
+        // A rank in a container has less.
+        assert_eq!(bytes_of_all(&a, &[host("a", 300)]), Some(300));
         assert_eq!(bytes_of_all(&a, &[host("b", 3000)]), Some(2000));
         assert_eq!(bytes_of_all(&a, &[host("b", 300)]), Some(600));
-        let two_there = [host("b", 1500), host("b", 1400), host("a", 9)];
+        let two_there = [host("b", 1500), host("b", 1400), host("a", 4000)];
         assert_eq!(bytes_of_all(&a, &two_there), Some(2000));
         let three_there = [host("b", 1200), host("b", 1200), host("b", 1200)];
         assert_eq!(bytes_of_all(&a, &three_there), Some(1600));
         assert_eq!(bytes_of_all(&a, &[host("b", None)]), Some(2000));
         assert_eq!(bytes_of_all(&host("a", None), &[host("b", 7)]), Some(14));
-        assert_eq!(bytes_of_all(&host("a", None), &[host("a", 7)]), None);
+        assert_eq!(bytes_of_all(&host("a", None), &[host("a", None)]), None);
         assert_eq!(bytes_of_all(&host("a", u64::MAX), &[]), Some(u64::MAX));
+    }
+
+    #[test]
+    fn the_process_with_the_least_memory_decides() {
+        let limited = |available_bytes: Option<u64>, limit_bytes| RankHost {
+            limit_bytes: Some(limit_bytes),
+            ..host("a", available_bytes)
+        };
+        let own = host("a", 1000);
+        let bytes = |other: RankHost| bytes_of_all(&own, &[other]);
+        assert_eq!(bytes(limited(Some(4000), 100)), Some(200));
+        assert_eq!(bytes(limited(Some(4000), 9000)), Some(1000));
+        assert_eq!(bytes(limited(None, 3)), Some(6));
     }
 
     #[test]
