@@ -2,10 +2,13 @@
 load that works again whatever happens to a process."""
 
 import asyncio
+import collections
 import contextlib
 import os
 import pathlib
 import random
+import re
+import resource
 import shutil
 import signal
 import threading
@@ -23,6 +26,7 @@ from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, unti
 FIXTURES = ROOT / "tests" / "fixtures"
 # No wait of a test that expects no fault ends in the processes' own time limit.
 RANKS = {"tensor_parallel_size": 2, "num_threads": 1, "rank_timeout_seconds": 100}
+ALONE = {"num_threads": 1, "deterministic": "true"}
 STAGES = {**RANKS, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "enable_trt_overlap": "true"}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog", "In the garden there was"]
 LONG = {"max_tokens": 900, "ignore_eos": True}
@@ -74,6 +78,7 @@ def server(tmp_path_factory, deployment):
     add = deployment.add_model
     beams = {"max_beam_width": 4}
     add(repository, "one", {"num_threads": 1, **beams}, checkpoint=STORIES)
+    add(repository, "alone", {**ALONE, **beams}, checkpoint=STORIES)
     add(repository, "two", {**RANKS, **beams}, checkpoint=STORIES)
     add(repository, "four", {**RANKS, "tensor_parallel_size": 4, **beams}, checkpoint=STORIES)
     host = {"kv_cache_host_memory_bytes": 1 << 24}
@@ -82,14 +87,15 @@ def server(tmp_path_factory, deployment):
     add(repository, "drafts", {**RANKS, **drafts}, checkpoint=STORIES)
     add(repository, "stages", {**STAGES, **TIGHT, **host}, checkpoint=STORIES)
     add(repository, "stages_of_two", {**STAGES, "tensor_parallel_size": 2, "enable_trt_overlap": "false"}, checkpoint=STORIES)
+    add(repository, "stages_of_one", {**STAGES, "deterministic": "true"}, checkpoint=STORIES)
     with deployment.server(repository) as server:
         yield server
 
 
 def test_any_number_of_processes_gives_the_same_bits(server):
-    assert len(processes(server)) == 1 + 3 + 1 + 1 + 1 + 3
+    assert len(processes(server)) == 1 + 3 + 1 + 1 + 1 + 3 + 1
     expected = [clients.streams(server, "two", [request])[0] for request in requests()]
-    models = ("two", "four", "tight", "drafts", "stages_of_two")
+    models = ("alone", "two", "four", "tight", "drafts", "stages_of_two", "stages_of_one")
     for model in models:
         assert bits(clients.streams(server, model, requests())) == bits(expected), model
     for model in models:
@@ -110,8 +116,7 @@ def test_experts_and_adapters_are_the_same_on_any_number_of_processes(repository
     mixture = {"gpt_model_path": FIXTURES / "qwen2-moe", "weight_only_precision": "int8"}
     # Each adapter takes a page, so they leave the memory for one another.
     adapters = {"lora_dir": tmp_path, "lora_cache_host_memory_bytes": 2 * page_bytes() + 1}
-    for name, num_ranks in [("two", 2), ("four", 4)]:
-        ranks = {**RANKS, "tensor_parallel_size": num_ranks}
+    for name, ranks in [("alone", ALONE), ("two", RANKS), ("four", {**RANKS, "tensor_parallel_size": 4})]:
         add_model(repository, f"mixture_{name}", {**ranks, **mixture})
         add_model(repository, f"adapters_{name}", {**ranks, **adapters}, checkpoint=STORIES)
     options = {"max_tokens": 12, "ignore_eos": True, "return_log_probs": True}
@@ -119,8 +124,8 @@ def test_experts_and_adapters_are_the_same_on_any_number_of_processes(repository
     adapted = [(PROMPTS[i % 5], {**options, **({"lora_name": str(i % 6)} if i % 6 < 5 else {})}) for i in range(18)]
     with Server(repository) as server:
         for kind, asked in [("mixture", prompts), ("adapters", adapted)]:
-            two, four = (bits(clients.streams(server, f"{kind}_{name}", asked)) for name in ("two", "four"))
-            assert two == four, kind
+            alone, two, four = (bits(clients.streams(server, f"{kind}_{name}", asked)) for name in ("alone", "two", "four"))
+            assert alone == two == four, kind
         with pytest.raises(Refused, match="for-another-model"):
             clients.streams(server, "adapters_two", [("The fox", {**options, "lora_name": "for-another-model"})])
         assert bits(clients.streams(server, "adapters_two", adapted)) == two
@@ -147,9 +152,9 @@ def test_one_process_differs_only_in_rounding(server):
 def test_beams_are_the_same_on_any_number_of_processes(server):
     options = {"beam_width": 4, "max_tokens": 20, "stream": False, "return_log_probs": True}
     asked = [(prompt, {**options, "exclude_input_in_output": True}) for prompt in PROMPTS]
-    found = [clients.streams(server, model, asked) for model in ("two", "four")]
-    two, four = ([[described(beam) for beam in answer.sequences()] for answer in answers] for answers in found)
-    assert two == four
+    found = [clients.streams(server, model, asked) for model in ("alone", "two", "four")]
+    alone, two, four = ([[described(beam) for beam in answer.sequences()] for answer in answers] for answers in found)
+    assert alone == two == four
     assert all(len(beams) == 4 for beams in two)
 
 
@@ -307,6 +312,30 @@ def test_an_unload_ends_the_processes_and_a_load_starts_new_ones(faulty):
         assert answer(faulty) == expected
 
 
+def starve(pid, *_):
+    """A process gets no more memory than it has."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    has_bytes = 1024 * int(status.split("VmSize:")[1].split()[0])
+    resource.prlimit(pid, resource.RLIMIT_AS, (has_bytes, has_bytes))
+
+
+@pytest.mark.deployments("iterative")
+def test_a_process_that_gets_no_memory_for_an_adapter_is_an_error(repository, deployment, tmp_path):
+    adapters = [str(index) for index in range(8)]
+    for index, name in enumerate(adapters):
+        write_adapter(tmp_path / name, index)
+    deployment.add_model(repository, "two", {**RANKS, "lora_dir": tmp_path}, checkpoint=STORIES)
+    deployment.add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    with deployment.server(repository) as server:
+        expected = answer(server)
+        [pid] = processes(server)
+        starve(pid)
+        with pytest.raises(Refused, match="rank 1"):
+            for name in adapters:
+                clients.streams(server, "two", [("The fox", {"max_tokens": 5, "lora_name": name})])
+        assert_failed_and_loads_again(server, [pid], expected)
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_server_that_is_killed_leaves_no_process(repository, deployment, is_stopped):
     deployment.add_model(repository, "four", {**RANKS, "tensor_parallel_size": 4}, checkpoint=STORIES)
@@ -421,94 +450,180 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
 
 # Random faults: whatever happens, answers are right or errors name a rank, nothing is left, and a load works again.
 
-
-def kill(pids, rng):
-    os.kill(rng.choice(pids), signal.SIGKILL)
-
-
-def stop(pids, rng):
-    os.kill(rng.choice(pids), signal.SIGSTOP)
+TIME_LIMIT_S = 4
+LOAD_TIME_LIMIT_S = 8
 
 
-def pause(pids, rng):
-    pid = rng.choice(pids)
+class FaultyProgram:
+    """A folder of backends whose `inflight-rank` can be told what one of its processes does first."""
+
+    def __init__(self, folder):
+        real = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight"
+        self.backends = folder / "backends"
+        own = self.backends / "inflight"
+        own.mkdir(parents=True)
+        shutil.copy(real / "libtriton_inflight.so", own)
+        self._first = own / "first"
+        program = own / "inflight-rank"
+        program.write_text(f'#!/bin/sh\n[ ! -f {self._first} ] || . {self._first}\nexec {real}/inflight-rank "$@"\n')
+        program.chmod(0o755)
+
+    @contextlib.contextmanager
+    def does_first(self, rank, line):
+        """The processes of this rank run a line of the shell before they are one."""
+        self._first.write_text(f'case "$1" in rank={rank}) {line};; esac\n')
+        yield
+        self._first.unlink()
+
+
+def kill(pid, _):
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(pid, _):
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(rng.uniform(0, 0.2))
+
+
+def stop_for(pid, seconds):
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
 
 
-def kill_all(pids, _):
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+def pause(pid, rng):
+    stop_for(pid, rng.uniform(0, 0.2))
+
+
+def delay(pid, _):
+    """Slower than the time limit."""
+    stop_for(pid, TIME_LIMIT_S + 1)
 
 
 def nothing(*_):
     pass
 
 
-def happen(fault, pids, rng):
+# Of processes in a step, and of processes that load.
+FAULTS = [kill, kill, stop, pause, delay, starve, nothing]
+LOAD_FAULTS = [kill, stop, pause, starve]
+
+
+def happen(fault, pid, rng):
     # A fault may come after the end of its process.
-    with contextlib.suppress(ProcessLookupError):
-        fault(pids, rng)
+    with contextlib.suppress(OSError, IndexError):
+        fault(pid, rng)
 
 
-FAULTS = [kill, kill, stop, pause, kill_all, nothing]
+def starts(rng, checkpoint):
+    """What a process may do first, and whether the load fails then."""
+    greeting = """printf '\\021\\000\\000\\000{"build":"0 old"}' >&0"""
+    return {
+        "little memory": (f"ulimit -v {rng.randrange(2_000, 700_000)}", False),
+        "slow": (f"sleep {rng.uniform(0.1, 1.5):.2f} </dev/null", False),
+        "never": ("exec sleep 1000", True),
+        "stopped": ("kill -STOP $$", True),
+        "ends": ("exit 7", True),
+        "other files": (f"touch {checkpoint}/config.json", True),
+        "missing files": (f"mv {checkpoint}/config.json {checkpoint}/moved", True),
+        "other version": (f"{greeting}; exec sleep 1000", True),
+    }
 
 
-def load_with_fault(server, rng):
-    """Loads the model while one of its processes may be killed; the error must name a rank."""
+def load_with_signal(server, own, fault, rng):
+    """Loads the model while something happens to one of its processes. Returns the error; it must name a rank."""
     result = []
     thread = threading.Thread(target=lambda: result.append(server.load("three")))
     thread.start()
     time.sleep(rng.uniform(0, 0.5))
-    with contextlib.suppress(ProcessLookupError):
-        of_model = [pid for pid in processes(server) if pid not in server.calm]
-        if of_model:
-            os.kill(rng.choice(of_model), signal.SIGKILL)
+    if pids := own():
+        happen(fault, rng.choice(pids), rng)
     thread.join(clients.TIMEOUT_S)
     assert not thread.is_alive(), "the load never ends"
-    assert result[0] is None or "rank" in result[0], result
+    assert result[0] is None or re.search("rank [12]", result[0]), result
+    return result[0]
 
 
-def test_random_faults_leave_nothing_behind(repository, deployment):
+def load_after(server, program, rank, line):
+    """Loads the model, of which the process of this rank does something first. Returns the error; it must name a rank, unless its
+    limit leaves no memory for a KV cache."""
+    with program.does_first(rank, line):
+        error = server.load("three")
+    assert error is None or re.search("rank [12]|the KV cache has", error), (line, error)
+    return error
+
+
+def test_random_faults_leave_nothing_behind(repository, deployment, tmp_path):
     seed = int(os.environ.get("INFLIGHT_SEED", 1))
     num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 8))
     print(f"INFLIGHT_SEED={seed}")
     rng = random.Random(seed)
+    program = FaultyProgram(tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(STORIES, checkpoint, symlinks=False)
+    for index in range(3):
+        write_adapter(tmp_path / "adapters" / str(index), index)
     # Where a rank has no core for as long as its time limit, that is a fault, too.
     deployment.add_model(repository, "calm", RANKS, checkpoint=STORIES)
-    quick = {"tensor_parallel_size": 3, "rank_timeout_seconds": 4}
-    deployment.add_model(repository, "three", {**RANKS, **quick}, checkpoint=STORIES)
-    deployment.add_model(repository, "calm_three", {**RANKS, "tensor_parallel_size": 3}, checkpoint=STORIES)
-    asked = requests()[:8]
-    with deployment.server(repository, "--model-control-mode=explicit", "--load-model=calm_three") as server:
+    three = {**RANKS, "tensor_parallel_size": 3, "lora_dir": tmp_path / "adapters"}
+    quick = {"rank_timeout_seconds": TIME_LIMIT_S, "rank_load_timeout_seconds": LOAD_TIME_LIMIT_S}
+    deployment.add_model(repository, "three", {**three, **quick, "gpt_model_path": checkpoint})
+    deployment.add_model(repository, "calm_three", three, checkpoint=STORIES)
+    asked = [
+        (prompt, {**options, **({"lora_name": str(index % 4)} if index % 4 < 3 else {})})
+        for index, (prompt, options) in enumerate(requests()[:8])
+    ]
+    outcomes = collections.Counter()
+    explicit = ("--model-control-mode=explicit", "--load-model=calm_three")
+    with deployment.server(repository, *explicit, backends=program.backends) as server:
         expected = bits(clients.streams(server, "calm_three", asked))
         server.unload("calm_three")
         server.wait_for_state("calm_three", "UNAVAILABLE")
         assert server.load("calm") is None
-        server.calm = processes(server)
+        # All that the server has started, and not only those that have become ranks.
+        calm = set(server.children(""))
         of_calm = answer(server, "calm")
+
+        def own():
+            return [pid for pid in processes(server) if pid not in calm]
+
         for number in range(num_faults):
-            if rng.random() < 0.2:
-                load_with_fault(server, rng)
+            draw = rng.random()
+            if draw < 0.25:
+                what, (line, fails) = rng.choice(list(starts(rng, checkpoint).items()))
+                error = load_after(server, program, rng.choice((1, 2)), line)
+                assert error is not None or not fails, (seed, number, what)
+                moved = checkpoint / "moved"
+                if moved.exists():
+                    moved.rename(checkpoint / "config.json")
+                outcomes[f"load: {what}", "works" if error is None else "error"] += 1
+            elif draw < 0.4:
+                fault = rng.choice(LOAD_FAULTS)
+                error = load_with_signal(server, own, fault, rng)
+                outcomes[f"load: {fault.__name__}", "works" if error is None else "error"] += 1
             else:
                 assert server.load("three") is None
-            pids = [pid for pid in processes(server) if pid not in server.calm]
+                error = None
+            pids = own()
             fault = rng.choice(FAULTS)
             if len(pids) == 2:
-                timer = threading.Timer(rng.uniform(0, 0.4), happen, (fault, pids, rng))
+                timer = threading.Timer(rng.uniform(0, 0.4), happen, (fault, rng.choice(pids), rng))
                 timer.start()
                 answers = clients.streams(server, "three", asked, may_fail=True)
                 timer.join(clients.TIMEOUT_S)
-                for one, right in zip(answers, expected):
+                for one, right in zip(answers, expected, strict=True):
                     if isinstance(one, Refused):
-                        assert "rank" in str(one), (seed, number, fault, one)
+                        assert re.search("rank [12]", str(one)), (seed, number, fault, one)
                     else:
                         assert described(one) == right, (seed, number, fault)
+                num_refused = sum(isinstance(one, Refused) for one in answers)
+                outcome = {0: "answers", len(asked): "errors"}.get(num_refused, "answers and errors")
+                outcomes[f"step: {fault.__name__}", outcome] += 1
             with contextlib.suppress(AssertionError):
                 server.unload("three")
             server.wait_for_state("three", "UNAVAILABLE")
-            for pid in pids:
-                wait_for(lambda: has_ended(pid), f"process {pid} is left: {seed}, {number}, {fault}")
+            wait_for(lambda: set(server.children("")) <= calm, f"a process is left: {seed}, {number}, {fault}")
             assert answer(server, "calm") == of_calm
         assert server.load("three") is None
+        assert bits(clients.streams(server, "three", asked)) == expected
+    for (what, outcome), count in sorted(outcomes.items()):
+        print(f"{what}: {outcome}: {count}")

@@ -44,10 +44,10 @@ class Deployment:
         """`repository.add_synthetic`, for this deployment."""
         return add_synthetic(repository, name, parameters, fields=self._with_scheduler(fields))
 
-    def server(self, repository, *arguments):
+    def server(self, repository, *arguments, backends=None):
         """A running server of these models."""
         environment = stand_in(pathlib.Path(repository).parent / "stand_in") if self.on_gpu else None
-        return Server(repository, *arguments, environment=environment)
+        return Server(repository, *arguments, backends=backends, environment=environment)
 
     def _with_scheduler(self, fields):
         chosen = "sequence_batching" in fields or "dynamic_batching" in fields
