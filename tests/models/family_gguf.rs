@@ -28,7 +28,7 @@ fn checkpoint(name: &str) -> Copy {
 }
 
 /// The same, with the GGUF file in place of its weights.
-fn gguf_with_config(name: &str) -> Copy {
+pub fn gguf_with_config(name: &str) -> Copy {
     let copy = checkpoint(name);
     fs::remove_file(copy.path("model.safetensors")).expect("the file");
     fs::copy(file(name, "gguf"), copy.path("model.gguf")).expect("a copy");
@@ -99,6 +99,8 @@ crate::transformers::agree! {
     a_deepseek_v2_has_the_bits_of_its_checkpoint: "deepseek-v2",
     a_deepseek_v2_lite_of_an_older_converter_has_the_bits_of_its_checkpoint: "deepseek-v2-lite",
     a_deepseek_v3_has_the_bits_of_its_checkpoint: "deepseek-v3",
+    an_olmoe_has_the_bits_of_its_checkpoint: "olmoe",
+    a_phi_3_5_moe_has_the_bits_of_its_checkpoint: "phimoe",
 }
 
 crate::transformers::agree! {

@@ -9,7 +9,7 @@ use crate::runner::spec::ModelSpec;
 pub struct Family {
     /// The class in transformers, which config.json names under `architectures`.
     pub class: &'static str,
-    /// How llama.cpp stores the family. `None` if it converts its models to another family's architecture.
+    /// How llama.cpp stores the family. `None` if it does not, or converts its models to another family's architecture.
     pub gguf: Option<GgufArchitecture>,
     /// Describes the model of a config.json.
     pub describe: fn(&JsonFile) -> Result<ModelSpec, LoadError>,

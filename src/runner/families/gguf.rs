@@ -288,6 +288,9 @@ impl<'a> GgufConfig<'a> {
         set("attention_out_bias", bias("self_attn.o_proj"));
         set("mlp_bias", bias("mlp.down_proj"));
         set("use_bias", bias("mlp.down_proj"));
+        let output = Module::of_model("lm_head");
+        let has_output_bias = self.architecture.has_parameter(gguf, output, "bias");
+        set("lm_head_bias", json!(has_output_bias));
         for (key, module) in self.architecture.optional_modules {
             let module = Module::of_layer(0, module);
             let is_there = self.architecture.has_parameter(gguf, module, "weight");
@@ -527,7 +530,10 @@ impl<'a> GgufConfig<'a> {
             rope.insert("long_factor".to_owned(), json!(long));
             rope.insert("short_factor".to_owned(), json!(short));
             if let Some(factor) = self.number("rope.scaling.attn_factor")? {
-                rope.insert("attention_factor".to_owned(), factor);
+                // Some families have one for each set of frequencies.
+                for key in ["attention_factor", "short_mscale", "long_mscale"] {
+                    rope.insert(key.to_owned(), factor.clone());
+                }
             }
             return Ok(Json::Object(rope));
         }

@@ -1,7 +1,7 @@
 //! Helium 1, by Kyutai.
 //!
 //! Llama whose RoPE rotates neighbouring elements of a head, with a base of 100,000 and an epsilon of 1e-8.
-//! `attention_bias` adds biases to queries, keys and values only.
+//! `attention_bias` adds biases to queries, keys and values only, `mlp_bias` to all of the feed-forward block.
 //!
 //! Source: modeling_helium.py of transformers.
 

@@ -6,13 +6,17 @@
 //! `short_mscale` and `long_mscale`; of its two sets of frequencies, one is used for all sequences, as for
 //! [Phi-3](super::phi3).
 //!
-//! Checkpoints on the Hub call the class `PhiMoEForCausalLM`.
+//! Checkpoints on the Hub call the class `PhiMoEForCausalLM`. GGUF files have no `short_mscale` and `long_mscale`, but the
+//! factor that Phi-3's formula gives, and no `router_jitter_noise`. llama.cpp weights the experts by a softmax of the chosen
+//! two, and normalises by RMS; the weights are the same.
 //!
-//! Source: modeling_phimoe.py of transformers; Abdin et al., arXiv:2404.14219; Liu et al., arXiv:2409.12136.
+//! Source: modeling_phimoe.py of transformers; conversion/phi.py and src/models/phi3.cpp of llama.cpp; Abdin et al.,
+//! arXiv:2404.14219; Liu et al., arXiv:2409.12136.
 
 use super::dimensions::{Defaults, Dimensions};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
 use super::mixtral;
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_all_layers};
@@ -24,7 +28,12 @@ use crate::runner::spec::{FeedForward, ModelSpec, NormKind, StackedExperts};
 
 pub const FAMILY: Family = Family {
     class: "PhimoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        has_windows: true,
+        // Its router has a rule of its own.
+        experts: Some(GgufExperts::softmax(true)),
+        ..GgufArchitecture::named("phimoe")
+    }),
     describe,
 };
 
