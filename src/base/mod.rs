@@ -1,17 +1,17 @@
 //! L0: typed ids, units, and the three error types. Imports nothing else from this crate.
 
-mod byte_order_mark;
 mod caught_panic;
 mod cpu_set;
 mod error;
 mod ids;
 mod names;
+mod text_file;
 mod units;
 
-pub use byte_order_mark::check_byte_order_mark;
 pub use caught_panic::{catch_panic, panic_message};
 pub use cpu_set::{CpuSet, NotCpus};
 pub use error::{LoadError, RequestError, StepError};
 pub use ids::{BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, TokenId};
 pub use names::nearest_name;
+pub use text_file::read_text;
 pub use units::{BlockSize, Blocks, Tokens};

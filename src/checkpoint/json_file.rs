@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::base::{LoadError, check_byte_order_mark};
+use crate::base::{LoadError, read_text};
 
 /// The largest JSON file that is read. The index of a model with a trillion parameters takes a few MiB.
 const MAX_BYTES: u64 = 64 << 20;
@@ -241,8 +241,6 @@ fn read_json(path: &Path) -> Result<Value, LoadError> {
             "is not a regular file of at most {MAX_BYTES} bytes"
         )));
     }
-    let text =
-        fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-    check_byte_order_mark(text.as_bytes()).map_err(&fail)?;
+    let text = read_text(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
     serde_json::from_str(&text).map_err(|error| fail(format!("is not JSON: {error}")))
 }

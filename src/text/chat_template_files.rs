@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::base::{LoadError, check_byte_order_mark};
+use crate::base::{LoadError, read_text};
 
 /// The most templates of a folder. Checkpoints have one to three.
 const MAX_TEMPLATES: usize = 64;
@@ -78,7 +78,7 @@ pub(super) fn read(dir: &Path) -> Result<ChatTemplateFiles, LoadError> {
 fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, LoadError> {
     let mut templates = Vec::new();
     let path = dir.join("chat_template.jinja");
-    if let Some(source) = read_text(&path)? {
+    if let Some(source) = text_if_there(&path)? {
         templates.push(NamedTemplate {
             name: "default".to_owned(),
             source,
@@ -88,7 +88,7 @@ fn template_files(dir: &Path) -> Result<Vec<NamedTemplate>, LoadError> {
     for path in jinja_files(&dir.join("additional_chat_templates"))? {
         let name = path.file_stem().and_then(|stem| stem.to_str());
         if let Some(name) = name
-            && let Some(source) = read_text(&path)?
+            && let Some(source) = text_if_there(&path)?
         {
             templates.push(NamedTemplate {
                 name: name.to_owned(),
@@ -165,7 +165,7 @@ fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
 
 /// Reads the JSON object in the file at `path`. Empty if the file does not exist.
 fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
-    let Some(text) = read_text(path)? else {
+    let Some(text) = text_if_there(path)? else {
         return Ok(Map::new());
     };
     serde_json::from_str(&text).map_err(|error| LoadError::File {
@@ -175,17 +175,13 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
 }
 
 /// Reads the text file at `path`. None if the file does not exist.
-fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
-    let fail = |reason| LoadError::File {
-        path: path.to_owned(),
-        reason,
-    };
-    match fs::read_to_string(path) {
-        Ok(text) => {
-            check_byte_order_mark(text.as_bytes()).map_err(fail)?;
-            Ok(Some(text))
-        }
+fn text_if_there(path: &Path) -> Result<Option<String>, LoadError> {
+    match read_text(path) {
+        Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(fail(error.to_string())),
+        Err(error) => Err(LoadError::File {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }),
     }
 }

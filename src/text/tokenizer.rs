@@ -12,7 +12,7 @@ use tokenizers::utils::truncation::{
 };
 use tokenizers::{DecoderWrapper, PostProcessor};
 
-use crate::base::{LoadError, RequestError, TokenId, check_byte_order_mark};
+use crate::base::{LoadError, RequestError, TokenId, read_text};
 use crate::text::coverage;
 
 /// A character placed before a word to find the word's tokens inside a text. Vocabularies do not merge it with words.
@@ -69,9 +69,9 @@ impl Tokenizer {
     /// The file cannot be read or is invalid.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("tokenizer.json");
-        let parsed = std::fs::read(&path)
+        let parsed = read_text(&path)
             .map_err(|error| error.to_string())
-            .and_then(|json| check_byte_order_mark(&json).and_then(|()| Self::parse(&json)));
+            .and_then(|json| Self::parse(json.as_bytes()));
         parsed.map_err(|reason| LoadError::File { path, reason })
     }
 

@@ -74,7 +74,7 @@ fn with(name: &str, changes: Value) -> Copy {
 }
 
 /// A copy whose quantization_config stands elsewhere, without the name of its method.
-fn with_section_in(name: &str, file: &str, content: impl FnOnce(Value) -> Value) -> Copy {
+pub fn with_section_in(name: &str, file: &str, content: impl FnOnce(Value) -> Value) -> Copy {
     let copy = Copy::of(name);
     let text = std::fs::read_to_string(copy.path("config.json")).expect("the file");
     let mut config: Value = serde_json::from_str(&text).expect("JSON");

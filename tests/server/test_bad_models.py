@@ -60,11 +60,6 @@ def write(content):
     return lambda path: path.write_bytes(content)
 
 
-def mark(path):
-    """A byte order mark, as some editors write it."""
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-
-
 def header(path):
     """A safetensors file's header, and where its data starts."""
     data = path.read_bytes()
@@ -109,9 +104,6 @@ BAD_CHECKPOINTS = {
     "absurd sizes": ("config.json", set_key("num_hidden_layers", 10**12), ["num_hidden_layers"]),
     "a negative size": ("config.json", set_key("intermediate_size", -640), ["intermediate_size"]),
     "no JSON": ("config.json", write(b"{ hidden"), ["config.json"]),
-    "a byte order mark": ("config.json", mark, ["config.json", "byte order mark", "without one"]),
-    "a byte order mark of a tokenizer": ("tokenizer.json", mark, ["tokenizer.json", "byte order mark"]),
-    "a byte order mark of its config": ("tokenizer_config.json", mark, ["tokenizer_config.json", "byte order mark"]),
     "an adapter": (
         "adapter_config.json",
         lambda path: path.write_text("{}"),

@@ -23,7 +23,12 @@ def quantised(tmp_path_factory):
     text = 'input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]'
     add_model(repository, "text", {"gpt_model_path": FIXTURES / "gguf-q4_k"}, fields=text)
     add_model(repository, "stories", checkpoint=STORIES)
-    loads = [f"--load-model={name}" for name in [*NAMES, "stories"]]
+    for file in list(add_model(repository, "marked", checkpoint=STORIES).iterdir()):
+        if file.suffix == ".json":
+            marked = b"\xef\xbb\xbf" + file.read_bytes()
+            file.unlink()
+            file.write_bytes(marked)
+    loads = [f"--load-model={name}" for name in [*NAMES, "stories", "marked"]]
     with Server(repository, "--model-control-mode=explicit", *loads) as server:
         yield server
 
@@ -34,6 +39,13 @@ def test_a_quantised_checkpoint_generates_what_transformers_does(quantised, name
     requests = [(prompt["prompt"], {"max_tokens": len(prompt["greedy"])}) for prompt in expected]
     answers = streams(quantised, name, requests)
     assert [answer.ids for answer in answers] == [prompt["greedy"] for prompt in expected]
+
+
+def test_files_with_a_byte_order_mark_are_read_as_without(quantised):
+    messages = json.dumps([{"role": "user", "content": "Tell me a story about a fox."}])
+    for prompt, options in (("Once upon a time", {}), ("", {"messages": messages})):
+        answers = [generate(quantised, model, prompt, max_tokens=40, **options) for model in ("stories", "marked")]
+        assert answers[0].text == answers[1].text != "", prompt
 
 
 def test_a_gguf_file_without_a_tokenizer_takes_no_text(quantised):
