@@ -45,7 +45,67 @@ pub fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
 
 /// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
 pub fn copies_of(name: &str, scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
-    let [fp8, floats] = [Copy::of(name), Copy::of(name)];
+    rounded([(); 2].map(|()| Copy::of(name)), scales, scale_name, config)
+}
+
+/// Two copies with the blocks of DeepSeek-V3 and Qwen 3, of a model whose matrices have up to three of them each way, the last of
+/// which are narrower.
+fn copies_with_blocks_of_128() -> [Copy; 2] {
+    let config = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    let copies = [(); 2].map(|()| widened());
+    rounded(
+        copies,
+        Scales::Blocks([128, 128]),
+        "weight_scale_inv",
+        config,
+    )
+}
+
+/// stored-f32 in other sizes: its rows and columns again and again.
+fn widened() -> Copy {
+    let copy = Copy::of("stored-f32")
+        .config(json!({"hidden_size": 160, "head_dim": 40, "intermediate_size": 300}));
+    let wider = |size: &usize| match size {
+        // Heads, all key heads, all query heads or the hidden size, and the width of feed-forward blocks.
+        8 => 40,
+        16 => 80,
+        32 => 160,
+        64 => 300,
+        vocab_size => *vocab_size,
+    };
+    let path = copy.path("model.safetensors");
+    let bytes = fs::read(&path).expect("the file");
+    let stored = SafeTensors::deserialize(&bytes).expect("whole");
+    let tensors = stored.tensors().into_iter().map(|(name, view)| {
+        let shape: Vec<_> = view.shape().iter().map(wider).collect();
+        let old_columns = *view.shape().last().expect("a dimension");
+        let columns = *shape.last().expect("a dimension");
+        let values = view.data().as_chunks::<4>().0;
+        let data = (0..shape.iter().product()).flat_map(|at: usize| {
+            let (row, column) = (at / columns, at % columns);
+            let old = row * old_columns + column % old_columns;
+            let value = f32::from_le_bytes(values[old % values.len()]);
+            // Sums have more terms.
+            let factor = match shape.len() {
+                1 => 1.0,
+                _ => 0.3 + 0.1 * ((row * 7 + column * 3) % 5) as f32,
+            };
+            (value * factor).to_le_bytes()
+        });
+        let data: Vec<u8> = data.collect();
+        (name, shape, data)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), data).expect("consistent");
+        (name.clone(), view)
+    });
+    serialize_to_file(views, None, &path).expect("written");
+    copy
+}
+
+/// Two copies of a model, whose projections are rounded in one, and have the same weights as floats in the other.
+fn rounded([fp8, floats]: [Copy; 2], scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
     let path = fp8.path("model.safetensors");
     let bytes = fs::read(&path).expect("the file");
     let stored = SafeTensors::deserialize(&bytes).expect("whole");
@@ -156,11 +216,16 @@ fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
             json!({"quant_method": "fp8", "weight_block_size": [24, 40]}),
         ),
     ] {
-        let setup = Setup::default();
-        let [fp8, floats] = copies(scales, scale_name, config);
-        let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
-        assert!(serve(&fp8) == serve(&floats), "{scales:?}, {scale_name}");
+        let copies = copies(scales, scale_name, config);
+        assert_same(&format!("{scales:?}, {scale_name}"), copies);
     }
+    assert_same("blocks of 128", copies_with_blocks_of_128());
+}
+
+fn assert_same(what: &str, [fp8, floats]: [Copy; 2]) {
+    let setup = Setup::default();
+    let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
+    assert!(serve(&fp8) == serve(&floats), "{what}");
 }
 
 /// The weights of each head's keys are transposed, and begin within a block.
