@@ -9,7 +9,7 @@ from test_ranks import PROMPTS, answer, assert_failed_and_loads_again, bits, fai
 
 from harness import clients, deployments
 from harness.adapters import page_bytes, write_adapter
-from harness.clients import GrpcStream, Refused
+from harness.clients import Refused
 from harness.repository import ROOT, STORIES, TIGHT, add_model
 from harness.server import Server, assert_blocks_come_back
 
@@ -59,12 +59,6 @@ def requests():
 def served(server, model, asked, others=0):
     """What requests get that are asked for at once, some more of which are cancelled in flight, and two are refused."""
 
-    async def cancelled(client, prompt):
-        call = GrpcStream(client, model, prompt, stream=True, max_tokens=200, ignore_eos=True, lora_name="0")
-        async for _ in call:
-            break
-        call.cancel()
-
     async def refused(client, reason, **options):
         with pytest.raises(Refused, match=reason):
             await clients.stream(client, model, "The fox", max_tokens=5, **options)
@@ -72,7 +66,9 @@ def served(server, model, asked, others=0):
     async def main():
         async with clients.grpc(server) as client:
             good = [clients.stream(client, model, prompt, **options) for prompt, options in asked]
-            bad = [cancelled(client, PROMPTS[index % len(PROMPTS)]) for index in range(others)]
+            long = {"max_tokens": 200, "ignore_eos": True, "lora_name": "0"}
+            prompts = (PROMPTS[index % len(PROMPTS)] for index in range(others))
+            bad = [clients.cancelled_stream(client, model, prompt, **long) for prompt in prompts]
             if others:
                 bad.append(refused(client, "for-another-model", lora_name="for-another-model"))
                 bad.append(refused(client, "top_p", top_p=2.0))

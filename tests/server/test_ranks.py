@@ -161,12 +161,6 @@ def test_beams_are_the_same_on_any_number_of_processes(server):
 def test_cancelled_and_bad_requests_change_nothing_for_the_others(server):
     expected = bits(clients.streams(server, "two", requests()))
 
-    async def cancelled(client, prompt):
-        call = GrpcStream(client, "tight", prompt, stream=True, max_tokens=200, ignore_eos=True)
-        async for _ in call:
-            break
-        call.cancel()
-
     async def bad(client, options, reason):
         with pytest.raises(Refused, match=reason):
             await clients.stream(client, "tight", "The fox", **options)
@@ -174,7 +168,8 @@ def test_cancelled_and_bad_requests_change_nothing_for_the_others(server):
     async def main():
         async with clients.grpc(server) as client:
             good = [clients.stream(client, "tight", prompt, **options) for prompt, options in requests()]
-            others = [cancelled(client, prompt) for prompt in PROMPTS]
+            long = {"max_tokens": 200, "ignore_eos": True}
+            others = [clients.cancelled_stream(client, "tight", prompt, **long) for prompt in PROMPTS]
             others += [
                 bad(client, {"max_tokens": 5, "top_p": 2.0}, "top_p"),
                 bad(client, {"max_tokens": 5, "temperature": -1.0}, "temperature"),

@@ -290,6 +290,14 @@ async def stream(client, model, prompt, **options):
     return await asyncio.wait_for(collect(), TIMEOUT_S)
 
 
+async def cancelled_stream(client, model, prompt, **options):
+    """A gRPC stream that is cancelled at its first response."""
+    call = GrpcStream(client, model, prompt, stream=True, **options)
+    async for _ in call:
+        break
+    call.cancel()
+
+
 def streams(server, model, requests, *, may_fail=False):
     """The answers to requests, `(prompt, options)` each, sent at the same time over gRPC. With `may_fail`,
     exceptions are returned in place of answers."""
