@@ -12,6 +12,7 @@ use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs,
 };
 
+use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
 /// Grouped heads with scaled RoPE; biases; head norms; experts; latent attention.
@@ -473,41 +474,7 @@ fn a_request_is_the_same_on_any_number_of_threads() {
 
 #[test]
 fn a_request_is_the_same_under_everything_at_once() {
-    for (name, windows) in [
-        ("llama3", &[][..]),
-        ("qwen2", &[]),
-        ("qwen3", &[17, 30]),
-        ("qwen3-windows", &[50, 20]),
-        ("phi3", &[]),
-        ("phi4-mini", &[]),
-        ("smollm3", &[]),
-        ("ministral", &[]),
-        ("seed-oss", &[]),
-        ("ernie4-5", &[]),
-        ("helium", &[]),
-        ("glm", &[]),
-        ("gemma2", &[]),
-        ("gemma3", &[40, 13]),
-        ("olmo2", &[]),
-        ("granite", &[]),
-        ("exaone4", &[50, 20]),
-        ("gpt-neox", &[]),
-        ("opt", &[]),
-        ("gpt2", &[30, 17]),
-        ("cohere", &[]),
-        ("cohere2", &[50, 20]),
-        ("stablelm", &[]),
-        ("nemotron", &[]),
-        ("falcon", &[]),
-        ("falcon-grouped", &[]),
-        ("mixtral", &[]),
-        ("qwen3-moe", &[17, 30]),
-        ("olmoe", &[]),
-        ("phimoe", &[]),
-        ("gpt-oss", &[30, 17]),
-        ("deepseek-v2", &[]),
-        ("deepseek-v2-lite", &[30, 17]),
-    ] {
+    for (name, windows) in FAMILIES {
         let happened = serves_as_alone(
             name,
             &Setup {

@@ -27,6 +27,7 @@ mod draft_models;
 mod embeddings;
 mod encoders;
 mod experts;
+mod families;
 mod family_gguf;
 mod fp8;
 mod gguf;
