@@ -138,12 +138,16 @@ pub fn load_instance(
                 },
                 false => KeptPart::End,
             },
+            judges_pairs: settings.is_original_qwen3_reranker,
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
         adapters: model.adapters.clone(),
         has_logits,
         pooling: spec.and_then(|spec| spec.pooling),
+        has_token_types: spec
+            .and_then(|spec| spec.token_types)
+            .is_some_and(|types| types.num_types > 1),
         classes: spec.and_then(|spec| spec.classes.as_ref()).map_or_else(
             ClassForm::default,
             |head| ClassForm {

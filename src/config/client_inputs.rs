@@ -206,8 +206,11 @@ pub const VLLM: &[ClientInput] = &[
 /// Fields of the Batch Manager's requests that are not tensors there. No other backend's models have them.
 pub const BATCH_MANAGER: &[ClientInput] = &[input("client_id", "TYPE_UINT64", ONE)];
 
-/// The second text of a pair that is scored or classified.
-pub const PAIRS: &[ClientInput] = &[text("text_pair")];
+/// The second text of a pair that is scored or classified, and which tokens of a pair are those of the second.
+pub const PAIRS: &[ClientInput] = &[
+    text("text_pair"),
+    input("token_type_ids", "TYPE_INT32", ROW),
+];
 
 /// The input with this name, of any of the models.
 pub fn client_input(name: &str) -> Option<&'static ClientInput> {

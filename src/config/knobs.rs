@@ -13,7 +13,7 @@ use crate::config::settings::Settings;
 use crate::config::values::{
     Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpus,
     group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, rank_cpus,
-    windows,
+    two_tokens, windows,
 };
 
 /// One parameter of config.pbtxt.
@@ -82,6 +82,18 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(flag(), "as `modules.json` says; without that file, `true`"),
             |s| &mut s.normalize,
             "With `task: embed`: whether embeddings are divided by their length, so that their dot product is the cosine.",
+        ),
+        knob(
+            "classifier_from_token",
+            optional(two_tokens(), "none, or `[\"no\", \"yes\"]` with `is_original_qwen3_reranker`"),
+            |s| &mut s.classifier_from_token,
+            "With `task: score`: scores are made by a model that generates, a `...ForCausalLM`, and are the probability that its              next token is the second one, where it is one of these two ([Classes and scores](classification.md#models-that-answer-yes-or-no)).",
+        ),
+        knob(
+            "is_original_qwen3_reranker",
+            flag(),
+            |s| &mut s.is_original_qwen3_reranker,
+            "With `task: score`: the checkpoint is a Qwen3-Reranker as Qwen has published it. Pairs are put into the prompt that it              was trained with.",
         ),
         knob(
             "gpt_model_type",
@@ -730,6 +742,12 @@ mod tests {
         ),
         ("pooling", &["last", "mean", "cls"], &["max", ""]),
         ("normalize", &["true", "false"], &["l2", ""]),
+        (
+            "classifier_from_token",
+            &[r#"["no", "yes"]"#, r#"["0","1"]"#],
+            &["", "no, yes", r#"["yes"]"#, r#"["a", "a"]"#, r#"["", "a"]"#],
+        ),
+        ("is_original_qwen3_reranker", &["true", "false"], &["yes"]),
         (
             "gpt_model_type",
             &["V1", "inflight_batching", "inflight_fused_batching"],

@@ -25,6 +25,10 @@ pub struct Settings {
     pub pooling: Option<PoolingMode>,
     /// `normalize`; None: as the checkpoint says
     pub normalize: Option<bool>,
+    /// `classifier_from_token`
+    pub classifier_from_token: Option<[String; 2]>,
+    /// `is_original_qwen3_reranker`
+    pub is_original_qwen3_reranker: bool,
     /// `gpt_model_path`
     pub gpt_model_path: Option<PathBuf>,
     /// `tokenizer_dir`
@@ -182,6 +186,8 @@ impl Default for Settings {
             task: Task::Generate,
             pooling: None,
             normalize: None,
+            classifier_from_token: None,
+            is_original_qwen3_reranker: false,
             gpt_model_path: None,
             tokenizer_dir: None,
             gpt_model_type: BatchingScheme::InflightFused,
@@ -280,6 +286,15 @@ impl Settings {
     ) -> Option<PathBuf> {
         let dir = model_path.join(self.weight_cache_dir.as_ref()?);
         Some(dir.join(format!("{name}-{version}.weights")))
+    }
+
+    /// The two tokens that a score is made of, if it is made of tokens.
+    pub fn score_tokens(&self) -> Option<[String; 2]> {
+        let of_reranker = || {
+            self.is_original_qwen3_reranker
+                .then(|| ["no", "yes"].map(str::to_owned))
+        };
+        self.classifier_from_token.clone().or_else(of_reranker)
     }
 
     /// The tokenizer's folder.

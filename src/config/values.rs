@@ -194,6 +194,19 @@ pub(super) fn or_empty<T: 'static>(kind: Kind<T>) -> Kind<Option<T>> {
     )
 }
 
+/// Two tokens.
+pub(super) fn two_tokens() -> Kind<[String; 2]> {
+    Kind::new(
+        "a JSON list of two different tokens, such as '[\"no\", \"yes\"]'",
+        |text| {
+            let tokens: [String; 2] = serde_json::from_str(text).ok()?;
+            let is_empty = tokens.iter().any(String::is_empty);
+            (!is_empty && tokens[0] != tokens[1]).then_some(tokens)
+        },
+        |[first, second]| format!("`[\"{first}\", \"{second}\"]`"),
+    )
+}
+
 /// Number of weights that share a scale.
 pub(super) fn group_size() -> Kind<u32> {
     Kind {

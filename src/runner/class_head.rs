@@ -6,6 +6,9 @@
 //!                        output * norm(gelu(dense * state))                          ModernBERT
 //! ```
 //!
+//! A model that generates is asked a question instead, and its number is how much more likely one token is as the answer than another:
+//! the difference of their logits, by the difference of their rows of the output layer.
+//!
 //! It is computed on the host in f32, because it is small and a prompt has one state. Sums are over the same elements in the same
 //! order for each prompt.
 //!
@@ -18,8 +21,10 @@ use super::model_tensors::ModelTensors;
 use super::spec::{
     ClassActivation, ClassHead, ClassModules, ClassTransform, ModelSpec, Module, NormKind,
 };
-use crate::base::LoadError;
+use crate::base::{LoadError, TokenId};
 use crate::checkpoint::JsonFile;
+use crate::config::PoolingMode;
+use crate::device::LogitsTransform;
 use crate::device::cpu::gelu;
 
 /// The most classes.
@@ -56,6 +61,7 @@ impl ClassHead {
         Ok(Self {
             modules,
             labels,
+            tokens: None,
             transform,
         })
     }
@@ -78,7 +84,47 @@ impl ClassHead {
         Ok(Self {
             modules,
             labels,
+            tokens: None,
             transform: score_transform(config)?,
+        })
+    }
+
+    /// The head of a model that generates, for a score: the probability of the second of two tokens against the first.
+    ///
+    /// # Errors
+    /// A token is none of the model's, or its logits are not the products of the output layer.
+    pub(super) fn of_tokens(spec: &ModelSpec, tokens: [TokenId; 2]) -> Result<Self, LoadError> {
+        if let Some(token) = tokens.iter().find(|&&it| it as usize >= spec.vocab_size) {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "classifier_from_token has token {token}, and the model has {} tokens",
+                    spec.vocab_size
+                ),
+                remedy: "name tokens of the model".to_owned(),
+            });
+        }
+        if spec.logits != LogitsTransform::IDENTITY {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "classifier_from_token is set, and logits of {} are scaled or bounded",
+                    spec.family
+                ),
+                remedy: "serve a model of another family, or leave it out".to_owned(),
+            });
+        }
+        Ok(Self {
+            modules: ClassModules {
+                pooling: PoolingMode::Last,
+                dense: None,
+                output: match spec.tied_embeddings {
+                    true => spec.modules.embedding,
+                    false => spec.modules.output_layer,
+                },
+                has_bias: spec.output_bias,
+            },
+            labels: vec!["LABEL_0".to_owned()],
+            tokens: Some(tokens),
+            transform: ClassTransform::Sigmoid,
         })
     }
 }
@@ -186,7 +232,10 @@ impl ClassWeights {
                 }),
                 None => None,
             },
-            output: linear(modules.output, head.labels.len(), modules.has_bias)?,
+            output: match head.tokens {
+                None => linear(modules.output, head.labels.len(), modules.has_bias)?,
+                Some(tokens) => HostLinear::between(tokens, &tensors, &modules, source.spec())?,
+            },
         };
         tensors.store().check()?;
         Ok(weights)
@@ -267,6 +316,41 @@ impl HostLinear {
         })
     }
 
+    /// The second of two rows of the output layer, less the first.
+    fn between(
+        [less, more]: [TokenId; 2],
+        tensors: &ModelTensors<'_>,
+        modules: &ClassModules,
+        spec: &ModelSpec,
+    ) -> Result<Self, LoadError> {
+        let module = Module::of_model(modules.output);
+        let matrix = tensors.matrix(module, spec.vocab_size, spec.hidden_size)?;
+        let row = |token: TokenId| {
+            let mut row = vec![0.0; spec.hidden_size];
+            matrix.read_row(token as usize, &mut row);
+            match row.iter().all(|value: &f32| value.is_finite()) {
+                true => Ok(row),
+                false => Err(matrix.not_finite(token as usize)),
+            }
+        };
+        let (less_row, more_row) = (row(less)?, row(more)?);
+        let difference = more_row
+            .iter()
+            .zip(&less_row)
+            .map(|(more, less)| more - less);
+        Ok(Self {
+            weight: difference.collect(),
+            num_inputs: spec.hidden_size,
+            bias: match modules.has_bias {
+                true => {
+                    let biases = tensors.bias(module, spec.vocab_size)?.to_f32()?;
+                    vec![biases[more as usize] - biases[less as usize]]
+                }
+                false => Vec::new(),
+            },
+        })
+    }
+
     fn of(&self, x: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks_exact(self.num_inputs);
         let biases = self.bias.iter().copied().chain(std::iter::repeat(0.0));
@@ -296,7 +380,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::PoolingMode;
 
     const SCORE: ClassModules = ClassModules {
         pooling: PoolingMode::Last,

@@ -111,6 +111,34 @@ impl ModelSource {
         Self::open_with_classes(dir, pooling, ClassHead::scoring)
     }
 
+    /// Opens a checkpoint folder of a model that generates as one that gives a prompt a number: how likely the second of two tokens
+    /// follows it, rather than the first.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`], or a token is none of the model's.
+    pub fn open_token_scorer(
+        dir: &Path,
+        pooling: Option<PoolingMode>,
+        tokens: [TokenId; 2],
+    ) -> Result<Self, LoadError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let (None, Some(config)) = (checkpoint.gguf(), checkpoint.config()) else {
+            return Err(LoadError::File {
+                path: dir.to_owned(),
+                reason: "classifier_from_token is not for GGUF files: serve the checkpoint of safetensors"
+                    .to_owned(),
+            });
+        };
+        let mut spec = families::describe(config)?;
+        let head = ClassHead::of_tokens(&spec, tokens)?;
+        spec.pooling = Some(Pooling {
+            mode: pooling.unwrap_or(head.modules.pooling),
+            normalize: false,
+        });
+        spec.classes = Some(head);
+        Self::described(checkpoint, spec, Vec::new())
+    }
+
     fn open_with_classes(
         dir: &Path,
         pooling: Option<PoolingMode>,

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 
 use super::limits::AttentionWindows;
 use super::rope::Rope;
-use crate::base::Tokens;
+use crate::base::{TokenId, Tokens};
 use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
 use crate::config::PoolingMode;
 use crate::device::{
@@ -66,6 +66,9 @@ pub struct ClassHead {
     pub modules: ClassModules,
     /// The names of the classes.
     pub labels: Vec<String>,
+    /// Two tokens of a model that generates: its only number is the logit of the second less that of the first. The last linear layer
+    /// is the output layer then.
+    pub tokens: Option<[TokenId; 2]>,
     /// What whoever answers makes of the results, unless the request wants them as they are.
     pub transform: ClassTransform,
 }

@@ -15,6 +15,7 @@ mod conversation;
 mod coverage;
 mod detokenizer;
 mod gguf_vocabulary;
+mod judge_prompt;
 mod python_json;
 mod reply;
 mod stop_words;

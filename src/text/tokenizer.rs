@@ -265,8 +265,8 @@ impl Tokenizer {
         id.filter(|_| added.is_special_token(content))
     }
 
-    #[cfg(test)]
-    pub(super) fn id_of(&self, content: &str) -> Option<TokenId> {
+    /// The token with this content, which is that of [`Tokenizer::content`].
+    pub fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)
     }
 

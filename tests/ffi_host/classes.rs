@@ -5,12 +5,14 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde_json::json;
 use triton_inflight::config::Task;
 use triton_inflight::triton::DataType;
 
 use crate::INVALID;
-use crate::embeddings::{ask_task, load_task};
-use crate::fake_triton::{Parameter, Sent};
+use crate::embeddings::{ask_task, load_task, load_task_with, spec};
+use crate::fake_triton::{Parameter, Sent, Where};
+use crate::served::Server;
 
 #[derive(Deserialize)]
 struct Expected {
@@ -23,6 +25,7 @@ struct Text {
     pair: Option<String>,
     max_tokens: Option<i64>,
     ids: Vec<u32>,
+    second_text: Option<usize>,
     numbers: Vec<f32>,
     values: Vec<f32>,
 }
@@ -130,8 +133,112 @@ fn a_pair_gets_a_score() {
     }
 }
 
+#[test]
+fn a_model_that_generates_scores_by_the_logits_of_two_tokens() {
+    score_pairs_on(
+        load_task_with(
+            "score",
+            "classes/qwen3-reranker",
+            &[("is_original_qwen3_reranker", "true")],
+        ),
+        "classes/qwen3-reranker",
+    );
+    let fixture = "classes/qwen2-reranker";
+    let tokens = [("classifier_from_token", r#"["0", "1"]"#)];
+    let server = load_task_with("score", fixture, &tokens);
+    for text in texts(fixture) {
+        let sent = &ask_task(&server, Task::Score, &[&text.text], &pair_of(&text))[0];
+        assert_near(&numbers(sent, "score"), &text.values);
+        let num_tokens = (text.ids.len() as i32).to_le_bytes();
+        assert_eq!(output(sent, "num_input_tokens").2, num_tokens);
+    }
+    server.unload();
+}
+
+#[test]
+fn tokens_of_a_pair_have_types_that_the_request_gives() {
+    let fixture = "classes/bert";
+    let server = load_task("classify", fixture);
+    let pairs = texts(fixture);
+    let pairs = pairs.iter().filter(|text| text.pair.is_some());
+    for text in pairs {
+        let second = text.second_text.expect("of two types");
+        let all: Vec<_> = (0..text.ids.len())
+            .map(|at| u32::from(at >= second))
+            .collect();
+        let ids = ("prompt_token_ids", string(&json!(text.ids).to_string()));
+        let types = |list: &[u32]| ("token_type_ids", string(&json!(list).to_string()));
+        let ask = |text: &str, options: &[(&str, Parameter)]| {
+            ask_task(&server, Task::Classify, &[text], options).remove(0)
+        };
+        let of_texts = numbers(&ask(&text.text, &pair_of(text)), "probs");
+        let of_tokens = numbers(&ask("", &[ids.clone(), types(&all)]), "probs");
+        assert_near(&of_tokens, &text.values);
+        assert_eq!(of_tokens, of_texts, "the same bits");
+        let of_one_type = numbers(&ask("", std::slice::from_ref(&ids)), "probs");
+        assert_ne!(of_one_type, of_texts);
+        let zeros = vec![0; all.len()];
+        assert_eq!(
+            numbers(&ask("", &[ids.clone(), types(&zeros)]), "probs"),
+            of_one_type
+        );
+        for (prompt, options, part) in [
+            ("", vec![ids.clone(), types(&all[1..])], "one for each"),
+            ("a", vec![types(&[0])], "the tokenizer gives"),
+        ] {
+            let sent = ask(prompt, &options);
+            let error = sent.last().and_then(|sent| sent.error.clone());
+            let (code, message) = error.unwrap_or_else(|| panic!("{part}: not refused"));
+            assert!(code == INVALID && message.contains(part), "{message}");
+        }
+    }
+    server.unload();
+    let server = load_task("classify", "classes/qwen3");
+    let options = [
+        ("prompt_token_ids", string("[5, 6]")),
+        ("token_type_ids", string("[0, 1]")),
+    ];
+    let sent = ask_task(&server, Task::Classify, &[""], &options).remove(0);
+    let error = sent.last().and_then(|sent| sent.error.clone());
+    let (_, message) = error.expect("refused");
+    assert!(message.contains("no types of tokens"), "{message}");
+    server.unload();
+}
+
+#[test]
+fn a_request_that_is_cancelled_among_its_chunks_is_left_to_triton() {
+    let fixture = "classes/qwen3";
+    // A step has a part of each prompt.
+    let parameters = [("max_num_tokens", "12"), ("tokens_per_block", "4")];
+    let server = load_task_with("classify", fixture, &parameters);
+    let texts = texts(fixture);
+    let longest = texts.iter().max_by_key(|text| text.ids.len());
+    let longest = longest.expect("a text");
+    let request = |number| {
+        server
+            .host
+            .request(spec(Task::Classify, number, &longest.text, &[]))
+    };
+    let (cancelled, other) = (request(1), request(2));
+    for _ in 0..2 {
+        assert_eq!(server.execute(&[cancelled, other]), Ok(()));
+    }
+    assert!(server.host.sent(cancelled).is_empty() && server.host.sent(other).is_empty());
+    server.host.cancel(cancelled);
+    assert_eq!(server.execute(&[cancelled, other]), Ok(()));
+    assert_eq!(server.host.place(cancelled), Where::InQueue);
+    server.finish(&[other]);
+    server.wait_for_final(other);
+    assert_near(&numbers(&server.host.sent(other), "probs"), &longest.values);
+    assert!(server.host.sent(cancelled).is_empty());
+    server.unload();
+}
+
 fn score_pairs(fixture: &str) {
-    let server = load_task("score", fixture);
+    score_pairs_on(load_task("score", fixture), fixture);
+}
+
+fn score_pairs_on(server: Server, fixture: &str) {
     for text in texts(fixture) {
         let ask = |options: &[(&str, Parameter)]| {
             numbers(

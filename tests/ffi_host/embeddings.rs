@@ -17,11 +17,16 @@ fn load() -> Server {
 
 /// A server with a fixture.
 pub fn load_task(task: &str, fixture: &str) -> Server {
+    load_task_with(task, fixture, &[])
+}
+
+/// The same with more parameters.
+pub fn load_task_with(task: &str, fixture: &str, parameters: &[(&str, &str)]) -> Server {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let folder = fixtures.join(fixture);
     let folder = folder.to_str().expect("plain text");
     let value = |text: &str| json!({ "string_value": text });
-    let config = json!({
+    let mut config = json!({
         "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
         "parameters": {
             "task": value(task), "gpt_model_path": value(folder), "tokenizer_dir": value(folder),
@@ -29,6 +34,9 @@ pub fn load_task(task: &str, fixture: &str) -> Server {
             "max_tokens_in_paged_kv_cache": value("1024"),
         },
     });
+    for (name, text) in parameters {
+        config["parameters"][name] = value(text);
+    }
     Server::load_config(&config)
 }
 
@@ -43,31 +51,9 @@ pub fn ask_task(
     texts: &[&str],
     options: &[(&str, Parameter)],
 ) -> Vec<Vec<Sent>> {
-    let outputs = OutputKind::ALL.into_iter();
-    let outputs = outputs.filter(|kind| kind.is_of(task));
-    let outputs: Vec<_> = outputs.map(|kind| kind.c_name().to_owned()).collect();
     let requests: Vec<_> = (1..)
         .zip(texts)
-        .map(|(number, text)| {
-            let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
-            bytes.extend(text.as_bytes());
-            let options = options
-                .iter()
-                .map(|(name, value)| (CString::new(*name).expect("no NUL"), value.clone()));
-            server.host.request(Spec {
-                correlation: Correlation::Number(number),
-                parameters: options.collect(),
-                inputs: vec![Input {
-                    name: c"text_input".to_owned(),
-                    data_type: DataType::Bytes,
-                    shape: vec![1, 1],
-                    buffers: vec![bytes],
-                    on_gpu: false,
-                }],
-                outputs: outputs.clone(),
-                ..Spec::default()
-            })
-        })
+        .map(|(number, text)| server.host.request(spec(task, number, text, options)))
         .collect();
     server.finish(&requests);
     let sent = requests.iter().map(|&request| {
@@ -75,6 +61,30 @@ pub fn ask_task(
         server.host.sent(request)
     });
     sent.collect()
+}
+
+/// A request for a text.
+pub fn spec(task: Task, number: u64, text: &str, options: &[(&str, Parameter)]) -> Spec {
+    let outputs = OutputKind::ALL.into_iter();
+    let outputs = outputs.filter(|kind| kind.is_of(task));
+    let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    let options = options
+        .iter()
+        .map(|(name, value)| (CString::new(*name).expect("no NUL"), value.clone()));
+    Spec {
+        correlation: Correlation::Number(number),
+        parameters: options.collect(),
+        inputs: vec![Input {
+            name: c"text_input".to_owned(),
+            data_type: DataType::Bytes,
+            shape: vec![1, 1],
+            buffers: vec![bytes],
+            on_gpu: false,
+        }],
+        outputs: outputs.map(|kind| kind.c_name().to_owned()).collect(),
+        ..Spec::default()
+    }
 }
 
 /// The embedding in the final response, the only one. Those of an earlier request at the same address come before it.

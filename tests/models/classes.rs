@@ -1,4 +1,5 @@
-//! Models with classes, against transformers: see tests/fixtures/make_classifier_fixtures.py.
+//! Models with classes, against transformers: see tests/fixtures/make_classifier_fixtures.py, and make_reranker_fixtures.py for those
+//! that generate.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -10,6 +11,7 @@ use triton_inflight::device::Device;
 use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::engine::BlockReuse;
 use triton_inflight::runner::{ClassTransform, ModelRunner, ModelSource};
+use triton_inflight::text::Tokenizer;
 
 use crate::copy::Copy;
 use crate::embeddings::embed;
@@ -19,26 +21,52 @@ use crate::support::{Setup, fixture, simds};
 /// The results of transformers for a fixture.
 #[derive(Deserialize)]
 struct Expected {
+    /// The two that a score is made of.
+    tokens: Option<[TokenId; 2]>,
     texts: Vec<Text>,
 }
 
 #[derive(Deserialize)]
 struct Text {
+    text: String,
+    pair: Option<String>,
+    max_tokens: Option<usize>,
     ids: Vec<TokenId>,
     numbers: Vec<f32>,
     rounded: Vec<f32>,
     bf16_cost: f32,
 }
 
-fn texts(name: &str) -> Vec<Text> {
+fn expected(name: &str) -> Expected {
     let path = fixture(name).join("expected.json");
     let text = fs::read_to_string(path).expect("expected.json");
-    let expected: Expected = serde_json::from_str(&text).expect("expected.json");
-    expected.texts
+    serde_json::from_str(&text).expect("expected.json")
+}
+
+fn texts(name: &str) -> Vec<Text> {
+    expected(name).texts
+}
+
+/// Enough memory for all prompts; those of rerankers that generate are long.
+fn whole(name: &str) -> Setup {
+    match name.ends_with("reranker") {
+        true => Setup {
+            max_seq_len: 512,
+            max_num_tokens: 2048,
+            num_blocks: 160,
+            ..Setup::default()
+        },
+        false => Setup::default(),
+    }
 }
 
 fn load_on<D: Device>(name: &str, setup: &Setup, options: &D::Options) -> ModelRunner<D> {
-    let source = ModelSource::open_classifier(&fixture(name), None).expect("the checkpoint opens");
+    let dir = fixture(name);
+    let source = match expected(name).tokens {
+        None => ModelSource::open_classifier(&dir, None),
+        Some(tokens) => ModelSource::open_token_scorer(&dir, None, tokens),
+    };
+    let source = source.expect("the checkpoint opens");
     ModelRunner::new(&source, setup.runner_limits(), options).expect("the checkpoint loads")
 }
 
@@ -74,29 +102,45 @@ fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, sha
 
 #[test]
 fn numbers_of_classes_agree_with_transformers() {
-    for name in ["classes/qwen3", "classes/llama", "classes/mistral"] {
+    for name in [
+        "classes/qwen3",
+        "classes/llama",
+        "classes/mistral",
+        "classes/qwen3-reranker",
+        "classes/qwen2-reranker",
+    ] {
+        // Hundreds of tokens are behind the number of a reranker that generates, which is the difference of two.
+        let shares = match name.ends_with("reranker") {
+            true => [0.9, 0.9],
+            false => [0.6, 0.3],
+        };
         for simd in simds() {
             let setup = Setup {
                 simd: Some(simd),
-                ..Setup::default()
+                ..whole(name)
             };
-            agrees(name, &mut load(name, &setup), &setup, 0.6);
+            agrees(name, &mut load(name, &setup), &setup, shares[0]);
         }
-        let setup = Setup::default();
+        let setup = whole(name);
         let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
-        agrees(name, &mut reference, &setup, 0.3);
+        agrees(name, &mut reference, &setup, shares[1]);
     }
 }
 
 #[test]
 fn numbers_have_the_same_bits_alone_in_chunks_and_after_reuse() {
-    let name = "classes/qwen3";
+    for name in ["classes/qwen3", "classes/qwen3-reranker"] {
+        have_the_same_bits_alone_in_chunks_and_after_reuse(name);
+    }
+}
+
+fn have_the_same_bits_alone_in_chunks_and_after_reuse(name: &str) {
     let mut prompts: Vec<_> = texts(name).into_iter().map(|text| text.ids).collect();
     let longest = prompts.iter().max_by_key(|prompt| prompt.len());
     let longest = longest.expect("a prompt").clone();
     prompts.push(longest[..20].to_vec());
     prompts.push(longest);
-    let whole = Setup::default();
+    let whole = whole(name);
     let alone = prompts.iter().map(|prompt| {
         let prompt = std::slice::from_ref(prompt);
         embed(&mut load(name, &whole), &whole, prompt)
@@ -107,15 +151,32 @@ fn numbers_have_the_same_bits_alone_in_chunks_and_after_reuse() {
     let in_chunks = Setup {
         max_num_tokens: 12,
         block_size: 4,
+        num_blocks: 4 * whole.num_blocks,
         max_num_requests: 2,
         enable_chunked_context: true,
         reuse: BlockReuse::PartialBlocks,
         num_threads: 2,
-        ..Setup::default()
+        ..whole
     };
     let chunked = embed(&mut load(name, &in_chunks), &in_chunks, &prompts);
     assert!(chunked.num_steps > 5 && chunked.num_reused > 0);
     assert_eq!(chunked.states, alone);
+}
+
+#[test]
+fn a_reranker_that_generates_is_asked_as_its_card_says() {
+    let name = "classes/qwen3-reranker";
+    let tokenizer = Tokenizer::load(&fixture(name)).expect("a tokenizer");
+    let tokens = ["no", "yes"].map(|token| tokenizer.id_of(token));
+    assert_eq!(expected(name).tokens.map(|ids| ids.map(Some)), Some(tokens));
+    for text in texts(name) {
+        let pair = text.pair.expect("a document");
+        let found = tokenizer.encode_judgement(&text.text, &pair, text.max_tokens);
+        assert_eq!(found.expect("encoded").ids, text.ids);
+    }
+    let error = tokenizer.encode_judgement("a", "b", Some(20)).err();
+    let error = error.expect("no room").to_string();
+    assert!(error.contains("20 tokens"), "{error}");
 }
 
 #[test]
@@ -172,6 +233,18 @@ fn what_has_no_classes_or_too_many_is_refused() {
         error.contains("score.weight") && error.contains("[2, 32]"),
         "{error}"
     );
+    // Scores by tokens that there are not, of a family whose logits are more than products, and of a model with classes.
+    let by_tokens =
+        |name: &str, tokens| ModelSource::open_token_scorer(&fixture(name), None, tokens);
+    for (name, tokens, part) in [
+        ("qwen3", [5, 1 << 20], "token 1048576"),
+        ("gemma2", [5, 6], "Gemma2ForCausalLM are scaled or bounded"),
+        ("classes/qwen3", [5, 6], "Qwen3ForSequenceClassification"),
+        ("mixtral-gguf", [5, 6], "GGUF"),
+    ] {
+        let error = refused(by_tokens(name, tokens));
+        assert!(error.contains(part), "{error}");
+    }
     let not_finite = Copy::of("classes/qwen3").tensor("score.weight", |weight| {
         let mut data = weight.data().to_vec();
         data[..2].copy_from_slice(&half::bf16::NAN.to_le_bytes());

@@ -330,6 +330,7 @@ def _refused(rng):
             {"normalize": True},
             {"text_pair": "fox"},
             {"raw_scores": True},
+            {"token_type_ids": "[0]"},
             {"beam_width": 3, "guided_regex": "a+"},
             {"logits_post_processor_name": "ban_token"},
             {"messages": "{}", "prompt": ""},

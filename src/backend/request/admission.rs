@@ -54,6 +54,8 @@ pub struct Admission {
     pub has_logits: bool,
     /// What stands for a prompt; `None` for a model that generates.
     pub pooling: Option<Pooling>,
+    /// Whether its tokens are of several types.
+    pub has_token_types: bool,
     /// What becomes of the numbers of classes, and their names.
     pub classes: ClassForm,
     /// The elements of the state that stands for it.

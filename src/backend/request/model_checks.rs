@@ -148,6 +148,18 @@ impl Admission {
                 ));
             }
         }
+        if options.token_types.is_some() {
+            let is_of_text =
+                self.config.input == InputKind::Text && options.prompt_token_ids.is_empty();
+            let problem = match self.has_token_types {
+                false => "this model has no types of tokens",
+                true if is_of_text => "the tokenizer gives the types of a text's tokens",
+                true => "",
+            };
+            if !problem.is_empty() {
+                return invalid(format!("option 'token_type_ids': {problem}; leave it out"));
+            }
+        }
         if options.text_pair.is_some() {
             let (problem, remedy) = match self.config.input {
                 InputKind::Ids => ("this model takes input_ids, not text", "write both to them"),

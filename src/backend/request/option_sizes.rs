@@ -54,7 +54,8 @@ impl OptionSizes {
                 | "structural_tag"
                 | "allowed_token_ids"
                 | "draft_input_ids"
-                | "prompt_token_ids",
+                | "prompt_token_ids"
+                | "token_type_ids",
             ) => MAX_DOCUMENT_BYTES,
             // 64 words of 256 ids, each with its place among the ends.
             Some("stop_words_list" | "bad_words_list") => 512 << 10,

@@ -40,6 +40,8 @@ pub struct PromptEncoder {
     pub add_special_tokens: bool,
     /// Which part of a prompt is left when it is cut.
     pub kept: KeptPart,
+    /// Whether pairs are put into the prompt of Qwen3-Reranker.
+    pub judges_pairs: bool,
 }
 
 /// The part of a prompt that is left when it is cut.
@@ -104,7 +106,10 @@ impl PromptEncoder {
         context: &[TokenId],
     ) -> Result<Prompt, Error> {
         let (text, new, second_text) = match (arrived, &self.text) {
-            (ArrivedPrompt::Ids(copied), _) => (String::new(), self.ids(copied, options)?, None),
+            (ArrivedPrompt::Ids(copied), _) => {
+                let second_text = second_text(options, copied.num_given)?;
+                (String::new(), self.ids(copied, options)?, second_text)
+            }
             (_, Some(parts)) => {
                 let is_first = context.is_empty();
                 let (text, encoded) = self.text_prompt(arrived, options, parts, is_first)?;
@@ -281,9 +286,11 @@ impl PromptEncoder {
         }
         let max_tokens = self.max_text_tokens(options);
         let max_tokens = max_tokens.filter(|_| !options.chat.is_given());
-        let encoded = parts
-            .tokenizer
-            .encode_texts(&text, pair, add_special_tokens, max_tokens)?;
+        let tokenizer = &parts.tokenizer;
+        let encoded = match pair {
+            Some(pair) if self.judges_pairs => tokenizer.encode_judgement(&text, pair, max_tokens),
+            _ => tokenizer.encode_texts(&text, pair, add_special_tokens, max_tokens),
+        }?;
         self.check_vocabulary("the prompt", &encoded.ids)?;
         Ok((text, encoded))
     }
@@ -323,7 +330,7 @@ impl PromptEncoder {
         detokenizer.finish(&parts.tokenizer, &mut text);
         let encoded = EncodedTexts {
             ids: ids.clone(),
-            second_text: None,
+            second_text: second_text(options, ids.len())?,
         };
         Ok((text, encoded))
     }
@@ -379,6 +386,19 @@ impl PromptEncoder {
         self.text
             .as_ref()
             .map_or(0, |parts| parts.tokenizer.max_bytes_per_token())
+    }
+}
+
+/// The first token of the second text, of a prompt of `num_tokens` whose types are given.
+fn second_text(options: &RequestOptions, num_tokens: usize) -> Result<Option<usize>, RequestError> {
+    match options.token_types {
+        Some(types) if types.num_tokens != num_tokens => Err(RequestError::Invalid(format!(
+            "option 'token_type_ids' has {} types, and the prompt has {num_tokens} tokens; give one for each",
+            types.num_tokens
+        ))),
+        types => Ok(types
+            .map(|types| types.num_first)
+            .filter(|first| *first < num_tokens)),
     }
 }
 

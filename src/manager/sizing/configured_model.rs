@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::engine_config::ModelDimensions;
-use crate::base::{BlockSize, LoadError, Tokens};
+use crate::base::{BlockSize, LoadError, TokenId, Tokens};
 use crate::collective::Grid;
 use crate::config::{
     KvCacheDtype, ModelConfig, RunnerKind, Settings, SpeculationKind, Task, WeightOnlyPrecision,
@@ -54,6 +54,7 @@ pub fn open_model_source(
 ) -> Result<Option<ModelSource>, LoadError> {
     let settings = &mut config.settings;
     check_draft_model_path(settings.speculation, settings.draft_model_path.is_some())?;
+    check_score_tokens(settings)?;
     match settings.runner {
         RunnerKind::Synthetic if settings.speculation.is_by_model() => Err(LoadError::Config {
             problem: format!(
@@ -92,11 +93,48 @@ pub fn open_model_source(
                     ModelSource::open_embedder(&dir, settings.pooling, settings.normalize)
                 }
                 Task::Classify => ModelSource::open_classifier(&dir, settings.pooling),
-                Task::Score => ModelSource::open_scorer(&dir, settings.pooling),
+                Task::Score => match settings.score_tokens() {
+                    None => ModelSource::open_scorer(&dir, settings.pooling),
+                    Some(tokens) => {
+                        let tokenizer_dir = settings.tokenizer_path(folder, version);
+                        let tokens = token_ids(&tokenizer_dir, &tokens)?;
+                        ModelSource::open_token_scorer(&dir, settings.pooling, tokens)
+                    }
+                },
             };
             source.map(Some)
         }
     }
+}
+
+/// Refuses tokens to score by where nothing is scored.
+fn check_score_tokens(settings: &Settings) -> Result<(), LoadError> {
+    let name = match settings.is_original_qwen3_reranker {
+        true => "is_original_qwen3_reranker",
+        false => "classifier_from_token",
+    };
+    match settings.score_tokens() {
+        Some(_) if settings.task != Task::Score => Err(LoadError::Config {
+            problem: format!("{name} is set, and task is {}", settings.task.name()),
+            remedy: format!("set task to score, or leave out {name}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The ids of two tokens of the tokenizer in `dir`.
+fn token_ids(dir: &Path, tokens: &[String; 2]) -> Result<[TokenId; 2], LoadError> {
+    let tokenizer = Tokenizer::load(dir)?;
+    let id = |token: &String| {
+        tokenizer.id_of(token).ok_or_else(|| LoadError::Config {
+            problem: format!(
+                "classifier_from_token has '{token}', which is no token of the tokenizer in {}",
+                dir.display()
+            ),
+            remedy: "name two tokens of its vocabulary".to_owned(),
+        })
+    };
+    Ok([id(&tokens[0])?, id(&tokens[1])?])
 }
 
 /// Refuses the path of a draft model that is not used.

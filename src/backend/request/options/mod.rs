@@ -24,7 +24,7 @@ use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use beams::BeamOptions;
 use table::{OPTIONS, RequestOption};
-use values::{MAX_BIASES, expected_of, nested, shortened};
+use values::{MAX_BIASES, TokenTypes, expected_of, nested, shortened};
 
 pub(super) use values::{flag, json_of, parsed};
 
@@ -88,6 +88,8 @@ pub struct RequestOptions {
     pub normalize: Option<bool>,
     /// The second text of a pair.
     pub text_pair: Option<String>,
+    /// Which tokens of a prompt in tokens are those of a second text.
+    pub token_types: Option<TokenTypes>,
     /// Whether classes and scores are numbers as the model computes them.
     pub raw_scores: bool,
     /// Texts whose tokens' logits are biased.

@@ -8,7 +8,7 @@ use super::RequestOptions;
 use super::values::{
     MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_PROMPT_IDS, MAX_WORD_BYTES, all_biases, allowed_ids,
     biases, early_stopping, end_ids, flag, id_words, ids, integer, number, set, share, signed,
-    unsigned, weights, words,
+    token_types, unsigned, weights, words,
 };
 use crate::base::ClientId;
 use crate::config::OutputKind;
@@ -692,6 +692,15 @@ pub(super) const OPTIONS: &[RequestOption] = &[
                 v.as_str().map(|text| Some(text.to_owned())),
             )
         },
+    },
+    RequestOption {
+        name: "token_type_ids",
+        aliases: &[],
+        expected: "a JSON list of a 0 for each token of a first text, and then a 1 for each of a second",
+        default: "0 for all tokens",
+        doc: "The types of the tokens in `input_ids` or `prompt_token_ids`, for encoders that tell the texts of a pair apart (BERT). The \
+              tokenizer gives those of texts.",
+        set: |o, v| set(&mut o.token_types, token_types(v, MAX_PROMPT_IDS).map(Some)),
     },
     RequestOption {
         name: "raw_scores",

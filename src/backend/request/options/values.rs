@@ -136,6 +136,26 @@ pub(super) fn ids(value: &Value, max_len: usize) -> Option<Vec<TokenId>> {
     list.iter().map(|id| integer(id, 0..=MAX_COUNT)).collect()
 }
 
+/// The types of a prompt's tokens: those of a first text, 0, and then those of a second, 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenTypes {
+    /// How many tokens there are.
+    pub num_tokens: usize,
+    /// How many are of the first text.
+    pub num_first: usize,
+}
+
+/// The types of tokens.
+pub(super) fn token_types(value: &Value, max_len: usize) -> Option<TokenTypes> {
+    let types = ids(value, max_len)?;
+    let num_first = types.iter().take_while(|kind| **kind == 0).count();
+    let are_second = types[num_first..].iter().all(|kind| *kind == 1);
+    are_second.then_some(TokenTypes {
+        num_tokens: types.len(),
+        num_first,
+    })
+}
+
 /// End ids. Clients of TensorRT-LLM send -1 for none.
 pub(super) fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
     match parsed(value)?.as_i64() {
