@@ -125,7 +125,7 @@ outputs! {
     OutputIdsJson: c"output_ids_json", "TYPE_STRING", ONE, OnRequest, NotNeeded;
     /// What the model thought before it answered; the new part if streaming.
     ReasoningContent: c"reasoning_content", "TYPE_STRING", EACH, OnRequest, NotNeeded;
-    /// The functions that the model calls, as JSON; the new calls if streaming.
+    /// The functions that the model calls, as JSON; what is new of them if streaming.
     ToolCalls: c"tool_calls", "TYPE_STRING", EACH, OnRequest, NotNeeded;
     /// Index of a row's sequence within its request.
     SequenceIndex: c"sequence_index", "TYPE_INT32", EACH, OnRequest, NotNeeded;

@@ -130,12 +130,55 @@ fn a_reply_has_its_parts_in_outputs_of_their_own() {
         whole[1]["function"],
         json!({"name": "g", "arguments": "{}"})
     );
-    for (i, (whole, streamed)) in whole.iter().zip(&streamed).enumerate() {
+    // The name comes first, and the arguments in pieces; a call without any comes whole.
+    assert!(streamed.len() > 4, "{streamed:?}");
+    for (i, whole) in whole.iter().enumerate() {
+        let mut pieces = streamed.iter().filter(|piece| piece["index"] == i);
+        let mut joined = pieces.next().expect("a piece").clone();
+        let mut arguments = joined["function"]["arguments"]
+            .as_str()
+            .expect("a text")
+            .to_owned();
+        for piece in pieces {
+            arguments += piece["function"]["arguments"].as_str().expect("a text");
+            assert_eq!(piece.as_object().map(|it| it.len()), Some(2), "{piece}");
+        }
+        joined["function"]["arguments"] = json!(arguments);
         let mut whole = whole.clone();
         whole["index"] = json!(i);
-        assert_eq!(&whole, streamed);
+        assert_eq!(joined, whole);
     }
-    assert_eq!((whole.len(), streamed.len()), (2, 2));
+    server.unload();
+}
+
+#[test]
+fn a_call_that_is_cut_off_is_text_or_in_a_stream_a_call_as_far_as_it_came() {
+    let folder = Folder::new("chat-cut");
+    let server = load(&folder, &[]);
+    let reply = r#"Yes<tool_call>{"name":"f","arguments":{"a":1"#;
+    let all = [c"text_output", c"tool_calls", c"finish_reason"];
+    let chat = [(c"messages", MESSAGES), (c"tools", TOOLS)];
+    let whole = ask(&server, reply, &all, &chat);
+    assert_eq!(texts(&whole, "text_output"), [reply]);
+    assert_eq!(texts(&whole, "tool_calls"), ["[]"]);
+    let streamed = ask(
+        &server,
+        reply,
+        &all,
+        &[&chat[..], &[(c"stream", "true")]].concat(),
+    );
+    assert_eq!(texts(&streamed, "text_output").concat(), "Yes");
+    let texts_of_calls = texts(&streamed, "tool_calls");
+    let pieces = texts_of_calls
+        .iter()
+        .flat_map(|text| serde_json::from_str::<Vec<Value>>(text).expect("a list"));
+    let arguments = pieces.map(|piece| piece["function"]["arguments"].as_str().map(str::to_owned));
+    let arguments: Option<String> = arguments.collect();
+    assert_eq!(arguments.as_deref(), Some("{\"a\":1"));
+    // No call is complete.
+    for sent in [&whole, &streamed] {
+        assert_eq!(texts(sent, "finish_reason").concat(), "end_id");
+    }
     server.unload();
 }
 

@@ -188,7 +188,10 @@ def test_functions_are_called_and_their_results_sent_back(client):
     call = message.tool_calls[0]
     assert isinstance(call.function.parsed_arguments, Weather)
     with client.chat.completions.stream(**fields, messages=[USER]) as stream:
+        pieces = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
         streamed = stream.get_final_completion().choices[0].message
+    assert len(pieces) > 2 and all(piece.name == "Weather" for piece in pieces)
+    assert "".join(piece.arguments_delta for piece in pieces) == streamed.tool_calls[0].function.arguments
     assert streamed.tool_calls[0].function.parsed_arguments == call.function.parsed_arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     fields = {"model": "chat", "tools": fields["tools"], "tool_choice": "none", "max_tokens": 8}

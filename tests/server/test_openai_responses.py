@@ -97,6 +97,8 @@ def test_thoughts_and_calls_are_items_and_go_back_to_the_model(front):
     assert called == [("function_call", "weather", {"city": "Oslo"}), ("function_call", "weather", {"city": "Rome"})]
     events = stream(front, **fields)
     assert without_ids(events[-1]["response"]) == without_ids(response)
+    pieces = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert len(pieces) > 2 * len(calls) and "".join(pieces) == "".join(call["arguments"] for call in calls)
     done = [event["arguments"] for event in events if event["type"] == "response.function_call_arguments.done"]
     assert done == [call["arguments"] for call in calls]
 

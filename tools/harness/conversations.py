@@ -32,6 +32,20 @@ REPLY = (
 )
 
 
+def joined(pieces):
+    """The calls that the pieces of a stream make, by OpenAI's rules: each names its call by index, and adds to the arguments."""
+    calls = {}
+    for piece in pieces:
+        index = piece.pop("index")
+        if index not in calls:
+            assert index == len(calls) and piece["id"] and piece["type"] == "function" and piece["function"]["name"]
+            calls[index] = piece
+        else:
+            assert piece.keys() == {"function"} and piece["function"].keys() == {"arguments"}
+            calls[index]["function"]["arguments"] += piece["function"]["arguments"]
+    return list(calls.values())
+
+
 def add_calling_model(repository, name):
     """Adds the model."""
     version = add_model(repository, name)

@@ -129,7 +129,7 @@ pub struct Row {
     pub logprobs: Option<Vec<Position>>,
     /// What the model thought, or the new part of it, which is not in the text.
     pub reasoning: String,
-    /// The calls of functions that are new, in OpenAI's form, which are not in the text.
+    /// The calls of functions that are new, in OpenAI's form, which are not in the text; in a stream, what is new of them.
     pub tool_calls: Vec<Value>,
 }
 

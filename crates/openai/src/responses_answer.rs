@@ -1,6 +1,7 @@
 //! `/v1/responses`: the answer. A stream's events build the same response that a request without a stream gets.
 
 use serde::Serialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
@@ -52,7 +53,7 @@ pub struct ResponseEvents {
     /// The items that are complete.
     output: Vec<Value>,
     /// The item that grows.
-    open: Option<Item>,
+    open: Option<Open>,
     /// White space that begins a message if more follows.
     blank: String,
     /// Tokens with log-probabilities that no message has.
@@ -69,13 +70,27 @@ enum State {
     Incomplete,
 }
 
-/// An item of text that is not complete.
+/// An item that is not complete.
+enum Open {
+    Text(Item),
+    Call(Call),
+}
+
+/// An item of text.
 struct Item {
     kind: Kind,
     id: String,
     text: String,
     /// The tokens of a message, if the request wants their log-probabilities.
     tokens: Vec<Token>,
+}
+
+/// An item that calls a function.
+struct Call {
+    id: String,
+    call_id: Value,
+    name: Value,
+    arguments: String,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -115,6 +130,15 @@ impl Item {
                 json!({"type": "message", "id": id, "role": "assistant", "content": content, "status": status})
             }
         }
+    }
+}
+
+impl Call {
+    fn json(&self, arguments: &str, status: &str) -> Value {
+        json!({
+            "type": "function_call", "id": self.id, "call_id": self.call_id, "name": self.name,
+            "arguments": arguments, "status": status,
+        })
     }
 }
 
@@ -232,7 +256,7 @@ impl ResponseEvents {
         if text.is_empty() {
             return;
         }
-        let is_open = self.open.as_ref().is_some_and(|item| item.kind == kind);
+        let is_open = matches!(&self.open, Some(Open::Text(item)) if item.kind == kind);
         // There is white space between a thought, a call, and what is next. No message is made of it.
         if !is_open && text.trim().is_empty() {
             return self.blank.push_str(text);
@@ -246,7 +270,7 @@ impl ResponseEvents {
             }
         };
         let sequence_number = self.num_events;
-        let Some(item) = &mut self.open else {
+        let Some(Open::Text(item)) = &mut self.open else {
             return;
         };
         item.text.push_str(&text);
@@ -290,13 +314,19 @@ impl ResponseEvents {
             "item_id": item.id, "output_index": index, "content_index": 0, "part": kind.with_text("", &[]),
         });
         self.event("response.content_part.added", part, out);
-        self.open = Some(item);
+        self.open = Some(Open::Text(item));
     }
 
+    /// Completes the open item.
     fn close(&mut self, out: &mut Vec<u8>) {
-        let Some(mut item) = self.open.take() else {
-            return;
-        };
+        match self.open.take() {
+            None => {}
+            Some(Open::Text(item)) => self.close_text(item, out),
+            Some(Open::Call(call)) => self.close_call(&call, out),
+        }
+    }
+
+    fn close_text(&mut self, mut item: Item, out: &mut Vec<u8>) {
         let index = self.output.len();
         if item.kind == Kind::Message {
             // The one that ends it has no text.
@@ -321,27 +351,47 @@ impl ResponseEvents {
         self.complete(item.json(&[part], status), out);
     }
 
-    /// Adds a call, which comes whole.
+    /// Adds a call, or what is new of the last one.
     fn call(&mut self, call: &Value, out: &mut Vec<u8>) {
-        self.close(out);
-        self.blank.clear();
-        let (index, id) = (self.output.len(), ids::id("fc"));
         let function = &call["function"];
-        let (name, arguments) = (&function["name"], &function["arguments"]);
-        let item = |arguments: &Value, status: &str| {
-            json!({
-                "type": "function_call", "id": id, "call_id": call["id"], "name": name,
-                "arguments": arguments, "status": status,
-            })
+        let delta = function["arguments"].as_str().unwrap_or_default();
+        if function["name"].is_string() {
+            self.close(out);
+            self.begin_call(call, out);
+        }
+        let Some(Open::Call(open)) = &mut self.open else {
+            return;
         };
-        let added = json!({"output_index": index, "item": item(&json!(""), "in_progress")});
-        self.event("response.output_item.added", added, out);
-        let delta = json!({"item_id": id, "output_index": index, "delta": arguments});
+        open.arguments.push_str(delta);
+        let delta = json!({"item_id": open.id, "output_index": self.output.len(), "delta": delta});
         self.event("response.function_call_arguments.delta", delta, out);
-        let done =
-            json!({"item_id": id, "output_index": index, "name": name, "arguments": arguments});
+    }
+
+    fn begin_call(&mut self, call: &Value, out: &mut Vec<u8>) {
+        self.blank.clear();
+        let open = Call {
+            id: ids::id("fc"),
+            call_id: call["id"].clone(),
+            name: call["function"]["name"].clone(),
+            arguments: String::new(),
+        };
+        let item = open.json("", "in_progress");
+        let added = json!({"output_index": self.output.len(), "item": item});
+        self.event("response.output_item.added", added, out);
+        self.open = Some(Open::Call(open));
+    }
+
+    fn close_call(&mut self, call: &Call, out: &mut Vec<u8>) {
+        let arguments = &call.arguments;
+        let done = json!({
+            "item_id": call.id, "output_index": self.output.len(), "name": call.name, "arguments": arguments,
+        });
         self.event("response.function_call_arguments.done", done, out);
-        self.complete(item(arguments, "completed"), out);
+        let status = match serde_json::from_str::<IgnoredAny>(arguments) {
+            Ok(_) => "completed",
+            Err(_) => "incomplete",
+        };
+        self.complete(call.json(arguments, status), out);
     }
 
     fn complete(&mut self, item: Value, out: &mut Vec<u8>) {
@@ -458,6 +508,48 @@ mod tests {
         assert_eq!(types, ["reasoning", "message", "function_call"]);
         assert_eq!(response["output"][1]["content"][0]["text"], "\nHello you\n");
         assert_eq!(response["usage"]["total_tokens"], 14);
+    }
+
+    #[test]
+    fn a_call_in_pieces_is_one_item() {
+        let piece = |call: Value| Row {
+            tool_calls: vec![call],
+            ..Row::default()
+        };
+        let begin = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let more = |arguments: &str| json!({"function": {"arguments": arguments}});
+        let rows = [
+            piece(begin("1", "{\"a\"")),
+            piece(more(": 1")),
+            piece(more("}")),
+            Row {
+                tool_calls: vec![begin("2", "{"), more("\"b")],
+                finish_reason: Some("length"),
+                ..Row::default()
+            },
+        ];
+        let mut events = request().chunks("resp-1".to_owned());
+        let mut out = Vec::new();
+        for row in rows {
+            events.write(answer(row), &mut out);
+        }
+        events.finish(&mut out);
+        let text = String::from_utf8(out).expect("text");
+        let deltas = text.matches("event: response.function_call_arguments.delta");
+        assert_eq!(deltas.count(), 5);
+        let response = events.response();
+        let calls = response["output"].as_array().expect("items").iter();
+        let calls: Vec<_> = calls
+            .map(|item| json!([item["call_id"], item["arguments"], item["status"]]))
+            .collect();
+        assert_eq!(
+            calls,
+            [
+                json!(["1", "{\"a\": 1}", "completed"]),
+                json!(["2", "{\"b", "incomplete"]),
+            ]
+        );
+        assert_eq!(text.matches("arguments.done").count(), 4);
     }
 
     #[test]

@@ -198,7 +198,6 @@ impl Admission {
             false => 0,
         };
         let mut format = self.answer_format(&options, &arrival.outputs)?;
-        let reply = self.reply_rules(&options, &format.outputs, &prompt.text)?;
         format.call_ids = CallIds::of_prompt(&prompt.ids);
         format.num_prompt_tokens = num_prompt_tokens;
         format.pad_id = options.pad_id(&sampling.end_ids);
@@ -207,6 +206,8 @@ impl Admission {
         let num_found = sampling.beam_search.map(|it| it.num_returned as usize);
         format.searches = num_found.is_some();
         format.is_split &= !format.searches;
+        let in_pieces = format.stream && !format.searches;
+        let reply = self.reply_rules(&options, &format.outputs, &prompt.text, in_pieces)?;
         let row = |_| {
             let is_read = wants_text || has_stop_words;
             let text = self.text_stream(is_read, &options, &sampling, &prompt, reply.clone());
@@ -451,6 +452,7 @@ impl Admission {
         options: &RequestOptions,
         outputs: &[OutputKind],
         prompt: &str,
+        in_pieces: bool,
     ) -> Result<Option<ReplyRules>, RequestError> {
         let has = |kind| outputs.contains(&kind);
         let format = ReplyFormat {
@@ -487,6 +489,7 @@ impl Admission {
                 true => Arc::new(options.chat.parameter_types()),
                 false => Arc::default(),
             },
+            in_pieces,
         }))
     }
 

@@ -55,6 +55,18 @@ pub struct ReplyRules {
     pub start: ReplyStart,
     /// The arguments of the functions that it may call.
     pub parameters: Arc<ParameterTypes>,
+    /// Whether calls are given in pieces.
+    pub in_pieces: bool,
+}
+
+impl ReplyRules {
+    fn reader(&self) -> ReplyReader {
+        let reader = self.format.reader_with(self.start, &self.parameters);
+        match self.in_pieces {
+            true => reader.in_pieces(),
+            false => reader,
+        }
+    }
 }
 
 impl TextStream {
@@ -72,9 +84,7 @@ impl TextStream {
                 true => marks.collect(),
                 false => Vec::new(),
             },
-            reply: rules
-                .reply
-                .map(|reply| reply.format.reader_with(reply.start, &reply.parameters)),
+            reply: rules.reply.as_ref().map(ReplyRules::reader),
             parts: ReplyParts::default(),
             tokenizer,
             stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
@@ -134,10 +144,7 @@ impl TextStream {
         match &mut self.reply {
             None => parts.content.push_str(&self.ready),
             Some(reply) => {
-                let found = std::mem::take(&mut self.parts);
-                parts.content.push_str(&found.content);
-                parts.reasoning.push_str(&found.reasoning);
-                parts.calls.extend(found.calls);
+                parts.append(std::mem::take(&mut self.parts));
                 reply.push(&self.ready, parts);
             }
         }
@@ -315,6 +322,7 @@ mod tests {
                 format,
                 start,
                 parameters: Arc::default(),
+                in_pieces: false,
             }),
             ..rules()
         };

@@ -1,6 +1,7 @@
 //! Calls in blocks behind a mark, in a text that is otherwise content.
 
 use super::mark::{find, first};
+use super::pieces::Pieces;
 use super::{Format, ReplyParts, ToolCall};
 
 /// A format of blocks.
@@ -10,6 +11,12 @@ pub(super) trait Block: Clone + Send + Sync + 'static {
 
     /// Reads the block that begins `text`; the text only grows from call to call. If it `is_last`, nothing follows.
     fn read(&mut self, text: &str, is_last: bool) -> Progress;
+
+    /// The calls in a block of which no more than `text` was read, as far as they are certain: adds what is new of them to `parts`.
+    /// `None` if the calls of the format are given whole.
+    fn give<'b>(&'b mut self, _text: &str, _parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
+        None
+    }
 }
 
 /// What is known of a block.
@@ -29,6 +36,7 @@ pub(super) struct Blocks<B> {
     unread: B,
     block: B,
     state: State,
+    in_pieces: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +55,15 @@ impl<B: Block> Blocks<B> {
             block: unread.clone(),
             unread,
             state: State::Outside,
+            in_pieces: false,
+        }
+    }
+
+    /// Adds what is certain of the calls in a block to `parts`, if they are given in pieces.
+    fn give(&mut self, text: &str, parts: &mut ReplyParts) -> Option<&mut Pieces> {
+        match self.in_pieces {
+            true => self.block.give(text, parts),
+            false => None,
         }
     }
 }
@@ -72,18 +89,26 @@ impl<B: Block> Format for Blocks<B> {
                 State::Inside => {
                     let progress = self.block.read(rest, is_last);
                     let num_bytes = match progress {
-                        Progress::More if !is_last => break,
+                        Progress::More if !is_last => {
+                            self.give(rest, parts);
+                            break;
+                        }
                         Progress::More => rest.len(),
                         Progress::Calls(num_bytes, _) | Progress::Text(num_bytes) => num_bytes,
                     };
                     let (read, next) = rest.split_at(num_bytes);
+                    let pieces = self.give(read, parts);
                     self.state = match progress {
                         Progress::Calls(_, mut calls) => {
-                            parts.calls.append(&mut calls);
+                            match pieces {
+                                None => parts.calls.append(&mut calls),
+                                Some(pieces) => pieces.finish(calls, parts),
+                            }
                             State::Behind
                         }
                         _ => {
-                            parts.content.push_str(read);
+                            let num_given = pieces.map_or(0, |pieces| pieces.end());
+                            parts.content.push_str(&read[num_given..]);
                             State::Outside
                         }
                     };
@@ -105,6 +130,10 @@ impl<B: Block> Format for Blocks<B> {
             }
         }
         text.len() - rest.len()
+    }
+
+    fn give_pieces(&mut self) {
+        self.in_pieces = true;
     }
 
     fn fork(&self) -> Box<dyn Format> {

@@ -3,27 +3,33 @@
 use serde::de::IgnoredAny;
 use serde_json::Deserializer;
 
-/// A call of a function.
+/// A call of a function, or what is new of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The function's name.
+    /// The function's name; empty if this continues the call before.
     pub name: String,
-    /// A JSON object, as the model wrote it.
+    /// A JSON object, as the model wrote it, or the new part of it.
     pub arguments: String,
     /// Its id, in formats in which models write one that later prompts repeat.
     pub id: Option<String>,
+    /// Whether nothing more of it follows.
+    pub is_whole: bool,
 }
 
 impl ToolCall {
+    /// Whether this is the beginning of a call, or all of it.
+    pub fn begins(&self) -> bool {
+        !self.name.is_empty()
+    }
+
     /// A call, if the name is one and the arguments are a JSON object, or one in a string.
     pub(super) fn new(name: &str, arguments: &str) -> Option<Self> {
-        let is_name = |char: char| char.is_alphanumeric() || "_-.:/".contains(char);
-        let is_named = !name.is_empty() && name.chars().all(is_name);
         let arguments = object(arguments.trim())?;
-        is_named.then(|| Self {
+        is_name(name).then(|| Self {
             name: name.to_owned(),
             arguments,
             id: None,
+            is_whole: true,
         })
     }
 
@@ -51,6 +57,31 @@ impl ToolCall {
         }
         elements(json)?.into_iter().map(Self::of_json).collect()
     }
+}
+
+/// The name of a function, and what follows it to the end of its arguments, in the beginning of a JSON object of which they may be
+/// incomplete. `None` if the arguments do not follow, or are no object.
+pub(super) fn name_and_arguments(json: &str) -> Option<(String, &str)> {
+    let mut rest = json.strip_prefix('{')?.trim_start();
+    let mut name = None;
+    loop {
+        let (key, behind) = split_value(rest)?;
+        let value = behind.trim_start().strip_prefix(':')?.trim_start();
+        if ["\"arguments\"", "\"parameters\""].contains(&key) {
+            return Some((name?, value)).filter(|_| value.starts_with('{'));
+        }
+        let (value, behind) = split_value(value)?;
+        if key == "\"name\"" && name.replace(serde_json::from_str(value).ok()?).is_some() {
+            return None;
+        }
+        rest = behind.trim_start().strip_prefix(',')?.trim_start();
+    }
+}
+
+/// Whether a function may have this name.
+pub(super) fn is_name(name: &str) -> bool {
+    let is_part = |char: char| char.is_alphanumeric() || "_-.:/".contains(char);
+    !name.is_empty() && name.chars().all(is_part)
 }
 
 /// The text of a JSON object, or of the one in a JSON string.
@@ -118,6 +149,7 @@ mod tests {
                 name: name.to_owned(),
                 arguments: arguments.to_owned(),
                 id: None,
+                is_whole: true,
             })
         };
         for (json, expected) in [
@@ -151,5 +183,26 @@ mod tests {
             Some(2)
         );
         assert_eq!(ToolCall::list_of_json(r#"[{"name": "f"}, 1]"#), None);
+    }
+
+    #[test]
+    fn arguments_that_have_begun_follow_their_name() {
+        for (json, expected) in [
+            (r#"{"name": "f", "arguments": {"a"#, Some(("f", r#"{"a"#))),
+            (r#"{"id": [1], "name":"f","parameters":{"#, Some(("f", "{"))),
+            (r#"{"name": "f", "arguments": "#, None),
+            (r#"{"name": "f", "arguments": "{"#, None),
+            (r#"{"name": "f", "arguments": null, "parameters": {"#, None),
+            (r#"{"name": "f", "name": "g", "arguments": {"#, None),
+            (r#"{"name": 1, "arguments": {"#, None),
+            (r#"{"arguments": {"name": "f"}, "name": "f"}"#, None),
+            (r#"{"name": "f", "arg"#, None),
+            (r#"{"name": "f"}"#, None),
+            ("[", None),
+        ] {
+            let found = name_and_arguments(json);
+            let found = found.as_ref().map(|(name, rest)| (&name[..], *rest));
+            assert_eq!(found, expected, "{json}");
+        }
     }
 }

@@ -2,9 +2,11 @@
 //! `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, with a mark before and behind all of them.
 
 use super::call::ToolCall;
+use super::pieces::CallHead;
 use super::sections::Section;
 
 const SEPARATOR: &str = "<｜tool▁sep｜>";
+const FENCE: &str = "```json";
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DeepSeek;
@@ -16,13 +18,25 @@ impl Section for DeepSeek {
     const OPEN: &'static str = "<｜tool▁call▁begin｜>";
     const CLOSE: &'static str = "<｜tool▁call▁end｜>";
 
-    fn call(inside: &str) -> Option<ToolCall> {
+    fn head(inside: &str) -> Option<CallHead> {
         let (kind, rest) = inside.split_once(SEPARATOR)?;
-        if rest.trim_start().starts_with('{') {
-            return ToolCall::new(kind.trim(), rest);
+        let (name, arguments) = match rest.trim_start().starts_with('{') {
+            true => (kind, rest),
+            false => rest.split_once(FENCE)?,
+        };
+        Some(CallHead {
+            name: name.trim().to_owned(),
+            id: None,
+            start: inside.len() - arguments.trim_start().len(),
+        })
+    }
+
+    fn call(inside: &str) -> Option<ToolCall> {
+        let CallHead { name, start, .. } = Self::head(inside)?;
+        let (before, mut arguments) = inside.split_at(start);
+        if before.trim_end().ends_with(FENCE) {
+            arguments = arguments.trim_end().strip_suffix("```")?;
         }
-        let (name, fenced) = rest.split_once("```json")?;
-        let arguments = fenced.trim_end().strip_suffix("```")?;
-        ToolCall::new(name.trim(), arguments)
+        ToolCall::new(&name, arguments)
     }
 }

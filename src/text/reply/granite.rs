@@ -1,8 +1,10 @@
 //! The calls of Granite 3 and Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in Phi with a mark behind.
 
+use super::ReplyParts;
 use super::blocks::{Block, Progress};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
+use super::pieces::{JsonPieces, Pieces};
 
 const OPEN: &str = "<|tool_call|>";
 const CLOSE: &str = "<|/tool_call|>";
@@ -10,13 +12,14 @@ const CLOSE: &str = "<|/tool_call|>";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Granite {
     json: JsonEnd,
+    calls: JsonPieces,
 }
 
 impl Block for Granite {
     const OPENERS: &'static [&'static str] = &[OPEN];
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        let start = text.len() - text[OPEN.len()..].trim_start().len();
+        let start = start(text);
         let end = match self.json.end_in(text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
@@ -32,4 +35,14 @@ impl Block for Granite {
             None => Progress::Text(num_bytes),
         }
     }
+
+    fn give<'b>(&'b mut self, text: &str, parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
+        self.calls.give(text, start(text), parts);
+        Some(&mut self.calls.pieces)
+    }
+}
+
+/// Where the JSON of a block begins.
+fn start(text: &str) -> usize {
+    text.len() - text[OPEN.len()..].trim_start().len()
 }

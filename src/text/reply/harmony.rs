@@ -11,6 +11,7 @@
 
 use super::call::ToolCall;
 use super::mark::{find, first};
+use super::pieces::{CallHead, Pieces};
 use super::{Format, ReplyParts, ReplyStart};
 
 const START: &str = "<|start|>";
@@ -36,6 +37,7 @@ pub(super) struct HarmonyParts {
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
     wanted: HarmonyParts,
+    in_pieces: bool,
     state: State,
     /// Whether a message of reasoning, or of content, has come before.
     has_reasoning: bool,
@@ -54,6 +56,7 @@ enum State {
         name: String,
         header_len: usize,
         num_scanned: usize,
+        pieces: Pieces,
     },
 }
 
@@ -61,6 +64,7 @@ impl Harmony {
     pub(super) fn new(wanted: HarmonyParts, start: ReplyStart) -> Self {
         Self {
             wanted,
+            in_pieces: false,
             state: match start {
                 ReplyStart::Beginning => State::Between,
                 ReplyStart::Reasoning => State::Reasoning,
@@ -83,6 +87,7 @@ impl Harmony {
                 name: name.to_owned(),
                 header_len: header.len(),
                 num_scanned: 0,
+                pieces: Pieces::default(),
             });
         }
         if word(CHANNEL) == Some("analysis") {
@@ -162,19 +167,34 @@ impl Format for Harmony {
                     name,
                     header_len,
                     num_scanned,
+                    pieces,
                 } => {
                     let found = find(rest, (*header_len).max(*num_scanned), ENDS);
                     let (end, next) = match found {
                         Ok((end, mark)) => (end, behind(&rest[end..], mark)),
                         Err(_) if is_last => (rest.len(), ""),
-                        Err(end) => {
-                            *num_scanned = end;
-                            break;
-                        }
+                        Err(end) => (end, rest),
                     };
+                    *num_scanned = end;
+                    if self.in_pieces {
+                        let head = |text: &str| {
+                            Some(CallHead {
+                                name: name.clone(),
+                                id: None,
+                                start: text.len() - text[*header_len..].trim_start().len(),
+                            })
+                        };
+                        pieces.give(&rest[..end], head, parts);
+                    }
+                    if found.is_err() && !is_last {
+                        break;
+                    }
                     match ToolCall::new(name, &rest[*header_len..end]) {
-                        Some(call) => parts.calls.push(call),
-                        None => parts.content.push_str(&rest[..rest.len() - next.len()]),
+                        Some(call) => pieces.finish(vec![call], parts),
+                        None => {
+                            let text = &rest[pieces.end()..rest.len() - next.len()];
+                            parts.content.push_str(text);
+                        }
                     }
                     rest = next;
                     self.state = State::Between;
@@ -182,6 +202,10 @@ impl Format for Harmony {
             }
         }
         text.len() - rest.len()
+    }
+
+    fn give_pieces(&mut self) {
+        self.in_pieces = true;
     }
 
     fn fork(&self) -> Box<dyn Format> {

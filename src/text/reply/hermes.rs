@@ -1,9 +1,11 @@
 //! The calls of Hermes 2 Pro, Qwen 2.5 and Qwen 3: `<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>`, one block a
 //! call.
 
+use super::ReplyParts;
 use super::blocks::{Block, Progress};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
+use super::pieces::{JsonPieces, Pieces};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -11,13 +13,14 @@ const CLOSE: &str = "</tool_call>";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hermes {
     json: JsonEnd,
+    calls: JsonPieces,
 }
 
 impl Block for Hermes {
     const OPENERS: &'static [&'static str] = &[OPEN];
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        let start = text.len() - text[OPEN.len()..].trim_start().len();
+        let start = start(text);
         let end = match self.json.end_in(text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
@@ -35,4 +38,17 @@ impl Block for Hermes {
             None => Progress::Text(num_bytes),
         }
     }
+
+    fn give<'b>(&'b mut self, text: &str, parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
+        let start = start(text);
+        if text[start..].starts_with('{') {
+            self.calls.give(text, start, parts);
+        }
+        Some(&mut self.calls.pieces)
+    }
+}
+
+/// Where the JSON of a block begins.
+fn start(text: &str) -> usize {
+    text.len() - text[OPEN.len()..].trim_start().len()
 }

@@ -23,6 +23,8 @@ pub(super) struct JsonEnd {
     depth: u32,
     is_string: bool,
     is_escaped: bool,
+    /// Where the last two escapes begin.
+    last_escapes: [usize; 2],
     found: Option<Scan>,
 }
 
@@ -51,11 +53,26 @@ impl JsonEnd {
         }
     }
 
+    /// Scans what is new of `text`, and returns how many of its bytes are the value's and end within no escape.
+    pub(super) fn certain_len(&mut self, text: &str) -> usize {
+        let len = match self.scan(text) {
+            Scan::End(end) | Scan::Bad(end) => return end,
+            Scan::More => text.len(),
+        };
+        // Two of them may be one character: a pair of surrogates.
+        let is_half = |start: &usize| len < start + escape_len(&text.as_bytes()[*start..]);
+        let half = self.last_escapes.iter().copied().find(is_half);
+        half.unwrap_or(len)
+    }
+
     fn step(&mut self, byte: u8, i: usize) -> Option<Scan> {
         if self.is_string {
             match byte {
                 _ if self.is_escaped => self.is_escaped = false,
-                b'\\' => self.is_escaped = true,
+                b'\\' => {
+                    self.is_escaped = true;
+                    self.last_escapes = [self.last_escapes[1], i];
+                }
                 b'"' => self.is_string = false,
                 _ => {}
             }
@@ -79,9 +96,65 @@ impl JsonEnd {
     }
 }
 
+/// How many bytes the escape has that a text begins with, or needs before it is known; 0 if it begins with none.
+fn escape_len(text: &[u8]) -> usize {
+    match text {
+        [
+            b'\\',
+            b'u',
+            b'd' | b'D',
+            b'8'..=b'9' | b'a'..=b'b' | b'A'..=b'B',
+            _,
+            _,
+            rest @ ..,
+        ] => match rest {
+            [] => 7,
+            [b'\\'] => 8,
+            [b'\\', b'u', ..] => 12,
+            _ => 6,
+        },
+        [b'\\', b'u', ..] => 6,
+        [b'\\', ..] => 2,
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_certain_ends_within_no_escape() {
+        for (text, certain) in [
+            (r#"{"a": "#, r#"{"a": "#),
+            (r#"{"a\"#, r#"{"a"#),
+            (r#"{"a\\"#, r#"{"a\\"#),
+            (r#"{"\\\"#, r#"{"\\"#),
+            (r#"{"\u00e"#, r#"{""#),
+            (r#"{"\u00e9"#, r#"{"\u00e9"#),
+            (r#"{"\u00e9\"#, r#"{"\u00e9"#),
+            (r#"{"\ud83d"#, r#"{""#),
+            (r#"{"\ud83d\"#, r#"{""#),
+            (r#"{"\uD83D\ude0"#, r#"{""#),
+            (r#"{"\ud83d\ude00"#, r#"{"\ud83d\ude00"#),
+            (r#"{"\ud83d""#, r#"{"\ud83d""#),
+            (r#"{"\ud83d\n"#, r#"{"\ud83d\n"#),
+            (r#"{"\ud83d\\\"#, r#"{"\ud83d\\"#),
+            (r#"{"\\ud83d"#, r#"{"\\ud83d"#),
+            (r#"{"é\"#, r#"{"é"#),
+            (r#"{} "#, r#"{}"#),
+            (r#"{"\n": ]é"#, r#"{"\n": ]"#),
+            (r#"{é"#, r#"{"#),
+            ("", ""),
+        ] {
+            let mut scan = JsonEnd::default();
+            for (end, char) in text.char_indices() {
+                let text = &text[..end + char.len_utf8()];
+                assert!(text.is_char_boundary(scan.certain_len(text)), "{text}");
+            }
+            assert_eq!(&text[..scan.certain_len(text)], certain, "{text}");
+        }
+    }
 
     #[test]
     fn finds_the_end_of_the_first_value() {

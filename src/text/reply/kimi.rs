@@ -5,6 +5,7 @@
 //! Source: docs/tool_call_guidance.md of MoonshotAI/Kimi-K2.
 
 use super::call::ToolCall;
+use super::pieces::CallHead;
 use super::sections::Section;
 
 const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
@@ -19,16 +20,22 @@ impl Section for Kimi {
     const OPEN: &'static str = "<|tool_call_begin|>";
     const CLOSE: &'static str = "<|tool_call_end|>";
 
-    fn call(inside: &str) -> Option<ToolCall> {
+    fn head(inside: &str) -> Option<CallHead> {
         let (id, arguments) = inside.split_once(ARGUMENTS)?;
         let id = id.trim();
         let (name, number) = id.rsplit_once(':')?;
         number.parse::<u32>().ok()?;
         let name = name.strip_prefix("functions.").unwrap_or(name);
-        let call = ToolCall::new(name, arguments)?;
-        Some(ToolCall {
+        Some(CallHead {
+            name: name.to_owned(),
             id: Some(id.to_owned()),
-            ..call
+            start: inside.len() - arguments.trim_start().len(),
         })
+    }
+
+    fn call(inside: &str) -> Option<ToolCall> {
+        let CallHead { name, id, start } = Self::head(inside)?;
+        let call = ToolCall::new(&name, &inside[start..])?;
+        Some(ToolCall { id, ..call })
     }
 }

@@ -4,6 +4,7 @@
 use super::call::ToolCall;
 use super::json_end::{JsonEnd, Scan};
 use super::mark::{behind, first};
+use super::pieces::JsonPieces;
 use super::{Format, ReplyParts};
 
 /// The mark before calls, where the model writes it.
@@ -12,6 +13,8 @@ const TAG: &str = "<|python_tag|>";
 #[derive(Clone, Debug, Default)]
 pub(super) struct Llama {
     json: JsonEnd,
+    calls: JsonPieces,
+    in_pieces: bool,
     state: State,
 }
 
@@ -38,22 +41,33 @@ impl Format for Llama {
                         self.state = State::Content;
                         continue;
                     };
-                    let Scan::End(end) = self.json.scan(json) else {
-                        if !is_last && self.json.scan(json) == Scan::More {
-                            break;
-                        }
-                        self.state = State::Content;
-                        continue;
+                    let scan = self.json.scan(json);
+                    let object = match scan {
+                        Scan::More => json,
+                        Scan::End(end) | Scan::Bad(end) => &json[..end],
                     };
-                    self.json = JsonEnd::default();
-                    match ToolCall::of_json(&json[..end]).filter(|_| has_arguments(&json[..end])) {
+                    if self.in_pieces && object.starts_with('{') {
+                        self.calls.give(object, 0, parts);
+                    }
+                    let call = match scan {
+                        Scan::More if !is_last => break,
+                        Scan::End(_) => ToolCall::of_json(object),
+                        _ => None,
+                    };
+                    match call.filter(|_| has_arguments(object)) {
                         Some(call) => {
-                            parts.calls.push(call);
-                            rest = &json[end..];
+                            self.calls.pieces.finish(vec![call], parts);
+                            rest = &json[object.len()..];
                             self.state = State::Behind;
                         }
-                        None => self.state = State::Content,
+                        None => {
+                            if self.calls.pieces.end() > 0 {
+                                rest = &json[self.calls.pieces.end()..];
+                            }
+                            self.state = State::Content;
+                        }
                     }
+                    (self.json, self.calls) = Default::default();
                 }
                 State::Behind => {
                     let trimmed =
@@ -80,6 +94,10 @@ impl Format for Llama {
             }
         }
         text.len() - rest.len()
+    }
+
+    fn give_pieces(&mut self) {
+        self.in_pieces = true;
     }
 
     fn fork(&self) -> Box<dyn Format> {

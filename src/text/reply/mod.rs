@@ -12,11 +12,12 @@
 //! llama.rs    calls that are the whole reply
 //! pythonic.rs the same in Python, python.rs
 //! harmony.rs  messages of several channels
+//! pieces.rs   calls that are given before they are complete
 //! ```
 //!
 //! Text arrives in pieces of any size, and the parts do not depend on where it is cut. What may be the beginning of a mark or of
-//! a call waits; what turns out not to be a call in its format is content. A call is given when it is complete. The text that
-//! waits is no longer than the reply, and is read once.
+//! a call waits; what turns out not to be a call in its format is content. A call is given when it is complete, or in pieces, see
+//! [`ReplyReader::in_pieces`]. The text that waits is no longer than the reply, and is read once.
 
 mod blocks;
 mod call;
@@ -34,6 +35,7 @@ mod marked_arguments;
 mod marked_block;
 mod mistral;
 mod parameter_types;
+mod pieces;
 mod python;
 mod pythonic;
 mod qwen_coder;
@@ -55,6 +57,27 @@ pub struct ReplyParts {
     pub calls: Vec<ToolCall>,
 }
 
+impl ReplyParts {
+    /// Adds the parts that follow.
+    pub fn append(&mut self, next: Self) {
+        self.content.push_str(&next.content);
+        self.reasoning.push_str(&next.reasoning);
+        next.calls.into_iter().for_each(|call| self.add_call(call));
+    }
+
+    /// Adds a call, or what is new of the last one.
+    fn add_call(&mut self, call: ToolCall) {
+        match self.calls.last_mut() {
+            Some(last) if !call.begins() => {
+                last.arguments.push_str(&call.arguments);
+                last.is_whole = call.is_whole;
+            }
+            _ if !call.begins() && call.arguments.is_empty() && !call.is_whole => {}
+            _ => self.calls.push(call),
+        }
+    }
+}
+
 /// Where a reply begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyStart {
@@ -72,6 +95,9 @@ trait Format: Send + Sync {
     /// Reads from the beginning of `text`, which is all that arrived and was not consumed yet, and adds to `parts`. Returns how
     /// many bytes it has consumed: all of them if the text `is_last`.
     fn read(&mut self, text: &str, is_last: bool, parts: &mut ReplyParts) -> usize;
+
+    /// Lets it give calls in pieces, where it can.
+    fn give_pieces(&mut self) {}
 
     /// A copy.
     fn fork(&self) -> Box<dyn Format>;
@@ -100,6 +126,15 @@ impl ReplyReader {
         }
     }
 
+    /// Lets it give the arguments of calls as they arrive, in formats that have them as JSON. No piece ends within a character or an
+    /// escape, and all of them together are the call as it is given whole. A call that has begun is one: if what follows is not
+    /// well-formed, or missing, the call stays as it was given, and that is content.
+    pub fn in_pieces(mut self) -> Self {
+        let stages = self.stages.iter_mut();
+        stages.for_each(|stage| stage.format.give_pieces());
+        self
+    }
+
     /// Adds text to the reply, and to `parts` what is certain.
     pub fn push(&mut self, text: &str, parts: &mut ReplyParts) {
         self.read(text, false, parts);
@@ -117,9 +152,8 @@ impl ReplyReader {
             let mut found = ReplyParts::default();
             let num_bytes = stage.format.read(&stage.held, is_last, &mut found);
             stage.held.drain(..num_bytes);
-            parts.reasoning.push_str(&found.reasoning);
-            parts.calls.append(&mut found.calls);
-            content = found.content;
+            content = std::mem::take(&mut found.content);
+            parts.append(found);
         }
         parts.content.push_str(&content);
     }

@@ -3,9 +3,11 @@
 
 use std::marker::PhantomData;
 
+use super::ReplyParts;
 use super::blocks::{Block, Progress};
 use super::call::ToolCall;
 use super::mark::find;
+use super::pieces::{CallHead, Pieces};
 
 /// The marks of a format, and what is between those of a call.
 pub(super) trait Section: Clone + Default + Send + Sync + 'static {
@@ -16,6 +18,9 @@ pub(super) trait Section: Clone + Default + Send + Sync + 'static {
     const OPEN: &'static str;
     const CLOSE: &'static str;
 
+    /// What is in front of the arguments of the call between two marks; its end may be missing.
+    fn head(inside: &str) -> Option<CallHead>;
+
     /// The call between two marks.
     fn call(inside: &str) -> Option<ToolCall>;
 }
@@ -23,6 +28,7 @@ pub(super) trait Section: Clone + Default + Send + Sync + 'static {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sections<S> {
     num_scanned: usize,
+    pieces: Pieces,
     section: PhantomData<S>,
 }
 
@@ -35,11 +41,10 @@ impl<S: Section> Block for Sections<S> {
             return Progress::Calls(mark.len(), Vec::new());
         }
         let from = self.num_scanned.max(S::OPEN.len());
-        match find(text, from, &[S::CLOSE, S::OPEN]) {
-            Err(end) => {
-                self.num_scanned = end;
-                Progress::More
-            }
+        let found = find(text, from, &[S::CLOSE, S::OPEN]);
+        self.num_scanned = found.map_or_else(|end| end, |(end, _)| end);
+        match found {
+            Err(_) => Progress::More,
             Ok((end, mark)) if mark == S::OPEN => Progress::Text(end),
             Ok((end, mark)) => {
                 let num_bytes = end + mark.len();
@@ -49,5 +54,18 @@ impl<S: Section> Block for Sections<S> {
                 }
             }
         }
+    }
+
+    fn give<'b>(&'b mut self, text: &str, parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
+        let head = |text: &str| {
+            let head = S::head(text.get(S::OPEN.len()..)?)?;
+            Some(CallHead {
+                start: S::OPEN.len() + head.start,
+                ..head
+            })
+        };
+        let inside = &text[..self.num_scanned];
+        self.pieces.give(inside, head, parts);
+        Some(&mut self.pieces)
     }
 }

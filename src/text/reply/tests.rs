@@ -63,7 +63,25 @@ fn parts_from(format: &ReplyFormat, start: ReplyStart, text: &str) -> ReplyParts
         let (left, right) = text.split_at(cut);
         assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
     }
+    let reader = reader.in_pieces();
+    let joined = read(&reader, &[text]);
+    check_joined(&joined, &whole);
+    assert_eq!(read(&reader, &chars), joined, "{text}");
     whole
+}
+
+/// Checks the parts of a text that were given in pieces.
+fn check_joined(joined: &ReplyParts, whole: &ReplyParts) {
+    let given: Vec<_> = joined.calls.iter().filter(|call| call.is_whole).collect();
+    let mut missing = whole.calls.iter().filter(|call| !given.contains(call));
+    assert_eq!(missing.next(), None, "{joined:?}");
+    assert_eq!(joined.reasoning, whole.reasoning);
+    // What turned out to be no call is content, if it is given whole.
+    if joined.calls.len() == whole.calls.len() {
+        assert_eq!(joined, whole);
+    } else {
+        assert!(whole.content.len() > joined.content.len(), "{joined:?}");
+    }
 }
 
 fn parts(format: &ReplyFormat, text: &str) -> ReplyParts {
@@ -787,6 +805,10 @@ proptest! {
             from = cut;
         }
         prop_assert_eq!(read(&reader, &pieces), whole.clone());
+        let in_pieces = reader.clone().in_pieces();
+        let joined = read(&in_pieces, &[&text]);
+        prop_assert_eq!(read(&in_pieces, &pieces), joined.clone());
+        check_joined(&joined, &whole);
         // Nothing is said twice.
         let num_said = whole.content.len() + whole.reasoning.len();
         prop_assert!(num_said <= text.len());
@@ -803,6 +825,132 @@ proptest! {
         );
         if is_plain && !drops_marks {
             prop_assert_eq!(whole.content, text);
+        }
+    }
+}
+
+/// Texts with a call, or two, in a format that has its arguments as JSON.
+fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
+    let named = |key: &str| format!("{{\"name\": \"{name}\", \"{key}\": {arguments}}}");
+    let object = named("arguments");
+    match format {
+        ToolCallFormat::Hermes => vec![format!("<tool_call>\n{object}\n</tool_call>")],
+        ToolCallFormat::Granite => vec![
+            format!("<|tool_call|>[{object}]"),
+            format!("<|tool_call|>[{object}, {object}]<|/tool_call|>"),
+        ],
+        ToolCallFormat::Llama3 => vec![named("parameters"), format!("{object}; {object}")],
+        ToolCallFormat::Mistral => vec![
+            format!("[TOOL_CALLS] [{object}, {object}]"),
+            format!("[TOOL_CALLS]{name}[ARGS]{arguments}"),
+            format!("[TOOL_CALLS]{name}{arguments}[TOOL_CALLS]{name}{arguments}"),
+        ],
+        ToolCallFormat::DeepSeek => vec![
+            format!(
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+            ),
+            format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"),
+        ],
+        ToolCallFormat::Kimi => vec![format!(
+            "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        )],
+        ToolCallFormat::Harmony => vec![format!(
+            "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+        )],
+        ToolCallFormat::QwenCoder | ToolCallFormat::Glm | ToolCallFormat::Pythonic => Vec::new(),
+    }
+}
+
+/// A JSON object as models write it: with escapes, characters of several bytes, and white space.
+fn object() -> impl Strategy<Value = String> {
+    let char = prop_oneof![
+        6 => "[a-z {}\\[\\]:,<]",
+        1 => Just("é".to_owned()),
+        1 => Just("😀".to_owned()),
+        1 => Just(r"\n".to_owned()),
+        1 => Just(r"\\".to_owned()),
+        1 => Just(r#"\""#.to_owned()),
+        1 => Just(r"\u00e9".to_owned()),
+        1 => Just(r"\ud83d\ude00".to_owned()),
+    ];
+    let text = prop::collection::vec(char, 0..8).prop_map(|it| format!("\"{}\"", it.concat()));
+    let leaf = prop_oneof![
+        3 => text.clone(),
+        1 => any::<i32>().prop_map(|it| it.to_string()),
+        1 => prop::sample::select(vec!["1.5e-3", "true", "null", "{}", "[]"]).prop_map(str::to_owned),
+    ];
+    let value = leaf.prop_recursive(3, 12, 3, move |inner| {
+        let list = prop::collection::vec(inner.clone(), 0..3);
+        let members = prop::collection::vec((text.clone(), inner), 0..3);
+        prop_oneof![
+            list.prop_map(|it| format!("[{}]", it.join(", "))),
+            members.prop_map(|it| {
+                let members = it.into_iter().map(|(key, value)| format!("{key}:{value}"));
+                format!("{{{}}}", members.collect::<Vec<_>>().join(",\n"))
+            }),
+        ]
+    });
+    prop::collection::vec(value, 0..4).prop_map(|values| {
+        let members = values.iter().enumerate();
+        let members = members.map(|(i, value)| format!("\"k{i}\": {value}"));
+        format!("{{{}}}", members.collect::<Vec<_>>().join(", "))
+    })
+}
+
+/// Where the characters of a text in JSON end, of which some are escapes.
+fn ends_of_characters(json: &str) -> Vec<usize> {
+    let escape = |rest: &str| match rest.as_bytes() {
+        [b'\\', b'u', b'd', ..] => 12,
+        [b'\\', b'u', ..] => 6,
+        [b'\\', ..] => 2,
+        _ => rest.chars().next().map_or(0, char::len_utf8),
+    };
+    let mut ends = vec![0];
+    while let Some(rest) = json
+        .get(ends[ends.len() - 1]..)
+        .filter(|rest| !rest.is_empty())
+    {
+        ends.push(json.len() - rest.len() + escape(rest));
+    }
+    ends
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn arguments_arrive_with_their_text(arguments in object(), is_thought in any::<bool>()) {
+        for format in TOOL_CALLS {
+            for text in call_in(format, "get_weather", &arguments) {
+                let (format, text) = match is_thought && format != ToolCallFormat::Harmony {
+                    false => (calls(format), text),
+                    true => {
+                        let reasoning = Some(ReasoningFormat::Think);
+                        (ReplyFormat { reasoning, ..calls(format) }, format!("<think>So</think>{text}"))
+                    }
+                };
+                let reader = format.reader(ReplyStart::Beginning);
+                let whole = read(&reader, &[&text]);
+                prop_assert!(!whole.calls.is_empty(), "{}", text);
+                let mut reader = reader.in_pieces();
+                let mut joined = ReplyParts::default();
+                let ends = ends_of_characters(&arguments);
+                let last = text.find(&arguments).expect("they are there") + arguments.len() - 1;
+                for (at, char) in text.char_indices() {
+                    if at == last {
+                        prop_assert_eq!(&joined.calls[0].arguments, &arguments[..arguments.len() - 1]);
+                    }
+                    let mut new = ReplyParts::default();
+                    reader.push(char.encode_utf8(&mut [0; 4]), &mut new);
+                    joined.append(new);
+                    if let [.., call] = &joined.calls[..] {
+                        let given = &call.arguments;
+                        prop_assert!(arguments.starts_with(given) && ends.contains(&given.len()), "{}", given);
+                    }
+                }
+                reader.finish(&mut joined);
+                prop_assert_eq!(joined, whole);
+            }
         }
     }
 }

@@ -36,8 +36,10 @@ pub struct Row {
     num_answered: usize,
     /// Parts of the text that no response has carried.
     parts: ReplyParts,
-    /// Calls of functions that responses have carried.
+    /// Calls of functions that responses have carried, in part at least.
     num_calls_answered: usize,
+    /// Whether one of them was complete.
+    has_called: bool,
     /// Whether the text has been finished, so that nothing is held back.
     is_text_whole: bool,
 }
@@ -64,6 +66,7 @@ impl Row {
             num_answered: 0,
             parts: ReplyParts::default(),
             num_calls_answered: 0,
+            has_called: false,
             is_text_whole: false,
         }
     }
@@ -253,16 +256,16 @@ impl Row {
         std::mem::take(&mut self.parts.reasoning)
     }
 
-    /// The new calls of functions, and how many were sent before.
+    /// The new calls of functions, and how many were sent before, in part at least.
     pub fn new_calls(&mut self) -> (&[ToolCall], usize) {
         self.read();
         (&self.parts.calls, self.num_calls_answered)
     }
 
-    /// Whether the text so far calls a function.
+    /// Whether a call of a function in the text so far is complete.
     pub fn has_calls(&mut self) -> bool {
         self.read();
-        self.num_calls_answered + self.parts.calls.len() > 0
+        self.has_called || self.parts.calls.iter().any(|call| call.is_whole)
     }
 
     /// Turns the tokens so far into parts of the reply.
@@ -311,7 +314,10 @@ impl Row {
     /// Marks all tokens so far as sent.
     pub fn answered(&mut self) {
         self.num_answered = self.tokens.len();
-        self.num_calls_answered += self.parts.calls.len();
+        for call in &self.parts.calls {
+            self.num_calls_answered += usize::from(call.begins());
+            self.has_called |= call.is_whole;
+        }
         self.parts = ReplyParts::default();
         self.log_probs.clear();
     }

@@ -38,7 +38,8 @@ impl CallIds {
 }
 
 /// The calls of a row as JSON: `[{"id", "type": "function", "function": {"name", "arguments"}}, ...]`. In a stream each has its
-/// `index` among all calls of the row, of which `num_before` have been sent.
+/// `index` among all calls of the row, of which `num_before` have begun in earlier responses, and what continues one of these is
+/// `{"index", "function": {"arguments"}}`.
 pub(super) fn json(
     calls: &[ToolCall],
     ids: CallIds,
@@ -46,18 +47,27 @@ pub(super) fn json(
     num_before: usize,
     in_stream: bool,
 ) -> String {
-    let call = |(index, call): (usize, &ToolCall)| {
+    let mut num_calls = num_before;
+    let call = |call: &ToolCall| {
+        let arguments = &call.arguments;
+        if !call.begins() {
+            let is_empty = arguments.is_empty();
+            let more = json!({"index": num_calls - 1, "function": {"arguments": arguments}});
+            return (!is_empty).then_some(more);
+        }
+        let index = num_calls;
+        num_calls += 1;
         let mut object = json!({
             "id": call.id.clone().unwrap_or_else(|| ids.id(row, index)),
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "function": {"name": call.name, "arguments": arguments},
         });
         if in_stream {
             object["index"] = json!(index);
         }
-        object
+        Some(object)
     };
-    let calls = (num_before..).zip(calls).map(call);
+    let calls = calls.iter().filter_map(call);
     Value::Array(calls.collect()).to_string()
 }
 
@@ -70,6 +80,7 @@ mod tests {
             name: name.to_owned(),
             arguments: "{\"a\": \"é\\n\"}".to_owned(),
             id: None,
+            is_whole: true,
         }
     }
 
@@ -95,6 +106,31 @@ mod tests {
         let named: Value = serde_json::from_str(&json(&[named], ids, 0, 1, true)).expect("JSON");
         assert_eq!(named[0]["id"], "functions.g:0");
         assert_eq!(json(&[], ids, 0, 0, true), "[]");
+    }
+
+    #[test]
+    fn pieces_have_the_index_of_their_call() {
+        let ids = CallIds::of_prompt(&[1, 2, 3]);
+        let piece = |name: &str, arguments: &str, is_whole| ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+            id: None,
+            is_whole,
+        };
+        let read = |calls: &[ToolCall], num_before| -> Value {
+            serde_json::from_str(&json(calls, ids, 0, num_before, true)).expect("JSON")
+        };
+        let more = |index: usize, arguments: &str| json!({"index": index, "function": {"arguments": arguments}});
+        assert_eq!(read(&[piece("", "1}", true)], 1), json!([more(0, "1}")]));
+        assert_eq!(read(&[piece("", "", true)], 1), json!([]));
+        let both = read(&[piece("", "}", true), piece("g", "{", false)], 1);
+        assert_eq!(both[0], more(0, "}"));
+        assert_eq!(
+            both[1],
+            json!({
+                "index": 1, "id": ids.id(0, 1), "type": "function", "function": {"name": "g", "arguments": "{"},
+            })
+        );
     }
 
     #[test]
