@@ -547,6 +547,27 @@ def load_after(server, program, rank, line):
     return error
 
 
+@pytest.mark.deployments("iterative")
+def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, deployment, tmp_path):
+    program = FaultyProgram(tmp_path)
+    # So small a share of the memory that sequences have use for all of it.
+    deployment.add_model(repository, "two", {**RANKS, "kv_cache_free_gpu_mem_fraction": 0.01}, checkpoint=STORIES)
+    arguments = ["--model-control-mode=explicit", "--load-model=two"]
+    with deployment.server(repository, *arguments, backends=program.backends) as server:
+        expected = answer(server)
+        server.unload("two")
+        server.wait_for_state("two", "UNAVAILABLE")
+        limit_bytes = 2 << 30
+        with program.does_first(1, f"ulimit -v {limit_bytes // 1024}"):
+            assert server.load("two") is None
+        assert answer(server) == expected
+        unlimited, limited = (int(count) for count in re.findall(r"two_0: (\d+) KV blocks of 32 tokens", server.log()))
+        # Keys and values of half of the 2 heads of 64 elements in each of 5 layers, in bf16.
+        of_rank = limited * 32 * 5 * 2 * 64 * 2
+        assert limit_bytes / 200 < of_rank < limit_bytes / 100, (limited, unlimited)
+        assert unlimited > 1.5 * limited
+
+
 def test_random_faults_leave_nothing_behind(repository, deployment, tmp_path):
     seed = int(os.environ.get("INFLIGHT_SEED", 1))
     num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 8))
