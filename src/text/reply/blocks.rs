@@ -1,5 +1,6 @@
 //! Calls in blocks behind a mark, in a text that is otherwise content.
 
+use super::json_end::{JsonEnd, Scan};
 use super::mark::{find, first};
 use super::pieces::Pieces;
 use super::{Format, ReplyParts, ToolCall};
@@ -27,6 +28,19 @@ pub(super) enum Progress {
     Calls(usize, Vec<ToolCall>),
     /// It is none: this many bytes, at least one, are content.
     Text(usize),
+}
+
+/// The end of the JSON value that begins at `start` of a block, or what that makes of the block. `start` is the same in all calls.
+pub(super) fn end_of_json(
+    json: &mut JsonEnd,
+    block: &str,
+    start: usize,
+) -> Result<usize, Progress> {
+    match json.scan(&block[start..]) {
+        Scan::More => Err(Progress::More),
+        Scan::Bad(end) => Err(Progress::Text(start + end)),
+        Scan::End(end) => Ok(start + end),
+    }
 }
 
 /// Reads blocks. White space between them, and behind the last, is no content.

@@ -1,7 +1,7 @@
 //! The calls of Granite 3 and Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in Phi with a mark behind.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress};
+use super::blocks::{Block, Progress, end_of_json};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{JsonPieces, Pieces};
@@ -20,7 +20,7 @@ impl Block for Granite {
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
         let start = start(text);
-        let end = match self.json.end_in(text, start) {
+        let end = match end_of_json(&mut self.json, text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
         };

@@ -2,7 +2,7 @@
 //! call.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress};
+use super::blocks::{Block, Progress, end_of_json};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{JsonPieces, Pieces};
@@ -21,7 +21,7 @@ impl Block for Hermes {
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
         let start = start(text);
-        let end = match self.json.end_in(text, start) {
+        let end = match end_of_json(&mut self.json, text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
         };

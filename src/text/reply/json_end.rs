@@ -1,7 +1,5 @@
 //! Where a JSON value ends in a text that arrives in pieces.
 
-use super::blocks::Progress;
-
 /// Deeper values are no arguments of a function. The parser of calls has the same limit.
 const MAX_DEPTH: u32 = 127;
 
@@ -42,15 +40,6 @@ impl JsonEnd {
         }
         self.num_scanned = text.len();
         Scan::More
-    }
-
-    /// The end of the value that begins at `start` of a block, or what that makes of the block. `start` is the same in all calls.
-    pub(super) fn end_in(&mut self, block: &str, start: usize) -> Result<usize, Progress> {
-        match self.scan(&block[start..]) {
-            Scan::More => Err(Progress::More),
-            Scan::Bad(end) => Err(Progress::Text(start + end)),
-            Scan::End(end) => Ok(start + end),
-        }
     }
 
     /// Scans what is new of `text`, and returns how many of its bytes are the value's and end within no escape.

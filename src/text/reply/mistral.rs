@@ -2,7 +2,7 @@
 //! 11 on, before each call: `[TOOL_CALLS]name[ARGS]{...}`, in some with a `[CALL_ID]` between.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress};
+use super::blocks::{Block, Progress, end_of_json};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{CallHead, JsonPieces, Pieces};
@@ -28,7 +28,7 @@ impl Block for Mistral {
             Ok(found) => found,
             Err(progress) => return progress,
         };
-        let end = match self.json.end_in(text, start) {
+        let end = match end_of_json(&mut self.json, text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
         };
