@@ -48,7 +48,7 @@ pub struct Replies {
 /// A request, and the responses to it.
 enum Call {
     Starting(BoxFuture<'static, Result<Responses, Status>>),
-    Started(Responses),
+    Started(Box<Responses>),
     Failed,
 }
 
@@ -250,7 +250,7 @@ impl Stream for Replies {
                 Call::Started(responses) => break ready!(responses.poll_next_unpin(context)),
                 Call::Failed => break None,
                 Call::Starting(call) => match ready!(call.poll_unpin(context)) {
-                    Ok(responses) => self.call = Call::Started(responses),
+                    Ok(responses) => self.call = Call::Started(Box::new(responses)),
                     Err(status) => {
                         self.call = Call::Failed;
                         break Some(Err(status));
