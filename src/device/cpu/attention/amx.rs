@@ -182,7 +182,7 @@ macro_rules! score {
     ($name:ident, $($group:literal)*) => {
         /// # Safety
         ///
-        /// As for [`score`].
+        /// As for [`score()`].
         unsafe fn $name(tile: &AttentionTile, q: *const u16, last: Option<&LastPairs>) {
             let num_pairs = tile.layout.head_dim / 2;
             let last_keys = last.map_or(std::ptr::null(), |last| last.keys.as_ptr());
