@@ -87,13 +87,16 @@ pub(super) fn knobs() -> Vec<Knob> {
             "classifier_from_token",
             optional(two_tokens(), "none, or `[\"no\", \"yes\"]` with `is_original_qwen3_reranker`"),
             |s| &mut s.classifier_from_token,
-            "With `task: score`: scores are made by a model that generates, a `...ForCausalLM`, and are the probability that its              next token is the second one, where it is one of these two ([Classes and scores](classification.md#models-that-answer-yes-or-no)).",
+            "With `task: score`: scores are made by a model that generates, a `...ForCausalLM`, and are the probability \
+             that its next token is the second one, where it is one of these two \
+             ([Classes and scores](classification.md#models-that-answer-yes-or-no)).",
         ),
         knob(
             "is_original_qwen3_reranker",
             flag(),
             |s| &mut s.is_original_qwen3_reranker,
-            "With `task: score`: the checkpoint is a Qwen3-Reranker as Qwen has published it. Pairs are put into the prompt that it              was trained with.",
+            "With `task: score`: the checkpoint is a Qwen3-Reranker as Qwen has published it. Pairs are put into \
+             the prompt that it was trained with.",
         ),
         knob(
             "gpt_model_type",
