@@ -115,7 +115,7 @@ def test_outputs_have_the_names_that_users_of_other_servers_know(server):
         status, body = server.http("GET", f"/v2/models/{name}")
         assert status == 200
         outputs = {output["name"] for output in json.loads(body)["outputs"]}
-        assert expected <= outputs and not {"text_output", "embedding"} & outputs
+        assert expected <= outputs and "embedding" not in outputs
         status, body = server.http("POST", f"/v2/models/{name}/generate", json.dumps({"text_input": "a b"}))
         assert status == 200 and expected | {"num_input_tokens"} <= json.loads(body).keys()
 
