@@ -193,6 +193,10 @@ fn tokens_of_a_pair_have_types_that_the_request_gives() {
         }
     }
     server.unload();
+}
+
+#[test]
+fn a_model_without_types_of_tokens_refuses_them() {
     let server = load_task("classify", "classes/qwen3");
     let options = [
         ("prompt_token_ids", string("[5, 6]")),
