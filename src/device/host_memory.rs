@@ -17,11 +17,19 @@ pub fn available_host_bytes() -> Option<u64> {
 
 /// `MemAvailable` of `/proc/meminfo` (proc(5)), in bytes.
 fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+    bytes_of(meminfo, "MemAvailable:")
+}
+
+/// What stands behind a name in kB, in bytes.
+fn bytes_of(text: &str, name: &str) -> Option<u64> {
+    let kib = behind(text, name)?.strip_suffix("kB")?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The rest of the line that begins with a name.
+fn behind<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(rest.trim())
 }
 
 /// Bytes left below the cgroup v2 memory limit; `None` without a limit.
@@ -38,10 +46,7 @@ fn container_available() -> Option<u64> {
 fn remaining(max: &str, current: &str, stat: &str) -> Option<u64> {
     let max: u64 = max.trim().parse().ok()?;
     let current: u64 = current.trim().parse().ok()?;
-    let cache = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("inactive_file "))?;
-    let cache: u64 = cache.trim().parse().ok()?;
+    let cache: u64 = behind(stat, "inactive_file ")?.parse().ok()?;
     Some(max.saturating_sub(current.saturating_sub(cache)))
 }
 
@@ -52,13 +57,10 @@ pub fn available_process_bytes() -> Option<u64> {
 }
 
 fn address_space_left(limits: &str, status: &str) -> Option<u64> {
-    let value = |text: &str, name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let limit = value(limits, "Max address space")?;
-    let taken = value(status, "VmSize:")?.checked_mul(1024)?;
-    Some(limit.saturating_sub(taken))
+    // The soft limit comes first.
+    let limits = behind(limits, "Max address space")?;
+    let limit: u64 = limits.split_whitespace().next()?.parse().ok()?;
+    Some(limit.saturating_sub(bytes_of(status, "VmSize:")?))
 }
 
 /// What tells this host from others, for processes in containers of one host, too. Empty if the system does not tell.

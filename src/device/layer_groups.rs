@@ -73,14 +73,15 @@ impl LayerGroups {
     /// There are no such layers.
     #[must_use]
     pub fn with_layers(&self, layers: Range<usize>) -> Self {
-        let layers = &self.places[layers];
-        if self.layers_per_group < self.places.len() && self.num_groups == 1 {
-            return Self::of_one_step(layers.len());
+        let mut places = self.places[layers].to_vec();
+        let mut firsts = vec![None; self.num_groups];
+        for place in &mut places {
+            place.index -= *firsts[place.group].get_or_insert(place.index);
         }
-        let groups: Vec<_> = layers.iter().map(|it| it.group).collect();
         Self {
+            layers_per_group: places.iter().map(|it| it.index + 1).max().unwrap_or(0),
             num_groups: self.num_groups,
-            ..Self::new(&groups)
+            places,
         }
     }
 

@@ -168,6 +168,16 @@ pub enum Tiling {
     Always,
 }
 
+impl Tiling {
+    /// That of CPUs, by `deterministic` of the configuration.
+    pub fn of_cpus(deterministic: bool) -> Self {
+        match deterministic {
+            true => Self::Always,
+            false => Self::OfRanks,
+        }
+    }
+}
+
 /// How a matrix product stores its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {

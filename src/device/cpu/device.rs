@@ -83,10 +83,7 @@ impl Device for Cpu {
     const HAS_TILES: bool = true;
 
     fn tiling(options: &CpuOptions) -> Tiling {
-        match options.deterministic {
-            true => Tiling::Always,
-            false => Tiling::OfRanks,
-        }
+        Tiling::of_cpus(options.deterministic)
     }
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {

@@ -73,10 +73,7 @@ impl AdapterLimits {
                 num_stages: settings.pipeline_parallel_size as usize,
                 ranks_per_stage: settings.tensor_parallel_size as usize,
             },
-            tiling: match settings.deterministic {
-                true => Tiling::Always,
-                false => Tiling::OfRanks,
-            },
+            tiling: Tiling::of_cpus(settings.deterministic),
         }
     }
 }

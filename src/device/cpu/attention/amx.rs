@@ -16,6 +16,7 @@ use std::arch::x86_64::*;
 
 use super::super::amx::{TILE_ROWS, Tiles};
 use super::super::kv_cache::GROUP;
+use super::super::prefetch::prefetch;
 use super::avx512::softmax;
 use super::softmax::bound;
 use super::{AttentionTile, TILE, TILE_GROUPS};
@@ -39,7 +40,7 @@ const PROBABILITY_BYTES: usize = TILE * 2;
 /// The pointers and sizes of the tile are valid, and the machine supports AMX with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn tile(tile: &AttentionTile) {
-    prefetch(tile);
+    prefetch_next(tile);
     let num_whole = tile.rows / TILE_ROWS;
     if num_whole > 0 {
         let _tiles = Tiles::of_queries(TILE_ROWS);
@@ -57,7 +58,7 @@ pub(super) unsafe fn tile(tile: &AttentionTile) {
 }
 
 /// Asks for the groups of the next tile, where they are not those of this one.
-fn prefetch(tile: &AttentionTile) {
+fn prefetch_next(tile: &AttentionTile) {
     const LINE: usize = 32;
     let layout = &tile.layout;
     let ahead = tile.keys_ahead.iter().zip(&tile.values_ahead);
@@ -68,8 +69,7 @@ fn prefetch(tile: &AttentionTile) {
         ];
         for (group, len) in groups {
             for place in (0..len).step_by(LINE) {
-                // SAFETY: any address may be prefetched.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(place).cast()) };
+                prefetch(group.wrapping_add(place));
             }
         }
     }
