@@ -121,43 +121,45 @@ impl ModelSource {
         pooling: Option<PoolingMode>,
         tokens: [TokenId; 2],
     ) -> Result<Self, LoadError> {
-        let checkpoint = Checkpoint::open(dir)?;
-        let (None, Some(config)) = (checkpoint.gguf(), checkpoint.config()) else {
-            return Err(LoadError::File {
-                path: dir.to_owned(),
-                reason: "classifier_from_token is not for GGUF files: serve the checkpoint of safetensors"
-                    .to_owned(),
-            });
-        };
-        let mut spec = families::describe(config)?;
-        let head = ClassHead::of_tokens(&spec, tokens)?;
-        spec.pooling = Some(Pooling {
-            mode: pooling.unwrap_or(head.modules.pooling),
-            normalize: false,
-        });
-        spec.classes = Some(head);
-        Self::described(checkpoint, spec, Vec::new())
+        let gguf = "classifier_from_token is not for GGUF files";
+        Self::open_with_head(dir, pooling, gguf, |config| {
+            let spec = families::describe(config)?;
+            let head = ClassHead::of_tokens(&spec, tokens)?;
+            Ok((spec, head))
+        })
     }
 
     fn open_with_classes(
         dir: &Path,
         pooling: Option<PoolingMode>,
-        head: impl Fn(ClassModules, &JsonFile) -> Result<ClassHead, LoadError>,
+        head: impl FnOnce(ClassModules, &JsonFile) -> Result<ClassHead, LoadError>,
+    ) -> Result<Self, LoadError> {
+        Self::open_with_head(dir, pooling, "GGUF files have no classes", |config| {
+            let (spec, modules) = families::describe_classifier(config)?;
+            Ok((spec, head(modules, config)?))
+        })
+    }
+
+    /// `gguf` is what is wrong with GGUF files.
+    fn open_with_head(
+        dir: &Path,
+        pooling: Option<PoolingMode>,
+        gguf: &str,
+        describe: impl FnOnce(&JsonFile) -> Result<(ModelSpec, ClassHead), LoadError>,
     ) -> Result<Self, LoadError> {
         let checkpoint = Checkpoint::open(dir)?;
         let (None, Some(config)) = (checkpoint.gguf(), checkpoint.config()) else {
             return Err(LoadError::File {
                 path: dir.to_owned(),
-                reason: "GGUF files have no classes: serve the checkpoint of safetensors"
-                    .to_owned(),
+                reason: format!("{gguf}: serve the checkpoint of safetensors"),
             });
         };
-        let (mut spec, modules) = families::describe_classifier(config)?;
-        spec.classes = Some(head(modules, config)?);
+        let (mut spec, head) = describe(config)?;
         spec.pooling = Some(Pooling {
-            mode: pooling.unwrap_or(modules.pooling),
+            mode: pooling.unwrap_or(head.modules.pooling),
             normalize: false,
         });
+        spec.classes = Some(head);
         Self::described(checkpoint, spec, Vec::new())
     }
 

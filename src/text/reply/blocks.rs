@@ -30,6 +30,11 @@ pub(super) enum Progress {
     Text(usize),
 }
 
+/// Where what follows the mark of a block begins, behind white space.
+pub(super) fn start_behind(block: &str, mark: &str) -> usize {
+    block.len() - block[mark.len()..].trim_start().len()
+}
+
 /// The end of the JSON value that begins at `start` of a block, or what that makes of the block. `start` is the same in all calls.
 pub(super) fn end_of_json(
     json: &mut JsonEnd,

@@ -1,7 +1,7 @@
 //! The calls of Granite 3 and Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`, in Phi with a mark behind.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress, end_of_json};
+use super::blocks::{Block, Progress, end_of_json, start_behind};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{JsonPieces, Pieces};
@@ -19,7 +19,7 @@ impl Block for Granite {
     const OPENERS: &'static [&'static str] = &[OPEN];
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        let start = start(text);
+        let start = start_behind(text, OPEN);
         let end = match end_of_json(&mut self.json, text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
@@ -37,12 +37,7 @@ impl Block for Granite {
     }
 
     fn give<'b>(&'b mut self, text: &str, parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
-        self.calls.give(text, start(text), parts);
+        self.calls.give(text, start_behind(text, OPEN), parts);
         Some(&mut self.calls.pieces)
     }
-}
-
-/// Where the JSON of a block begins.
-fn start(text: &str) -> usize {
-    text.len() - text[OPEN.len()..].trim_start().len()
 }

@@ -2,7 +2,7 @@
 //! call.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress, end_of_json};
+use super::blocks::{Block, Progress, end_of_json, start_behind};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{JsonPieces, Pieces};
@@ -20,7 +20,7 @@ impl Block for Hermes {
     const OPENERS: &'static [&'static str] = &[OPEN];
 
     fn read(&mut self, text: &str, is_last: bool) -> Progress {
-        let start = start(text);
+        let start = start_behind(text, OPEN);
         let end = match end_of_json(&mut self.json, text, start) {
             Ok(end) => end,
             Err(progress) => return progress,
@@ -40,15 +40,10 @@ impl Block for Hermes {
     }
 
     fn give<'b>(&'b mut self, text: &str, parts: &mut ReplyParts) -> Option<&'b mut Pieces> {
-        let start = start(text);
+        let start = start_behind(text, OPEN);
         if text[start..].starts_with('{') {
             self.calls.give(text, start, parts);
         }
         Some(&mut self.calls.pieces)
     }
-}
-
-/// Where the JSON of a block begins.
-fn start(text: &str) -> usize {
-    text.len() - text[OPEN.len()..].trim_start().len()
 }

@@ -2,7 +2,7 @@
 //! 11 on, before each call: `[TOOL_CALLS]name[ARGS]{...}`, in some with a `[CALL_ID]` between.
 
 use super::ReplyParts;
-use super::blocks::{Block, Progress, end_of_json};
+use super::blocks::{Block, Progress, end_of_json, start_behind};
 use super::call::ToolCall;
 use super::json_end::JsonEnd;
 use super::pieces::{CallHead, JsonPieces, Pieces};
@@ -62,7 +62,8 @@ impl Block for Mistral {
 
 /// What is in front of the JSON of a block, and where that begins.
 fn name_and_json(text: &str) -> Result<(&str, usize), Progress> {
-    let inside = text[OPEN.len()..].trim_start();
+    let start = start_behind(text, OPEN);
+    let inside = &text[start..];
     let name_len = match inside.starts_with('[') {
         true => Some(0),
         false => inside.find('{'),
@@ -73,7 +74,7 @@ fn name_and_json(text: &str) -> Result<(&str, usize), Progress> {
     }
     match name_len {
         None => Err(Progress::More),
-        Some(len) => Ok((name, text.len() - inside.len() + len)),
+        Some(len) => Ok((name, start + len)),
     }
 }
 
