@@ -5,7 +5,6 @@ use std::ffi::{CStr, CString};
 
 use serde_json::{Value, json};
 use triton_inflight::config::{OutputKind, Task};
-use triton_inflight::triton::DataType;
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
 use crate::odd_options::Folder;
@@ -75,13 +74,7 @@ fn request(server: &Server, outputs: &[&CStr], options: &[(&CStr, &str)]) -> Vec
     let request = server.host.request(Spec {
         correlation: Correlation::Number(1),
         parameters: parameters.collect(),
-        inputs: vec![Input {
-            name: c"text_input".to_owned(),
-            data_type: DataType::Bytes,
-            shape: vec![1, 1],
-            buffers: vec![vec![0; 4]],
-            on_gpu: false,
-        }],
+        inputs: vec![Input::text("")],
         outputs,
         ..Spec::default()
     });

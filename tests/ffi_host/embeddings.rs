@@ -67,21 +67,13 @@ pub fn ask_task(
 pub fn spec(task: Task, number: u64, text: &str, options: &[(&str, Parameter)]) -> Spec {
     let outputs = OutputKind::ALL.into_iter();
     let outputs = outputs.filter(|kind| kind.is_of(task));
-    let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
-    bytes.extend(text.as_bytes());
     let options = options
         .iter()
         .map(|(name, value)| (CString::new(*name).expect("no NUL"), value.clone()));
     Spec {
         correlation: Correlation::Number(number),
         parameters: options.collect(),
-        inputs: vec![Input {
-            name: c"text_input".to_owned(),
-            data_type: DataType::Bytes,
-            shape: vec![1, 1],
-            buffers: vec![bytes],
-            on_gpu: false,
-        }],
+        inputs: vec![Input::text(text)],
         outputs: outputs.map(|kind| kind.c_name().to_owned()).collect(),
         ..Spec::default()
     }

@@ -6,7 +6,6 @@ use std::{env, fs};
 
 use serde_json::json;
 use triton_inflight::backend::reference_table;
-use triton_inflight::triton::DataType;
 
 use crate::INVALID;
 use crate::draw::Draw;
@@ -64,8 +63,6 @@ fn request(
     prompt: &str,
     options: Vec<(String, Parameter)>,
 ) -> RawRequest {
-    let mut text = (prompt.len() as u32).to_le_bytes().to_vec();
-    text.extend_from_slice(prompt.as_bytes());
     let name = |name: String| std::ffi::CString::new(name).expect("no NUL");
     server.host.request(Spec {
         correlation: Correlation::Number(number),
@@ -73,13 +70,7 @@ fn request(
             .into_iter()
             .map(|(key, value)| (name(key), value))
             .collect(),
-        inputs: vec![Input {
-            name: c"text_input".to_owned(),
-            data_type: DataType::Bytes,
-            shape: vec![1, 1],
-            buffers: vec![text],
-            on_gpu: false,
-        }],
+        inputs: vec![Input::text(prompt)],
         outputs: vec![c"text_output".to_owned(), c"output_ids".to_owned()],
         ..Spec::default()
     })

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use triton_inflight::triton::{DataType, sys};
+use triton_inflight::triton::sys;
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec, Where};
 use crate::served::{RawRequest, Server, error_code, numbers};
@@ -47,7 +47,6 @@ fn short() -> String {
 }
 
 fn spec(sequence: u64, client_id: &str, prompt: &str, max_tokens: i64, stream: bool) -> Spec {
-    let bytes = [&(prompt.len() as u32).to_le_bytes()[..], prompt.as_bytes()];
     let outputs = ["text_output", "finish_reason", "num_output_tokens"];
     Spec {
         client_id: CString::new(client_id).expect("a name"),
@@ -56,13 +55,7 @@ fn spec(sequence: u64, client_id: &str, prompt: &str, max_tokens: i64, stream: b
             (c"max_tokens".to_owned(), Parameter::Int(max_tokens)),
             (c"stream".to_owned(), Parameter::Bool(stream)),
         ],
-        inputs: vec![Input {
-            name: c"text_input".to_owned(),
-            data_type: DataType::Bytes,
-            shape: vec![1, 1],
-            buffers: vec![bytes.concat()],
-            on_gpu: false,
-        }],
+        inputs: vec![Input::text(prompt)],
         outputs: outputs
             .map(|name| CString::new(name).expect("a name"))
             .into(),

@@ -77,6 +77,20 @@ pub struct Input {
     pub on_gpu: bool,
 }
 
+impl Input {
+    /// A request's text.
+    pub fn text(text: &str) -> Self {
+        let num_bytes = (text.len() as u32).to_le_bytes();
+        Self {
+            name: c"text_input".to_owned(),
+            data_type: DataType::Bytes,
+            shape: vec![1, 1],
+            buffers: vec![[&num_bytes[..], text.as_bytes()].concat()],
+            on_gpu: false,
+        }
+    }
+}
+
 impl Default for Spec {
     fn default() -> Self {
         Self {
