@@ -539,8 +539,8 @@ def load_with_signal(server, own, fault, rng):
 
 
 def load_after(server, program, rank, line):
-    """Loads the model, of which the process of this rank does something first. Returns the error; it must name a rank, unless its
-    limit leaves no memory for a KV cache."""
+    """Loads the model, and has the process of one rank run a line of the shell first. Returns the load error, which must name a
+    rank unless that process's memory limit leaves no room for a KV cache."""
     with program.does_first(rank, line):
         error = server.load("three")
     assert error is None or re.search("rank [12]|the KV cache has", error), (line, error)

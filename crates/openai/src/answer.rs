@@ -58,7 +58,7 @@ impl Answers {
         }
     }
 
-    /// The same answers, of which the first has come.
+    /// Waits for the first answer, which the stream then begins with.
     ///
     /// # Errors
     /// What comes first is an error, which is that of the whole request.

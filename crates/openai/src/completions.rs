@@ -85,7 +85,7 @@ impl Completions {
         let prompts = self.prompts.iter().enumerate();
         let unread = prompts.filter_map(|(index, prompt)| match prompt {
             Input::Tokens(ids) if self.echo => {
-                let tokens = Tokens::of_model(ids.clone());
+                let tokens = Tokens::of_prompt(ids.clone());
                 let message = tokens.message(self.model.clone(), &format!("{id}-text-{index}"));
                 Some((index, message))
             }

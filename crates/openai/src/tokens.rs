@@ -57,8 +57,8 @@ impl Tokens {
         })
     }
 
-    /// The request for the text of tokens, of a model that is named later.
-    pub fn of_model(ids: Vec<u32>) -> Self {
+    /// The request for the text of tokens. Its model is an argument of [`Tokens::message`].
+    pub fn of_prompt(ids: Vec<u32>) -> Self {
         Self {
             model: None,
             input: Input::Tokens(ids),
