@@ -540,11 +540,20 @@ def load_with_signal(server, own, fault, rng):
 
 def load_after(server, program, rank, line):
     """Loads the model, and has the process of one rank run a line of the shell first. Returns the load error, which must name a
-    rank unless that process's memory limit leaves no room for a KV cache."""
+    rank: that one, if its memory limit leaves no room for a KV cache."""
     with program.does_first(rank, line):
         error = server.load("three")
-    assert error is None or re.search("rank [12]|the KV cache has", error), (line, error)
+    assert error is None or re.search("rank [12]", error), (line, error)
+    if error is not None and "the KV cache has" in error:
+        assert bytes_that_a_process_may_take(error, rank) < 1024 * int(line.removeprefix("ulimit -v ")), (line, error)
     return error
+
+
+def bytes_that_a_process_may_take(error, rank):
+    """What an error says that the process of this rank may take."""
+    said = re.search(rf"the process of rank {rank} may take (\d+) bytes \(ulimit -v\)", error)
+    assert said is not None, (rank, error)
+    return int(said[1])
 
 
 @pytest.mark.deployments("iterative")
@@ -552,6 +561,8 @@ def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, d
     program = FaultyProgram(tmp_path)
     # So small a share of the memory that sequences have use for all of it.
     deployment.add_model(repository, "two", {**RANKS, "kv_cache_free_gpu_mem_fraction": 0.01}, checkpoint=STORIES)
+    # A share in which a sequence has room with all of the memory, and not with that of the limit.
+    deployment.add_model(repository, "small", {**RANKS, "kv_cache_free_gpu_mem_fraction": 0.0005}, checkpoint=STORIES)
     arguments = ["--model-control-mode=explicit", "--load-model=two"]
     with deployment.server(repository, *arguments, backends=program.backends) as server:
         expected = answer(server)
@@ -560,6 +571,10 @@ def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, d
         limit_bytes = 2 << 30
         with program.does_first(1, f"ulimit -v {limit_bytes // 1024}"):
             assert server.load("two") is None
+            error = server.load("small")
+        assert "which do not hold one sequence" in error, error
+        assert limit_bytes / 2 < bytes_that_a_process_may_take(error, 1) < limit_bytes, error
+        assert server.load("small") is None
         assert answer(server) == expected
         unlimited, limited = (int(count) for count in re.findall(r"two_0: (\d+) KV blocks of 32 tokens", server.log()))
         # Keys and values of half of the 2 heads of 64 elements in each of 5 layers, in bf16.

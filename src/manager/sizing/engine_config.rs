@@ -1,5 +1,7 @@
 //! The engine's configuration, from the model's configuration, its dimensions and the free memory.
 
+use std::fmt::Display;
+
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
 use crate::engine::{BlockReuse, EngineConfig, PromptLookup, Speculation};
@@ -118,6 +120,30 @@ pub fn engine_config(
     };
     engine.check()?;
     Ok(engine)
+}
+
+/// [`engine_config`]. Where only memory does not suffice, the error also says what there is no more than: `limit`.
+///
+/// # Errors
+/// Those of [`engine_config`].
+pub(super) fn engine_config_within(
+    config: &ModelConfig,
+    model: &impl ModelDimensions,
+    available_bytes: Option<u64>,
+    limit: Option<&dyn Display>,
+) -> Result<EngineConfig, LoadError> {
+    let sized = engine_config(config, model, available_bytes);
+    sized.map_err(|error| match (error, limit) {
+        (LoadError::Config { problem, remedy }, Some(limit))
+            if engine_config(config, model, None).is_ok() =>
+        {
+            LoadError::Config {
+                problem: format!("{problem}: {limit}"),
+                remedy,
+            }
+        }
+        (error, _) => error,
+    })
 }
 
 /// The most sequences that can be in the engine: a request may ask for up to `max_batch_size`.

@@ -22,18 +22,36 @@ static RESERVATIONS: Reservations = Reservations(Mutex::new(0));
 
 /// Sizes an instance by the memory that is left, and reserves what it needs.
 ///
-/// `size` gets the free bytes that nobody has reserved (`None` if the system does not report them); it returns its
-/// result and the bytes to reserve. Calls are serialised.
+/// `size` returns its result and the bytes to reserve. Calls are serialised.
 ///
 /// # Errors
 /// The errors of `size`.
 pub fn reserve<T, E>(
-    size: impl FnOnce(Option<u64>) -> Result<(T, u64), E>,
+    size: impl FnOnce(FreeMemory) -> Result<(T, u64), E>,
 ) -> Result<(T, Reservation), E> {
-    RESERVATIONS.reserve(available_host_bytes, |left| {
-        // Of its own address space a process has taken what it has reserved.
-        size(left.into_iter().chain(available_process_bytes()).min())
+    RESERVATIONS.reserve(available_host_bytes, |host_bytes| {
+        size(FreeMemory {
+            host_bytes,
+            // Of its own address space a process has taken what it has reserved.
+            process_bytes: available_process_bytes(),
+        })
     })
+}
+
+/// Memory that nobody has reserved.
+#[derive(Clone, Copy, Debug)]
+pub struct FreeMemory {
+    /// Free bytes of the host; `None` if the system does not report them.
+    pub host_bytes: Option<u64>,
+    /// What this process may take of them, if that is limited.
+    pub process_bytes: Option<u64>,
+}
+
+impl FreeMemory {
+    /// What this process can have.
+    pub fn available_bytes(self) -> Option<u64> {
+        self.host_bytes.into_iter().chain(self.process_bytes).min()
+    }
 }
 
 /// Bytes that are reserved and not yet written, over all instances.

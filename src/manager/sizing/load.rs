@@ -1,5 +1,6 @@
 //! Sizes an instance and loads its runner.
 
+use std::fmt::Display;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::configured_model::ConfiguredModel;
-use super::engine_config::{ModelDimensions, engine_config};
+use super::engine_config::{ModelDimensions, engine_config_within};
+use super::gpu_memory::GpuMemory;
 use super::host_memory::{self, InstanceMemory};
 use super::rank_cpus::rank_cpus;
 use crate::base::LoadError;
@@ -16,7 +18,7 @@ use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
 use crate::config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
 use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
-use crate::device::cuda::{CudaOptions, free_memory_bytes, num_gpus};
+use crate::device::cuda::{CudaOptions, num_gpus};
 use crate::engine::EngineConfig;
 use crate::manager::step_cost::measure_costs;
 use crate::runner::spec::{LayerSpec, ModelSpec};
@@ -240,10 +242,13 @@ fn load_on_cpu(
         None => num_bytes,
         Some(ranks) => ranks.bytes_of_own_host(num_bytes),
     };
-    let (engine, reservation) = host_memory::reserve(|available_bytes| {
+    let (engine, reservation) = host_memory::reserve(|free| {
+        let of_ranks = ranks
+            .as_ref()
+            .and_then(|ranks| ranks.memory(free.host_bytes, free.process_bytes));
         let available_bytes = match &ranks {
-            None => available_bytes,
-            Some(ranks) => ranks.available_bytes(available_bytes),
+            None => free.available_bytes(),
+            Some(_) => of_ranks.map(|memory| memory.num_bytes),
         };
         // The KV cache shares what the weights, the host blocks and the adapters leave.
         let adapter_bytes = match is_cut {
@@ -254,7 +259,8 @@ fn load_on_cpu(
         let taken = taken.saturating_add(adapter_bytes);
         check_host_memory(settings, available_bytes)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
-        let engine = engine_config(config, model, left)?;
+        let limit = of_ranks.as_ref().map(|memory| memory as &dyn Display);
+        let engine = engine_config_within(config, model, left, limit)?;
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
         Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
     })?;
@@ -305,25 +311,25 @@ fn load_on_gpu(
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
     let num_ranks = model.grid().num_ranks();
-    let mut free_bytes = free_memory_bytes(gpu)?;
+    let memory = GpuMemory::of(gpu)?;
     let options = CudaOptions {
         rank_gpus: rank_gpus(&config.settings, gpu, num_ranks, num_gpus())?,
         ..cuda_options(&config.settings, gpu)
     };
-    // All ranks have as many blocks as the one with the least memory.
-    for &other in &options.rank_gpus {
-        free_bytes = free_bytes.min(free_memory_bytes(other)?);
-    }
     let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
-    let left = free_bytes.saturating_sub(weight_bytes);
-    let adapters = adapters_on_gpu(&config.settings, adapters, left);
+    let mut memory = memory.least_of(&options.rank_gpus)?;
+    memory.weight_bytes = weight_bytes;
+    let adapters = adapters_on_gpu(&config.settings, adapters, memory.left_bytes());
+    let sized = |memory: &GpuMemory| {
+        engine_config_within(config, model, Some(memory.left_bytes()), Some(memory))
+    };
     // The activations of a step come first, and how many there are is known from the configuration without them.
-    let largest = limits(model, &engine_config(config, model, Some(left))?, adapters);
-    let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest, &options)?);
-    let engine = engine_config(config, model, Some(left))?;
+    let largest = limits(model, &sized(&memory)?, adapters);
+    memory.step_bytes = CudaRunner::num_step_bytes(source, &largest, &options)?;
+    let engine = sized(&memory)?;
     let pinned_bytes = num_ranks as u64 * host_bytes(model, &engine);
-    let ((), reservation) = host_memory::reserve(|available_bytes| {
-        check_host_memory(&config.settings, available_bytes)?;
+    let ((), reservation) = host_memory::reserve(|free| {
+        check_host_memory(&config.settings, free.available_bytes())?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
     let limits = limits(model, &engine, adapters);

@@ -3,6 +3,7 @@
 //! ```text
 //! configured_model.rs  a checkpoint as its configuration serves it: precision, windows, bytes
 //! engine_config.rs     from the configuration and the free memory to an `EngineConfig`
+//! gpu_memory.rs        free memory of GPUs, and what it is for besides the KV cache
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
 //! rank_cpus.rs         the CPUs of each rank
@@ -10,6 +11,7 @@
 
 mod configured_model;
 mod engine_config;
+mod gpu_memory;
 mod host_memory;
 mod load;
 mod rank_cpus;

@@ -8,6 +8,7 @@
 //! rank_adapters.rs    the parts of adapters that the other ranks get
 //! leader.rs       rank 0: has the others compute each call together with it
 //! transport.rs    how they reach each other
+//! rank_memory.rs  the memory that they can have
 //! other_rank.rs   another rank, as rank 0 knows it
 //! rank_process.rs its process, if rank 0 has started it, from the start to the end
 //! serving.rs      what another rank does
@@ -44,6 +45,7 @@ mod rank_adapters;
 mod rank_call;
 mod rank_device;
 mod rank_main;
+mod rank_memory;
 mod rank_process;
 mod serving;
 mod task;
@@ -55,6 +57,7 @@ pub(super) use rank_adapters::AdapterRuns;
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
 pub use rank_main::rank_main;
+pub use rank_memory::RankMemory;
 pub use rank_process::RANK_PROGRAM;
 pub use serving::{serve_mpi_rank, serve_next_mpi_model};
 pub use transport::{RankConnections, RankTransport, leave_mpi_world};

@@ -1,11 +1,13 @@
 //! How the ranks of a model reach each other.
 
 use std::ffi::OsString;
+use std::iter;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::other_rank::{OtherRank, OtherRanks};
+use super::rank_memory::{RankMemory, bytes_of_host};
 use super::rank_process::RankProcess;
 use super::serving::serve_mpi_rank;
 use super::task::RankHost;
@@ -52,20 +54,24 @@ pub struct RankConnections {
 }
 
 impl RankConnections {
-    /// The memory that all ranks can have together, each the same, where rank 0 may take `own_bytes` of its host for itself and the
-    /// others that are there. `None` if no system tells.
-    pub fn available_bytes(&self, own_bytes: Option<u64>) -> Option<u64> {
+    /// The memory that all ranks can have together, each the same, where `host_bytes` of the host of rank 0 are free for itself and
+    /// the others that are there, and its process may take `process_bytes`. `None` if no system tells.
+    pub fn memory(
+        &self,
+        host_bytes: Option<u64>,
+        process_bytes: Option<u64>,
+    ) -> Option<RankMemory> {
         let own = RankHost {
             id: host_id(),
-            available_bytes: own_bytes,
-            limit_bytes: None,
+            available_bytes: host_bytes,
+            limit_bytes: process_bytes,
         };
-        bytes_of_all(&own, &self.hosts)
+        RankMemory::of_hosts(iter::once(&own).chain(&self.hosts))
     }
 
     /// Of memory that all ranks take together, each the same, what those on the host of rank 0 take.
     pub fn bytes_of_own_host(&self, bytes_of_all: u64) -> u64 {
-        own_bytes(&host_id(), &self.hosts, bytes_of_all)
+        bytes_of_host(&host_id(), &self.hosts, bytes_of_all)
     }
 }
 
@@ -128,83 +134,4 @@ impl RankTransport {
 
 fn resource(error: CollectiveError) -> LoadError {
     LoadError::Resource(error.to_string())
-}
-
-/// What all ranks can have together, each the same, given the hosts of rank 0 and of the others. Those of a host share what any of
-/// them says is free there: rank 0 knows what is reserved, and another one may be in a container.
-fn bytes_of_all(own: &RankHost, others: &[RankHost]) -> Option<u64> {
-    let all = || std::iter::once(own).chain(others);
-    let num_at = |id: &str| all().filter(|host| host.id == id).count() as u128;
-    let num_ranks = 1 + others.len() as u128;
-    let shares = all().flat_map(|host| {
-        let shared = host.available_bytes.map(|bytes| (bytes, num_at(&host.id)));
-        [shared, host.limit_bytes.map(|bytes| (bytes, 1))]
-    });
-    let of_all = shares.flatten().map(|(bytes, num_ranks_there)| {
-        let bytes = u128::from(bytes) * num_ranks / num_ranks_there;
-        u64::try_from(bytes).unwrap_or(u64::MAX)
-    });
-    of_all.min()
-}
-
-/// The part of memory of all ranks, each the same, that those on the host `own_id` of rank 0 have, rounded up.
-fn own_bytes(own_id: &str, others: &[RankHost], bytes_of_all: u64) -> u64 {
-    let num_ranks = 1 + others.len() as u128;
-    let num_here = 1 + others.iter().filter(|other| other.id == own_id).count() as u128;
-    let bytes = (u128::from(bytes_of_all) * num_here).div_ceil(num_ranks);
-    u64::try_from(bytes).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn host(id: &str, available_bytes: impl Into<Option<u64>>) -> RankHost {
-        RankHost {
-            id: id.to_owned(),
-            available_bytes: available_bytes.into(),
-            limit_bytes: None,
-        }
-    }
-
-    #[test]
-    fn the_host_with_the_least_for_each_of_its_ranks_decides() {
-        let a = host("a", 1000);
-        // Rank 0 knows of models that are reserved there.
-        assert_eq!(bytes_of_all(&a, &[host("a", 4000)]), Some(1000));
-        // A rank in a container has less.
-        assert_eq!(bytes_of_all(&a, &[host("a", 300)]), Some(300));
-        assert_eq!(bytes_of_all(&a, &[host("b", 3000)]), Some(2000));
-        assert_eq!(bytes_of_all(&a, &[host("b", 300)]), Some(600));
-        let two_there = [host("b", 1500), host("b", 1400), host("a", 4000)];
-        assert_eq!(bytes_of_all(&a, &two_there), Some(2000));
-        let three_there = [host("b", 1200), host("b", 1200), host("b", 1200)];
-        assert_eq!(bytes_of_all(&a, &three_there), Some(1600));
-        assert_eq!(bytes_of_all(&a, &[host("b", None)]), Some(2000));
-        assert_eq!(bytes_of_all(&host("a", None), &[host("b", 7)]), Some(14));
-        assert_eq!(bytes_of_all(&host("a", None), &[host("a", None)]), None);
-        assert_eq!(bytes_of_all(&host("a", u64::MAX), &[]), Some(u64::MAX));
-    }
-
-    #[test]
-    fn the_process_with_the_least_memory_decides() {
-        let limited = |available_bytes: Option<u64>, limit_bytes| RankHost {
-            limit_bytes: Some(limit_bytes),
-            ..host("a", available_bytes)
-        };
-        let own = host("a", 1000);
-        let bytes = |other: RankHost| bytes_of_all(&own, &[other]);
-        assert_eq!(bytes(limited(Some(4000), 100)), Some(200));
-        assert_eq!(bytes(limited(Some(4000), 9000)), Some(1000));
-        assert_eq!(bytes(limited(None, 3)), Some(6));
-    }
-
-    #[test]
-    fn memory_of_other_hosts_is_not_reserved_here() {
-        assert_eq!(own_bytes("a", &[], u64::MAX), u64::MAX);
-        assert_eq!(own_bytes("a", &[host("a", 1)], 1001), 1001);
-        assert_eq!(own_bytes("a", &[host("b", 1)], 1001), 501);
-        let others = [host("b", 1), host("a", None), host("b", 2)];
-        assert_eq!(own_bytes("a", &others, 1000), 500);
-    }
 }
