@@ -463,6 +463,39 @@ fn leading_setup() -> Setup {
     setups().swap_remove(1).1
 }
 
+/// In a model that has no experts, a rank decides nothing by what its GPU computes.
+#[test]
+fn gpus_of_two_kinds_compute_the_same_bits_in_any_batch() {
+    let test = "cuda_ranks::gpus_of_two_kinds_compute_the_same_bits_in_any_batch";
+    let two_kinds = StandIn::new().set("DEVICES", 2).set("OTHER_CAPABILITY", 80);
+    on_stand_in(two_kinds, test, || {
+        let int4 = Setup {
+            weights: Some(WeightPrecision::new(CodeBits::Four)),
+            ..Setup::default()
+        };
+        for setup in [leading_setup(), int4] {
+            let together = serve_on("llama3", &setup, &requests(), 2, (true, 64));
+            let alone = serve_on("llama3", &setup, &requests()[1..2], 2, (true, 0));
+            assert_same("alone", &alone, &together[1..2]);
+            let (on_cpu, _) = serve(&mut setup.load("llama3"), &setup, &requests());
+            assert_near("the CPU", &on_cpu, &together, 0.2);
+        }
+        // One of them cannot multiply FP8.
+        let (setup, checkpoint) = (Setup::default(), fp8_checkpoint(Scales::Tensor));
+        let errors = on_ranks(2, |rank, collective| {
+            let options = CudaOptions {
+                gpu: rank,
+                ..with_fp8_activations()
+            };
+            let loaded = load(checkpoint.dir(), &setup, &options, collective, PATIENT);
+            loaded.err().map(|error| error.to_string())
+        });
+        let error = errors[1].as_ref().expect("it is refused");
+        let capability = "GPU 1 has compute capability 8.0";
+        assert!(error.contains(capability), "{error}");
+    });
+}
+
 /// Only rank 0 has an engine and samples; the others are told what to compute.
 #[test]
 fn processes_compute_what_threads_do_with_a_gpu_each() {

@@ -41,6 +41,7 @@ mod moves;
 mod quality;
 mod quantised;
 mod rank_adapters;
+mod rank_memory;
 mod rank_processes;
 mod rank_weights;
 mod ranks;

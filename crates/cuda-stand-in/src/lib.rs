@@ -28,6 +28,7 @@
 //! |---|---|---|
 //! | `DEVICES` | number of devices; 0: `cuInit` returns `CUDA_ERROR_NO_DEVICE` | 1 |
 //! | `MEMORY_BYTES` | memory of each device | 2 GiB |
+//! | `OTHER_MEMORY_BYTES` | that of all devices but the first; 0: the same | 0 |
 //! | `COMPUTE_CAPABILITY` | such as 90 for 9.0 | 90 |
 //! | `OTHER_CAPABILITY` | that of all devices but the first; 0: the same | 0 |
 //! | `DRIVER_VERSION` | what `cuDriverGetVersion` says | 12040 |

@@ -50,7 +50,8 @@ fn a_device_is_described() {
 fn devices_have_their_own_memory_and_streams() {
     let options = StandIn::new()
         .set("DEVICES", 2)
-        .set("MEMORY_BYTES", 1 << 20);
+        .set("MEMORY_BYTES", 1 << 20)
+        .set("OTHER_MEMORY_BYTES", 3 << 20);
     options.run("devices_have_their_own_memory_and_streams", || {
         let [first, second] = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
         assert_eq!(CudaContext::device_count().unwrap(), 2);
@@ -62,7 +63,7 @@ fn devices_have_their_own_memory_and_streams() {
         let [a, b] = [&first, &second].map(|context| context.new_stream().unwrap());
         let on_first = a.clone_htod(&[1u8; 1 << 19]).unwrap();
         assert_eq!(first.mem_get_info().unwrap(), (1 << 19, 1 << 20));
-        assert_eq!(second.mem_get_info().unwrap(), (1 << 20, 1 << 20));
+        assert_eq!(second.mem_get_info().unwrap(), (3 << 20, 3 << 20));
         // Copies go from one to the other.
         let mut on_second = b.alloc_zeros::<u8>(1 << 19).unwrap();
         b.memcpy_dtod(&on_first, &mut on_second).unwrap();

@@ -144,7 +144,7 @@ API CUresult cuInit(unsigned flags) {
     if (the.options.num_devices == 0) return CUDA_ERROR_NO_DEVICE;
     the.random.seed(the.options.seed);
     for (int ordinal = 0; ordinal < static_cast<int>(std::min<uint64_t>(the.options.num_devices, 64)); ++ordinal) {
-        the.devices.push_back(std::make_unique<Device>(ordinal, the.options.memory_bytes));
+        the.devices.push_back(std::make_unique<Device>(ordinal, the.options.memory_of(ordinal)));
     }
     the.host_memory = std::make_unique<Arena>(Arena::Kind::Host, "pinned host memory", HOST_ADDRESS_BYTES);
     install_fault_handler();

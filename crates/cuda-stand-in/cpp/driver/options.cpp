@@ -24,6 +24,7 @@ struct Number {
 constexpr Number NUMBERS[] = {
     {"DEVICES", &Options::num_devices},
     {"MEMORY_BYTES", &Options::memory_bytes},
+    {"OTHER_MEMORY_BYTES", &Options::other_memory_bytes},
     {"COMPUTE_CAPABILITY", &Options::compute_capability},
     {"OTHER_CAPABILITY", &Options::other_capability},
     {"DRIVER_VERSION", &Options::driver_version},

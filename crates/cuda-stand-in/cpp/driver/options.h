@@ -24,6 +24,7 @@ private:
 struct Options {
     uint64_t num_devices = 1;
     uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
+    uint64_t other_memory_bytes = 0;            // that of all devices but the first; 0: the same
     uint64_t compute_capability = 90;           // ten times the major number, plus the minor one
     uint64_t other_capability = 0;              // that of all devices but the first; 0: the same
     uint64_t driver_version = 12040;
@@ -48,6 +49,10 @@ struct Options {
     // Of a device.
     int capability_of(int ordinal) const {
         return static_cast<int>(ordinal > 0 && other_capability != 0 ? other_capability : compute_capability);
+    }
+
+    uint64_t memory_of(int ordinal) const {
+        return ordinal > 0 && other_memory_bytes != 0 ? other_memory_bytes : memory_bytes;
     }
 
     // False if there is no such option.
