@@ -3,7 +3,7 @@
 use crate::device::{CodeBits, QuantFormat};
 
 /// Rounding of float weights at load, `weight_only_precision`: of the projections and the output layer, unless the
-/// checkpoint has quantised them. The embedding stays bf16.
+/// checkpoint has quantised them. The embedding and the routers of experts stay bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WeightPrecision {
     /// What the projections become. The output layer always has 8 bits: its errors are errors of the logits.

@@ -63,7 +63,7 @@ pub fn requests() -> Vec<Request> {
 }
 
 /// Token ids without shared n-grams between two requests.
-fn prompt(seed: usize, len: usize) -> Vec<TokenId> {
+pub fn prompt(seed: usize, len: usize) -> Vec<TokenId> {
     (0..len)
         .map(|i| 3 + ((seed * 7919 + i * 104_729 + i * i * 31) % 150) as TokenId)
         .collect()

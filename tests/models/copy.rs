@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use half::bf16;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
@@ -73,6 +74,30 @@ impl Copy {
             tensors.push((name.to_owned(), view));
         }
         serialize_to_file(tensors, None, &path).expect("written");
+        self
+    }
+
+    /// Rewrites model.safetensors with other values of its bf16 tensors, of which `change` gets the name and the shape.
+    pub fn values(self, change: impl Fn(&str, &[usize], &mut [bf16])) -> Self {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).expect("the file");
+        let old = SafeTensors::deserialize(&bytes).expect("whole");
+        let changed = old.tensors().into_iter().map(|(name, view)| {
+            let mut data = view.data().to_vec();
+            if view.dtype() == Dtype::BF16 {
+                let values = data.as_chunks::<2>().0.iter();
+                let mut values: Vec<_> = values.map(|&bytes| bf16::from_le_bytes(bytes)).collect();
+                change(&name, view.shape(), &mut values);
+                data = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+            }
+            (name, view.dtype(), view.shape().to_vec(), data)
+        });
+        let changed: Vec<_> = changed.collect();
+        let views = changed.iter().map(|(name, dtype, shape, data)| {
+            let view = TensorView::new(*dtype, shape.clone(), data).expect("consistent");
+            (name, view)
+        });
+        serialize_to_file(views, None, &path).expect("written");
         self
     }
 

@@ -29,6 +29,8 @@ mod encoders;
 mod experts;
 mod families;
 mod family_gguf;
+mod family_reuse;
+mod family_rounding;
 mod fp8;
 mod gguf;
 mod kv_groups;

@@ -212,17 +212,22 @@ impl Setup {
 
     /// The layers of the fixture that has several groups of them.
     pub fn grouped_layers(&self) -> Option<GroupedLayers> {
-        let source = ModelSource::open(&fixture(self.groups_of?)).expect("the fixture opens");
+        let grouped = self.layers_by_windows(self.groups_of?);
+        assert!(grouped.layers().num_groups() > 1, "{grouped:?}");
+        Some(grouped)
+    }
+
+    /// The layers of a fixture in groups, of which there may be only one.
+    pub fn layers_by_windows(&self, name: &str) -> GroupedLayers {
+        let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
         let limits = self.attention_limits();
         let windows = source.spec().windows_within(&limits);
-        let grouped = GroupedLayers::new(
+        GroupedLayers::new(
             windows,
             slice::from_ref(&(0..source.spec().num_layers())),
             limits.num_sinks,
             Tokens(self.max_seq_len),
-        );
-        assert!(grouped.layers().num_groups() > 1, "{grouped:?}");
-        Some(grouped)
+        )
     }
 
     /// The window of positions that a sequence must keep.
@@ -341,6 +346,8 @@ pub struct Happened {
     pub num_onboarded: usize,
     /// Number of block table entries that the engine had freed.
     pub num_holes: usize,
+    /// Positions before the first chunks of requests: reused ones, which are not computed again.
+    pub num_reused: usize,
     /// Draft statistics of all requests.
     pub drafts: DraftTotals,
 }
@@ -409,6 +416,7 @@ pub fn serve(
     let mut engine = Engine::new(setup.engine_config());
     let mut moves = setup.moves();
     let mut served = vec![Served::default(); requests.len()];
+    let mut has_started = vec![false; requests.len()];
     let mut happened = Happened::default();
     let mut output = StepOutput::default();
     let mut events = Vec::new();
@@ -426,6 +434,11 @@ pub fn serve(
         runner.make_drafts(&mut step).expect("drafts are made");
         let planned = step.sequences();
         happened.max_sequences = happened.max_sequences.max(planned.len());
+        for sequence in planned {
+            if !std::mem::replace(&mut has_started[sequence.id.index()], true) {
+                happened.num_reused += sequence.kv_len as usize - sequence.tokens.len();
+            }
+        }
         // The owner of each row of logits, and whether the row is a draft's.
         let sampling: Vec<_> = planned
             .iter()
