@@ -36,6 +36,16 @@ fn a_model_without_memory_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn cublaslt_of_cuda_13_serves_as_well() {
+    let stand_in = StandIn::new().only(&["libcuda.so.1", "libcublasLt.so.13"]);
+    let test = "cuda_faults::cublaslt_of_cuda_13_serves_as_well";
+    on_stand_in(stand_in, test, || {
+        let mut runner = load().expect("the model loads");
+        serve(&mut runner).expect("nothing fails");
+    });
+}
+
+#[test]
 fn a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again() {
     let test = "cuda_faults::a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again";
     without_leaks(test, || {

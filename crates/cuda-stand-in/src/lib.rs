@@ -61,6 +61,10 @@
 
 use std::env;
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The folder of `libcuda.so.1`, `libcublasLt.so.12`, `libcublasLt.so.13` and `libnccl.so.2`.
@@ -73,6 +77,8 @@ const CHILD: &str = "INFLIGHT_STAND_IN_TEST";
 #[derive(Clone, Debug, Default)]
 pub struct StandIn {
     variables: Vec<(String, String)>,
+    /// The only libraries that a program finds, if not all of them.
+    libraries: Option<&'static [&'static str]>,
 }
 
 impl StandIn {
@@ -88,9 +94,18 @@ impl StandIn {
         self
     }
 
+    /// Lets a program find these libraries alone, by the names of their files.
+    pub fn only(mut self, libraries: &'static [&'static str]) -> Self {
+        self.libraries = Some(libraries);
+        self
+    }
+
     /// Lets a program that is about to start find the stand-in.
     pub fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        let mut path = OsString::from(LIBRARY_DIR);
+        let mut path = match self.libraries {
+            Some(names) => folder_of(names).into_os_string(),
+            None => OsString::from(LIBRARY_DIR),
+        };
         if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
             path.push(":");
             path.push(rest);
@@ -134,6 +149,22 @@ impl StandIn {
         assert!(text.contains("running 1 test"), "no test {test}:\n{text}");
         Some(output)
     }
+}
+
+/// A folder that has some of the libraries.
+fn folder_of(names: &[&str]) -> PathBuf {
+    let all = Path::new(LIBRARY_DIR);
+    let folder = all.with_file_name(names.join("+"));
+    fs::create_dir_all(&folder).expect("the build's folder can be written");
+    for name in names {
+        // Tests that run beside each other make the same links.
+        if let Err(error) = symlink(all.join(name), folder.join(name))
+            && error.kind() != ErrorKind::AlreadyExists
+        {
+            panic!("{name} of {}: {error}", folder.display());
+        }
+    }
+    folder
 }
 
 /// Sets an option of the stand-in that this process runs on. A fault strikes at the n-th event from now on; 0 takes it
