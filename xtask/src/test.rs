@@ -42,17 +42,16 @@ enum Step {
 }
 
 /// The order of all steps: stages, of two rows that run beside each other, so that one computes while the other waits for the
-/// network or a linker. Kernels come first, because later builds embed them. No stage compiles behind those before the tests:
-/// a build would keep commands that tests give to cargo waiting. The server has the machine to itself, because its clients have
-/// time limits.
-const STAGES: [[&[Step]; 2]; 4] = [
+/// network, a linker or a server. Kernels come first, because later builds embed them. No stage compiles behind those before
+/// the tests: a build would keep commands that tests give to cargo waiting. The limits of the server's clients are a minute and
+/// more, so that they hold on two cores that the other row shares.
+const STAGES: [[&[Step]; 2]; 3] = [
     [&[Step::Kernels], &[Step::Fmt, Step::Deny, Step::Book]],
     [
         &[Step::Clippy, Step::Doc, Step::Build],
         &[Step::Release, Step::Fuzz],
     ],
-    [&[Step::Unit], &[Step::Pages]],
-    [&[Step::Server], &[]],
+    [&[Step::Unit, Step::Pages], &[Step::Server]],
 ];
 
 #[derive(Args)]
