@@ -16,9 +16,8 @@
 // to about one row in p * 2^19, where p is the probability of the last token in the nucleus.
 //
 // Grid (num_rows); dynamic shared memory for ceil(vocab_size / 64) doubles. Reads the logits twice without a cut, and once more
-// per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row, so that one SM
-// reads at some 100 GB/s: 5 us for 128256 logits. Thread 0 adds up the masses one after the other, as the CPU does: 12 us for
-// 2004 of them at 10 cycles each. 24 KiB of static shared memory.
+// per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row. 24 KiB of static
+// shared memory.
 #include "sampling.cuh"
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
@@ -30,6 +29,8 @@ namespace {
 
 constexpr int DIGIT_BITS = 11, NUM_BINS = 1 << DIGIT_BITS;
 constexpr int MASS_BLOCK = 64;
+// Logits that a thread reads at a time, so that it waits for memory once for all of them.
+constexpr int NUM_AT_ONCE = 8;
 constexpr u64 NOT_A_NUMBER = ~0ull;
 
 // The number that orders tokens. Adding 0 makes -0 equal to 0.
@@ -103,6 +104,22 @@ __device__ __forceinline__ u64 block_reduce(u64 x, u64* scratch, Reduce reduce) 
     return all;
 }
 
+// Calls body(logit, id) for all tokens, in all lanes of a warp at a time. Beyond the last token the logit is -infinity, and id
+// vocab_size or more.
+template <class Body>
+__device__ __forceinline__ void for_each_token(const float* logits, int vocab_size, Body body) {
+    for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x) < vocab_size; first += NUM_AT_ONCE * blockDim.x) {
+        float read[NUM_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < NUM_AT_ONCE; ++i) {
+            const int id = first + i * static_cast<int>(blockDim.x);
+            read[i] = id < vocab_size ? logits[id] : -infinity();
+        }
+#pragma unroll
+        for (int i = 0; i < NUM_AT_ONCE; ++i) body(read[i], first + i * static_cast<int>(blockDim.x));
+    }
+}
+
 // What is known of a cut after some digits.
 struct Search {
     // The digits so far, the others being 0.
@@ -110,6 +127,8 @@ struct Search {
     // The measure of all tokens above those with these digits, and of those.
     u64 above, within;
     u32 num_within;
+    // The measure of all tokens that were searched, and the part of it that the cut keeps.
+    u64 total, target;
 };
 
 struct Histogram {
@@ -119,8 +138,37 @@ struct Histogram {
     Search* found;
 };
 
-// One warp finds the bin where the measure from the top reaches `target`. Lane l sums bins that are below those of lane l - 1.
-__device__ __forceinline__ void find_bin(const Histogram& histogram, Search before, u64 target, int shift) {
+// Adds the tokens of a warp to their bins. Most of them have one of few digits, and additions to one place wait for each other:
+// so the lanes with the same bin are added up first, for a few bins, and the rest add by themselves. A measure is below 2^45.
+__device__ __forceinline__ void add_to_bins(const Histogram& histogram, bool is_within, u32 bin, u64 measure) {
+    constexpr int NUM_SHARED_BINS = 4, LOW_BITS = 22;
+    const int lane = threadIdx.x % WARP_SIZE;
+    u32 left = __ballot_sync(ALL_LANES, is_within);
+    for (int i = 0; i < NUM_SHARED_BINS && left != 0; ++i) {
+        const int first = __ffs(static_cast<int>(left)) - 1;
+        const u32 shared_bin = __shfl_sync(ALL_LANES, bin, first);
+        const bool is_shared = is_within && bin == shared_bin;
+        const u32 lanes = __ballot_sync(ALL_LANES, is_shared);
+        // 32 numbers of at most 23 bits: neither sum overflows.
+        const u32 low = is_shared ? static_cast<u32>(measure) & ((1u << LOW_BITS) - 1) : 0;
+        const u32 high = is_shared ? static_cast<u32>(measure >> LOW_BITS) : 0;
+        const u64 sum = (static_cast<u64>(__reduce_add_sync(ALL_LANES, high)) << LOW_BITS) + __reduce_add_sync(ALL_LANES, low);
+        if (lane == first) {
+            atomicAdd(&histogram.measures[bin], sum);
+            atomicAdd(&histogram.counts[bin], static_cast<u32>(__popc(lanes)));
+        }
+        is_within = is_within && !is_shared;
+        left &= ~lanes;
+    }
+    if (is_within) {
+        atomicAdd(&histogram.measures[bin], measure);
+        atomicAdd(&histogram.counts[bin], 1u);
+    }
+}
+
+// One warp finds the bin where the measure from the top reaches the target. Lane l sums bins that are below those of lane l - 1.
+template <class Target>
+__device__ __forceinline__ void find_bin(const Histogram& histogram, Search before, bool is_first, Target target_of, int shift) {
     constexpr int LANE_BINS = NUM_BINS / WARP_SIZE;
     const int lane = threadIdx.x, top = NUM_BINS - 1 - lane * LANE_BINS;
     u64 own = 0;
@@ -130,38 +178,39 @@ __device__ __forceinline__ void find_bin(const Histogram& histogram, Search befo
         const u64 other = __shfl_up_sync(ALL_LANES, through, distance);
         if (lane >= distance) through += other;
     }
+    // The first digit is one of all tokens.
+    const u64 total = is_first ? __shfl_sync(ALL_LANES, through, WARP_SIZE - 1) : before.total;
+    const u64 target = is_first ? target_of(total) : before.target;
     u64 above = before.above + through - own;
     // Exactly one lane has the bin, because all of them together reach the target.
     if (above < target && above + own >= target) {
         int bin = top;
         while (above + histogram.measures[bin] < target) above += histogram.measures[bin--];
-        *histogram.found = {before.cut | static_cast<u64>(bin) << shift, above, histogram.measures[bin], histogram.counts[bin]};
+        *histogram.found = {before.cut | static_cast<u64>(bin) << shift, above,  histogram.measures[bin],
+                            histogram.counts[bin],                       total, target};
     }
 }
 
-// The largest cut that keeps tokens with a measure of `target` together, of those that `least` keeps: target is above 0 and at
-// most the measure of all these.
-template <class Measure>
-__device__ __forceinline__ Search find_cut(const float* logits, int vocab_size, u64 least, u64 target,
-                                           const Histogram& histogram, Measure measure) {
-    Search search = {0, 0, 0, 0};
+// The largest cut that keeps tokens with a measure of target_of(total) together, of those that `least` keeps, whose measure is
+// `total`: the target is above 0 and at most the total.
+template <class Target, class Measure>
+__device__ __forceinline__ Search find_cut(const float* logits, int vocab_size, u64 least, const Histogram& histogram,
+                                           Target target_of, Measure measure) {
+    Search search = {};
     int bits_above = 0;
     while (bits_above < 64) {
         const int num_bits = min(DIGIT_BITS, 64 - bits_above), shift = 64 - bits_above - num_bits;
         for (int i = threadIdx.x; i < NUM_BINS; i += blockDim.x) histogram.measures[i] = 0, histogram.counts[i] = 0;
         __syncthreads();
-        for (int id = threadIdx.x; id < vocab_size; id += blockDim.x) {
-            const float logit = logits[id];
+        for_each_token(logits, vocab_size, [&](float logit, int id) {
             const u64 number = rank(logit, id);
-            const bool is_within = bits_above == 0 || (number ^ search.cut) >> (64 - bits_above) == 0;
-            if (number >= least && is_within) {
-                const u32 bin = static_cast<u32>(number >> shift) & (NUM_BINS - 1) & ((1u << num_bits) - 1);
-                atomicAdd(&histogram.measures[bin], measure(logit));
-                atomicAdd(&histogram.counts[bin], 1u);
-            }
-        }
+            const bool has_digits = bits_above == 0 || (number ^ search.cut) >> (64 - bits_above) == 0;
+            const bool is_within = id < vocab_size && number >= least && has_digits;
+            const u32 bin = static_cast<u32>(number >> shift) & (NUM_BINS - 1) & ((1u << num_bits) - 1);
+            add_to_bins(histogram, is_within, bin, is_within ? measure(logit) : 0);
+        });
         __syncthreads();
-        if (threadIdx.x < WARP_SIZE) find_bin(histogram, search, target, shift);
+        if (threadIdx.x < WARP_SIZE) find_bin(histogram, search, bits_above == 0, target_of, shift);
         __syncthreads();
         search = *histogram.found;
         bits_above += num_bits;
@@ -177,10 +226,14 @@ __device__ __forceinline__ void find_masses(double* masses, const float* logits,
     const int num_blocks = (vocab_size + MASS_BLOCK - 1) / MASS_BLOCK;
     for (int first = warp * 4; first < num_blocks; first += num_warps * 4) {
         const int block = first + lane / 8;
-        float sum = 0.0f;
+        const int first_id = block * MASS_BLOCK + lane % 8;
+        float read[8], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) read[i] = first_id + i * 8 < vocab_size ? logits[first_id + i * 8] : -infinity();
+#pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int id = block * MASS_BLOCK + i * 8 + lane % 8;
-            if (id < vocab_size && rank(logits[id], id) >= cut) sum = __fadd_rn(sum, softmax.weight(logits[id]));
+            const int id = first_id + i * 8;
+            if (id < vocab_size && rank(read[i], id) >= cut) sum = __fadd_rn(sum, softmax.weight(read[i]));
         }
         double mass = 0.0;
         for (int i = 0; i < 8; ++i) {
@@ -190,29 +243,47 @@ __device__ __forceinline__ void find_masses(double* masses, const float* logits,
     }
 }
 
-// The token at `position` of the kept tokens, which are laid end to end in order of id.
+// The token at `position` of the kept tokens, which are laid end to end in order of id. One warp: all lanes add up the same
+// masses one after the other, as the CPU does, and share the tokens of a block.
 __device__ __forceinline__ u32 draw(const double* masses, const float* logits, int vocab_size, Softmax softmax, u64 cut,
                                     double position) {
-    const int num_blocks = (vocab_size + MASS_BLOCK - 1) / MASS_BLOCK;
+    const int num_blocks = (vocab_size + MASS_BLOCK - 1) / MASS_BLOCK, lane = threadIdx.x;
     double total = 0.0;
+#pragma unroll 8
     for (int i = 0; i < num_blocks; ++i) total = __dadd_rn(total, masses[i]);
     double ahead = __dmul_rn(position, total);
     int chosen = 0;
-    for (int i = 0; i < num_blocks; ++i) {
-        if (masses[i] > 0.0) {
-            chosen = i;
-            if (ahead < masses[i]) break;
-            ahead = __dadd_rn(ahead, -masses[i]);
+    bool is_found = false;
+    for (int first = 0; first < num_blocks && !is_found; first += NUM_AT_ONCE) {
+        double read[NUM_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < NUM_AT_ONCE; ++i) read[i] = first + i < num_blocks ? masses[first + i] : 0.0;
+#pragma unroll
+        for (int i = 0; i < NUM_AT_ONCE; ++i) {
+            if (!is_found && read[i] > 0.0) {
+                chosen = first + i;
+                is_found = ahead < read[i];
+                if (!is_found) ahead = __dadd_rn(ahead, -read[i]);
+            }
         }
     }
-    const int start = chosen * MASS_BLOCK, end = min(vocab_size, start + MASS_BLOCK);
+    const int start = chosen * MASS_BLOCK;
+    const auto weight_of = [&](int id) {
+        if (id >= vocab_size) return 0.0f;
+        const float logit = logits[id];
+        return rank(logit, id) >= cut ? softmax.weight(logit) : 0.0f;
+    };
+    const float weights[2] = {weight_of(start + lane), weight_of(start + WARP_SIZE + lane)};
     u32 token = start;
-    for (int id = start; id < end; ++id) {
-        const double weight = softmax.weight(logits[id]);
-        if (weight > 0.0 && rank(logits[id], id) >= cut) {
-            token = id;
-            if (ahead < weight) break;
-            ahead = __dadd_rn(ahead, -weight);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        for (int i = 0; i < WARP_SIZE; ++i) {
+            const double weight = __shfl_sync(ALL_LANES, weights[half], i);
+            if (weight > 0.0) {
+                token = start + half * WARP_SIZE + i;
+                if (ahead < weight) return token;
+                ahead = __dadd_rn(ahead, -weight);
+            }
         }
     }
     return token;
@@ -234,13 +305,11 @@ KERNEL(sample, 1024)
     }
     const float* const logits = all_logits + static_cast<size_t>(blockIdx.x) * vocab_size;
     const auto largest_of = [](u64 a, u64 b) { return a > b ? a : b; };
-    const auto sum_of = [](u64 a, u64 b) { return a + b; };
 
     u64 best = 0;
-    for (int id = threadIdx.x; id < vocab_size; id += blockDim.x) {
-        const float logit = logits[id];
+    for_each_token(logits, vocab_size, [&](float logit, int id) {
         best = largest_of(best, logit < infinity() ? rank(logit, id) : NOT_A_NUMBER);
-    }
+    });
     best = block_reduce(best, scratch, largest_of);
     const float max_logit = logit_of(best);
     u32 answer = ~static_cast<u32>(best);
@@ -253,21 +322,19 @@ KERNEL(sample, 1024)
         const Histogram histogram = {measures, counts, found};
         u64 cut = 0;
         if (row.top_k > 0 && row.top_k < static_cast<u32>(vocab_size)) {
-            cut = find_cut(logits, vocab_size, 0, row.top_k, histogram, [](float) -> u64 { return 1; }).cut;
+            const auto num_kept = [&](u64) -> u64 { return row.top_k; };
+            cut = find_cut(logits, vocab_size, 0, histogram, num_kept, [](float) -> u64 { return 1; }).cut;
         }
         bool is_certain = true;
         if (row.top_p < 1.0f) {
-            u64 own = 0;
-            for (int id = threadIdx.x; id < vocab_size; id += blockDim.x) {
-                if (rank(logits[id], id) >= cut) own += softmax.mass(logits[id]);
-            }
-            const u64 total = block_reduce(own, scratch, sum_of);
-            const u64 target = max(1ull, static_cast<u64>(static_cast<double>(row.top_p) * static_cast<double>(total)));
-            const Search search = find_cut(logits, vocab_size, cut, target, histogram,
+            const auto share_of = [&](u64 total) {
+                return max(1ull, static_cast<u64>(static_cast<double>(row.top_p) * static_cast<double>(total)));
+            };
+            const Search search = find_cut(logits, vocab_size, cut, histogram, share_of,
                                            [&](float logit) { return softmax.mass(logit); });
             cut = largest_of(cut, search.cut);
-            const u64 margin = total >> 20;
-            is_certain = target - search.above > margin && search.above + search.within - target > margin;
+            const u64 margin = search.total >> 20, below = search.target - search.above;
+            is_certain = below > margin && search.within - below > margin;
         }
         if (row.log_min_p > -static_cast<double>(infinity())) {
             const double floor =
@@ -277,7 +344,7 @@ KERNEL(sample, 1024)
         }
         find_masses(masses, logits, vocab_size, softmax, cut);
         __syncthreads();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x < WARP_SIZE) {
             const double position = uniform(row.seed, row.num_generated);
             answer = is_certain ? draw(masses, logits, vocab_size, softmax, cut, position) : ASK_HOST;
         }

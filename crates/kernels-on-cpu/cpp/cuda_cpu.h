@@ -167,6 +167,7 @@ inline T atomicExch(T* address, T x) {
 #define __ballot_sync(lanes, condition) cuda_cpu::ballot(lanes, condition, CUDA_CPU_PLACE)
 #define __any_sync(lanes, condition) (cuda_cpu::ballot(lanes, condition, CUDA_CPU_PLACE) != 0)
 #define __all_sync(lanes, condition) (cuda_cpu::ballot(lanes, !(condition), CUDA_CPU_PLACE) == 0)
+#define __reduce_add_sync(lanes, x) cuda_cpu::reduce_add(lanes, x, CUDA_CPU_PLACE)
 
 namespace cuda_cpu {
 
@@ -194,6 +195,15 @@ inline uint32_t ballot(uint32_t lanes, bool condition, Place place) {
         uint32_t votes = 0;
         for (unsigned lane = 0; lane < 32; ++lane) votes |= static_cast<uint32_t>(of_lane(lane)) << lane;
         return votes;
+    });
+}
+
+inline uint32_t reduce_add(uint32_t lanes, uint32_t x, Place place) {
+    check_lanes(lanes, place);
+    return exchange(x, place, [](auto of_lane) {
+        uint32_t sum = 0;
+        for (unsigned lane = 0; lane < 32; ++lane) sum += of_lane(lane);
+        return sum;
     });
 }
 
