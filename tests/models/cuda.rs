@@ -1,5 +1,6 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,26 +32,32 @@ use crate::support::{Request, Setup, fixture, serve};
 /// A key or value may be rounded to the next 8-bit float where the devices' sums differ in the last bits.
 const FP8_TOLERANCE: f32 = 0.15;
 
-/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own.
+/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own: for what only a stand-in can show.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
+    assert_eq!(real_gpu(), None, "{test} needs the stand-in: skip it");
     if present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
         stand_in.run(test, body);
     }
 }
 
-/// The same for a test of this file, or on the real GPU whose number `INFLIGHT_TEST_GPU` is.
-fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
-    let gpu = std::env::var("INFLIGHT_TEST_GPU").ok();
-    let options = CudaOptions {
-        gpu: gpu
-            .as_deref()
-            .map_or(0, |gpu| gpu.parse().expect("a number")),
-        ..CudaOptions::default()
-    };
-    match gpu {
-        Some(_) => body(options),
-        None => on_stand_in(stand_in, &format!("cuda::{test}"), || body(options)),
+/// The same, or in this process, on the first GPU that is visible, if `INFLIGHT_TEST_GPU` says that it is a real one.
+pub fn on_any_gpu(stand_in: StandIn, test: &str, body: impl FnOnce()) {
+    match real_gpu() {
+        Some(_) => body(),
+        None => on_stand_in(stand_in, test, body),
     }
+}
+
+/// What says that tests run on a real GPU.
+fn real_gpu() -> Option<OsString> {
+    std::env::var_os("INFLIGHT_TEST_GPU")
+}
+
+/// [`on_any_gpu`] for a test of this file.
+fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
+    on_any_gpu(stand_in, &format!("cuda::{test}"), || {
+        body(CudaOptions::default());
+    });
 }
 
 #[test]
@@ -350,7 +357,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 .all(|&num_rows| first_row(deterministic, num_rows) == alone)
         };
         assert!(is_same(true));
-        if std::env::var_os("INFLIGHT_TEST_GPU").is_none() {
+        if real_gpu().is_none() {
             assert!(!is_same(false), "all algorithms add up alike");
         }
     });
@@ -403,7 +410,7 @@ fn a_request_alone_gives_the_same_bits_with_an_fp8_cache() {
 #[test]
 fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
     let test = "cuda::what_comes_back_from_pinned_memory_gives_the_same_bits";
-    on_stand_in(StandIn::new().set("SEED", 11), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 11), test, || {
         let options = CudaOptions {
             deterministic: true,
             ..CudaOptions::default()

@@ -10,7 +10,7 @@ use triton_inflight::engine::BlockReuse;
 use triton_inflight::runner::WeightPrecision;
 
 use crate::adapters::{adapter, agrees_on, mixed, num_bytes};
-use crate::cuda::on_stand_in;
+use crate::cuda::on_any_gpu;
 use crate::devices::{assert_same_alone, assert_same_bits};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
@@ -22,7 +22,7 @@ fn options() -> CudaOptions {
 }
 
 fn run(test: &str, body: impl FnOnce()) {
-    on_stand_in(StandIn::new(), &format!("cuda_adapters::{test}"), body);
+    on_any_gpu(StandIn::new(), &format!("cuda_adapters::{test}"), body);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
 use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
-use crate::cuda::on_stand_in;
+use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_quantised::{TOLERANCE, long_requests, wide};
 use crate::devices::{assert_agrees_with_reference, assert_same_alone, assert_same_bits, requests};
 use crate::support::{Request, Setup, fixture, serve};
@@ -16,7 +16,7 @@ use crate::support::{Request, Setup, fixture, serve};
 #[test]
 fn graphs_change_no_bits_of_mixtures() {
     let test = "cuda_experts::graphs_change_no_bits_of_mixtures";
-    on_stand_in(StandIn::new().set("SEED", 9), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 9), test, || {
         let requests: Vec<_> = (0..12)
             .map(|index| {
                 let prompt: Vec<_> = (0..5 + index).map(|i| (i * 17 + index) % 90 + 3).collect();
@@ -113,7 +113,7 @@ pub fn with_all_experts(name: &str) -> Copy {
 #[test]
 fn quantised_experts_agree_with_the_reference_device() {
     let test = "cuda_experts::quantised_experts_agree_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let rounded = |bits, group_size| Setup {
             weights: Some(WeightPrecision { bits, group_size }),
             ..wide(&Setup::default(), 256)
@@ -145,7 +145,7 @@ fn quantised_experts_agree_with_the_reference_device() {
 #[test]
 fn a_request_has_the_same_bits_alone_with_quantised_experts() {
     let test = "cuda_experts::a_request_has_the_same_bits_alone_with_quantised_experts";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let options = CudaOptions {
             deterministic: true,
             ..CudaOptions::default()

@@ -14,7 +14,7 @@ use triton_inflight::device::{
 use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
-use crate::cuda::on_stand_in;
+use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_quantised::{fp8_checkpoint, long_requests, wide};
 use crate::devices::{assert_same_alone, requests, setups};
 use crate::fp8::Scales;
@@ -35,7 +35,7 @@ pub fn with_fp8_activations() -> CudaOptions {
 #[test]
 fn products_of_fp8_with_fp8_agree_with_the_reference_device() {
     let test = "cuda_fp8::products_of_fp8_with_fp8_agree_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let rounded_at_load = WeightPrecision {
             group_size: WeightPrecision::WHOLE_ROWS,
             ..WeightPrecision::new(CodeBits::Fp8)
@@ -94,7 +94,7 @@ pub fn mean_difference(ours: &[Served], theirs: &[Served]) -> f32 {
 #[test]
 fn each_logit_shows_one_wrong_scale() {
     let test = "cuda_fp8::each_logit_shows_one_wrong_scale";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         const NUM_REQUESTS: u32 = 64;
         let prompt = |index: u32| -> Vec<_> {
             (0..2 + index % 2)
@@ -171,7 +171,7 @@ fn has_same_logits(ours: &Served, theirs: &Served) -> bool {
 #[test]
 fn a_request_alone_gives_the_same_bits_with_fp8_activations() {
     let test = "cuda_fp8::a_request_alone_gives_the_same_bits_with_fp8_activations";
-    on_stand_in(StandIn::new().set("SEED", 9), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 9), test, || {
         let checkpoint = fp8_checkpoint(Scales::Channels);
         let options = with_fp8_activations();
         let many_rows = ("many rows", wide(&Setup::default(), 256));
@@ -186,7 +186,7 @@ fn a_request_alone_gives_the_same_bits_with_fp8_activations() {
 #[test]
 fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
     let test = "cuda_fp8::a_row_has_the_same_bits_in_any_piece_of_a_product";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         const NUM_ROWS: usize = 2100;
         const NUM_TOKENS: usize = 7;
         const NARROW: usize = 16;
@@ -378,7 +378,7 @@ fn normalised(x: &[f64]) -> Vec<f64> {
 #[test]
 fn fp8_activations_that_change_nothing_are_refused() {
     let test = "cuda_fp8::fp8_activations_that_change_nothing_are_refused";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
         let limits = Setup::default().runner_limits();
         let Err(error) = CudaRunner::new(&source, limits, &with_fp8_activations()) else {

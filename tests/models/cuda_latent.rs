@@ -8,7 +8,7 @@ use triton_inflight::device::{CodeBits, KvDtype};
 use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
-use crate::cuda::on_stand_in;
+use crate::cuda::on_any_gpu;
 use crate::cuda_experts::with_all_experts;
 use crate::cuda_quantised::{TOLERANCE, long_requests, wide};
 use crate::devices::{
@@ -62,7 +62,7 @@ fn with_many_heads() -> Copy {
 #[test]
 fn latent_attention_agrees_with_the_reference_device() {
     let test = "cuda_latent::latent_attention_agrees_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let options = CudaOptions::default();
         for name in NAMES {
             let copy = with_all_experts(name);
@@ -85,7 +85,7 @@ fn latent_attention_agrees_with_the_reference_device() {
 #[test]
 fn a_request_has_the_same_bits_alone_with_latent_attention() {
     let test = "cuda_latent::a_request_has_the_same_bits_alone_with_latent_attention";
-    on_stand_in(StandIn::new().set("SEED", 13), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 13), test, || {
         for (name, (what, setup)) in NAMES.into_iter().zip(latent_setups()) {
             let what = format!("{name}, {what}");
             let options = deterministic();
@@ -98,7 +98,7 @@ fn a_request_has_the_same_bits_alone_with_latent_attention() {
 #[test]
 fn groups_of_heads_give_the_same_bits_one_after_the_other() {
     let test = "cuda_latent::groups_of_heads_give_the_same_bits_one_after_the_other";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let copy = with_many_heads();
         let request = |len: u32| {
             let prompt: Vec<_> = (0..len).map(|i| (i * 37 + 11) % 90 + 3).collect();
@@ -135,7 +135,7 @@ fn groups_of_heads_give_the_same_bits_one_after_the_other() {
 #[test]
 fn graphs_change_no_bits_of_latent_attention() {
     let test = "cuda_latent::graphs_change_no_bits_of_latent_attention";
-    on_stand_in(StandIn::new().set("SEED", 9), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 9), test, || {
         let requests: Vec<_> = (0..12)
             .map(|index| {
                 let prompt: Vec<_> = (0..5 + index).map(|i| (i * 17 + index) % 90 + 3).collect();
@@ -163,7 +163,7 @@ fn graphs_change_no_bits_of_latent_attention() {
 #[test]
 fn latents_that_come_back_from_pinned_memory_give_the_same_bits() {
     let test = "cuda_latent::latents_that_come_back_from_pinned_memory_give_the_same_bits";
-    on_stand_in(StandIn::new().set("SEED", 11), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 11), test, || {
         let dtypes = [KvDtype::Bf16];
         assert_host_blocks_change_nothing::<Cuda>("deepseek-v2", &deterministic(), &dtypes);
     });
@@ -173,7 +173,7 @@ fn latents_that_come_back_from_pinned_memory_give_the_same_bits() {
 #[test]
 fn quantised_heads_agree_with_the_reference_device() {
     let test = "cuda_latent::quantised_heads_agree_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let options = CudaOptions::default();
         for (name, bits) in [
             ("deepseek-v2", CodeBits::Eight),
@@ -203,7 +203,7 @@ fn quantised_heads_agree_with_the_reference_device() {
 #[test]
 fn latents_are_stored_in_bf16_only_on_a_gpu() {
     let test = "cuda_latent::latents_are_stored_in_bf16_only_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let options = CudaOptions::default();
         let source = ModelSource::open(&fixture("deepseek-v2")).expect("the fixture opens");
         for (name, kv_dtype) in [("int8", KvDtype::Int8), ("fp8", KvDtype::Fp8)] {

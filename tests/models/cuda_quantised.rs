@@ -11,7 +11,7 @@ use inflight_cuda_stand_in::StandIn;
 use serde_json::json;
 
 use crate::copy::Copy;
-use crate::cuda::on_stand_in;
+use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_fp8::with_fp8_activations;
 use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, setups};
 use crate::fp8::{Scales, copies};
@@ -80,7 +80,7 @@ pub fn long_requests() -> Vec<Request> {
 #[test]
 fn quantised_checkpoints_on_a_gpu_agree_with_the_reference_device() {
     let test = "cuda_quantised::quantised_checkpoints_on_a_gpu_agree_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         for name in CHECKPOINTS {
             let folder = fixture("quantised").join(name);
             for (what, max_num_tokens) in [("few rows", 24), ("many rows", 256)] {
@@ -99,7 +99,7 @@ fn quantised_checkpoints_on_a_gpu_agree_with_the_reference_device() {
 #[test]
 fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
     let test = "cuda_quantised::weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         // qwen2 has biases, and llama3 a tied embedding.
         for (name, bits) in [
             ("qwen2", CodeBits::Eight),
@@ -132,7 +132,7 @@ pub fn fp8_checkpoint(scales: Scales) -> Copy {
 #[test]
 fn fp8_checkpoints_stay_fp8_on_a_gpu() {
     let test = "cuda_quantised::fp8_checkpoints_stay_fp8_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         // Groups of 40 inputs are no multiple of 32: these are bf16.
         let kinds = [
             (Scales::Tensor, true),
@@ -158,7 +158,7 @@ fn fp8_checkpoints_stay_fp8_on_a_gpu() {
 #[test]
 fn fp8_codes_that_are_not_numbers_are_found_on_a_gpu() {
     let test = "cuda_quantised::fp8_codes_that_are_not_numbers_are_found_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let weight = "model.layers.0.mlp.up_proj.weight";
         let copy = fp8_checkpoint(Scales::Channels).tensor(weight, |view| {
             let mut data = view.data().to_vec();
@@ -182,7 +182,7 @@ fn fp8_codes_that_are_not_numbers_are_found_on_a_gpu() {
 #[test]
 fn a_request_alone_gives_the_same_bits_with_quantised_weights() {
     let test = "cuda_quantised::a_request_alone_gives_the_same_bits_with_quantised_weights";
-    on_stand_in(StandIn::new().set("SEED", 3), test, || {
+    on_any_gpu(StandIn::new().set("SEED", 3), test, || {
         let [(_, tight), ..] = &setups()[..] else {
             unreachable!("there are setups");
         };
@@ -258,7 +258,7 @@ fn the_memory_of_quantised_products_is_counted() {
 #[test]
 fn damaged_scales_are_found_on_a_gpu() {
     let test = "cuda_quantised::damaged_scales_are_found_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let module = "model.layers.1.mlp.up_proj";
         let copy = Copy::of("quantised/gptq").tensor(&format!("{module}.scales"), |view| {
             let mut data = view.data().to_vec();

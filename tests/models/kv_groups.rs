@@ -15,7 +15,7 @@ use triton_inflight::engine::{
 use triton_inflight::runner::{GroupedLayers, KvFile, ModelSource, Runner};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
-use crate::cuda::on_stand_in;
+use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_ranks::{lead_on, serve_on};
 use crate::rank_processes::{PATIENT, PROGRAM, load};
 use crate::ranks::{assert_ranks_change_nothing, assert_same, together};
@@ -198,7 +198,7 @@ fn with_pauses(kv_dtype: KvDtype, chunked: &Setup) -> Setup {
 #[test]
 fn blocks_by_windows_change_nothing_on_a_gpu() {
     let test = "kv_groups::blocks_by_windows_change_nothing_on_a_gpu";
-    on_stand_in(StandIn::new(), test, || {
+    on_any_gpu(StandIn::new(), test, || {
         let requests = requests_that_share();
         for (name, kv_dtype) in [("gemma3", KvDtype::Int8), ("gpt-oss", KvDtype::Fp8)] {
             let served = |setup: &Setup, max_graphs: usize| {

@@ -58,7 +58,7 @@ impl Stage {
         let (on_gpu, quick) = match self {
             Self::Machine => (20, 10),
             Self::Kernels => (70, 100),
-            Self::Models => (40, 250),
+            Self::Models => (100, 250),
             Self::Server => (40, 80),
             Self::Steps => (110, 20),
             Self::Operations => (40, 20),
