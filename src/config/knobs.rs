@@ -344,14 +344,14 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "kv_cache_free_gpu_mem_fraction",
-            fraction(),
+            optional(fraction(), "0.9 on a GPU, 0.5 on the CPU"),
             |s| &mut s.kv_cache_free_mem_fraction,
             "Fraction of the memory left after loading the weights that the KV cache may use; on the CPU, of the \
              available host memory less what the caches of other instances have yet to fill. Limited to what \
-             `max_num_requests` sequences of `max_seq_len` tokens can use. The Batch Manager's default is meant \
+             `max_num_requests` sequences of `max_seq_len` tokens can use. The Batch Manager's default, 0.9, is meant \
              for GPU memory, which nothing else uses; host memory is shared with Triton, other models and the \
              system.",
-        ).with_note(" (Batch Manager: 0.9)"),
+        ),
         knob(
             "kv_cache_host_memory_bytes",
             integer(0..=1 << 45),

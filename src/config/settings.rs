@@ -90,7 +90,7 @@ pub struct Settings {
     /// `max_tokens_in_paged_kv_cache`
     pub max_tokens_in_paged_kv_cache: Option<u32>,
     /// `kv_cache_free_gpu_mem_fraction`
-    pub kv_cache_free_mem_fraction: f64,
+    pub kv_cache_free_mem_fraction: Option<f64>,
     /// `kv_cache_host_memory_bytes`
     pub kv_cache_host_memory_bytes: u64,
     /// `kv_cache_file`
@@ -218,7 +218,7 @@ impl Default for Settings {
             max_seq_len: None,
             tokens_per_block: DEFAULT_BLOCK_SIZE,
             max_tokens_in_paged_kv_cache: None,
-            kv_cache_free_mem_fraction: 0.5,
+            kv_cache_free_mem_fraction: None,
             kv_cache_host_memory_bytes: 0,
             kv_cache_file: None,
             lora_dir: None,

@@ -31,6 +31,11 @@ const CPU_MAX_NUM_TOKENS: u32 = 512;
 /// The default of the Batch Manager for GPUs.
 const GPU_MAX_NUM_TOKENS: u32 = 8192;
 
+/// Host memory is shared with Triton, other models and the system.
+const CPU_KV_FRACTION: f64 = 0.5;
+/// The default of the Batch Manager, for memory that nothing else uses.
+const GPU_KV_FRACTION: f64 = 0.9;
+
 /// A model's settings and its checkpoint.
 #[derive(Clone, Copy)]
 pub struct ConfiguredModel<'a> {
@@ -351,6 +356,13 @@ impl ModelDimensions for ConfiguredModel<'_> {
         match self.gpu {
             None => CPU_MAX_NUM_TOKENS,
             Some(_) => GPU_MAX_NUM_TOKENS,
+        }
+    }
+
+    fn default_kv_fraction(&self) -> f64 {
+        match self.gpu {
+            None => CPU_KV_FRACTION,
+            Some(_) => GPU_KV_FRACTION,
         }
     }
 

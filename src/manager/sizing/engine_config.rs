@@ -22,6 +22,9 @@ pub trait ModelDimensions {
     /// The default of `max_num_tokens`, unless a full batch needs more.
     fn default_max_num_tokens(&self) -> u32;
 
+    /// The default of `kv_cache_free_gpu_mem_fraction`.
+    fn default_kv_fraction(&self) -> f64;
+
     /// Whether each of its tokens sees all others of a prompt, which is computed in one step then.
     fn sees_whole_prompts(&self) -> bool {
         false
@@ -73,6 +76,9 @@ pub fn engine_config(
     };
     let groups = model.layer_groups(max_seq_len, paged_kv);
     let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
+    let fraction = settings.kv_cache_free_mem_fraction;
+    let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
+    let kv_bytes = available_bytes.map(|bytes| (bytes as f64 * fraction) as u64);
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
         && settings.gpt_model_type == BatchingScheme::InflightFused;
@@ -91,7 +97,7 @@ pub fn engine_config(
             block_size,
             max_num_requests,
             max_seq_len,
-            available_bytes,
+            kv_bytes,
         ),
         num_host_blocks: num_host_blocks(settings, bytes_per_block)?,
         policy: settings.batch_scheduler_policy,
@@ -266,7 +272,7 @@ fn num_blocks(
     block_size: BlockSize,
     max_num_requests: u32,
     max_seq_len: Tokens,
-    available_bytes: Option<u64>,
+    kv_bytes: Option<u64>,
 ) -> Blocks {
     let max_texts = u64::from(max_num_requests) * u64::from(settings.max_beam_width);
     // A place in a table has a block for each group.
@@ -277,9 +283,7 @@ fn num_blocks(
         .map_or(u64::MAX, |tokens| {
             num_groups * u64::from(tokens / block_size.tokens().0)
         });
-    let by_memory = available_bytes.map_or(u64::MAX, |bytes| {
-        (bytes as f64 * settings.kv_cache_free_mem_fraction) as u64 / bytes_per_block.max(1)
-    });
+    let by_memory = kv_bytes.map_or(u64::MAX, |bytes| bytes / bytes_per_block.max(1));
     let blocks = usable.min(by_tokens).min(by_memory);
     Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
@@ -329,6 +333,10 @@ mod tests {
 
         fn default_max_num_tokens(&self) -> u32 {
             512
+        }
+
+        fn default_kv_fraction(&self) -> f64 {
+            0.5
         }
     }
 

@@ -728,6 +728,20 @@ mod tests {
     }
 
     #[test]
+    fn the_cache_has_more_of_a_gpus_memory_than_of_the_hosts() {
+        let settings = Settings::default();
+        let fraction = |gpu| {
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: None,
+                gpu,
+            };
+            model.default_kv_fraction()
+        };
+        assert_eq!([None, Some(0)].map(fraction), [0.5, 0.9]);
+    }
+
+    #[test]
     fn adapters_on_a_gpu_take_a_fraction_of_what_the_weights_leave_or_rows() {
         let room = AdapterRoom {
             max_rank: 64,
