@@ -37,8 +37,9 @@ pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()
 
 /// Tests of models on a GPU, by parts of their paths.
 const MODEL_TESTS: [&str; 2] = ["cuda", "change_nothing_on_a_gpu"];
-/// Those among them that need the stand-in: they count launches and free bytes, provoke faults, or have several GPUs.
-const STAND_IN_TESTS: [&str; 11] = [
+/// Those among them that need the stand-in: they count launches and free bytes, know its order of sums, provoke faults, or have
+/// several GPUs.
+const STAND_IN_TESTS: [&str; 12] = [
     "cuda_faults::",
     "cuda_overlap::",
     "cuda_rank_experts::",
@@ -46,6 +47,7 @@ const STAND_IN_TESTS: [&str; 11] = [
     "cuda_stages::",
     "cuda_weight_cache::",
     "a_generation_step_is_one_launch",
+    "each_logit_shows_one_wrong_scale",
     "fp8_activations_need_a_gpu_that_multiplies_them",
     "graphs_of_all_shapes_are_recorded_at_load",
     "the_memory_of_mixtures_is_counted",

@@ -111,7 +111,9 @@ fn route(
     if let Rule::Grouped { .. } = routing.rule {
         args.push(Arg::from(correction));
     }
-    args.push(Arg::from(num_present.as_ref().map(std::slice::from_ref)));
+    // A GPU reaches no operand on the stack.
+    let num_present = num_present.map(|num| vec![num]);
+    args.push(Arg::from(num_present.as_deref()));
     let sizes = [
         routing.num_experts,
         routing.num_chosen,
