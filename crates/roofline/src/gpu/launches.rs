@@ -100,7 +100,7 @@ pub const LAUNCHES: [Launch; 93] = [
     launch("rope_and_store_int8", 94, 256, 0),
     launch("round_rows", 26, 256, 0),
     launch("round_to_fp8", 32, 256, 128),
-    launch("sample", 48, 1024, 40896),
+    launch("sample", 58, 1024, 40896),
     launch("scale_sums", 37, 256, 0),
     launch("silu", 32, 256, 0),
     launch("silu_mul", 44, 256, 0),

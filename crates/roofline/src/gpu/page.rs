@@ -234,8 +234,8 @@ fn write_other_kernels(page: &mut String, gpu: &Gpu, shape: &Shape) {
             if is_memory { "memory" } else { "operations" }
         );
     }
-    *page += "\n`sample` has one block for each row, which reads at some 100 GB/s: 10 µs for two passes, and 12 µs for the sum of \
-              masses in the order of the CPU, however few rows there are. `change_logits` counts in the L2 cache.\n";
+    *page += "\n`sample` has one block for each row, however few rows there are: an H100 takes 21 µs for one, and 93 to draw from all. \
+              `change_logits` counts in the L2 cache.\n";
 }
 
 fn write_launches(page: &mut String, gpu: &Gpu) {
