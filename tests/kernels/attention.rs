@@ -294,6 +294,15 @@ impl Model {
                         })
                     })
                     .collect();
+                // Of each score, the product that has the largest part in it.
+                let largest_terms: Vec<f64> = seen
+                    .iter()
+                    .map(|&p| {
+                        let (q, k) = (&all(token)[0][head], &all(p)[1][kv_head]);
+                        let terms = q.iter().zip(k).map(|(q, k)| (q * k).abs());
+                        terms.fold(0.0, f64::max) / (d as f64).sqrt()
+                    })
+                    .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
@@ -305,9 +314,14 @@ impl Model {
                     let exact: f64 = terms.clone().sum();
                     let size: f64 = terms.map(f64::abs).sum();
                     let got = got.to_f64();
-                    // Weights and result are rounded to bf16, and queries and keys may round to the other
-                    // neighbour, because their rotation was in f32.
+                    // Weights and result are rounded to bf16.
                     let mut bound = 4.0 / 256.0 * size;
+                    // An element of a query or a key may round to the other neighbour, because its rotation was in f32:
+                    // the score is off by 1/128 of the element's product, as is the weight relative to the others.
+                    let off = weighted().zip(&largest_terms);
+                    bound += off
+                        .map(|((w, v), term)| w * term / 128.0 * (v - exact).abs())
+                        .sum::<f64>();
                     if self.sight.shifts {
                         // All keys are rounded behind another rotation than those in the cache.
                         bound *= 2.0;
