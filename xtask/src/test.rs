@@ -213,7 +213,7 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
             build_mpi_plugin();
             run_command(
                 cargo()
-                    .args(["test", "--workspace"])
+                    .args(["test", "--workspace", "--no-fail-fast"])
                     .env("TRITONSERVER", setup::tritonserver()?)
                     .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
             )
