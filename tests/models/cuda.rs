@@ -1,6 +1,5 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ const FP8_TOLERANCE: f32 = 0.15;
 
 /// Runs the body of a test, whose path is given, on the stand-in, in a process of its own: for what only a stand-in can show.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
-    assert_eq!(real_gpu(), None, "{test} needs the stand-in: skip it");
+    assert!(!has_real_gpu(), "{test} needs the stand-in: skip it");
     if present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
         stand_in.run(test, body);
     }
@@ -42,15 +41,15 @@ pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
 
 /// The same, or in this process, on the first GPU that is visible, if `INFLIGHT_TEST_GPU` says that it is a real one.
 pub fn on_any_gpu(stand_in: StandIn, test: &str, body: impl FnOnce()) {
-    match real_gpu() {
-        Some(_) => body(),
-        None => on_stand_in(stand_in, test, body),
+    match has_real_gpu() {
+        true => body(),
+        false => on_stand_in(stand_in, test, body),
     }
 }
 
-/// What says that tests run on a real GPU.
-fn real_gpu() -> Option<OsString> {
-    std::env::var_os("INFLIGHT_TEST_GPU")
+/// Whether tests run on a real GPU.
+fn has_real_gpu() -> bool {
+    std::env::var_os("INFLIGHT_TEST_GPU").is_some()
 }
 
 /// [`on_any_gpu`] for a test of this file.
@@ -357,7 +356,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 .all(|&num_rows| first_row(deterministic, num_rows) == alone)
         };
         assert!(is_same(true));
-        if real_gpu().is_none() {
+        if !has_real_gpu() {
             assert!(!is_same(false), "all algorithms add up alike");
         }
     });
