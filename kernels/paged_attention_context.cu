@@ -34,8 +34,8 @@
 //   bf16_d256_w1           255   255   255   254       1     1     1     2   (of one warp)
 //   int8_d256_w1           254   254   254   255       1     1     1     2
 //
-// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) An H100 computes 185
-// TFLOP/s for 8192 positions, 98 for 1024 (benches/RESULTS.md).
+// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
+// H100: 185 TFLOP/s for a prompt of 8192 tokens, 98 for 1024 (benches/RESULTS.md).
 #include "paged_attention.cuh"
 
 template <int D, class Element, int NUM_WARPS>

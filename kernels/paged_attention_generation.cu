@@ -40,8 +40,8 @@
 //   bf16_d256              254   255   255   255       2     1     1     3
 //   int8_d256              254   255   255   255       2     1     1     3
 //
-// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) An H100 reads 2.4 TB/s of
-// its 3.0 for 256 sequences of 1024 positions, 1.9 for 32 (benches/RESULTS.md).
+// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
+// H100 with 1024 positions: 2.4 TB/s of 3.0 with 256 sequences, 1.9 with 32 (benches/RESULTS.md).
 // To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"

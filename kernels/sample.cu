@@ -17,8 +17,8 @@
 //
 // Grid (num_rows); dynamic shared memory for ceil(vocab_size / 64) doubles. Reads the logits twice without a cut, and once more
 // per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row. 24 KiB of static
-// shared memory. An H100 takes 21 us for a row of 128256 logits if it is greedy, 93 to draw from all, and 620 for a nucleus among many
-// equal logits (benches/RESULTS.md).
+// shared memory. Measured on an H100 with one row of 128256 logits: 21 us greedy, 93 us for a draw from all tokens, and 620 us with
+// top-p if many logits are equal (benches/RESULTS.md).
 #include "sampling.cuh"
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
@@ -109,6 +109,7 @@ __device__ __forceinline__ u64 block_reduce(u64 x, u64* scratch, Reduce reduce) 
 // vocab_size or more.
 template <class Body>
 __device__ __forceinline__ void for_each_token(const float* logits, int vocab_size, Body body) {
+    // With a counter besides `first`, registers spill on sm_86 and sm_89.
     for (int first = threadIdx.x; first - static_cast<int>(threadIdx.x) < vocab_size; first += NUM_AT_ONCE * blockDim.x) {
         float read[NUM_AT_ONCE];
 #pragma unroll

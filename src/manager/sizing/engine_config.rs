@@ -128,7 +128,7 @@ pub fn engine_config(
     Ok(engine)
 }
 
-/// [`engine_config`]. Where only memory does not suffice, the error also says what there is no more than: `limit`.
+/// [`engine_config`], with the memory limit in the error if memory is all that is missing.
 ///
 /// # Errors
 /// Those of [`engine_config`].

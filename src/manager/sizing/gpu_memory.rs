@@ -1,25 +1,25 @@
-//! Free memory of GPUs, and what it is for besides the KV cache.
+//! Free memory of GPUs, and what weights and steps take of it.
 
 use std::fmt::{self, Display, Formatter};
 
 use crate::base::LoadError;
 use crate::device::cuda::free_memory_bytes;
 
-/// The memory of the GPU that has the least, in bytes.
+/// Memory of the GPU with the least free memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuMemory {
     gpu: usize,
-    /// What nobody uses.
+    /// Free before the model is loaded.
     free_bytes: u64,
     /// Weights of a rank.
     pub weight_bytes: u64,
-    /// The largest step, with adapters and what NCCL takes; 0 before it is known.
+    /// Buffers of the largest step, including adapters and NCCL; 0 until it is known.
     pub step_bytes: u64,
     num_gpus: usize,
 }
 
 impl GpuMemory {
-    /// That of a GPU.
+    /// Memory of one GPU.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -33,7 +33,7 @@ impl GpuMemory {
         })
     }
 
-    /// That of the GPU which has the least, of those of all ranks: each has as many blocks as that one.
+    /// The least of this GPU and those of all ranks, since all ranks have the same number of blocks.
     ///
     /// # Errors
     /// One of them cannot be opened.
@@ -49,14 +49,14 @@ impl GpuMemory {
         Ok(least)
     }
 
-    /// What the KV cache has a share of.
+    /// Memory left after weights and steps. The KV cache takes a fraction of it.
     pub fn left_bytes(&self) -> u64 {
         let taken = self.weight_bytes.saturating_add(self.step_bytes);
         self.free_bytes.saturating_sub(taken)
     }
 }
 
-/// Says what the KV cache has no more than.
+/// The reason in a load error: the GPU that limits the KV cache.
 impl Display for GpuMemory {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let Self {

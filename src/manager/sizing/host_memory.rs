@@ -43,12 +43,12 @@ pub fn reserve<T, E>(
 pub struct FreeMemory {
     /// Free bytes of the host; `None` if the system does not report them.
     pub host_bytes: Option<u64>,
-    /// What this process may take of them, if that is limited.
+    /// Address space left to this process, if it is limited.
     pub process_bytes: Option<u64>,
 }
 
 impl FreeMemory {
-    /// What this process can have.
+    /// Memory that this process can use.
     pub fn available_bytes(self) -> Option<u64> {
         self.host_bytes.into_iter().chain(self.process_bytes).min()
     }

@@ -4,18 +4,18 @@ use std::fmt::{self, Display, Formatter};
 
 use super::task::RankHost;
 
-/// The memory that all ranks of a model can have together, each the same.
+/// Memory available to all ranks of a model, in equal shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankMemory {
-    /// That of all ranks, in bytes.
+    /// Total of all ranks.
     pub num_bytes: u64,
     limit: Limit,
 }
 
-/// What there is no more than.
+/// The tightest memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
-    /// The rank that has found it.
+    /// The rank that reported it.
     rank: usize,
     bytes: u64,
     kind: LimitKind,
@@ -23,15 +23,15 @@ struct Limit {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LimitKind {
-    /// Free memory of a host, for so many ranks.
+    /// Free memory of a host, shared by this number of ranks.
     Host(usize),
-    /// What the process of the rank may take.
+    /// Address space left to the rank's process.
     Process,
 }
 
 impl RankMemory {
-    /// That of ranks on these hosts, one for each rank. Those of a host share what any of them says is free there: rank 0 knows
-    /// what is reserved, and another one may be in a container. `None` if no system tells.
+    /// Memory of ranks on these hosts, one entry per rank. Ranks on the same host share the least free memory that any of them
+    /// reports: rank 0 subtracts reservations, and another rank may run in a container. `None` if no host reports its memory.
     pub(super) fn of_hosts<'h>(hosts: impl Iterator<Item = &'h RankHost> + Clone) -> Option<Self> {
         let num_ranks = hosts.clone().count();
         let num_at = |id: &str| hosts.clone().filter(|host| host.id == id).count();
@@ -51,7 +51,7 @@ impl RankMemory {
     }
 }
 
-/// Says what limits it.
+/// The reason in a load error: the limit.
 impl Display for RankMemory {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let Limit { rank, bytes, kind } = self.limit;
@@ -73,7 +73,7 @@ impl Display for RankMemory {
 }
 
 impl Limit {
-    /// What all ranks have, where each has as much as those that this is the limit of.
+    /// Total of all ranks if each gets the share of those under this limit.
     fn bytes_of_all(&self, num_ranks: usize) -> u64 {
         let num_limited = match self.kind {
             LimitKind::Host(num_ranks) => num_ranks,
@@ -84,7 +84,7 @@ impl Limit {
     }
 }
 
-/// The part of memory of all ranks, each the same, that those on the host `own_id` of rank 0 have, rounded up.
+/// The share of the ranks on rank 0's host, `own_id`, in memory that is split equally among all ranks, rounded up.
 pub(super) fn bytes_of_host(own_id: &str, others: &[RankHost], bytes_of_all: u64) -> u64 {
     let num_ranks = 1 + others.len() as u128;
     let num_here = 1 + others.iter().filter(|other| other.id == own_id).count() as u128;

@@ -54,8 +54,8 @@ pub struct RankConnections {
 }
 
 impl RankConnections {
-    /// The memory that all ranks can have together, each the same, where `host_bytes` of the host of rank 0 are free for itself and
-    /// the others that are there, and its process may take `process_bytes`. `None` if no system tells.
+    /// Memory available to all ranks, in equal shares. `host_bytes` are free on rank 0's host, for all ranks there;
+    /// `process_bytes` are left to rank 0's process. `None` if no host reports its memory.
     pub fn memory(
         &self,
         host_bytes: Option<u64>,
