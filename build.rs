@@ -1,10 +1,4 @@
-//! Hides the C functions of dependencies, so that the shared library exports only its entry points, and embeds the
-//! compiled CUDA kernels.
-//!
-//! The grammar parser has a C interface besides the Rust one, and rustc exports the C functions of all dependencies from
-//! a `cdylib` (rust-lang/rust issue 73958). A second version script hides the functions listed in `hidden_symbols.map`.
-//! LLD, rustc's bundled linker on x86-64 Linux, accepts a second version script; GNU ld does not. With another linker the
-//! library exports these functions too, which is harmless: the server loads every backend with its own symbol scope.
+//! Embeds the compiled CUDA kernels, and names the build.
 //!
 //! `cargo xtask kernels` compiles the kernels into `target/kernels`, one image for each kind of GPU, beside a copy of their
 //! sources. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
@@ -16,18 +10,12 @@ use std::env;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use inflight_kernel_sources::{files, snapshot};
 
 fn main() {
-    println!("cargo::rerun-if-changed=hidden_symbols.map");
     embed_kernels();
     name_build();
-    if is_linked_by_lld() {
-        let folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-        println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={folder}/hidden_symbols.map");
-    }
 }
 
 /// Writes `kernel_images.rs`: a table of the compiled files, see `device/cuda/kernels.rs`.
@@ -106,32 +94,4 @@ fn image_kind(path: &Path) -> Option<(String, u32, bool)> {
     let prefix = if is_ptx { "compute_" } else { "sm_" };
     let capability = architecture.strip_prefix(prefix)?.parse().ok()?;
     Some((name.to_owned(), capability, is_ptx))
-}
-
-/// Whether rustc uses its bundled LLD for this target and no setting selects another linker.
-fn is_linked_by_lld() -> bool {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    let others = [
-        "linker-features",
-        "link-self-contained",
-        "fuse-ld",
-        "linker=",
-    ];
-    env::var("TARGET").is_ok_and(|target| target == TARGET)
-        && env::var_os("RUSTC_LINKER").is_none()
-        && !others.iter().any(|other| flags.contains(other))
-        && sysroot().is_some_and(|sysroot| {
-            let linker = format!("lib/rustlib/{TARGET}/bin/gcc-ld/ld.lld");
-            sysroot.join(linker).is_file()
-        })
-}
-
-fn sysroot() -> Option<PathBuf> {
-    let output = Command::new(env::var_os("RUSTC")?)
-        .args(["--print", "sysroot"])
-        .output()
-        .ok()?;
-    let path = String::from_utf8(output.stdout).ok()?;
-    Some(path.trim().into())
 }

@@ -18,7 +18,7 @@ pub const RANK_PROGRAM: &str = "inflight-rank";
 
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
-    let (library, program) = (build()?, program(RANK_PROGRAM, "release")?);
+    let (library, program) = (library()?, program(RANK_PROGRAM, "release")?);
     let backends = target("backends");
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
@@ -83,18 +83,16 @@ pub fn openai() -> Result<PathBuf> {
     program("inflight-openai", "release")
 }
 
-/// Builds the library as programs link it, with the features of each. Its file replaces that of the backend, and so has to be
-/// built before it, and the programs after both: cargo links a program again whose library is newer.
-pub fn linked() -> Result<()> {
-    for package in ["--package=triton-inflight", "--package=inflight-simulator"] {
-        run(release_cargo()?.args(["build", "--release", "--lib", package]))?;
-    }
-    Ok(())
-}
-
-/// Builds the batch manager for C and C++ applications, `libinflight_embed.a`.
+/// Builds the batch manager for C and C++ applications, `libinflight_embed.a`, which a test links as an rlib too: a plain `build`
+/// of both would drop the profile's LTO (cargo issue 9672), and compile all dependencies once more for that.
 pub fn embed() -> Result<()> {
-    run(release_cargo()?.args(["build", "--release", "--package=inflight-embed"]))
+    run(release_cargo()?.args([
+        "rustc",
+        "--release",
+        "--package=inflight-embed",
+        "--lib",
+        "--crate-type=staticlib",
+    ]))
 }
 
 /// Builds the program that measures the server with OpenAI's API; returns its path.
@@ -166,15 +164,12 @@ fn program(package: &str, profile: &str) -> Result<PathBuf> {
         .ok_or_else(|| format!("cargo did not build {package}").into())
 }
 
-/// Builds the release library with `rustc --crate-type cdylib`: a plain `build` of a crate that is also an
-/// rlib silently drops the profile's LTO (cargo issue 9672).
-fn build() -> Result<PathBuf> {
+/// Builds the library as it ships; returns its path.
+fn library() -> Result<PathBuf> {
     let messages = output(release_cargo()?.args([
-        "rustc",
-        "--package=triton-inflight",
+        "build",
         "--release",
-        "--lib",
-        "--crate-type=cdylib",
+        "--package=inflight-backend",
         "--message-format=json-render-diagnostics",
     ]))?;
     artifacts(&messages)
@@ -200,4 +195,41 @@ fn artifacts(messages: &str) -> impl Iterator<Item = Value> {
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|message| message["reason"] == "compiler-artifact")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The crates that a package is built from, each with its features.
+    fn crates(package: &str) -> BTreeSet<String> {
+        let mut tree = cargo();
+        tree.args(["tree", "--locked", "--edges=normal,build", "--prefix=none"])
+            .args(["--format={p}: {f}", "--package", package]);
+        let lines = output(&mut tree).expect("cargo answers");
+        let lines = lines.lines().map(|line| line.trim_end_matches(" (*)"));
+        lines.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_library_is_built_once_for_all_that_link_it() {
+        let library = crates("triton-inflight");
+        assert!(library.len() > 50, "{library:?}");
+        for package in [
+            "inflight-backend",
+            "inflight-embed",
+            "inflight-gpu-check",
+            "inflight-measure",
+            "inflight-simulator",
+        ] {
+            let of_package = crates(package);
+            let other: Vec<_> = library.difference(&of_package).collect();
+            assert!(
+                other.is_empty(),
+                "cargo compiles the library again for {package}, because it gives these other features: {other:?}"
+            );
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, run as run_command};
-use crate::{Result, setup, workspace};
+use crate::{Result, workspace};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sanitizer {
@@ -96,8 +96,7 @@ impl Sanitizer {
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("RUSTFLAGS", self.flags())
                 .env("LSAN_OPTIONS", suppressions("leak_sanitizer.supp"))
-                .env("TSAN_OPTIONS", suppressions("thread_sanitizer.supp"))
-                .env("TRITONSERVER", setup::tritonserver()?),
+                .env("TSAN_OPTIONS", suppressions("thread_sanitizer.supp")),
         )
     }
 

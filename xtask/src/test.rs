@@ -198,7 +198,6 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
         Step::Book => book::run(),
         Step::Build => run_command(cargo().args(["test", "--workspace", "--no-run"])),
         Step::Release => {
-            library::linked()?;
             library::backend_directory()?;
             library::simulator()?;
             // A test installs it by cmake.
@@ -208,13 +207,12 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
             build_mpi_plugin();
             Ok(())
         }
-        // Some of the tests inspect the server, some use the plug-in.
+        // Some of the tests use the plug-in.
         Step::Unit => {
             build_mpi_plugin();
             run_command(
                 cargo()
                     .args(["test", "--workspace", "--no-fail-fast"])
-                    .env("TRITONSERVER", setup::tritonserver()?)
                     .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
             )
         }
@@ -246,7 +244,6 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let python = setup::python()?;
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
-    // Before the backend: its library replaces the one that the backend is built from, which tests would build again.
     let simulator = library::simulator()?;
     let backends = library::backend_directory()?;
     let stand_in = library::cuda_stand_in()?;

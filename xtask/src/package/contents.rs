@@ -11,7 +11,7 @@ use crate::{Result, library, source_paths};
 
 /// The libraries and programs: the package that each is built from, its name, and its folder.
 const PROGRAMS: [(&str, &str, &str); 4] = [
-    ("triton-inflight", library::LIBRARY, BACKEND),
+    ("inflight-backend", library::LIBRARY, BACKEND),
     (library::RANK_PROGRAM, library::RANK_PROGRAM, BACKEND),
     ("inflight-simulator", "inflight-sim", "bin"),
     ("inflight-openai", "inflight-openai", "bin"),
@@ -29,7 +29,6 @@ pub struct Programs(Vec<Vec<u8>>);
 impl Programs {
     /// Builds them as they ship.
     pub fn build() -> Result<Self> {
-        // In this order, because the simulator's library, an rlib, replaces the one that the backend was built from.
         let simulator = library::simulator()?;
         let front = library::openai()?;
         let backend = library::backend_directory()?.join("inflight");
