@@ -5,7 +5,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use inflight_kernel_sources::files_with_extension;
+use inflight_kernel_sources::{files_with_extension, is_for_clippy};
 
 fn main() {
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -34,6 +34,9 @@ fn main() {
     if !sanitizer.is_empty() {
         println!("cargo::rustc-cfg=kernel_sanitizer");
         println!("cargo::rustc-cfg=kernel_sanitizer=\"{sanitizer}\"");
+    }
+    if is_for_clippy() {
+        return;
     }
     let mut build = cc::Build::new();
     build
