@@ -742,7 +742,7 @@ fn a_logits_processor_gets_the_request_id_and_the_client_id_which_may_be_shared(
 fn the_example_answers_a_file_of_prompts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     // Built for the whole workspace, like the tests: with the features of one package alone, cargo would
-    // build the library again and replace the build that the remaining tests use.
+    // build the library again.
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--workspace", "--example", "prompts"])
         .arg("--message-format=json")
