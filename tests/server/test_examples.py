@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from harness import clients
 from harness.clients import generate
@@ -79,3 +80,45 @@ def test_a_curl_example_is_answered(server, arguments):
     # Each of several sequences has one.
     assert set(reasons if isinstance(reasons, list) else [reasons]) <= {"length", "end_id"}
     assert any(response["text_output"] for response in responses)
+
+
+def mpi_job():
+    """The book's job for Kubernetes' MPI operator."""
+    [text] = [block for _, block in blocks("yaml") if "kind: MPIJob" in block]
+    return yaml.safe_load(text)
+
+
+# Of a job and of its replicas in v2beta1: deploy/v2beta1/mpi-operator.yaml of kubeflow/mpi-operator v0.8.2.
+JOB_FIELDS = {
+    "launcherCreationPolicy",
+    "mpiImplementation",
+    "mpiReplicaSpecs",
+    "runLauncherAsWorker",
+    "runPolicy",
+    "slotsPerWorker",
+    "sshAuthMountPath",
+}
+REPLICA_FIELDS = {"replicas", "restartPolicy", "template"}
+
+
+def test_the_job_for_kubernetes_is_one_that_its_operator_takes():
+    job = mpi_job()
+    assert job["apiVersion"] == "kubeflow.org/v2beta1"
+    spec = job["spec"]
+    assert set(spec) <= JOB_FIELDS
+    replicas = spec["mpiReplicaSpecs"]
+    assert set(replicas) == {"Launcher", "Worker"}
+    for replica in replicas.values():
+        assert set(replica) <= REPLICA_FIELDS
+        pod = replica["template"]["spec"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        [container] = pod["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    [launcher] = replicas["Launcher"]["template"]["spec"]["containers"]
+    # The operator has a worker run an SSH server if it says nothing else.
+    [worker] = replicas["Worker"]["template"]["spec"]["containers"]
+    assert "command" not in worker and "args" not in worker
+    words = [*launcher["command"], *launcher["args"]]
+    num_processes = sum(int(number) for option, number in zip(words, words[1:]) if option == "-n")
+    num_hosts = replicas["Launcher"]["replicas"] * spec["runLauncherAsWorker"] + replicas["Worker"]["replicas"]
+    assert num_processes == num_hosts * spec["slotsPerWorker"]

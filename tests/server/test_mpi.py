@@ -4,18 +4,22 @@ the other, and nothing is left whatever happens to a process."""
 import contextlib
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
+import threading
 
 import pytest
 
 from harness import clients
 from harness.adapters import page_bytes, write_adapter
 from harness.missing import skip
-from harness.repository import STORIES, add_model
+from harness.repository import ROOT, STORIES, add_model
 from harness.second_host import SecondHost
-from harness.server import STOP_TIMEOUT_S, Server
+from harness.server import STOP_TIMEOUT_S, Server, num_requests
 
+from test_examples import mpi_job
 from test_ranks import FIXTURES, PROMPTS, RANKS, answer, bits, has_ended, requests, wait_for
 
 MPI = {**RANKS, "rank_transport": "mpi"}
@@ -135,6 +139,65 @@ def test_ranks_of_two_hosts_give_the_same_bits_and_an_error_while_the_network_is
         assert server.load("two") is None
         assert answer(server) == whole
     wait_for(lambda: has_ended(rank), "a rank is left")
+
+
+def command_of_script():
+    """The book's batch script for Slurm."""
+    page = (ROOT / "docs/src/ranks.md").read_text()
+    [script] = re.findall(r"^```sh\n(#!/bin/bash\n#SBATCH .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return script
+
+
+def command_of_job():
+    """What the launcher of the book's job for Kubernetes runs."""
+    container = mpi_job()["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    return "exec " + shlex.join([*container["command"], *container["args"]])
+
+
+@pytest.mark.parametrize(
+    "command, of_server",
+    [
+        (command_of_script, "tritonserver --model-repository=/shared/models --backend-directory=$backends"),
+        (command_of_job, "tritonserver --model-repository=/models --backend-directory=/opt/tritonserver/backends"),
+    ],
+    ids=["slurm", "kubernetes"],
+)
+def test_the_examples_for_clusters_serve_on_two_hosts_and_drain(repository, second_host, command, of_server):
+    add_model(repository, "two", MPI, checkpoint=STORIES)
+    request = [("The fox", {"max_tokens": 400, "ignore_eos": True})]
+
+    def launch(own):
+        text = command()
+        for documented, real in [
+            (of_server, shlex.join(own)),
+            ("/opt/tritonserver/backends", os.environ["TRITON_BACKENDS"]),
+        ]:
+            assert text.count(documented) == 1, documented
+            text = text.replace(documented, real)
+        # A process group of its own, with mpirun.
+        return ["setsid", "bash", "-c", text]
+
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**second_host.mpirun_environment(), **as_root}
+    server = Server(repository, environment=environment, launch=launch)
+    try:
+        [rank] = second_host.processes("inflight-rank")
+        expected = clients.streams(server, "two", request)
+        answers = []
+        client = threading.Thread(target=lambda: answers.extend(clients.streams(server, "two", request)))
+        client.start()
+        wait_for(lambda: num_requests(server, "two", "active") == 1, "it is not in flight")
+        # `#SBATCH --signal=B:TERM` has Slurm send it to the script, and Kubernetes has nobody who sends it to the server.
+        pids = [server.process.pid] if command is command_of_script else server.children("tritonserver")
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        client.join(clients.TIMEOUT_S)
+        assert bits(answers) == bits(expected)
+        assert server.process.wait(STOP_TIMEOUT_S) == 0, server.log_tail()
+        wait_for(lambda: has_ended(rank), "a rank is left")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed", ["rank", "server", "mpirun"])

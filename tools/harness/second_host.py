@@ -68,13 +68,23 @@ class SecondHost:
         own = os.stat(f"/run/netns/{self.namespace}").st_ino
         return processes(program, lambda folder: os.stat(folder / "ns/net").st_ino == own)
 
-    def mpirun_arguments(self):
-        """Arguments of mpirun, and those of the first host's program and of the second one's."""
-        options = {
+    def _mpi_options(self):
+        return {
             "btl": "self,tcp",
             "btl_tcp_if_include": NETWORK,
             "oob_tcp_if_include": NETWORK,
-            "plm_rsh_agent": self.agent,
+            "plm_rsh_agent": str(self.agent),
         }
-        all_programs = [argument for name, value in options.items() for argument in ("--mca", name, str(value))]
+
+    def mpirun_arguments(self):
+        """Arguments of mpirun, and those of the first host's program and of the second one's."""
+        options = self._mpi_options()
+        all_programs = [argument for name, value in options.items() for argument in ("--mca", name, value)]
         return all_programs, ["--host", socket.gethostname()], ["--host", SECOND]
+
+    def mpirun_environment(self):
+        """Environment in which mpirun has both hosts, with a process each, as a batch system gives them to it."""
+        hosts = self.agent.with_name("hosts")
+        hosts.write_text(f"{socket.gethostname()} slots=1\n{SECOND} slots=1\n")
+        options = {**self._mpi_options(), "orte_default_hostfile": str(hosts)}
+        return {f"OMPI_MCA_{name}": value for name, value in options.items()}

@@ -48,11 +48,19 @@ class Server:
     loses a request whose client leaves, never unloads its model, and exits with an error for that reason.
 
     With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun. The others are processes of
-    `second_host` if there is one.
+    `second_host` if there is one. With `launch`, `process` is the command that it makes of the server's.
     """
 
     def __init__(
-        self, repository, *arguments, backends=None, cwd=None, environment=None, mpi_ranks=None, second_host=None
+        self,
+        repository,
+        *arguments,
+        backends=None,
+        cwd=None,
+        environment=None,
+        mpi_ranks=None,
+        second_host=None,
+        launch=None,
     ):
         self.repository = pathlib.Path(repository)
         # Without model control, the server does not load or unload models on request.
@@ -80,6 +88,8 @@ class Server:
             mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", *of_all]
             others = ["-n", str(mpi_ranks - 1), *of_others, program, "--mpi"]
             command = [*mpirun, "-n", "1", *of_server, *command, ":", *others]
+        if launch is not None:
+            command = launch(command)
         self.is_under_mpirun = mpi_ranks is not None
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
