@@ -7,6 +7,7 @@ use inflight_cuda_stand_in::StandIn;
 use serde_json::{Map, Value, json};
 use triton_inflight::base::LoadError;
 use triton_inflight::config::{AutoComplete, ModelConfig};
+use triton_inflight::device::available_host_bytes;
 use triton_inflight::manager::sizing::{
     ConfiguredModel, LoadedRunner, ModelDimensions, load_runner,
 };
@@ -106,6 +107,21 @@ fn the_process_with_the_lowest_limit_is_named() {
         }
         let left = bytes_before(&error, " bytes (ulimit -v)");
         assert!(left > 0 && left < limit_bytes, "{error}");
+        // More than all ranks can have, as each has no more than that one.
+        let much = (3 * limit_bytes).to_string();
+        let host_memory = [
+            ("kv_cache_host_memory_bytes", &*much),
+            ("tensor_parallel_size", num_ranks),
+        ];
+        let refused = load_sized(&host_memory, None, &script.program()).err();
+        let error = refused.expect("so much memory").to_string();
+        for part in [
+            &format!("kv_cache_host_memory_bytes is {much}, and "),
+            &format!(" bytes of host memory are available: the process of rank {rank} may take "),
+            "lower it",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
         // What has another reason says nothing of memory.
         let too_few = [
             ("max_tokens_in_paged_kv_cache", "32"),
@@ -186,6 +202,21 @@ fn the_gpu_with_the_least_memory_decides_on_the_kv_cache() {
         // NCCL and steps have more than 576 MiB of it. The other GPU has room for more.
         let [most, least] = [2048 - 576, 2048 - 1300].map(|left| 2 * left * MIB / 100);
         assert!((least..most).contains(&sizes[0]), "{}", sizes[0]);
+    });
+}
+
+#[test]
+fn each_gpu_has_host_memory_of_its_own() {
+    let test = "rank_memory::each_gpu_has_host_memory_of_its_own";
+    on_stand_in(unequal(4096), test, || {
+        let available = available_host_bytes().expect("Linux tells");
+        // One GPU could have so much.
+        let most = (available / 100 * 60).to_string();
+        let parameters = [&ON_GPUS[..], &[("kv_cache_host_memory_bytes", &*most)]].concat();
+        let refused = load_sized(&parameters, Some(0), Path::new(PROGRAM)).err();
+        let error = refused.expect("two have more than there is").to_string();
+        let words = format!("kv_cache_host_memory_bytes is {most} for each of 2 GPUs, and ");
+        assert!(error.contains(&words), "{error}");
     });
 }
 

@@ -257,9 +257,9 @@ fn load_on_cpu(
         };
         let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
         let taken = taken.saturating_add(adapter_bytes);
-        check_host_memory(settings, available_bytes)?;
-        let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let limit = of_ranks.as_ref().map(|memory| memory as &dyn Display);
+        check_host_memory(settings, 1, available_bytes, limit)?;
+        let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config_within(config, model, left, limit)?;
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
         Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
@@ -329,7 +329,8 @@ fn load_on_gpu(
     let engine = sized(&memory)?;
     let pinned_bytes = num_ranks as u64 * host_bytes(model, &engine);
     let ((), reservation) = host_memory::reserve(|free| {
-        check_host_memory(&config.settings, free.available_bytes())?;
+        let available_bytes = free.available_bytes();
+        check_host_memory(&config.settings, num_ranks, available_bytes, None)?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
     let limits = limits(model, &engine, adapters);
@@ -494,18 +495,33 @@ fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
     }
 }
 
-/// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later.
-fn check_host_memory(settings: &Settings, available_bytes: Option<u64>) -> Result<(), LoadError> {
+/// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later. Each of `num_gpus` GPUs has
+/// as much as the setting says; of the ranks on CPUs, for which it is 1, all have it together. `limit` says which rank can have the
+/// least.
+fn check_host_memory(
+    settings: &Settings,
+    num_gpus: usize,
+    available_bytes: Option<u64>,
+    limit: Option<&dyn Display>,
+) -> Result<(), LoadError> {
     let num_bytes = settings.kv_cache_host_memory_bytes;
-    match available_bytes {
-        Some(available) if num_bytes > available => Err(LoadError::Config {
-            problem: format!(
-                "kv_cache_host_memory_bytes is {num_bytes}, and {available} bytes of host memory are available"
-            ),
-            remedy: "lower it".to_owned(),
-        }),
-        _ => Ok(()),
+    let Some(available) = available_bytes else {
+        return Ok(());
+    };
+    if u128::from(num_bytes) * num_gpus as u128 <= u128::from(available) {
+        return Ok(());
     }
+    let of_each = match num_gpus {
+        1 => String::new(),
+        _ => format!(" for each of {num_gpus} GPUs"),
+    };
+    let limit = limit.map_or(String::new(), |limit| format!(": {limit}"));
+    Err(LoadError::Config {
+        problem: format!(
+            "kv_cache_host_memory_bytes is {num_bytes}{of_each}, and {available} bytes of host memory are available{limit}"
+        ),
+        remedy: "lower it".to_owned(),
+    })
 }
 
 fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
