@@ -1,5 +1,6 @@
 //! One message of each rank to all ranks of its stage, and messages to the next stage.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::error::CollectiveError;
@@ -22,7 +23,7 @@ pub trait Exchange: Send {
     /// This rank among all.
     fn rank(&self) -> usize;
 
-    /// Whether ranks read each other's messages where they were written, so that a rank can read a part of one.
+    /// Whether ranks read each other's messages where they were written.
     fn is_shared(&self) -> bool;
 
     /// The most words of a message in a round.
@@ -60,6 +61,23 @@ pub trait Exchange: Send {
         self.publish_with(label, words.len(), &mut |message| {
             message.copy_from_slice(words);
         })
+    }
+
+    /// Publishes a copy of `words`, of which each rank of the stage reads its `part`, by its place there, and nothing else. Where
+    /// messages are not shared, that part is the message that it gets.
+    ///
+    /// # Errors
+    /// A rank has failed.
+    ///
+    /// # Panics
+    /// The message is too long.
+    fn publish_parts(
+        &mut self,
+        label: Label,
+        words: &[u32],
+        _part: &dyn Fn(usize) -> Range<usize>,
+    ) -> Result<(), CollectiveError> {
+        self.publish(label, words)
     }
 
     /// Waits for the messages of all ranks of its stage, and calls `visit` with them, in the order of the ranks.

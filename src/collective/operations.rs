@@ -1,5 +1,6 @@
 //! Sums and messages between ranks.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::error::CollectiveError;
@@ -9,7 +10,7 @@ use super::label::{Label, Operation};
 use super::sums::add_ranks;
 
 /// From so many ranks on, large messages are summed in parts. Each of `n` ranks reads `n` times the message otherwise, and twice
-/// with parts.
+/// with parts. Of messages that are not shared it sends `n - 1` otherwise, and two times `1 - 1 / n` with parts.
 const MIN_SPLIT_RANKS: usize = 3;
 
 /// From so many values on it pays to meet twice.
@@ -146,7 +147,14 @@ impl<E: Exchange> Collective for E {
         let label = label_of_sum(step, values.len());
         let max_words = self.max_words();
         for piece in values.chunks_mut(max_words) {
-            self.publish(label, bytemuck::cast_slice(piece))?;
+            let len = piece.len();
+            let words = bytemuck::cast_slice(piece);
+            match num_parts(self, len) {
+                1 => self.publish(label, words)?,
+                num_parts => {
+                    self.publish_parts(label, words, &|rank| part_of(len, num_parts, rank))?;
+                }
+            }
             sum_published(self, label, piece)?;
         }
         Ok(())
@@ -158,7 +166,8 @@ impl<E: Exchange> Collective for E {
         sums: &mut [f32],
         write: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), CollectiveError> {
-        if self.num_ranks() == 1 || sums.len() > self.max_words() {
+        let is_sent_in_parts = !self.is_shared() && num_parts(self, sums.len()) > 1;
+        if self.num_ranks() == 1 || sums.len() > self.max_words() || is_sent_in_parts {
             write(sums);
             return self.all_reduce(step, sums);
         }
@@ -265,8 +274,13 @@ impl<E: Exchange> Collective for E {
 /// The number of parts in which a message is summed.
 fn num_parts(exchange: &impl Exchange, len: usize) -> usize {
     let num_ranks = exchange.num_ranks();
-    let is_split = exchange.is_shared() && num_ranks >= MIN_SPLIT_RANKS && len >= MIN_SPLIT_LEN;
+    let is_split = num_ranks >= MIN_SPLIT_RANKS && len >= MIN_SPLIT_LEN;
     if is_split { num_ranks } else { 1 }
+}
+
+/// One of the parts of a message.
+fn part_of(len: usize, num_parts: usize, index: usize) -> Range<usize> {
+    len * index / num_parts..len * (index + 1) / num_parts
 }
 
 /// Sums the values that all ranks have published. In one part each rank reads all messages; with a part for each rank it sums
@@ -286,12 +300,14 @@ fn sum_published(
 ) -> Result<(), CollectiveError> {
     let len = sums.len();
     let num_parts = num_parts(exchange, len);
-    let part = |index: usize| len * index / num_parts..len * (index + 1) / num_parts;
+    let part = |index: usize| part_of(len, num_parts, index);
     let own = match num_parts {
         1 => 0..len,
         _ => part(Collective::rank(exchange)),
     };
-    exchange.read(&mut |messages| add_ranks(messages, own.start, &mut sums[own.clone()]))?;
+    // What is not shared has come without the other parts.
+    let first = if exchange.is_shared() { own.start } else { 0 };
+    exchange.read(&mut |messages| add_ranks(messages, first, &mut sums[own.clone()]))?;
     if num_parts > 1 {
         exchange.publish(label, bytemuck::cast_slice(&sums[own]))?;
         exchange.read(&mut |messages| {

@@ -66,6 +66,24 @@ def test_ranks_of_mpirun_give_the_same_bits_for_one_model_after_the_other(reposi
     wait_for(lambda: has_ended(pid), "a rank is left")
 
 
+def test_four_ranks_of_mpirun_give_the_same_bits(repository):
+    four = {"tensor_parallel_size": 4}
+    add_model(repository, "spawned", {**RANKS, **four}, checkpoint=STORIES)
+    add_model(repository, "four", {**MPI, **four}, checkpoint=STORIES)
+    add_model(repository, "stages_of_two", {**MPI, "pipeline_parallel_size": 2}, checkpoint=STORIES)
+    # Of so many tokens that each rank sums a part of the values.
+    story = " and then ".join(PROMPTS * 6)
+    asked = [*requests(), (story, {"max_tokens": 8, "ignore_eos": True, "return_log_probs": True})]
+    arguments = ["--model-control-mode=explicit", "--load-model=spawned", "--load-model=four"]
+    with Server(repository, *arguments, mpi_ranks=4) as server:
+        expected = bits(clients.streams(server, "spawned", asked))
+        assert bits(clients.streams(server, "four", asked)) == expected
+        server.unload("four")
+        server.wait_for_state("four", "UNAVAILABLE")
+        assert server.load("stages_of_two") is None
+        assert bits(clients.streams(server, "stages_of_two", asked)) == expected
+
+
 def test_experts_and_adapters_over_mpi_give_the_same_bits(repository, tmp_path):
     for index in range(3):
         write_adapter(tmp_path / str(index), index)

@@ -1,5 +1,6 @@
 //! Sums between ranks of an MPI world, and messages between stages.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,22 +128,52 @@ impl Mpi {
         len: usize,
         write: &mut dyn FnMut(&mut [u32]),
     ) -> Result<Outgoing, CollectiveError> {
-        assert!(len <= MAX_WORDS, "{len} words");
         let missing = to.clone().next().unwrap_or(0);
-        let sending = &mut outgoing.sending;
-        self.wait_for(missing, |_| Ok(are_done(sending)?.then_some(())))?;
-        sending.clear();
-        let message = Arc::make_mut(&mut outgoing.words);
-        message.resize(HEADER_LEN + len, 0);
-        let (head, words) = message.split_at_mut(HEADER_LEN);
-        head.copy_from_slice(&header(label));
-        write(words);
+        self.wait_until_sent(missing, &mut outgoing)?;
+        write(message_of(&mut outgoing.words, label, len));
         let tag = self.session.tag(kind);
         for rank in to {
             let sent = self.session.plugin.send(rank, tag, &outgoing.words);
-            sending.push(sent?);
+            outgoing.sending.push(sent?);
         }
         Ok(outgoing)
+    }
+
+    /// Sends each other rank of the stage its part of a message, when the memory of the one before is free. This rank keeps its own.
+    fn send_parts(
+        &mut self,
+        mut outgoing: Outgoing,
+        label: Label,
+        words: &[u32],
+        part: &dyn Fn(usize) -> Range<usize>,
+    ) -> Result<Outgoing, CollectiveError> {
+        let stage = self.grid.stage_of(self.rank());
+        self.wait_until_sent(stage.start, &mut outgoing)?;
+        let tag = self.session.tag(Kind::Round);
+        for (place, rank) in stage.enumerate() {
+            let words = &words[part(place)];
+            if rank == self.rank() {
+                message_of(&mut outgoing.words, label, words.len()).copy_from_slice(words);
+                continue;
+            }
+            let mut message = Arc::default();
+            message_of(&mut message, label, words.len()).copy_from_slice(words);
+            let sent = self.session.plugin.send(rank, tag, &message);
+            outgoing.sending.push(sent?);
+        }
+        Ok(outgoing)
+    }
+
+    /// Waits until all ranks have what was sent, which `missing` is the first of.
+    fn wait_until_sent(
+        &mut self,
+        missing: usize,
+        outgoing: &mut Outgoing,
+    ) -> Result<(), CollectiveError> {
+        let sending = &mut outgoing.sending;
+        self.wait_for(missing, |_| Ok(are_done(sending)?.then_some(())))?;
+        sending.clear();
+        Ok(())
     }
 
     fn read_all(
@@ -223,6 +254,21 @@ impl Exchange for Mpi {
         Ok(())
     }
 
+    fn publish_parts(
+        &mut self,
+        label: Label,
+        words: &[u32],
+        part: &dyn Fn(usize) -> Range<usize>,
+    ) -> Result<(), CollectiveError> {
+        self.check_failures()?;
+        let parity = parity(self.round);
+        let outgoing = std::mem::take(&mut self.published[parity]);
+        let published = self.send_parts(outgoing, label, words, part);
+        self.published[parity] = self.noticed(published)?;
+        self.label = Some(label);
+        Ok(())
+    }
+
     fn read(&mut self, visit: &mut dyn FnMut(&[&[u32]])) -> Result<(), CollectiveError> {
         let own = self.label.take().expect("a rank publishes, then reads");
         let read = self.read_all(own, visit);
@@ -267,6 +313,16 @@ impl Exchange for Mpi {
             self.session.tell_end(self.session.others(), reason);
         }
     }
+}
+
+/// The words of a message, behind its header. Nobody else may have its memory.
+fn message_of(memory: &mut Arc<Vec<u32>>, label: Label, len: usize) -> &mut [u32] {
+    assert!(len <= MAX_WORDS, "{len} words");
+    let message = Arc::make_mut(memory);
+    message.resize(HEADER_LEN + len, 0);
+    let (head, words) = message.split_at_mut(HEADER_LEN);
+    head.copy_from_slice(&header(label));
+    words
 }
 
 /// The words before those of a message.
