@@ -111,8 +111,9 @@ fn each_model_serves_as_alone_while_others_compute() {
     });
 }
 
-pub fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
-    let alone_setup = Setup {
+/// What of a setup may change an answer, with enough memory for all.
+pub fn roomy(setup: &Setup) -> Setup {
+    Setup {
         max_beam_width: setup.max_beam_width,
         windows: setup.windows,
         num_sinks: setup.num_sinks,
@@ -121,7 +122,11 @@ pub fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happene
         weights: setup.weights,
         simd: setup.simd,
         ..Setup::default()
-    };
+    }
+}
+
+pub fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
+    let alone_setup = roomy(setup);
     let mut alone = alone_setup.load(name);
     let (served, happened) = serve(&mut setup.load(name), setup, requests);
     for (index, (served, request)) in served.iter().zip(requests).enumerate() {

@@ -97,7 +97,7 @@ fn stages_of_one_gpu_have_quantised_weights_and_experts() {
 #[test]
 fn micro_batches_on_stages_of_gpus_change_nothing() {
     let test = "cuda_stages::micro_batches_on_stages_of_gpus_change_nothing";
-    on_stand_in(StandIn::new().set("DEVICES", 3), test, || {
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
         let asked = requests_with_outputs();
         let (what, setup) = setups().swap_remove(1);
         let one = CudaOptions {
@@ -111,6 +111,15 @@ fn micro_batches_on_stages_of_gpus_change_nothing() {
         let leader = Runner::CudaRanks(Box::new(leader.expect("it loads")));
         let served = serve_overlapped(leader, &setup, &asked);
         assert_same(&format!("{what}, micro-batches"), &expected, &served);
+        // Stages of two GPUs, and one stage of two.
+        let [expected, served] = [grid(1, 2), grid(2, 2)].map(|grid| {
+            let gpus: Vec<_> = (0..grid.num_ranks()).collect();
+            let leader = lead_on(MODEL, &setup, &gpus, grid, PATIENT);
+            let leader = Runner::CudaRanks(Box::new(leader.expect("it loads")));
+            serve_overlapped(leader, &setup, &asked)
+        });
+        let what = format!("{what}, micro-batches on stages of two GPUs");
+        assert_same(&what, &expected, &served);
     });
 }
 

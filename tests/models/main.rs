@@ -18,6 +18,7 @@ mod cuda_latent;
 mod cuda_overlap;
 mod cuda_quantised;
 mod cuda_rank_experts;
+mod cuda_rank_schedules;
 mod cuda_ranks;
 mod cuda_stages;
 mod cuda_weight_cache;
