@@ -62,18 +62,6 @@ impl JsonFile {
         }
     }
 
-    /// The same with values for keys that are missing.
-    #[must_use]
-    pub fn with_defaults<'k>(
-        mut self,
-        defaults: impl IntoIterator<Item = (&'k str, Value)>,
-    ) -> Self {
-        for (key, value) in defaults {
-            self.object.entry(key).or_insert(value);
-        }
-        self
-    }
-
     /// The value of `key`. `null` counts as absent, which is what Python's writers mean by it.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())

@@ -101,6 +101,29 @@ impl Copy {
         self
     }
 
+    /// Replaces model.safetensors by two files, each with every second tensor, and an index.
+    pub fn in_two_files(self) -> Self {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).expect("the file");
+        let all = SafeTensors::deserialize(&bytes).expect("whole");
+        let mut index = serde_json::Map::new();
+        for part in 0..2 {
+            let file = format!("model-0000{}-of-00002.safetensors", part + 1);
+            let tensors = all.tensors().into_iter().skip(part).step_by(2);
+            let tensors: Vec<_> = tensors.collect();
+            index.extend(
+                tensors
+                    .iter()
+                    .map(|(name, _)| (name.clone(), file.clone().into())),
+            );
+            serialize_to_file(tensors, None, &self.path(&file)).expect("written");
+        }
+        let index = serde_json::json!({ "weight_map": index }).to_string();
+        fs::write(self.path("model.safetensors.index.json"), index).expect("written");
+        fs::remove_file(path).expect("the file");
+        self
+    }
+
     /// Rewrites model.safetensors with other names of its tensors.
     pub fn renamed(self, name: impl Fn(&str) -> String) -> Self {
         let path = self.path("model.safetensors");

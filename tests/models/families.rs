@@ -1,15 +1,16 @@
 //! All model families that generate, by their fixtures.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use serde_json::json;
 use triton_inflight::runner::ModelSource;
 
 use crate::copy::Copy;
-use crate::support::fixture;
+use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 38] = [
+pub const FAMILIES: [(&str, &[u32]); 39] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -23,6 +24,7 @@ pub const FAMILIES: [(&str, &[u32]); 38] = [
     ("ernie4-5", &[]),
     ("helium", &[]),
     ("glm", &[]),
+    ("glm4", &[]),
     ("gemma2", &[]),
     ("gemma3", &[40, 13]),
     ("olmo2", &[]),
@@ -49,6 +51,20 @@ pub const FAMILIES: [(&str, &[u32]); 38] = [
     ("deepseek-v2-lite", &[30, 17]),
     ("deepseek-v3", &[]),
 ];
+
+/// Modules, experts and heads are put together whichever file their parts are in.
+#[test]
+fn a_family_is_the_same_in_several_files() {
+    let setup = Setup::default();
+    let serve = |dir: &Path| {
+        let request = Request::greedy(&[5, 60, 7, 31, 12], 3);
+        serve_alone(&mut setup.load_from(dir), &setup, &request)
+    };
+    for (name, _) in FAMILIES {
+        let parts = Copy::of(name).in_two_files();
+        assert!(serve(parts.dir()) == serve(&fixture(name)), "{name}");
+    }
+}
 
 #[test]
 fn each_family_has_a_fixture() {

@@ -224,6 +224,7 @@ agree! {
     phi_3_agrees_with_transformers: "phi3",
     phi_4_mini_agrees_with_transformers: "phi4-mini",
     glm_agrees_with_transformers: "glm",
+    glm_4_agrees_with_transformers: "glm4",
     ernie_4_5_agrees_with_transformers: "ernie4-5",
     helium_agrees_with_transformers: "helium",
     gemma_2_agrees_with_transformers: "gemma2",

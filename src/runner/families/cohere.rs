@@ -10,7 +10,7 @@
 //! Source: modeling_cohere.py and modeling_cohere2.py of transformers.
 
 use super::bounds::MAX_LAYERS;
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
@@ -60,6 +60,7 @@ pub const COHERE2: Family = Family {
 
 fn parts(config: &JsonFile, theta: f64) -> Result<(Dimensions, LayerSpec), LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(256_000, 8192, 22_528, 40, 64, 8192)),
         norm_eps: 1e-5,
         rope: RopeDefaults {
             theta,

@@ -17,7 +17,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::{EXPERT_MODULES, width};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
@@ -105,6 +105,7 @@ const LATENT_EPS: f32 = 1e-6;
 /// What one of the two assumes where config.json is silent, and what sets them apart.
 struct Generation {
     class: &'static str,
+    sizes: Sizes,
     scores: RouterScores,
     num_experts: usize,
     num_chosen: Option<usize>,
@@ -122,6 +123,7 @@ struct Generation {
 const GENERATIONS: [Generation; 2] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
+        sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
         scores: RouterScores::Softmax,
         num_experts: 64,
         num_chosen: None,
@@ -136,6 +138,7 @@ const GENERATIONS: [Generation; 2] = [
     },
     Generation {
         class: "DeepseekV3ForCausalLM",
+        sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
         scores: RouterScores::Sigmoid,
         num_experts: 256,
         num_chosen: Some(8),
@@ -153,7 +156,13 @@ const GENERATIONS: [Generation; 2] = [
 fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, LoadError> {
     let rotary_dim = part(config, "qk_rope_head_dim", 64, true)?;
     let defaults = Defaults {
+        sizes: Some(generation.sizes),
         head_dim: Some(rotary_dim),
+        keys: Keys {
+            // All heads have keys of their own, whatever the config says.
+            num_kv_heads: Keys::LLAMA.num_heads,
+            ..Keys::LLAMA
+        },
         ..Defaults::LLAMA
     };
     let mut dimensions = Dimensions::from_config(config, &defaults)?;

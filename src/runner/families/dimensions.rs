@@ -32,6 +32,8 @@ pub struct Dimensions {
 
 /// What transformers assumes of a family where config.json is silent.
 pub struct Defaults {
+    /// The sizes of the model; `None` if config.json must tell them.
+    pub sizes: Option<Sizes>,
     /// `num_key_value_heads`; `None` for as many as query heads.
     pub num_kv_heads: Option<usize>,
     /// `head_dim`; `None` for `hidden_size / num_attention_heads`.
@@ -42,6 +44,39 @@ pub struct Defaults {
     /// The activation, if config.json may be silent about it.
     pub activation: Activation,
     pub keys: Keys,
+}
+
+/// The sizes of the model that a family's config class describes.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    vocab: usize,
+    hidden: usize,
+    intermediate: usize,
+    num_layers: usize,
+    num_heads: usize,
+    positions: usize,
+}
+
+impl Sizes {
+    /// In the order of the keys `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads` and
+    /// `max_position_embeddings`.
+    pub const fn new(
+        vocab: usize,
+        hidden: usize,
+        intermediate: usize,
+        num_layers: usize,
+        num_heads: usize,
+        positions: usize,
+    ) -> Self {
+        Self {
+            vocab,
+            hidden,
+            intermediate,
+            num_layers,
+            num_heads,
+            positions,
+        }
+    }
 }
 
 /// What config.json calls things. Families with different names for `hidden_size` and the like have more.
@@ -73,7 +108,9 @@ impl Keys {
 }
 
 impl Defaults {
+    /// Those that most families have in common.
     pub const LLAMA: Self = Self {
+        sizes: None,
         num_kv_heads: None,
         head_dim: None,
         norm_eps: 1e-6,
@@ -93,8 +130,12 @@ impl Dimensions {
     pub fn from_config(config: &JsonFile, defaults: &Defaults) -> Result<Self, LoadError> {
         let keys = &defaults.keys;
         let activation = activation(config, keys.activation)?.unwrap_or(defaults.activation);
-        let hidden_size = config.required_size(keys.hidden_size, 1..=MAX_WIDTH)?;
-        let num_heads = config.required_size(keys.num_heads, 1..=MAX_HEADS)?;
+        let size = |key, max, default: fn(&Sizes) -> usize| {
+            let size = config.size_or(key, 1..=max, defaults.sizes.as_ref().map(default))?;
+            size.ok_or_else(|| config.missing(key))
+        };
+        let hidden_size = size(keys.hidden_size, MAX_WIDTH, |it| it.hidden)?;
+        let num_heads = size(keys.num_heads, MAX_HEADS, |it| it.num_heads)?;
         let num_kv_heads =
             config.size_or(keys.num_kv_heads, 1..=MAX_HEADS, defaults.num_kv_heads)?;
         let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
@@ -106,16 +147,16 @@ impl Dimensions {
             ));
         }
         let head_dim = head_dim(config, keys, hidden_size, num_heads, defaults.head_dim)?;
-        let positions = config.required_size(keys.positions, 1..=MAX_POSITIONS)?;
+        let positions = size(keys.positions, MAX_POSITIONS, |it| it.positions)?;
         let intermediate_size = match config.size(keys.intermediate_size, 1..=MAX_WIDTH)? {
             None if keys.may_lack_intermediate_size => 4 * hidden_size,
-            _ => config.required_size(keys.intermediate_size, 1..=MAX_WIDTH)?,
+            _ => size(keys.intermediate_size, MAX_WIDTH, |it| it.intermediate)?,
         };
         Ok(Self {
-            vocab_size: config.required_size("vocab_size", 1..=MAX_VOCAB)?,
+            vocab_size: size("vocab_size", MAX_VOCAB, |it| it.vocab)?,
             hidden_size,
             intermediate_size,
-            num_layers: config.required_size(keys.num_layers, 1..=MAX_LAYERS)?,
+            num_layers: size(keys.num_layers, MAX_LAYERS, |it| it.num_layers)?,
             num_heads,
             num_kv_heads,
             head_dim,

@@ -4,7 +4,7 @@
 //!
 //! Source: modeling_ernie4_5.py of transformers.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(103_424, 1024, 3072, 18, 16, 131_072)),
         num_kv_heads: Some(2),
         head_dim: Some(128),
         norm_eps: 1e-5,

@@ -9,7 +9,7 @@
 use std::num::NonZeroU32;
 
 use super::bounds::MAX_LAYERS;
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::{no_windows, window, windows_except_every};
@@ -31,6 +31,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(102_400, 4096, 16_384, 32, 32, 2048)),
         num_kv_heads: Some(32),
         norm_eps: 1e-5,
         ..Defaults::LLAMA

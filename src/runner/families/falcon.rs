@@ -14,7 +14,7 @@
 
 use serde_json::json;
 
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
@@ -52,6 +52,7 @@ const NUM_NORMS: &str = "num_ln_in_parallel_attn";
 const HAS_TWO_NORMS: &str = "has_ln_attn";
 
 const DEFAULTS: Defaults = Defaults {
+    sizes: Some(Sizes::new(65_024, 4544, 18_176, 32, 71, 2048)),
     norm_eps: 1e-5,
     tied_embeddings: true,
     activation: Activation::Gelu,
@@ -67,8 +68,6 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let defaults = [(DEFAULTS.keys.positions, json!(2048))];
-    let config = &config.clone().with_defaults(defaults);
     if config.bool_or("alibi", false)? {
         return Err(config.unexpected("alibi", true, "supported; only false is"));
     }

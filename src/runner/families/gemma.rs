@@ -15,7 +15,7 @@ use half::bf16;
 use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_POSITIONS;
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, rope_of};
@@ -65,12 +65,7 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     describe: |config| {
         let text = config.object("text_config")?;
         let text = text.ok_or_else(|| config.error("text_config is missing".to_owned()))?;
-        let defaults = [
-            ("vocab_size", json!(262_208)),
-            ("num_attention_heads", json!(8)),
-            ("max_position_embeddings", json!(131_072)),
-        ];
-        let mut spec = describe_gemma3(&text.with_defaults(defaults), GEMMA3_WITH_IMAGES.class)?;
+        let mut spec = describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)?;
         spec.modules = ModelModules {
             embedding: "language_model.model.embed_tokens",
             layers: "language_model.model.layers",
@@ -106,6 +101,7 @@ fn add_scale(config: &mut Map<String, Value>, num_layers_of_largest: u64) {
 
 /// What differs between the generations.
 struct Special {
+    sizes: Sizes,
     /// The default bounds of scores and of logits.
     soft_caps: [Option<f64>; 2],
     has_qk_norm: bool,
@@ -114,11 +110,13 @@ struct Special {
 
 impl Special {
     const GEMMA2: Self = Self {
+        sizes: Sizes::new(256_000, 2304, 9216, 26, 8, 8192),
         soft_caps: [Some(50.0), Some(30.0)],
         has_qk_norm: false,
         rope: Defaults::LLAMA.rope,
     };
     const GEMMA3: Self = Self {
+        sizes: Sizes::new(262_208, 2304, 9216, 26, 8, 131_072),
         soft_caps: [None, None],
         has_qk_norm: true,
         rope: RopeDefaults {
@@ -161,6 +159,7 @@ fn describe(
     special: &Special,
 ) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(special.sizes),
         num_kv_heads: Some(4),
         head_dim: Some(256),
         rope: special.rope,

@@ -8,7 +8,7 @@
 //! Source: modeling_gpt2.py and pytorch_utils.py of transformers; Radford et al., "Language Models are Unsupervised Multitask
 //! Learners", 2019.
 
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
@@ -37,6 +37,7 @@ pub const FAMILY: Family = Family {
 };
 
 const DEFAULTS: Defaults = Defaults {
+    sizes: Some(Sizes::new(50_257, 768, 3072, 12, 12, 1024)),
     norm_eps: 1e-5,
     tied_embeddings: true,
     activation: Activation::GeluTanh,

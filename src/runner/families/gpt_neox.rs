@@ -7,7 +7,7 @@
 //!
 //! Source: modeling_gpt_neox.py and configuration_gpt_neox.py of transformers; Black et al., arXiv:2204.06745.
 
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::{RopeDefaults, THETA};
@@ -31,6 +31,7 @@ pub const FAMILY: Family = Family {
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let rotary_share = config.number("rotary_pct", 0.0..=1.0)?;
     let defaults = Defaults {
+        sizes: Some(Sizes::new(50_432, 6144, 24_576, 44, 64, 2048)),
         norm_eps: 1e-5,
         rope: RopeDefaults {
             theta: config.number("rotary_emb_base", THETA)?.unwrap_or(10_000.0),

@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 
 use serde_json::json;
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
@@ -62,6 +62,7 @@ const MODULES: ExpertModules = ExpertModules {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(201_088, 2880, 2880, 36, 64, 131_072)),
         num_kv_heads: Some(8),
         head_dim: Some(64),
         norm_eps: 1e-5,

@@ -10,7 +10,7 @@
 //!
 //! Source: modeling_granite.py of transformers.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
@@ -35,7 +35,11 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let mut dimensions = Dimensions::from_config(config, &Defaults::LLAMA)?;
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
     let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
     let residual = multiplier("residual_multiplier")?;
     dimensions.norm.eps = (f64::from(dimensions.norm.eps) / residual.powi(2)) as f32;

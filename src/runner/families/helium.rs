@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_helium.py of transformers.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(48_000, 2560, 7040, 24, 20, 4096)),
         num_kv_heads: Some(20),
         head_dim: Some(128),
         norm_eps: 1e-8,

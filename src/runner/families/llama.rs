@@ -10,7 +10,7 @@
 //! Source: modeling_llama.py of transformers; Touvron et al., arXiv:2302.13971 and arXiv:2307.09288; Llama Team,
 //! arXiv:2407.21783.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
@@ -28,7 +28,11 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config, &Defaults::LLAMA)?;
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
     layer
         .attention

@@ -7,7 +7,7 @@
 //!
 //! Source: modeling_mistral.py and modeling_ministral.py of transformers; Jiang et al., arXiv:2310.06825.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::windows::{windows_in_all_layers, windows_in_some_layers};
 use crate::base::LoadError;
@@ -29,6 +29,7 @@ pub const MINISTRAL: Family = Family {
 
 fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 14_336, 32, 32, 131_072)),
         num_kv_heads: Some(8),
         ..Defaults::LLAMA
     };

@@ -8,7 +8,7 @@
 //!
 //! Source: modeling_mixtral.py of transformers; Jiang et al., arXiv:2401.04088.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts, QUERIES_AND_KEYS};
@@ -44,6 +44,7 @@ pub const MODULES: ExpertModules = ExpertModules {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 14_336, 32, 32, 131_072)),
         num_kv_heads: Some(8),
         norm_eps: 1e-5,
         rope: RopeDefaults {

@@ -66,7 +66,7 @@ use crate::config::PoolingMode;
 
 pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
-const FAMILIES: [Family; 34] = [
+const FAMILIES: [Family; 35] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -76,6 +76,7 @@ const FAMILIES: [Family; 34] = [
     smollm3::FAMILY,
     seed_oss::FAMILY,
     glm::FAMILY,
+    glm::GLM4,
     ernie4_5::FAMILY,
     helium::FAMILY,
     gemma::GEMMA2,

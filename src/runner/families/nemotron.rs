@@ -6,7 +6,7 @@
 //!
 //! Source: modeling_nemotron.py of transformers; NVIDIA, arXiv:2402.16819.
 
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
@@ -29,6 +29,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(256_000, 6144, 24_576, 32, 48, 4096)),
         norm_eps: 1e-5,
         rope: RopeDefaults {
             partial_rotary_factor: Some(0.5),

@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_olmo2.py of transformers; Team OLMo, arXiv:2501.00656.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::no_windows;
@@ -25,6 +25,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(50_304, 4096, 11_008, 32, 32, 2048)),
         norm_eps: 1e-5,
         ..Defaults::LLAMA
     };

@@ -7,7 +7,7 @@
 //!
 //! Source: modeling_olmoe.py of transformers; Muennighoff et al., arXiv:2409.02060.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, routing, softmax_rule};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
@@ -32,6 +32,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         return Err(config.unexpected(CLIP, bound, "supported; null is"));
     }
     let defaults = Defaults {
+        sizes: Some(Sizes::new(50_304, 2048, 2048, 16, 16, 4096)),
         norm_eps: 1e-5,
         ..Defaults::LLAMA
     };

@@ -8,7 +8,7 @@
 //! Source: modeling_opt.py of transformers; Zhang et al., arXiv:2205.01068.
 
 use super::bounds::MAX_WIDTH;
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -28,6 +28,7 @@ const FIRST_POSITION: usize = 2;
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(50_272, 768, 3072, 12, 12, 2048)),
         norm_eps: 1e-5,
         tied_embeddings: true,
         activation: Activation::Relu,

@@ -7,7 +7,7 @@
 //!
 //! Source: modeling_phi3.py of transformers; Abdin et al., arXiv:2404.14219.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
@@ -36,6 +36,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(32_064, 3072, 8192, 32, 32, 4096)),
         norm_eps: 1e-5,
         rope: RopeDefaults {
             partial_rotary_factor: Some(1.0),

@@ -13,7 +13,7 @@
 //! Source: modeling_phimoe.py of transformers; conversion/phi.py and src/models/phi3.cpp of llama.cpp; Abdin et al.,
 //! arXiv:2404.14219; Liu et al., arXiv:2409.12136.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
@@ -54,6 +54,7 @@ const MODULES: ExpertModules = ExpertModules {
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     const CHOSEN: &str = "num_experts_per_tok";
     let defaults = Defaults {
+        sizes: Some(Sizes::new(32_064, 4096, 6400, 32, 32, 131_072)),
         num_kv_heads: Some(8),
         norm_eps: 1e-5,
         rope: RopeDefaults {

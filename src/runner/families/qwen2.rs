@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_qwen2.py of transformers; Yang et al., arXiv:2407.10671.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
@@ -20,7 +20,12 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config, &Defaults::LLAMA)?;
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(151_936, 4096, 22_016, 32, 32, 32_768)),
+        num_kv_heads: Some(32),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = true;
     let windows = match config.bool_or("use_sliding_window", false)? {

@@ -13,7 +13,7 @@
 use std::num::NonZeroU32;
 
 use super::bounds::MAX_LAYERS;
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{
     EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, softmax_rule, width,
 };
@@ -36,6 +36,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(151_936, 2048, 5632, 24, 16, 32_768)),
         num_kv_heads: Some(16),
         ..Defaults::LLAMA
     };

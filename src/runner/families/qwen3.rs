@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_qwen3.py of transformers; Yang et al., arXiv:2505.09388.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
@@ -22,6 +22,8 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(151_936, 4096, 22_016, 32, 32, 32_768)),
+        num_kv_heads: Some(32),
         head_dim: Some(128),
         ..Defaults::LLAMA
     };

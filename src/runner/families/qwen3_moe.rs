@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_qwen3_moe.py and configuration_qwen3_moe.py of transformers; Yang et al., arXiv:2505.09388.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{
     EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, softmax_rule, width,
 };
@@ -28,6 +28,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(151_936, 2048, 6144, 24, 32, 32_768)),
         num_kv_heads: Some(4),
         ..Defaults::LLAMA
     };

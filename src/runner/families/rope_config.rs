@@ -111,22 +111,23 @@ fn rotary_dim(
     defaults: RopeDefaults,
 ) -> Result<usize, LoadError> {
     const KEY: &str = "partial_rotary_factor";
-    for section in [parameters, Some(config)].into_iter().flatten() {
-        let Some(factor) = section.number(KEY, 0.0..=1.0)? else {
-            continue;
-        };
-        if defaults.partial_rotary_factor.is_none() && factor != 1.0 {
-            return Err(section.unexpected(KEY, factor, "supported; only 1 is"));
+    let (mut told_by, mut factor) = (config, defaults.partial_rotary_factor.unwrap_or(1.0));
+    for section in [Some(config), parameters].into_iter().flatten() {
+        if let Some(given) = section.number(KEY, 0.0..=1.0)? {
+            (told_by, factor) = (section, given);
         }
-        let rotary_dim = (head_dim as f64 * factor) as usize;
-        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
-            let expected = format!("a share of {head_dim} that is even");
-            return Err(section.unexpected(KEY, factor, expected));
-        }
-        return Ok(rotary_dim);
     }
-    let factor = defaults.partial_rotary_factor.unwrap_or(1.0);
-    Ok((head_dim as f64 * factor) as usize / 2 * 2)
+    if defaults.partial_rotary_factor.is_none() && factor != 1.0 {
+        return Err(told_by.unexpected(KEY, factor, "supported; only 1 is"));
+    }
+    let rotary_dim = (head_dim as f64 * factor) as usize;
+    match rotary_dim > 0 && rotary_dim.is_multiple_of(2) {
+        true => Ok(rotary_dim),
+        false => {
+            let expected = format!("a share of {head_dim} that is even");
+            Err(told_by.unexpected(KEY, factor, expected))
+        }
+    }
 }
 
 fn scaling_of(

@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_seed_oss.py of transformers.
 
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
@@ -24,6 +24,8 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(155_136, 4096, 27_648, 64, 80, 524_288)),
+        num_kv_heads: Some(8),
         head_dim: Some(128),
         ..Defaults::LLAMA
     };

@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use serde_json::Value;
 
 use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
-use super::dimensions::{Defaults, Dimensions};
+use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::rope_config::RopeDefaults;
@@ -32,6 +32,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
+        sizes: Some(Sizes::new(128_256, 2048, 11_008, 36, 16, 32_768)),
         num_kv_heads: Some(4),
         rope: RopeDefaults {
             theta: 2_000_000.0,

@@ -6,7 +6,7 @@
 //!
 //! Source: modeling_stablelm.py of transformers; Bellagente et al., arXiv:2402.17834.
 
-use super::dimensions::{Defaults, Dimensions, Keys};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
@@ -30,6 +30,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         return Err(config.unexpected("qk_layernorm", true, "supported; only false is"));
     }
     let defaults = Defaults {
+        sizes: Some(Sizes::new(50_304, 2560, 6912, 32, 32, 4096)),
         num_kv_heads: Some(32),
         norm_eps: 1e-5,
         rope: RopeDefaults {

@@ -23,6 +23,9 @@ const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 
+const GEMMA3N: &str = "it has embeddings for each layer, several residual streams, and layers that share keys and values";
+const GEMMA4: &str = "it has embeddings for each layer, and layers that share keys and values";
+
 const FAMILIES: &[Unsupported] = &[
     decoder(
         "GemmaForCausalLM",
@@ -34,7 +37,69 @@ const FAMILIES: &[Unsupported] = &[
         "Gemma3nForConditionalGeneration",
         "gemma3n",
         "Gemma3ForCausalLM",
-        "it has embeddings for each layer, several residual streams, and layers that share keys and values",
+        GEMMA3N,
+    ),
+    decoder(
+        "Gemma3nForCausalLM",
+        "gemma3n",
+        "Gemma3ForCausalLM",
+        GEMMA3N,
+    ),
+    decoder("Gemma4ForCausalLM", "gemma4", "Gemma3ForCausalLM", GEMMA4),
+    decoder(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        "Gemma3ForCausalLM",
+        GEMMA4,
+    ),
+    decoder(
+        "Ministral3ForCausalLM",
+        "mistral3",
+        "MistralForCausalLM",
+        "its queries have a factor that grows with their position",
+    ),
+    decoder(
+        "ExaoneForCausalLM",
+        "exaone",
+        "LlamaForCausalLM",
+        "its tensors have names of its own",
+    ),
+    decoder(
+        "BitNetForCausalLM",
+        "bitnet",
+        "LlamaForCausalLM",
+        "its weights are ternary, and the inputs of output and down projections are normalised",
+    ),
+    decoder(
+        "Dots1ForCausalLM",
+        "dots1",
+        "Qwen3MoeForCausalLM",
+        "its first layers have no experts, its router is that of DeepSeek-V3, and it has shared experts",
+    ),
+    converted(
+        "Glm4MoeLiteForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "mlp_layer_types lists its layers with experts",
+    ),
+    converted(
+        "GPTNeoForCausalLM",
+        "GPT2LMHeadModel",
+        "every second layer has a window, scores have no factor, and queries, keys and values are apart and without biases",
+    ),
+    converted(
+        "CodeGenForCausalLM",
+        "GPTNeoXForCausalLM",
+        "attention and feed-forward share one norm, and the output layer has biases",
+    ),
+    converted(
+        "PersimmonForCausalLM",
+        "GPTNeoXForCausalLM",
+        "it normalises queries and keys, and its activation is squared ReLU",
+    ),
+    converted(
+        "BioGptForCausalLM",
+        "OPTForCausalLM",
+        "its activation is GELU, and embedded tokens have a factor",
     ),
     decoder(
         "OlmoForCausalLM",
@@ -183,6 +248,30 @@ const FAMILIES: &[Unsupported] = &[
         STATE_SPACE,
     ),
     decoder(
+        "Qwen3_5ForCausalLM",
+        "qwen35",
+        "Qwen3ForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen35",
+        "Qwen3ForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5MoeForCausalLM",
+        "qwen35moe",
+        "Qwen3MoeForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen35moe",
+        "Qwen3MoeForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
         "Lfm2ForCausalLM",
         "lfm2",
         "Qwen3ForCausalLM",
@@ -237,8 +326,14 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
     let mut unsupported = FAMILIES.iter();
     match unsupported.find(|family| family.class == class) {
         Some(family) => Some(family.hint()),
-        None => nearest_name(class, known.iter().map(|family| family.class))
-            .map(|nearest| format!("did you mean {nearest}?")),
+        None => {
+            let base = |class| str::strip_suffix(class, "ForCausalLM").unwrap_or(class);
+            let bases = known.iter().map(|family| base(family.class));
+            let nearest = nearest_name(base(class), bases)?;
+            let mut known = known.iter().map(|family| family.class);
+            let nearest = known.find(|class| base(class) == nearest)?;
+            Some(format!("did you mean {nearest}?"))
+        }
     }
 }
 
@@ -315,5 +410,21 @@ mod tests {
         let mut classes: Vec<_> = FAMILIES.iter().map(|family| family.class).collect();
         classes.sort_unstable();
         assert!(classes.is_sorted_by(|a, b| a < b), "each class once");
+    }
+
+    #[test]
+    fn only_a_name_that_is_nearly_the_same_is_suggested() {
+        let hint = |class| class_hint(class, &SUPPORTED);
+        for (class, meant) in [
+            ("LLamaForCausalLM", "LlamaForCausalLM"),
+            ("Gemma3ForCausualLM", "Gemma3ForCausalLM"),
+            ("GPT2LMHead", "GPT2LMHeadModel"),
+        ] {
+            assert_eq!(hint(class), Some(format!("did you mean {meant}?")));
+        }
+        // They only end as others do.
+        for class in ["BambaForCausalLM", "JetMoeForCausalLM", "XGLMForCausalLM"] {
+            assert_eq!(hint(class), None, "{class}");
+        }
     }
 }
