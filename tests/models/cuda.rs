@@ -1,5 +1,6 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,20 +12,23 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
-    AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
-    KvValues, LayerGroups, Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity,
-    StepInputs,
+    AdapterCapacity, CodeBits, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout,
+    KvSpan, KvValues, LayerGroups, Linear, LogitsTransform, Norm, RawMatrix, Stacking,
+    StepCapacity, StepInputs,
 };
-use triton_inflight::engine::OutputOptions;
+use triton_inflight::engine::{BlockReuse, OutputOptions};
+use triton_inflight::runner::{ModelSource, WeightPrecision};
 use triton_inflight::sampling::{
     ChangeLists, DeviceSampling, Owner, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
 
 use crate::copy::Copy;
+use crate::cuda_quantised;
 use crate::devices::{
     assert_agrees_with_reference, assert_devices_agree, assert_host_blocks_change_nothing,
     assert_same_alone, assert_same_bits, requests, setups, with_sinks_that_shift,
 };
+use crate::families::FAMILIES;
 use crate::missing::present_or_reported;
 use crate::support::{Request, Setup, fixture, serve};
 
@@ -59,10 +63,12 @@ fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
     });
 }
 
+const LIKE_THE_CPU: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+
 #[test]
 fn the_cpu_and_a_gpu_agree() {
     on_a_gpu(StandIn::new(), "the_cpu_and_a_gpu_agree", |options| {
-        for name in ["llama3", "qwen2", "qwen3"] {
+        for name in LIKE_THE_CPU {
             assert_devices_agree::<Cuda>(name, &options);
         }
     });
@@ -134,62 +140,84 @@ fn sinks_shift_on_a_gpu() {
 }
 
 /// The norms, activations, bounds and positions that only some families have.
+const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 6] =
+    ["gemma2", "gemma3", "olmo2", "granite", "exaone4", "glm4"];
+/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
+const LIKE_LLAMA: [&str; 11] = [
+    "phi3",
+    "phi4-mini",
+    "smollm3",
+    "ministral",
+    "mistral-window",
+    "seed-oss",
+    "ernie4-5",
+    "helium",
+    "glm",
+    "cohere",
+    "falcon-grouped",
+];
+/// LayerNorm, blocks side by side, and learned positions.
+const WITH_LAYER_NORM: [&str; 7] = [
+    "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
+];
+/// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases, clamped gates,
+/// logits of no position and latent attention.
+const MIXTURES: [&str; 9] = [
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmoe",
+    "phimoe",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+];
+
+#[test]
+fn every_family_is_computed_on_a_gpu() {
+    let families = |names: &[&str]| -> BTreeSet<_> {
+        let sources = names.iter().map(|name| ModelSource::open(&fixture(name)));
+        let source = sources.map(|source| source.expect("the fixture opens"));
+        source.map(|source| source.spec().family).collect()
+    };
+    let names = [
+        &LIKE_THE_CPU[..],
+        &WITH_OPERATIONS_OF_THEIR_OWN,
+        &LIKE_LLAMA,
+        &WITH_LAYER_NORM,
+        &MIXTURES,
+    ];
+    let all = FAMILIES.map(|(name, _)| name);
+    assert_eq!(families(&names.concat()), families(&all));
+}
+
 #[test]
 fn families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu() {
     let test = "families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu";
-    let names = ["gemma2", "gemma3", "olmo2", "granite", "exaone4"];
-    agree_with_the_reference(test, &names);
+    agree_with_the_reference(test, &WITH_OPERATIONS_OF_THEIR_OWN);
 }
 
-/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
 #[test]
 fn families_like_llama_agree_with_the_reference_on_a_gpu() {
     let test = "families_like_llama_agree_with_the_reference_on_a_gpu";
-    let names = [
-        "phi3",
-        "phi4-mini",
-        "smollm3",
-        "ministral",
-        "mistral-window",
-        "seed-oss",
-        "ernie4-5",
-        "helium",
-        "glm",
-        "cohere",
-        "falcon-grouped",
-    ];
-    agree_with_the_reference(test, &names);
+    agree_with_the_reference(test, &LIKE_LLAMA);
 }
 
-/// LayerNorm, blocks side by side, and learned positions.
 #[test]
 fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
     let test = "families_with_layer_norm_agree_with_the_reference_on_a_gpu";
-    let names = [
-        "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
-    ];
-    agree_with_the_reference(test, &names);
+    agree_with_the_reference(test, &WITH_LAYER_NORM);
 }
 
-/// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases, clamped gates,
-/// logits of no position and latent attention; each with the requests of its fixture, and whether a request alone gives the same bits.
+/// Each with the requests of its fixture, and whether a request alone gives the same bits.
 #[test]
 fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
     /// Steps in which rounding may decide between two experts that are equally good.
     const MAX_FAR: usize = 2;
     let test = "mixtures_have_the_logits_of_transformers_on_a_gpu";
     on_a_gpu(StandIn::new(), test, |options| {
-        for name in [
-            "mixtral",
-            "qwen2-moe",
-            "qwen3-moe",
-            "olmoe",
-            "phimoe",
-            "gpt-oss",
-            "deepseek-v2",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-        ] {
+        for name in MIXTURES {
             let (mut num_far, mut num_steps) = (0, 0);
             for prompt in prompts(name) {
                 let setup = in_chunks();
@@ -234,11 +262,11 @@ fn prompts(name: &str) -> Vec<Prompt> {
     expected.prompts
 }
 
-/// Each model, in chunks, and its requests alone.
+/// Each model, in chunks, with windows and reuse, its requests alone, and with rounded weights.
 fn agree_with_the_reference(test: &str, names: &[&str]) {
     on_a_gpu(StandIn::new(), test, |options| {
-        for &name in names {
-            let (dir, setup) = (fixture(name), in_chunks());
+        for (index, &name) in names.iter().enumerate() {
+            let (dir, setup) = (fixture(name), reusing_in_windows());
             // Rounding is amplified: the CPU's int8 cache changes its logits by 0.49, and those of Llama 3 by less than 0.25.
             let tolerance = if name == "phi4-mini" { 0.2 } else { 0.1 };
             let requests = requests();
@@ -246,6 +274,19 @@ fn agree_with_the_reference(test: &str, names: &[&str]) {
                 name, &dir, &options, &setup, &requests, tolerance,
             );
             is_the_same_alone(name, &dir, &options);
+            let bits = [CodeBits::Eight, CodeBits::Four][index % 2];
+            let setup = Setup {
+                weights: Some(WeightPrecision::new(bits)),
+                ..setup
+            };
+            assert_agrees_with_reference::<Cuda>(
+                &format!("{name}, {bits:?}"),
+                &dir,
+                &options,
+                &setup,
+                &requests[4..],
+                tolerance.max(cuda_quantised::TOLERANCE),
+            );
         }
     });
 }
@@ -255,7 +296,18 @@ fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
         deterministic: true,
         ..options.clone()
     };
-    assert_same_alone::<Cuda>(name, dir, &options, &in_chunks(), requests());
+    assert_same_alone::<Cuda>(name, dir, &options, &reusing_in_windows(), requests());
+}
+
+/// Windows larger and smaller than those of models, of which blocks are given back, and prompts whose beginnings were computed.
+fn reusing_in_windows() -> Setup {
+    Setup {
+        windows: &[30, 18],
+        num_sinks: 3,
+        gives_back: true,
+        reuse: BlockReuse::PartialBlocks,
+        ..in_chunks()
+    }
 }
 
 fn in_chunks() -> Setup {

@@ -100,11 +100,12 @@ fn quantised_checkpoints_on_a_gpu_agree_with_the_reference_device() {
 fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
     let test = "cuda_quantised::weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device";
     on_any_gpu(StandIn::new(), test, || {
-        // qwen2 has biases, and llama3 a tied embedding.
+        // qwen2 has biases, llama3 a tied embedding, and qwen3 norms of heads.
         for (name, bits) in [
             ("qwen2", CodeBits::Eight),
             ("llama3", CodeBits::Four),
             ("qwen2", CodeBits::Fp8),
+            ("qwen3", CodeBits::Eight),
         ] {
             let setup = Setup {
                 weights: Some(WeightPrecision::new(bits)),
