@@ -423,7 +423,7 @@ mod tests {
             assert_eq!(hint(class), Some(format!("did you mean {meant}?")));
         }
         // They only end as others do.
-        for class in ["BambaForCausalLM", "JetMoeForCausalLM", "XGLMForCausalLM"] {
+        for class in ["BambaForCausalLM", "JetMoeForCausalLM"] {
             assert_eq!(hint(class), None, "{class}");
         }
     }
