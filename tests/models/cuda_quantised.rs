@@ -14,7 +14,7 @@ use crate::copy::Copy;
 use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_fp8::with_fp8_activations;
 use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, setups};
-use crate::fp8::{Scales, copies};
+use crate::fp8::{Scales, copies, copies_with_blocks_of_128};
 use crate::support::{Request, Setup, fixture};
 
 const CHECKPOINTS: [&str; 14] = [
@@ -141,15 +141,20 @@ fn fp8_checkpoints_stay_fp8_on_a_gpu() {
             (Scales::Blocks([24, 32]), true),
             (Scales::Blocks([24, 40]), false),
         ];
-        for (scales, stays_fp8) in kinds {
+        let [large_blocks, _] = copies_with_blocks_of_128();
+        let large_blocks = ("blocks of 128".to_owned(), large_blocks, true);
+        let checkpoints = kinds.map(|(scales, stays_fp8)| {
             let checkpoint = fp8_checkpoint(scales);
+            (format!("{scales:?}"), checkpoint, stays_fp8)
+        });
+        for (scales, checkpoint, stays_fp8) in checkpoints.into_iter().chain([large_blocks]) {
             let source = ModelSource::open(checkpoint.dir()).expect("the checkpoint opens");
             let on_gpu = CudaRunner::num_weight_bytes(&source, None).expect("all tensors");
             let in_bf16 = source.num_weight_bytes(None).expect("all tensors");
             assert_eq!(4 * on_gpu < 3 * in_bf16, stays_fp8, "{on_gpu}, {in_bf16}");
             for (what, max_num_tokens) in [("few rows", 24), ("many rows", 256)] {
                 let setup = wide(&Setup::default(), max_num_tokens);
-                let what = format!("{scales:?}, {what}");
+                let what = format!("{scales}, {what}");
                 assert_agrees(&what, checkpoint.dir(), &setup, &long_requests());
             }
         }

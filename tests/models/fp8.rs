@@ -50,7 +50,7 @@ pub fn copies_of(name: &str, scales: Scales, scale_name: &str, config: Value) ->
 
 /// Two copies with the blocks of DeepSeek-V3 and Qwen 3, of a model whose matrices have up to three of them each way, the last of
 /// which are narrower.
-fn copies_with_blocks_of_128() -> [Copy; 2] {
+pub fn copies_with_blocks_of_128() -> [Copy; 2] {
     let config = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
     let copies = [(); 2].map(|()| widened());
     rounded(
