@@ -54,6 +54,8 @@ mod rope_config;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
+#[cfg(test)]
+mod tests;
 mod unsupported;
 mod windows;
 
