@@ -25,14 +25,14 @@
 //
 // Operations: 2 * (key_dim + head_dim) a query and position. A team reads 36 KiB of keys twice but for the rotated part, and 32
 // KiB of parts of scores, for 2^20 operations of 576 and 512 elements: 10 a byte of shared memory. Memory: each
-// entry reads 2 * key_dim bytes per position; later reads of a position hit the L2 cache. Measured on an H100: 36 TFLOP/s in
-// generation, 64 to 89 TFLOP/s for contexts.
+// entry reads 2 * key_dim bytes per position; later reads of a position hit the L2 cache. Measured on an H200: 46 TFLOP/s in
+// generation, 138 to 151 TFLOP/s for contexts.
 //
 //                 registers                 blocks a multiprocessor
 //                 sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   generation     222   226   226   226      2     1     1     2
-//   context        189   194   194   194      1     -     -     1
-//   context_t1     184   187   187   190      2     1     1     2
+//   generation     214   214   214   222      2     1     1     2
+//   context        194   196   196   196      1     -     -     1
+//   context_t1     198   202   202   200      2     1     1     2
 //
 // (NVRTC 12.4, no spills.)
 #include "paged_attention.cuh"
@@ -102,33 +102,40 @@ struct LatentWalker {
         return 16 * (TEAM_WARPS * (n / 2) + part) + n % 2 * 8 + lane % 4 * 2;
     }
 
-    // Begins to copy the keys of a step, padded with zeros to 16 elements. Positions that no query sees are zeros.
-    __device__ __forceinline__ void copy_keys(unsigned char* to, int step) const {
+    // The block of the lane's position in a step. The load ends while other things are computed.
+    __device__ __forceinline__ u32 find_block(int step) const {
         const int position = step * STEP_LEN + lane;
-        u32 vector = NOWHERE;
-        if (sight.any_sees(position, position + 1)) {
-            const u32 index = static_cast<u32>(position) / static_cast<u32>(call.block_size);
-            const AttentionTile& entry = tile_of_queries.entry();
-            const u32 block = call.block_tables[entry.block_table + index * entry.table_stride];
-            if (block != NOWHERE) vector = block * call.block_size + (position - index * call.block_size);
-        }
-        const bf16* const keys = static_cast<const bf16*>(call.keys);
-        const int key_dim = call.key_dim, num_chunks = (key_dim + 15) / 16 * 2;
-#pragma unroll 1
-        for (int row = threadIdx.x / WARP_SIZE; row < STEP_LEN; row += NUM_WARPS) {
+        const AttentionTile& entry = tile_of_queries.entry();
+        const u32* const table = call.block_tables + entry.block_table;
+        return sight.any_sees(position, position + 1) ? table[block_index(call, position) * entry.table_stride] : NOWHERE;
+    }
+
+    // Begins to copy the keys of a step. Elements from key_dim on, and positions that no query sees, are zeros.
+    __device__ __forceinline__ void copy_keys(unsigned char* to, int step, u32 block) const {
+        const u32 position = step * STEP_LEN + lane;
+        const u32 vector = block == NOWHERE ? NOWHERE : (block - block_index(call, position)) * call.block_size + position;
+        const u32 key_dim = call.key_dim;
+        // Eight lanes copy a row, and eight of its chunks at once, which are permuted among themselves.
+        constexpr int ROW_LANES = 8, NUM_ROWS = NUM_WARPS * WARP_SIZE / ROW_LANES;
+        const u32 chunk = lane % ROW_LANES;
+#pragma unroll
+        for (int first_row = 0; first_row < STEP_LEN; first_row += NUM_ROWS) {
+            const u32 row = first_row + threadIdx.x / ROW_LANES;
             const u32 of_row = __shfl_sync(ALL_LANES, vector, row);
-            const bf16* const key = keys + (of_row == NOWHERE ? 0 : static_cast<size_t>(of_row) * key_dim);
+            const bool has_key = of_row != NOWHERE;
+            const bf16* const key = static_cast<const bf16*>(call.keys) + static_cast<u64>(has_key ? of_row : 0) * key_dim;
+            const SharedAddress place = kept(shared_address(to + 16 * KeyChunks::place(row, chunk)));
             if (key_dim % VECTOR == 0) {
-                for (int chunk = lane; chunk < num_chunks; chunk += WARP_SIZE) {
-                    const bool is_read = of_row != NOWHERE && chunk * VECTOR < key_dim;
-                    cp_async_16_or_zeros(to + 16 * KeyChunks::place(row, chunk), is_read ? key + chunk * VECTOR : keys,
-                                         is_read);
+#pragma unroll
+                for (int i = 0; i < MAX_KEY_DIM; i += ROW_LANES * VECTOR) {
+                    const u32 dim = i + chunk * VECTOR;
+                    cp_async_16_or_zeros(place + 2 * i, key + dim, has_key & (dim < key_dim));
                 }
             } else {
-                for (int pair = lane; pair < 4 * num_chunks; pair += WARP_SIZE) {
-                    const bool is_read = of_row != NOWHERE && 2 * pair < key_dim;
-                    reinterpret_cast<u32*>(to)[KeyChunks::place(row, pair / 4) * 4 + pair % 4] =
-                        is_read ? *reinterpret_cast<const u32*>(key + 2 * pair) : 0;
+#pragma unroll 1
+                for (u32 dim = 2 * chunk; dim < MAX_KEY_DIM; dim += 2 * ROW_LANES) {
+                    reinterpret_cast<u32*>(to)[KeyChunks::place(row, dim / VECTOR) * 4 + dim / 2 % 4] =
+                        has_key && dim < key_dim ? *reinterpret_cast<const u32*>(key + dim) : 0;
                 }
             }
         }
@@ -141,11 +148,10 @@ struct LatentWalker {
         const unsigned char* const first = keys + 16 * KeyChunks::place(lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2);
 #pragma unroll
         for (int i = 0; i < NUM_KEY_PARTS; ++i) {
-            if (16 * (TEAM_WARPS * i + part) >= call.key_dim) break;
 #pragma unroll
             for (int n = 0; n < STEP_SCORES; n += 2) {
                 u32 b[4];
-                ldmatrix_x4(b, first + PART_BYTES * i + ROW_BYTES * 8 * n);
+                ldmatrix_x4(b, shared_address(first + PART_BYTES * i + ROW_BYTES * 8 * n));
                 mma_bf16(scores[n], q[i], {b[0], b[1]});
                 mma_bf16(scores[n + 1], q[i], {b[2], b[3]});
             }
@@ -178,9 +184,8 @@ struct LatentWalker {
                               weights[2 * step + 1][1]};
 #pragma unroll
             for (int i = 0; i < NUM_VALUE_PARTS; ++i) {
-                if (16 * (TEAM_WARPS * i + part) >= call.head_dim) break;
                 u32 b[4];
-                ldmatrix_x4_transposed(b, first + PART_BYTES * i + ROW_BYTES * 16 * step);
+                ldmatrix_x4_transposed(b, shared_address(first + PART_BYTES * i + ROW_BYTES * 16 * step));
                 mma_bf16(partial.out[2 * i], a, {b[0], b[1]});
                 mma_bf16(partial.out[2 * i + 1], a, {b[2], b[3]});
             }
@@ -193,16 +198,22 @@ struct LatentWalker {
         to = min(to, sight.last / STEP_LEN + 1);
         int step = sight.next_tile<STEP_LEN>(from);
         if (step >= to) return;
+        u32 block = find_block(step);
 
+        const bf16* queries[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const size_t number = positions[i] < 0 ? 0 : tile_of_queries.number(head_group, query(i));
+            queries[i] = call.q + number * call.key_dim;
+        }
         u32 q[NUM_KEY_PARTS][4];
 #pragma unroll
         for (int i = 0; i < NUM_KEY_PARTS; ++i) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int dim = 16 * (TEAM_WARPS * i + part) + j / 2 * 8 + lane % 4 * 2;
-                const bool is_read = positions[j % 2] >= 0 && dim < call.key_dim;
-                const size_t number = is_read ? tile_of_queries.number(head_group, query(j % 2)) : 0;
-                q[i][j] = is_read ? *reinterpret_cast<const u32*>(call.q + number * call.key_dim + dim) : 0;
+                const bool is_read = (positions[j % 2] >= 0) & (dim < call.key_dim);
+                q[i][j] = is_read ? *reinterpret_cast<const u32*>(queries[j % 2] + dim) : 0;
             }
         }
         const int team = NUM_TEAMS == 1 ? 0 : threadIdx.x / (WARP_SIZE * TEAM_WARPS);
@@ -210,16 +221,18 @@ struct LatentWalker {
         // A block that walks again may still read what it has walked.
         __syncthreads();
         unsigned char *keys = shared, *next_keys = shared + (NUM_BUFFERS - 1) * STEP_BYTES;
-        copy_keys(keys, step);
+        copy_keys(keys, step, block);
         cp_async_commit();
+        int next = sight.next_tile<STEP_LEN>(step + 1);
+        block = find_block(next);
         while (true) {
-            const int next = sight.next_tile<STEP_LEN>(step + 1);
             cp_async_wait<0>();
             // The keys are there, and nobody reads those before them any more.
             __syncthreads();
             if (NUM_BUFFERS > 1 && next < to) {
-                copy_keys(next_keys, next);
+                copy_keys(next_keys, next, block);
                 cp_async_commit();
+                block = find_block(sight.next_tile<STEP_LEN>(next + 1));
             }
             const bool is_seen = warp_sees<STEP_LEN>(call, positions, step);
             if (is_seen) multiply_keys(q, keys, parts);
@@ -234,8 +247,9 @@ struct LatentWalker {
             if (next >= to) break;
             if (NUM_BUFFERS == 1) {
                 __syncthreads();
-                copy_keys(keys, next);
+                copy_keys(keys, next, block);
                 cp_async_commit();
+                block = find_block(sight.next_tile<STEP_LEN>(next + 1));
             }
             if (next * STEP_LEN / SPLIT_LEN != step * STEP_LEN / SPLIT_LEN) {
                 partial.finish_sums();
@@ -245,6 +259,7 @@ struct LatentWalker {
             unsigned char* const free = keys;
             keys = next_keys, next_keys = free;
             step = next;
+            next = sight.next_tile<STEP_LEN>(step + 1);
         }
         partial.finish_sums();
     }

@@ -101,6 +101,8 @@ struct AttentionCall {
     // Even.
     int head_dim;
     int block_size;
+    // position / block_size = __umulhi(2 * position, block_multiplier) >> block_shift.
+    u32 block_multiplier, block_shift;
     // The query at position p sees the positions above p - window up to p, and those below num_sinks; 0: all up to p.
     int window, num_sinks;
     // A score s, without its scale, becomes cap / scale * tanh(s * scale / cap): 2 * scale / cap * log2(e), 0 for no cap, and
@@ -122,7 +124,7 @@ struct Sight {
 
     // Whether a query sees a position of from..to.
     __device__ __forceinline__ bool any_sees(int from, int to) const {
-        return from <= last && (to > window_begin() || from < num_sinks);
+        return (from <= last) & ((to > window_begin()) | (from < num_sinks));
     }
 
     // Whether all queries see all positions of from..to. (No, if some are sinks and others in the window.)
@@ -143,7 +145,7 @@ enum class Met { ALL, SINKS, OTHERS };
 
 // Whether the query at a position, -1 if there is none, sees another position.
 __device__ __forceinline__ bool query_sees(const AttentionCall& call, int query, int position) {
-    return position <= query && (call.window == 0 || position > query - call.window || position < call.num_sinks);
+    return (position <= query) & ((call.window == 0) | (position > query - call.window) | (position < call.num_sinks));
 }
 
 // Whether a query of the warp sees a position of a tile, and whether all queries see all. Each lane knows two of them.
@@ -271,13 +273,38 @@ struct Chunks {
     static __device__ __forceinline__ int place(int row, int chunk) {
         return row * PER_ROW + (chunk ^ ((PERMUTED == 7 ? row : row / 2) & PERMUTED));
     }
+};
 
-    // The place of a chunk `num_rows` rows and `num_chunks` chunks after one at `place`, where `num_rows` is a multiple
-    // of 8, `num_chunks` is even, and the chunk at `place` is the first or the second of its row.
-    static __device__ __forceinline__ int after(int place, int num_rows, int num_chunks) {
-        return (place ^ (num_chunks & PERMUTED)) + num_rows * PER_ROW + (num_chunks & ~PERMUTED);
+// Whether registers are left for addresses.
+template <int D, class Element>
+constexpr bool KEEPS_ADDRESSES = D <= 128 || !HAS_CODES<Element>;
+
+// The addresses of the chunks behind one that is the first or the second of its row.
+template <int D, class Element>
+struct ChunkAddresses {
+    static constexpr int PERMUTED = Chunks<D>::PERMUTED;
+    // Of this chunk and those 2, 4, ... chunks after it, as many as are permuted among themselves.
+    SharedAddress permuted[(PERMUTED + 1) / 2];
+
+    __device__ __forceinline__ ChunkAddresses(const unsigned char* tile, int row, int chunk) {
+        const int place = Chunks<D>::place(row, chunk);
+#pragma unroll
+        for (int i = 0; i <= PERMUTED / 2; ++i) {
+            const SharedAddress address = shared_address(tile + 16 * (place ^ (2 * i)));
+            permuted[i] = KEEPS_ADDRESSES<D, Element> ? kept(address) : address;
+        }
+    }
+
+    // The chunk that is `num_rows` rows, a multiple of 8, and `num_chunks` chunks, an even number, after this one.
+    __device__ __forceinline__ SharedAddress after(int num_rows, int num_chunks) const {
+        return permuted[(num_chunks & PERMUTED) / 2] + 16 * (num_rows * Chunks<D>::PER_ROW + (num_chunks & ~PERMUTED));
     }
 };
+
+// The block of a sequence that holds a position.
+__device__ __forceinline__ u32 block_index(const AttentionCall& call, u32 position) {
+    return __umulhi(2 * position, call.block_multiplier) >> call.block_shift;
+}
 
 // What a block has of shared memory, in bytes.
 template <int D, int NUM_WARPS, class Element>
@@ -308,27 +335,37 @@ __device__ __forceinline__ void team_barrier() {
 
 // The positions of a tile, as the lanes of each warp find them: lane l looks after positions l and l + 32.
 struct TileSource {
+    // The blocks of the positions. The loads end while other things are computed.
+    u32 blocks[2];
     // Indices into [num_blocks][num_kv_heads][block_size]; NOWHERE: not read.
     u32 vectors[2];
-};
 
-__device__ __forceinline__ void find_vectors(TileSource& source, const AttentionCall& call, const AttentionTile& entry,
-                                             int kv_head, const Sight& sight, int tile) {
-    const int lane = threadIdx.x % WARP_SIZE;
+    __device__ __forceinline__ void find_blocks(const AttentionCall& call, const AttentionTile& entry, const Sight& sight,
+                                                int tile) {
+        const u32* const table = call.block_tables + entry.block_table;
+        const u32 stride = entry.table_stride;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int position = tile * TILE_LEN + half * WARP_SIZE + lane;
-        source.vectors[half] = NOWHERE;
-        if (sight.any_sees(position, position + 1)) {
-            const u32 index = static_cast<u32>(position) / static_cast<u32>(call.block_size);
-            const u32 block = call.block_tables[entry.block_table + index * entry.table_stride];
-            if (block != NOWHERE) {
-                const u32 first = (block * call.num_kv_heads + kv_head) * call.block_size;
-                source.vectors[half] = first + (position - index * call.block_size);
-            }
+        for (int half = 0; half < 2; ++half) {
+            const int position = position_of(tile, half);
+            blocks[half] = NOWHERE;
+            if (sight.any_sees(position, position + 1)) blocks[half] = table[block_index(call, position) * stride];
         }
     }
-}
+
+    __device__ __forceinline__ void find_vectors(const AttentionCall& call, int kv_head, int tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 position = position_of(tile, half), index = block_index(call, position);
+            // The first position of the block is at (block * num_kv_heads + kv_head) * block_size.
+            const u32 vector = (blocks[half] * call.num_kv_heads + kv_head - index) * call.block_size + position;
+            vectors[half] = blocks[half] == NOWHERE ? NOWHERE : vector;
+        }
+    }
+
+    static __device__ __forceinline__ int position_of(int tile, int half) {
+        return tile * TILE_LEN + half * WARP_SIZE + threadIdx.x % WARP_SIZE;
+    }
+};
 
 // The scales of the lane's positions.
 struct TileScales {
@@ -354,35 +391,65 @@ struct TileScales {
     }
 };
 
-// The vector of a row of the tile. All lanes of a warp ask at once, for rows of the same half.
-__device__ __forceinline__ u32 vector_of_row(const TileSource& source, int row, bool is_second_half) {
-    return __shfl_sync(ALL_LANES, is_second_half ? source.vectors[1] : source.vectors[0], row % WARP_SIZE);
-}
-
-// How far the loops of copies are unrolled: large heads leave few registers for addresses.
-template <int D, int NUM_WARPS>
+// How far the loops of copies are unrolled: large heads leave few registers for addresses, and NVRTC spills some before sm_90.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <int D, class Element>
 constexpr int COPY_UNROLL = D <= 128 ? 8 : 4;
+#else
+template <int D, class Element>
+constexpr int COPY_UNROLL = D <= 128 ? 8 : HAS_CODES<Element> ? 2 : 1;
+#endif
+
+// What a thread copies of a tile with rows of COLUMNS columns, in the iteration that begins at column `begin` of the whole tile.
+template <int COLUMNS, int NUM_THREADS>
+struct Spot {
+    // Then an iteration adds a constant to the row.
+    static constexpr bool HAS_WHOLE_ROWS = NUM_THREADS % COLUMNS == 0;
+    u32 row, column;
+    bool is_in_second_half;
+
+    __device__ __forceinline__ Spot(int begin, u32 thread) {
+        row = HAS_WHOLE_ROWS ? begin / COLUMNS + thread / COLUMNS : (begin + thread) / COLUMNS;
+        column = HAS_WHOLE_ROWS ? thread % COLUMNS : (begin + thread) % COLUMNS;
+        constexpr int HALF = WARP_SIZE * COLUMNS;
+        is_in_second_half = begin + (HALF % NUM_THREADS == 0 ? 0 : thread / WARP_SIZE * WARP_SIZE) >= HALF;
+    }
+
+    // The vector of the row. All lanes of a warp ask at once, for rows of the same half.
+    __device__ __forceinline__ u32 vector(const TileSource& source) const {
+        return __shfl_sync(ALL_LANES, is_in_second_half ? source.vectors[1] : source.vectors[0], row % WARP_SIZE);
+    }
+};
 
 // Begins to copy a tile of keys or values to shared memory: [TILE_LEN][D], elements from head_dim on and rows without a
 // vector are zeros. Codes lie in order, bf16 as Chunks says.
 template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, const TileSource& source, int head_dim) {
     constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE, ELEMENT = sizeof(Element);
-    const int vector_bytes = head_dim * ELEMENT;
+    const u32 vector_bytes = head_dim * ELEMENT;
     const unsigned char* const cache = static_cast<const unsigned char*>(from);
-    const int warp_begin = NUM_WARPS == 1 ? 0 : threadIdx.x / WARP_SIZE * WARP_SIZE;
-    const int lane = threadIdx.x % WARP_SIZE;
+    const u32 thread = NUM_WARPS == 1 ? threadIdx.x % WARP_SIZE : threadIdx.x;
     if (vector_bytes % 16 == 0) {
         constexpr int CHUNKS = D * ELEMENT / 16;
-#pragma unroll(COPY_UNROLL<D, NUM_WARPS>)
+        // Eight rows on, chunks are permuted alike.
+        constexpr bool ARE_ALIKE = HAS_CODES<Element> || NUM_THREADS / CHUNKS % 8 == 0;
+        const auto place = [=](u32 row, u32 column) {
+            return 16 * (HAS_CODES<Element> ? row * CHUNKS + column : static_cast<u32>(Chunks<D>::place(row, column)));
+        };
+        const Spot<CHUNKS, NUM_THREADS> first(0, thread);
+        const SharedAddress unkept_place = shared_address(to + place(first.row, first.column));
+        const SharedAddress first_place = KEEPS_ADDRESSES<D, Element> ? kept(unkept_place) : unkept_place;
+        const unsigned char* const first_column = kept(cache + (first.column * 16 < vector_bytes ? first.column * 16 : 0));
+#pragma unroll(COPY_UNROLL<D, Element>)
         for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_THREADS) {
-            const int index = begin + warp_begin + lane, row = index / CHUNKS, chunk = index % CHUNKS;
-            const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * CHUNKS);
-            const bool is_read = vector != NOWHERE && chunk * 16 < vector_bytes;
-            const int place = HAS_CODES<Element> ? index : Chunks<D>::place(row, chunk);
-            cp_async_16_or_zeros(to + place * 16,
-                                 is_read ? cache + static_cast<size_t>(vector) * vector_bytes + chunk * 16 : cache,
-                                 is_read);
+            const Spot<CHUNKS, NUM_THREADS> spot(begin, thread);
+            const u32 vector = spot.vector(source);
+            const bool is_in_vector = spot.column * 16 < vector_bytes;
+            const bool is_read = (vector != NOWHERE) & is_in_vector;
+            const unsigned char* const column =
+                spot.HAS_WHOLE_ROWS && D <= 128 ? first_column : cache + (is_in_vector ? spot.column * 16 : 0);
+            cp_async_16_or_zeros(ARE_ALIKE ? first_place + 16 * begin : shared_address(to + place(spot.row, spot.column)),
+                                 column + static_cast<u64>(is_read ? vector : 0) * vector_bytes, is_read);
         }
     } else {
         // Vectors that do not begin at multiples of 16 bytes are copied in pairs of elements, and at once: the barrier
@@ -390,14 +457,15 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
         constexpr int PAIRS = D / 2;
 #pragma unroll 1
         for (int begin = 0; begin < TILE_LEN * PAIRS; begin += NUM_THREADS) {
-            const int index = begin + warp_begin + lane, row = index / PAIRS, pair = index % PAIRS;
-            const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * PAIRS);
-            const bool is_read = vector != NOWHERE && 2 * pair < head_dim;
+            const Spot<PAIRS, NUM_THREADS> spot(begin, thread);
+            const u32 vector = spot.vector(source), pair = spot.column;
+            const bool is_read = vector != NOWHERE && 2 * pair < static_cast<u32>(head_dim);
             const size_t offset = static_cast<size_t>(vector) * vector_bytes + 2 * pair * ELEMENT;
             if constexpr (HAS_CODES<Element>) {
-                reinterpret_cast<u16*>(to)[index] = is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
+                reinterpret_cast<u16*>(to)[begin + thread] =
+                    is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
             } else {
-                reinterpret_cast<u32*>(to)[Chunks<D>::place(row, pair / 4) * 4 + pair % 4] =
+                reinterpret_cast<u32*>(to)[Chunks<D>::place(spot.row, pair / 4) * 4 + pair % 4] =
                     is_read ? *reinterpret_cast<const u32*>(cache + offset) : 0;
             }
         }
@@ -408,7 +476,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
 template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void widen_tile(unsigned char* to, const unsigned char* codes) {
     constexpr int CHUNKS = D / 16;
-#pragma unroll(COPY_UNROLL<D, NUM_WARPS>)
+#pragma unroll(COPY_UNROLL<D, Element>)
     for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_WARPS * WARP_SIZE) {
         const int index = begin + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
         const uint4 words = reinterpret_cast<const uint4*>(codes)[index];
@@ -558,10 +626,10 @@ struct Totals {
 // The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next one.
 constexpr int NUM_SCORES = TILE_LEN / 8;
 
-template <int D, class Q>
+template <int D, class Element, class Q>
 __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], const Q& queries, const unsigned char* keys) {
     const int lane = threadIdx.x % WARP_SIZE;
-    const int place = Chunks<D>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const ChunkAddresses<D, Element> chunks(keys, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int n = 0; n < NUM_SCORES; ++n) {
 #pragma unroll
@@ -575,7 +643,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
         for (int n = 0; n < NUM_SCORES; n += 2) {
             // Matrices 0 and 1: the elements of positions 8n..8n+8; 2 and 3: those of the next eight.
             u32 b[4];
-            ldmatrix_x4(b, keys + 16 * Chunks<D>::after(place, 8 * n, 2 * step));
+            ldmatrix_x4(b, chunks.after(8 * n, 2 * step));
             mma_bf16(scores[n], a, {b[0], b[1]});
             mma_bf16(scores[n + 1], a, {b[2], b[3]});
         }
@@ -618,8 +686,9 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int position = from + 8 * n + column + i % 2;
-                const bool is_met = met == Met::ALL || (position < call.num_sinks) == (met == Met::SINKS);
-                if (!is_met || !query_sees(call, positions[i / 2], position)) scores[n][i] = -infinity();
+                const bool is_met = (met == Met::ALL) | ((position < call.num_sinks) == (met == Met::SINKS));
+                const bool is_seen = is_met & query_sees(call, positions[i / 2], position);
+                scores[n][i] = is_seen ? scores[n][i] : -infinity();
             }
         }
     }
@@ -664,11 +733,11 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
     for (int row = 0; row < 2; ++row) partial.sum[row] = fmaf(partial.sum[row], rescale[row], sums[row]);
 }
 
-template <int D>
+template <int D, class Element>
 __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (&weights)[NUM_SCORES][2],
                                                 const unsigned char* values) {
     const int lane = threadIdx.x % WARP_SIZE;
-    const int place = Chunks<D>::place(lane % 16, lane / 16);
+    const ChunkAddresses<D, Element> chunks(values, lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < TILE_LEN / 16; ++step) {
         const u32 a[4] = {weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0], weights[2 * step + 1][1]};
@@ -676,7 +745,7 @@ __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (
         for (int n = 0; n < D / 8; n += 2) {
             // Matrices 0 and 1: the next 16 positions for elements 8n..8n+8; 2 and 3: for the next eight.
             u32 b[4];
-            ldmatrix_x4_transposed(b, values + 16 * Chunks<D>::after(place, 16 * step, n));
+            ldmatrix_x4_transposed(b, chunks.after(16 * step, n));
             mma_bf16(partial.out[n], a, {b[0], b[1]});
             mma_bf16(partial.out[n + 1], a, {b[2], b[3]});
         }
@@ -743,61 +812,82 @@ struct Walker {
         };
         load_queries();
 
-        // The tile that is computed, and the one that is copied meanwhile.
-        int tile = -1;
+        // Several warps copy keys, and values, after the barrier behind which nobody reads those before them any more: two
+        // barriers a tile. A single warp needs none, and has two copies in flight:
+        //
+        //   several   values ---------------->| keys of the next tile ->|
+        //             | q K^T | softmax |     | p V |                   |
+        //   single    values ---------------->| values of the next tile ...
+        //             | q K^T |  keys of the next tile ---------------->|
+        constexpr bool IS_TEAM = NUM_WARPS > 1;
+        constexpr int NUM_LATER = IS_TEAM ? 0 : 1;
+        // Of the tile `next`. Large heads leave no registers for blocks that are found early.
+        constexpr bool IS_EARLY = D <= 128;
         TileSource source;
-        // Large heads may leave no registers for what it finds, so that it is called again.
-        constexpr bool KEEPS_VECTORS = !(HAS_CODES<Element> && D > 128);
-        const auto find_next = [&] {
-            find_vectors(source, call, tile_of_queries.entry(), kv_head, sight, next);
+        const auto find_blocks = [&] {
+            if (next < to) source.find_blocks(call, tile_of_queries.entry(), sight, next);
         };
-        while (true) {
-            // The entries of the block table arrive while the keys are waited for.
-            if (next < to && KEEPS_VECTORS) find_next();
-            const bool is_seen = tile >= 0 && warp_sees(call, positions, tile);
-            float scores[NUM_SCORES][4];
-            if (tile >= 0) {
-                // All groups but the latest, the values, have arrived.
-                cp_async_wait<1>();
-                team_barrier<NUM_WARPS>();
-                if constexpr (HAS_CODES<Element>) {
-                    widen_tile<D, NUM_WARPS, Element>(shared, keys);
-                    team_barrier<NUM_WARPS>();
-                }
-                if (is_seen) multiply_keys<D>(scores, queries_of_warp, shared);
-                if constexpr (!HAS_CODES<Element>) team_barrier<NUM_WARPS>();
-            }
+        const auto copy_keys = [&] {
+            if (!IS_EARLY) find_blocks();
             if (next < to) {
-                if (!KEEPS_VECTORS) find_next();
+                source.find_vectors(call, kv_head, next);
                 copy_tile<D, NUM_WARPS, Element>(keys, call.keys, source, call.head_dim);
             }
             cp_async_commit();
+        };
+        const auto copy_values = [&] {
+            if (next < to) copy_tile<D, NUM_WARPS, Element>(values, call.values, source, call.head_dim);
+            cp_async_commit();
+        };
+        const bool copies_scales = HAS_CODES<Element> && threadIdx.x < WARP_SIZE;
+        TileScales next_scales;
+        if (IS_EARLY) find_blocks();
+        copy_keys();
+        if (copies_scales) {
+            next_scales.load(call, source);
+            next_scales.store(scales);
+        }
+        if (!IS_TEAM) copy_values();
+        while (true) {
+            cp_async_wait<NUM_LATER>();
+            team_barrier<NUM_WARPS>();
+            if (IS_TEAM) copy_values();
+            const int tile = next;
+            // The last tile of the sinks is walked again if it has other positions.
+            const bool is_again = met == Met::SINKS && (tile + 1) * TILE_LEN > call.num_sinks;
+            next = sight.next_tile(is_again ? tile : tile + 1);
+            if (IS_EARLY) find_blocks();
+            if constexpr (HAS_CODES<Element>) {
+                widen_tile<D, NUM_WARPS, Element>(shared, keys);
+                team_barrier<NUM_WARPS>();
+            }
+            const bool is_seen = warp_sees(call, positions, tile);
+            float scores[NUM_SCORES][4];
+            if (is_seen) multiply_keys<D, Element>(scores, queries_of_warp, shared);
+            if (!IS_TEAM) {
+                team_barrier<NUM_WARPS>();
+                copy_keys();
+            }
             u32 weights[NUM_SCORES][2];
             if (is_seen) {
                 softmax<D, Element>(weights, partial, scores, scales, tile, positions, call, met);
             }
-            const bool copies_scales = HAS_CODES<Element> && next < to && threadIdx.x < WARP_SIZE;
-            TileScales next_scales;
-            if (copies_scales) {
-                    next_scales.load(call, source);
-            }
-            if (tile >= 0) {
-                // All groups but the latest, the next keys, have arrived.
-                cp_async_wait<1>();
+            cp_async_wait<NUM_LATER>();
+            team_barrier<NUM_WARPS>();
+            if constexpr (HAS_CODES<Element>) {
+                widen_tile<D, NUM_WARPS, Element>(shared, values);
                 team_barrier<NUM_WARPS>();
-                if constexpr (HAS_CODES<Element>) {
-                    widen_tile<D, NUM_WARPS, Element>(shared, values);
-                    team_barrier<NUM_WARPS>();
-                }
-                if (is_seen) multiply_values<D>(partial, weights, HAS_CODES<Element> ? shared : values);
             }
-            if (copies_scales) next_scales.store(scales);
-            if (tile >= 0) team_barrier<NUM_WARPS>();
+            if (IS_TEAM) copy_keys();
+            if (copies_scales && next < to) next_scales.load(call, source);
+            if (is_seen) multiply_values<D, Element>(partial, weights, HAS_CODES<Element> ? shared : values);
             if (next >= to) break;
-            if (!KEEPS_VECTORS) find_next();
-            copy_tile<D, NUM_WARPS, Element>(values, call.values, source, call.head_dim);
-            cp_async_commit();
-            if (tile >= 0 && next * TILE_LEN / SPLIT_LEN != tile * TILE_LEN / SPLIT_LEN) {
+            if (copies_scales) next_scales.store(scales);
+            if (!IS_TEAM) {
+                team_barrier<NUM_WARPS>();
+                copy_values();
+            }
+            if (next * TILE_LEN / SPLIT_LEN != tile * TILE_LEN / SPLIT_LEN) {
                 partial.finish_sums();
                 at_split_end();
                 partial.clear();
@@ -806,10 +896,6 @@ struct Walker {
                 met = Met::OTHERS;
                 load_queries();
             }
-            tile = next;
-            // The last tile of the sinks is walked again if it has other positions.
-            const bool is_again = met == Met::SINKS && (tile + 1) * TILE_LEN > call.num_sinks;
-            next = sight.next_tile(is_again ? tile : tile + 1);
         }
         partial.finish_sums();
     }

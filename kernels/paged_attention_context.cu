@@ -16,26 +16,25 @@
 // tile, and what only other queries of the block see. Four warps read a tile of keys and values from shared memory with
 // ldmatrix, 1024 * D bytes, and write it once, 256 * D, for 16384 * D operations: 12.8 a byte. With 128 bytes a clock that
 // bounds a multiprocessor to 1638 operations a clock: an H200 to 380 TFLOP/s (132, 1.755 GHz), an A100 to 250 (108, 1.41
-// GHz), of which 60 to 70 % are to be expected. Queries of two tiles of 16 a warp would halve the reads; but their sums and
+// GHz). Measured on an H200: 252 TFLOP/s for a prompt of 8192 tokens, 135 for 1024 (benches/RESULTS.md). Queries of two tiles of 16 a warp would halve the reads; but their sums and
 // totals need twice the registers and shared memory. Memory: each block reads the keys and values that its queries see,
 // mostly from the L2 cache: 64 operations a byte.
 // Totals are read and written once a split: 2 * 256 * D bytes beside the 5120 * D of its four tiles.
 //
 //                         registers                 blocks of 4 warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64               168   168   168   168       3     2     2     3
-//   int8_d64               167   167   167   168       3     2     2     3
-//   bf16_d96               223   232   232   227       2     1     1     2
-//   int8_d96               219   228   228   224       2     1     1     2
-//   bf16_d128              254   254   254   249       2     1     1     2
-//   int8_d128              248   254   254   252       2     1     1     2
-//   bf16_d256              255   255   255   253       1     -     -     1
+//   bf16_d64               127   156   156   128       4     2     2     4
+//   int8_d64               128   168   168   128       4     2     2     4
+//   bf16_d96               168   199   199   168       3     1     1     3
+//   int8_d96               168   203   203   168       3     1     1     3
+//   bf16_d128              213   214   214   168       2     1     1     3
+//   int8_d128              233   218   218   232       2     1     1     2
+//   bf16_d256              255   255   255   255       1     -     -     1
 //   int8_d256              255   255   255   255       1     -     -     1
-//   bf16_d256_w1           255   255   255   254       1     1     1     2   (of one warp)
-//   int8_d256_w1           254   254   254   255       1     1     1     2
+//   bf16_d256_w1           255   255   255   255       1     1     1     2   (of one warp)
+//   int8_d256_w1           255   255   255   255       1     1     1     2
 //
-// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
-// H100: 185 TFLOP/s for a prompt of 8192 tokens, 98 for 1024 (benches/RESULTS.md).
+// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.)
 #include "paged_attention.cuh"
 
 template <int D, class Element, int NUM_WARPS>
@@ -53,25 +52,43 @@ __device__ __forceinline__ void attend_context(const AttentionCall& call) {
     walker.write_out();
 }
 
-// `min_blocks` a multiprocessor, which bounds the registers. A __grid_constant__ is read where it is needed, and takes none.
-#define CONTEXT(name, D, Element, NUM_WARPS, min_blocks)                                     \
-    KERNEL(paged_attention_context_##name, 32 * NUM_WARPS, min_blocks)(const __grid_constant__ AttentionCall call) { \
-        attend_context<D, Element, NUM_WARPS>(call);                                         \
-    }                                                                                        \
+// Shared memory of a multiprocessor, in KiB.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr int MULTIPROCESSOR_KIB = 228;
+#elif __CUDA_ARCH__ >= 860
+constexpr int MULTIPROCESSOR_KIB = 100;
+#else
+constexpr int MULTIPROCESSOR_KIB = 164;
+#endif
+
+// Blocks of a multiprocessor, which bound the registers of a thread: MAX, or what its shared memory has room for.
+template <int D, class Element, int NUM_WARPS>
+constexpr int BLOCK_BYTES =
+    SharedLayout<D, NUM_WARPS, Element>::TOTALS + NUM_WARPS * WARP_SIZE * 16 * (D / 8 + 1) + 1024;
+template <int MAX, int BYTES>
+constexpr int NUM_BLOCKS = MAX * BYTES <= MULTIPROCESSOR_KIB * 1024 ? MAX : NUM_BLOCKS<MAX - 1, BYTES>;
+template <int BYTES>
+constexpr int NUM_BLOCKS<1, BYTES> = 1;
+
+// A __grid_constant__ is read where it is needed, and takes no registers.
+#define CONTEXT(name, D, Element, NUM_WARPS, max_blocks)                                                          \
+    KERNEL(paged_attention_context_##name, 32 * NUM_WARPS,                                                        \
+           NUM_BLOCKS<max_blocks, BLOCK_BYTES<D, Element, NUM_WARPS>>)                                            \
+    (const __grid_constant__ AttentionCall call) { attend_context<D, Element, NUM_WARPS>(call); }                 \
     EXPORT_KERNEL(paged_attention_context_##name)
 
-CONTEXT(bf16_d64, 64, bf16, 4, 3)
-CONTEXT(bf16_d96, 96, bf16, 4, 2)
-CONTEXT(bf16_d128, 128, bf16, 4, 2)
+CONTEXT(bf16_d64, 64, bf16, 4, 4)
+CONTEXT(bf16_d96, 96, bf16, 4, 3)
+CONTEXT(bf16_d128, 128, bf16, 4, 3)
 CONTEXT(bf16_d256, 256, bf16, 4, 1)
 CONTEXT(bf16_d256_w1, 256, bf16, 1, 1)
-CONTEXT(int8_d64, 64, i8, 4, 3)
-CONTEXT(int8_d96, 96, i8, 4, 2)
+CONTEXT(int8_d64, 64, i8, 4, 4)
+CONTEXT(int8_d96, 96, i8, 4, 3)
 CONTEXT(int8_d128, 128, i8, 4, 2)
 CONTEXT(int8_d256, 256, i8, 4, 1)
 CONTEXT(int8_d256_w1, 256, i8, 1, 1)
-CONTEXT(fp8_d64, 64, e4m3, 4, 3)
-CONTEXT(fp8_d96, 96, e4m3, 4, 2)
+CONTEXT(fp8_d64, 64, e4m3, 4, 4)
+CONTEXT(fp8_d96, 96, e4m3, 4, 3)
 CONTEXT(fp8_d128, 128, e4m3, 4, 2)
 CONTEXT(fp8_d256, 256, e4m3, 4, 1)
 CONTEXT(fp8_d256_w1, 256, e4m3, 1, 1)

@@ -31,17 +31,17 @@
 //
 //                         registers                 blocks = warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64               174   179   179   178       8     5     5     8
-//   int8_d64               216   223   223   216       8     5     5     8
-//   bf16_d96               202   207   207   209       6     4     4     8
-//   int8_d96               216   225   225   210       6     3     3     8
-//   bf16_d128              241   242   242   226       4     3     3     6
-//   int8_d128              243   248   248   239       4     2     2     6
+//   bf16_d64               182   186   186   181       8     5     5     8
+//   int8_d64               208   214   214   209       8     5     5     8
+//   bf16_d96               200   210   210   204       6     4     4     8
+//   int8_d96               204   213   213   199       6     3     3     8
+//   bf16_d128              240   245   245   215       4     3     3     6
+//   int8_d128              243   244   244   232       4     2     2     6
 //   bf16_d256              254   255   255   255       2     1     1     3
 //   int8_d256              254   255   255   255       2     1     1     3
 //
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
-// H100 with 1024 positions: 2.4 TB/s of 3.0 with 256 sequences, 1.9 with 32 (benches/RESULTS.md).
+// H200 with 1024 positions: 3.2 TB/s with 256 sequences, 2.3 with 32 (benches/RESULTS.md).
 // To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"

@@ -7,7 +7,7 @@
 //
 // A thread computes an element of a query, and loads 32 splits at once: the order of the sums is that of the splits, so
 // time is that of ceil(splits / 32) waits for memory, and of the chain of maxima. Reads 4 * (head_dim + 8) bytes a query
-// and split, which are mostly in the L2 cache still. 142 to 148 registers: 3 blocks a multiprocessor. Not measured yet.
+// and split, which are mostly in the L2 cache still. 142 to 146 registers: 3 blocks a multiprocessor. Not measured yet.
 #include "paged_attention.cuh"
 
 KERNEL(paged_attention_merge, 128, 3)(AttentionCall call) {

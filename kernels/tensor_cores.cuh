@@ -24,35 +24,49 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// An address in shared memory.
+using SharedAddress = u32;
+
+__device__ __forceinline__ SharedAddress shared_address(const void* at) {
+    return static_cast<u32>(__cvta_generic_to_shared(at));
+}
+
+// Keeps x in a register, whatever it was computed from, so that constants which are added to it become offsets in instructions.
+__device__ __forceinline__ u32 kept(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+__device__ __forceinline__ const unsigned char* kept(const unsigned char* x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
 // Four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8i + j names row j of matrix i, 16 bytes at a multiple
 // of 16 bytes; lane l receives the elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of matrix i in r[i].
-__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], const void* row) {
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
 }
 
 // The same, transposed: lane l receives the elements of rows 2(l % 4) and 2(l % 4) + 1 in column l / 4 of matrix i.
-__device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], const void* row) {
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
+                 : "r"(row)
                  : "memory");
 }
 
 // Copies 16 bytes to shared memory, some time before the wait for its group. Both addresses are multiples of 16 bytes.
-__device__ __forceinline__ void cp_async_16(void* to, const void* from) {
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+__device__ __forceinline__ void cp_async_16(SharedAddress to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The same if `is_read`; else it writes zeros, and does not read `from`, which must be a valid address all the same.
-__device__ __forceinline__ void cp_async_16_or_zeros(void* to, const void* from, bool is_read) {
-    const u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(is_read ? 16 : 0)
+// The same if `is_read`; else it writes zeros, and does not read `from`.
+__device__ __forceinline__ void cp_async_16_or_zeros(SharedAddress to, const void* from, bool is_read) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_read ? 16 : 0)
                  : "memory");
 }
 

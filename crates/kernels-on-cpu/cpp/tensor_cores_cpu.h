@@ -84,19 +84,28 @@ inline void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], cuda_c
     });
 }
 
-inline void ldmatrix_x4(u32 (&r)[4], const void* row, cuda_cpu::Place place = CUDA_CPU_CALLER) {
+using SharedAddress = unsigned char*;
+
+inline SharedAddress shared_address(const void* at) { return static_cast<unsigned char*>(const_cast<void*>(at)); }
+
+template <class T>
+T kept(T x) {
+    return x;
+}
+
+inline void ldmatrix_x4(u32 (&r)[4], SharedAddress row, cuda_cpu::Place place = CUDA_CPU_CALLER) {
     cuda_cpu::ldmatrix(r, row, false, place);
 }
 
-inline void ldmatrix_x4_transposed(u32 (&r)[4], const void* row, cuda_cpu::Place place = CUDA_CPU_CALLER) {
+inline void ldmatrix_x4_transposed(u32 (&r)[4], SharedAddress row, cuda_cpu::Place place = CUDA_CPU_CALLER) {
     cuda_cpu::ldmatrix(r, row, true, place);
 }
 
-inline void cp_async_16(void* to, const void* from, cuda_cpu::Place place = CUDA_CPU_CALLER) {
+inline void cp_async_16(SharedAddress to, const void* from, cuda_cpu::Place place = CUDA_CPU_CALLER) {
     cuda_cpu::begin_copy({to, from}, place);
 }
 
-inline void cp_async_16_or_zeros(void* to, const void* from, bool is_read, cuda_cpu::Place place = CUDA_CPU_CALLER) {
+inline void cp_async_16_or_zeros(SharedAddress to, const void* from, bool is_read, cuda_cpu::Place place = CUDA_CPU_CALLER) {
     cuda_cpu::begin_copy({to, is_read ? from : nullptr}, place);
 }
 

@@ -10,6 +10,7 @@ use super::Cuda;
 use super::attention_tiles::{
     AttentionTile, MAX_GENERATION_QUERIES, SPLIT_LEN, TileLists, WARP_QUERIES,
 };
+use super::divisor::Divisor;
 use super::gpu::load_error;
 use super::kernels::{Kernels, launch};
 use super::kv_cache::KvCache;
@@ -48,6 +49,7 @@ struct AttentionCall {
     group: i32,
     head_dim: i32,
     block_size: i32,
+    block_divisor: Divisor,
     window: i32,
     num_sinks: i32,
     cap_shrink: f32,
@@ -308,6 +310,7 @@ impl Cuda {
         /// Bytes of the counts, before the tiles.
         const COUNTS_BYTES: u64 = size_of::<AttentionTile>() as u64;
         let num_groups = groups.num_groups as u32;
+        let block_size = cache.layout.block_size.tokens().0;
         let call = |list: u64| AttentionCall {
             out,
             partials: attention.partials.address(),
@@ -326,7 +329,8 @@ impl Cuda {
             num_kv_heads: num_groups as i32,
             group: groups.group as i32,
             head_dim: groups.value_dim as i32,
-            block_size: cache.layout.block_size.tokens().0 as i32,
+            block_size: block_size as i32,
+            block_divisor: Divisor::new(block_size),
             window: params
                 .window
                 .map_or(0, |window| window.get().min(i32::MAX as u32) as i32),

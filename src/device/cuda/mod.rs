@@ -42,6 +42,7 @@ mod adapters;
 mod attention;
 mod attention_tiles;
 mod device;
+mod divisor;
 mod expert_rows;
 mod experts;
 mod fp8_gemm;

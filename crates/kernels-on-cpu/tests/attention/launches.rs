@@ -58,6 +58,8 @@ struct Call {
     group: i32,
     head_dim: i32,
     block_size: i32,
+    block_multiplier: u32,
+    block_shift: u32,
     window: i32,
     num_sinks: i32,
     cap_shrink: f32,
@@ -212,6 +214,7 @@ pub fn attend(
         unwritten(num_partials * shape.num_kv_heads * ((shape.value_dim() + 9) / 8 * 8));
     let heads = 0..shape.num_q_heads();
     let sink_logits: Vec<f32> = heads.filter_map(|head| shape.sink_logit(head)).collect();
+    let block_shift = shape.block_size.next_power_of_two().ilog2();
     let call = Call {
         out: out.as_mut_ptr() as usize,
         partials: partials.as_mut_ptr() as usize,
@@ -236,6 +239,8 @@ pub fn attend(
         group: shape.group as i32,
         head_dim: shape.value_dim() as i32,
         block_size: shape.block_size as i32,
+        block_multiplier: (1_u64 << (31 + block_shift)).div_ceil(shape.block_size as u64) as u32,
+        block_shift,
         window: shape.window as i32,
         num_sinks: shape.num_sinks as i32,
         cap_shrink: shape.soft_cap.map_or(0.0, |cap| {

@@ -20,8 +20,8 @@ __device__ __forceinline__ void multiply(float* c, const bf16* a, const bf16* b,
         for (int i = threadIdx.x; i < TILE * DEPTH / VECTOR; i += blockDim.x) {
             const int row = i / (DEPTH / VECTOR), at = i % (DEPTH / VECTOR) * VECTOR;
             const int to = (stage * TILE + row) * ROW + at;
-            cp_async_16(a_tiles + to, a + (first_row + row) * k + depth + at);
-            cp_async_16(b_tiles + to, b + (first_column + row) * k + depth + at);
+            cp_async_16(shared_address(a_tiles + to), a + (first_row + row) * k + depth + at);
+            cp_async_16(shared_address(b_tiles + to), b + (first_column + row) * k + depth + at);
         }
         cp_async_commit();
     };
@@ -38,10 +38,10 @@ __device__ __forceinline__ void multiply(float* c, const bf16* a, const bf16* b,
         const bf16* const b_tile = b_tiles + stage * TILE * ROW;
         for (int inner = 0; inner < DEPTH; inner += 16) {
             u32 x[4];
-            ldmatrix_x4(x, a_tile + (warp * 16 + lane % 16) * ROW + inner + lane / 16 * 8);
+            ldmatrix_x4(x, shared_address(a_tile + (warp * 16 + lane % 16) * ROW + inner + lane / 16 * 8));
             for (int column = 0; column < 8; column += 2) {
                 u32 y[4];
-                ldmatrix_x4(y, b_tile + (column * 8 + lane / 16 * 8 + lane % 8) * ROW + inner + lane / 8 % 2 * 8);
+                ldmatrix_x4(y, shared_address(b_tile + (column * 8 + lane / 16 * 8 + lane % 8) * ROW + inner + lane / 8 % 2 * 8));
                 mma_bf16(sums[column], x, {y[0], y[1]});
                 mma_bf16(sums[column + 1], x, {y[2], y[3]});
             }
@@ -76,13 +76,13 @@ KERNEL(test_transpose, 32)(u16* out, const u16* x) {
     const int lane = threadIdx.x;
     // The right three quarters arrive by copies, the left one is zeros.
     for (int row = 0; row < 8; ++row) {
-        if (lane < 4) cp_async_16_or_zeros(tile + row * 32 + lane * 8, x + row * 32 + lane * 8, lane > 0);
+        if (lane < 4) cp_async_16_or_zeros(shared_address(tile + row * 32 + lane * 8), x + row * 32 + lane * 8, lane > 0);
     }
     cp_async_commit();
     cp_async_wait<0>();
     __syncwarp();
     u32 r[4];
-    ldmatrix_x4_transposed(r, tile + lane % 8 * 32 + lane / 8 * 8);
+    ldmatrix_x4_transposed(r, shared_address(tile + lane % 8 * 32 + lane / 8 * 8));
     for (int matrix = 0; matrix < 4; ++matrix) {
         const int column = matrix * 8 + lane / 4, row = lane % 4 * 2;
         *reinterpret_cast<u32*>(out + column * 8 + row) = r[matrix];
