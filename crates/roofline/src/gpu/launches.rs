@@ -166,9 +166,9 @@ mod tests {
             ("paged_attention_generation_int8_d128", 6),
             ("paged_attention_generation_bf16_d256", 3),
             ("paged_attention_merge", 3),
-            ("paged_attention_context_bf16_d64", 3),
-            ("paged_attention_context_int8_d96", 2),
-            ("paged_attention_context_bf16_d128", 2),
+            ("paged_attention_context_bf16_d64", 4),
+            ("paged_attention_context_int8_d96", 3),
+            ("paged_attention_context_bf16_d128", 3),
             ("paged_attention_context_bf16_d256", 1),
             ("paged_attention_context_int8_d256_w1", 2),
         ] {
