@@ -131,19 +131,20 @@ pub fn gpu_check() -> Result<PathBuf> {
     program("inflight-gpu-check", "release")
 }
 
-/// Builds test programs of a package; returns the name and the path of each of those.
+/// Builds test programs of a package, as the tests of the whole workspace are built; returns the name and the path of each of those.
 pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let tests = names.iter().flat_map(|name| ["--test", *name]);
     let messages = output(
         cargo()
-            .args(["test", "--no-run", "--package", package])
+            .args(["test", "--no-run", "--workspace"])
             .args(tests)
             .arg("--message-format=json-render-diagnostics"),
     )?;
     let programs = artifacts(&messages).filter_map(|artifact| {
         let name = artifact["target"]["name"].as_str()?;
         let path = artifact["executable"].as_str()?;
-        let is_asked_for = names.contains(&name);
+        let id = artifact["package_id"].as_str()?;
+        let is_asked_for = id.contains(&format!("#{package}@")) && names.contains(&name);
         is_asked_for.then(|| (name.to_owned(), PathBuf::from(path)))
     });
     Ok(programs.collect())

@@ -39,10 +39,11 @@ pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()
 const MODEL_TESTS: [&str; 2] = ["cuda", "change_nothing_on_a_gpu"];
 /// Those among them that need the stand-in: they count launches and free bytes, know its order of sums, provoke faults, or have
 /// several GPUs.
-const STAND_IN_TESTS: [&str; 12] = [
+const STAND_IN_TESTS: [&str; 13] = [
     "cuda_faults::",
     "cuda_overlap::",
     "cuda_rank_experts::",
+    "cuda_rank_schedules::",
     "cuda_ranks::",
     "cuda_stages::",
     "cuda_weight_cache::",
@@ -227,6 +228,33 @@ mod tests {
             "running 4 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ignored\ntest e ... ",
         );
         assert_eq!((tests.num_passed, tests.failed), (1, vec!["c".to_owned()]));
+    }
+
+    #[test]
+    fn tests_that_need_the_stand_in_are_skipped() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models");
+        let mut num_found = 0;
+        for path in programs(&folder, "cuda").expect("the folder is read") {
+            let source = fs::read_to_string(&path).expect("the file is read");
+            let module = path.file_stem().expect("it has a name").to_string_lossy();
+            let mut function = "";
+            for line in source.lines() {
+                if let Some((_, name)) = line.split_once("fn ") {
+                    function = name.split(['(', '<']).next().unwrap_or_default();
+                }
+                // They choose between the stand-in and a GPU.
+                let chooses = ["on_stand_in", "on_any_gpu"].contains(&function);
+                if line.contains("on_stand_in(") && !chooses {
+                    num_found += 1;
+                    let test = format!("{module}::{function}");
+                    assert!(
+                        STAND_IN_TESTS.iter().any(|skipped| test.contains(skipped)),
+                        "{test}"
+                    );
+                }
+            }
+        }
+        assert!(num_found > 20, "{num_found}");
     }
 
     #[test]
