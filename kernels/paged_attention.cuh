@@ -812,13 +812,9 @@ struct Walker {
         };
         load_queries();
 
-        // Several warps copy keys, and values, after the barrier behind which nobody reads those before them any more: two
-        // barriers a tile. A single warp needs none, and has two copies in flight:
-        //
-        //   several   values ---------------->| keys of the next tile ->|
-        //             | q K^T | softmax |     | p V |                   |
-        //   single    values ---------------->| values of the next tile ...
-        //             | q K^T |  keys of the next tile ---------------->|
+        // A copy may begin when nobody reads any more what it overwrites. A team of warps knows that behind a barrier. It has one in
+        // front of each product anyway, so its copies begin there: two barriers a tile. A single warp begins a copy right behind
+        // the product that has read its place, and so has two of them in flight.
         constexpr bool IS_TEAM = NUM_WARPS > 1;
         constexpr int NUM_LATER = IS_TEAM ? 0 : 1;
         // Of the tile `next`. Large heads leave no registers for blocks that are found early.
