@@ -71,7 +71,7 @@ def test_four_ranks_of_mpirun_give_the_same_bits(repository):
     add_model(repository, "spawned", {**RANKS, **four}, checkpoint=STORIES)
     add_model(repository, "four", {**MPI, **four}, checkpoint=STORIES)
     add_model(repository, "stages_of_two", {**MPI, "pipeline_parallel_size": 2}, checkpoint=STORIES)
-    # Of so many tokens that each rank sums a part of the values.
+    # A prompt long enough for split sums.
     story = " and then ".join(PROMPTS * 6)
     asked = [*requests(), (story, {"max_tokens": 8, "ignore_eos": True, "return_log_probs": True})]
     arguments = ["--model-control-mode=explicit", "--load-model=spawned", "--load-model=four"]
