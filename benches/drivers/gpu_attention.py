@@ -115,13 +115,35 @@ def generation_tiles(num_sequences, length, group):
     ]
 
 
-def num_blocks_at_once(per_multiprocessor):
-    return torch.cuda.get_device_properties(0).multi_processor_count * per_multiprocessor
+def counts_of(entries, num_sequences):
+    return torch.tensor([len(entries), num_sequences], dtype=torch.int32, device="cuda")
 
 
 def partials_of(num_sequences, length, num_heads, head_dim):
     width = (head_dim + 9) // 8 * 8
     return torch.empty(num_sequences * -(-length // SPLIT_LEN) * num_heads * width, device="cuda")
+
+
+@dataclasses.dataclass
+class Generation:
+    """A kernel of generation, with the merge of splits behind it."""
+
+    file: str
+    name: str
+    num_threads: int
+    shared_bytes: int
+    blocks_per_multiprocessor: int
+    num_groups: int
+    group: int
+
+    def launch(self, kernels, num_entries, num_sequences, length, argument):
+        num_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        num_blocks = num_multiprocessors * self.blocks_per_multiprocessor // self.num_groups
+        grid = (min(num_entries, num_blocks), self.num_groups, 1)
+        kernels.launch(self.file, self.name, grid, self.num_threads, self.shared_bytes, argument)
+        if length > SPLIT_LEN:
+            grid = (num_sequences, self.num_groups, self.group)
+            kernels.launch("paged_attention_merge", "paged_attention_merge", grid, 128, 0, argument)
 
 
 def compare(what, builds, out, run, operations, bytes_read, reference=None):
@@ -150,7 +172,7 @@ def context(builds, dtype, head_dim, num_rows, position):
     q = torch.randn(num_rows, NUM_Q_HEADS, head_dim, device="cuda").bfloat16()
     out = torch.zeros_like(q)
     entries = context_tiles(num_rows, position, GROUP, 64)
-    tiles, counts = tiles_of(entries), torch.tensor([len(entries), 0], dtype=torch.int32, device="cuda")
+    tiles, counts = tiles_of(entries), counts_of(entries, 1)
     argument = call(out, None, q, cache, tiles, counts, head_dim**-0.5, NUM_KV_HEADS, GROUP, head_dim)
     of_queries = 128 * head_dim if head_dim > 128 else 0
     shared_bytes = 512 * head_dim + 2048 + of_queries + (0 if dtype == "bf16" else 512)
@@ -184,24 +206,17 @@ def generation(builds, dtype, head_dim, num_sequences, length):
     q = torch.randn(num_sequences, NUM_Q_HEADS, head_dim, device="cuda").bfloat16()
     out, partials = torch.zeros_like(q), partials_of(num_sequences, length, NUM_Q_HEADS, head_dim)
     entries = generation_tiles(num_sequences, length, GROUP)
-    tiles, counts = tiles_of(entries), torch.tensor([len(entries), num_sequences], dtype=torch.int32, device="cuda")
+    tiles, counts = tiles_of(entries), counts_of(entries, num_sequences)
     argument = call(out, partials, q, cache, tiles, counts, head_dim**-0.5, NUM_KV_HEADS, GROUP, head_dim)
     shared_bytes = 256 * head_dim + (8192 if head_dim > 128 else 0) + (0 if dtype == "bf16" else 512)
-    name = f"paged_attention_generation_{dtype}_d{head_dim}"
-    grid = (min(len(entries), num_blocks_at_once(6) // NUM_KV_HEADS), NUM_KV_HEADS, 1)
-
-    def run(kernels):
-        kernels.launch("paged_attention_generation", name, grid, 32, shared_bytes, argument)
-        if length > SPLIT_LEN:
-            merge = (num_sequences, NUM_KV_HEADS, GROUP)
-            kernels.launch("paged_attention_merge", "paged_attention_merge", merge, 128, 0, argument)
-
+    file = "paged_attention_generation"
+    kernel = Generation(file, f"{file}_{dtype}_d{head_dim}", 32, shared_bytes, 6, NUM_KV_HEADS, GROUP)
     element_bytes = 2 if dtype == "bf16" else 1
     compare(
         f"generation, {dtype}, heads of {head_dim}, {num_sequences} sequences of {length}",
         builds,
         out,
-        run,
+        lambda kernels: kernel.launch(kernels, len(entries), num_sequences, length, argument),
         4 * head_dim * NUM_Q_HEADS * num_sequences * length,
         2 * head_dim * NUM_KV_HEADS * num_sequences * length * element_bytes,
     )
@@ -218,20 +233,18 @@ def latent(builds, num_sequences, length, num_rows):
         entries = context_tiles(num_rows, length - num_rows, LATENT_GROUP, 32)
     else:
         entries = generation_tiles(num_sequences, length, LATENT_GROUP)
-    tiles, counts = tiles_of(entries), torch.tensor([len(entries), num_sequences], dtype=torch.int32, device="cuda")
+    tiles, counts = tiles_of(entries), counts_of(entries, num_sequences)
     scale = 192**-0.5
     argument = call(out, partials, q, cache, tiles, counts, scale, LATENT_GROUPS, LATENT_GROUP, VALUE_DIM, KEY_DIM)
+    file = "latent_attention"
+    kernel = Generation(file, "latent_attention_generation", 128, 81920, 2, LATENT_GROUPS, LATENT_GROUP)
 
     def run(kernels):
         if is_context:
             grid = (len(entries), LATENT_GROUPS, 1)
-            kernels.launch("latent_attention", "latent_attention_context", grid, 256, 159744, argument)
-            return
-        grid = (min(len(entries), num_blocks_at_once(2) // LATENT_GROUPS), LATENT_GROUPS, 1)
-        kernels.launch("latent_attention", "latent_attention_generation", grid, 128, 81920, argument)
-        if length > SPLIT_LEN:
-            merge = (num_sequences, LATENT_GROUPS, LATENT_GROUP)
-            kernels.launch("paged_attention_merge", "paged_attention_merge", merge, 128, 0, argument)
+            kernels.launch(file, "latent_attention_context", grid, 256, 159744, argument)
+        else:
+            kernel.launch(kernels, len(entries), num_sequences, length, argument)
 
     seen = num_rows * (num_rows + 1) // 2 if is_context else num_sequences * length
     compare(
