@@ -531,7 +531,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             "The GPU of instances with `kind: KIND_CPU` or `KIND_MODEL`, as the driver counts them: for servers that \
              were built without GPU support, and refuse `KIND_GPU`. Instances with `kind: KIND_GPU` run on the GPU \
              that Triton gives them. With `tensor_parallel_size` above 1, the GPUs of all ranks, one for each; by \
-             default that of the instance and those that follow it.",
+             default that of the instance and those that follow it. On several hosts each as the driver of its host counts \
+             them (see [Ranks](ranks.md#several-hosts)).",
         ),
         knob(
             "deterministic",

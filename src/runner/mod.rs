@@ -95,8 +95,9 @@ pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use ranks::{
-    LeadingRunner, Peers, RANK_PROGRAM, RankConnections, RankDevice, RankLimits, RankMemory,
-    RankTransport, RankWatch, leave_mpi_world, rank_main, serve_mpi_rank, serve_next_mpi_model,
+    GpuChoice, LeadingRunner, Peers, RANK_PROGRAM, RankConnections, RankDevice, RankGpu,
+    RankLimits, RankMemory, RankTransport, RankWatch, leave_mpi_world, rank_main, serve_mpi_rank,
+    serve_next_mpi_model,
 };
 pub use rope::{Rope, RopeScaling};
 pub use spec::{

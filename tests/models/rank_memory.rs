@@ -231,7 +231,7 @@ fn the_gpu_that_has_no_memory_for_the_kv_cache_is_named() {
             };
             for part in [
                 "the KV cache has 0 blocks of 32 tokens",
-                ": GPU 1 has ",
+                &format!(": GPU 1 of rank {} has ", 1 - gpu),
                 " free bytes, the least of the 2 GPUs; weights take ",
                 "fewer with a lower max_num_tokens",
                 "kv_cache_free_gpu_mem_fraction",

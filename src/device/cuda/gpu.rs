@@ -29,6 +29,22 @@ pub fn free_memory_bytes(gpu: usize) -> Result<u64, LoadError> {
     Ok(free as u64)
 }
 
+/// What tells a GPU from all others, on any host.
+///
+/// # Errors
+///
+/// As opening it.
+pub fn uuid(gpu: usize) -> Result<String, LoadError> {
+    let uuid = open(gpu)?
+        .uuid()
+        .map_err(|error| load_error("asking for its UUID", &error))?;
+    Ok(uuid
+        .bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
 /// Opens a GPU.
 ///
 /// # Errors
@@ -41,7 +57,7 @@ pub(super) fn open(gpu: usize) -> Result<Arc<CudaContext>, LoadError> {
             CudaContext::device_count().map_err(|error| load_error("counting the GPUs", &error))?;
         if gpu >= usize::try_from(num_gpus).unwrap_or(0) {
             return Err(LoadError::Resource(format!(
-                "there is no GPU {gpu}: the driver shows {num_gpus}; choose another one in instance_group, or KIND_CPU"
+                "there is no GPU {gpu}: the driver shows {num_gpus}; choose another one in instance_group or gpu_device_ids, or KIND_CPU"
             )));
         }
         // SAFETY: opening a library that is part of the CUDA installation runs its initialisers.

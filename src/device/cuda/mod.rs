@@ -91,7 +91,7 @@ use crate::device::cuda::ranks::GpuRanks;
 use crate::device::cuda::step::StepBuffer;
 use crate::device::{FirstStep, Pool};
 
-pub use gpu::{free_memory_bytes, num_gpus};
+pub use gpu::{free_memory_bytes, num_gpus, uuid};
 pub use kernels::has_kernels;
 
 /// Which GPU to use, and the host's part of the work.
@@ -99,7 +99,7 @@ pub use kernels::has_kernels;
 pub struct CudaOptions {
     /// The GPU, as the driver counts them.
     pub gpu: usize,
-    /// The GPUs of all ranks of a model, if there are several.
+    /// The GPUs of all ranks of a model, if there are several, each as the driver of its host counts them.
     pub rank_gpus: Vec<usize>,
     /// Host threads that sample and convert weights. By default as many as the process may use.
     pub num_threads: Option<NonZeroUsize>,

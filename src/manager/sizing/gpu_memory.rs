@@ -2,12 +2,14 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::base::LoadError;
-use crate::device::cuda::free_memory_bytes;
+use crate::runner::RankGpu;
 
 /// Memory of the GPU with the least free memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuMemory {
+    /// The rank whose GPU it is.
+    rank: usize,
+    /// That GPU, as the driver of its host counts them.
     gpu: usize,
     /// Free before the model is loaded.
     free_bytes: u64,
@@ -19,34 +21,21 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// Memory of one GPU.
+    /// The least of the GPUs of all ranks, since all ranks have the same number of blocks.
     ///
-    /// # Errors
-    /// It cannot be opened.
-    pub fn of(gpu: usize) -> Result<Self, LoadError> {
-        Ok(Self {
-            gpu,
-            free_bytes: free_memory_bytes(gpu)?,
+    /// # Panics
+    /// There is none.
+    pub fn least_of(gpus: &[RankGpu]) -> Self {
+        let of_ranks = gpus.iter().enumerate();
+        let (rank, least) = of_ranks.min_by_key(|(_, it)| it.free_bytes).expect("a GPU");
+        Self {
+            rank,
+            gpu: least.gpu,
+            free_bytes: least.free_bytes,
             weight_bytes: 0,
             step_bytes: 0,
-            num_gpus: 1,
-        })
-    }
-
-    /// The least of this GPU and those of all ranks, since all ranks have the same number of blocks.
-    ///
-    /// # Errors
-    /// One of them cannot be opened.
-    pub fn least_of(self, rank_gpus: &[usize]) -> Result<Self, LoadError> {
-        let mut least = self;
-        for &gpu in rank_gpus {
-            let free_bytes = free_memory_bytes(gpu)?;
-            if free_bytes < least.free_bytes {
-                (least.gpu, least.free_bytes) = (gpu, free_bytes);
-            }
+            num_gpus: gpus.len(),
         }
-        least.num_gpus = rank_gpus.len().max(1);
-        Ok(least)
     }
 
     /// Memory left after weights and steps. The KV cache takes a fraction of it.
@@ -60,6 +49,7 @@ impl GpuMemory {
 impl Display for GpuMemory {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let Self {
+            rank,
             gpu,
             free_bytes,
             weight_bytes,
@@ -70,7 +60,7 @@ impl Display for GpuMemory {
             1 => write!(formatter, "GPU {gpu} has {free_bytes} free bytes")?,
             _ => write!(
                 formatter,
-                "GPU {gpu} has {free_bytes} free bytes, the least of the {num_gpus} GPUs"
+                "GPU {gpu} of rank {rank} has {free_bytes} free bytes, the least of the {num_gpus} GPUs"
             )?,
         }
         write!(formatter, "; weights take {weight_bytes} of them")?;
@@ -90,24 +80,25 @@ mod tests {
 
     #[test]
     fn it_names_the_gpu_and_what_takes_its_memory() {
+        let gpu = |gpu, free_bytes| RankGpu {
+            gpu,
+            uuid: gpu.to_string(),
+            free_bytes,
+        };
         let memory = GpuMemory {
-            gpu: 1,
-            free_bytes: 1000,
             weight_bytes: 300,
             step_bytes: 90,
-            num_gpus: 2,
+            ..GpuMemory::least_of(&[gpu(3, 2000), gpu(1, 1000)])
         };
         assert_eq!(memory.left_bytes(), 610);
         assert_eq!(
             memory.to_string(),
-            "GPU 1 has 1000 free bytes, the least of the 2 GPUs; weights take 300 of them, and steps 90, fewer with a lower \
+            "GPU 1 of rank 1 has 1000 free bytes, the least of the 2 GPUs; weights take 300 of them, and steps 90, fewer with a lower \
              max_num_tokens"
         );
         let full = GpuMemory {
             weight_bytes: u64::MAX,
-            step_bytes: 0,
-            num_gpus: 1,
-            ..memory
+            ..GpuMemory::least_of(&[gpu(1, 1000)])
         };
         assert_eq!(full.left_bytes(), 0);
         let says = format!(

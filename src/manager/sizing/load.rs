@@ -13,12 +13,13 @@ use super::engine_config::{ModelDimensions, engine_config_within};
 use super::gpu_memory::GpuMemory;
 use super::host_memory::{self, InstanceMemory};
 use super::rank_cpus::rank_cpus;
+use super::rank_gpus::rank_gpus;
 use crate::base::LoadError;
 use crate::collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
 use crate::config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
 use crate::device::Topology;
 use crate::device::cpu::{CpuOptions, Simd};
-use crate::device::cuda::{CudaOptions, num_gpus};
+use crate::device::cuda::CudaOptions;
 use crate::engine::EngineConfig;
 use crate::manager::step_cost::measure_costs;
 use crate::runner::spec::{LayerSpec, ModelSpec};
@@ -311,13 +312,17 @@ fn load_on_gpu(
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
     let num_ranks = model.grid().num_ranks();
-    let memory = GpuMemory::of(gpu)?;
+    let mut ranks = match num_ranks {
+        1 => None,
+        _ => Some(connect_ranks(&config.settings, model.grid(), rank_program)?),
+    };
+    let gpus = rank_gpus(&config.settings, gpu, ranks.as_mut())?;
     let options = CudaOptions {
-        rank_gpus: rank_gpus(&config.settings, gpu, num_ranks, num_gpus())?,
+        rank_gpus: gpus.iter().map(|it| it.gpu).collect(),
         ..cuda_options(&config.settings, gpu)
     };
     let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
-    let mut memory = memory.least_of(&options.rank_gpus)?;
+    let mut memory = GpuMemory::least_of(&gpus);
     memory.weight_bytes = weight_bytes;
     let adapters = adapters_on_gpu(&config.settings, adapters, memory.left_bytes());
     let sized = |memory: &GpuMemory| {
@@ -327,26 +332,35 @@ fn load_on_gpu(
     let largest = limits(model, &sized(&memory)?, adapters);
     memory.step_bytes = CudaRunner::num_step_bytes(source, &largest, &options)?;
     let engine = sized(&memory)?;
-    let pinned_bytes = num_ranks as u64 * host_bytes(model, &engine);
+    let of_all = |of_rank: u64| num_ranks as u64 * of_rank;
+    let on_this_host = |of_rank: u64| match &ranks {
+        None => of_rank,
+        Some(ranks) => ranks.bytes_of_own_host(of_all(of_rank)),
+    };
+    let pinned_bytes = on_this_host(host_bytes(model, &engine));
+    let gpu_bytes = on_this_host(weight_bytes + kv_bytes(model, &engine));
     let ((), reservation) = host_memory::reserve(|free| {
-        let available_bytes = free.available_bytes();
-        check_host_memory(&config.settings, num_ranks, available_bytes, None)?;
+        let of_ranks = ranks
+            .as_ref()
+            .and_then(|ranks| ranks.memory(free.host_bytes, free.process_bytes));
+        let available_bytes = match &ranks {
+            None => free.available_bytes(),
+            Some(_) => of_ranks.map(|memory| memory.num_bytes),
+        };
+        let limit = of_ranks.as_ref().map(|memory| memory as &dyn Display);
+        check_host_memory(&config.settings, num_ranks, available_bytes, limit)?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
     let limits = limits(model, &engine, adapters);
-    let runner = match num_ranks {
-        1 => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
-        _ => {
-            let time_limits = rank_limits(&config.settings);
-            let transport = RankTransport::Processes(rank_program.to_owned());
-            Runner::CudaRanks(Box::new(LeadingRunner::new(
-                transport.connect(model.grid(), time_limits.load)?,
-                source,
-                limits,
-                &options,
-                time_limits,
-            )?))
-        }
+    let runner = match ranks {
+        None => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
+        Some(ranks) => Runner::CudaRanks(Box::new(LeadingRunner::new(
+            ranks,
+            source,
+            limits,
+            &options,
+            rank_limits(&config.settings),
+        )?)),
     };
     let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
     if engine.plan_ahead && !plan_ahead {
@@ -361,7 +375,6 @@ fn load_on_gpu(
     }
     // The system counts pinned memory as used from the beginning.
     drop(reservation);
-    let gpu_bytes = num_ranks as u64 * (weight_bytes + kv_bytes(model, &engine));
     Ok(LoadedRunner {
         runner,
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
@@ -414,70 +427,6 @@ fn adapters_on_gpu(settings: &Settings, adapters: AdapterRoom, free_bytes: u64) 
     AdapterRoom {
         num_running_pages: adapters.num_running_pages.min(max_pages),
         ..adapters
-    }
-}
-
-/// The GPUs of so many ranks; none if there is one rank.
-fn rank_gpus(
-    settings: &Settings,
-    gpu: usize,
-    num_ranks: usize,
-    num_gpus: usize,
-) -> Result<Vec<usize>, LoadError> {
-    let given = &settings.gpu_device_ids;
-    let wrong = |problem: String| {
-        Err(LoadError::Config {
-            problem,
-            remedy: format!(
-                "set gpu_device_ids to {num_ranks} different GPUs, one for each rank, or lower tensor_parallel_size or \
-                 pipeline_parallel_size"
-            ),
-        })
-    };
-    if num_ranks == 1 && given.len() <= 1 {
-        return Ok(Vec::new());
-    }
-    if settings.rank_transport != RankTransportKind::Processes {
-        return Err(LoadError::Config {
-            problem: "rank_transport is mpi, and ranks on GPUs are processes of one host"
-                .to_owned(),
-            remedy: "leave rank_transport out, or use KIND_CPU".to_owned(),
-        });
-    }
-    let gpus: Vec<_> = match given.len() {
-        0 | 1 => (gpu..gpu + num_ranks).collect(),
-        _ => given.iter().map(|gpu| *gpu as usize).collect(),
-    };
-    let ids = || {
-        let ids: Vec<_> = gpus.iter().map(usize::to_string).collect();
-        ids.join(",")
-    };
-    if gpus.len() != num_ranks {
-        return wrong(format!(
-            "gpu_device_ids is {}, which is {} GPUs, and the model has {num_ranks} ranks",
-            ids(),
-            gpus.len()
-        ));
-    }
-    if let Some(missing) = gpus.iter().find(|gpu| **gpu >= num_gpus) {
-        return wrong(format!(
-            "the ranks have the GPUs {}, and there is no GPU {missing}: the driver shows {num_gpus}",
-            ids()
-        ));
-    }
-    if gpus[0] != gpu {
-        return wrong(format!(
-            "gpu_device_ids is {}, and the instance, which is rank 0, is on GPU {gpu}",
-            ids()
-        ));
-    }
-    let is_repeated = |(index, gpu): (usize, &usize)| gpus[..index].contains(gpu);
-    match gpus.iter().enumerate().any(is_repeated) {
-        true => wrong(format!(
-            "gpu_device_ids is {}, which names a GPU twice",
-            ids()
-        )),
-        false => Ok(gpus),
     }
 }
 
@@ -570,7 +519,7 @@ fn synthetic(
         .gated_by(gate.map(|path| folder.join(path))))
 }
 
-/// Connects with the other ranks on CPUs.
+/// Connects with the other ranks.
 fn connect_ranks(
     settings: &Settings,
     grid: Grid,
@@ -638,39 +587,6 @@ mod tests {
     use super::*;
     use crate::base::{BlockSize, Tokens};
     use crate::runner::GroupedLayers;
-
-    #[test]
-    fn each_rank_has_a_gpu_of_its_own() {
-        let gpus = |ids: &str, gpu, num_ranks| {
-            let settings = Settings::parse([("gpu_device_ids", ids)]).expect("valid");
-            rank_gpus(&settings, gpu, num_ranks, 4).map_err(|error| error.to_string())
-        };
-        assert_eq!(gpus("", 0, 1), Ok(vec![]));
-        assert_eq!(gpus("2", 2, 1), Ok(vec![]));
-        assert_eq!(gpus("", 1, 2), Ok(vec![1, 2]));
-        assert_eq!(gpus("2", 2, 2), Ok(vec![2, 3]));
-        assert_eq!(gpus("3,0,1", 3, 3), Ok(vec![3, 0, 1]));
-        for (ids, gpu, num_ranks, part) in [
-            ("", 3, 2, "there is no GPU 4: the driver shows 4"),
-            ("0,1,2", 0, 2, "which is 3 GPUs, and the model has 2 ranks"),
-            ("0,1", 0, 1, "which is 2 GPUs, and the model has 1 ranks"),
-            ("0,0", 0, 2, "names a GPU twice"),
-            ("1,0", 0, 2, "rank 0, is on GPU 0"),
-        ] {
-            let error = gpus(ids, gpu, num_ranks).expect_err(part);
-            assert!(
-                error.contains(part) && error.contains("gpu_device_ids"),
-                "{error}"
-            );
-        }
-        let over_mpi = Settings::parse([("rank_transport", "mpi")]).expect("valid");
-        let error = rank_gpus(&over_mpi, 0, 2, 4).expect_err("GPUs of one host");
-        assert!(
-            error.to_string().contains("rank_transport is mpi"),
-            "{error}"
-        );
-        assert_eq!(rank_gpus(&over_mpi, 0, 1, 4).ok(), Some(vec![]));
-    }
 
     #[test]
     fn the_largest_stage_has_room() {

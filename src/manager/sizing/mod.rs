@@ -7,6 +7,7 @@
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
 //! rank_cpus.rs         the CPUs of each rank
+//! rank_gpus.rs         the GPU of each rank
 //! ```
 
 mod configured_model;
@@ -15,6 +16,7 @@ mod gpu_memory;
 mod host_memory;
 mod load;
 mod rank_cpus;
+mod rank_gpus;
 
 pub use configured_model::{ConfiguredModel, open_model_source};
 pub(in crate::manager) use configured_model::{

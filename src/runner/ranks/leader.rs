@@ -8,7 +8,7 @@ use super::rank_adapters::{SentAdapters, for_each_piece};
 use super::rank_call::RankCall;
 use super::rank_device::RankDevice;
 use super::rank_process::Ending;
-use super::task::Task;
+use super::task::{Instruction, Task};
 use super::transport::RankConnections;
 use crate::base::{HostBlockId, LoadError, StepError};
 use crate::collective::Grid;
@@ -85,7 +85,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             let mut task = task.clone();
             task.rank = rank;
             task.device = D::of_rank(options, rank);
-            other.instruct(&task)?;
+            other.instruct(&Instruction::Load(Box::new(task)))?;
         }
         for other in &mut others.0 {
             other.wait_until_ready()?;

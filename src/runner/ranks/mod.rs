@@ -5,6 +5,7 @@
 //! rank_call.rs    what a rank needs of a model call to compute its share
 //! task.rs         what a rank is told before it loads its share of the model
 //! rank_device.rs  the devices that ranks compute with
+//! rank_gpu.rs     the GPU of a rank
 //! rank_adapters.rs    the parts of adapters that the other ranks get
 //! leader.rs       rank 0: has the others compute each call together with it
 //! transport.rs    how they reach each other
@@ -44,6 +45,7 @@ mod peers;
 mod rank_adapters;
 mod rank_call;
 mod rank_device;
+mod rank_gpu;
 mod rank_main;
 mod rank_memory;
 mod rank_process;
@@ -56,6 +58,7 @@ pub use peers::Peers;
 pub(super) use rank_adapters::AdapterRuns;
 pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
+pub use rank_gpu::{GpuChoice, RankGpu};
 pub use rank_main::rank_main;
 pub use rank_memory::RankMemory;
 pub use rank_process::RANK_PROGRAM;

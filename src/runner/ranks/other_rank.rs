@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::rank_gpu::RankGpu;
 use super::rank_process::{Ending, RANK_PROGRAM, RankProcess};
 use super::task::{BUILD, Greeting, RankHost, Report, receive, send};
 use crate::base::LoadError;
@@ -59,13 +60,26 @@ impl OtherRank {
         }
     }
 
-    /// Tells it what it has to load.
+    /// Tells it what it has to do.
     ///
     /// # Errors
     /// It does not take it in time.
     pub(super) fn instruct(&mut self, task: &impl Serialize) -> Result<(), LoadError> {
         let sent = self.with_channel(|channel| send(channel, task));
         sent.map_err(|error| self.failure(&error.to_string()))
+    }
+
+    /// Waits for the GPU that it has been asked for.
+    ///
+    /// # Errors
+    /// It cannot have it, or does not answer in time.
+    pub(super) fn gpu(&mut self) -> Result<RankGpu, LoadError> {
+        match self.with_channel(|channel| receive::<Result<RankGpu, String>>(channel)) {
+            Ok(Some(Ok(gpu))) => Ok(gpu),
+            Ok(Some(Err(reason))) => Err(self.failure(&reason)),
+            Ok(None) => Err(self.has_ended()),
+            Err(error) => Err(self.failure(&error.to_string())),
+        }
     }
 
     /// Waits until it has opened the model, and takes part in the operations between ranks.

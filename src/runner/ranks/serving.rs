@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::rank_adapters::{AdapterRuns, ReceivedAdapters};
 use super::rank_call::RankCall;
 use super::rank_device::OpenedOptions;
-use super::task::{BUILD, Greeting, RankHost, Report, Task, receive, send};
+use super::rank_gpu::RankGpu;
+use super::task::{BUILD, Greeting, Instruction, RankHost, Report, Task, receive, send};
 use crate::base::{BlockSize, StepError, catch_panic};
 use crate::collective::{Channel, Collective, CollectiveError, Grid, MpiSession, MpiWorld};
 use crate::device::cpu::Cpu;
@@ -71,8 +72,14 @@ pub(super) fn serve(
     };
     channel.set_time_limit(Some(MAX_WAIT)).map_err(text)?;
     send(channel, &greeting).map_err(text)?;
-    let Some(task) = receive::<Task>(channel).map_err(text)? else {
-        return Ok(());
+    let task = loop {
+        match receive::<Instruction>(channel).map_err(text)? {
+            None => return Ok(()),
+            Some(Instruction::Load(task)) => break task,
+            Some(Instruction::ReportGpu(choice)) => {
+                send(channel, &RankGpu::of(choice).map_err(text)).map_err(text)?;
+            }
+        }
     };
     match task.device.options().ok_or_else(unknown)? {
         OpenedOptions::Cpu(options) => compute::<Cpu>(channel, &task, attach, &options),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::rank_device::RankDeviceOptions;
+use super::rank_gpu::GpuChoice;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::collective::{Channel, Grid};
 use crate::device::{
@@ -52,7 +53,16 @@ impl RankHost {
     }
 }
 
-/// What it gets then.
+/// What it gets then, until it has a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Instruction {
+    /// To answer with this GPU, or why it cannot have it: a `Result<RankGpu, String>`.
+    ReportGpu(GpuChoice),
+    /// To load its share of a model.
+    Load(Box<Task>),
+}
+
+/// A share of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) rank: usize,

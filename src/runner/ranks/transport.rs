@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::other_rank::{OtherRank, OtherRanks};
+use super::rank_gpu::{GpuChoice, RankGpu};
 use super::rank_memory::{RankMemory, bytes_of_host};
 use super::rank_process::RankProcess;
 use super::serving::serve_mpi_rank;
-use super::task::RankHost;
+use super::task::{Instruction, RankHost};
 use crate::base::LoadError;
 use crate::collective::{Collective, CollectiveError, Grid, MpiSession, MpiWorld, ShmWorld};
 use crate::device::host_id;
@@ -67,6 +68,31 @@ impl RankConnections {
             limit_bytes: process_bytes,
         };
         RankMemory::of_hosts(iter::once(&own).chain(&self.hosts))
+    }
+
+    /// The GPUs that all ranks have if those of a host have one after the other: from `own` on at rank 0's host, from 0 on at others.
+    pub fn gpus_by_host(&self, own: usize) -> Vec<usize> {
+        let own_host = host_id();
+        let ids: Vec<_> = iter::once(&own_host)
+            .chain(self.hosts.iter().map(|host| &host.id))
+            .collect();
+        let gpu_of = |rank: usize| {
+            let first = if *ids[rank] == own_host { own } else { 0 };
+            first + ids[..rank].iter().filter(|id| **id == ids[rank]).count()
+        };
+        (0..ids.len()).map(gpu_of).collect()
+    }
+
+    /// The GPUs of all ranks but rank 0, for each of which there is a choice. They are asked at the same time.
+    ///
+    /// # Errors
+    /// A rank cannot have its GPU, or does not answer in time.
+    pub fn gpus(&mut self, choices: &[GpuChoice]) -> Result<Vec<RankGpu>, LoadError> {
+        let others = &mut self.others.0;
+        for (other, choice) in others.iter_mut().zip(choices) {
+            other.instruct(&Instruction::ReportGpu(*choice))?;
+        }
+        others.iter_mut().map(OtherRank::gpu).collect()
     }
 
     /// Of memory that all ranks take together, each the same, what those on the host of rank 0 take.

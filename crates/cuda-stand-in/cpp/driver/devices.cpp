@@ -1,8 +1,12 @@
 // Devices and their primary contexts.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 #include "captures.h"
 #include "events.h"
@@ -184,7 +188,12 @@ API CUresult cuDeviceGetName(char* name, int max_len, CUdevice ordinal) {
 
 API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice ordinal) {
     return with_device(ordinal, [&](Lock&, Device&) {
-        std::memcpy(uuid->bytes, "cuda-stand-in  ", sizeof uuid->bytes);
+        // Hosts have devices of their own.
+        char host[256] = "";
+        gethostname(host, sizeof host - 1);
+        const uint64_t hash = std::hash<std::string_view>{}(host);
+        std::memcpy(uuid->bytes, "standin", 7);
+        std::memcpy(uuid->bytes + 7, &hash, sizeof hash);
         uuid->bytes[15] = static_cast<char>(ordinal);
         return CUDA_SUCCESS;
     });

@@ -9,15 +9,18 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string_view>
 
 #include "../shared.h"
 #include "world.h"
 
 extern "C" CUresult cuCtxGetDevice(CUdevice* device);
+extern "C" CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice ordinal);
 extern "C" CUresult cuCtxGetCurrent(CUcontext* context);
 extern "C" CUresult cuStreamGetCtx(CUstream stream, CUcontext* context);
 
@@ -227,7 +230,9 @@ API ncclResult_t ncclCommInitRank(ncclComm_t* handle, int num_ranks, ncclUniqueI
     if (comm->world == nullptr) return refuse(ncclSystemError, "ncclCommInitRank: no shared memory");
     Header& header = comm->world->header();
     Rank& own = header.ranks[rank];
-    own.device = comm->device;
+    CUuuid uuid;
+    cuDeviceGetUuid_v2(&uuid, comm->device);
+    own.device_hash = std::hash<std::string_view>{}({uuid.bytes, sizeof uuid.bytes});
     own.num_ranks = num_ranks;
     if (own.is_present.exchange(1) != 0) return refuse(ncclInvalidUsage, "ncclCommInitRank: two ranks are %d", rank);
     for (int i = 0; !comm->all(&Rank::is_present, 1); ++i) {
@@ -238,7 +243,7 @@ API ncclResult_t ncclCommInitRank(ncclComm_t* handle, int num_ranks, ncclUniqueI
     for (int other = 0; other < num_ranks; ++other) {
         const Rank& there = header.ranks[other];
         if (there.num_ranks != num_ranks) return refuse(ncclInvalidUsage, "ncclCommInitRank: numbers of ranks differ");
-        if (other != rank && there.device == comm->device) {
+        if (other != rank && there.device_hash == own.device_hash) {
             return refuse(ncclInvalidUsage, "ncclCommInitRank: ranks %d and %d have device %d", rank, other,
                           comm->device);
         }

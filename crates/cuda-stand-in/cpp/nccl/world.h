@@ -23,7 +23,7 @@ struct Label {
 // A rank. Operations are numbered from 0 on; even and odd ones have a buffer each.
 struct Rank {
     std::atomic<uint32_t> is_present;
-    std::atomic<int32_t> device;
+    std::atomic<size_t> device_hash;  // of the UUID of its device
     std::atomic<int32_t> num_ranks;
     std::atomic<uint64_t> num_published;
     std::atomic<uint64_t> num_read;
