@@ -1,9 +1,11 @@
 """A model whose ranks are the processes of `mpirun`: the same bits as with processes that the server has started, models one after
 the other, and nothing is left whatever happens to a process."""
 
+import collections
 import contextlib
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -12,16 +14,38 @@ import threading
 
 import pytest
 
-from harness import clients
+from harness import clients, deployments
 from harness.adapters import page_bytes, write_adapter
 from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.second_host import SecondHost
-from harness.server import STOP_TIMEOUT_S, Server, num_requests
+from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, num_requests
 
 from test_examples import mpi_job
-from test_ranks import FIXTURES, PROMPTS, RANKS, answer, bits, has_ended, requests, wait_for
+from test_ranks import (
+    FIXTURES,
+    LOAD_TIME_LIMIT_S,
+    PROMPTS,
+    RANKS,
+    TIME_LIMIT_S,
+    FaultyProgram,
+    answer,
+    bits,
+    delay,
+    happen,
+    has_ended,
+    kill,
+    nothing,
+    pause,
+    requests,
+    starve,
+    stop,
+    wait_for,
+)
 
+# What happens to a process of mpirun, and what may end it, and so all.
+MPI_FAULTS = [kill, stop, stop, pause, delay, starve, nothing]
+MAY_END = (kill, starve)
 MPI = {**RANKS, "rank_transport": "mpi"}
 PLUGIN = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "libinflight_mpi.so"
 
@@ -159,6 +183,56 @@ def test_ranks_of_two_hosts_give_the_same_bits_and_an_error_while_the_network_is
     wait_for(lambda: has_ended(rank), "a rank is left")
 
 
+ON_GPUS = {"deterministic": "true", "max_tokens_in_paged_kv_cache": 4096, "cuda_graph_cache_size": 2}
+GPU_RANKS = {"tensor_parallel_size": (2, 1), "pipeline_parallel_size": (1, 2)}
+
+
+def add_gpu_models(repository, names, ranks):
+    """Models whose instances are on GPU 0, with two ranks that share each layer, and with two stages."""
+    for number, name in enumerate(names):
+        sizes = {key: values[number] for key, values in GPU_RANKS.items()}
+        parameters = {**ranks, **ON_GPUS, **sizes}
+        # Only the GPU of the instance: the others are those that the ranks' hosts have.
+        add_model(repository, name, {**parameters, "gpu_device_ids": 0}, checkpoint=STORIES)
+
+
+def on_stand_in(folder, num_gpus):
+    return {**deployments.stand_in(folder / "stand_in"), "CUDA_STAND_IN_DEVICES": str(num_gpus)}
+
+
+def test_gpus_of_two_hosts_have_the_bits_of_gpus_of_one(repository, second_host, tmp_path):
+    names = ["two", "stages"]
+    asked = requests()[:8]
+    add_gpu_models(tmp_path / "spawned", names, RANKS)
+    with Server(tmp_path / "spawned", environment=on_stand_in(tmp_path, 2)) as server:
+        expected = {name: bits(clients.streams(server, name, asked)) for name in names}
+    add_gpu_models(repository, names, MPI)
+    explicit = "--model-control-mode=explicit"
+    environment = on_stand_in(tmp_path, 1)
+    with Server(repository, explicit, environment=environment, mpi_ranks=2, second_host=second_host) as server:
+        [rank] = second_host.processes("inflight-rank")
+        for name in names:
+            assert server.load(name) is None
+            assert bits(clients.streams(server, name, asked)) == expected[name], name
+            assert_blocks_come_back(server, name)
+            server.unload(name)
+            server.wait_for_state(name, "UNAVAILABLE")
+    wait_for(lambda: has_ended(rank), "a rank is left")
+
+
+def test_a_rank_of_mpirun_that_has_no_gpu_of_its_own_is_named(repository, tmp_path):
+    add_gpu_models(repository, ["two"], MPI)
+    add_model(repository, "missing", {**MPI, **ON_GPUS, "gpu_device_ids": "0,3"}, checkpoint=STORIES)
+    add_model(repository, "cpu", MPI, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", environment=on_stand_in(tmp_path, 1), mpi_ranks=2) as server:
+        error = server.load("two")
+        assert "ranks 0 and 1 would both have GPU 0 of their host" in error and "gpu_device_ids" in error, error
+        error = server.load("missing")
+        assert "the process of rank 1: there is no GPU 3: the driver shows 1" in error, error
+        assert server.load("cpu") is None
+        assert len(answer(server, "cpu")) == 20
+
+
 def command_of_script():
     """The book's batch script for Slurm."""
     page = (ROOT / "docs/src/ranks.md").read_text()
@@ -228,6 +302,93 @@ def test_one_process_that_is_killed_ends_all(repository, killed):
     assert server.process.wait(STOP_TIMEOUT_S) != 0
     for pid in pids.values():
         wait_for(lambda: has_ended(pid), f"process {pid} is left")
+
+
+def test_a_rank_with_other_files_is_named(repository, tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        shutil.copytree(STORIES, folder / "checkpoint", symlinks=False)
+    os.utime(folders[1] / "checkpoint" / "config.json", (1, 1))
+    program = FaultyProgram(tmp_path)
+    shutil.copy(PLUGIN, program.backends / "inflight")
+    # Each process has the folder that it was started in.
+    add_model(repository, "two", {**MPI, "gpt_model_path": "/proc/self/cwd/checkpoint"})
+    explicit = "--model-control-mode=explicit"
+    with program.does_first("--mpi", f"cd {folders[1]}"):
+        with Server(repository, explicit, mpi_ranks=2, backends=program.backends, cwd=folders[0]) as server:
+            error = server.load("two")
+            assert "rank 1" in error and "are not those that rank 0 has opened" in error, error
+            # A process of mpirun stays for the next load.
+            shutil.copy2(folders[0] / "checkpoint" / "config.json", folders[1] / "checkpoint")
+            assert server.load("two") is None
+            assert len(answer(server)) == 20
+
+
+def test_random_faults_under_mpirun_end_all_or_change_nothing(repository):
+    seed = int(os.environ.get("INFLIGHT_SEED", 1))
+    num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 4))
+    print(f"INFLIGHT_SEED={seed}")
+    rng = random.Random(seed)
+    quick = {"rank_timeout_seconds": TIME_LIMIT_S, "rank_load_timeout_seconds": LOAD_TIME_LIMIT_S}
+    add_model(repository, "three", {**MPI, **quick, "tensor_parallel_size": 3}, checkpoint=STORIES)
+    add_model(repository, "calm", {"num_threads": 1}, checkpoint=STORIES)
+    asked = requests()[:8]
+    outcomes = collections.Counter()
+    server = expected = None
+    for number in range(num_faults):
+        if server is None:
+            server = Server(repository, mpi_ranks=3)
+            pids = [server.process.pid, server.pid, *ranks(server)]
+            of_calm, answers = answer(server, "calm"), bits(clients.streams(server, "three", asked))
+            expected = expected or answers
+            assert answers == expected
+        fault, is_at_load, pid = rng.choice(MPI_FAULTS), rng.random() < 0.3, rng.choice(ranks(server))
+        where = f"INFLIGHT_SEED={seed}, fault {number}: {fault.__name__}{' at load' * is_at_load}"
+        if is_at_load:
+            server.unload("three")
+            server.wait_for_state("three", "UNAVAILABLE")
+        timer = threading.Timer(rng.uniform(0, 0.4), happen, (fault, pid, rng))
+        timer.start()
+        failures = []
+        try:
+            if is_at_load and (error := server.load("three")) is not None:
+                failures.append(error)
+            else:
+                answers = clients.streams(server, "three", asked, may_fail=True)
+                failures = [one for one in answers if isinstance(one, Exception)]
+                right = [one for one, kind in zip(expected, answers, strict=True) if not isinstance(kind, Exception)]
+                assert bits([one for one in answers if not isinstance(one, Exception)]) == right, where
+        except OSError:
+            assert fault in MAY_END, where
+        timer.join(clients.TIMEOUT_S)
+        has_all_ended = fault is kill or server.process.poll() is not None
+        what = "all end" if has_all_ended else "errors" if failures else "works"
+        outcomes[f"{'load' if is_at_load else 'step'}: {fault.__name__}", what] += 1
+        if has_all_ended:
+            assert fault in MAY_END, where
+            assert server.process.wait(STOP_TIMEOUT_S) != 0, where
+            for pid in pids:
+                wait_for(lambda: has_ended(pid), f"process {pid} is left: {where}")
+            server = None
+            continue
+        for error in failures:
+            assert re.search("rank [012]", str(error)), (where, error)
+        os.kill(pid, signal.SIGCONT)
+        assert answer(server, "calm") == of_calm, where
+        if fault is starve:
+            # Its process has no more memory for later models.
+            server.stop()
+            server = None
+            continue
+        with contextlib.suppress(AssertionError):
+            server.unload("three")
+        server.wait_for_state("three", "UNAVAILABLE")
+        assert server.load("three") is None, where
+        assert bits(clients.streams(server, "three", asked)) == expected, where
+    if server is not None:
+        server.stop()
+    for (what, outcome), count in sorted(outcomes.items()):
+        print(f"{what}: {outcome}: {count}")
 
 
 def test_a_server_that_mpirun_has_not_started_is_told_so(repository):

@@ -412,6 +412,36 @@ def test_ranks_have_the_cpus_that_they_are_given(repository):
         assert len(os.sched_getaffinity(server.pid)) == len(cpus)
 
 
+def bytes_read(pid):
+    """The bytes that a process has read from files so far."""
+    return int(pathlib.Path(f"/proc/{pid}/io").read_text().split("rchar:")[1].split()[0])
+
+
+@pytest.mark.deployments("iterative")
+def test_each_rank_reads_only_its_share(repository):
+    # Floats, experts, quantised weights, and a GGUF file.
+    models = [STORIES, *(FIXTURES / name for name in ("qwen2-moe", "quantised/bnb-nf4", "quantised/gguf-q4_k"))]
+    with Server(repository, "--model-control-mode=explicit") as server:
+        for number, folder in enumerate(models):
+            num_read = {}
+            for num_ranks in (2, 4):
+                name = f"model_{number}_{num_ranks}"
+                parameters = {**RANKS, "tensor_parallel_size": num_ranks, "gpt_model_path": folder}
+                add_model(repository, name, parameters)
+                assert server.load(name) is None
+                num_read[num_ranks] = [bytes_read(pid) for pid in processes(server)]
+                server.unload(name)
+                server.wait_for_state(name, "UNAVAILABLE")
+                wait_for(lambda: processes(server) == [], "a process is left")
+            of_weights = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))
+            # A quarter of the weights more on one of two ranks than on one of four, but for what every rank has: norms, heads
+            # that it shares, and other files.
+            assert min(num_read[2]) - max(num_read[4]) > of_weights / 8, (folder.name, of_weights, num_read)
+            if folder == STORIES:
+                for num_ranks, counts in num_read.items():
+                    assert max(counts) < 1.15 * of_weights / num_ranks, (of_weights, num_read)
+
+
 @pytest.mark.deployments("iterative")
 def test_what_cannot_be_split_is_refused_with_the_reason(repository):
     add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
@@ -464,9 +494,9 @@ class FaultyProgram:
         program.chmod(0o755)
 
     @contextlib.contextmanager
-    def does_first(self, rank, line):
-        """The processes of this rank run a line of the shell before they are one."""
-        self._first.write_text(f'case "$1" in rank={rank}) {line};; esac\n')
+    def does_first(self, argument, line):
+        """The processes that have this argument run a line of the shell before they are a rank."""
+        self._first.write_text(f'case "$1" in {argument}) {line};; esac\n')
         yield
         self._first.unlink()
 
@@ -541,7 +571,7 @@ def load_with_signal(server, own, fault, rng):
 def load_after(server, program, rank, line):
     """Loads the model, and has the process of one rank run a line of the shell first. Returns the load error, which must name a
     rank: that one, if its memory limit leaves no room for a KV cache."""
-    with program.does_first(rank, line):
+    with program.does_first(f"rank={rank}", line):
         error = server.load("three")
     assert error is None or re.search("rank [12]", error), (line, error)
     if error is not None and "the KV cache has" in error:
@@ -569,7 +599,7 @@ def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, d
         server.unload("two")
         server.wait_for_state("two", "UNAVAILABLE")
         limit_bytes = 2 << 30
-        with program.does_first(1, f"ulimit -v {limit_bytes // 1024}"):
+        with program.does_first("rank=1", f"ulimit -v {limit_bytes // 1024}"):
             assert server.load("two") is None
             error = server.load("small")
         assert "which do not hold one sequence" in error, error

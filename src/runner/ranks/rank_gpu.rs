@@ -42,3 +42,25 @@ impl RankGpu {
         })
     }
 }
+
+/// The GPUs of ranks on these hosts, if those of a host have one after the other: from `own` on at the host of rank 0, from 0 on at
+/// others.
+pub(super) fn gpus_by_host(hosts: &[&str], own: usize) -> Vec<usize> {
+    let gpu_of = |(rank, host): (usize, &&str)| {
+        let first = if *host == hosts[0] { own } else { 0 };
+        first + hosts[..rank].iter().filter(|it| *it == host).count()
+    };
+    hosts.iter().enumerate().map(gpu_of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_host_have_one_gpu_after_the_other() {
+        assert_eq!(gpus_by_host(&["a", "a", "a"], 1), [1, 2, 3]);
+        assert_eq!(gpus_by_host(&["a", "a", "b", "b"], 0), [0, 1, 0, 1]);
+        assert_eq!(gpus_by_host(&["a", "b", "a", "c", "b"], 2), [2, 0, 3, 0, 1]);
+    }
+}

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::other_rank::{OtherRank, OtherRanks};
-use super::rank_gpu::{GpuChoice, RankGpu};
+use super::rank_gpu::{GpuChoice, RankGpu, gpus_by_host};
 use super::rank_memory::{RankMemory, bytes_of_host};
 use super::rank_process::RankProcess;
 use super::serving::serve_mpi_rank;
@@ -73,14 +73,11 @@ impl RankConnections {
     /// The GPUs that all ranks have if those of a host have one after the other: from `own` on at rank 0's host, from 0 on at others.
     pub fn gpus_by_host(&self, own: usize) -> Vec<usize> {
         let own_host = host_id();
-        let ids: Vec<_> = iter::once(&own_host)
-            .chain(self.hosts.iter().map(|host| &host.id))
-            .collect();
-        let gpu_of = |rank: usize| {
-            let first = if *ids[rank] == own_host { own } else { 0 };
-            first + ids[..rank].iter().filter(|id| **id == ids[rank]).count()
-        };
-        (0..ids.len()).map(gpu_of).collect()
+        let others = self.hosts.iter().map(|host| &*host.id);
+        gpus_by_host(
+            &iter::once(&*own_host).chain(others).collect::<Vec<_>>(),
+            own,
+        )
     }
 
     /// The GPUs of all ranks but rank 0, for each of which there is a choice. They are asked at the same time.
