@@ -15,4 +15,5 @@ def test_a_run_has_a_row_for_each_number_of_streams():
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["streams"], row["tokens"]) for row in found] == [(1, 20), (3, 60)]
     for row in found:
-        assert row["cpu_us_per_token"] > 0 and row["ttft_ms_front"] > 0 and row["ttft_ms_grpc"] > 0
+        assert row["cpu_us_per_token"] > row["cpu_us_per_write"] > 0 and row["ratio_to_write"] > 1
+        assert row["ttft_ms_front"] > 0 and row["ttft_ms_grpc"] > 0

@@ -1,11 +1,13 @@
 //! What the server with OpenAI's API costs: `cargo xtask bench front` runs this beside a running one and its tritonserver.
 //!
 //! The time to the first token is taken in turns of two clients, this crate's own of Triton's gRPC and one of HTTP on a
-//! connection that is kept. The CPU time is that of the server's threads, as Linux counts it in `schedstat`.
+//! connection that is kept. The CPU time is that of the server's threads, as Linux counts it in `schedstat`. Its limit is what a
+//! thread takes that does nothing but write as many bytes to as many clients, as often.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,8 @@ use tokio::runtime::Runtime;
 const PROMPT: &str = "Once upon a time, there was a brave fox named Finn.";
 /// First tokens that are not counted: connections are made, and memory is allocated.
 const NUM_WARM_UPS: usize = 20;
+/// An event of a completion with one short token.
+const NUM_EVENT_BYTES: usize = 200;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -78,9 +82,13 @@ fn measure(options: &Options) -> Result<Value> {
             through.push(with.as_secs_f64() * 1e3);
         }
     }
-    let mut costs = Vec::new();
+    let (mut costs, mut limits, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        costs.push(cost_of_a_token(options)?);
+        let (cost, step) = cost_of_a_token(options)?;
+        let limit = cost_of_a_write(options, step)?;
+        costs.push(cost);
+        limits.push(limit);
+        ratios.push(cost / limit);
     }
     let (direct, through) = (median(direct), median(through));
     Ok(json!({
@@ -90,6 +98,8 @@ fn measure(options: &Options) -> Result<Value> {
         "streams": options.streams,
         "tokens": options.streams * options.tokens,
         "cpu_us_per_token": rounded(median(costs)),
+        "cpu_us_per_write": rounded(median(limits)),
+        "ratio_to_write": rounded(median(ratios)),
         "firsts": options.firsts,
         "rounds": options.rounds,
     }))
@@ -120,11 +130,12 @@ async fn first_token(triton: &Triton, options: &Options, turn: usize) -> Result<
     Ok(time)
 }
 
-/// The CPU time of the server for a token of many streams, in microseconds.
-fn cost_of_a_token(options: &Options) -> Result<f64> {
+/// The CPU time of the server for a token of many streams, in microseconds, and the time between two tokens of a stream.
+fn cost_of_a_token(options: &Options) -> Result<(f64, Duration)> {
     let clients = (0..options.streams).map(|_| Client::connect(&options.front));
     let clients: Vec<_> = clients.collect::<Result<_>>()?;
     let before = cpu_time(options.pid)?;
+    let start = Instant::now();
     let num_tokens = std::thread::scope(|scope| {
         let streams = clients.into_iter().map(|mut client| {
             scope.spawn(move || Ok(client.stream(&options.model, options.tokens)?.1))
@@ -136,18 +147,57 @@ fn cost_of_a_token(options: &Options) -> Result<f64> {
         tokens.sum::<Result<usize>>()
     })?;
     let spent = cpu_time(options.pid)? - before;
-    Ok(spent.as_secs_f64() * 1e6 / num_tokens as f64)
+    let step = start.elapsed() / options.tokens as u32;
+    Ok((spent.as_secs_f64() * 1e6 / num_tokens as f64, step))
+}
+
+/// The CPU time of a thread for an event, in microseconds, that only writes: one to each client that waits for it, once a step.
+fn cost_of_a_write(options: &Options, step: Duration) -> Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let mut event = vec![b' '; NUM_EVENT_BYTES];
+    event[NUM_EVENT_BYTES - 1] = b'\n';
+    let connect = |_| Ok((Client::connect(&address)?, listener.accept()?.0));
+    let connections = (0..options.streams).map(connect);
+    let (clients, streams): (Vec<_>, Vec<_>) =
+        connections.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    for stream in &streams {
+        stream.set_nodelay(true)?;
+    }
+    std::thread::scope(|scope| {
+        for mut client in clients {
+            scope.spawn(move || client.read_lines());
+        }
+        let writer = scope.spawn(move || {
+            let thread = Path::new("/proc/thread-self/schedstat");
+            let before = cpu_time_in(thread)?;
+            let start = Instant::now();
+            for count in 1..=options.tokens as u32 {
+                for mut stream in &streams {
+                    stream.write_all(&event)?;
+                }
+                std::thread::sleep((step * count).saturating_sub(start.elapsed()));
+            }
+            let spent = cpu_time_in(thread)? - before;
+            Ok(spent.as_secs_f64() * 1e6 / (options.tokens * streams.len()) as f64)
+        });
+        writer.join().expect("no panic")
+    })
 }
 
 /// The CPU time that the threads of a process have had.
 fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut nanoseconds = 0;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let numbers = fs::read_to_string(thread?.path().join("schedstat"))?;
-        let on_cpu = numbers.split(' ').next().ok_or("an empty schedstat")?;
-        nanoseconds += on_cpu.parse::<u64>()?;
-    }
-    Ok(Duration::from_nanos(nanoseconds))
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))?;
+    threads
+        .map(|thread| cpu_time_in(&thread?.path().join("schedstat")))
+        .sum()
+}
+
+/// The CPU time in a thread's `schedstat`.
+fn cpu_time_in(schedstat: &Path) -> Result<Duration> {
+    let numbers = fs::read_to_string(schedstat)?;
+    let on_cpu = numbers.split(' ').next().ok_or("an empty schedstat")?;
+    Ok(Duration::from_nanos(on_cpu.parse()?))
 }
 
 /// A connection that is kept.
@@ -162,6 +212,15 @@ impl Client {
         Ok(Self {
             stream: BufReader::new(stream),
         })
+    }
+
+    /// Reads lines until the connection is closed.
+    fn read_lines(&mut self) -> io::Result<()> {
+        let mut line = String::new();
+        while self.stream.read_line(&mut line)? > 0 {
+            line.clear();
+        }
+        Ok(())
     }
 
     /// A completion as a stream: the time until its first event, and its events with tokens.

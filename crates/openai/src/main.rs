@@ -16,7 +16,7 @@ use inflight_openai::step_file::Source;
 use inflight_openai::tls;
 use inflight_openai::triton::Triton;
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves OpenAI's API in front of a tritonserver with models of the backend `inflight`
@@ -41,6 +41,9 @@ struct Options {
     /// The most prompts that are in flight; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
     max_requests: usize,
+    /// Threads that serve connections. A token costs least with one; add some where it is always busy
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
+    threads: usize,
     /// How long the head of a request may take to arrive, and after it its body. A connection without a request is closed after
     /// this time, too
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -69,7 +72,11 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let runtime = match Runtime::new() {
+    let threads = Builder::new_multi_thread()
+        .worker_threads(options.threads)
+        .enable_all()
+        .build();
+    let runtime = match threads {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.to_string()),
     };

@@ -47,6 +47,9 @@ pub struct Limits {
 /// a model has slots for by default.
 const MAX_INPUTS_AT_ONCE: usize = 64;
 
+/// Work on the bytes of a larger body takes milliseconds.
+const LARGE_BODY_BYTES: usize = 64 << 10;
+
 struct Server {
     triton: Triton,
     adapters: Adapters,
@@ -144,14 +147,16 @@ async fn completions(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let body = Body::parse(&server.bytes(request).await?)?;
-    let mut request = Completions::read(body, ids::random())?;
+    let bytes = server.bytes(request).await?;
+    let read = || Completions::read(Body::parse(&bytes)?, ids::random());
+    let mut request = beside_streams(bytes.len(), read)?;
     let id = ids::id("cmpl");
     let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
     for (prompt, read) in prompts.into_iter().zip(server.read(&triton, unread).await?) {
         request.set_text(prompt, read.into_text());
     }
-    let answers = server.answers(triton, request.generations(&id))?;
+    let answers = || server.answers(triton, request.generations(&id));
+    let answers = beside_streams(bytes.len(), answers)?;
     if request.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -161,10 +166,12 @@ async fn completions(
 
 async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let body = Body::parse(&server.bytes(request).await?)?;
-    let request = Chat::read(body, ids::random())?;
+    let bytes = server.bytes(request).await?;
+    let read = || Chat::read(Body::parse(&bytes)?, ids::random());
+    let request = beside_streams(bytes.len(), read)?;
     let id = ids::id("chatcmpl");
-    let answers = server.answers(triton, vec![request.generation(&id)])?;
+    let answers = || server.answers(triton, vec![request.generation(&id)]);
+    let answers = beside_streams(bytes.len(), answers)?;
     if request.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -174,10 +181,12 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
 
 async fn responses(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let body = Body::parse(&server.bytes(request).await?)?;
-    let request = Responses::read(body, ids::random())?;
+    let bytes = server.bytes(request).await?;
+    let read = || Responses::read(Body::parse(&bytes)?, ids::random());
+    let request = beside_streams(bytes.len(), read)?;
     let id = ids::id("resp");
-    let answers = server.answers(triton, vec![request.chat.generation(&id)])?;
+    let answers = || server.answers(triton, vec![request.chat.generation(&id)]);
+    let answers = beside_streams(bytes.len(), answers)?;
     if request.chat.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -190,9 +199,14 @@ async fn embeddings(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let request = Embeddings::read(Body::parse(&server.bytes(request).await?)?)?;
+    let bytes = server.bytes(request).await?;
     let id = ids::id("embd");
-    let messages = request.messages(&id);
+    let read = || {
+        let request = Embeddings::read(Body::parse(&bytes)?)?;
+        let messages = request.messages(&id);
+        Ok((request, messages))
+    };
+    let (request, messages) = beside_streams(bytes.len(), read)?;
     let num_at_once = server.num_at_once(messages.len());
     let _held = server.hold(num_at_once)?;
     let vectors = messages.into_iter().map(|message| triton.embed(message));
@@ -203,7 +217,8 @@ async fn embeddings(
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let request = Tokens::of_text(Body::parse(&server.bytes(request).await?)?)?;
+    let bytes = server.bytes(request).await?;
+    let request = beside_streams(bytes.len(), || Tokens::of_text(Body::parse(&bytes)?))?;
     Ok(json_response(
         &server.read_prompt(triton, request).await?.tokens(),
     ))
@@ -214,7 +229,8 @@ async fn detokenize(
     request: Request,
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
-    let request = Tokens::of_ids(Body::parse(&server.bytes(request).await?)?)?;
+    let bytes = server.bytes(request).await?;
+    let request = beside_streams(bytes.len(), || Tokens::of_ids(Body::parse(&bytes)?))?;
     let read = match request.is_empty() {
         true => Read::default(),
         false => server.read_prompt(triton, request).await?,
@@ -334,6 +350,15 @@ impl Server {
     }
 }
 
+/// Works on a body of so many bytes. If it is large, the thread's streams move to another one for that time.
+fn beside_streams<T>(num_bytes: usize, work: impl FnOnce() -> T) -> T {
+    if num_bytes > LARGE_BODY_BYTES {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
+}
+
 /// The response that sends what `chunks` makes of the answers, as they come.
 async fn streamed(id: &str, answers: Answers, chunks: impl Chunks) -> Result<Response, Error> {
     let answers = answers.begun().await?;
@@ -364,4 +389,32 @@ fn json_response(value: &Value) -> Response {
         value.to_string(),
     )
         .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn streams_go_on_beside_work_on_a_large_body() {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .expect("a thread");
+        let (sender, receiver) = mpsc::channel();
+        let work = move || receiver.recv_timeout(Duration::from_secs(5)).is_ok();
+        let request = async move {
+            tokio::spawn(async move { sender.send(()) });
+            beside_streams(LARGE_BODY_BYTES + 1, work)
+        };
+        let task = runtime.spawn(request);
+        assert!(
+            runtime.block_on(task).expect("no panic"),
+            "it waits for the body"
+        );
+    }
 }
