@@ -19,6 +19,7 @@ from harness.repository import ROOT, STORIES, add_model, add_synthetic
 from harness.server import Server
 
 NAME = "triton-inflight"
+PLUGIN = "libinflight_mpi.so"
 DATE = 1700000000
 
 
@@ -32,14 +33,20 @@ def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
+def has_mpi():
+    return (pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / PLUGIN).exists()
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """A folder with the programs that are packed, as they have been built for other tests."""
     folder = tmp_path_factory.mktemp("programs")
     backend = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight"
     of_backend = [backend / "libtriton_inflight.so", backend / "inflight-rank"]
-    for path in of_backend + [pathlib.Path(os.environ[name]) for name in ("INFLIGHT_SIM", "INFLIGHT_OPENAI")]:
+    for path in of_backend + [pathlib.Path(os.environ[name]) for name in ("INFLIGHT_SIM", "INFLIGHT_OPENAI", "INFLIGHT_EMBED")]:
         (folder / path.name).symlink_to(path)
+    if has_mpi():
+        (folder / PLUGIN).symlink_to(backend / PLUGIN)
     return folder
 
 
@@ -158,7 +165,8 @@ def test_the_package_depends_on_the_versions_whose_symbols_the_programs_use(pack
     of_package = {"libc6": "GLIBC", "libgcc-s1": "GCC"}
     assert depends.keys() == of_package.keys()
     for package, start in of_package.items():
-        highest = max(version for program in programs.iterdir() for version in imported_versions(program, start))
+        linked = [program for program in programs.iterdir() if program.suffix != ".a"]
+        highest = max(version for program in linked for version in imported_versions(program, start))
         assert depends[package] == ".".join(map(str, highest))
     # That of Ubuntu 22.04, which the container of the oldest supported server is made from.
     assert tuple(map(int, depends["libc6"].split("."))) <= (2, 35)
@@ -188,7 +196,9 @@ def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages
         "usr/bin/inflight-openai",
         "usr/bin/inflight-rank",
         "usr/bin/inflight-sim",
+        "usr/include/inflight_batch_manager.h",
         "usr/include/inflight_logits_processor.h",
+        "usr/lib/libinflight_embed.a",
         "usr/lib/systemd/system/inflight-openai.service",
         "usr/share/doc/triton-inflight/changelog.gz",
         "usr/share/doc/triton-inflight/copyright",
@@ -197,7 +207,7 @@ def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages
         "usr/share/man/man1/inflight-openai.1.gz",
         "usr/share/man/man1/inflight-rank.1.gz",
         "usr/share/man/man1/inflight-sim.1.gz",
-    }
+    } | ({f"opt/tritonserver/backends/inflight/{PLUGIN}"} if has_mpi() else set())
     num_bytes = sum((tmp_path / name).stat().st_size for name in files if not (tmp_path / name).is_symlink())
     assert int(fields(packages)["Installed-Size"]) == -(-num_bytes // 1024)
     assert dpkg("--verify", NAME).stdout == ""
@@ -207,6 +217,60 @@ def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages
     done = dpkg("--purge", NAME)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"var"}
+
+
+def test_what_is_not_there_is_named_and_not_packed(programs, tmp_path):
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for path in programs.iterdir():
+        if path.suffix != ".a" and path.name != PLUGIN:
+            # The smallest of them, as it takes a while to compress all.
+            (folder / path.name).symlink_to(programs / "inflight-rank")
+    done = pack(folder, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for name in ("libinflight_embed.a", PLUGIN):
+        assert f"{name} is not packed: {folder} has none" in done.stderr
+    assert "Suggests" not in fields(tmp_path / "out")
+    command = ["dpkg-deb", "--contents", debian_package(tmp_path / "out")]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "libtriton_inflight.so" in listing
+    assert "inflight_batch_manager.h" not in listing and PLUGIN not in listing
+    (bill,) = (tmp_path / "out").glob("*.spdx.json")
+    names = {package["name"] for package in json.loads(bill.read_text())["packages"]}
+    assert not names & {"inflight-embed", "inflight-mpi", "mpi-sys"}
+
+
+def test_the_unpacked_plug_in_joins_the_ranks_of_mpirun(packages, root, repository):
+    if not has_mpi():
+        skip("test_package.py", "no plug-in for MPI")
+    # That of the MPI that this machine has.
+    assert fields(packages)["Suggests"] in ("openmpi-bin", "mpich")
+    (bill,) = packages.glob("*.spdx.json")
+    names = {package["name"] for package in json.loads(bill.read_text())["packages"]}
+    assert {"inflight-mpi", "mpi-sys"} <= names
+    add_model(
+        repository,
+        "stories",
+        {"tensor_parallel_size": 2, "num_threads": 1, "rank_transport": "mpi"},
+        checkpoint=STORIES,
+    )
+    backends = root / "opt/tritonserver/backends"
+    with Server(repository, backends=backends, mpi_ranks=2) as server:
+        maps = pathlib.Path(f"/proc/{server.pid}/maps").read_text()
+        assert str(backends / "inflight" / PLUGIN) in maps
+        assert generate(server, "stories", "Once upon a time", max_tokens=8).text.startswith("Once upon a time")
+
+
+def test_an_application_is_built_with_the_unpacked_header_and_library(root, tmp_path):
+    program = tmp_path / "embed"
+    include, library = root / "usr/include", root / "usr/lib/libinflight_embed.a"
+    source = ROOT / "examples/embed_c/embed.c"
+    command = ["cc", "-std=c11", "-I", include, source, library, "-Wl,--gc-sections", "-lpthread", "-ldl", "-lm", "-o", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = run(program, json.dumps({"gpt_model_path": str(STORIES)}), "4", "5 6 7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), done.stderr
 
 
 def test_the_changes_of_the_version_are_packed(packages, root):

@@ -42,7 +42,7 @@ pub fn rank_program() -> Result<PathBuf> {
 }
 
 /// The plug-in for MPI, beside the library.
-const MPI_LIBRARY: &str = "libinflight_mpi.so";
+pub const MPI_LIBRARY: &str = "libinflight_mpi.so";
 
 /// Builds the plug-in for MPI into the backend directory, by MPI's compiler and libclang as `setup::mpi` has found them.
 pub fn mpi_plugin() -> Result<()> {
@@ -83,16 +83,21 @@ pub fn openai() -> Result<PathBuf> {
     program("inflight-openai", "release")
 }
 
-/// Builds the batch manager for C and C++ applications, `libinflight_embed.a`, which a test links as an rlib too: a plain `build`
-/// of both would drop the profile's LTO (cargo issue 9672), and compile all dependencies once more for that.
-pub fn embed() -> Result<()> {
-    run(release_cargo()?.args([
+/// The batch manager for C and C++ applications.
+pub const EMBED: &str = "libinflight_embed.a";
+
+/// Builds it; returns its path. A test links it as an rlib too: a plain `build` of both would drop the profile's LTO
+/// (cargo issue 9672), and compile all dependencies once more for that.
+pub fn embed() -> Result<PathBuf> {
+    let messages = output(release_cargo()?.args([
         "rustc",
         "--release",
         "--package=inflight-embed",
         "--lib",
         "--crate-type=staticlib",
-    ]))
+        "--message-format=json-render-diagnostics",
+    ]))?;
+    file_among(&messages, EMBED)
 }
 
 /// Builds the program that measures the server with OpenAI's API; returns its path.
@@ -173,12 +178,17 @@ fn library() -> Result<PathBuf> {
         "--package=inflight-backend",
         "--message-format=json-render-diagnostics",
     ]))?;
-    artifacts(&messages)
+    file_among(&messages, LIBRARY)
+}
+
+/// The file with a name among the artifacts in cargo's JSON messages.
+fn file_among(messages: &str, name: &str) -> Result<PathBuf> {
+    artifacts(messages)
         .filter_map(|message| message["filenames"].as_array().cloned())
         .flatten()
         .filter_map(|file| file.as_str().map(PathBuf::from))
-        .find(|file| file.ends_with(LIBRARY))
-        .ok_or_else(|| format!("cargo did not build {LIBRARY}").into())
+        .find(|file| file.ends_with(name))
+        .ok_or_else(|| format!("cargo did not build {name}").into())
 }
 
 /// The cargo for programs that are given away: their bytes depend on the sources alone.

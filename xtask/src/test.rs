@@ -266,6 +266,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("AIPERF_PYTHON", aiperf)
             .env("NODE_CLIENTS", setup::node_clients()?)
             .env("INFLIGHT_OPENAI", library::openai()?)
+            .env("INFLIGHT_EMBED", library::embed()?)
             .env("INFLIGHT_FRONT_COST", library::front_cost()?)
             .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)

@@ -9,50 +9,117 @@ use super::{NAME, licences};
 use crate::workspace::root;
 use crate::{Result, library, source_paths};
 
-/// The libraries and programs: the package that each is built from, its name, and its folder.
-const PROGRAMS: [(&str, &str, &str); 4] = [
-    ("inflight-backend", library::LIBRARY, BACKEND),
-    (library::RANK_PROGRAM, library::RANK_PROGRAM, BACKEND),
-    ("inflight-simulator", "inflight-sim", "bin"),
-    ("inflight-openai", "inflight-openai", "bin"),
-];
-const BACKEND: &str = "backends/inflight";
-
-/// The packages of the workspace that the programs are built from.
-pub fn packages() -> [&'static str; PROGRAMS.len()] {
-    PROGRAMS.map(|(package, _, _)| package)
+/// A library or a program.
+struct Part {
+    /// The workspace that it is built in, as a folder of the project.
+    workspace: &'static str,
+    /// The package that it is built from.
+    package: &'static str,
+    name: &'static str,
+    /// Where it lies.
+    folder: &'static str,
+    /// Its header, below `include`.
+    header: Option<&'static str>,
+    /// Whether there is no package without it.
+    is_needed: bool,
 }
 
-/// The contents of the libraries and programs, in the order of the table.
-pub struct Programs(Vec<Vec<u8>>);
+const BACKEND: &str = "backends/inflight";
+const PARTS: [Part; 6] = [
+    Part {
+        header: Some("inflight_logits_processor.h"),
+        ..needed("inflight-backend", library::LIBRARY, BACKEND)
+    },
+    needed(library::RANK_PROGRAM, library::RANK_PROGRAM, BACKEND),
+    needed("inflight-simulator", "inflight-sim", "bin"),
+    needed("inflight-openai", "inflight-openai", "bin"),
+    Part {
+        header: Some("inflight_batch_manager.h"),
+        is_needed: false,
+        ..needed("inflight-embed", library::EMBED, "lib")
+    },
+    Part {
+        workspace: "plugins/mpi",
+        is_needed: false,
+        ..needed("inflight-mpi", library::MPI_LIBRARY, BACKEND)
+    },
+];
+
+const fn needed(package: &'static str, name: &'static str, folder: &'static str) -> Part {
+    Part {
+        workspace: "",
+        package,
+        name,
+        folder,
+        header: None,
+        is_needed: true,
+    }
+}
+
+impl Part {
+    /// Whether programs are linked with it, and nothing loads or runs it as it is.
+    fn is_archive(&self) -> bool {
+        self.name.ends_with(".a")
+    }
+}
+
+/// The libraries and programs that are packed, with their contents.
+pub struct Programs(Vec<(&'static Part, Vec<u8>)>);
 
 impl Programs {
-    /// Builds them as they ship.
+    /// Builds them as they ship. Without MPI, its plug-in is left out.
     pub fn build() -> Result<Self> {
-        let simulator = library::simulator()?;
-        let front = library::openai()?;
         let backend = library::backend_directory()?.join("inflight");
-        let [library, rank] =
-            [library::LIBRARY, library::RANK_PROGRAM].map(|name| backend.join(name));
-        let programs = [library, rank, simulator, front].map(|path| read(&path));
-        Ok(Self(programs.into_iter().collect::<Result<_>>()?))
+        let mut paths = vec![
+            backend.join(library::LIBRARY),
+            backend.join(library::RANK_PROGRAM),
+            library::simulator()?,
+            library::openai()?,
+            library::embed()?,
+        ];
+        match library::mpi_plugin() {
+            Ok(()) => paths.push(backend.join(library::MPI_LIBRARY)),
+            Err(error) => eprintln!("{} is not packed: {error}", library::MPI_LIBRARY),
+        }
+        let programs = PARTS
+            .iter()
+            .zip(paths)
+            .map(|(part, path)| Ok((part, read(&path)?)));
+        Ok(Self(programs.collect::<Result<_>>()?))
     }
 
     /// Reads them from one folder.
     pub fn read(folder: &Path) -> Result<Self> {
-        let programs = PROGRAMS.map(|(_, name, _)| read(&folder.join(name)));
-        Ok(Self(programs.into_iter().collect::<Result<_>>()?))
+        let mut programs = Vec::new();
+        for part in &PARTS {
+            let path = folder.join(part.name);
+            if part.is_needed || path.exists() {
+                programs.push((part, read(&path)?));
+            } else {
+                eprintln!("{} is not packed: {} has none", part.name, folder.display());
+            }
+        }
+        Ok(Self(programs))
     }
 
-    /// Each as it is.
-    pub fn contents(&self) -> impl Iterator<Item = &[u8]> {
-        self.0.iter().map(Vec::as_slice)
+    /// The packages that they are built from, each with the folder of its workspace.
+    pub fn packages(&self) -> Vec<(&'static str, &'static str)> {
+        let parts = self.0.iter();
+        parts
+            .map(|(part, _)| (part.workspace, part.package))
+            .collect()
+    }
+
+    /// Each that is loaded or run as it is.
+    pub fn linked(&self) -> impl Iterator<Item = &[u8]> {
+        let linked = self.0.iter().filter(|(part, _)| !part.is_archive());
+        linked.map(|(_, bytes)| bytes.as_slice())
     }
 
     /// An error if one of them contains a path of this machine: its bytes would depend on where it was built.
     pub fn refuse_build_paths(&self) -> Result<()> {
         let folders = source_paths::folders()?;
-        for ((_, name, _), bytes) in PROGRAMS.iter().zip(&self.0) {
+        for (Part { name, .. }, bytes) in &self.0 {
             if let Some(path) = source_paths::find(bytes, &folders) {
                 return Err(format!(
                     "{name} contains the path {path}: unset RUSTFLAGS, and build it with cargo xtask"
@@ -67,16 +134,23 @@ impl Programs {
 /// All files, in the layout of a prefix such as /opt/tritonserver.
 pub fn tree(programs: &Programs, dependencies: &Dependencies, bill: &str) -> Result<Tree> {
     let mut tree = Tree::default();
-    for ((_, name, folder), bytes) in PROGRAMS.iter().zip(&programs.0) {
-        tree.insert(format!("{folder}/{name}"), Entry::Program(bytes.clone()));
+    for (part, bytes) in &programs.0 {
+        let entry = match part.is_archive() {
+            true => Entry::File(bytes.clone()),
+            false => Entry::Program(bytes.clone()),
+        };
+        tree.insert(format!("{}/{}", part.folder, part.name), entry);
+        if let Some(name) = part.header {
+            let header = format!("include/{name}");
+            let text = read(&root().join(&header))?;
+            tree.insert(header, Entry::File(text));
+        }
     }
     // The library is its own batch strategy.
     tree.insert(
         format!("{BACKEND}/batchstrategy.so"),
         Entry::Link(library::LIBRARY.into()),
     );
-    let header = "include/inflight_logits_processor.h";
-    tree.insert(header, Entry::File(read(&root().join(header))?));
     for name in ["inflight-openai.1", "inflight-rank.1", "inflight-sim.1"] {
         let page = read(&root().join("docs/man").join(name))?;
         tree.insert(format!("share/man/man1/{name}"), Entry::File(page));

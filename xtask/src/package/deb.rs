@@ -1,6 +1,6 @@
 //! A Debian package: <https://manpages.debian.org/deb.5>.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use ar::{Builder, Header};
@@ -37,13 +37,19 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// A package of files in the layout of a prefix, that needs at least these versions of others.
-pub fn package(files: &Tree, needed: &BTreeMap<&str, String>, date: Date) -> Result<Vec<u8>> {
+/// A package of files in the layout of a prefix, that needs at least these versions of others, and for some of its uses the
+/// suggested ones.
+pub fn package(
+    files: &Tree,
+    needed: &BTreeMap<&str, String>,
+    suggested: &BTreeSet<&str>,
+    date: Date,
+) -> Result<Vec<u8>> {
     let files = installed(files)?;
     let mut control = Tree::default();
     control.insert(
         "control",
-        Entry::File(self::control(&files, needed)?.into()),
+        Entry::File(self::control(&files, needed, suggested)?.into()),
     );
     control.insert("md5sums", Entry::File(md5sums(&files)?.into()));
     let mut archive = Builder::new(Vec::new());
@@ -101,7 +107,11 @@ fn installed(files: &Tree) -> Result<Tree> {
     Ok(installed)
 }
 
-fn control(files: &Tree, needed: &BTreeMap<&str, String>) -> Result<String> {
+fn control(
+    files: &Tree,
+    needed: &BTreeMap<&str, String>,
+    suggested: &BTreeSet<&str>,
+) -> Result<String> {
     let depends = needed
         .iter()
         .map(|(package, version)| format!("{package} (>= {version})"));
@@ -114,10 +124,16 @@ fn control(files: &Tree, needed: &BTreeMap<&str, String>) -> Result<String> {
         ("Maintainer", MAINTAINER.to_owned()),
         ("Installed-Size", num_bytes.div_ceil(1024).to_string()),
         ("Depends", depends.collect::<Vec<_>>().join(", ")),
+        (
+            "Suggests",
+            suggested.iter().copied().collect::<Vec<_>>().join(", "),
+        ),
         ("Section", "science".to_owned()),
         ("Priority", "optional".to_owned()),
     ] {
-        writeln!(text, "{field}: {value}")?;
+        if !value.is_empty() {
+            writeln!(text, "{field}: {value}")?;
+        }
     }
     text += "\
 Description: Triton backend that generates text with in-flight batching
@@ -125,7 +141,7 @@ Description: Triton backend that generates text with in-flight batching
  and NVIDIA GPUs. Requests join and leave the batch at every step. The
  package holds the backend, the program of its other ranks, a server with
  OpenAI's API in front of Triton, a simulator of configurations, and the
- header of logits post-processors.
+ headers of logits post-processors and of the batch manager.
 ";
     Ok(text)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -42,18 +42,35 @@ pub struct Dependencies {
 }
 
 impl Dependencies {
-    /// Those that the named packages are compiled with, directly or not. What only builds or tests them is left out.
-    pub fn of(packages: &[&str]) -> Result<Self> {
+    /// Those that packages are compiled with, directly or not; each is a folder of a workspace, relative to the project's, and a
+    /// name. What only builds or tests them is left out.
+    pub fn of(packages: &[(&str, &str)]) -> Result<Self> {
+        let mut all = Self {
+            crates: BTreeMap::new(),
+            packed: BTreeSet::new(),
+            rust: rustc_says("release")?,
+        };
+        let mut workspaces: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (workspace, package) in packages {
+            workspaces.entry(workspace).or_default().push(package);
+        }
+        for (workspace, packages) in workspaces {
+            all.add(&root().join(workspace), &packages)?;
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, workspace: &Path, packages: &[&str]) -> Result<()> {
         let host = rustc_says("host")?;
-        let metadata = output(cargo().args([
-            "metadata",
-            "--format-version=1",
-            "--locked",
-            "--filter-platform",
-            &host,
-        ]))?;
+        let metadata = output(
+            cargo()
+                .args(["metadata", "--format-version=1", "--locked"])
+                .args(["--filter-platform", &host])
+                .arg("--manifest-path")
+                .arg(workspace.join("Cargo.toml")),
+        )?;
         let metadata: Value = serde_json::from_str(&metadata)?;
-        let checksums = checksums(&fs::read_to_string(root().join("Cargo.lock"))?);
+        let checksums = checksums(&fs::read_to_string(workspace.join("Cargo.lock"))?);
         let edges = edges(&metadata);
         let known: BTreeMap<&str, &Value> = list(&metadata["packages"])
             .map(|package| (text(&package["id"]), package))
@@ -69,10 +86,9 @@ impl Dependencies {
                 text(&known[id]["version"])
             )
         };
-        let packed = waiting.iter().map(|id| id_of(id)).collect();
-        let mut crates = BTreeMap::new();
+        self.packed.extend(waiting.iter().map(|id| id_of(id)));
         while let Some(id) = waiting.pop() {
-            if crates.contains_key(&id_of(id)) {
+            if self.crates.contains_key(&id_of(id)) {
                 continue;
             }
             let package = known[id];
@@ -88,14 +104,9 @@ impl Dependencies {
                 folder: manifest.with_file_name(""),
                 dependencies: normal.map(id_of).collect(),
             };
-            crates.insert(found.id(), found);
+            self.crates.insert(found.id(), found);
         }
-        let rust = rustc_says("release")?;
-        Ok(Self {
-            crates,
-            packed,
-            rust,
-        })
+        Ok(())
     }
 }
 
@@ -154,7 +165,7 @@ mod tests {
 
     #[test]
     fn every_crate_of_a_registry_has_a_checksum_and_a_licence() {
-        let found = Dependencies::of(&["triton-inflight"]).expect("cargo answers");
+        let found = Dependencies::of(&[("", "triton-inflight")]).expect("cargo answers");
         let library = &found.crates[&format!("triton-inflight-{}", env!("CARGO_PKG_VERSION"))];
         assert!(library.checksum.is_none());
         assert!(

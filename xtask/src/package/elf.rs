@@ -1,9 +1,10 @@
 //! The versions of the system's libraries that programs need, from the versions of the symbols that they import.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use object::Endianness;
-use object::read::elf::{ElfFile64, FileHeader};
+use object::elf::DT_NEEDED;
+use object::read::elf::{Dyn, ElfFile64, FileHeader};
 
 use crate::Result;
 
@@ -17,6 +18,10 @@ const LIBRARIES: [(&str, &str, &str); 7] = [
     ("ld-linux-aarch64.so.1", "libc6", "GLIBC_"),
     ("libgcc_s.so.1", "libgcc-s1", "GCC_"),
 ];
+
+/// The Debian package of each library of MPI, which starts programs with it, too.
+const MPI_LIBRARIES: [(&str, &str); 2] =
+    [("libmpi.so.40", "openmpi-bin"), ("libmpich.so.12", "mpich")];
 
 /// A version of a package, as numbers that compare.
 type Version = Vec<u32>;
@@ -49,6 +54,42 @@ pub fn needed_packages<'a>(
         .into_iter()
         .map(|(package, version)| (package, written(version)))
         .collect())
+}
+
+/// The packages of MPI that a program or library is linked with.
+pub fn suggested_packages<'a>(
+    programs: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<BTreeSet<&'static str>> {
+    let mut suggested = BTreeSet::new();
+    for program in programs {
+        let libraries = needed_libraries(program)?;
+        let of_mpi = MPI_LIBRARIES
+            .iter()
+            .filter(|(name, _)| libraries.iter().any(|library| library == name));
+        suggested.extend(of_mpi.map(|(_, package)| *package));
+    }
+    Ok(suggested)
+}
+
+/// The names of the libraries that are loaded with a program.
+fn needed_libraries(program: &[u8]) -> Result<Vec<String>> {
+    let file = ElfFile64::<Endianness>::parse(program)?;
+    let endian = file.elf_header().endian()?;
+    let sections = file.elf_section_table();
+    let Some((entries, strings)) = sections.dynamic(endian, program)? else {
+        return Ok(Vec::new());
+    };
+    let strings = sections.strings(endian, program, strings)?;
+    let needed = entries
+        .iter()
+        .filter(|entry| entry.d_tag(endian) == DT_NEEDED);
+    needed
+        .map(|entry| {
+            let name = strings.get(entry.d_val(endian).try_into()?);
+            let name = name.map_err(|()| "a library's name is no text of the file")?;
+            Ok(std::str::from_utf8(name)?.to_owned())
+        })
+        .collect()
 }
 
 fn parse(version: &str) -> Option<Version> {

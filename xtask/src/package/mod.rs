@@ -56,19 +56,26 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn write(programs: &Programs, date: Date, out: &Path) -> Result<()> {
     programs.refuse_build_paths()?;
-    let dependencies = Dependencies::of(&contents::packages())?;
+    let dependencies = Dependencies::of(&programs.packages())?;
     let bill = sbom::document(&dependencies, date)?;
     let tree = contents::tree(programs, &dependencies, &bill)?;
     let full_name = format!("{NAME}-{VERSION}-{}-linux", std::env::consts::ARCH);
-    let needed = elf::needed_packages(programs.contents())?;
+    let needed = elf::needed_packages(programs.linked())?;
+    let suggested = elf::suggested_packages(programs.linked())?;
+    // To compress them takes most of the time.
+    let (archive, package) = std::thread::scope(|scope| {
+        let archive = scope.spawn(|| {
+            let archive = tarball::compressed(&tree.below(&full_name), date);
+            archive.map_err(|error| error.to_string())
+        });
+        let package = deb::package(&tree, &needed, &suggested, date);
+        (archive.join().expect("no panic"), package)
+    });
     let files = [
-        (
-            format!("{full_name}.tar.gz"),
-            tarball::compressed(&tree.below(&full_name), date)?,
-        ),
+        (format!("{full_name}.tar.gz"), archive?),
         (
             format!("{NAME}_{VERSION}_{}.deb", deb::architecture()),
-            deb::package(&tree, &needed, date)?,
+            package?,
         ),
         (format!("{full_name}.spdx.json"), bill.into_bytes()),
     ];
