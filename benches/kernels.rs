@@ -13,8 +13,8 @@ use inflight_roofline::{Clock, MachineLimits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Output,
-    Pool, RawMatrix, RopeTable, Stacking,
+    AttentionParams, Dtype, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues,
+    LayerGroups, Output, Pool, RawMatrix, RopeTable, Stacking,
 };
 
 fn main() {
@@ -234,7 +234,14 @@ fn attend(
     let mut layer = 0;
     let seconds = bench.time(|| {
         let batch = cache.batch(&spans, &tables);
-        cpu.paged_attention((q, None), (&params, None), &batch, &cache, layer, &mut out);
+        cpu.paged_attention(
+            (q, None),
+            (&params, HeadBiases::NONE),
+            &batch,
+            &cache,
+            layer,
+            &mut out,
+        );
         layer = (layer + 1) % num_layers;
     });
     // Scores and weighted values over the positions that each query attends to.

@@ -65,6 +65,31 @@ pub struct HeadPlaces {
     pub places: Vec<Option<usize>>,
 }
 
+/// What each query head has of its own in attention besides its queries. `V` is a vector of the device, `[num_q_heads]`.
+pub struct HeadBiases<'a, V: ?Sized = [f32]> {
+    /// Scores of no position, which only add to the sum that results are divided by.
+    pub sink_logits: Option<&'a V>,
+    /// Linear biases of scores (ALiBi; Press et al., arXiv:2108.12409): a scaled score loses so much for each position that its
+    /// key is in front of its query. They are behind the [bound](AttentionParams::soft_cap) of scores.
+    pub slopes: Option<&'a V>,
+}
+
+impl<V: ?Sized> HeadBiases<'_, V> {
+    /// Attention without any.
+    pub const NONE: Self = Self {
+        sink_logits: None,
+        slopes: None,
+    };
+}
+
+impl<V: ?Sized> Clone for HeadBiases<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V: ?Sized> Copy for HeadBiases<'_, V> {}
+
 /// Which positions queries attend to, and how.
 ///
 /// ```text

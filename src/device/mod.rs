@@ -51,7 +51,7 @@ use half::bf16;
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 
-pub use attention::{AttentionParams, HeadPlaces, HeadShape, QkNorm, QkNormWidth};
+pub use attention::{AttentionParams, HeadBiases, HeadPlaces, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{
     Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,
@@ -142,6 +142,9 @@ pub trait Device: Sized {
 
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
+
+    /// Elements of a head with [linear biases](HeadBiases::slopes) of scores, at most: of others, it computes none.
+    const MAX_SLOPED_HEAD_DIM: usize = 0;
 
     /// Whether it computes models that generate nothing: it returns [states](Device::read_states), normalises [sums in
     /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
@@ -633,19 +636,19 @@ pub trait Device: Sized {
         sink_q: Option<(&AttentionParams, &mut Self::Inputs)>,
     );
 
-    /// Attention of the queries of all tokens over the cached positions of their sequences that they see. `sink_logits` are
-    /// scores of no position, one for each query head, which only add to the sum that results are divided by. Behind the
+    /// Attention of the queries of all tokens over the cached positions of their sequences that they see. Behind the
     /// queries come those for the sinks, if they are others.
     ///
     /// # Panics
     ///
-    /// If there are `sink_logits`, and the device [has](Device::HAS_SINK_LOGITS) none.
+    /// If there are `biases` that the device has [not](Device::HAS_SINK_LOGITS), or [not in such
+    /// heads](Device::MAX_SLOPED_HEAD_DIM).
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,
         step: &Self::Step<'_>,
         params: &AttentionParams,
-        sink_logits: Option<&Self::Vector>,
+        biases: HeadBiases<'_, Self::Vector>,
         queries: (&Self::Inputs, Option<&Self::Inputs>),
         cache: &Self::KvCache,
         layer: usize,

@@ -16,6 +16,7 @@
 
 use std::ops::Range;
 
+use super::alibi;
 use super::draft_head::StateTap;
 use super::latent::{LatentBuffers, LatentStep};
 use super::limits::RunnerLimits;
@@ -29,9 +30,9 @@ use super::stage::{ModelPart, Stage};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AdapterRun, AttentionParams, Device, EmbeddingTable, HeadPlaces, HeadShape, KvDtype, KvLayout,
-    KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth, RopeParams,
-    RopeTable, Routing, StepInputs,
+    AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
+    KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth,
+    RopeParams, RopeTable, Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -43,6 +44,8 @@ pub(super) struct Decoder<D: Device> {
     angles: Vec<D::Angles>,
     heads: HeadShape,
     attention: Vec<LayerAttention>,
+    /// The slopes of linear biases, one for each query head.
+    slopes: Option<D::Vector>,
     logits: LogitsTransform,
     /// Of the output layer, in the weights of adapters.
     output_place: usize,
@@ -129,6 +132,13 @@ impl<D: Device> Decoder<D> {
                 spec.family
             )));
         }
+        if spec.slope_factor.is_some() && spec.head_dim > D::MAX_SLOPED_HEAD_DIM {
+            return Err(LoadError::Resource(format!(
+                "{} has linear biases of scores (ALiBi) in heads of {} elements, which are computed on the CPU only: use an \
+                 instance_group of kind KIND_CPU",
+                spec.family, spec.head_dim
+            )));
+        }
         if !D::HAS_POOLING && spec.pooling.is_some() {
             return Err(LoadError::Resource(
                 "models that generate nothing are computed on the CPU only: use an instance_group of kind KIND_CPU".to_owned(),
@@ -181,6 +191,19 @@ impl<D: Device> Decoder<D> {
             weights,
             angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
             heads,
+            slopes: match spec.slope_factor {
+                Some(factor) => {
+                    // Those of a rank's heads among all of the model's.
+                    let slopes = alibi::slopes(source.spec().num_heads);
+                    let own = match &part.share {
+                        Some(share) => share.heads.queries.clone(),
+                        None => 0..slopes.len(),
+                    };
+                    let own = slopes[own].iter().map(|slope| slope * factor);
+                    Some(device.upload_vector(own.collect())?)
+                }
+                None => None,
+            },
             attention: attention.drain(part.stage.layers.clone()).collect(),
             logits: spec.logits,
             output_place: spec.output_place() * num_tiles,
@@ -463,7 +486,10 @@ impl<D: Device> Decoder<D> {
         run.device.paged_attention(
             step,
             &params,
-            sink_logits.as_ref(),
+            HeadBiases {
+                sink_logits: sink_logits.as_ref(),
+                slopes: self.slopes.as_ref(),
+            },
             (q, sink_q.as_deref()),
             cache,
             index,

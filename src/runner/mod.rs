@@ -3,7 +3,7 @@
 //! ```text
 //! model_source.rs what a runner is loaded from: a checkpoint, and the model that it describes
 //! families/       one file for each model family: from config.json to a description of the model
-//! spec.rs rope.rs that description
+//! spec.rs rope.rs alibi.rs    that description
 //! model_tensors.rs    the weights of a model by name
 //! weight_sources.rs   all weights found and checked
 //! packer.rs       packs matrices for a device
@@ -41,6 +41,7 @@
 mod adapter;
 mod adapter_parts;
 mod adapter_sizes;
+mod alibi;
 mod block_moves;
 mod class_head;
 mod decoder;

@@ -8,8 +8,8 @@ use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, QkNorm,
-    QkNormWidth, RopeTable,
+    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
+    QkNorm, QkNormWidth, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};
@@ -32,6 +32,8 @@ struct Model {
     norm: Option<(Vec<f32>, Vec<f32>)>,
     sight: Sight,
     soft_cap: Option<f32>,
+    /// Of linear biases, one for each query head.
+    slopes: Option<Vec<f32>>,
     dtype: KvDtype,
 }
 
@@ -96,6 +98,10 @@ impl Model {
             sight,
             // Scores are larger.
             soft_cap: (rng.below(3) == 0).then_some(1.5),
+            slopes: (!sight.shifts && rng.below(3) == 0).then(|| {
+                let heads = 0..shape.num_q_heads;
+                heads.map(|_| rng.below(64) as f32 / 64.0).collect()
+            }),
             dtype: KvDtype::Bf16,
         }
     }
@@ -168,9 +174,13 @@ impl Model {
             &mut q,
             has_sink_queries.then_some((&params, &mut sink_q)),
         );
+        let biases = HeadBiases {
+            slopes: self.slopes.as_deref(),
+            ..HeadBiases::NONE
+        };
         cpu.paged_attention(
             (&q, has_sink_queries.then_some(&sink_q[..])),
-            (&params, None),
+            (&params, biases),
             &batch,
             &pool.cache,
             layer,
@@ -288,10 +298,12 @@ impl Model {
                         let (q, k) = (&all(token)[0][head], &all(p)[1][kv_head]);
                         let score =
                             q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
-                        self.soft_cap.map_or(score, |cap| {
+                        let score = self.soft_cap.map_or(score, |cap| {
                             let cap = f64::from(cap);
                             cap * (score / cap).tanh()
-                        })
+                        });
+                        let slope = self.slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
+                        score - f64::from(slope) * (token as f64 - p as f64)
                     })
                     .collect();
                 // Of each score, the product that has the largest part in it.

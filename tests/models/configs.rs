@@ -67,8 +67,8 @@ fn configs_of_older_transformers_mean_the_same() {
         let new = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
-    // GPT-2 and OPT.
-    assert_eq!(num_without_rope, 2);
+    // GPT-2, OPT and BLOOM.
+    assert_eq!(num_without_rope, 3);
 }
 
 fn rope_of(changes: Value) -> Result<Rope, String> {
@@ -317,6 +317,13 @@ fn older_configs_of_families_with_layer_norm_mean_the_same() {
         ),
         ("falcon", json!({"num_kv_heads": null, "multi_query": true})),
         ("falcon-grouped", json!({"num_ln_in_parallel_attn": null})),
+        (
+            "bloom",
+            json!({
+                "n_embed": 60, "hidden_size": null, "n_head": null, "num_attention_heads": 6, "n_layer": null,
+                "num_hidden_layers": 2, "seq_length": 2048, "n_inner": null
+            }),
+        ),
     ] {
         assert_eq!(spec(name, changes), spec(name, json!({})), "{name}");
     }
@@ -359,7 +366,11 @@ fn models_that_their_family_only_almost_describes_are_refused() {
             json!({"qk_layernorm": true}),
             "qk_layernorm: true",
         ),
-        ("falcon", json!({"alibi": true}), "alibi: true"),
+        (
+            "bloom",
+            json!({"apply_residual_connection_post_layernorm": true}),
+            "apply_residual_connection_post_layernorm: true",
+        ),
         (
             "falcon-grouped",
             json!({"parallel_attn": false}),
@@ -379,6 +390,7 @@ fn models_that_their_family_only_almost_describes_are_refused() {
 fn names_may_lack_the_part_that_stands_for_the_model_below_its_output_layer() {
     for (name, prefix) in [
         ("gpt2", "transformer."),
+        ("bloom", "transformer."),
         ("opt", "model."),
         ("qwen3", "model."),
     ] {
@@ -387,8 +399,10 @@ fn names_may_lack_the_part_that_stands_for_the_model_below_its_output_layer() {
         let bytes = fs::read(&path).expect("the file");
         let tensors = SafeTensors::deserialize(&bytes).expect("whole");
         let tensors = tensors.tensors().into_iter().map(|(name, tensor)| {
-            let short = name.strip_prefix(prefix).expect("a tensor of the model");
-            (short.to_owned(), tensor)
+            // Only an output layer of its own has none.
+            let short = name.strip_prefix(prefix);
+            let short = short.or((name == "lm_head.weight").then_some(&name));
+            (short.expect("a tensor of the model").to_owned(), tensor)
         });
         serialize_to_file(tensors, None, &path).expect("written");
         let setup = Setup::default();

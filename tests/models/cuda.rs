@@ -17,7 +17,7 @@ use triton_inflight::device::{
     StepCapacity, StepInputs,
 };
 use triton_inflight::engine::{BlockReuse, OutputOptions};
-use triton_inflight::runner::{ModelSource, WeightPrecision};
+use triton_inflight::runner::{ModelRunner, ModelSource, WeightPrecision};
 use triton_inflight::sampling::{
     ChangeLists, DeviceSampling, Owner, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
@@ -160,6 +160,8 @@ const LIKE_LLAMA: [&str; 11] = [
 const WITH_LAYER_NORM: [&str; 7] = [
     "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
 ];
+/// Linear biases of scores, which no kernel computes.
+const REFUSED: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases, clamped gates,
 /// logits of no position and latent attention.
 const MIXTURES: [&str; 9] = [
@@ -187,9 +189,25 @@ fn every_family_is_computed_on_a_gpu() {
         &LIKE_LLAMA,
         &WITH_LAYER_NORM,
         &MIXTURES,
+        &REFUSED,
     ];
     let all = FAMILIES.map(|(name, _)| name);
     assert_eq!(families(&names.concat()), families(&all));
+}
+
+#[test]
+fn families_with_linear_biases_are_refused_on_a_gpu() {
+    let test = "families_with_linear_biases_are_refused_on_a_gpu";
+    on_a_gpu(StandIn::new(), test, |options| {
+        for name in REFUSED {
+            let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
+            let limits = Setup::default().runner_limits();
+            let error = ModelRunner::<Cuda>::new(&source, limits, &options).err();
+            let error = error.expect("refused").to_string();
+            let says = |part| error.contains(part);
+            assert!(says("(ALiBi)") && says("KIND_CPU"), "{name}: {error}");
+        }
+    });
 }
 
 #[test]

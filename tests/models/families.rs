@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 39] = [
+pub const FAMILIES: [(&str, &[u32]); 41] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -39,6 +39,8 @@ pub const FAMILIES: [(&str, &[u32]); 39] = [
     ("nemotron", &[]),
     ("falcon", &[]),
     ("falcon-grouped", &[]),
+    ("falcon-rw", &[]),
+    ("bloom", &[]),
     ("mixtral", &[]),
     ("mixtral-stacked", &[]),
     ("qwen2-moe", &[]),

@@ -114,8 +114,9 @@ crate::transformers::agree! {
 }
 
 /// Families of which llama.cpp's converter makes no file of their own: it does not know three of them, and makes a Mistral a
-/// llama.
-const WITHOUT_FILE: [&str; 4] = [
+/// llama. Those of a BLOOM are not read.
+const WITHOUT_FILE: [&str; 5] = [
+    "BloomForCausalLM",
     "HeliumForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",

@@ -28,13 +28,15 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 35] = [
+pub const MODELS: [&str; 37] = [
+    "bloom",
     "cohere",
     "cohere2",
     "ernie4-5",
     "exaone4",
     "falcon",
     "falcon-grouped",
+    "falcon-rw",
     "gemma2",
     "gemma3",
     "glm",

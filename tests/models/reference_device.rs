@@ -12,11 +12,11 @@ use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
-    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupBlocks, GroupedRouting, HeadShape,
-    KvBatch, KvDtype, KvLayout, KvSpan, LatentParams, LayerGroups, Linear, LogitsTransform,
-    MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow,
-    QuantisedRows, RopeParams, RopeTable, RouterScores, Routing, RoutingRule, Stacking,
-    StepCapacity, StepInputs,
+    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupBlocks, GroupedRouting, HeadBiases,
+    HeadShape, KvBatch, KvDtype, KvLayout, KvSpan, LatentParams, LayerGroups, Linear,
+    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
+    QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, RouterScores, Routing,
+    RoutingRule, Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -225,6 +225,7 @@ impl Device for Reference {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+    const MAX_SLOPED_HEAD_DIM: usize = usize::MAX;
     const HAS_POOLING: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
@@ -876,7 +877,7 @@ impl Device for Reference {
         &mut self,
         step: &Step<'_>,
         params: &AttentionParams,
-        sink_logits: Option<&Vec<f32>>,
+        biases: HeadBiases<'_, Vec<f32>>,
         (q, sink_q): (&Rows, Option<&Rows>),
         cache: &Cache,
         layer: usize,
@@ -925,15 +926,18 @@ impl Device for Reference {
                             let query = query_for(other).iter();
                             let products = query.zip(key).map(|(&q, &k)| exact(q) * exact(k));
                             let score = products.sum::<f64>() * exact(params.scale);
-                            capped(score, params.soft_cap)
+                            let distance = position as f64 - other as f64;
+                            let slope = biases.slopes.map_or(0.0, |slopes| exact(slopes[head]));
+                            capped(score, params.soft_cap) - slope * distance
                         })
                         .collect();
                     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     // They are inputs of a product too.
                     let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
                     let weights: Vec<_> = weights.collect();
-                    let of_sink =
-                        sink_logits.map_or(0.0, |logits| (exact(logits[head]) - largest).exp());
+                    let of_sink = biases
+                        .sink_logits
+                        .map_or(0.0, |logits| (exact(logits[head]) - largest).exp());
                     let sum: f64 = weights.iter().sum::<f64>() + of_sink;
                     for i in 0..head_dim {
                         let terms = seen

@@ -7,8 +7,8 @@ use cudarc::driver::CudaContext;
 use half::bf16;
 use triton_inflight::base::TokenId;
 use triton_inflight::device::{
-    Activation, Device, EmbeddingTable, HeadShape, Linear, LogitsTransform, Norm, Output,
-    RopeParams, RopeTable,
+    Activation, Device, EmbeddingTable, HeadBiases, HeadShape, Linear, LogitsTransform, Norm,
+    Output, RopeParams, RopeTable,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -194,7 +194,15 @@ impl Bench<'_> {
             rows: batch(num_rows),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, None, (&q, None), &cache, 0, &mut out);
+            device.paged_attention(
+                &begun,
+                &params,
+                HeadBiases::NONE,
+                (&q, None),
+                &cache,
+                0,
+                &mut out,
+            );
         })
     }
 
@@ -283,7 +291,15 @@ impl Bench<'_> {
             rows: format!("prompt of {len}"),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, None, (&q, None), &cache, 0, &mut out);
+            device.paged_attention(
+                &begun,
+                &params,
+                HeadBiases::NONE,
+                (&q, None),
+                &cache,
+                0,
+                &mut out,
+            );
         })
     }
 }

@@ -19,10 +19,11 @@ use crate::collective::Collective;
 use crate::device::ranks::Ranks;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
-    HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, LayerGroups, Linear, LogitsTransform,
-    MixtureShape, Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader, PackedShape,
-    PackedWeights, Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Tile, Tiling, Turn,
+    HeadBiases, HeadPlaces, HeadShape, KvBatch, KvLayout, LatentParams, LayerGroups, Linear,
+    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes, PackedPart, PackedReader,
+    PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RankInput, RankRole, RawMatrix,
+    RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Tile, Tiling,
+    Turn,
 };
 
 /// The rows of a token embedding.
@@ -76,6 +77,7 @@ impl Device for Cpu {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
+    const MAX_SLOPED_HEAD_DIM: usize = usize::MAX;
     const HAS_POOLING: bool = true;
 
     const HAS_DRAFT_HEADS: bool = true;
@@ -562,7 +564,7 @@ impl Device for Cpu {
         &mut self,
         step: &CpuStep<'_>,
         params: &AttentionParams,
-        sink_logits: Option<&Vec<f32>>,
+        biases: HeadBiases<'_, Vec<f32>>,
         (q, sink_q): (&Rows<bf16>, Option<&Rows<bf16>>),
         cache: &KvCache,
         layer: usize,
@@ -571,7 +573,7 @@ impl Device for Cpu {
         let num_rows = step.batch.num_tokens();
         self.paged_attention(
             (q.first(num_rows), sink_q.map(|q| q.first(num_rows))),
-            (params, sink_logits.map(Vec::as_slice)),
+            (params, of_query_heads(biases)),
             &step.batch,
             cache,
             layer,
@@ -855,6 +857,13 @@ fn of_heads<'a>(norm: QkNorm<'a, Vec<f32>>) -> QkNorm<'a> {
         k: norm.k,
         width: norm.width,
         eps: norm.eps,
+    }
+}
+
+fn of_query_heads<'a>(biases: HeadBiases<'a, Vec<f32>>) -> HeadBiases<'a> {
+    HeadBiases {
+        sink_logits: biases.sink_logits.map(Vec::as_slice),
+        slopes: biases.slopes.map(Vec::as_slice),
     }
 }
 

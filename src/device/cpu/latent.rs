@@ -20,7 +20,7 @@ use super::math::to_bf16_bits;
 use super::rope::{TASK_TOKENS, place, rotate};
 use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
-use crate::device::{KvBatch, KvSpan, LatentParams, LatentShape};
+use crate::device::{HeadBiases, KvBatch, KvSpan, LatentParams, LatentShape};
 
 /// What the activations of a chunk of tokens may take.
 const MAX_CHUNK_BYTES: usize = 128 << 20;
@@ -214,7 +214,7 @@ impl Cpu {
         let attended = first_mut(attended, num_rows * latent_dim);
         self.paged_attention(
             (keyed, None),
-            (&of.attention, None),
+            (&of.attention, HeadBiases::NONE),
             batch,
             cache,
             layer,

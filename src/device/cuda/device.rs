@@ -32,11 +32,11 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
-    FirstStep, FloatRows, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout, LatentParams,
-    LatentShape, LayerGroups, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output,
-    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows,
-    QuantisedShape, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking, StepCapacity,
-    StepInputs, StepResults, StepWidths,
+    FirstStep, FloatRows, HeadBiases, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout,
+    LatentParams, LatentShape, LayerGroups, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
+    Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormWidth,
+    QuantisedRows, QuantisedShape, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking,
+    StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -621,7 +621,7 @@ impl Device for Cuda {
         &mut self,
         step: &CudaStep,
         params: &AttentionParams,
-        sink_logits: Option<&Vector>,
+        biases: HeadBiases<'_, Vector>,
         (q, sink_q): (&Rows<bf16>, Option<&Rows<bf16>>),
         cache: &KvCache,
         layer: usize,
@@ -632,7 +632,9 @@ impl Device for Cuda {
         };
         let attended = Attended {
             groups: attention.groups(),
-            sink_logits: sink_logits.map_or(0, |logits| logits.memory.address()),
+            sink_logits: biases
+                .sink_logits
+                .map_or(0, |logits| logits.memory.address()),
             q: q.address(),
             sink_q: sink_q.map_or(0, Rows::address),
             out: out.address(),

@@ -5,8 +5,8 @@ use super::state_store::StateStore;
 use super::weights::HeadWeights;
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use crate::device::{
-    AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadShape, KvSpan, LayerGroups,
-    LogitsTransform, Norm, Output, RopeParams, StepCapacity, StepInputs,
+    AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadShape, KvSpan,
+    LayerGroups, LogitsTransform, Norm, Output, RopeParams, StepCapacity, StepInputs,
 };
 use crate::engine::{DraftsToMake, Step};
 use crate::runner::block_moves::move_device_blocks;
@@ -345,7 +345,8 @@ impl<D: Device> DraftHead<D> {
             angles: &self.angles,
         };
         device.rope_and_store(&step, rope, qkv, cache, 0, q, None);
-        device.paged_attention(&step, &self.attention, None, (q, None), cache, 0, attended);
+        let (params, none) = (&self.attention, HeadBiases::NONE);
+        device.paged_attention(&step, params, none, (q, None), cache, 0, attended);
         if num_wanted > 0 {
             device.keep_rows(&step, hidden, attended);
             device.project(num_wanted, attended, &weights.o, Output::Add, hidden);

@@ -294,6 +294,7 @@ impl Dimensions {
             learned_positions: None,
             token_types: None,
             embedding_norm: None,
+            slope_factor: None,
             is_bidirectional: false,
             norm: self.norm,
             logits: LogitsTransform::IDENTITY,

@@ -7,8 +7,9 @@
 //!   one follows the other.
 //! - The others (`new_decoder_architecture`): `num_kv_heads` key heads; the blocks have a norm each, or one for both
 //!   (`num_ln_in_parallel_attn`).
-//!
-//! Falcon-RW has ALiBi in place of RoPE (`alibi`), and is refused.
+//! - Falcon-RW: as many key heads as query heads, blocks that follow one another, and linear biases of scores in place of RoPE
+//!   (`alibi`; [ALiBi](crate::runner::alibi)). These are added to scores that are not scaled yet. transformers rounds slopes and
+//!   biases to bf16; here they are exact, as the paper has them.
 //!
 //! Source: modeling_falcon.py and configuration_falcon.py of transformers; Almazrouei et al., arXiv:2311.16867.
 
@@ -21,6 +22,7 @@ use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::Activation;
+use crate::runner::rope::Rope;
 use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
 
 pub const FAMILY: Family = Family {
@@ -68,9 +70,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    if config.bool_or("alibi", false)? {
-        return Err(config.unexpected("alibi", true, "supported; only false is"));
-    }
+    let has_slopes = config.bool_or("alibi", false)?;
     let is_new = config.bool_or("new_decoder_architecture", false)?;
     let mut dimensions = Dimensions::from_config(config, &DEFAULTS)?;
     dimensions.norm.kind = NormKind::Layer { has_bias: true };
@@ -79,6 +79,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             true => 1,
             false => dimensions.num_heads,
         };
+    }
+    if has_slopes {
+        dimensions.rope = Rope::none();
     }
     let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
     let has_bias = config.bool_or("bias", false)?;
@@ -90,7 +93,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.feed_forward = dimensions.plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
     layer.feed_forward.set_biases(has_bias);
     let windows = no_windows(dimensions.num_layers);
+    let slope_factor = has_slopes.then_some(layer.attention.scale);
     Ok(ModelSpec {
+        slope_factor,
         modules: ModelModules {
             embedding: "transformer.word_embeddings",
             layers: "transformer.h",

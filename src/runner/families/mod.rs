@@ -19,6 +19,7 @@
 //! compute it.
 
 mod bert;
+mod bloom;
 mod bounds;
 mod cohere;
 mod deepseek;
@@ -68,7 +69,7 @@ use crate::config::PoolingMode;
 
 pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
-const FAMILIES: [Family; 35] = [
+const FAMILIES: [Family; 36] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -104,6 +105,7 @@ const FAMILIES: [Family; 35] = [
     stablelm::FAMILY,
     nemotron::FAMILY,
     falcon::FAMILY,
+    bloom::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

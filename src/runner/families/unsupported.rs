@@ -18,7 +18,7 @@ struct Unsupported {
 
 const STATE_SPACE: &str =
     "its layers, or most of them, have a recurrent state instead of attention";
-const ALIBI: &str = "its attention adds linear biases (ALiBi) instead of position embeddings";
+const MPT: &str = "its projections and norms have no biases, embedded tokens have no norm, and it can clip queries, keys and values";
 const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
@@ -136,9 +136,8 @@ const FAMILIES: &[Unsupported] = &[
         "NemotronForCausalLM",
         "its activation is GELU, its projections have biases, and LayerNorm does not add 1 to its weights",
     ),
-    decoder("BloomForCausalLM", "bloom", "GPT2LMHeadModel", ALIBI),
-    decoder("MptForCausalLM", "mpt", "GPT2LMHeadModel", ALIBI),
-    decoder("MPTForCausalLM", "mpt", "GPT2LMHeadModel", ALIBI),
+    decoder("MptForCausalLM", "mpt", "BloomForCausalLM", MPT),
+    decoder("MPTForCausalLM", "mpt", "BloomForCausalLM", MPT),
     decoder(
         "BaichuanForCausalLM",
         "baichuan",

@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 use super::super::amx::{TILE_ROWS, Tiles};
 use super::super::kv_cache::GROUP;
 use super::super::prefetch::prefetch;
-use super::avx512::softmax;
+use super::avx512::{add_biases, softmax};
 use super::softmax::bound;
 use super::{AttentionTile, TILE, TILE_GROUPS};
 use crate::device::KvDtype;
@@ -94,6 +94,7 @@ unsafe fn some_rows(tile: &AttentionTile, first: usize, rows: usize) {
         if let Some(cap) = tile.soft_cap {
             bound(scores, tile.scale, cap);
         }
+        add_biases(tile, first, rows);
         let padded_dim = tile.layout.padded_dim();
         for row in 0..rows {
             let rescale = softmax(tile, first + row, row);

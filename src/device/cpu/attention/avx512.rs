@@ -44,6 +44,7 @@ unsafe fn some_rows<const ROWS: usize>(tile: &AttentionTile, first: usize) {
             let scores = std::slice::from_raw_parts_mut(tile.scores, ROWS * TILE);
             bound(scores, tile.scale, cap);
         }
+        add_biases(tile, first, ROWS);
         let mut rescale = [_mm512_setzero_ps(); ROWS];
         for (i, rescale) in rescale.iter_mut().enumerate() {
             *rescale = softmax(tile, first + i, i);
@@ -58,6 +59,24 @@ unsafe fn some_rows<const ROWS: usize>(tile: &AttentionTile, first: usize) {
                 _ => accumulate::<ROWS, 4>(tile, first, d, &rescale),
             }
             d += 64;
+        }
+    }
+}
+
+/// Adds the linear biases, if there are any, to the scores of some rows.
+///
+/// # Safety
+///
+/// The tile has these rows, and scores of so many.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn add_biases(tile: &AttentionTile, first: usize, rows: usize) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(bias) = tile.bias(first + row) {
+                bias.add_to(&mut *tile.scores.add(row * TILE).cast::<[f32; TILE]>());
+            }
         }
     }
 }

@@ -14,13 +14,13 @@ use super::int8::{stored_group, widen_group};
 use super::latent::group_of_keys;
 use super::parts::{self, PART};
 use super::queries::Queries;
-use super::softmax::RowState;
+use super::softmax::{RowBias, RowState};
 use super::task::Task;
 use super::{
     AttentionKernel, AttentionTile, MAX_SCORED_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
 };
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
+use crate::device::{AttentionParams, HeadBiases, KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
 
 /// Query rows per task, roughly: a task has whole tokens.
 const TASK_ROWS: usize = 96;
@@ -39,6 +39,8 @@ pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
 pub(in super::super) struct AttentionScratch {
     queries: Queries,
     seen: Vec<u64>,
+    /// One for each row, if there are linear biases.
+    biases: Vec<RowBias>,
     scores: Lines<f32>,
     probabilities: Lines<u16>,
     state: Vec<RowState>,
@@ -64,8 +66,7 @@ pub(super) struct AttentionCall<'a> {
     kernel: AttentionKernel,
     operands: Operands,
     params: &'a AttentionParams,
-    /// One for each query head.
-    sink_logits: Option<&'a [f32]>,
+    biases: HeadBiases<'a>,
     batch: &'a KvBatch<'a>,
     cache: &'a KvLayer<'a>,
     q: &'a [u16],
@@ -88,7 +89,7 @@ impl<'a> AttentionCall<'a> {
     /// Divides the batch into tasks for some threads. `tile_starts` is scratch memory.
     pub fn new(
         (simd, num_threads): (Simd, usize),
-        (params, sink_logits): (&'a AttentionParams, Option<&'a [f32]>),
+        (params, biases): (&'a AttentionParams, HeadBiases<'a>),
         batch: &'a KvBatch<'a>,
         cache: &'a KvLayer<'a>,
         (q, sink_q): (&'a [u16], Option<&'a [u16]>),
@@ -108,7 +109,7 @@ impl<'a> AttentionCall<'a> {
             kernel,
             operands,
             params,
-            sink_logits,
+            biases,
             batch,
             cache,
             q,
@@ -397,7 +398,11 @@ impl<'a> AttentionCall<'a> {
             let queries = &mut scratch.queries;
             queries.add(self.simd, self.operands, &q[start..][..len], head_dim);
         }
-        scratch.prepare(task.num_tokens * self.heads(), self.cache.layout());
+        let num_rows = task.num_tokens * self.heads();
+        scratch.prepare(num_rows, self.cache.layout());
+        if self.biases.slopes.is_some() {
+            scratch.biases.resize(num_rows, RowBias::NONE);
+        }
 
         let mut next = Some(first);
         let mut groups = next.map(|start| groups_in_place(self.cache, task, start));
@@ -447,7 +452,7 @@ impl<'a> AttentionCall<'a> {
             let out = unsafe { out.slice(start, len) };
             let heads = task.group * self.heads()..;
             for ((out, row), head) in out.chunks_exact_mut(value_dim).zip(&mut rows).zip(heads) {
-                let sink_logit = self.sink_logits.map(|logits| logits[head]);
+                let sink_logit = self.biases.sink_logits.map(|logits| logits[head]);
                 let (scale, sum, values) = parts::result(row, sink_logit);
                 for_each_simd!(self.simd, finish, (values: &[f32], scale: f32, sum: f32, out: &mut [u16]));
             }
@@ -481,6 +486,15 @@ impl<'a> AttentionCall<'a> {
                 rows = first_row..(token + 1) * heads;
                 scratch.seen[token * heads..][..heads].fill(seen);
                 seen_by_any |= seen;
+                if let Some(slopes) = self.biases.slopes {
+                    let distance = start as f32 - (task.first_position + token) as f32;
+                    let slopes = &slopes[task.group * heads..][..heads];
+                    let biases = &mut scratch.biases[token * heads..][..heads];
+                    for (bias, slope) in biases.iter_mut().zip(slopes) {
+                        let slope = slope / self.params.scale;
+                        *bias = RowBias { slope, distance };
+                    }
+                }
             }
         }
         if rows.is_empty() {
@@ -505,6 +519,10 @@ impl<'a> AttentionCall<'a> {
             scale: self.params.scale,
             soft_cap: self.params.soft_cap,
             scales: &Scales::ONE,
+            biases: match scratch.biases.get(rows.start..) {
+                Some(biases) if self.biases.slopes.is_some() => biases.as_ptr(),
+                _ => std::ptr::null(),
+            },
             seen: scratch.seen[rows.start..].as_ptr(),
             scores: scratch.scores.as_mut_ptr(),
             probabilities: scratch.probabilities.as_mut_ptr(),
@@ -654,7 +672,7 @@ mod tests {
         let machine = (Simd::Portable, num_threads);
         AttentionCall::new(
             machine,
-            (&params, None),
+            (&params, HeadBiases::NONE),
             &batch,
             &layer,
             (&[], None),

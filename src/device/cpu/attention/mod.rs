@@ -44,11 +44,11 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use self::call::{AttentionCall, MAX_TOTALS_LEN};
-use self::softmax::RowState;
+use self::softmax::{RowBias, RowState};
 use super::kv_cache::GROUP;
 use super::{Cpu, KvCache, Simd};
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout};
+use crate::device::{AttentionParams, HeadBiases, KvBatch, KvDtype, KvLayout};
 
 pub(super) use self::call::AttentionScratch;
 
@@ -85,6 +85,8 @@ struct AttentionTile {
     scales: *const Scales,
     /// The scales of groups that are used as stored.
     stored_scales: [*const u16; TILE_GROUPS],
+    /// The linear biases of the scores of each row, `[rows]`. Null: there are none.
+    biases: *const RowBias,
     /// For each row, a mask of the positions that it sees; at least one.
     seen: *const u64,
     /// Scratch memory for scores, `[MAX_SCORED_ROWS, 64]`.
@@ -95,6 +97,18 @@ struct AttentionTile {
     state: *mut RowState,
     /// The running weighted sum of values, `[rows, padded_dim]`.
     acc: *mut f32,
+}
+
+impl AttentionTile {
+    /// The linear biases of a row's scores, if there are any.
+    ///
+    /// # Safety
+    ///
+    /// The tile has that row, and the biases of all of its rows.
+    unsafe fn bias(&self, row: usize) -> Option<RowBias> {
+        // SAFETY: the caller's promise.
+        (!self.biases.is_null()).then(|| unsafe { *self.biases.add(row) })
+    }
 }
 
 /// The scales of the keys and values of a tile. Kernels apply them to scores and probabilities. Those of positions
@@ -145,8 +159,8 @@ fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
 impl Cpu {
     /// Attention of the queries of each token over the positions of its sequence, up to its own. `q` has the rotated
     /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, num_q_heads *
-    /// value_dim]`, by the [values](crate::device::KvLayout::value_dim) of the cache. With `sink_logits`,
-    /// one for each query head, the probabilities of a query are those of a softmax with one more score, of no position.
+    /// value_dim]`, by the [values](crate::device::KvLayout::value_dim) of the cache. With sink logits,
+    /// the probabilities of a query are those of a softmax with one more score, of no position.
     /// `sink_q` are the queries for the sinks, if they are others.
     ///
     /// # Panics
@@ -155,7 +169,7 @@ impl Cpu {
     pub fn paged_attention(
         &mut self,
         (q, sink_q): (&[bf16], Option<&[bf16]>),
-        (params, sink_logits): (&AttentionParams, Option<&[f32]>),
+        (params, biases): (&AttentionParams, HeadBiases<'_>),
         batch: &KvBatch<'_>,
         cache: &KvCache,
         layer: usize,
@@ -186,7 +200,10 @@ impl Cpu {
             "{shape:?}: whole groups"
         );
         assert!(
-            sink_logits.is_none_or(|logits| logits.len() == shape.num_q_heads),
+            [biases.sink_logits, biases.slopes]
+                .into_iter()
+                .flatten()
+                .all(|biases| biases.len() == shape.num_q_heads),
             "one for each query head"
         );
         assert!(cache.fits(batch), "batch of this cache");
@@ -196,7 +213,7 @@ impl Cpu {
         let mut tile_starts = std::mem::take(&mut self.tile_starts);
         let operation = &AttentionCall::new(
             (self.simd, self.num_threads()),
-            (params, sink_logits),
+            (params, biases),
             batch,
             &cache,
             (q.reinterpret_cast(), sink_q.map(|q| q.reinterpret_cast())),

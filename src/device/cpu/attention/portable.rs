@@ -32,7 +32,9 @@ pub(super) unsafe fn tile(tile: &AttentionTile) {
             };
             score(q, keys, &mut scores[group * GROUP..][..GROUP]);
         }
-        let scale = (tile.scale, tile.soft_cap);
+        // SAFETY: the tile has this row.
+        let bias = unsafe { tile.bias(row) };
+        let scale = (tile.scale, tile.soft_cap, bias);
         let rescale = softmax(scores, seen, scale, scales, state, probabilities);
         for acc in &mut *acc {
             *acc *= rescale;

@@ -67,11 +67,10 @@ fn quantise(row: &[u16], out: &mut [u16], scale: &mut f32) {
         *scale = f32::NAN;
         return;
     }
-    // Numbers whose inverse would overflow become zero.
-    let inverse = if largest < 1e-33 {
-        0.0
-    } else {
-        limit / largest
+    // Numbers whose inverse would overflow become zero, which have any scale: one that biases can be divided by.
+    let (inverse, largest) = match largest {
+        0.0..1e-33 => (0.0, limit),
+        _ => (limit / largest, largest),
     };
     for (bits, out) in row.iter().zip(out) {
         *out = (from_bf16_bits(*bits) * inverse + ROUNDER).to_bits() as u16;
@@ -121,6 +120,6 @@ mod tests {
             let (elements, scale) = quantised(&[1.0, x]);
             assert!(elements == [0.0, 0.0] && scale.is_nan());
         }
-        assert_eq!(quantised(&[0.0, -0.0]), (vec![0.0, 0.0], 0.0));
+        assert_eq!(quantised(&[0.0, -0.0]), (vec![0.0, 0.0], 1.0));
     }
 }

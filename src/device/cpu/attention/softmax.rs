@@ -37,6 +37,40 @@ pub(super) const EXP2: [f32; 6] = [
     1.0,
 ];
 
+/// The linear biases of a row's scores with a tile.
+#[derive(Clone, Copy)]
+pub(super) struct RowBias {
+    /// What a score loses for each position, before it is scaled.
+    pub slope: f32,
+    /// From the query to the first position of the tile; negative if that is in front of it.
+    pub distance: f32,
+}
+
+impl RowBias {
+    /// No bias.
+    pub const NONE: Self = Self {
+        slope: 0.0,
+        distance: 0.0,
+    };
+
+    /// Adds the biases to the scores of the tile from its first position on. Those of distances up to 2^24 are rounded once.
+    #[inline(always)]
+    pub fn add_to(self, scores: &mut [f32]) {
+        for (score, place) in scores.iter_mut().zip(0_u8..) {
+            *score += self.slope * (self.distance + f32::from(place));
+        }
+    }
+
+    /// The same for scores with another scale: the usual one times this.
+    #[inline(always)]
+    pub fn at_scale(self, factor: f32) -> Self {
+        Self {
+            slope: self.slope / factor,
+            ..self
+        }
+    }
+}
+
 /// Bounds scores `s` whose scale is still to be applied: `scale * s` becomes `cap * tanh(scale * s / cap)`.
 #[inline(always)]
 pub(super) fn bound(scores: &mut [f32], scale: f32, cap: f32) {
@@ -59,7 +93,7 @@ pub(super) fn bound(scores: &mut [f32], scale: f32, cap: f32) {
 pub(super) fn softmax(
     scores: &mut [f32; TILE],
     seen: u64,
-    (scale, soft_cap): (f32, Option<f32>),
+    (scale, soft_cap, bias): (f32, Option<f32>, Option<RowBias>),
     scales: &Scales,
     state: &mut RowState,
     probabilities: &mut [u16; TILE],
@@ -69,6 +103,9 @@ pub(super) fn softmax(
     }
     if let Some(cap) = soft_cap {
         bound(scores, scale, cap);
+    }
+    if let Some(bias) = bias {
+        bias.add_to(scores);
     }
     let scores = scores.as_chunks::<GROUP>().0;
     let seen = |group: usize, lane: usize| (seen >> (group * GROUP)) as u32 & (1 << lane) != 0;

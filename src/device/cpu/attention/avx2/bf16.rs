@@ -32,10 +32,13 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile
         let num_groups = end.div_ceil(GROUP);
         for_blocks!(num_groups, GROUPS, score::<ROWS>(tile, first));
         for (row, rescale) in rescale.iter_mut().enumerate() {
+            let scores = tile.scores.add(row * TILE);
+            let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
             if let Some(cap) = tile.soft_cap {
-                let scores = tile.scores.add(row * TILE);
-                let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
                 bound(scores, tile.scale, cap);
+            }
+            if let Some(bias) = tile.bias(first + row) {
+                bias.add_to(scores);
             }
             *rescale = softmax::<true>(
                 tile.scores.add(row * TILE),

@@ -35,11 +35,15 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile
         for_blocks!(num_groups, GROUPS, score::<ROWS>(tile, first));
         for (row, factors) in factors.iter_mut().enumerate() {
             let seen = *tile.seen.add(first + row);
-            let scale = tile.scale * *tile.q_scales.add(first + row);
+            let q_scale = *tile.q_scales.add(first + row);
+            let scale = tile.scale * q_scale;
+            let scores = tile.scores.add(row * TILE);
+            let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
             if let Some(cap) = tile.soft_cap {
-                let scores = tile.scores.add(row * TILE);
-                let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
                 bound(scores, scale, cap);
+            }
+            if let Some(bias) = tile.bias(first + row) {
+                bias.at_scale(q_scale).add_to(scores);
             }
             let rescale = softmax::<false>(
                 tile.scores.add(row * TILE),
