@@ -12,28 +12,18 @@
 //! Weights are read as they are packed: a row of a tile is 16 of the 48 outputs of a pair.
 //!
 //! The instruction sums the products of the first and those of the second elements of 16 pairs apart, adds both, and adds
-//! that to the sum. A single row, which waits for weights anyway, needs no tiles: AVX-512 sums it in the same order, bit for
-//! bit.
+//! that to the sum. A single row has tiles of one row: what AVX-512 sums in this order has two sums for each, and waits for them.
 
 use std::arch::asm;
-use std::arch::x86_64::*;
 
 use super::super::amx::TILE_ROWS;
-use super::super::avx512::load;
 use super::super::panel_order::PANEL;
-use super::tile::{GemmKernel, GemmTile, LINE};
+use super::tile::{GemmKernel, GemmTile};
 
 /// Pairs of inputs of a tile.
 const STEP: usize = 16;
-/// Registers of AVX-512 per row of sums.
-const REGISTERS: usize = PANEL / 16;
 /// Bytes from a pair of weights to the next, and from a row of sums to the next.
 const PANEL_BYTES: usize = PANEL * 4;
-
-/// Whether so many rows are computed with tiles. A single one is not.
-pub(super) const fn needs_tiles(num_rows: usize) -> bool {
-    num_rows > 1
-}
 
 /// See [`GemmKernel`]. A chunk of weights is 192 KiB of the L2 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
@@ -45,73 +35,10 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 
 /// # Safety
 ///
-/// The pointers and sizes of the tile are valid, the machine supports AMX with bf16, and for more rows than one
-/// [tiles](super::super::amx::Tiles) are configured: for blocks of so many rows, or of 16 if there are more.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+/// The pointers and sizes of the tile are valid, the machine supports AMX with bf16, and [tiles](super::super::amx::Tiles) are
+/// configured: for blocks of so many rows, or of 16 if there are more.
 unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.chunk_pairs.is_multiple_of(STEP)) };
-    // SAFETY: the caller's promises.
-    unsafe {
-        match needs_tiles(tile.rows) {
-            true => with_tiles(tile),
-            false => one_row(tile),
-        }
-    }
-}
-
-/// As the instruction on tiles does: two sums for each element, of 16 pairs at a time.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn one_row(tile: &GemmTile) {
-    let mut sums = [_mm512_setzero_ps(); REGISTERS];
-    if !tile.first {
-        for (i, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the tile has a row of 48 sums.
-            *sum = unsafe { _mm512_loadu_ps(tile.sums.add(i * 16)) };
-        }
-    }
-    let (mut weights, mut ahead) = (tile.weights, tile.ahead);
-    for first_pair in (0..tile.num_pairs).step_by(STEP) {
-        let mut firsts = [_mm512_setzero_ps(); REGISTERS];
-        let mut seconds = firsts;
-        for pair in first_pair..tile.num_pairs.min(first_pair + STEP) {
-            for _ in 0..tile.ahead_lines {
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                ahead = ahead.wrapping_add(LINE);
-            }
-            // SAFETY: the tile has `num_pairs` pairs of 48 outputs.
-            let pairs =
-                unsafe { std::array::from_fn::<_, REGISTERS, _>(|i| load(weights.add(i * 32))) };
-            weights = weights.wrapping_add(PANEL * 2);
-            // SAFETY: the tile has `num_pairs` pairs of activations.
-            let x = unsafe { tile.x.add(2 * pair).cast::<u32>().read_unaligned() };
-            let (x_first, x_second) = (of_pair(x & 0xffff), of_pair(x & 0xffff_0000));
-            for ((first, second), pairs) in firsts.iter_mut().zip(&mut seconds).zip(pairs) {
-                *first = _mm512_dpbf16_ps(*first, x_first, pairs);
-                *second = _mm512_dpbf16_ps(*second, x_second, pairs);
-            }
-        }
-        for ((sum, first), second) in sums.iter_mut().zip(firsts).zip(seconds) {
-            *sum = _mm512_add_ps(*sum, _mm512_add_ps(first, second));
-        }
-    }
-    for (i, sum) in sums.iter().enumerate() {
-        // SAFETY: the tile has a row of 48 sums.
-        unsafe { _mm512_storeu_ps(tile.sums.add(i * 16), *sum) };
-    }
-}
-
-/// A pair of bf16 in all lanes.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn of_pair(bits: u32) -> __m512bh {
-    // SAFETY: both types are 32 lanes of 16 bits.
-    unsafe { std::mem::transmute(_mm512_set1_epi32(bits as i32)) }
-}
-
-/// # Safety
-///
-/// As for [`tile`], with configured tiles.
-unsafe fn with_tiles(tile: &GemmTile) {
     // SAFETY: the caller's promises.
     unsafe { whole_steps(tile) };
     let num_left = tile.num_pairs % STEP;
@@ -125,7 +52,7 @@ unsafe fn with_tiles(tile: &GemmTile) {
 ///
 /// # Safety
 ///
-/// As for [`with_tiles`], and the tile has these pairs.
+/// As for [`tile`], and the tile has these pairs.
 #[cold]
 unsafe fn last_pairs(tile: &GemmTile, first_pair: usize, num_pairs: usize) {
     let mut x = [[0_u16; 2 * STEP]; KERNEL.max_rows];
@@ -165,7 +92,7 @@ unsafe fn last_pairs(tile: &GemmTile, first_pair: usize, num_pairs: usize) {
 ///
 /// # Safety
 ///
-/// As for [`with_tiles`].
+/// As for [`tile`].
 unsafe fn whole_steps(tile: &GemmTile) {
     // SAFETY: the caller's promises.
     unsafe {

@@ -47,14 +47,13 @@ impl PanelKernel {
         Self {
             kernel: kernel(simd),
             #[cfg(target_arch = "x86_64")]
-            tiles: (simd == Simd::AmxBf16 && amx::needs_tiles(num_rows))
-                .then(|| Tiles::of_rows(num_rows.min(TILE_ROWS))),
+            tiles: (simd == Simd::AmxBf16).then(|| Tiles::of_rows(num_rows.min(TILE_ROWS))),
         }
     }
 
     fn is_ready(&self, num_rows: usize) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if self.kernel.row_unit == TILE_ROWS && amx::needs_tiles(num_rows) {
+        if self.kernel.row_unit == TILE_ROWS {
             let ready = self.tiles.as_ref().map(Tiles::num_rows);
             return ready == Some(num_rows.min(TILE_ROWS));
         }
