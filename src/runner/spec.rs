@@ -39,7 +39,7 @@ pub struct ModelSpec {
     pub token_types: Option<TokenTypes>,
     /// The norm of their sum, `[hidden_size]`, if the residual stream starts with that.
     pub embedding_norm: Option<&'static str>,
-    /// The factor of the slopes of linear biases that scaled scores have ([ALiBi](super::alibi)), if they have some.
+    /// The factor of the slopes of linear biases that scaled scores have (ALiBi), if they have some.
     pub slope_factor: Option<f32>,
     /// Whether each token sees those behind it, too. Then a prompt is computed in one step.
     pub is_bidirectional: bool,

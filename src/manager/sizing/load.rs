@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config_within};
 use super::gpu_memory::GpuMemory;
-use super::host_memory::{self, InstanceMemory};
+use super::host_memory::{self, FreeMemory, InstanceMemory};
 use super::rank_cpus::rank_cpus;
 use super::rank_gpus::rank_gpus;
 use crate::base::LoadError;
@@ -25,7 +25,7 @@ use crate::manager::step_cost::measure_costs;
 use crate::runner::spec::{LayerSpec, ModelSpec};
 use crate::runner::{
     AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
-    RankLimits, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    RankLimits, RankMemory, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
 /// The memory that an adapter takes at most where it is cut, by its size: both of its matrices are cut, but each only where the
@@ -244,13 +244,8 @@ fn load_on_cpu(
         Some(ranks) => ranks.bytes_of_own_host(num_bytes),
     };
     let (engine, reservation) = host_memory::reserve(|free| {
-        let of_ranks = ranks
-            .as_ref()
-            .and_then(|ranks| ranks.memory(free.host_bytes, free.process_bytes));
-        let available_bytes = match &ranks {
-            None => free.available_bytes(),
-            Some(_) => of_ranks.map(|memory| memory.num_bytes),
-        };
+        let (available_bytes, limit) = available(ranks.as_ref(), free);
+        let limit = limit.as_ref().map(|memory| memory as &dyn Display);
         // The KV cache shares what the weights, the host blocks and the adapters leave.
         let adapter_bytes = match is_cut {
             false => adapters.num_bytes,
@@ -258,7 +253,6 @@ fn load_on_cpu(
         };
         let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
         let taken = taken.saturating_add(adapter_bytes);
-        let limit = of_ranks.as_ref().map(|memory| memory as &dyn Display);
         check_host_memory(settings, 1, available_bytes, limit)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config_within(config, model, left, limit)?;
@@ -340,14 +334,8 @@ fn load_on_gpu(
     let pinned_bytes = on_this_host(host_bytes(model, &engine));
     let gpu_bytes = on_this_host(weight_bytes + kv_bytes(model, &engine));
     let ((), reservation) = host_memory::reserve(|free| {
-        let of_ranks = ranks
-            .as_ref()
-            .and_then(|ranks| ranks.memory(free.host_bytes, free.process_bytes));
-        let available_bytes = match &ranks {
-            None => free.available_bytes(),
-            Some(_) => of_ranks.map(|memory| memory.num_bytes),
-        };
-        let limit = of_ranks.as_ref().map(|memory| memory as &dyn Display);
+        let (available_bytes, limit) = available(ranks.as_ref(), free);
+        let limit = limit.as_ref().map(|memory| memory as &dyn Display);
         check_host_memory(&config.settings, num_ranks, available_bytes, limit)?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
@@ -441,6 +429,20 @@ fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
             true => settings.cuda_graph_cache_size as usize,
             false => 0,
         },
+    }
+}
+
+/// Host memory that is available to all ranks together, or to the only one, and the limit that ranks have.
+fn available(
+    ranks: Option<&RankConnections>,
+    free: FreeMemory,
+) -> (Option<u64>, Option<RankMemory>) {
+    match ranks {
+        None => (free.available_bytes(), None),
+        Some(ranks) => {
+            let memory = ranks.memory(free.host_bytes, free.process_bytes);
+            (memory.map(|memory| memory.num_bytes), memory)
+        }
     }
 }
 

@@ -30,12 +30,10 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     if config.bool_or(NORMED_RESIDUAL, false)? {
         return Err(config.unexpected(NORMED_RESIDUAL, true, "supported; only false is"));
     }
-    let either = |own, other| {
-        if config.get(own).is_some() {
-            own
-        } else {
-            other
-        }
+    // As transformers has it: the first name if it is there.
+    let either = |first, second| match config.get(first) {
+        Some(_) => first,
+        None => second,
     };
     let defaults = Defaults {
         sizes: Some(Sizes::new(250_880, 64, 256, 2, 8, 2048)),
@@ -44,8 +42,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         activation: Activation::GeluTanh,
         keys: Keys {
             hidden_size: either("n_embed", "hidden_size"),
-            num_layers: either("n_layer", "num_hidden_layers"),
-            num_heads: either("n_head", "num_attention_heads"),
+            num_layers: either("num_hidden_layers", "n_layer"),
+            num_heads: either("num_attention_heads", "n_head"),
             positions: either("seq_length", "max_position_embeddings"),
             intermediate_size: "n_inner",
             may_lack_intermediate_size: true,
