@@ -143,8 +143,8 @@ pub trait Device: Sized {
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
 
-    /// Elements of a head with [linear biases](HeadBiases::slopes) of scores, at most: of others, it computes none.
-    const MAX_SLOPED_HEAD_DIM: usize = 0;
+    /// Whether attention takes [linear biases](HeadBiases::slopes) of scores.
+    const HAS_LINEAR_BIASES: bool = false;
 
     /// Whether it computes models that generate nothing: it returns [states](Device::read_states), normalises [sums in
     /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
@@ -641,8 +641,8 @@ pub trait Device: Sized {
     ///
     /// # Panics
     ///
-    /// If there are `biases` that the device has [not](Device::HAS_SINK_LOGITS), or [not in such
-    /// heads](Device::MAX_SLOPED_HEAD_DIM).
+    /// If there are `biases` that the device does not take: [of no position](Device::HAS_SINK_LOGITS), or
+    /// [linear ones](Device::HAS_LINEAR_BIASES).
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,

@@ -132,11 +132,10 @@ impl<D: Device> Decoder<D> {
                 spec.family
             )));
         }
-        if spec.slope_factor.is_some() && spec.head_dim > D::MAX_SLOPED_HEAD_DIM {
+        if !D::HAS_LINEAR_BIASES && spec.slope_factor.is_some() {
             return Err(LoadError::Resource(format!(
-                "{} has linear biases of scores (ALiBi) in heads of {} elements, which are computed on the CPU only: use an \
-                 instance_group of kind KIND_CPU",
-                spec.family, spec.head_dim
+                "{} has linear biases of scores (ALiBi), which are computed on the CPU only: use an instance_group of kind KIND_CPU",
+                spec.family
             )));
         }
         if !D::HAS_POOLING && spec.pooling.is_some() {

@@ -225,7 +225,7 @@ impl Device for Reference {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
-    const MAX_SLOPED_HEAD_DIM: usize = usize::MAX;
+    const HAS_LINEAR_BIASES: bool = true;
     const HAS_POOLING: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {

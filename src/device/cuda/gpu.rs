@@ -23,26 +23,30 @@ pub fn num_gpus() -> usize {
 ///
 /// As opening it.
 pub fn free_memory_bytes(gpu: usize) -> Result<u64, LoadError> {
-    let (free, _) = open(gpu)?
-        .mem_get_info()
-        .map_err(|error| load_error("asking for its free memory", &error))?;
-    Ok(free as u64)
+    let context = open(gpu)?;
+    free_bytes_of(&context)
 }
 
-/// What tells a GPU from all others, on any host.
+/// The UUID of a GPU, which tells it from all others on any host, and the bytes of its memory that nobody uses. It is opened once
+/// for both.
 ///
 /// # Errors
 ///
 /// As opening it.
-pub fn uuid(gpu: usize) -> Result<String, LoadError> {
-    let uuid = open(gpu)?
+pub fn uuid_and_free_bytes(gpu: usize) -> Result<(String, u64), LoadError> {
+    let context = open(gpu)?;
+    let uuid = context
         .uuid()
         .map_err(|error| load_error("asking for its UUID", &error))?;
-    Ok(uuid
-        .bytes
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    let digits = uuid.bytes.iter().map(|byte| format!("{byte:02x}"));
+    Ok((digits.collect(), free_bytes_of(&context)?))
+}
+
+fn free_bytes_of(context: &CudaContext) -> Result<u64, LoadError> {
+    let (free, _) = context
+        .mem_get_info()
+        .map_err(|error| load_error("asking for its free memory", &error))?;
+    Ok(free as u64)
 }
 
 /// Opens a GPU.

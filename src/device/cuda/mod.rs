@@ -91,7 +91,7 @@ use crate::device::cuda::ranks::GpuRanks;
 use crate::device::cuda::step::StepBuffer;
 use crate::device::{FirstStep, Pool};
 
-pub use gpu::{free_memory_bytes, num_gpus, uuid};
+pub use gpu::{free_memory_bytes, num_gpus, uuid_and_free_bytes};
 pub use kernels::has_kernels;
 
 /// Which GPU to use, and the host's part of the work.

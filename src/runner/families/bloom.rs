@@ -17,12 +17,20 @@ use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::Activation;
 use crate::runner::rope::Rope;
-use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
+use crate::runner::spec::{LayerSpec, ModelModules, ModelSpec, NormKind, Norms, Projection};
 
 pub const FAMILY: Family = Family {
     class: "BloomForCausalLM",
     gguf: None,
     describe,
+};
+
+/// The modules of BLOOM, and of Falcon, whose code is derived from it.
+pub(super) const MODULES: ModelModules = ModelModules {
+    embedding: "transformer.word_embeddings",
+    layers: "transformer.h",
+    final_norm: Some("transformer.ln_f"),
+    output_layer: "lm_head",
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
@@ -55,24 +63,26 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
     dimensions.norm.kind = NormKind::Layer { has_bias: true };
     dimensions.rope = Rope::none();
-    let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
-    let mut layer = dimensions.llama_layer();
-    layer.norms = Norms::before("input_layernorm", "post_attention_layernorm");
-    layer.attention.qkv = dimensions.qkv_by_group("self_attention.query_key_value");
-    layer.attention.o = Projection::single("self_attention.dense", hidden, q_width);
-    layer.attention.set_biases(true);
-    layer.feed_forward = dimensions.plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
-    layer.feed_forward.set_biases(true);
+    let norms = Norms::before("input_layernorm", "post_attention_layernorm");
+    let layer = layer(&dimensions, norms, true);
     let windows = no_windows(dimensions.num_layers);
     Ok(ModelSpec {
         embedding_norm: Some("transformer.word_embeddings_layernorm"),
         slope_factor: Some(1.0),
-        modules: ModelModules {
-            embedding: "transformer.word_embeddings",
-            layers: "transformer.h",
-            final_norm: Some("transformer.ln_f"),
-            output_layer: "lm_head",
-        },
+        modules: MODULES,
         ..dimensions.model(FAMILY.class, layer, windows)
     })
+}
+
+/// A layer of BLOOM or Falcon.
+pub(super) fn layer(dimensions: &Dimensions, norms: Norms, has_bias: bool) -> LayerSpec {
+    let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
+    let mut layer = dimensions.llama_layer();
+    layer.norms = norms;
+    layer.attention.qkv = dimensions.qkv_by_group("self_attention.query_key_value");
+    layer.attention.o = Projection::single("self_attention.dense", hidden, q_width);
+    layer.attention.set_biases(has_bias);
+    layer.feed_forward = dimensions.plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+    layer.feed_forward.set_biases(has_bias);
+    layer
 }

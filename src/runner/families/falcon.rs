@@ -15,6 +15,7 @@
 
 use serde_json::json;
 
+use super::bloom;
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
@@ -23,7 +24,7 @@ use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::Activation;
 use crate::runner::rope::Rope;
-use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
+use crate::runner::spec::{ModelSpec, NormKind, Norms};
 
 pub const FAMILY: Family = Family {
     class: "FalconForCausalLM",
@@ -83,25 +84,13 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     if has_slopes {
         dimensions.rope = Rope::none();
     }
-    let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
     let has_bias = config.bool_or("bias", false)?;
-    let mut layer = dimensions.llama_layer();
-    layer.norms = norms(config, is_new)?;
-    layer.attention.qkv = dimensions.qkv_by_group("self_attention.query_key_value");
-    layer.attention.o = Projection::single("self_attention.dense", hidden, q_width);
-    layer.attention.set_biases(has_bias);
-    layer.feed_forward = dimensions.plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
-    layer.feed_forward.set_biases(has_bias);
+    let layer = bloom::layer(&dimensions, norms(config, is_new)?, has_bias);
     let windows = no_windows(dimensions.num_layers);
     let slope_factor = has_slopes.then_some(layer.attention.scale);
     Ok(ModelSpec {
         slope_factor,
-        modules: ModelModules {
-            embedding: "transformer.word_embeddings",
-            layers: "transformer.h",
-            final_norm: Some("transformer.ln_f"),
-            output_layer: "lm_head",
-        },
+        modules: bloom::MODULES,
         ..dimensions.model(FAMILY.class, layer, windows)
     })
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::base::LoadError;
-use crate::device::cuda::{free_memory_bytes, num_gpus, uuid};
+use crate::device::cuda::{num_gpus, uuid_and_free_bytes};
 
 /// Which GPU a rank is to have, as the driver of its host counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,10 +35,11 @@ impl RankGpu {
             GpuChoice::Given(gpu) => gpu,
             GpuChoice::Wrapped(gpu) => gpu.checked_rem(num_gpus()).unwrap_or(gpu),
         };
+        let (uuid, free_bytes) = uuid_and_free_bytes(gpu)?;
         Ok(Self {
             gpu,
-            uuid: uuid(gpu)?,
-            free_bytes: free_memory_bytes(gpu)?,
+            uuid,
+            free_bytes,
         })
     }
 }
