@@ -2,12 +2,11 @@
 
 import json
 import os
-import shutil
 
 import pytest
 
 from harness.browser import Browser, BrowserError
-from harness.conversations import REPLY, TEMPLATE, TOOLS
+from harness.conversations import REPLY, TOOLS, USER, add_calling_model
 from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
@@ -35,11 +34,7 @@ FAINT = """(() => {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai_page") / "repository"
-    version = add_model(repository, "chat")
-    shutil.copytree(STORIES, version, dirs_exist_ok=True)
-    config = json.loads((version / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATE
-    (version / "tokenizer_config.json").write_text(json.dumps(config))
+    add_calling_model(repository, "chat")
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server
@@ -85,6 +80,11 @@ def texts(page, kind):
 
 def focus(page):
     return page.evaluate("document.activeElement.id")
+
+
+def label(page):
+    """The label of what has the focus."""
+    return page.evaluate("document.activeElement.labels?.[0].firstChild.textContent")
 
 
 def test_a_conversation_needs_only_the_keyboard(page, front):
@@ -148,11 +148,83 @@ def test_thoughts_and_calls_have_places_of_their_own(page):
     assert page.evaluate("document.querySelector('.reasoning .text').textContent.trim()") == "A fox?"
     assert page.evaluate("document.querySelector('.reasoning').open") is False
     assert [text.strip() for text in texts(page, "assistant")] == ["Let me see."]
-    calls = page.evaluate("[...document.querySelectorAll('.call')].map(call => [...call.children].map(e => e.textContent))")
+    calls = page.evaluate("[...document.querySelectorAll('.call')].map(call => [...call.querySelectorAll('h3, pre')].map(e => e.textContent))")
     assert [(name, json.loads(given)) for name, given in calls] == [
         ("Calls weather", {"city": "Oslo"}),
         ("Calls weather", {"city": "Rome"}),
     ]
+
+
+def test_results_of_calls_are_written_with_the_keyboard(page, front):
+    choose(page, "chat", guided_choice=[REPLY])
+    page.evaluate("document.getElementById('settings').open = true")
+    page.evaluate("document.getElementById('tools').focus()")
+    page.type(json.dumps(TOOLS))
+    page.evaluate("document.getElementById('message').focus()")
+    send(page, "Is it warm?")
+    wait_for_end(page)
+    assert "Calls weather with" in page.evaluate("document.getElementById('status').textContent")
+    assert page.evaluate("document.querySelector('#log .figures').textContent").endswith("waits for results")
+    assert label(page) == "Result of call 1, weather"
+    choose(page, "chat", max_tokens=12)
+    page.type("Rain,")
+    page.press("Enter", shift=True)
+    page.type("4 degrees.")
+    page.press("Enter")
+    assert label(page) == "Result of call 2, weather"
+    page.type("Sun.")
+    page.press("Enter")
+    wait_for_end(page)
+    assert focus(page) == "message"
+    assert page.evaluate("document.querySelectorAll('.result').length") == 0
+    shown = page.evaluate("[...document.querySelectorAll('.call > .text')].map(element => element.textContent)")
+    assert shown == ["Rain,\n4 degrees.", "Sun."]
+    # The next message follows the results.
+    send(page, "Thanks.")
+    wait_for_end(page)
+    messages = page.evaluate("messages")
+    assert [message["role"] for message in messages] == "user assistant tool tool assistant user assistant".split()
+    ids = [call["id"] for call in messages[1]["tool_calls"]]
+    assert len({*ids}) == 2
+    assert messages[2:4] == [
+        {"role": "tool", "tool_call_id": id, "content": content} for id, content in zip(ids, shown, strict=True)
+    ]
+    for end in (4, 6):
+        answer = front.post(CHAT, model="chat", messages=messages[:end], tools=TOOLS, max_tokens=12)
+        assert answer["choices"][0]["message"]["content"] == messages[end]["content"] == texts(page, "assistant")[end // 2 - 1]
+
+
+def test_a_call_that_must_be_waits_for_its_result(page):
+    choose(page, "chat", tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=300)
+    send(page, USER["content"])
+    wait_for_end(page)
+    found = page.accessible()
+    for expected in (("textbox", "Result of weather"), ("button", "Send result"), ("heading", "Calls weather")):
+        assert expected in found, f"{expected}\n{found}"
+    # A refusal leaves everything to be sent again.
+    page.type("Rain.")
+    choose(page, "chat", tools=TOOLS, temperature=101)
+    page.press("Tab")
+    page.press("Space")
+    wait_for_end(page)
+    assert "'temperature'" in page.evaluate("document.getElementById('error').textContent")
+    assert label(page) == "Result of weather"
+    assert page.evaluate("[document.activeElement.value, document.activeElement.readOnly, messages.length]") == ["Rain.", False, 2]
+    # Another message goes on without the result.
+    page.evaluate("document.getElementById('message').focus()")
+    choose(page, "chat", max_tokens=5)
+    send(page, "Never mind.")
+    wait_for_end(page)
+    assert page.evaluate("messages.map(message => message.role)") == "user assistant user assistant".split()
+    assert page.evaluate("document.querySelectorAll('.result, .call > .text').length") == 0
+
+
+@pytest.mark.parametrize("text", ['{"type": "function"}', "[{]"])
+def test_tools_that_are_no_list_are_named(page, text):
+    page.evaluate(f"document.getElementById('tools').value = {json.dumps(text)}")
+    send(page, "Hello")
+    assert page.evaluate("document.getElementById('error').textContent").startswith("Tools: ")
+    assert page.evaluate("document.getElementById('message').value") == "Hello"
 
 
 def test_text_is_never_html(page):
@@ -211,6 +283,7 @@ def test_a_screen_reader_finds_everything(page):
         ("spinbutton", "Temperature"),
         ("spinbutton", "Most tokens"),
         ("textbox", "System message"),
+        ("textbox", "Tools, as a JSON list"),
         ("heading", "You"),
         ("heading", "stories"),
         ("alert", ""),

@@ -10,7 +10,7 @@ from harness.repository import STORIES, add_model
 # The comment has the marks of replies, as the templates of models that think and call functions do.
 TEMPLATE = (
     "{# <think></think><tool_call></tool_call> #}{{ bos_token }}"
-    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.tool_call_id or '') + (message.content or '') }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 USER = {"role": "user", "content": "Tell me a story about a fox."}
