@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import json
+import os
 import re
 import socket
+import subprocess
 
 import pytest
 
@@ -87,6 +89,50 @@ def test_a_stream_has_the_same_text_and_usage(front):
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
     assert all("usage" not in chunk for chunk in front.stream("/v1/completions", **fields))
+
+
+@pytest.mark.parametrize("path, prompt", [
+    ("/v1/completions", {"prompt": PROMPT}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+])
+def test_every_chunk_may_have_the_usage_so_far(front, path, prompt):
+    fields = {"model": "stories", "max_tokens": 12, "n": 2, "seed": 5, **prompt}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = front.stream(path, **fields, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and len({*counts}) > 12 and counts[-1] == 24
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 24)
+    alone = front.stream(path, **fields, stream_options={"continuous_usage_stats": True})
+    assert all("usage" not in chunk for chunk in alone)
+    answer = front.call("POST", path, {**fields, "stream": True, "stream_options": {"continuous_usage_stats": 1}})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "stream_options.continuous_usage_stats")
+
+
+def test_the_version_is_that_of_the_program(front):
+    program = subprocess.run([os.environ["INFLIGHT_OPENAI"], "--version"], capture_output=True, text=True, check=True)
+    assert front.call("GET", "/version").json == {"version": program.stdout.split()[1]}
+
+
+def test_pages_of_allowed_origins_may_use_the_server(server, front, tmp_path):
+    (tmp_path / "keys").write_text("sk-fox\n")
+    origin = {"Origin": "https://chat.example"}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+    with Front(server, "--allow-origin=https://chat.example", f"--api-key-file={tmp_path / 'keys'}") as front_with_origin:
+        # The question of a browser has no key.
+        with front_with_origin.request("OPTIONS", "/v1/chat/completions", headers=origin | asks) as response:
+            assert response.status == 204
+            assert response.headers["Access-Control-Allow-Origin"] == "https://chat.example"
+            assert "POST" in response.headers["Access-Control-Allow-Methods"]
+            assert response.headers["Access-Control-Allow-Headers"] == asks["Access-Control-Request-Headers"]
+        # A page can read errors, too.
+        for headers, status in ((origin, 401), (origin | {"Authorization": "Bearer sk-fox"}, 200)):
+            answer = front_with_origin.call("GET", "/v1/models", headers=headers)
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, "https://chat.example")
+        with front_with_origin.request("OPTIONS", "/v1/models", headers=asks | {"Origin": "https://evil.example"}) as response:
+            assert "Access-Control-Allow-Origin" not in response.headers
+    answer = front.call("GET", "/v1/models", headers=origin)
+    assert "access-control-allow-origin" not in answer.headers
 
 
 def test_each_prompt_has_its_choices(front):

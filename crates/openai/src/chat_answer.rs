@@ -159,7 +159,7 @@ impl Chunks for ChatChunks {
                 logprobs,
                 finish_reason: row.finish_reason,
             };
-            let usage = self.request.sampling.include_usage.then_some(None);
+            let usage = self.request.sampling.usage_so_far(&self.counts);
             self.frame.event(&[choice], usage, out);
         }
     }

@@ -16,7 +16,7 @@ use crate::protocol::ModelInferRequest;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::sse::Chunks;
 use crate::tokens::Tokens;
-use crate::usage::{Counts, Usage};
+use crate::usage::Counts;
 
 /// The most prompts of a request.
 const MAX_PROMPTS: usize = 128;
@@ -246,13 +246,6 @@ pub struct CompletionChunks {
     prompt_tokens: Vec<Option<PromptTokens>>,
 }
 
-impl CompletionChunks {
-    /// `usage` of every chunk but the last: null if the last has one.
-    fn no_usage(&self) -> Option<Option<Usage>> {
-        self.request.sampling.include_usage.then_some(None)
-    }
-}
-
 impl Chunks for CompletionChunks {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
         let Answer { prompt, reply } = answer;
@@ -291,7 +284,8 @@ impl Chunks for CompletionChunks {
                 logprobs: has_logprobs.then_some(logprobs),
                 finish_reason: row.finish_reason,
             };
-            self.frame.event(&[choice], self.no_usage(), out);
+            let usage = self.request.sampling.usage_so_far(&self.counts);
+            self.frame.event(&[choice], usage, out);
         }
     }
 

@@ -63,7 +63,7 @@ const STREAM: Field = read(
 );
 const STREAM_OPTIONS: Field = read(
     "stream_options",
-    "`include_usage`: a last chunk with the numbers of tokens",
+    "`include_usage`: a last chunk with the numbers of tokens. `continuous_usage_stats` beside it, as vLLM has it: every chunk has those so far, of all choices",
 );
 const STOP: Field = read("stop", "a text, or a list of texts, that end a choice");
 const SEED: Field = read(

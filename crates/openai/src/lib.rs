@@ -13,6 +13,7 @@
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
 //! | `listener.rs`, `tls.rs` | the connections of clients, and their encryption |
 //! | `load.rs` | the requests in flight |
+//! | `origins.rs` | the origins whose pages may use the server in a browser |
 //! | `sse.rs` | responses as server-sent events |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
@@ -43,6 +44,7 @@ pub mod load;
 pub mod logprobs;
 pub mod messages;
 pub mod models;
+pub mod origins;
 pub mod page;
 pub mod protocol;
 pub mod responses;

@@ -11,6 +11,7 @@ use inflight_openai::adapters::{Adapters, Place};
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
+use inflight_openai::origins::Origin;
 use inflight_openai::server::{Limits, router};
 use inflight_openai::step_file::Source;
 use inflight_openai::tls;
@@ -65,6 +66,9 @@ struct Options {
     /// times
     #[arg(long, value_name = "[NAME=]PATH")]
     stats_file: Vec<Source>,
+    /// Pages of this origin may use the server in a browser: https://chat.example, or * for any. May be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<Origin>,
     /// Write a line of JSON for each request to standard error
     #[arg(long)]
     access_log: bool,
@@ -143,7 +147,9 @@ async fn serve(options: &Options) -> Result<(), String> {
         .await;
         shown.stop();
     };
-    let router = router(triton, adapters, limits, keys, live, options.access_log);
+    let origins = options.allow_origin.clone();
+    let log = options.access_log;
+    let router = router(triton, adapters, limits, keys, live, origins, log);
     let service = Service {
         router,
         tls,

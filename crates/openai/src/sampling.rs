@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::Error;
 use crate::body::{Body, wrong};
 use crate::fields::Field;
+use crate::usage::{Counts, Usage};
 
 /// The most choices of a prompt.
 const MAX_CHOICES: u32 = 128;
@@ -20,6 +21,8 @@ pub struct Sampling {
     pub stream: bool,
     /// Whether the last chunk of a stream has the usage.
     pub include_usage: bool,
+    /// Whether the other chunks have it, too, as far as it goes.
+    continuous_usage: bool,
     seed: Value,
     stop: Option<Value>,
 }
@@ -30,13 +33,22 @@ impl Sampling {
     /// # Errors
     /// A field of another type or range.
     pub fn take(body: &mut Body, seed: u64) -> Result<Self, Error> {
+        let stream_options = stream_options(body.take("stream_options"))?;
+        let asked = |name| asked(&stream_options, name);
         Ok(Self {
             num_choices: body.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
             stream: body.flag("stream")?,
-            include_usage: include_usage(body.take("stream_options"))?,
+            include_usage: asked("include_usage")?,
+            continuous_usage: asked("continuous_usage_stats")?,
             seed: body.take("seed").unwrap_or(json!(seed)),
             stop: stop(body.take("stop"))?,
         })
+    }
+
+    /// The usage in a chunk before the last, where there is one: null, or the numbers so far.
+    pub fn usage_so_far(&self, counts: &Counts) -> Option<Option<Usage>> {
+        let usage = || self.continuous_usage.then(|| counts.usage());
+        self.include_usage.then(usage)
     }
 
     /// The options of Triton's request: these, and what is left of the body.
@@ -75,19 +87,24 @@ fn stop(value: Option<Value>) -> Result<Option<Value>, Error> {
     }
 }
 
-/// `include_usage` of `stream_options`.
-fn include_usage(options: Option<Value>) -> Result<bool, Error> {
-    match &options {
-        None => Ok(false),
-        Some(Value::Object(fields)) => match fields.get("include_usage") {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(wrong(
-                "stream_options.include_usage",
-                other,
-                "true or false",
-            )),
-        },
-        Some(other) => Err(wrong("stream_options", other, "an object")),
+/// The fields of `stream_options`.
+fn stream_options(options: Option<Value>) -> Result<Map<String, Value>, Error> {
+    match options {
+        None => Ok(Map::new()),
+        Some(Value::Object(fields)) => Ok(fields),
+        Some(other) => Err(wrong("stream_options", &other, "an object")),
+    }
+}
+
+/// Whether this field of `stream_options` is true.
+fn asked(options: &Map<String, Value>, name: &str) -> Result<bool, Error> {
+    match options.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(wrong(
+            &format!("stream_options.{name}"),
+            other,
+            "true or false",
+        )),
     }
 }

@@ -24,6 +24,7 @@ use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
+use crate::origins::{Origin, with_origin};
 use crate::protocol::ModelInferRequest;
 use crate::responses::Responses;
 use crate::sse::Chunks;
@@ -65,6 +66,7 @@ pub fn router(
     limits: Limits,
     keys: Keys,
     live: Live,
+    origins: Vec<Origin>,
     log: bool,
 ) -> Router {
     let server = Server {
@@ -90,8 +92,13 @@ pub fn router(
         .route("/live", get(move || async move { live.response() }))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
         .route("/health", get(health))
+        .route("/version", get(version))
         .route("/", get(page::show))
         .with_state(server);
+    let router = match origins.is_empty() {
+        true => router,
+        false => router.layer(from_fn_with_state(Arc::from(origins), with_origin)),
+    };
     match log {
         true => router.layer(from_fn(logged)),
         false => router,
@@ -124,6 +131,10 @@ async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Ok((status, json_response(&json!({"status": "not ready"}))).into_response())
     }
+}
+
+async fn version() -> Response {
+    json_response(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 async fn list_models(State(server): State<Arc<Server>>) -> Result<Response, Error> {
