@@ -1,21 +1,19 @@
 //! The origins whose pages may use the server in a browser (Fetch Standard, section 3.2: CORS).
 
 use std::str::FromStr;
-use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// How long a browser may remember what is allowed.
-const MAX_AGE_S: HeaderValue = HeaderValue::from_static("600");
+const MAX_AGE: Duration = Duration::from_secs(600);
 /// The headers that a page may read besides those that every page may.
-const READABLE: HeaderValue = HeaderValue::from_static("x-request-id, retry-after");
+const READABLE: [HeaderName; 2] = [HeaderName::from_static("x-request-id"), header::RETRY_AFTER];
 
 /// An origin such as `https://chat.example`, or `*` for any.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin(String);
+pub struct Origin(HeaderValue);
 
 impl FromStr for Origin {
     type Err = String;
@@ -30,58 +28,31 @@ impl FromStr for Origin {
             Some(("http" | "https", rest)) => is_host(rest),
             _ => text == "*",
         };
-        match is_origin {
-            // As browsers write it.
-            true => Ok(Self(text.to_ascii_lowercase())),
-            false => Err(format!(
+        // As browsers write it.
+        let value = HeaderValue::try_from(text.to_ascii_lowercase()).ok();
+        value.filter(|_| is_origin).map(Self).ok_or_else(|| {
+            format!(
                 "'{text}' is no origin; give one such as https://chat.example, without a path, or * for any"
-            )),
-        }
+            )
+        })
     }
 }
 
-/// The origin of a request, if it is one of these.
-fn allowed<'a>(origins: &[Origin], headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
-    let origin = headers.get(header::ORIGIN)?;
-    let is_one = |known: &Origin| known.0 == "*" || known.0.as_bytes() == origin.as_bytes();
-    origins.iter().any(is_one).then_some(origin)
-}
-
-/// Says to browsers whose pages may send a request and read the response. What a browser asks before it sends one is answered here.
-pub async fn with_origin(
-    State(origins): State<Arc<[Origin]>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let origin = allowed(&origins, request.headers()).cloned();
-    let is_question = request.method() == Method::OPTIONS
-        && request
-            .headers()
-            .contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match &origin {
-        Some(_) if is_question => answer(request.headers()),
-        _ => next.run(request).await,
+/// Tells browsers that pages of these origins may send requests and read responses, refusals included. What a browser asks before
+/// it sends a request is answered here, and needs no key.
+pub fn layer(origins: Vec<Origin>) -> CorsLayer {
+    let is_any = origins.iter().any(|origin| origin.0 == "*");
+    let allowed = match is_any {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.into_iter().map(|origin| origin.0)),
     };
-    let headers = response.headers_mut();
-    if let Some(origin) = origin {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, READABLE);
-    }
-    headers.append(header::VARY, HeaderValue::from_static("origin"));
-    response
-}
-
-/// Whatever headers the page wants to send may be sent: the server reads few of them.
-fn answer(asked: &HeaderMap) -> Response {
-    let methods = HeaderValue::from_static("GET, POST");
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-    headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE_S);
-    if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
-    }
-    response
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        // The server reads few headers, so a page may send any.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(READABLE)
+        .max_age(MAX_AGE)
 }
 
 #[cfg(test)]
@@ -110,25 +81,5 @@ mod tests {
             let problem = text.parse::<Origin>().expect_err(text);
             assert!(problem.contains(&format!("'{text}'")));
         }
-    }
-
-    #[test]
-    fn only_the_whole_origin_is_allowed() {
-        let origins = ["https://Chat.example".parse().expect("an origin")];
-        for (origin, is_allowed) in [
-            ("https://chat.example", true),
-            ("http://chat.example", false),
-            ("https://chat.example.evil", false),
-            ("null", false),
-        ] {
-            let headers =
-                HeaderMap::from_iter([(header::ORIGIN, HeaderValue::from_static(origin))]);
-            assert_eq!(
-                allowed(&origins, &headers).is_some(),
-                is_allowed,
-                "{origin}"
-            );
-        }
-        assert_eq!(allowed(&origins, &HeaderMap::new()), None);
     }
 }

@@ -24,7 +24,7 @@ use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
-use crate::origins::{Origin, with_origin};
+use crate::origins::{self, Origin};
 use crate::protocol::ModelInferRequest;
 use crate::responses::Responses;
 use crate::sse::Chunks;
@@ -97,7 +97,7 @@ pub fn router(
         .with_state(server);
     let router = match origins.is_empty() {
         true => router,
-        false => router.layer(from_fn_with_state(Arc::from(origins), with_origin)),
+        false => router.layer(origins::layer(origins)),
     };
     match log {
         true => router.layer(from_fn(logged)),
