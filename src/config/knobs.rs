@@ -618,7 +618,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             |s| &mut s.cpu_instruction_set,
             "The CPU kernels. Each set gives the same text in every run; different sets may differ in the last \
              bits of a logit.",
-        ).with_note(": the best set that the CPU supports; `amx_bf16` only for encoders"),
+        ).with_note(": the best set that the CPU supports"),
         knob(
             "stats_file",
             optional(file(), "none"),

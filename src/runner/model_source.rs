@@ -20,7 +20,7 @@ use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Checkpoint, EmbeddingModules, JsonFile, max_text_tokens};
 use crate::collective::Grid;
 use crate::config::PoolingMode;
-use crate::device::cpu::{Cpu, Simd};
+use crate::device::cpu::Cpu;
 use crate::device::{AdapterWeights, Device, QuantisedWidths, Tiling};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
@@ -242,12 +242,6 @@ impl ModelSource {
         let models = [Some(self), self.draft_model()].into_iter().flatten();
         let positions = models.map(|it| it.spec.max_seq_len()).min();
         u32::try_from(positions.unwrap_or(0)).unwrap_or(u32::MAX)
-    }
-
-    /// The instruction set that suits the model's steps, where it is another one than [that of most](Simd::detect).
-    pub fn preferred_simd(&self) -> Option<Simd> {
-        let has_whole_prompts = self.spec.is_bidirectional;
-        has_whole_prompts.then(Simd::detect_for_prompts)
     }
 
     /// The tokens after which sentence-transformers cuts a text, special ones included, if the folder is one of its models.

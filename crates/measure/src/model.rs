@@ -73,7 +73,7 @@ impl Options {
     ) -> Result<Model<P>> {
         let options = CpuOptions {
             num_threads: self.threads,
-            simd: self.instructions.or_else(|| source.preferred_simd()),
+            simd: self.instructions,
             ..CpuOptions::default()
         };
         let config = self.engine_config(loads)?;

@@ -20,20 +20,11 @@ impl Simd {
     /// All of them, fastest first.
     pub const ALL: [Self; 4] = [Self::AmxBf16, Self::Avx512Bf16, Self::Avx2, Self::Portable];
 
-    /// The fastest one that this machine supports, for models that generate: not AMX, with which steps of one or two rows
-    /// take longer.
+    /// The fastest one that this machine supports.
     pub fn detect() -> Self {
-        Self::fastest(|simd| simd != Self::AmxBf16)
-    }
-
-    /// The fastest one that this machine supports, for models whose steps are whole prompts.
-    pub fn detect_for_prompts() -> Self {
-        Self::fastest(|_| true)
-    }
-
-    fn fastest(is_suitable: impl Fn(Self) -> bool) -> Self {
-        let mut all = Self::ALL.into_iter();
-        all.find(|simd| is_suitable(*simd) && simd.is_supported())
+        Self::ALL
+            .into_iter()
+            .find(|simd| simd.is_supported())
             .unwrap_or(Self::Portable)
     }
 
@@ -160,11 +151,8 @@ mod tests {
     }
 
     #[test]
-    fn the_detected_set_is_supported() {
-        assert!(Simd::detect().is_supported());
-        let for_prompts = Simd::detect_for_prompts();
-        assert!(for_prompts.is_supported());
-        assert_eq!(for_prompts == Simd::AmxBf16, Simd::AmxBf16.is_supported());
-        assert_ne!(Simd::detect(), Simd::AmxBf16);
+    fn the_detected_set_is_the_first_that_is_supported() {
+        let mut supported = Simd::ALL.into_iter().filter(|simd| simd.is_supported());
+        assert_eq!(supported.next(), Some(Simd::detect()));
     }
 }

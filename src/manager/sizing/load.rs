@@ -270,8 +270,7 @@ fn load_on_cpu(
     let limits = limits(model, &engine, adapters);
     let runner = match model.source {
         Some(source) => {
-            let mut options = cpu_options(settings)?;
-            options.simd = options.simd.or_else(|| source.preferred_simd());
+            let options = cpu_options(settings)?;
             match ranks {
                 None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
                 Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(

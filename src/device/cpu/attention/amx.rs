@@ -16,7 +16,6 @@ use std::arch::x86_64::*;
 
 use super::super::amx::{TILE_ROWS, Tiles};
 use super::super::kv_cache::GROUP;
-use super::super::prefetch::prefetch;
 use super::avx512::{add_biases, softmax};
 use super::softmax::bound;
 use super::{AttentionTile, TILE, TILE_GROUPS};
@@ -40,7 +39,6 @@ const PROBABILITY_BYTES: usize = TILE * 2;
 /// The pointers and sizes of the tile are valid, and the machine supports AMX with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn tile(tile: &AttentionTile) {
-    prefetch_next(tile);
     let num_whole = tile.rows / TILE_ROWS;
     if num_whole > 0 {
         let _tiles = Tiles::of_queries(TILE_ROWS);
@@ -57,21 +55,16 @@ pub(super) unsafe fn tile(tile: &AttentionTile) {
     }
 }
 
-/// Asks for the groups of the next tile, where they are not those of this one.
-fn prefetch_next(tile: &AttentionTile) {
-    const LINE: usize = 32;
-    let layout = &tile.layout;
-    let ahead = tile.keys_ahead.iter().zip(&tile.values_ahead);
-    for (keys, values) in ahead.filter(|(keys, _)| **keys != tile.keys[0]) {
-        let groups = [
-            (keys, layout.key_group_len()),
-            (values, layout.value_group_len()),
-        ];
-        for (group, len) in groups {
-            for place in (0..len).step_by(LINE) {
-                prefetch(group.wrapping_add(place));
-            }
-        }
+/// The next tile's groups, for the first rows of a tile to prefetch while they compute: all lines at once would keep the
+/// products waiting, and then the memory. Null if there is nothing to prefetch.
+fn ahead_of(
+    here: &[*const u16; TILE_GROUPS],
+    ahead: &[*const u16; TILE_GROUPS],
+    first: usize,
+) -> *const *const u16 {
+    match first == 0 && ahead[0] != here[0] {
+        true => ahead.as_ptr(),
+        false => std::ptr::null(),
     }
 }
 
@@ -104,13 +97,14 @@ unsafe fn some_rows(tile: &AttentionTile, first: usize, rows: usize) {
                 _mm512_storeu_ps(acc.add(d), sums);
             }
         }
+        let ahead = ahead_of(&tile.values, &tile.values_ahead, first);
         for d in (0..padded_dim).step_by(64) {
             let acc = tile.acc.add(first * padded_dim + d);
             match (padded_dim - d) / 16 {
-                1 => accumulate_1(tile, acc, d),
-                2 => accumulate_2(tile, acc, d),
-                3 => accumulate_3(tile, acc, d),
-                _ => accumulate_4(tile, acc, d),
+                1 => accumulate_1(tile, acc, d, ahead),
+                2 => accumulate_2(tile, acc, d, ahead),
+                3 => accumulate_3(tile, acc, d, ahead),
+                _ => accumulate_4(tile, acc, d, ahead),
             }
         }
     }
@@ -128,11 +122,12 @@ unsafe fn score(tile: &AttentionTile, first: usize, rows: usize) {
     unsafe {
         let q = tile.q.add(first * head_dim);
         let last = (num_left > 0).then(|| LastPairs::new(tile, q, rows, num_left));
+        let ahead = ahead_of(&tile.keys, &tile.keys_ahead, first);
         match tile.num_groups {
-            1 => score_1(tile, q, last.as_ref()),
-            2 => score_2(tile, q, last.as_ref()),
-            3 => score_3(tile, q, last.as_ref()),
-            _ => score_4(tile, q, last.as_ref()),
+            1 => score_1(tile, q, last.as_ref(), ahead),
+            2 => score_2(tile, q, last.as_ref(), ahead),
+            3 => score_3(tile, q, last.as_ref(), ahead),
+            _ => score_4(tile, q, last.as_ref(), ahead),
         }
     }
 }
@@ -179,12 +174,36 @@ impl LastPairs {
     }
 }
 
+/// Prefetches the keys of a half step behind `group`.
+macro_rules! prefetch_half_step {
+    ($offset:literal) => {
+        concat!(
+            prefetch_half_step!(@line $offset, "0"),
+            prefetch_half_step!(@line $offset, "64"),
+            prefetch_half_step!(@line $offset, "128"),
+            prefetch_half_step!(@line $offset, "192"),
+            prefetch_half_step!(@line $offset, "256"),
+            prefetch_half_step!(@line $offset, "320"),
+            prefetch_half_step!(@line $offset, "384"),
+            prefetch_half_step!(@line $offset, "448"),
+        )
+    };
+    (@line $offset:literal, $line:literal) => {
+        concat!("prefetcht1 [{group} + ", $offset, " + ", $line, "]\n")
+    };
+}
+
 macro_rules! score {
     ($name:ident, $($group:literal)*) => {
         /// # Safety
         ///
-        /// As for [`score()`].
-        unsafe fn $name(tile: &AttentionTile, q: *const u16, last: Option<&LastPairs>) {
+        /// As for [`score()`]. `ahead` are the keys to prefetch, or null.
+        unsafe fn $name(
+            tile: &AttentionTile,
+            q: *const u16,
+            last: Option<&LastPairs>,
+            ahead: *const *const u16,
+        ) {
             let num_pairs = tile.layout.head_dim / 2;
             let last_keys = last.map_or(std::ptr::null(), |last| last.keys.as_ptr());
             let last_q = last.map_or(std::ptr::null(), |last| last.queries.as_ptr());
@@ -202,6 +221,13 @@ macro_rules! score {
                         "add {group}, {offset}",
                         "tileloadd tmm5, [{group} + {key_bytes}]",
                         concat!("tdpbf16ps tmm", $group, ", tmm4, tmm5"),
+                        "test {ahead}, {ahead}",
+                        "jz 6f",
+                        concat!("mov {group}, [{ahead} + 8 * ", $group, "]"),
+                        "add {group}, {offset}",
+                        prefetch_half_step!("0"),
+                        prefetch_half_step!("512"),
+                        "6:",
                     )*
                     "add {q}, 64",
                     "add {offset}, {step_bytes}",
@@ -216,6 +242,12 @@ macro_rules! score {
                         "add {group}, {offset}",
                         "tileloadd tmm7, [{group} + {key_bytes}]",
                         concat!("tdpbf16ps tmm", $group, ", tmm6, tmm7"),
+                        "test {ahead}, {ahead}",
+                        "jz 6f",
+                        concat!("mov {group}, [{ahead} + 8 * ", $group, "]"),
+                        "add {group}, {offset}",
+                        prefetch_half_step!("0"),
+                        "6:",
                     )*
                     "4:",
                     "test {last_q}, {last_q}",
@@ -240,6 +272,7 @@ macro_rules! score {
                     last_q = in(reg) last_q,
                     last_keys = in(reg) last_keys,
                     scores = in(reg) tile.scores,
+                    ahead = in(reg) ahead,
                     step_bytes = const STEP * KEY_BYTES,
                     group_bytes = const HALF_STEP * KEY_BYTES,
                     last_q_bytes = const 4 * HALF_STEP,
@@ -264,8 +297,13 @@ macro_rules! accumulate {
         ///
         /// # Safety
         ///
-        /// As for [`some_rows`], and `acc` are the sums of the first row from `d` on.
-        unsafe fn $name(tile: &AttentionTile, acc: *mut f32, d: usize) {
+        /// As for [`some_rows`], and `acc` are the sums of the first row from `d` on. `ahead` are the values to prefetch, or null.
+        unsafe fn $name(
+            tile: &AttentionTile,
+            acc: *mut f32,
+            d: usize,
+            ahead: *const *const u16,
+        ) {
             // SAFETY: the probabilities, the groups of values and the rows of sums are as large as the tiles.
             unsafe {
                 asm!(
@@ -278,6 +316,18 @@ macro_rules! accumulate {
                         concat!("tileloadd tmm7, [{group} + {stride} + 64 * ", $column, "]"),
                         concat!("tdpbf16ps tmm", $column, ", tmm6, tmm7"),
                     )*
+                    "test {ahead}, {ahead}",
+                    "jz 4f",
+                    "mov {group}, [{ahead}]",
+                    "add {group}, {offset}",
+                    "mov {pairs:e}, {half_step}",
+                    "3:",
+                    $(concat!("prefetcht1 [{group} + 64 * ", $column, "]"),)*
+                    "add {group}, {stride}",
+                    "dec {pairs:e}",
+                    "jnz 3b",
+                    "add {ahead}, 8",
+                    "4:",
                     "add {probabilities}, 32",
                     "add {values}, 8",
                     "dec {groups}",
@@ -292,6 +342,9 @@ macro_rules! accumulate {
                     offset = in(reg) 4 * d,
                     groups = inout(reg) tile.num_groups => _,
                     group = out(reg) _,
+                    ahead = inout(reg) ahead => _,
+                    pairs = out(reg) _,
+                    half_step = const HALF_STEP,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm6") _, out("tmm7") _,
                     options(nostack),
