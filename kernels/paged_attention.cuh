@@ -110,6 +110,9 @@ struct AttentionCall {
     float cap_shrink, cap_grow;
     // Latent attention: elements of a query and a key, of which the first head_dim are the value; see latent_attention.cu.
     int key_dim;
+    // [num_q_heads], only read by kernels with linear biases: what a score of a head, with its scale, loses for each position that
+    // its key is in front of its query (ALiBi; Press et al., arXiv:2108.12409). They are behind the cap.
+    const float* slopes;
 };
 
 // ------------------------------------------------------------------------------------------- what is seen
@@ -650,12 +653,51 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
     }
 }
 
+// The linear biases of the scores of the lane's two queries, if there are any.
+template <bool HAS_SLOPES>
+struct LinearBiases {
+    __device__ __forceinline__ void load(const AttentionCall&, int, int) {}
+
+    template <int NUM_SCORES>
+    __device__ __forceinline__ void add_to(float (&)[NUM_SCORES][4], const int (&)[2], int) const {}
+};
+
+template <>
+struct LinearBiases<true> {
+    // What a score loses for each position, before it is scaled.
+    float slopes[2];
+
+    // Of query `i`.
+    __device__ __forceinline__ void load(const AttentionCall& call, int i, int head) {
+        constexpr float LOG2_E = 1.44269504f;
+        slopes[i] = call.slopes[head] * (LOG2_E * __frcp_rn(call.exponent_scale));
+    }
+
+    // `first`: the position of the lane's first score. Distances are exact up to 2^24 positions.
+    template <int NUM_SCORES>
+    __device__ __forceinline__ void add_to(float (&scores)[NUM_SCORES][4], const int (&positions)[2], int first) const {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const float distance = static_cast<float>(first - positions[row]);
+#pragma unroll
+            for (int n = 0; n < NUM_SCORES; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[n][2 * row + i];
+                    score = fmaf(slopes[row], distance + static_cast<float>(8 * n + i), score);
+                }
+            }
+        }
+    }
+};
+
 // Adds the scores to the max and the sum of each query, and makes them weights of values.
 // `scales` are those of a cache of codes, of the tile's keys and of its values.
-template <int D, class Element, int NUM_SCORES>
+template <int D, class Element, int NUM_SCORES, bool HAS_SLOPES = false>
 __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D>& partial,
                                         float (&scores)[NUM_SCORES][4], const float* scales, int tile,
-                                        const int (&positions)[2], const AttentionCall& call, Met met = Met::ALL) {
+                                        const int (&positions)[2], const AttentionCall& call, Met met = Met::ALL,
+                                        const LinearBiases<HAS_SLOPES>& biases = {}) {
     constexpr int LEN = 8 * NUM_SCORES;
     const float exponent_scale = call.exponent_scale;
     const int column = threadIdx.x % 4 * 2;
@@ -679,6 +721,7 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
         }
     }
     const int from = tile * LEN;
+    biases.add_to(scores, positions, from + column);
     const bool has_both = met != Met::ALL && from < call.num_sinks && from + LEN > call.num_sinks;
     if (has_both || !warp_sees_all<LEN>(call, positions, tile)) {
 #pragma unroll
@@ -755,7 +798,7 @@ __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (
 // ------------------------------------------------------------------------------------------- the walk
 
 // The queries of a warp, and what it knows of them.
-template <int D, int NUM_WARPS, class Element>
+template <int D, int NUM_WARPS, class Element, bool HAS_SLOPES = false>
 struct Walker {
     using Layout = SharedLayout<D, NUM_WARPS, Element>;
     static constexpr int BLOCK_QUERIES = NUM_WARPS * WARP_QUERIES;
@@ -766,6 +809,7 @@ struct Walker {
     unsigned char* const shared;
     // The positions of the lane's two queries. Those beyond the last one are at -1, and see nothing.
     int positions[2];
+    LinearBiases<HAS_SLOPES> biases;
     // What the queries of the block see.
     Sight sight;
     Partial<D> partial;
@@ -776,6 +820,7 @@ struct Walker {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             positions[i] = query(i) < tile_of_queries.num_queries ? tile_of_queries.position(query(i)) : -1;
+            biases.load(call, i, tile_of_queries.head(kv_head, query(i)));
         }
         sight = tile_of_queries.sight();
         partial.clear();
@@ -866,7 +911,7 @@ struct Walker {
             }
             u32 weights[NUM_SCORES][2];
             if (is_seen) {
-                softmax<D, Element>(weights, partial, scores, scales, tile, positions, call, met);
+                softmax<D, Element>(weights, partial, scores, scales, tile, positions, call, met, biases);
             }
             cp_async_wait<NUM_LATER>();
             team_barrier<NUM_WARPS>();

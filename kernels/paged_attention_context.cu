@@ -2,6 +2,7 @@
 //
 //   paged_attention_context_{bf16,int8,fp8}_{d64,d96,d128,d256}(AttentionCall call)
 //   paged_attention_context_{bf16,int8,fp8}_d256_w1 for GPUs with less than 163 KiB of shared memory a block
+//   paged_attention_context_{bf16,int8,fp8}_{d64,d128}_alibi with linear biases of scores; larger heads have no registers for these
 //
 // A block of 4 warps computes 64 queries of one sequence and key/value head (see paged_attention.cuh), a warp 16 of them,
 // over all tiles that one of them sees. A block of the _w1 variants is one warp, and computes 16 queries. A sequence's rows
@@ -33,18 +34,22 @@
 //   int8_d256              255   255   255   255       1     -     -     1
 //   bf16_d256_w1           255   255   255   255       1     1     1     2   (of one warp)
 //   int8_d256_w1           255   255   255   255       1     1     1     2
+//   bf16_d64_alibi         128   151   151   128       4     2     2     4
+//   int8_d64_alibi         128   183   183   128       4     2     2     4
+//   bf16_d128_alibi        215   218   218   222       2     1     1     2   (sm_90: three blocks spill)
+//   int8_d128_alibi        239   220   220   236       2     1     1     2
 //
-// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.)
+// fp8 as int8, or one register less. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.)
 #include "paged_attention.cuh"
 
-template <int D, class Element, int NUM_WARPS>
+template <int D, class Element, int NUM_WARPS, bool HAS_SLOPES>
 __device__ __forceinline__ void attend_context(const AttentionCall& call) {
     DYNAMIC_SHARED(unsigned char, shared);
     const int kv_head = blockIdx.y;
     if (blockIdx.x >= call.counts[0]) return;
     const QueryTile queries(call, blockIdx.x, NUM_WARPS * WARP_QUERIES);
     if (queries.num_queries == 0) return;
-    Walker<D, NUM_WARPS, Element> walker(call, queries, kv_head, shared);
+    Walker<D, NUM_WARPS, Element, HAS_SLOPES> walker(call, queries, kv_head, shared);
     Totals<D, NUM_WARPS> totals(shared + SharedLayout<D, NUM_WARPS, Element>::TOTALS);
     walker.walk(0, queries.num_splits() * (SPLIT_LEN / TILE_LEN),
                 [&] { totals.add(walker.partial, call.exponent_scale); });
@@ -71,24 +76,30 @@ template <int BYTES>
 constexpr int NUM_BLOCKS<1, BYTES> = 1;
 
 // A __grid_constant__ is read where it is needed, and takes no registers.
-#define CONTEXT(name, D, Element, NUM_WARPS, max_blocks)                                                          \
+#define CONTEXT(name, D, Element, NUM_WARPS, max_blocks, HAS_SLOPES)                                              \
     KERNEL(paged_attention_context_##name, 32 * NUM_WARPS,                                                        \
            NUM_BLOCKS<max_blocks, BLOCK_BYTES<D, Element, NUM_WARPS>>)                                            \
-    (const __grid_constant__ AttentionCall call) { attend_context<D, Element, NUM_WARPS>(call); }                 \
+    (const __grid_constant__ AttentionCall call) { attend_context<D, Element, NUM_WARPS, HAS_SLOPES>(call); }     \
     EXPORT_KERNEL(paged_attention_context_##name)
 
-CONTEXT(bf16_d64, 64, bf16, 4, 4)
-CONTEXT(bf16_d96, 96, bf16, 4, 3)
-CONTEXT(bf16_d128, 128, bf16, 4, 3)
-CONTEXT(bf16_d256, 256, bf16, 4, 1)
-CONTEXT(bf16_d256_w1, 256, bf16, 1, 1)
-CONTEXT(int8_d64, 64, i8, 4, 4)
-CONTEXT(int8_d96, 96, i8, 4, 3)
-CONTEXT(int8_d128, 128, i8, 4, 2)
-CONTEXT(int8_d256, 256, i8, 4, 1)
-CONTEXT(int8_d256_w1, 256, i8, 1, 1)
-CONTEXT(fp8_d64, 64, e4m3, 4, 4)
-CONTEXT(fp8_d96, 96, e4m3, 4, 3)
-CONTEXT(fp8_d128, 128, e4m3, 4, 2)
-CONTEXT(fp8_d256, 256, e4m3, 4, 1)
-CONTEXT(fp8_d256_w1, 256, e4m3, 1, 1)
+CONTEXT(bf16_d64, 64, bf16, 4, 4, false)
+CONTEXT(bf16_d96, 96, bf16, 4, 3, false)
+CONTEXT(bf16_d128, 128, bf16, 4, 3, false)
+CONTEXT(bf16_d256, 256, bf16, 4, 1, false)
+CONTEXT(bf16_d256_w1, 256, bf16, 1, 1, false)
+CONTEXT(int8_d64, 64, i8, 4, 4, false)
+CONTEXT(int8_d96, 96, i8, 4, 3, false)
+CONTEXT(int8_d128, 128, i8, 4, 2, false)
+CONTEXT(int8_d256, 256, i8, 4, 1, false)
+CONTEXT(int8_d256_w1, 256, i8, 1, 1, false)
+CONTEXT(fp8_d64, 64, e4m3, 4, 4, false)
+CONTEXT(fp8_d96, 96, e4m3, 4, 3, false)
+CONTEXT(fp8_d128, 128, e4m3, 4, 2, false)
+CONTEXT(fp8_d256, 256, e4m3, 4, 1, false)
+CONTEXT(fp8_d256_w1, 256, e4m3, 1, 1, false)
+CONTEXT(bf16_d64_alibi, 64, bf16, 4, 4, true)
+CONTEXT(bf16_d128_alibi, 128, bf16, 4, 2, true)
+CONTEXT(int8_d64_alibi, 64, i8, 4, 4, true)
+CONTEXT(int8_d128_alibi, 128, i8, 4, 2, true)
+CONTEXT(fp8_d64_alibi, 64, e4m3, 4, 4, true)
+CONTEXT(fp8_d128_alibi, 128, e4m3, 4, 2, true)

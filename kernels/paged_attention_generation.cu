@@ -1,6 +1,7 @@
 // Paged attention for rows that are few in their sequence: generation, and draft tokens.
 //
 //   paged_attention_generation_{bf16,int8,fp8}_{d64,d96,d128,d256}(AttentionCall call)
+//   paged_attention_generation_{bf16,int8,fp8}_{d64,d128}_alibi with linear biases of scores
 //
 // A warp is a block, and computes up to 16 queries of one sequence and key/value head (see paged_attention.cuh) over one
 // split of 256 positions. A sequence's rows take ceil(num_rows * group / 16) tiles of queries, each with as many entries in
@@ -39,6 +40,10 @@
 //   int8_d128              243   244   244   232       4     2     2     6
 //   bf16_d256              254   255   255   255       2     1     1     3
 //   int8_d256              254   255   255   255       2     1     1     3
+//   bf16_d64_alibi         184   190   190   181       8     5     5     8
+//   int8_d64_alibi         210   217   217   211       8     5     5     8
+//   bf16_d128_alibi        242   244   244   217       4     3     3     6
+//   int8_d128_alibi        241   251   251   234       4     2     2     6
 //
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
 // H200 with 1024 positions: 3.2 TB/s with 256 sequences, 2.3 with 32 (benches/RESULTS.md).
@@ -46,7 +51,7 @@
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"
 
-template <int D, class Element>
+template <int D, class Element, bool HAS_SLOPES>
 __device__ __forceinline__ void generate(const AttentionCall& call) {
     DYNAMIC_SHARED(unsigned char, shared);
     const int kv_head = blockIdx.y;
@@ -54,7 +59,7 @@ __device__ __forceinline__ void generate(const AttentionCall& call) {
         const QueryTile queries(call, index, WARP_QUERIES);
         if (queries.num_queries == 0) continue;
         const int split = queries.entry().split;
-        Walker<D, 1, Element> walker(call, queries, kv_head, shared);
+        Walker<D, 1, Element, HAS_SLOPES> walker(call, queries, kv_head, shared);
         if (!walker.sight.any_sees(split * SPLIT_LEN, (split + 1) * SPLIT_LEN)) continue;
         constexpr int TILES = SPLIT_LEN / TILE_LEN;
         walker.walk(split * TILES, (split + 1) * TILES, [] {});
@@ -84,21 +89,27 @@ __device__ __forceinline__ void generate(const AttentionCall& call) {
 }
 
 // `min_blocks` a multiprocessor, which bounds the registers.
-#define GENERATION(name, D, Element, min_blocks)                                    \
+#define GENERATION(name, D, Element, min_blocks, HAS_SLOPES)                        \
     KERNEL(paged_attention_generation_##name, 32, min_blocks)(AttentionCall call) { \
-        generate<D, Element>(call);                                                 \
+        generate<D, Element, HAS_SLOPES>(call);                                     \
     }                                                                               \
     EXPORT_KERNEL(paged_attention_generation_##name)
 
-GENERATION(bf16_d64, 64, bf16, 8)
-GENERATION(bf16_d96, 96, bf16, 8)
-GENERATION(bf16_d128, 128, bf16, 6)
-GENERATION(bf16_d256, 256, bf16, 3)
-GENERATION(int8_d64, 64, i8, 8)
-GENERATION(int8_d96, 96, i8, 8)
-GENERATION(int8_d128, 128, i8, 6)
-GENERATION(int8_d256, 256, i8, 3)
-GENERATION(fp8_d64, 64, e4m3, 8)
-GENERATION(fp8_d96, 96, e4m3, 8)
-GENERATION(fp8_d128, 128, e4m3, 6)
-GENERATION(fp8_d256, 256, e4m3, 3)
+GENERATION(bf16_d64, 64, bf16, 8, false)
+GENERATION(bf16_d96, 96, bf16, 8, false)
+GENERATION(bf16_d128, 128, bf16, 6, false)
+GENERATION(bf16_d256, 256, bf16, 3, false)
+GENERATION(int8_d64, 64, i8, 8, false)
+GENERATION(int8_d96, 96, i8, 8, false)
+GENERATION(int8_d128, 128, i8, 6, false)
+GENERATION(int8_d256, 256, i8, 3, false)
+GENERATION(fp8_d64, 64, e4m3, 8, false)
+GENERATION(fp8_d96, 96, e4m3, 8, false)
+GENERATION(fp8_d128, 128, e4m3, 6, false)
+GENERATION(fp8_d256, 256, e4m3, 3, false)
+GENERATION(bf16_d64_alibi, 64, bf16, 8, true)
+GENERATION(bf16_d128_alibi, 128, bf16, 6, true)
+GENERATION(int8_d64_alibi, 64, i8, 8, true)
+GENERATION(int8_d128_alibi, 128, i8, 6, true)
+GENERATION(fp8_d64_alibi, 64, e4m3, 8, true)
+GENERATION(fp8_d128_alibi, 128, e4m3, 6, true)

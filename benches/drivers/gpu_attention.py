@@ -92,7 +92,7 @@ def call(out, partials, q, cache, tiles, counts, scale, num_groups, group, head_
     shift = (BLOCK_SIZE - 1).bit_length()
     multiplier = -(-(2**31 << shift) // BLOCK_SIZE)
     numbers = (scale * LOG2_E, num_groups, group, head_dim, BLOCK_SIZE, multiplier, shift, 0, 0, 0.0, 0.0, key_dim)
-    return struct.pack("<12Q", *map(address, tensors)) + struct.pack("<f4i2I2i2fi", *numbers)
+    return struct.pack("<12Q", *map(address, tensors)) + struct.pack("<f4i2I2i2fiQ", *numbers, 0)
 
 
 def tiles_of(entries):

@@ -143,9 +143,6 @@ pub trait Device: Sized {
     /// Whether [attention](Device::paged_attention) takes scores of no position.
     const HAS_SINK_LOGITS: bool = false;
 
-    /// Whether attention takes [linear biases](HeadBiases::slopes) of scores.
-    const HAS_LINEAR_BIASES: bool = false;
-
     /// Whether it computes models that generate nothing: it returns [states](Device::read_states), normalises [sums in
     /// place](Device::norm_in_place), and has [bidirectional](AttentionParams::is_bidirectional) attention.
     const HAS_POOLING: bool = false;
@@ -427,7 +424,8 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
-    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing, and heads that make drafts.
+    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing, heads that make drafts, and, as a layer norm on all
+    /// devices, for embedded tokens.
     ///
     /// # Panics
     ///
@@ -641,8 +639,8 @@ pub trait Device: Sized {
     ///
     /// # Panics
     ///
-    /// If there are `biases` that the device does not take: [of no position](Device::HAS_SINK_LOGITS), or
-    /// [linear ones](Device::HAS_LINEAR_BIASES).
+    /// If there are `biases` of [no position](Device::HAS_SINK_LOGITS), which the device does not take, or linear ones that
+    /// [`StepCapacity::has_slopes`] did not announce.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,

@@ -85,6 +85,8 @@ pub struct StepCapacity {
     pub num_layer_groups: usize,
     /// Query heads of a layer.
     pub num_q_heads: usize,
+    /// Whether scores have [linear biases](super::HeadBiases::slopes).
+    pub has_slopes: bool,
     /// The adapters of sequences.
     pub adapters: AdapterCapacity,
 }

@@ -132,12 +132,6 @@ impl<D: Device> Decoder<D> {
                 spec.family
             )));
         }
-        if !D::HAS_LINEAR_BIASES && spec.slope_factor.is_some() {
-            return Err(LoadError::Resource(format!(
-                "{} has linear biases of scores (ALiBi), which are computed on the CPU only: use an instance_group of kind KIND_CPU",
-                spec.family
-            )));
-        }
         if !D::HAS_POOLING && spec.pooling.is_some() {
             return Err(LoadError::Resource(
                 "models that generate nothing are computed on the CPU only: use an instance_group of kind KIND_CPU".to_owned(),

@@ -876,6 +876,7 @@ fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
             * limits.num_groups(),
         num_layer_groups: limits.num_groups(),
         num_q_heads: spec.num_heads,
+        has_slopes: spec.slope_factor.is_some(),
         adapters: AdapterCapacity {
             max_rank: limits.adapters.max_rank,
             max_bytes: limits.adapters.num_running_bytes() as usize,

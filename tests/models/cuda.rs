@@ -17,7 +17,7 @@ use triton_inflight::device::{
     StepCapacity, StepInputs,
 };
 use triton_inflight::engine::{BlockReuse, OutputOptions};
-use triton_inflight::runner::{ModelRunner, ModelSource, WeightPrecision};
+use triton_inflight::runner::{ModelSource, WeightPrecision};
 use triton_inflight::sampling::{
     ChangeLists, DeviceSampling, Owner, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
@@ -160,8 +160,8 @@ const LIKE_LLAMA: [&str; 11] = [
 const WITH_LAYER_NORM: [&str; 7] = [
     "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
 ];
-/// Linear biases of scores, which no kernel computes.
-const REFUSED: [&str; 2] = ["bloom", "falcon-rw"];
+/// Linear biases of scores in place of positions.
+const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases, clamped gates,
 /// logits of no position and latent attention.
 const MIXTURES: [&str; 9] = [
@@ -189,23 +189,43 @@ fn every_family_is_computed_on_a_gpu() {
         &LIKE_LLAMA,
         &WITH_LAYER_NORM,
         &MIXTURES,
-        &REFUSED,
+        &WITH_LINEAR_BIASES,
     ];
     let all = FAMILIES.map(|(name, _)| name);
     assert_eq!(families(&names.concat()), families(&all));
 }
 
 #[test]
-fn families_with_linear_biases_are_refused_on_a_gpu() {
-    let test = "families_with_linear_biases_are_refused_on_a_gpu";
+fn families_with_linear_biases_agree_with_the_reference_on_a_gpu() {
+    let test = "families_with_linear_biases_agree_with_the_reference_on_a_gpu";
+    agree_with_the_reference(test, &WITH_LINEAR_BIASES);
+}
+
+/// Every type of cache has kernels of its own.
+#[test]
+fn linear_biases_are_added_to_scores_with_keys_of_8_bits_on_a_gpu() {
+    let test = "linear_biases_are_added_to_scores_with_keys_of_8_bits_on_a_gpu";
     on_a_gpu(StandIn::new(), test, |options| {
-        for name in REFUSED {
-            let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
-            let limits = Setup::default().runner_limits();
-            let error = ModelRunner::<Cuda>::new(&source, limits, &options).err();
-            let error = error.expect("refused").to_string();
-            let says = |part| error.contains(part);
-            assert!(says("(ALiBi)") && says("KIND_CPU"), "{name}: {error}");
+        for (name, kv_dtype, tolerance) in [
+            ("bloom", KvDtype::Int8, 0.25),
+            ("falcon-rw", KvDtype::Fp8, FP8_TOLERANCE),
+        ] {
+            let (dir, setup) = (
+                fixture(name),
+                Setup {
+                    kv_dtype,
+                    ..reusing_in_windows()
+                },
+            );
+            let requests = requests();
+            assert_agrees_with_reference::<Cuda>(
+                name, &dir, &options, &setup, &requests, tolerance,
+            );
+            let options = CudaOptions {
+                deterministic: true,
+                ..options.clone()
+            };
+            assert_same_alone::<Cuda>(name, &dir, &options, &setup, requests);
         }
     });
 }
@@ -383,6 +403,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 max_blocks_per_sequence: 1,
                 num_layer_groups: 1,
                 num_q_heads: 1,
+                has_slopes: false,
                 adapters: AdapterCapacity::default(),
             };
             gpu.reserve(&cache, &capacity).expect("memory");
@@ -598,6 +619,7 @@ fn a_gpu_leaves_rows_to_the_host() {
             max_blocks_per_sequence: 1,
             num_layer_groups: 1,
             num_q_heads: 1,
+            has_slopes: false,
             adapters: AdapterCapacity::default(),
         };
         gpu.reserve(&cache, &capacity).expect("memory");

@@ -251,6 +251,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             max_blocks_per_sequence: num_blocks,
             num_layer_groups: 1,
             num_q_heads: 1,
+            has_slopes: false,
             adapters: AdapterCapacity::default(),
         };
         gpu.reserve(&cache, &capacity).expect("memory");

@@ -225,7 +225,6 @@ impl Device for Reference {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
-    const HAS_LINEAR_BIASES: bool = true;
     const HAS_POOLING: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {

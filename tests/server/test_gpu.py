@@ -13,9 +13,7 @@ from harness.server import Server
 
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
 FIXTURES = ROOT / "tests" / "fixtures"
-# GPUs have no kernel for them.
-WITH_LINEAR_BIASES = ["bloom", "falcon-rw"]
-CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json")} - set(WITH_LINEAR_BIASES))
+CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json")})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 
@@ -117,15 +115,6 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
                 break
     # Rounding may also decide between two experts that are equally good.
     assert num_far <= (2 if name in WITH_EXPERTS else 0)
-
-
-def test_linear_biases_are_refused_on_a_gpu(repository, stand_in):
-    for name in WITH_LINEAR_BIASES:
-        add_model(repository, name, {**ON_GPU, "gpt_model_path": FIXTURES / name})
-    with Server(repository, "--model-control-mode=explicit", environment=stand_in) as server:
-        for name in WITH_LINEAR_BIASES:
-            reason = server.load(name)
-            assert "(ALiBi)" in reason and "KIND_CPU" in reason, reason
 
 
 def test_a_cache_of_latents_is_refused_in_fp8(repository, stand_in):

@@ -112,6 +112,7 @@ impl OneStep {
             max_blocks_per_sequence: self.max_seq_len.div_ceil(BLOCK_SIZE),
             num_layer_groups: 1,
             num_q_heads: heads.num_q_heads,
+            has_slopes: false,
             adapters: AdapterCapacity::default(),
         };
         device.reserve(&cache, &capacity)?;

@@ -14,7 +14,7 @@ pub struct Arg<'a> {
 }
 
 /// The size of the largest argument.
-const MAX_WORDS: usize = 18;
+const MAX_WORDS: usize = 19;
 
 impl Arg<'_> {
     /// A pointer to nothing.
@@ -33,7 +33,7 @@ impl Arg<'_> {
     ///
     /// # Panics
     ///
-    /// If it has more than 144 bytes.
+    /// If it has more than 152 bytes.
     pub fn value(value: impl Pod) -> Self {
         let source = bytemuck::bytes_of(&value);
         let mut words = [0; MAX_WORDS];

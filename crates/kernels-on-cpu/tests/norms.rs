@@ -49,6 +49,28 @@ fn a_layer_norm_takes_the_mean_away() {
 }
 
 #[test]
+fn a_row_is_normalised_in_place() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 4), random.width());
+        let mut hidden = rows(random, num_rows, width);
+        let (weight, bias) = (random.floats(width, 2.0), bias(random, width));
+        let expected = normalised(&hidden, &weight, bias.as_deref(), true);
+        let args = &mut [
+            Arg::from(&mut hidden[..]),
+            Arg::from(&weight[..]),
+            Arg::from(bias.as_deref()),
+            EPSILON.into(),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, 1, random.block(6));
+        // SAFETY: all rows have this width, and there are as many as blocks.
+        unsafe { random.launch("replace_layer_normed", dims, args) };
+        assert_close(&hidden, &expected, 8.0 * F32_ROUNDING, 4.0);
+    }
+}
+
+#[test]
 fn a_normalised_row_is_added() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {

@@ -77,7 +77,7 @@ impl Device for Cpu {
     const HAS_ADAPTERS: bool = true;
 
     const HAS_SINK_LOGITS: bool = true;
-    const HAS_LINEAR_BIASES: bool = true;
+
     const HAS_POOLING: bool = true;
 
     const HAS_DRAFT_HEADS: bool = true;

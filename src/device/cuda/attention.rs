@@ -25,6 +25,8 @@ pub(super) const MAX_PARTIAL_BYTES: usize = 256 << 20;
 const MAX_GRID: usize = 4096;
 /// The head sizes that the kernels are compiled for; smaller heads are padded to the next.
 const HEAD_DIMS: [usize; 4] = [64, 96, 128, 256];
+/// The same of kernels with linear biases of scores: larger heads have no registers for these.
+const BIASED_HEAD_DIMS: [usize; 2] = [64, 128];
 /// Elements of a key, and of a latent in it, that the kernels of latent attention compute at most.
 const MAX_LATENT_DIMS: [usize; 2] = [576, 512];
 
@@ -55,6 +57,7 @@ struct AttentionCall {
     cap_shrink: f32,
     cap_grow: f32,
     key_dim: i32,
+    slopes: u64,
 }
 
 // SAFETY: it has the fields of the kernels' struct, in the same order, and holds only numbers.
@@ -96,6 +99,8 @@ pub(super) struct Attended {
     pub groups: HeadGroups,
     /// Of each head, the logit of no position; 0: there are none.
     pub sink_logits: u64,
+    /// Of each head, what a score loses for each position between key and query; 0: nothing.
+    pub slopes: u64,
     pub q: u64,
     /// The queries for the sinks; 0: they are the same.
     pub sink_q: u64,
@@ -110,6 +115,8 @@ pub(super) struct AttentionScratch {
     /// Without and with running totals, which positions from 256 on need.
     context_shapes: [BlockShape; 2],
     merge: CudaFunction,
+    /// Whether these kernels add linear biases to scores.
+    has_slopes: bool,
     partials: DeviceMemory,
     /// Blocks of the generation kernel that keep the GPU busy.
     num_busy_blocks: usize,
@@ -137,13 +144,25 @@ struct Choice {
 }
 
 impl Choice {
-    /// The kernels of paged attention.
-    fn of_heads(layout: &KvLayout, max_shared_bytes: usize) -> Result<Self, LoadError> {
+    /// The kernels of paged attention, with or without linear biases of scores.
+    fn of_heads(
+        layout: &KvLayout,
+        has_slopes: bool,
+        max_shared_bytes: usize,
+    ) -> Result<Self, LoadError> {
         let head_dim = layout.head_dim;
-        let Some(padded) = HEAD_DIMS.into_iter().find(|&dim| dim >= head_dim) else {
+        let (dims, kind, biases) = match has_slopes {
+            true => (
+                &BIASED_HEAD_DIMS[..],
+                " with linear biases (ALiBi)",
+                "_alibi",
+            ),
+            false => (&HEAD_DIMS[..], "", ""),
+        };
+        let Some(&padded) = dims.iter().find(|&&dim| dim >= head_dim) else {
             return Err(LoadError::Resource(format!(
-                "head_dim is {head_dim}, and the CUDA kernels compute heads of up to {}: serve the model with KIND_CPU",
-                HEAD_DIMS[HEAD_DIMS.len() - 1]
+                "head_dim is {head_dim}, and the CUDA kernels compute heads{kind} of up to {}: serve the model with KIND_CPU",
+                dims[dims.len() - 1]
             )));
         };
         let (dtype, scale_bytes) = match layout.dtype {
@@ -167,7 +186,7 @@ impl Choice {
         let (num_warps, suffix) = if fits { (4, "") } else { (1, "_w1") };
         let names = |kernel: &str, suffix: &str| {
             let file = format!("paged_attention_{kernel}");
-            let name = format!("{file}_{dtype}_d{padded}{suffix}");
+            let name = format!("{file}_{dtype}_d{padded}{suffix}{biases}");
             [file, name]
         };
         Ok(Self {
@@ -247,7 +266,9 @@ impl AttentionScratch {
             "asking for the number of multiprocessors",
         )?;
         let choice = match layout.values {
-            KvValues::OfTheirOwn => Choice::of_heads(layout, max_shared_bytes)?,
+            KvValues::OfTheirOwn => {
+                Choice::of_heads(layout, capacity.has_slopes, max_shared_bytes)?
+            }
             KvValues::InKeys(latent_dim) => {
                 Choice::of_latents(layout, latent_dim, max_shared_bytes)?
             }
@@ -266,6 +287,7 @@ impl AttentionScratch {
             context: load(&choice.context, choice.context_shapes[1])?,
             context_shapes: choice.context_shapes,
             merge: kernels.function("paged_attention_merge", "paged_attention_merge", 0)?,
+            has_slopes: capacity.has_slopes,
             partials: DeviceMemory::new(stream, most.min(MAX_PARTIAL_BYTES))?,
             num_busy_blocks: choice.blocks_per_multiprocessor * num_multiprocessors,
             groups,
@@ -301,10 +323,12 @@ impl Cuda {
         let Attended {
             groups,
             sink_logits,
+            slopes,
             q,
             sink_q,
             out,
         } = attended;
+        assert_eq!(slopes != 0, attention.has_slopes, "kernels for this model");
         let arrays = cache.layer(layer);
         let lists = &step.lists;
         /// Bytes of the counts, before the tiles.
@@ -340,6 +364,7 @@ impl Cuda {
                 .map_or(0.0, |cap| 2.0 * params.scale / cap * LOG2_E),
             cap_grow: params.soft_cap.map_or(0.0, |cap| cap / params.scale),
             key_dim: groups.key_dim as i32,
+            slopes,
         };
         // Blocks take as many entries as there are. In a graph their number is that of the shape.
         let max_blocks = match step.shape {
@@ -440,6 +465,38 @@ mod tests {
                 most.is_some_and(|most| most <= max_shared_bytes),
                 "{most:?}"
             );
+        }
+    }
+
+    #[test]
+    fn heads_with_linear_biases_have_kernels_of_their_own_up_to_128_elements() {
+        let layout = |head_dim| KvLayout {
+            num_kv_heads: 2,
+            head_dim,
+            values: KvValues::OfTheirOwn,
+            ..latents(512, 64)
+        };
+        for max_shared_bytes in [LARGE, SMALL] {
+            let names = |head_dim, has_slopes| {
+                let choice = Choice::of_heads(&layout(head_dim), has_slopes, max_shared_bytes);
+                let choice = choice.expect("there are kernels");
+                [choice.context, choice.generation].map(|[_, name]| name)
+            };
+            let with_biases = [
+                "paged_attention_context_bf16_d128_alibi",
+                "paged_attention_generation_bf16_d128_alibi",
+            ];
+            assert_eq!(names(80, true), with_biases);
+            let without = [
+                "paged_attention_context_bf16_d128",
+                "paged_attention_generation_bf16_d128",
+            ];
+            assert_eq!(names(128, false), without);
+        }
+        let error = Choice::of_heads(&layout(130), true, LARGE).err();
+        let error = error.expect("refused").to_string();
+        for part in ["head_dim is 130", "(ALiBi)", "up to 128", "KIND_CPU"] {
+            assert!(error.contains(part), "{error}");
         }
     }
 

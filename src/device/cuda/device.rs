@@ -432,6 +432,16 @@ impl Device for Cuda {
         self.norm_rows(num_rows, x, norm, out);
     }
 
+    fn norm_in_place(
+        &mut self,
+        num_rows: usize,
+        hidden: &mut Rows<f32>,
+        norm: Norm<'_, Vector>,
+        out: &mut Rows<bf16>,
+    ) {
+        self.norm_rows_in_place(num_rows, hidden, norm, out);
+    }
+
     fn add_normed(
         &mut self,
         num_rows: usize,
@@ -635,6 +645,7 @@ impl Device for Cuda {
             sink_logits: biases
                 .sink_logits
                 .map_or(0, |logits| logits.memory.address()),
+            slopes: biases.slopes.map_or(0, |slopes| slopes.memory.address()),
             q: q.address(),
             sink_q: sink_q.map_or(0, Rows::address),
             out: out.address(),

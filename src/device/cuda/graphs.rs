@@ -224,6 +224,7 @@ mod tests {
             max_blocks_per_sequence: 8,
             num_layer_groups: 1,
             num_q_heads: 8,
+            has_slopes: false,
             adapters: Default::default(),
         };
         let steps = |capacity: &StepCapacity, max_graphs| -> Vec<_> {

@@ -101,6 +101,7 @@ impl Cuda {
                     ..latents.groups
                 },
                 sink_logits: 0,
+                slopes: 0,
                 q: latents.keyed.address(),
                 sink_q: 0,
                 out: latents.attended.address(),

@@ -59,6 +59,32 @@ impl Cuda {
         self.launch_norm(&ADDED, num_rows, x, norm, hidden.address());
     }
 
+    /// `hidden = norm(hidden); out = hidden`.
+    pub(super) fn norm_rows_in_place(
+        &mut self,
+        num_rows: usize,
+        hidden: &mut Rows<f32>,
+        norm: Norm<'_, Vector>,
+        out: &mut Rows<bf16>,
+    ) {
+        match norm {
+            Norm::Identity => {}
+            Norm::Rms { .. } => unreachable!("only embedded tokens have norms in place"),
+            Norm::Layer { weight, bias, eps } => launch!(
+                self,
+                self.kernels.replace_layer_normed,
+                "replace_layer_normed",
+                row_grid(self.padded(num_rows), row_threads(hidden.width())),
+                hidden.address(),
+                weight.memory.address(),
+                bias.map_or(0, |bias| bias.memory.address()),
+                eps,
+                hidden.width() as i32
+            ),
+        }
+        self.norm_rows(num_rows, hidden, Norm::Identity, out);
+    }
+
     /// `hidden += x; out = norm(hidden)`.
     pub(super) fn add_norm_rows(
         &mut self,

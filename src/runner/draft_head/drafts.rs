@@ -92,6 +92,7 @@ impl<D: Device> DraftHead<D> {
                 max_seq_len: limits.max_seq_len.index(),
                 max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index(),
                 num_q_heads: spec.num_heads,
+                has_slopes: false,
                 adapters: AdapterCapacity::default(),
                 num_layer_groups: 1,
             },

@@ -65,6 +65,7 @@ struct Call {
     cap_shrink: f32,
     cap_grow: f32,
     key_dim: i32,
+    slopes: usize,
 }
 
 // SAFETY: all fields are numbers, of which zero is one, and there are no bytes between them.
@@ -214,6 +215,8 @@ pub fn attend(
         unwritten(num_partials * shape.num_kv_heads * ((shape.value_dim() + 9) / 8 * 8));
     let heads = 0..shape.num_q_heads();
     let sink_logits: Vec<f32> = heads.filter_map(|head| shape.sink_logit(head)).collect();
+    let heads = 0..shape.num_q_heads();
+    let slopes: Vec<f32> = heads.filter_map(|head| shape.slope(head)).collect();
     let block_shift = shape.block_size.next_power_of_two().ilog2();
     let call = Call {
         out: out.as_mut_ptr() as usize,
@@ -248,6 +251,10 @@ pub fn attend(
         }),
         cap_grow: shape.soft_cap.map_or(0.0, |cap| cap / shape.scale),
         key_dim: shape.head_dim as i32,
+        slopes: match slopes.is_empty() {
+            true => 0,
+            false => slopes.as_ptr() as usize,
+        },
     };
     let has_totals = spans.iter().any(|span| span.rows.end > SPLIT_LEN);
     let (name, num_warps, shared_bytes) = match shape.latent_dim {
@@ -287,10 +294,14 @@ pub fn attend(
 
 /// A kernel of paged attention, the warps of its blocks, and their shared memory.
 fn kernel_of_heads(shape: &Shape, kernel: Kernel, has_totals: bool) -> (String, usize, usize) {
-    let padded_dim = [64, 96, 128, 256]
-        .into_iter()
-        .find(|dim| *dim >= shape.head_dim)
-        .expect("up to 256");
+    let dims: &[usize] = match shape.first_slope {
+        Some(_) => &[64, 128],
+        None => &[64, 96, 128, 256],
+    };
+    let padded_dim = *dims
+        .iter()
+        .find(|dim| **dim >= shape.head_dim)
+        .expect("there is a kernel");
     let dtype = shape.dtype.name();
     let (name, num_warps) = match kernel {
         Kernel::Context => (format!("context_{dtype}_d{padded_dim}"), 4),
@@ -307,7 +318,12 @@ fn kernel_of_heads(shape: &Shape, kernel: Kernel, has_totals: bool) -> (String, 
     if kernel != Kernel::Generation && has_totals {
         shared_bytes += num_warps * (64 * padded_dim + 512);
     }
-    (format!("paged_attention_{name}"), num_warps, shared_bytes)
+    let biases = match shape.first_slope {
+        Some(_) => "_alibi",
+        None => "",
+    };
+    let name = format!("paged_attention_{name}{biases}");
+    (name, num_warps, shared_bytes)
 }
 
 /// The same for latent attention.

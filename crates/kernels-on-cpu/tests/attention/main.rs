@@ -233,6 +233,7 @@ fn the_kernels_for_little_shared_memory_compute_the_same() {
         .into_iter()
         .map(|dtype| Shape {
             head_dim: 256,
+            first_slope: None,
             dtype,
             ..Shape::random(random)
         })

@@ -56,6 +56,8 @@ pub struct Shape {
     pub soft_cap: Option<f32>,
     /// The logit of no position of the first head, if heads have some.
     pub first_sink_logit: Option<f32>,
+    /// What scores of the first head lose for a position between key and query, if heads have linear biases.
+    pub first_slope: Option<f32>,
     pub dtype: Dtype,
 }
 
@@ -95,6 +97,11 @@ impl Shape {
             soft_cap: random.one_of(&[None, None, Some(1.5)]),
             // Small ones, and some that leave little to the positions.
             first_sink_logit: random.one_of(&[None, Some(-2.0), Some(6.0)]),
+            // Kernels of larger heads have none.
+            first_slope: match head_dim {
+                0..=128 => random.one_of(&[None, Some(0.004), Some(0.25)]),
+                _ => None,
+            },
             dtype: random.one_of(&Dtype::ALL),
         }
     }
@@ -115,6 +122,7 @@ impl Shape {
             scale: shape.scale * (shape.head_dim as f32 / head_dim as f32).sqrt(),
             dtype: Dtype::Bf16,
             shifts_sinks: false,
+            first_slope: None,
             ..shape
         }
     }
@@ -140,6 +148,11 @@ impl Shape {
     pub fn sink_logit(&self, head: usize) -> Option<f32> {
         self.first_sink_logit
             .map(|first| first + 0.75 * (head % 5) as f32)
+    }
+
+    /// What a score of a head loses for a position between key and query.
+    pub fn slope(&self, head: usize) -> Option<f32> {
+        self.first_slope.map(|first| first / (1 + head) as f32)
     }
 
     pub fn q_len(&self) -> usize {
@@ -271,10 +284,12 @@ impl Sequence {
                     q.to_f64() * self.keys.element(first_vector + seen, head_dim, dim)
                 });
             let score = products.sum::<f64>() * f64::from(shape.scale);
-            shape.soft_cap.map_or(score, |cap| {
+            let score = shape.soft_cap.map_or(score, |cap| {
                 let cap = f64::from(cap);
                 cap * (score / cap).tanh()
-            })
+            });
+            let slope = shape.slope(head).map_or(0.0, f64::from);
+            score - slope * (position - seen) as f64
         };
         let scores: Vec<f64> = seen.iter().map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

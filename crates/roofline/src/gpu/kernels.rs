@@ -91,6 +91,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             "256 rows",
             256 * 12 * hidden,
         ),
+        moved("replace_layer_normed", "256 rows", 256 * 8 * hidden),
         moved("round_rows", "256 rows", 256 * 6 * hidden),
         moved("add_rows", "256 rows", 256 * 12 * hidden),
         moved("add_positions", "256 rows", 256 * 10 * hidden),
@@ -241,7 +242,7 @@ mod tests {
     /// A kernel's name without its variant for a head size, a unit or a number of rows.
     fn plain(mut name: &str) -> &str {
         let variants = [
-            "_4", "_w1", "_d64", "_d96", "_d128", "_d256", "_m8", "_m16", "_m32", "_m64",
+            "_4", "_w1", "_alibi", "_d64", "_d96", "_d128", "_d256", "_m8", "_m16", "_m32", "_m64",
         ];
         while let Some(shorter) = variants.iter().find_map(|end| name.strip_suffix(end)) {
             name = shorter;
