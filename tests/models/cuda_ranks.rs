@@ -115,7 +115,7 @@ fn serve_with(
     first
 }
 
-/// Tied embeddings, biases, blocks side by side, norms behind blocks, and 3 key heads that divide by nothing.
+/// Tied embeddings, biases, blocks side by side, norms behind blocks, slopes of heads, and 3 key heads that divide by nothing.
 #[test]
 fn several_gpus_compute_what_the_cpu_does() {
     let test = "cuda_ranks::several_gpus_compute_what_the_cpu_does";
@@ -127,6 +127,7 @@ fn several_gpus_compute_what_the_cpu_does() {
             ("gemma3", 2, &setups[2]),
             ("phi3", 3, &setups[1]),
             ("falcon", 2, &setups[0]),
+            ("bloom", 2, &setups[0]),
         ] {
             let (ours, _) = serve(&mut setup.load(name), setup, &requests());
             for deterministic in [false, true] {
