@@ -26,15 +26,15 @@ impl HeadShape {
     }
 }
 
-/// The RMS norms of queries and keys before rotation. `V` is a vector of the device.
+/// The norms of queries and keys before rotation. `V` is a vector of the device.
 pub struct QkNorm<'a, V: ?Sized = [f32]> {
     /// Weight of the query norm, `[head_dim]` or as wide as all query heads.
     pub q: &'a V,
     /// Weight of the key norm, `[head_dim]` or as wide as all key heads.
     pub k: &'a V,
-    /// Over what the norms are taken.
-    pub width: QkNormWidth,
-    /// Added to the mean square.
+    /// Which norms they are.
+    pub kind: QkNormKind,
+    /// Added to the mean square, or to the variance.
     pub eps: f32,
 }
 
@@ -46,13 +46,25 @@ impl<V: ?Sized> Clone for QkNorm<'_, V> {
 
 impl<V: ?Sized> Copy for QkNorm<'_, V> {}
 
-/// Over what queries and keys are normalised.
+/// How queries and keys are normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNormWidth {
-    /// Each head by itself, with the same weights (Qwen 3).
+pub enum QkNormKind {
+    /// The RMS norm of each head by itself, with the same weights (Qwen 3).
     Head,
-    /// All heads of a token together (OLMo 2).
+    /// The RMS norm of all heads of a token together (OLMo 2).
     Row,
+    /// The layer norm of each head by itself, with weights of its own and no bias (Command R+).
+    LayerOfHead,
+}
+
+impl QkNormKind {
+    /// Of so many query heads and key heads, how many have weights of their own.
+    pub const fn num_weighted_heads(self, num_heads: [usize; 2]) -> [usize; 2] {
+        match self {
+            Self::Head => [1, 1],
+            Self::Row | Self::LayerOfHead => num_heads,
+        }
+    }
 }
 
 /// The heads of a rank of several among those of the model, for norms over all of these.

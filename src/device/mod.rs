@@ -51,7 +51,7 @@ use half::bf16;
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::collective::Collective;
 
-pub use attention::{AttentionParams, HeadBiases, HeadPlaces, HeadShape, QkNorm, QkNormWidth};
+pub use attention::{AttentionParams, HeadBiases, HeadPlaces, HeadShape, QkNorm, QkNormKind};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{
     Expert, Experts, GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule,

@@ -31,7 +31,7 @@ use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
     AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
-    KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormWidth,
+    KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormKind,
     RopeParams, RopeTable, Routing, StepInputs,
 };
 
@@ -70,8 +70,8 @@ struct LayerAttention {
     params: AttentionParams,
     /// The index of its table in [`Decoder::angles`].
     angles: usize,
-    /// Over what queries and keys are normalised, and the epsilon.
-    qk_norm: Option<(QkNormWidth, f32)>,
+    /// How queries and keys are normalised, and the epsilon.
+    qk_norm: Option<(QkNormKind, f32)>,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -442,9 +442,9 @@ impl<D: Device> Decoder<D> {
         let mut norm = qk_norm
             .as_ref()
             .zip(attention.qk_norm)
-            .map(|([q, k], (width, eps))| QkNorm { q, k, width, eps });
+            .map(|([q, k], (kind, eps))| QkNorm { q, k, kind, eps });
         if let Some(over_ranks) = &mut self.row_norm
-            && let Some(row_norm) = norm.take_if(|norm| norm.width == QkNormWidth::Row)
+            && let Some(row_norm) = norm.take_if(|norm| norm.kind == QkNormKind::Row)
         {
             let RowNorm { places, squares } = over_ranks;
             let qkv = &mut buffers.qkv;
@@ -609,7 +609,7 @@ impl<D: Device> RowNorm<D> {
         share: &ModelShare,
     ) -> Result<Option<Self>, LoadError> {
         let mut norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);
-        if !norms.any(|norm| norm.is_some_and(|norm| norm.width == QkNormWidth::Row)) {
+        if !norms.any(|norm| norm.is_some_and(|norm| norm.kind == QkNormKind::Row)) {
             return Ok(None);
         }
         Ok(Some(Self {
@@ -712,7 +712,7 @@ fn layer_attention<'a>(
                 shifts_sinks: limits.attention.shifts_sinks,
             },
             angles,
-            qk_norm: attention.qk_norm.map(|norm| (norm.width, norm.eps)),
+            qk_norm: attention.qk_norm.map(|norm| (norm.kind, norm.eps)),
         }
     });
     (layers.collect(), ropes)

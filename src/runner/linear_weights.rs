@@ -61,7 +61,16 @@ impl<'a> NormSource<'a> {
         })
     }
 
-    /// Some of its elements, without a bias.
+    /// Some of its parts, without a bias.
+    pub(super) fn parts(self, parts: &[Range<usize>]) -> Self {
+        let runs = parts.iter().map(|run| &self.weight[run.clone()]);
+        Self {
+            weight: runs.flatten().copied().collect(),
+            ..self
+        }
+    }
+
+    /// Some of the elements of its only part, without a bias.
     pub(super) fn elements(self, elements: &[Range<usize>]) -> Self {
         let elements = elements.iter();
         Self {

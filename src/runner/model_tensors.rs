@@ -97,7 +97,7 @@ impl<'a> ModelTensors<'a> {
             return self.linear(module, part, num_inputs);
         };
         let shape = [num_experts, num_rows, num_inputs];
-        let expert = module.expert.unwrap_or(0);
+        let expert = module.index.unwrap_or(0);
         let rows = RowSelection {
             first: part.fused.map_or(0, |fused| fused.first),
             len: part.num_outputs,
@@ -130,7 +130,7 @@ impl<'a> ModelTensors<'a> {
         let all = self.store.stacked_vectors(&name, [num_experts, len])?;
         let first = part.fused.map_or(0, |fused| fused.first);
         Ok(all.flattened().select(RowSelection {
-            first: module.expert.unwrap_or(0) * len + first,
+            first: module.index.unwrap_or(0) * len + first,
             len: part.num_outputs,
             order: part.row_order,
             runs: part.fused.and_then(|fused| fused.runs),
@@ -165,6 +165,37 @@ impl<'a> ModelTensors<'a> {
     /// As [`ModelTensors::matrix`].
     pub(super) fn norm(&self, module: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
         self.vector(module, "weight", len)
+    }
+
+    /// The weights of the norms of heads, `[head_dim]` each in this order: from a tensor of each, or from one of all.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn head_norms(
+        &self,
+        layer: usize,
+        name: &'static str,
+        [num_heads, head_dim]: [usize; 2],
+        order: RowOrder,
+    ) -> Result<Vec<Tensor<'a>>, LoadError> {
+        let of_head = |head| Module::one_of(layer, head, name);
+        let rows = |first| RowSelection {
+            first,
+            len: head_dim,
+            order,
+            runs: None,
+        };
+        if name.contains("{}") && self.gguf.is_none() {
+            let norms = (0..num_heads).map(|head| self.norm(of_head(head), head_dim));
+            return norms.map(|norm| Ok(norm?.select(rows(0)))).collect();
+        }
+        let stored = format!("{}.weight", self.stored_name(of_head(0)));
+        let all = self.store.stacked_vectors(&stored, [num_heads, head_dim])?;
+        let all = all.flattened();
+        let heads = 0..num_heads;
+        Ok(heads
+            .map(|head| all.select(rows(head * head_dim)))
+            .collect())
     }
 
     /// The bias of a linear layer, `[len]`.

@@ -11,7 +11,7 @@ use crate::base::{TokenId, Tokens};
 use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
 use crate::config::PoolingMode;
 use crate::device::{
-    Activation, Gating, LatentShape, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking,
+    Activation, Gating, LatentShape, LogitsTransform, MixtureShape, QkNormKind, Routing, Stacking,
 };
 
 /// A decoder-only transformer. Sizes are in elements.
@@ -193,9 +193,9 @@ pub enum NormKind {
 pub struct Module {
     /// The layer it belongs to, if any.
     pub layer: Option<usize>,
-    /// The expert that it belongs to, if any.
-    pub expert: Option<usize>,
-    /// Its name in transformers, below the layer. `{}` stands for the index of the expert.
+    /// Of several modules that are alike, such as those of experts, which one it is.
+    pub index: Option<usize>,
+    /// Its name in transformers, below the layer. `{}` stands for the index.
     pub name: &'static str,
 }
 
@@ -300,16 +300,16 @@ pub struct LatentQueries {
     pub projection: Projection,
 }
 
-/// RMSNorms of queries and keys.
+/// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNormSpec {
-    /// The module for queries.
+    /// The module for queries. `{}` stands for the index of a head, where each has a module of its own.
     pub q: &'static str,
-    /// The module for keys.
+    /// The module for keys, likewise.
     pub k: &'static str,
-    /// Over what they are taken.
-    pub width: QkNormWidth,
-    /// Added to the mean square.
+    /// Which norms they are.
+    pub kind: QkNormKind,
+    /// Added to the mean square, or to the variance.
     pub eps: f32,
 }
 
@@ -439,7 +439,7 @@ impl Module {
     pub const fn of_model(name: &'static str) -> Self {
         Self {
             layer: None,
-            expert: None,
+            index: None,
             name,
         }
     }
@@ -448,16 +448,16 @@ impl Module {
     pub const fn of_layer(layer: usize, name: &'static str) -> Self {
         Self {
             layer: Some(layer),
-            expert: None,
+            index: None,
             name,
         }
     }
 
-    /// A module of an expert in a layer.
-    pub const fn of_expert(layer: usize, expert: usize, name: &'static str) -> Self {
+    /// One of several modules of a layer that are alike.
+    pub const fn one_of(layer: usize, index: usize, name: &'static str) -> Self {
         Self {
             layer: Some(layer),
-            expert: Some(expert),
+            index: Some(index),
             name,
         }
     }
@@ -498,8 +498,8 @@ impl Linear {
 impl ModelSpec {
     /// The full name of a module in transformers, such as `model.layers.0.mlp.up_proj`.
     pub fn module_path(&self, module: Module) -> String {
-        let name = match module.expert {
-            Some(expert) => module.name.replace("{}", &expert.to_string()),
+        let name = match module.index {
+            Some(index) => module.name.replace("{}", &index.to_string()),
             None => module.name.to_owned(),
         };
         match module.layer {

@@ -11,12 +11,12 @@ use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
 use super::share::{CutUnits, ModelShare, gcd, whole};
 use super::spec::{
-    ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
+    ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, Projection,
     QkNormSpec, StackedLayout,
 };
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{Device, Gating, LatentShape, QkNormWidth, QuantisedWidths};
+use crate::device::{Device, Gating, LatentShape, QkNormKind, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -247,22 +247,26 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             qk_norm: match attention.qk_norm {
-                Some(QkNormSpec { q, k, width, .. }) => {
-                    let [num_q, num_k] = match width {
-                        QkNormWidth::Head => [1, 1],
-                        QkNormWidth::Row => [spec.num_heads, spec.num_kv_heads],
-                    };
-                    let kind = NormSpec {
-                        kind: NormKind::Rms,
-                        ..spec.norm
-                    };
+                Some(QkNormSpec { q, k, kind, .. }) => {
+                    let num_heads = [spec.num_heads, spec.num_kv_heads];
+                    let [num_q, num_k] = kind.num_weighted_heads(num_heads);
                     let order = attention.qkv.parts[0].row_order;
                     let find = |name, num_heads| {
-                        let len = num_heads * spec.head_dim;
-                        let norm: NormSource<'a> = norm(name, &kind, len)?;
-                        Ok(NormSource {
-                            weight: vec![in_order_of_heads(norm.weight[0], len, order)],
-                            ..norm
+                        let weight = match kind {
+                            QkNormKind::LayerOfHead => {
+                                let shape = [num_heads, spec.head_dim];
+                                tensors.head_norms(index, name, shape, order)?
+                            }
+                            QkNormKind::Head | QkNormKind::Row => {
+                                let len = num_heads * spec.head_dim;
+                                let norm = tensors.norm(Module::of_layer(index, name), len)?;
+                                vec![in_order_of_heads(norm, len, order)]
+                            }
+                        };
+                        Ok::<_, LoadError>(NormSource {
+                            weight,
+                            weight_offset: spec.norm.weight_offset,
+                            bias: None,
                         })
                     };
                     Some([find(q, num_q)?, find(k, num_k)?])
@@ -336,9 +340,14 @@ impl<'a> LayerSource<'a> {
         };
         Self {
             qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
-                (Some([q, k]), Some(norm)) if norm.width == QkNormWidth::Row => {
-                    Some([q.elements(&queries), k.elements(&keys)])
-                }
+                (Some([q, k]), Some(norm)) => Some(match norm.kind {
+                    QkNormKind::Head => [q, k],
+                    QkNormKind::Row => [q.elements(&queries), k.elements(&keys)],
+                    QkNormKind::LayerOfHead => [
+                        q.parts(std::slice::from_ref(&share.heads.queries)),
+                        k.parts(&share.heads.key_runs()),
+                    ],
+                }),
                 (norm, _) => norm,
             },
             qkv: qkv.placed(share),
@@ -448,12 +457,12 @@ fn find_experts<'a>(
     let num_experts = experts.routing.num_experts;
     let find = |expert, projection: &Projection| {
         let matrices = projection.parts.iter().map(|part| {
-            let module = Module::of_expert(layer, expert, part.module);
+            let module = Module::one_of(layer, expert, part.module);
             tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
         });
         let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
         let biases = with_bias.map(|part| {
-            let module = Module::of_expert(layer, expert, part.module);
+            let module = Module::one_of(layer, expert, part.module);
             tensors.expert_bias(module, part, num_experts)
         });
         Ok::<_, LoadError>(ProjectionSource {

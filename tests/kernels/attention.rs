@@ -9,7 +9,7 @@ use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
     AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
-    QkNorm, QkNormWidth, RopeTable,
+    QkNorm, QkNormKind, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};
@@ -155,7 +155,7 @@ impl Model {
         let norm = self.norm.as_ref().map(|(q, k)| QkNorm {
             q: &q[..],
             k: &k[..],
-            width: QkNormWidth::Head,
+            kind: QkNormKind::Head,
             eps: 1e-6,
         });
         let mut q = vec![bf16::NAN; num_tokens as usize * q_len];

@@ -360,12 +360,6 @@ fn models_that_their_family_only_almost_describes_are_refused() {
             json!({"add_cross_attention": true}),
             "add_cross_attention: true",
         ),
-        ("cohere", json!({"use_qk_norm": true}), "use_qk_norm: true"),
-        (
-            "stablelm",
-            json!({"qk_layernorm": true}),
-            "qk_layernorm: true",
-        ),
         (
             "bloom",
             json!({"apply_residual_connection_post_layernorm": true}),

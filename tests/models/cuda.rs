@@ -156,9 +156,17 @@ const LIKE_LLAMA: [&str; 11] = [
     "cohere",
     "falcon-grouped",
 ];
-/// LayerNorm, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 7] = [
-    "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
+/// LayerNorm, also of heads, blocks side by side, and learned positions.
+const WITH_LAYER_NORM: [&str; 9] = [
+    "gpt-neox",
+    "opt",
+    "gpt2",
+    "cohere-plus",
+    "cohere2",
+    "stablelm",
+    "stablelm-12b",
+    "nemotron",
+    "falcon",
 ];
 /// Linear biases of scores in place of positions.
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];

@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 41] = [
+pub const FAMILIES: [(&str, &[u32]); 43] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -34,8 +34,10 @@ pub const FAMILIES: [(&str, &[u32]); 41] = [
     ("opt", &[]),
     ("gpt2", &[30, 17]),
     ("cohere", &[]),
+    ("cohere-plus", &[]),
     ("cohere2", &[50, 20]),
     ("stablelm", &[]),
+    ("stablelm-12b", &[]),
     ("nemotron", &[]),
     ("falcon", &[]),
     ("falcon-grouped", &[]),

@@ -37,9 +37,9 @@ impl Kind {
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         let ends = |parts: &[&str]| parts.iter().any(|part| name.ends_with(part));
         match () {
-            () if shape.len() < 2 || ends(&["bias"]) || has(&["embed_positions", "wpe"]) => {
-                Self::Other
-            }
+            () if shape.len() < 2 || ends(&["bias"]) => Self::Other,
+            // The norms of heads are rows of one tensor.
+            () if has(&["embed_positions", "wpe"]) || ends(&["_norm.weight"]) => Self::Other,
             () if has(&["embed_tokens", "embed_in", "word_embeddings", "wte"]) => Self::Embedding,
             () if has(&["lm_head", "embed_out"]) => Self::OutputLayer,
             () if ends(&["gate.weight", "router.weight"]) => Self::Router,

@@ -28,9 +28,10 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 37] = [
+pub const MODELS: [&str; 39] = [
     "bloom",
     "cohere",
+    "cohere-plus",
     "cohere2",
     "ernie4-5",
     "exaone4",
@@ -65,6 +66,7 @@ pub const MODELS: [&str; 37] = [
     "sharded",
     "smollm3",
     "stablelm",
+    "stablelm-12b",
     "stored-f16",
 ];
 

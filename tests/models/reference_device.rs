@@ -15,7 +15,7 @@ use triton_inflight::device::{
     EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupBlocks, GroupedRouting, HeadBiases,
     HeadShape, KvBatch, KvDtype, KvLayout, KvSpan, LatentParams, LayerGroups, Linear,
     LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
-    QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, RouterScores, Routing,
+    QkNormKind, QuantisedRow, QuantisedRows, RopeParams, RopeTable, RouterScores, Routing,
     RoutingRule, Stacking, StepCapacity, StepInputs,
 };
 
@@ -823,22 +823,31 @@ impl Device for Reference {
             head_dim,
         } = params.heads;
         // The norm of a head, or of all heads, of which it has the weights of this one.
-        let norm = |norm: Option<(&Vec<f32>, QkNormWidth, f32)>, all: &[f32], head: usize| {
-            let Some((weight, width, eps)) = norm else {
+        let norm = |norm: Option<(&Vec<f32>, QkNormKind, f32)>, all: &[f32], head: usize| {
+            let Some((weight, kind, eps)) = norm else {
                 return all[head * head_dim..][..head_dim]
                     .iter()
                     .map(|&x| exact(x))
                     .collect();
             };
-            match width {
-                QkNormWidth::Head => normalise(&all[head * head_dim..][..head_dim], weight, eps),
-                QkNormWidth::Row => {
+            match kind {
+                QkNormKind::Head => normalise(&all[head * head_dim..][..head_dim], weight, eps),
+                QkNormKind::Row => {
                     normalise(all, weight, eps)[head * head_dim..][..head_dim].to_vec()
+                }
+                QkNormKind::LayerOfHead => {
+                    let of_head = head * head_dim..(head + 1) * head_dim;
+                    let norm = Norm::Layer {
+                        weight: &weight[of_head.clone()].to_vec(),
+                        bias: None,
+                        eps,
+                    };
+                    normed(&all[of_head], norm)
                 }
             }
         };
         let [q_norm, k_norm] = match params.qk_norm {
-            Some(QkNorm { q, k, width, eps }) => [Some((q, width, eps)), Some((k, width, eps))],
+            Some(QkNorm { q, k, kind, eps }) => [Some((q, kind, eps)), Some((k, kind, eps))],
             None => [None, None],
         };
         for (row, position, block, offset) in places(&step.batch, cache, layer) {

@@ -1,4 +1,4 @@
-//! Layer norms, norms whose result is added, and norms of whole queries and keys.
+//! Layer norms, norms whose result is added, and norms of queries and keys, whole ones and those of heads.
 
 mod support;
 
@@ -144,6 +144,57 @@ fn queries_and_keys_are_normalised_over_all_heads() {
             })
             .collect();
         assert_close(&qkv, &expected, 4.0 * F32_ROUNDING, 1e-30);
+    }
+}
+
+#[test]
+fn each_head_of_queries_and_keys_has_a_layer_norm_of_its_own() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let [num_rows, num_q, num_k] = [(1, 4), (1, 12), (1, 5)].map(|(a, b)| random.between(a, b));
+        let any = random.between(1, 150);
+        let d = random.one_of(&[1, 80, 128, any]);
+        let num_heads = num_q + 2 * num_k;
+        // Each head has a size and a mean of its own.
+        let before = rows(random, num_rows * num_heads, d);
+        let q_weight = random.floats(num_q * d, 2.0);
+        let k_weight = random.floats(num_k * d, 2.0);
+        let dims = |random: &mut Random, num_rows| {
+            Dims::new(num_rows, random.between(1, 3), random.block(6))
+        };
+        let run = |random: &mut Random, dims, qkv: &mut [f32]| {
+            let mut args = [
+                Arg::from(qkv),
+                Arg::from(&q_weight[..]),
+                Arg::from(&k_weight[..]),
+                EPSILON.into(),
+                (num_q as i32).into(),
+                (num_k as i32).into(),
+                (d as i32).into(),
+            ];
+            // SAFETY: each row has so many query heads, and twice so many key heads, of this width.
+            unsafe { random.launch("qk_layer_norm", dims, &mut args) };
+        };
+        let mut qkv = before.clone();
+        let of_all = dims(random, num_rows);
+        run(random, of_all, &mut qkv);
+        let weights = [&q_weight[..], &k_weight].concat();
+        let heads = before.chunks(d).zip(qkv.chunks(d)).enumerate();
+        for (index, (before, head)) in heads {
+            match weights.chunks(d).nth(index % num_heads) {
+                None => assert_eq!(head, before, "a value"),
+                Some(weight) => {
+                    let expected = normalised(before, weight, None, true);
+                    assert_close(head, &expected, 8.0 * F32_ROUNDING, 4.0);
+                }
+            }
+        }
+        // A row alone has the same bits, however its heads are divided among blocks.
+        let row = random.between(0, num_rows - 1) * num_heads * d;
+        let mut alone = before[row..][..num_heads * d].to_vec();
+        let of_one = dims(random, 1);
+        run(random, of_one, &mut alone);
+        assert_eq!(alone, qkv[row..][..num_heads * d]);
     }
 }
 

@@ -855,7 +855,7 @@ fn of_heads<'a>(norm: QkNorm<'a, Vec<f32>>) -> QkNorm<'a> {
     QkNorm {
         q: norm.q,
         k: norm.k,
-        width: norm.width,
+        kind: norm.kind,
         eps: norm.eps,
     }
 }

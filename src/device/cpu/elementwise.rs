@@ -229,6 +229,14 @@ pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (sum(x, |x| x * x) / x.len() as f32 + eps).sqrt()
 }
 
+/// The mean of a row, and the inverse of its standard deviation.
+#[inline(always)]
+pub(super) fn mean_and_scale(x: &[f32], eps: f32) -> (f32, f32) {
+    let mean = sum(x, |x| x) / x.len() as f32;
+    let variance = sum(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
 /// `out` becomes the nearest bf16 of each element, ties to even. In chunks, which need no scalar rest where heads are multiples of them.
 #[inline(always)]
 pub(super) fn round_to_bf16(x: &[f32], out: &mut [u16]) {

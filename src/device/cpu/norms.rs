@@ -4,7 +4,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::Cpu;
-use super::elementwise::{inverse_rms, sum};
+use super::elementwise::{inverse_rms, mean_and_scale};
 use super::math::to_bf16_bits;
 use super::simd::for_each_simd;
 use crate::device::Norm;
@@ -130,14 +130,6 @@ fn replace_by_normed(hidden: &mut [f32], d: usize, norm: Norm<'_, [f32]>) {
             }
         }
     }
-}
-
-/// The mean of a row, and the inverse of its standard deviation.
-#[inline(always)]
-fn mean_and_scale(x: &[f32], eps: f32) -> (f32, f32) {
-    let mean = sum(x, |x| x) / x.len() as f32;
-    let variance = sum(x, |x| (x - mean) * (x - mean)) / x.len() as f32;
-    (mean, 1.0 / (variance + eps).sqrt())
 }
 
 #[inline(always)]

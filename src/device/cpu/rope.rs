@@ -3,13 +3,13 @@
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::elementwise::{inverse_rms, round_to_bf16};
+use super::elementwise::{inverse_rms, mean_and_scale, round_to_bf16};
 use super::kv_cache::{Encoded, KvLayerMut};
 use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
 use crate::base::BlockId;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{AttentionParams, HeadShape, KvBatch, QkNorm, QkNormWidth, RopeTable};
+use crate::device::{AttentionParams, HeadShape, KvBatch, QkNorm, QkNormKind, RopeTable};
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -74,10 +74,8 @@ impl Cpu {
         assert_eq!(rope.half_dim() * 2, d, "one angle per pair of elements");
         assert!(
             norm.is_none_or(|norm| {
-                let [num_q, num_k] = match norm.width {
-                    QkNormWidth::Head => [1, 1],
-                    QkNormWidth::Row => [shape.num_q_heads, shape.num_kv_heads],
-                };
+                let num_heads = [shape.num_q_heads, shape.num_kv_heads];
+                let [num_q, num_k] = norm.kind.num_weighted_heads(num_heads);
                 norm.q.len() == num_q * d && norm.k.len() == num_k * d
             }),
             "norm is [head_dim], or of all heads"
@@ -179,12 +177,13 @@ fn rope_and_store_token(
     head.resize(d, 0.0);
     let [q_norm, k_norm] = match call.norm {
         None => [HeadNorm::None; 2],
-        Some(QkNorm { q, k, width, eps }) => match width {
-            QkNormWidth::Head => [HeadNorm::Each(q, eps), HeadNorm::Each(k, eps)],
-            QkNormWidth::Row => [
+        Some(QkNorm { q, k, kind, eps }) => match kind {
+            QkNormKind::Head => [HeadNorm::Each(q, eps), HeadNorm::Each(k, eps)],
+            QkNormKind::Row => [
                 HeadNorm::Scaled(q, inverse_rms(q_in, eps)),
                 HeadNorm::Scaled(k, inverse_rms(k_in, eps)),
             ],
+            QkNormKind::LayerOfHead => [HeadNorm::Layer(q, eps), HeadNorm::Layer(k, eps)],
         },
     };
     for (angles, q) in [(place.angles, q)].into_iter().chain(for_sinks) {
@@ -228,14 +227,24 @@ enum HeadNorm<'a> {
     Each(&'a [f32], f32),
     /// With the weights of all heads, and the scale of the token.
     Scaled(&'a [f32], f32),
+    /// Each by itself and around its mean, with the weights of all heads, and this epsilon.
+    Layer(&'a [f32], f32),
 }
 
 #[inline(always)]
 fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
+    let first = index * head.len();
     let (weight, scale) = match norm {
         HeadNorm::None => return copy(head, out),
         HeadNorm::Each(weight, eps) => (weight, inverse_rms(head, eps)),
-        HeadNorm::Scaled(weight, scale) => (&weight[index * head.len()..], scale),
+        HeadNorm::Scaled(weights, scale) => (&weights[first..], scale),
+        HeadNorm::Layer(weights, eps) => {
+            let (mean, scale) = mean_and_scale(head, eps);
+            for ((x, weight), out) in head.iter().zip(&weights[first..]).zip(out) {
+                *out = (x - mean) * scale * weight;
+            }
+            return;
+        }
     };
     for ((x, weight), out) in head.iter().zip(weight).zip(out) {
         *out = x * scale * weight;

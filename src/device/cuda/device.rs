@@ -34,7 +34,7 @@ use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
     FirstStep, FloatRows, HeadBiases, HeadPlaces, HeadShape, KvBatch, KvDtype, KvLayout,
     LatentParams, LatentShape, LayerGroups, Linear, LogitsTransform, MixtureShape, Norm, NotFinite,
-    Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormWidth,
+    Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QkNormKind,
     QuantisedRows, QuantisedShape, RankInput, RankRole, RopeParams, RopeTable, Routing, Stacking,
     StepCapacity, StepInputs, StepResults, StepWidths,
 };
@@ -584,12 +584,16 @@ impl Device for Cuda {
         let arrays = cache.layer(layer);
         let (q_norm, k_norm, eps) = match params.qk_norm {
             None => (0, 0, 0.0),
-            Some(QkNorm { q, k, width, eps }) => {
+            Some(QkNorm { q, k, kind, eps }) => {
                 let (q, k) = (q.memory.address(), k.memory.address());
-                match width {
-                    QkNormWidth::Head => (q, k, eps),
-                    QkNormWidth::Row => {
+                match kind {
+                    QkNormKind::Head => (q, k, eps),
+                    QkNormKind::Row => {
                         self.normalise_rows(step.num_rows, heads, qkv, (q, k, eps));
+                        (0, 0, 0.0)
+                    }
+                    QkNormKind::LayerOfHead => {
+                        self.normalise_heads(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)
                     }
                 }

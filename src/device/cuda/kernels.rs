@@ -57,6 +57,7 @@ pub(super) struct Kernels {
     pub plain: Activations,
     pub transform_logits: CudaFunction,
     pub qk_norm: CudaFunction,
+    pub qk_layer_norm: CudaFunction,
     pub qk_squares: CudaFunction,
     pub qk_norm_of_squares: CudaFunction,
     pub rope_and_store_bf16: CudaFunction,
@@ -114,6 +115,7 @@ impl Kernels {
         let rms_norm = load_module(context, capability, "rms_norm")?;
         let layer_norm = load_module(context, capability, "layer_norm")?;
         let rows = load_module(context, capability, "rows")?;
+        let qk_norm = load_module(context, capability, "qk_norm")?;
         let qk_norm_over_ranks = load_module(context, capability, "qk_norm_over_ranks")?;
         let rope_and_store = load_module(context, capability, "rope_and_store")?;
         let gather_rows = load_module(context, capability, "gather_rows")?;
@@ -136,7 +138,8 @@ impl Kernels {
             gated: Activations::load(&load_module(context, capability, "gated")?, "_mul")?,
             plain: Activations::load(&load_module(context, capability, "activate")?, "")?,
             transform_logits: only("transform_logits")?,
-            qk_norm: only("qk_norm")?,
+            qk_norm: load_function(&qk_norm, "qk_norm")?,
+            qk_layer_norm: load_function(&qk_norm, "qk_layer_norm")?,
             qk_squares: load_function(&qk_norm_over_ranks, "qk_squares")?,
             qk_norm_of_squares: load_function(&qk_norm_over_ranks, "qk_norm_of_squares")?,
             rope_and_store_bf16: load_function(&rope_and_store, "rope_and_store_bf16")?,

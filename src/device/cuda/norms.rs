@@ -185,7 +185,35 @@ impl Cuda {
         );
     }
 
-    /// The same over the heads of all ranks, of which `qkv` has those at `places`. A sum has one term that is not -0 for each
+    /// Normalises the heads of queries and keys in place, each by a layer norm with weights of its own.
+    pub(super) fn normalise_heads(
+        &mut self,
+        num_rows: usize,
+        heads: HeadShape,
+        qkv: &mut Rows<f32>,
+        (q_weight, k_weight, eps): (u64, u64, f32),
+    ) {
+        let num_heads = heads.num_q_heads + heads.num_kv_heads;
+        let num_blocks = num_heads.div_ceil(WARPS_OF_HEADS);
+        launch!(
+            self,
+            self.kernels.qk_layer_norm,
+            "qk_layer_norm",
+            LaunchConfig {
+                grid_dim: (num_rows as u32, num_blocks as u32, 1),
+                ..row_grid(num_rows, ROW_THREADS)
+            },
+            qkv.address(),
+            q_weight,
+            k_weight,
+            eps,
+            heads.num_q_heads as i32,
+            heads.num_kv_heads as i32,
+            heads.head_dim as i32
+        );
+    }
+
+    /// Normalises queries and keys over the heads of all ranks, of which `qkv` has those at `places`. A sum has one term that is not -0 for each
     /// head, so that the order in which NCCL adds does not matter.
     pub(super) fn normalise_rows_over_ranks(
         &mut self,

@@ -3,7 +3,7 @@
 //! Both blocks read the residual stream through the same norm, a LayerNorm without biases. RoPE rotates neighbouring elements of
 //! a head. Logits have the factor `logit_scale`, 0.0625 where config.json is silent.
 //!
-//! - Cohere: Command R+ normalises heads of queries and keys by LayerNorm (`use_qk_norm`), and is refused.
+//! - Cohere: Command R+ normalises each head of queries and keys by a LayerNorm with weights of its own (`use_qk_norm`).
 //! - Cohere2: three of four layers have a window (`sliding_window_pattern`, or `layer_types`), and the others have no position
 //!   embedding.
 //!
@@ -17,25 +17,34 @@ use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_except_every};
 use crate::base::LoadError;
 use crate::checkpoint::{JsonFile, RotaryPairs};
-use crate::device::LogitsTransform;
+use crate::device::{LogitsTransform, QkNormKind};
 use crate::runner::rope::Rope;
-use crate::runner::spec::{LayerSpec, ModelSpec, NormKind, Norms};
+use crate::runner::spec::{LayerSpec, ModelSpec, NormKind, Norms, QkNormSpec};
 
 pub const COHERE: Family = Family {
     class: "CohereForCausalLM",
     gguf: Some(GgufArchitecture {
         keys: &[("logit_scale", "logit_scale")],
+        optional_modules: &[(HAS_QK_NORM, Q_NORM)],
         ..GgufArchitecture::named("command-r")
     }),
     describe: |config| {
-        if config.bool_or("use_qk_norm", false)? {
-            return Err(config.unexpected("use_qk_norm", true, "supported; only false is"));
+        let (dimensions, mut layer) = parts(config, 500_000.0)?;
+        if config.bool_or(HAS_QK_NORM, false)? {
+            layer.attention.qk_norm = Some(QkNormSpec {
+                q: Q_NORM,
+                k: "self_attn.k_norm",
+                kind: QkNormKind::LayerOfHead,
+                eps: dimensions.norm.eps,
+            });
         }
-        let (dimensions, layer) = parts(config, 500_000.0)?;
         let windows = no_windows(dimensions.num_layers);
         with_logit_scale(config, dimensions.model(COHERE.class, layer, windows))
     },
 };
+
+const HAS_QK_NORM: &str = "use_qk_norm";
+const Q_NORM: &str = "self_attn.q_norm";
 
 pub const COHERE2: Family = Family {
     class: "Cohere2ForCausalLM",

@@ -15,7 +15,7 @@ use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::{no_windows, window, windows_except_every};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::QkNormWidth;
+use crate::device::QkNormKind;
 use crate::runner::rope::Rope;
 use crate::runner::spec::{ModelSpec, Norms, QkNormSpec};
 
@@ -42,7 +42,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.qk_norm = Some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
-        width: QkNormWidth::Head,
+        kind: QkNormKind::Head,
         eps: dimensions.norm.eps,
     });
     let num_layers = dimensions.num_layers;

@@ -22,7 +22,7 @@ use super::rope_config::{RopeDefaults, rope_of};
 use super::windows::windows_except_every;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::{Activation, LogitsTransform, QkNormWidth};
+use crate::device::{Activation, LogitsTransform, QkNormKind};
 use crate::runner::spec::{BlockNorms, ModelModules, ModelSpec, Norms, QkNormSpec};
 
 pub const GEMMA2: Family = Family {
@@ -194,7 +194,7 @@ fn describe(
     attention.qk_norm = special.has_qk_norm.then_some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
-        width: QkNormWidth::Head,
+        kind: QkNormKind::Head,
         eps: dimensions.norm.eps,
     });
     let num_layers = dimensions.num_layers;

@@ -11,7 +11,7 @@ use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::QkNormWidth;
+use crate::device::QkNormKind;
 use crate::runner::spec::{ModelSpec, Norms, QkNormSpec};
 
 pub const FAMILY: Family = Family {
@@ -38,7 +38,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.qk_norm = Some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
-        width: QkNormWidth::Row,
+        kind: QkNormKind::Row,
         eps: dimensions.norm.eps,
     });
     let windows = no_windows(dimensions.num_layers);

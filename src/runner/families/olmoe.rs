@@ -14,7 +14,7 @@ use super::gguf::{GgufArchitecture, GgufExperts};
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::QkNormWidth;
+use crate::device::QkNormKind;
 use crate::runner::spec::{FeedForward, ModelSpec, QkNormSpec};
 
 pub const FAMILY: Family = Family {
@@ -49,7 +49,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.qk_norm = Some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
-        width: QkNormWidth::Row,
+        kind: QkNormKind::Row,
         eps: dimensions.norm.eps,
     });
     let expert_size = dimensions.intermediate_size;

@@ -11,7 +11,7 @@ use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::QkNormWidth;
+use crate::device::QkNormKind;
 use crate::runner::spec::{ModelSpec, QkNormSpec};
 
 pub const FAMILY: Family = Family {
@@ -32,7 +32,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.qk_norm = Some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
-        width: QkNormWidth::Head,
+        kind: QkNormKind::Head,
         eps: dimensions.norm.eps,
     });
     layer

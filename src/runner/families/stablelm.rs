@@ -2,7 +2,8 @@
 //!
 //! Llama with LayerNorm and its biases, and RoPE on the first part of each head (`partial_rotary_factor`, 0.25 where
 //! config.json is silent). `use_qkv_bias` adds biases to queries, keys and values. With `use_parallel_residual`, both blocks read
-//! the residual stream through the same norm. StableLM 2 12B has norms for each head (`qk_layernorm`), and is refused.
+//! the residual stream through the same norm. StableLM 2 12B has both that and a LayerNorm without biases for each head of queries
+//! and keys, which is a module of its own (`qk_layernorm`).
 //!
 //! Source: modeling_stablelm.py of transformers; Bellagente et al., arXiv:2402.17834.
 
@@ -13,22 +14,26 @@ use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::runner::spec::{ModelSpec, NormKind, Norms};
+use crate::device::QkNormKind;
+use crate::runner::spec::{ModelSpec, NormKind, Norms, QkNormSpec};
 
 pub const FAMILY: Family = Family {
     class: "StableLmForCausalLM",
     gguf: Some(GgufArchitecture {
         keys: &[("use_parallel_residual", "use_parallel_residual")],
         has_partial_rotary: true,
+        modules: &[(Q_NORM, "attn_q_norm"), (K_NORM, "attn_k_norm")],
+        optional_modules: &[(HAS_QK_NORM, Q_NORM)],
         ..GgufArchitecture::named("stablelm")
     }),
     describe,
 };
 
+const HAS_QK_NORM: &str = "qk_layernorm";
+const Q_NORM: &str = "self_attn.q_layernorm.norms.{}";
+const K_NORM: &str = "self_attn.k_layernorm.norms.{}";
+
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    if config.bool_or("qk_layernorm", false)? {
-        return Err(config.unexpected("qk_layernorm", true, "supported; only false is"));
-    }
     let defaults = Defaults {
         sizes: Some(Sizes::new(50_304, 2560, 6912, 32, 32, 4096)),
         num_kv_heads: Some(32),
@@ -47,6 +52,14 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     dimensions.norm.kind = NormKind::Layer { has_bias: true };
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = config.bool_or("use_qkv_bias", false)?;
+    if config.bool_or(HAS_QK_NORM, false)? {
+        layer.attention.qk_norm = Some(QkNormSpec {
+            q: Q_NORM,
+            k: K_NORM,
+            kind: QkNormKind::LayerOfHead,
+            eps: dimensions.norm.eps,
+        });
+    }
     if config.bool_or("use_parallel_residual", false)? {
         layer.norms = Norms::Parallel {
             attention: "input_layernorm",

@@ -95,7 +95,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
         moved("round_rows", "256 rows", 256 * 6 * hidden),
         moved("add_rows", "256 rows", 256 * 12 * hidden),
         moved("add_positions", "256 rows", 256 * 10 * hidden),
-        moved("qk_norm", "256 rows", 256 * 8 * (q + kv)),
+        moved("qk_norm, qk_layer_norm", "256 rows", 256 * 8 * (q + kv)),
         moved("qk_squares", "256 rows", 256 * 4 * (q + kv)),
         moved("qk_norm_of_squares", "256 rows", 256 * 8 * (q + kv)),
         moved(

@@ -15,7 +15,7 @@ pub struct Launch {
 }
 
 /// All kernels but those of mixtures of experts and of latent attention, which no model of the page has.
-pub const LAUNCHES: [Launch; 106] = [
+pub const LAUNCHES: [Launch; 107] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
     launch("add_positions", 32, 256, 0),
@@ -101,6 +101,7 @@ pub const LAUNCHES: [Launch; 106] = [
     launch("paged_attention_generation_int8_d96", 199, 32, 25088),
     launch("paged_attention_merge", 146, 128, 0),
     launch("place_columns", 22, 256, 0),
+    launch("qk_layer_norm", 32, 256, 0),
     launch("qk_norm", 15, 256, 128),
     launch("qk_norm_of_squares", 20, 256, 128),
     launch("qk_squares", 30, 256, 0),
