@@ -88,7 +88,7 @@ def families(tmp_path_factory, stand_in):
     """A model of each family, without a tokenizer."""
     repository = tmp_path_factory.mktemp("families") / "repository"
     for name in CHECKPOINTS:
-        parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 1024}
+        parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 2048}
         add_model(repository, name, parameters)
     # Each takes some 60 MiB, which few GPUs would notice.
     environment = {**stand_in, "CUDA_STAND_IN_MEMORY_BYTES": str(8 << 30)}
