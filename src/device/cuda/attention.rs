@@ -25,7 +25,7 @@ pub(super) const MAX_PARTIAL_BYTES: usize = 256 << 20;
 const MAX_GRID: usize = 4096;
 /// The head sizes that the kernels are compiled for; smaller heads are padded to the next.
 const HEAD_DIMS: [usize; 4] = [64, 96, 128, 256];
-/// The same of kernels with linear biases of scores: larger heads have no registers for these.
+/// Head sizes of the ALiBi kernels. Larger heads would spill registers.
 const BIASED_HEAD_DIMS: [usize; 2] = [64, 128];
 /// Elements of a key, and of a latent in it, that the kernels of latent attention compute at most.
 const MAX_LATENT_DIMS: [usize; 2] = [576, 512];

@@ -14,7 +14,7 @@ const WIDE_ROW_THREADS: u32 = 1024;
 /// The same for rows of which a thread keeps all its elements in registers with fewer threads.
 const ROW_THREADS: u32 = 256;
 const MAX_ROW_THREADS_WIDTH: usize = 4096;
-/// Heads whose squares a block sums at once, each in a warp.
+/// Heads that a block computes at once, each in a warp.
 const WARPS_OF_HEADS: usize = ROW_THREADS as usize / 32;
 
 /// The kernels of norms whose result is stored, or added.
@@ -194,15 +194,11 @@ impl Cuda {
         (q_weight, k_weight, eps): (u64, u64, f32),
     ) {
         let num_heads = heads.num_q_heads + heads.num_kv_heads;
-        let num_blocks = num_heads.div_ceil(WARPS_OF_HEADS);
         launch!(
             self,
             self.kernels.qk_layer_norm,
             "qk_layer_norm",
-            LaunchConfig {
-                grid_dim: (num_rows as u32, num_blocks as u32, 1),
-                ..row_grid(num_rows, ROW_THREADS)
-            },
+            head_grid(num_rows, num_heads),
             qkv.address(),
             q_weight,
             k_weight,
@@ -228,15 +224,11 @@ impl Cuda {
         let [num_q, num_k] = places.num_heads;
         let (own_q, own_k) = (heads.num_q_heads, heads.num_kv_heads);
         let first_q = places.places.first().copied().flatten().unwrap_or(0);
-        let num_blocks = (num_q + num_k).div_ceil(WARPS_OF_HEADS);
         launch!(
             self,
             self.kernels.qk_squares,
             "qk_squares",
-            LaunchConfig {
-                grid_dim: (num_rows as u32, num_blocks as u32, 1),
-                ..row_grid(num_rows, ROW_THREADS)
-            },
+            head_grid(num_rows, num_q + num_k),
             squares.address(),
             qkv.address(),
             num_q as i32,
@@ -274,5 +266,14 @@ fn row_threads(width: usize) -> u32 {
     match width <= MAX_ROW_THREADS_WIDTH {
         true => ROW_THREADS,
         false => WIDE_ROW_THREADS,
+    }
+}
+
+/// Blocks that have a warp for each head of each row.
+fn head_grid(num_rows: usize, num_heads: usize) -> LaunchConfig {
+    let num_blocks = num_heads.div_ceil(WARPS_OF_HEADS);
+    LaunchConfig {
+        grid_dim: (num_rows as u32, num_blocks as u32, 1),
+        ..row_grid(num_rows, ROW_THREADS)
     }
 }
