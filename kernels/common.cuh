@@ -113,19 +113,15 @@ inline u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
 }
 #endif
 
-// Four codes as bf16, which represents them exactly.
+// The codes in the lower bytes of both halves as bf16, which represents them exactly; the upper bytes do not matter.
 template <class Code>
-__device__ __forceinline__ uint2 widen_codes(u32 codes);
+__device__ __forceinline__ u32 widen_codes(u32 codes);
 
-// Signed bytes.
+// Signed bytes: 128 plus the low 7 bits, minus 128 or, with the sign bit, which is the last bit of the exponent of bf16, 256.
 template <>
-__device__ __forceinline__ uint2 widen_codes<i8>(u32 codes) {
-    // 128 + the lower seven bits, less 128, or 256 if the sign bit is set. 0x43 is the upper byte of 128.
-    constexpr u32 UPPER = 0x43434343u, MINUS_ONE = 0xbf80bf80u;
-    const u32 low = codes & 0x7f7f7f7fu, sign = codes & 0x80808080u;
-    return make_uint2(
-        fma_bf16_pairs(__byte_perm(sign, UPPER, 0x4140), MINUS_ONE, __byte_perm(low, UPPER, 0x4140)),
-        fma_bf16_pairs(__byte_perm(sign, UPPER, 0x4342), MINUS_ONE, __byte_perm(low, UPPER, 0x4342)));
+__device__ __forceinline__ u32 widen_codes<i8>(u32 codes) {
+    constexpr u32 MINUS_ONES = 0xbf80bf80u;
+    return fma_bf16_pairs((codes & 0x00800080u) | 0x43004300u, MINUS_ONES, (codes & 0x007f007fu) | 0x43004300u);
 }
 
 // -------------------------------------------------------------------------------- accesses of 16 bytes

@@ -3,7 +3,7 @@
 //
 //   to_e4m3_pair    from f32: nearest, ties to even; beyond 448 it is 448; NaN is 0x7f. GPUs have an instruction from sm_89
 //                   on, and the others compute the same
-//   widen_e4m3      to bf16, exactly, on all GPUs alike. The instruction of sm_89 converts to f16 only, which would take
+//   widen_codes     to bf16, exactly, on all GPUs alike. The instruction of sm_89 converts to f16 only, which would take
 //                   another two conversions
 #pragma once
 #include "common.cuh"
@@ -39,17 +39,10 @@ __device__ __forceinline__ u32 to_e4m3_pair(float low, float high) {
 #endif
 }
 
-// The codes in the lower bytes of both halves as bf16; the upper bytes do not matter, and neither code is NaN.
-//
-// Exponent and mantissa take the places of those of bf16, as a number that is too small by 2^120: the difference of the
-// biases. Products with it are exact, also of subnormal numbers, which fma.bf16x2 has.
-__device__ __forceinline__ u32 widen_e4m3(u32 codes) {
+// Neither code is NaN. Exponent and mantissa take the places of those of bf16, as a number that is too small by 2^120: the
+// difference of the biases. Products with it are exact, also of subnormal numbers, which fma.bf16x2 has.
+template <>
+__device__ __forceinline__ u32 widen_codes<e4m3>(u32 codes) {
     constexpr u32 SCALE = 0x7b807b80u, MINUS_ZERO = 0x80008000u;
     return fma_bf16_pairs((codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 4, SCALE, MINUS_ZERO);
-}
-
-// Four of them.
-template <>
-__device__ __forceinline__ uint2 widen_codes<e4m3>(u32 codes) {
-    return make_uint2(widen_e4m3(__byte_perm(codes, 0, 0x4140)), widen_e4m3(__byte_perm(codes, 0, 0x4342)));
 }

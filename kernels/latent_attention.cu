@@ -49,7 +49,7 @@ constexpr int NUM_KEY_PARTS = MAX_KEY_DIM / (16 * TEAM_WARPS);
 constexpr int NUM_VALUE_PARTS = MAX_VALUE_DIM / (16 * TEAM_WARPS);
 constexpr int STEP_SCORES = STEP_LEN / 8;
 
-using KeyChunks = Chunks<MAX_KEY_DIM>;
+using KeyChunks = Chunks<2 * MAX_KEY_DIM>;
 // From a row, and from a warp's 16 elements to its next ones: 8 chunks, which KeyChunks permutes alike.
 constexpr int ROW_BYTES = 2 * MAX_KEY_DIM, PART_BYTES = 2 * 16 * TEAM_WARPS;
 constexpr int STEP_BYTES = STEP_LEN * MAX_KEY_DIM * 2;

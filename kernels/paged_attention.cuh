@@ -29,8 +29,13 @@
 //   group 4        row 0             row 1             row 2             row 3
 //   queries        0   1   2   3     4   5   6   7     8   9   10  11    12  13  14  15
 //
-// An int8 or fp8 cache holds codes that bf16 represents exactly. A tile of codes is widened in shared memory; the scales of
-// keys are multiplied with the scores, those of values with p before it is rounded to bf16.
+// An int8 or fp8 cache holds codes that bf16 represents exactly. The scales of keys are multiplied with the scores, those of values
+// with p before it is rounded to bf16. A team of warps widens a tile of codes in shared memory, each warp a part of it; a single
+// warp widens codes of heads of up to 128 elements in registers. Either way a register of four codes becomes one of the even elements and one of the odd ones,
+// so queries, keys, values and results are in this order within each 16 elements of a head:
+//
+//   bf16      0  1  2  3  4  5  6  7    8  9  10 11 12 13 14 15
+//   codes     0  2  4  6  8  10 12 14   1  3  5  7  9  11 13 15
 //
 // Where the sinks shift, other queries meet them: the tiles that have sinks are walked with those queries, then the tiles that
 // have other positions with the usual ones. So a tile that has both is walked twice, each time without the positions of the
@@ -263,18 +268,18 @@ __device__ __forceinline__ float finished(float out, float reciprocal) { return 
 
 // ------------------------------------------------------------------------------- tiles in shared memory
 
-// A tile of bf16 in shared memory, [TILE_LEN][D], in chunks of 8 elements. The chunks of a row are permuted, by an exclusive or
+// A tile in shared memory, [TILE_LEN][ROW_BYTES], in chunks of 16 bytes. The chunks of a row are permuted, by an exclusive or
 // with bits of the row's number, so that ldmatrix reads eight rows without bank conflicts.
-template <int D>
+template <int ROW_BYTES>
 struct Chunks {
-    static_assert(D % 32 == 0);
-    static constexpr int PER_ROW = D / 8;
+    static_assert(ROW_BYTES % 32 == 0);
+    static constexpr int PER_ROW = ROW_BYTES / 16;
     // The bits of a chunk's number that are permuted: as many as there are in all rows.
-    static constexpr int PERMUTED = PER_ROW % 8 == 0 ? 7 : 3;
+    static constexpr int PERMUTED = PER_ROW % 8 == 0 ? 7 : PER_ROW % 4 == 0 ? 3 : 1;
 
     // The place of a chunk.
     static __device__ __forceinline__ int place(int row, int chunk) {
-        return row * PER_ROW + (chunk ^ ((PERMUTED == 7 ? row : row / 2) & PERMUTED));
+        return row * PER_ROW + (chunk ^ (row / (8 / (PERMUTED + 1)) & PERMUTED));
     }
 };
 
@@ -283,24 +288,25 @@ template <int D, class Element>
 constexpr bool KEEPS_ADDRESSES = D <= 128 || !HAS_CODES<Element>;
 
 // The addresses of the chunks behind one that is the first or the second of its row.
-template <int D, class Element>
+template <int ROW_BYTES, bool ARE_KEPT>
 struct ChunkAddresses {
-    static constexpr int PERMUTED = Chunks<D>::PERMUTED;
+    using Tile = Chunks<ROW_BYTES>;
+    static constexpr int PERMUTED = Tile::PERMUTED;
     // Of this chunk and those 2, 4, ... chunks after it, as many as are permuted among themselves.
     SharedAddress permuted[(PERMUTED + 1) / 2];
 
     __device__ __forceinline__ ChunkAddresses(const unsigned char* tile, int row, int chunk) {
-        const int place = Chunks<D>::place(row, chunk);
+        const int place = Tile::place(row, chunk);
 #pragma unroll
         for (int i = 0; i <= PERMUTED / 2; ++i) {
             const SharedAddress address = shared_address(tile + 16 * (place ^ (2 * i)));
-            permuted[i] = KEEPS_ADDRESSES<D, Element> ? kept(address) : address;
+            permuted[i] = ARE_KEPT ? kept(address) : address;
         }
     }
 
     // The chunk that is `num_rows` rows, a multiple of 8, and `num_chunks` chunks, an even number, after this one.
     __device__ __forceinline__ SharedAddress after(int num_rows, int num_chunks) const {
-        return permuted[(num_chunks & PERMUTED) / 2] + 16 * (num_rows * Chunks<D>::PER_ROW + (num_chunks & ~PERMUTED));
+        return permuted[(num_chunks & PERMUTED) / 2] + 16 * (num_rows * Tile::PER_ROW + (num_chunks & ~PERMUTED));
     }
 };
 
@@ -312,11 +318,14 @@ __device__ __forceinline__ u32 block_index(const AttentionCall& call, u32 positi
 // What a block has of shared memory, in bytes.
 template <int D, int NUM_WARPS, class Element>
 struct SharedLayout {
-    static constexpr int TILE_BYTES = TILE_LEN * D * 2;
-    // bf16:    | keys | values |
-    // codes:   | widened keys or values | codes of keys | codes of values | scales of both |
-    static constexpr int KEY_BYTES = HAS_CODES<Element> ? TILE_BYTES / 2 : TILE_BYTES;
-    static constexpr int KEYS = HAS_CODES<Element> ? TILE_BYTES : 0;
+    // Whether codes are widened in registers. A warp of a team would widen what the others do, too; and large heads leave no
+    // registers for it before sm_90.
+    static constexpr bool READS_CODES = HAS_CODES<Element> && NUM_WARPS == 1 && D <= 128;
+    static constexpr bool WIDENS_TILES = HAS_CODES<Element> && !READS_CODES;
+    // bf16:     | keys | values |
+    // codes:    | widened keys or values, if WIDENS_TILES | codes of keys | codes of values | scales of both |
+    static constexpr int KEY_BYTES = TILE_LEN * D * sizeof(Element);
+    static constexpr int KEYS = WIDENS_TILES ? TILE_LEN * D * 2 : 0;
     static constexpr int VALUES = KEYS + KEY_BYTES;
     static constexpr int SCALES = VALUES + KEY_BYTES;
     // Queries that have no room in registers.
@@ -394,13 +403,18 @@ struct TileScales {
     }
 };
 
-// How far the loops of copies are unrolled: large heads leave few registers for addresses, and NVRTC spills some before sm_90.
+// How far the loops that copy and widen tiles are unrolled: large heads leave few registers for addresses, and NVRTC spills some
+// with other numbers.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int D, class Element>
 constexpr int COPY_UNROLL = D <= 128 ? 8 : 4;
+template <int D>
+constexpr int WIDEN_UNROLL = D <= 128 ? 8 : 1;
 #else
 template <int D, class Element>
 constexpr int COPY_UNROLL = D <= 128 ? 8 : HAS_CODES<Element> ? 2 : 1;
+template <int D>
+constexpr int WIDEN_UNROLL = D <= 64 ? 1 : 2;
 #endif
 
 // What a thread copies of a tile with rows of COLUMNS columns, in the iteration that begins at column `begin` of the whole tile.
@@ -425,19 +439,21 @@ struct Spot {
 };
 
 // Begins to copy a tile of keys or values to shared memory: [TILE_LEN][D], elements from head_dim on and rows without a
-// vector are zeros. Codes lie in order, bf16 as Chunks says.
+// vector are zeros, in the order of Chunks; codes that are widened in shared memory lie in their own order.
 template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, const TileSource& source, int head_dim) {
     constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE, ELEMENT = sizeof(Element);
+    constexpr bool IS_IN_ORDER = SharedLayout<D, NUM_WARPS, Element>::WIDENS_TILES;
+    using Tile = Chunks<D * ELEMENT>;
     const u32 vector_bytes = head_dim * ELEMENT;
     const unsigned char* const cache = static_cast<const unsigned char*>(from);
     const u32 thread = NUM_WARPS == 1 ? threadIdx.x % WARP_SIZE : threadIdx.x;
     if (vector_bytes % 16 == 0) {
-        constexpr int CHUNKS = D * ELEMENT / 16;
+        constexpr int CHUNKS = Tile::PER_ROW;
         // Eight rows on, chunks are permuted alike.
-        constexpr bool ARE_ALIKE = HAS_CODES<Element> || NUM_THREADS / CHUNKS % 8 == 0;
+        constexpr bool ARE_ALIKE = IS_IN_ORDER || NUM_THREADS / CHUNKS % 8 == 0;
         const auto place = [=](u32 row, u32 column) {
-            return 16 * (HAS_CODES<Element> ? row * CHUNKS + column : static_cast<u32>(Chunks<D>::place(row, column)));
+            return 16 * (IS_IN_ORDER ? row * CHUNKS + column : static_cast<u32>(Tile::place(row, column)));
         };
         const Spot<CHUNKS, NUM_THREADS> first(0, thread);
         const SharedAddress unkept_place = shared_address(to + place(first.row, first.column));
@@ -457,43 +473,45 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
     } else {
         // Vectors that do not begin at multiples of 16 bytes are copied in pairs of elements, and at once: the barrier
         // after the wait for asynchronous copies orders these as well.
-        constexpr int PAIRS = D / 2;
+        constexpr int PAIRS = D / 2, PAIRS_OF_CHUNK = 8 / ELEMENT;
 #pragma unroll 1
         for (int begin = 0; begin < TILE_LEN * PAIRS; begin += NUM_THREADS) {
             const Spot<PAIRS, NUM_THREADS> spot(begin, thread);
             const u32 vector = spot.vector(source), pair = spot.column;
             const bool is_read = vector != NOWHERE && 2 * pair < static_cast<u32>(head_dim);
             const size_t offset = static_cast<size_t>(vector) * vector_bytes + 2 * pair * ELEMENT;
+            const u32 chunk = Tile::place(spot.row, pair / PAIRS_OF_CHUNK);
+            const u32 place = IS_IN_ORDER ? begin + thread : chunk * PAIRS_OF_CHUNK + pair % PAIRS_OF_CHUNK;
             if constexpr (HAS_CODES<Element>) {
-                reinterpret_cast<u16*>(to)[begin + thread] =
-                    is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
+                reinterpret_cast<u16*>(to)[place] = is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
             } else {
-                reinterpret_cast<u32*>(to)[Chunks<D>::place(spot.row, pair / 4) * 4 + pair % 4] =
-                    is_read ? *reinterpret_cast<const u32*>(cache + offset) : 0;
+                reinterpret_cast<u32*>(to)[place] = is_read ? *reinterpret_cast<const u32*>(cache + offset) : 0;
             }
         }
     }
 }
 
-// A tile of codes as a tile of bf16.
+// A tile of codes as a tile of bf16, a chunk of even elements in front of each of odd ones.
 template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void widen_tile(unsigned char* to, const unsigned char* codes) {
     constexpr int CHUNKS = D / 16;
-#pragma unroll(COPY_UNROLL<D, Element>)
+#pragma unroll(WIDEN_UNROLL<D>)
     for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_WARPS * WARP_SIZE) {
         const int index = begin + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
         const uint4 words = reinterpret_cast<const uint4*>(codes)[index];
-        const uint2 x = widen_codes<Element>(words.x), y = widen_codes<Element>(words.y);
-        const uint2 z = widen_codes<Element>(words.z), w = widen_codes<Element>(words.w);
-        reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk)] = make_uint4(x.x, x.y, y.x, y.y);
-        reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk + 1)] = make_uint4(z.x, z.y, w.x, w.y);
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+            const auto widened = [=](u32 word) { return widen_codes<Element>(word >> 8 * odd); };
+            reinterpret_cast<uint4*>(to)[Chunks<2 * D>::place(row, 2 * chunk + odd)] =
+                make_uint4(widened(words.x), widened(words.y), widened(words.z), widened(words.w));
+        }
     }
 }
 
 // ---------------------------------------------------------------------------------- the queries of a warp
 
 // The 16 queries of a warp as operands of mma_bf16: lane l holds elements of the queries l / 4 and l / 4 + 8.
-template <int D, int NUM_WARPS, bool IS_IN_REGISTERS_>
+template <int D, int NUM_WARPS, class Element, bool IS_IN_REGISTERS_>
 struct Queries {
     static constexpr bool IS_IN_REGISTERS = IS_IN_REGISTERS_;
     static constexpr int NUM_STEPS = D / 16;
@@ -509,10 +527,17 @@ struct Queries {
         for (int step = 0; step < NUM_STEPS; ++step) {
             u32 a[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int dim = step * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
-                const bf16* const query = q[i % 2];
-                a[i] = query != nullptr && dim < head_dim ? *reinterpret_cast<const u32*>(query + dim) : 0;
+            for (int i = 0; i < 2; ++i) {
+                const auto pair = [=](int dim) {
+                    return q[i] != nullptr && dim < head_dim ? *reinterpret_cast<const u32*>(q[i] + dim) : 0;
+                };
+                const int t = threadIdx.x % 4;
+                if constexpr (HAS_CODES<Element>) {
+                    const u32 low = pair(step * 16 + 4 * t), high = pair(step * 16 + 4 * t + 2);
+                    a[i] = __byte_perm(low, high, 0x5410), a[i + 2] = __byte_perm(low, high, 0x7632);
+                } else {
+                    a[i] = pair(step * 16 + 2 * t), a[i + 2] = pair(step * 16 + 8 + 2 * t);
+                }
             }
             if constexpr (IS_IN_REGISTERS) {
 #pragma unroll
@@ -539,7 +564,8 @@ struct Queries {
 };
 
 // The running result of a split. Lane l has of the queries l / 4 and l / 4 + 8 (index 0 and 1): the max, the sum of its own
-// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4].
+// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4]; of codes 16m + 4(l % 4) and that
+// two after it in n = 2m, and the odd ones behind these in n = 2m + 1.
 template <int D>
 struct Partial {
     float max[2], sum[2];
@@ -629,15 +655,19 @@ struct Totals {
 // The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next one.
 constexpr int NUM_SCORES = TILE_LEN / 8;
 
-template <int D, class Element, class Q>
-__device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], const Q& queries, const unsigned char* keys) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    const ChunkAddresses<D, Element> chunks(keys, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+__device__ __forceinline__ void clear_scores(float (&scores)[NUM_SCORES][4]) {
 #pragma unroll
     for (int n = 0; n < NUM_SCORES; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
     }
+}
+
+template <int D, class Element, class Q>
+__device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], const Q& queries, const unsigned char* keys) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const ChunkAddresses<2 * D, KEEPS_ADDRESSES<D, Element>> chunks(keys, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    clear_scores(scores);
 #pragma unroll(Q::IS_IN_REGISTERS ? D / 16 : 4)
     for (int step = 0; step < D / 16; ++step) {
         u32 a[4];
@@ -649,6 +679,32 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
             ldmatrix_x4(b, chunks.after(8 * n, 2 * step));
             mma_bf16(scores[n], a, {b[0], b[1]});
             mma_bf16(scores[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// The same with a tile of codes: ldmatrix takes two of them for one element of 16 bits.
+template <int D, class Element, class Q>
+__device__ __forceinline__ void multiply_key_codes(float (&scores)[NUM_SCORES][4], const Q& queries,
+                                                   const unsigned char* keys) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const ChunkAddresses<D, true> chunks(keys, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    clear_scores(scores);
+#pragma unroll(D / 32)
+    for (int pair = 0; pair < D / 32; ++pair) {
+        u32 a[2][4];
+        queries.get(2 * pair, a[0]);
+        queries.get(2 * pair + 1, a[1]);
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; n += 2) {
+            // Matrices 0 and 1: positions 8n..8n+8, 16 elements each; 2 and 3: the next eight positions. Of a position, a lane has
+            // the elements 4(l % 4) to 4(l % 4) + 3.
+            u32 codes[4];
+            ldmatrix_x4(codes, chunks.after(8 * n, 2 * pair));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                mma_bf16(scores[n + i / 2], a[i % 2], {widen_codes<Element>(codes[i]), widen_codes<Element>(codes[i] >> 8)});
+            }
         }
     }
 }
@@ -780,7 +836,7 @@ template <int D, class Element>
 __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (&weights)[NUM_SCORES][2],
                                                 const unsigned char* values) {
     const int lane = threadIdx.x % WARP_SIZE;
-    const ChunkAddresses<D, Element> chunks(values, lane % 16, lane / 16);
+    const ChunkAddresses<2 * D, KEEPS_ADDRESSES<D, Element>> chunks(values, lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < TILE_LEN / 16; ++step) {
         const u32 a[4] = {weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0], weights[2 * step + 1][1]};
@@ -791,6 +847,31 @@ __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (
             ldmatrix_x4_transposed(b, chunks.after(16 * step, n));
             mma_bf16(partial.out[n], a, {b[0], b[1]});
             mma_bf16(partial.out[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// The same with a tile of codes.
+template <int D, class Element>
+__device__ __forceinline__ void multiply_value_codes(Partial<D>& partial, const u32 (&weights)[NUM_SCORES][2],
+                                                     const unsigned char* values) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const ChunkAddresses<D, true> chunks(values, lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < TILE_LEN / 16; ++step) {
+        const u32 a[4] = {weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0], weights[2 * step + 1][1]};
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 4) {
+            // Matrices 0 and 1: the next 16 positions for elements 8n..8n+16; 2 and 3: for the next 16. A lane has the elements
+            // 2(l / 4) and the next one of two positions.
+            u32 codes[4];
+            ldmatrix_x4_transposed(codes, chunks.after(16 * step, n / 2));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int odd = i % 2, first = i / 2 * 2;
+                const u32 low = codes[first] >> 8 * odd, high = codes[first + 1] >> 8 * odd;
+                mma_bf16(partial.out[n + i], a, {widen_codes<Element>(low), widen_codes<Element>(high)});
+            }
         }
     }
 }
@@ -845,7 +926,7 @@ struct Walker {
         unsigned char* const keys = shared + Layout::KEYS;
         unsigned char* const values = shared + Layout::VALUES;
         float* const scales = reinterpret_cast<float*>(shared + Layout::SCALES);
-        Queries<D, NUM_WARPS, !Layout::KEEPS_QUERIES> queries_of_warp(shared + Layout::QUERIES);
+        Queries<D, NUM_WARPS, Element, !Layout::KEEPS_QUERIES> queries_of_warp(shared + Layout::QUERIES);
         const auto load_queries = [&] {
             const bf16* q[2];
 #pragma unroll
@@ -898,13 +979,19 @@ struct Walker {
             const bool is_again = met == Met::SINKS && (tile + 1) * TILE_LEN > call.num_sinks;
             next = sight.next_tile(is_again ? tile : tile + 1);
             if (IS_EARLY) find_blocks();
-            if constexpr (HAS_CODES<Element>) {
+            if constexpr (Layout::WIDENS_TILES) {
                 widen_tile<D, NUM_WARPS, Element>(shared, keys);
                 team_barrier<NUM_WARPS>();
             }
             const bool is_seen = warp_sees(call, positions, tile);
             float scores[NUM_SCORES][4];
-            if (is_seen) multiply_keys<D, Element>(scores, queries_of_warp, shared);
+            if (is_seen) {
+                if constexpr (Layout::READS_CODES) {
+                    multiply_key_codes<D, Element>(scores, queries_of_warp, keys);
+                } else {
+                    multiply_keys<D, Element>(scores, queries_of_warp, shared);
+                }
+            }
             if (!IS_TEAM) {
                 team_barrier<NUM_WARPS>();
                 copy_keys();
@@ -915,13 +1002,19 @@ struct Walker {
             }
             cp_async_wait<NUM_LATER>();
             team_barrier<NUM_WARPS>();
-            if constexpr (HAS_CODES<Element>) {
+            if constexpr (Layout::WIDENS_TILES) {
                 widen_tile<D, NUM_WARPS, Element>(shared, values);
                 team_barrier<NUM_WARPS>();
             }
             if (IS_TEAM) copy_keys();
             if (copies_scales && next < to) next_scales.load(call, source);
-            if (is_seen) multiply_values<D, Element>(partial, weights, HAS_CODES<Element> ? shared : values);
+            if (is_seen) {
+                if constexpr (Layout::READS_CODES) {
+                    multiply_value_codes<D, Element>(partial, weights, values);
+                } else {
+                    multiply_values<D, Element>(partial, weights, Layout::WIDENS_TILES ? shared : values);
+                }
+            }
             if (next >= to) break;
             if (copies_scales) next_scales.store(scales);
             if (!IS_TEAM) {
@@ -949,14 +1042,23 @@ struct Walker {
             bf16* const out = call.out + tile_of_queries.offset(kv_head, query(i));
             const float reciprocal =
                 reciprocal_of_sum(call, tile_of_queries.head(kv_head, query(i)), partial.max[i], partial.sum[i]);
+            for_pairs(i, [&](int dim, float x, float y) {
+                *reinterpret_cast<u32*>(out + dim) = to_bf16_pair(finished(x, reciprocal), finished(y, reciprocal));
+            });
+        }
+    }
+
+    // Calls use(dim, x, y) with elements dim and dim + 1 of the lane's query `i`, for all that it has.
+    template <class Use>
+    __device__ __forceinline__ void for_pairs(int i, Use use) const {
+        const int t = threadIdx.x % 4;
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                const int dim = 8 * n + threadIdx.x % 4 * 2;
-                if (dim < call.head_dim) {
-                    *reinterpret_cast<u32*>(out + dim) = to_bf16_pair(finished(partial.out[n][2 * i], reciprocal),
-                                                                      finished(partial.out[n][2 * i + 1], reciprocal));
-                }
-            }
+        for (int n = 0; n < D / 8; n += 2) {
+            const float(&x)[4] = partial.out[n];
+            const float(&y)[4] = partial.out[n + 1];
+            const int first = 8 * n + (HAS_CODES<Element> ? 4 : 2) * t, second = first + (HAS_CODES<Element> ? 2 : 8);
+            if (first < call.head_dim) use(first, x[2 * i], HAS_CODES<Element> ? y[2 * i] : x[2 * i + 1]);
+            if (second < call.head_dim) use(second, HAS_CODES<Element> ? x[2 * i + 1] : y[2 * i], y[2 * i + 1]);
         }
     }
 };

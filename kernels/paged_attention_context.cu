@@ -24,20 +24,20 @@
 //
 //                         registers                 blocks of 4 warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64               127   156   156   128       4     2     2     4
-//   int8_d64               128   168   168   128       4     2     2     4
-//   bf16_d96               168   199   199   168       3     1     1     3
-//   int8_d96               168   203   203   168       3     1     1     3
-//   bf16_d128              213   214   214   168       2     1     1     3
-//   int8_d128              233   218   218   232       2     1     1     2
-//   bf16_d256              255   255   255   255       1     -     -     1
-//   int8_d256              255   255   255   255       1     -     -     1
-//   bf16_d256_w1           255   255   255   255       1     1     1     2   (of one warp)
-//   int8_d256_w1           255   255   255   255       1     1     1     2
-//   bf16_d64_alibi         128   151   151   128       4     2     2     4
-//   int8_d64_alibi         128   183   183   128       4     2     2     4
-//   bf16_d128_alibi        215   218   218   222       2     1     1     2   (sm_90: three blocks spill)
-//   int8_d128_alibi        239   220   220   236       2     1     1     2
+//   bf16_d64               127   150   150   128       4     2     2     4
+//   int8_d64               128   148   148   128       4     2     2     4
+//   bf16_d96               168   189   189   168       3     1     1     3
+//   int8_d96               168   190   190   167       3     1     1     3
+//   bf16_d128              199   202   202   168       2     1     1     3
+//   int8_d128              205   200   200   220       2     1     1     2
+//   bf16_d256              253   255   255   255       1     -     -     1
+//   int8_d256              251   255   255   255       1     -     -     1
+//   bf16_d256_w1           254   254   254   253       1     1     1     2   (of one warp)
+//   int8_d256_w1           254   254   254   255       1     1     1     2
+//   bf16_d64_alibi         127   145   145   128       4     2     2     4
+//   int8_d64_alibi         128   154   154   128       4     2     2     4
+//   bf16_d128_alibi        201   206   206   212       2     1     1     2   (sm_90: three blocks spill)
+//   int8_d128_alibi        207   204   204   220       2     1     1     2
 //
 // fp8 as int8, or one register less. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.)
 #include "paged_attention.cuh"

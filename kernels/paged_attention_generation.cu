@@ -12,8 +12,8 @@
 //   splits of a tile: last position / 256 + 1, where the last position is position + (its last query) / group
 //
 // Launch: block 32; grid (any number >= 1, num_kv_heads): blocks take the entries x, x + gridDim.x, ... So a captured
-// launch serves any number of entries; best are as many blocks as fit the GPU at once, or as there are entries.
-// Dynamic shared memory: 256 * D bytes; int8: + 512; d256: + 8192. D, the suffix, is at least head_dim.
+// launch serves any number of entries; best are as many blocks as there are entries, or a multiple of those that fit the GPU at once.
+// Dynamic shared memory: 256 * D bytes, int8 128 * D + 512; d256 73728, int8 74240. D, the suffix, is at least head_dim.
 //
 // Any rows may be computed here, for their results are those of paged_attention_context. It is the faster one if a
 // sequence has few queries, or if there are too few blocks of 64 queries for the GPU.
@@ -33,20 +33,21 @@
 //                         registers                 blocks = warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
 //   bf16_d64               182   186   186   181       8     5     5     8
-//   int8_d64               208   214   214   209       8     5     5     8
+//   int8_d64               166   166   166   166      12    10    10    12
 //   bf16_d96               200   210   210   204       6     4     4     8
-//   int8_d96               204   213   213   199       6     3     3     8
-//   bf16_d128              240   245   245   215       4     3     3     6
-//   int8_d128              243   244   244   232       4     2     2     6
+//   int8_d96               195   200   200   204       8     7     7     8
+//   bf16_d128              240   250   250   215       4     3     3     6
+//   int8_d128              234   237   237   234       8     5     5     8
 //   bf16_d256              254   255   255   255       2     1     1     3
 //   int8_d256              254   255   255   255       2     1     1     3
 //   bf16_d64_alibi         184   190   190   181       8     5     5     8
-//   int8_d64_alibi         210   217   217   211       8     5     5     8
-//   bf16_d128_alibi        242   244   244   217       4     3     3     6
-//   int8_d128_alibi        241   251   251   234       4     2     2     6
+//   int8_d64_alibi         173   175   175   177       8     8     8     8
+//   bf16_d128_alibi        240   244   244   217       4     3     3     6
+//   int8_d128_alibi        233   233   233   234       8     5     5     8
 //
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
-// H200 with 1024 positions: 3.2 TB/s with 256 sequences, 2.3 with 32 (benches/RESULTS.md).
+// H200 with 1024 positions: 3.2 TB/s with 256 sequences, 2.3 with 32; fp8 2.3 and 1.9
+// (benches/RESULTS.md).
 // To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"
@@ -71,16 +72,10 @@ __device__ __forceinline__ void generate(const AttentionCall& call) {
         for (int i = 0; i < 2; ++i) {
             if (walker.positions[i] < 0) continue;
             float* const partial = queries.partial(kv_head, split, walker.query(i));
-            const int column = threadIdx.x % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                const int dim = 8 * n + column;
-                if (dim < call.head_dim) {
-                    *reinterpret_cast<float2*>(partial + dim) =
-                        make_float2(walker.partial.out[n][2 * i], walker.partial.out[n][2 * i + 1]);
-                }
-            }
-            if (column == 0) {
+            walker.for_pairs(i, [&](int dim, float x, float y) {
+                *reinterpret_cast<float2*>(partial + dim) = make_float2(x, y);
+            });
+            if (threadIdx.x % 4 == 0) {
                 *reinterpret_cast<float2*>(partial + call.head_dim) =
                     make_float2(walker.partial.max[i], walker.partial.sum[i]);
             }
@@ -99,17 +94,17 @@ GENERATION(bf16_d64, 64, bf16, 8, false)
 GENERATION(bf16_d96, 96, bf16, 8, false)
 GENERATION(bf16_d128, 128, bf16, 6, false)
 GENERATION(bf16_d256, 256, bf16, 3, false)
-GENERATION(int8_d64, 64, i8, 8, false)
+GENERATION(int8_d64, 64, i8, 12, false)
 GENERATION(int8_d96, 96, i8, 8, false)
-GENERATION(int8_d128, 128, i8, 6, false)
+GENERATION(int8_d128, 128, i8, 8, false)
 GENERATION(int8_d256, 256, i8, 3, false)
-GENERATION(fp8_d64, 64, e4m3, 8, false)
+GENERATION(fp8_d64, 64, e4m3, 12, false)
 GENERATION(fp8_d96, 96, e4m3, 8, false)
-GENERATION(fp8_d128, 128, e4m3, 6, false)
+GENERATION(fp8_d128, 128, e4m3, 8, false)
 GENERATION(fp8_d256, 256, e4m3, 3, false)
 GENERATION(bf16_d64_alibi, 64, bf16, 8, true)
 GENERATION(bf16_d128_alibi, 128, bf16, 6, true)
 GENERATION(int8_d64_alibi, 64, i8, 8, true)
-GENERATION(int8_d128_alibi, 128, i8, 6, true)
+GENERATION(int8_d128_alibi, 128, i8, 8, true)
 GENERATION(fp8_d64_alibi, 64, e4m3, 8, true)
-GENERATION(fp8_d128_alibi, 128, e4m3, 6, true)
+GENERATION(fp8_d128_alibi, 128, e4m3, 8, true)

@@ -74,25 +74,23 @@ __device__ __forceinline__ void unpack<CodeKind::INT4>(u32 (&a)[4], const uint4&
     }
 }
 
-// 128 plus the low 7 bits, minus 128 or, with the sign bit, which is the last bit of the exponent of bf16, 256.
-template <>
-__device__ __forceinline__ void unpack<CodeKind::INT8>(u32 (&a)[4], const uint4& words, int, int step) {
+template <class Code>
+__device__ __forceinline__ void unpack_bytes(u32 (&a)[4], const uint4& words, int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        constexpr u32 MINUS_ONES = 0xbf80bf80u;
         const u32 word = step == 0 ? (i < 2 ? words.x : words.y) : (i < 2 ? words.z : words.w);
-        const u32 codes = word >> 8 * (i % 2);
-        a[i] = fma_bf16_pairs((codes & 0x00800080u) | 0x43004300u, MINUS_ONES, (codes & 0x007f007fu) | 0x43004300u);
+        a[i] = widen_codes<Code>(word >> 8 * (i % 2));
     }
 }
 
 template <>
+__device__ __forceinline__ void unpack<CodeKind::INT8>(u32 (&a)[4], const uint4& words, int, int step) {
+    unpack_bytes<i8>(a, words, step);
+}
+
+template <>
 __device__ __forceinline__ void unpack<CodeKind::FP8>(u32 (&a)[4], const uint4& words, int, int step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const u32 word = step == 0 ? (i < 2 ? words.x : words.y) : (i < 2 ? words.z : words.w);
-        a[i] = widen_e4m3(word >> 8 * (i % 2));
-    }
+    unpack_bytes<e4m3>(a, words, step);
 }
 
 // Sign, exponent and fraction go where bf16 has its sign, the last two bits of its exponent and the first one of its fraction,

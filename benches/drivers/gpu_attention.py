@@ -53,6 +53,17 @@ class Kernels:
             self.functions[name] = function
         return self.functions[name]
 
+    def num_busy_blocks(self, file, name, shared_bytes, num_threads):
+        """Blocks that the GPU holds at a time."""
+        of_multiprocessor = ctypes.c_int()
+        function = self.function(file, name, shared_bytes)
+        check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                ctypes.byref(of_multiprocessor), function, num_threads, ctypes.c_size_t(shared_bytes)
+            )
+        )
+        return of_multiprocessor.value * torch.cuda.get_device_properties(0).multi_processor_count
+
     def launch(self, file, name, grid, num_threads, shared_bytes, argument):
         function = self.function(file, name, shared_bytes)
         buffer = ctypes.create_string_buffer(argument, len(argument))
@@ -132,13 +143,11 @@ class Generation:
     name: str
     num_threads: int
     shared_bytes: int
-    blocks_per_multiprocessor: int
     num_groups: int
     group: int
 
     def launch(self, kernels, num_entries, num_sequences, length, argument):
-        num_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-        num_blocks = num_multiprocessors * self.blocks_per_multiprocessor // self.num_groups
+        num_blocks = kernels.num_busy_blocks(self.file, self.name, self.shared_bytes, self.num_threads) // self.num_groups
         grid = (min(num_entries, num_blocks), self.num_groups, 1)
         kernels.launch(self.file, self.name, grid, self.num_threads, self.shared_bytes, argument)
         if length > SPLIT_LEN:
@@ -208,9 +217,10 @@ def generation(builds, dtype, head_dim, num_sequences, length):
     entries = generation_tiles(num_sequences, length, GROUP)
     tiles, counts = tiles_of(entries), counts_of(entries, num_sequences)
     argument = call(out, partials, q, cache, tiles, counts, head_dim**-0.5, NUM_KV_HEADS, GROUP, head_dim)
-    shared_bytes = 256 * head_dim + (8192 if head_dim > 128 else 0) + (0 if dtype == "bf16" else 512)
+    tile_bytes = 256 * head_dim if dtype == "bf16" or head_dim > 128 else 128 * head_dim
+    shared_bytes = tile_bytes + (8192 if head_dim > 128 else 0) + (0 if dtype == "bf16" else 512)
     file = "paged_attention_generation"
-    kernel = Generation(file, f"{file}_{dtype}_d{head_dim}", 32, shared_bytes, 6, NUM_KV_HEADS, GROUP)
+    kernel = Generation(file, f"{file}_{dtype}_d{head_dim}", 32, shared_bytes, NUM_KV_HEADS, GROUP)
     element_bytes = 2 if dtype == "bf16" else 1
     compare(
         f"generation, {dtype}, heads of {head_dim}, {num_sequences} sequences of {length}",
@@ -237,7 +247,7 @@ def latent(builds, num_sequences, length, num_rows):
     scale = 192**-0.5
     argument = call(out, partials, q, cache, tiles, counts, scale, LATENT_GROUPS, LATENT_GROUP, VALUE_DIM, KEY_DIM)
     file = "latent_attention"
-    kernel = Generation(file, "latent_attention_generation", 128, 81920, 2, LATENT_GROUPS, LATENT_GROUP)
+    kernel = Generation(file, "latent_attention_generation", 128, 81920, LATENT_GROUPS, LATENT_GROUP)
 
     def run(kernels):
         if is_context:

@@ -68,19 +68,19 @@ fn codes_are_widened_exactly() {
     let codes: Vec<u8> = (0..=u8::MAX)
         .map(|code| if is_nan_e4m3(code) { 0 } else { code })
         .collect();
-    let words: Vec<u32> = codes
+    let pairs: Vec<u16> = codes
         .as_chunks()
         .0
         .iter()
-        .map(|bytes| u32::from_le_bytes(*bytes))
+        .map(|bytes| u16::from_le_bytes(*bytes))
         .collect();
-    let mut widened = vec![u64::MAX; words.len()];
+    let mut widened = vec![u32::MAX; pairs.len()];
     let mut args = [
         Arg::from(&mut widened[..]),
-        Arg::from(&words[..]),
+        Arg::from(&pairs[..]),
         Arg::from(codes.len() as i32),
     ];
-    // SAFETY: the arrays have as many elements, a multiple of four.
+    // SAFETY: the arrays have as many elements, an even number.
     unsafe { random.launch("test_widen_e4m3", Dims::new(1, 1, 32), &mut args) };
     let widened: &[bf16] = bytemuck::cast_slice(&widened);
     for (code, widened) in codes.iter().zip(widened) {

@@ -165,10 +165,10 @@ impl Choice {
                 dims[dims.len() - 1]
             )));
         };
-        let (dtype, scale_bytes) = match layout.dtype {
-            KvDtype::Bf16 => ("bf16", 0),
-            KvDtype::Int8 => ("int8", 512),
-            KvDtype::Fp8 => ("fp8", 512),
+        let (dtype, has_codes) = match layout.dtype {
+            KvDtype::Bf16 => ("bf16", false),
+            KvDtype::Int8 => ("int8", true),
+            KvDtype::Fp8 => ("fp8", true),
         };
         let shape = |num_warps: usize, has_totals: bool| {
             let queries = if padded == 256 { num_warps * 8192 } else { 0 };
@@ -176,10 +176,16 @@ impl Choice {
                 true => num_warps * (64 * padded + 512),
                 false => 0,
             };
+            // One warp widens codes of such heads in registers.
+            let tiles = match has_codes {
+                false => 256 * padded,
+                true if num_warps == 1 && padded <= 128 => 128 * padded + 512,
+                true => 256 * padded + 512,
+            };
             BlockShape {
                 num_queries: num_warps * WARP_QUERIES,
                 num_threads: 32 * num_warps as u32,
-                shared_bytes: (256 * padded + scale_bytes + queries + totals) as u32,
+                shared_bytes: (tiles + queries + totals) as u32,
             }
         };
         let fits = shape(4, true).shared_bytes as usize <= max_shared_bytes;

@@ -308,10 +308,11 @@ fn kernel_of_heads(shape: &Shape, kernel: Kernel, has_totals: bool) -> (String, 
         Kernel::SmallContext => (format!("context_{dtype}_d{padded_dim}_w1"), 1),
         Kernel::Generation => (format!("generation_{dtype}_d{padded_dim}"), 1),
     };
-    let mut shared_bytes = 256 * padded_dim;
-    if shape.dtype.has_codes() {
-        shared_bytes += 512;
-    }
+    let mut shared_bytes = match shape.dtype.has_codes() {
+        false => 256 * padded_dim,
+        true if num_warps == 1 && padded_dim <= 128 => 128 * padded_dim + 512,
+        true => 256 * padded_dim + 512,
+    };
     if padded_dim > 128 {
         shared_bytes += num_warps * 8192;
     }
