@@ -118,7 +118,7 @@ pub(super) struct AttentionScratch {
     /// Whether these kernels add linear biases to scores.
     has_slopes: bool,
     partials: DeviceMemory,
-    /// Blocks of the generation kernel that keep the GPU busy.
+    /// Blocks of the generation kernel that the GPU holds at a time.
     num_busy_blocks: usize,
     /// The most groups of a launch.
     groups: HeadGroups,
@@ -139,8 +139,6 @@ struct Choice {
     generation_shape: BlockShape,
     context: [String; 2],
     context_shapes: [BlockShape; 2],
-    /// Blocks of the generation kernel that a multiprocessor has at a time, at most.
-    blocks_per_multiprocessor: usize,
 }
 
 impl Choice {
@@ -200,7 +198,6 @@ impl Choice {
             generation_shape: shape(1, false),
             context: names("context", suffix),
             context_shapes: [false, true].map(|has_totals| shape(num_warps, has_totals)),
-            blocks_per_multiprocessor: 8,
         })
     }
 
@@ -240,7 +237,6 @@ impl Choice {
             context: names(&format!("context{suffix}")),
             context_shapes: [false, true]
                 .map(|has_totals| shape(num_teams, num_buffers, has_totals)),
-            blocks_per_multiprocessor: 2,
         })
     }
 }
@@ -287,15 +283,24 @@ impl AttentionScratch {
             .saturating_mul(MAX_GENERATION_QUERIES)
             .saturating_mul(capacity.max_seq_len.div_ceil(SPLIT_LEN))
             .saturating_mul(groups.partial_bytes());
+        let generation_shape = choice.generation_shape;
+        let generation = load(&choice.generation, generation_shape)?;
+        let blocks_per_multiprocessor = generation
+            .occupancy_max_active_blocks_per_multiprocessor(
+                generation_shape.num_threads,
+                generation_shape.shared_bytes as usize,
+                None,
+            )
+            .map_err(|error| load_error("asking how many blocks a multiprocessor holds", &error))?;
         Ok(Self {
-            generation: load(&choice.generation, choice.generation_shape)?,
-            generation_shape: choice.generation_shape,
+            generation,
+            generation_shape,
             context: load(&choice.context, choice.context_shapes[1])?,
             context_shapes: choice.context_shapes,
             merge: kernels.function("paged_attention_merge", "paged_attention_merge", 0)?,
             has_slopes: capacity.has_slopes,
             partials: DeviceMemory::new(stream, most.min(MAX_PARTIAL_BYTES))?,
-            num_busy_blocks: choice.blocks_per_multiprocessor * num_multiprocessors,
+            num_busy_blocks: blocks_per_multiprocessor as usize * num_multiprocessors,
             groups,
         })
     }
@@ -376,8 +381,9 @@ impl Cuda {
         let max_blocks = match step.shape {
             None => MAX_GRID,
             Some(_) => {
-                let busy = attention.num_busy_blocks.div_ceil(groups.num_groups);
-                step.max_entries.min(busy)
+                // Two rounds of blocks; part of a round more would leave most of the GPU idle.
+                let most = 2 * attention.num_busy_blocks / groups.num_groups;
+                step.max_entries.min(most.max(1))
             }
         };
         let grid = |num_entries: usize, depth: usize| {
