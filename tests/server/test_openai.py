@@ -21,7 +21,7 @@ PROMPT = "Once upon a time, there was a brave fox named Finn."
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai") / "repository"
     add_model(repository, "stories", checkpoint=STORIES)
-    add_model(repository, "queued", fields=QUEUED, checkpoint=STORIES)
+    add_model(repository, "queued", {"max_seq_len": 200}, fields=QUEUED, checkpoint=STORIES)
     # One request at a time, and one that waits.
     narrow = "max_batch_size: 1 dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     add_model(repository, "narrow", fields=narrow, checkpoint=STORIES)
@@ -31,10 +31,12 @@ def server(tmp_path_factory):
 
 def test_the_numbers_of_fields_are_tritons():
     """The messages that the front writes by hand have the fields of the descriptors of Triton's own client."""
-    from tritonclient.grpc import service_pb2
+    from tritonclient.grpc import model_config_pb2, service_pb2
 
     source = (ROOT / "crates/openai/src/protocol.rs").read_text()
     theirs = {
+        "ModelConfig": model_config_pb2.ModelConfig,
+        "ModelParameter": model_config_pb2.ModelParameter,
         "Tensor": service_pb2.ModelInferRequest.InferInputTensor,
         "RequestedOutput": service_pb2.ModelInferRequest.InferRequestedOutputTensor,
         "ModelIndex": service_pb2.RepositoryIndexResponse.ModelIndex,
@@ -51,7 +53,7 @@ def test_the_numbers_of_fields_are_tritons():
             types = {"bool": 8, "string": 9, "message": 11, "map": 11, "bytes": 12, "int64": 3}
             assert field.type == types[kind], (name, field)
             num_fields += 1
-    assert num_fields == 24
+    assert num_fields == 28
     parameter = service_pb2.InferParameter.DESCRIPTOR
     assert [parameter.fields_by_name[name].number for name in ("bool_param", "string_param")] == [1, 3]
 
@@ -64,6 +66,7 @@ def test_models_are_those_of_the_repository(front):
     models = front.call("GET", "/v1/models").json
     assert models["object"] == "list"
     assert [model["id"] for model in models["data"]] == ["narrow", "queued", "stories"]
+    assert [model.get("max_model_len") for model in models["data"]] == [None, 200, None]
     assert front.call("GET", "/v1/models/stories").json == models["data"][2]
     assert front.call("GET", "/v1/models/tales").status == 404
 
@@ -233,10 +236,27 @@ def test_a_bad_request_is_an_error_in_openais_form(front, body, status, param, w
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_paths_and_methods_that_there_are_not_are_named(front):
-    for method, path in (("GET", "/v1/fine-tunes"), ("GET", "/v1/completions"), ("POST", "/v1/models")):
-        answer = front.call(method, path)
-        assert answer.status == 404 and f"{method} {path}" in answer.json["error"]["message"]
+def test_a_path_that_there_is_not_is_named(front):
+    answer = front.call("GET", "/v1/fine-tunes")
+    assert answer.status == 404 and "GET /v1/fine-tunes" in answer.json["error"]["message"]
+    assert "allow" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        *(("GET", path, "POST") for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
+        *(("PUT", path, "POST") for path in ("/tokenize", "/detokenize")),
+        *(("POST", path, "GET,HEAD") for path in ("/v1/models", "/v1/models/stories", "/live", "/health", "/version", "/")),
+        ("OPTIONS", "/v1/completions", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_the_methods_that_there_are(front, method, path, allowed):
+    answer = front.call(method, path)
+    error = answer.json["error"]
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "method_not_supported")
+    assert f"{method} {path};" in error["message"]
 
 
 def test_large_bodies_are_refused(server):

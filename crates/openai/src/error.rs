@@ -96,12 +96,23 @@ impl Error {
         )
     }
 
-    /// No path, or no method of a path, has this name.
+    /// No path has this name.
     pub fn unknown_path(method: &str, path: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             format!("there is no {method} {path}"),
         )
+    }
+
+    /// The path has no such method.
+    pub fn wrong_method(method: &str, path: &str) -> Self {
+        Self {
+            code: Some("method_not_supported"),
+            ..Self::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("there is no {method} {path}; the header Allow names its methods"),
+            )
+        }
     }
 
     /// There is no model of this name.

@@ -4,25 +4,87 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-/// The models with these names, each with those of its adapters behind it. Triton does not say when a model was made, so all
-/// are as old as the front.
+use crate::protocol::ModelConfig;
+
+/// A model that takes requests.
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// The most tokens that a prompt and its output have together, if config.pbtxt says it.
+    pub max_tokens: Option<u32>,
+}
+
+impl Model {
+    /// The model of this name. `config` is its configuration, if Triton tells it.
+    pub fn new(name: String, config: Option<&ModelConfig>) -> Self {
+        let max_tokens = config.and_then(|config| config.parameters.get("max_seq_len"));
+        Self {
+            name,
+            max_tokens: max_tokens.and_then(|it| it.string_value.parse().ok()),
+        }
+    }
+
+    /// The entry of the model, or of one of its adapters.
+    fn entry(&self, id: &str, created: u64) -> Value {
+        let mut entry =
+            json!({"id": id, "object": "model", "created": created, "owned_by": "inflight"});
+        if let Some(max_tokens) = self.max_tokens {
+            entry["max_model_len"] = json!(max_tokens);
+        }
+        entry
+    }
+}
+
+/// The models, each with its adapters behind it. Triton does not say when a model was made, so all are as old as the front.
 pub fn list(
-    names: &[String],
+    models: &[Model],
     adapters: &BTreeMap<String, BTreeSet<String>>,
     created: u64,
 ) -> Value {
     let mut data = Vec::new();
-    for name in names {
-        data.push(model(name, created));
-        for adapter in adapters.get(name).into_iter().flatten() {
-            let mut entry = model(adapter, created);
-            entry["parent"] = json!(name);
+    for model in models {
+        data.push(model.entry(&model.name, created));
+        for adapter in adapters.get(&model.name).into_iter().flatten() {
+            let mut entry = model.entry(adapter, created);
+            entry["parent"] = json!(model.name);
             data.push(entry);
         }
     }
     json!({"object": "list", "data": data})
 }
 
-fn model(name: &str, created: u64) -> Value {
-    json!({"id": name, "object": "model", "created": created, "owned_by": "inflight"})
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::ModelParameter;
+
+    fn model(max_seq_len: Option<&str>) -> Model {
+        let parameter = |value: &str| ModelParameter {
+            string_value: value.to_owned(),
+        };
+        let parameters = max_seq_len.map(|value| ("max_seq_len".to_owned(), parameter(value)));
+        let config = ModelConfig {
+            parameters: parameters.into_iter().collect(),
+        };
+        Model::new("stories".to_owned(), Some(&config))
+    }
+
+    #[test]
+    fn an_entry_has_the_length_that_the_model_has() {
+        let adapters = ["stories:poet".to_owned()].into();
+        let adapters = [("stories".to_owned(), adapters)].into();
+        let list = list(&[model(Some("300"))], &adapters, 7);
+        let entry = |id: &str| json!({"id": id, "object": "model", "created": 7, "owned_by": "inflight", "max_model_len": 300});
+        let mut poet = entry("stories:poet");
+        poet["parent"] = json!("stories");
+        assert_eq!(list["data"], json!([entry("stories"), poet]));
+    }
+
+    #[test]
+    fn a_length_that_is_not_known_is_left_out() {
+        let unknown = Model::new("stories".to_owned(), None);
+        for model in [unknown, model(None), model(Some("")), model(Some("-1"))] {
+            assert_eq!(model.entry("stories", 7).get("max_model_len"), None);
+        }
+    }
 }

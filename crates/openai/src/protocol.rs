@@ -1,6 +1,7 @@
 //! The messages of Triton's gRPC protocol that the front sends and reads.
 //!
-//! Names, types and field numbers are those of `protobuf/grpc_service.proto` of triton-inference-server/common (r24.10).
+//! Names, types and field numbers are those of `grpc_service.proto` and `model_config.proto` in the folder `protobuf` of
+//! triton-inference-server/common (r24.10).
 //! Fields that the front has no use for are left out: a reader skips what it does not know, as the wire format demands.
 //! `tests/server/test_openai.py` compares the numbers with the descriptors of Triton's own client.
 
@@ -52,6 +53,38 @@ pub struct ModelIndex {
     /// Such as `READY`.
     #[prost(string, tag = "3")]
     pub state: String,
+}
+
+/// Asks for the configuration of a model.
+#[derive(Clone, PartialEq, Message)]
+pub struct ModelConfigRequest {
+    /// The model.
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// The configuration of a model.
+#[derive(Clone, PartialEq, Message)]
+pub struct ModelConfigResponse {
+    /// The configuration.
+    #[prost(message, optional, tag = "1")]
+    pub config: Option<ModelConfig>,
+}
+
+/// What a config.pbtxt says.
+#[derive(Clone, PartialEq, Message)]
+pub struct ModelConfig {
+    /// The parameters of the backend by name.
+    #[prost(map = "string, message", tag = "14")]
+    pub parameters: HashMap<String, ModelParameter>,
+}
+
+/// A parameter of a config.pbtxt.
+#[derive(Clone, PartialEq, Message)]
+pub struct ModelParameter {
+    /// Its value.
+    #[prost(string, tag = "1")]
+    pub string_value: String,
 }
 
 /// A value of a request parameter.

@@ -24,6 +24,7 @@ use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
+use crate::models::{self, Model};
 use crate::origins::{self, Origin};
 use crate::protocol::ModelInferRequest;
 use crate::responses::Responses;
@@ -31,7 +32,7 @@ use crate::sse::Chunks;
 use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
-use crate::{Error, ids, models, page, sse};
+use crate::{Error, ids, page, sse};
 
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -87,13 +88,15 @@ pub fn router(
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .fallback(unknown)
-        .method_not_allowed_fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(server.clone(), with_wait))
         .route("/live", get(move || async move { live.response() }))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
         .route("/health", get(health))
         .route("/version", get(version))
         .route("/", get(page::show))
+        // Again, as it is for the paths above it.
+        .method_not_allowed_fallback(wrong_method)
         .with_state(server);
     let router = match origins.is_empty() {
         true => router,
@@ -253,15 +256,27 @@ async fn unknown(method: Method, uri: Uri) -> Error {
     Error::unknown_path(method.as_str(), uri.path())
 }
 
+/// The answer to a method that a path does not have. The router adds the header `Allow`.
+async fn wrong_method(method: Method, uri: Uri) -> Error {
+    Error::wrong_method(method.as_str(), uri.path())
+}
+
 impl Server {
     /// The models that are ready, and their adapters.
     async fn models(&self) -> Result<Value, Error> {
         let names = self.triton.models().await?;
+        let models = names.into_iter().map(async |name| {
+            // A model that has gone meanwhile has no configuration.
+            let config = self.triton.config(&name).await.ok();
+            Model::new(name, config.as_ref())
+        });
+        let models = stream::iter(models).buffered(MAX_INPUTS_AT_ONCE);
+        let models: Vec<_> = models.collect().await;
         let adapters = self.adapters.clone();
         // They are files.
         let adapters = tokio::task::spawn_blocking(move || adapters.names()).await;
         Ok(models::list(
-            &names,
+            &models,
             &adapters.unwrap_or_default(),
             self.started,
         ))

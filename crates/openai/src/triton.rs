@@ -21,8 +21,9 @@ use crate::embeddings::Embedding;
 use crate::error::OF_THE_BACKEND;
 use crate::generation::{Generation, Reply};
 use crate::protocol::{
-    ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, RepositoryIndexRequest,
-    RepositoryIndexResponse, SERVICE, ServerReadyRequest, ServerReadyResponse,
+    ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
+    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, SERVICE,
+    ServerReadyRequest, ServerReadyResponse,
 };
 use crate::tokens::Read;
 use crate::trace::Trace;
@@ -109,6 +110,18 @@ impl Triton {
         names.sort();
         names.dedup();
         Ok(names)
+    }
+
+    /// The configuration of a model.
+    ///
+    /// # Errors
+    /// There is no such model, or no answer.
+    pub async fn config(&self, model: &str) -> Result<ModelConfig, Error> {
+        let request = ModelConfigRequest {
+            name: model.to_owned(),
+        };
+        let answer: ModelConfigResponse = self.call("ModelConfig", request, model).await?;
+        Ok(answer.config.unwrap_or_default())
     }
 
     /// Sends a request for text.
