@@ -89,13 +89,20 @@ def test_thoughts_and_calls_are_parts_of_the_message(front):
     assert streamed == message
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_that_must_be_is_one(front, choice):
-    fields = {"model": "chat", "messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}
-    answer = front.post(CHAT, **fields, tool_choice=choice, max_tokens=300)["choices"][0]
+@pytest.mark.parametrize(
+    "choice, reason", [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")]
+)
+def test_a_call_that_must_be_is_one(front, choice, reason):
+    fields = {"model": "chat", "messages": [USER], "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    answer = front.post(CHAT, **fields, max_tokens=300)["choices"][0]
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+    assert answer["finish_reason"] == reason
+    streamed, streamed_reason = merged(front.stream(CHAT, **fields, max_tokens=300))
+    assert len(joined(streamed["tool_calls"])) == 1 and streamed_reason == reason
+    cut_off = front.post(CHAT, **fields, max_tokens=3)["choices"][0]
+    assert "tool_calls" not in cut_off["message"] and cut_off["finish_reason"] == "length"
 
 
 def test_the_result_of_a_call_goes_back_to_the_model(front):

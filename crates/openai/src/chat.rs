@@ -19,6 +19,8 @@ pub struct Chat {
     /// How many candidates each position has.
     pub logprobs: Option<u32>,
     has_tools: bool,
+    /// The function that is to be called has a name.
+    names_function: bool,
     options: Map<String, Value>,
 }
 
@@ -52,13 +54,24 @@ impl Chat {
         let has_tools = tools.is_some();
         options.extend(tools.map(|tools| ("tools".to_owned(), tools)));
         options.extend(variables.map(|all| ("chat_template_kwargs".to_owned(), all)));
+        let names_function = options.get("tool_choice").is_some_and(names_function);
         Ok(Self {
             sampling,
             model,
             logprobs,
             has_tools,
+            names_function,
             options,
         })
+    }
+
+    /// The word for the end of a choice. OpenAI's server says that a model has called a function only where it was the
+    /// model's choice which one; vLLM's does as well.
+    pub fn finish_reason(&self, of_reply: Option<&'static str>) -> Option<&'static str> {
+        match of_reply {
+            Some("tool_calls") if self.names_function => Some("stop"),
+            other => other,
+        }
     }
 
     /// The request to Triton.
@@ -113,6 +126,11 @@ fn tools(tools: Option<Value>) -> Result<Option<Value>, Error> {
         },
         Some(other) => Err(wrong("tools", &other, "a list of functions")),
     }
+}
+
+/// Whether a `tool_choice` is the name of a function.
+fn names_function(choice: &Value) -> bool {
+    !matches!(choice.as_str(), Some("none" | "auto" | "required"))
 }
 
 /// The option that makes the answer conform to a `response_format`.
@@ -228,6 +246,23 @@ mod tests {
         assert_eq!(outputs(json!({})), [REASONING]);
         let all = json!({"tools": [{"type": "function"}], "logprobs": true, "top_logprobs": 2});
         assert_eq!(outputs(all), [REASONING, TOOL_CALLS, LOGPROBS]);
+    }
+
+    #[test]
+    fn a_call_of_a_named_function_ends_as_any_other_answer() {
+        let weather = json!({"type": "function", "function": {"name": "weather"}});
+        for (choice, expected) in [
+            (json!(null), "tool_calls"),
+            (json!("auto"), "tool_calls"),
+            (json!("required"), "tool_calls"),
+            (weather, "stop"),
+        ] {
+            let request = read(json!({"tool_choice": choice})).expect("a sound request");
+            let reason = |of_reply| request.finish_reason(of_reply);
+            assert_eq!(reason(Some("tool_calls")), Some(expected), "{choice}");
+            assert_eq!(reason(Some("length")), Some("length"));
+            assert_eq!(reason(None), None);
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ impl Chat {
                 let logprobs = Logprobs::of(row.logprobs.as_deref(), self.logprobs);
                 choices.push(Choice {
                     index,
-                    finish_reason: row.finish_reason,
+                    finish_reason: self.finish_reason(row.finish_reason),
                     message: Message::of(row),
                     logprobs,
                 });
@@ -157,7 +157,7 @@ impl Chunks for ChatChunks {
                     tool_calls: row.tool_calls,
                 },
                 logprobs,
-                finish_reason: row.finish_reason,
+                finish_reason: self.request.finish_reason(row.finish_reason),
             };
             let usage = self.request.sampling.usage_so_far(&self.counts);
             self.frame.event(&[choice], usage, out);
