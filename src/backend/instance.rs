@@ -27,7 +27,7 @@ use crate::config::Scheduling;
 use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
-use crate::runner::{AdapterRoom, RANK_PROGRAM};
+use crate::runner::{AdapterRoom, ModelSpec, RANK_PROGRAM};
 use crate::text::ReplyFormat;
 use crate::triton::{Error, Health, Instance};
 
@@ -155,7 +155,7 @@ pub fn load_instance(
                 labels: head.labels.as_slice().into(),
             },
         ),
-        hidden_size: spec.map_or(0, |spec| spec.hidden_size),
+        hidden_size: spec.map_or(0, ModelSpec::embedding_width),
         answer_memory: AnswerMemory::new(
             settings.logits_memory_bytes,
             vocab_size,

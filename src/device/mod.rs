@@ -424,12 +424,12 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
-    /// `hidden = norm(hidden); out = hidden`. For models that generate nothing, heads that make drafts, and, as a layer norm on all
-    /// devices, for embedded tokens.
+    /// `hidden = norm(hidden); out = hidden`. All devices do it with a layer norm: of embedded tokens, and behind residual sums. Other
+    /// norms are for models that generate nothing, and for heads that make drafts.
     ///
     /// # Panics
     ///
-    /// If the device cannot do [either](Device::HAS_POOLING).
+    /// If the device has neither of [these](Device::HAS_POOLING), and it is another norm.
     fn norm_in_place(
         &mut self,
         _num_rows: usize,

@@ -179,7 +179,11 @@ impl<'a> PreparedPart<'a> {
         let replacement = match weight {
             None => None,
             Some(weight) if is_outside => {
-                check_shape(&weight, &[spec.vocab_size, spec.hidden_size], "the model")?;
+                check_shape(
+                    &weight,
+                    &[spec.vocab_size, spec.embedding_width()],
+                    "the model",
+                )?;
                 let own = own_matrix(spec, tensors, place)?;
                 (!are_equal(&weight, &own)?).then_some(weight)
             }
@@ -485,7 +489,7 @@ fn places(spec: &ModelSpec) -> Vec<Place<'_>> {
             first_output += linear.num_outputs;
         }
     }
-    let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+    let (vocab, width) = (spec.vocab_size, spec.embedding_width());
     let modules = &spec.modules;
     for (index, name, is_embedding, num_inputs, num_outputs) in [
         (
@@ -493,13 +497,13 @@ fn places(spec: &ModelSpec) -> Vec<Place<'_>> {
             modules.embedding,
             true,
             vocab,
-            hidden,
+            width,
         ),
         (
             spec.output_place(),
             modules.output_layer,
             false,
-            hidden,
+            width,
             vocab,
         ),
     ] {
@@ -531,7 +535,11 @@ fn own_matrix<'a>(
         true => spec.modules.embedding,
         false => place.module.name,
     };
-    tensors.matrix(Module::of_model(name), spec.vocab_size, spec.hidden_size)
+    tensors.matrix(
+        Module::of_model(name),
+        spec.vocab_size,
+        spec.embedding_width(),
+    )
 }
 
 /// The factors of outputs: `magnitudes / |W + scale * B * A|`, row by row.

@@ -214,16 +214,16 @@ impl ClassWeights {
     /// # Errors
     /// They are missing, misshapen or not finite.
     pub fn load(head: &ClassHead, source: &ModelSource) -> Result<Self, LoadError> {
-        let hidden_size = source.spec().hidden_size;
+        let width = source.spec().embedding_width();
         let modules = head.modules;
         let tensors = source.tensors()?;
         let linear = |module, num_outputs, has_bias| {
-            HostLinear::load(&tensors, module, [num_outputs, hidden_size], has_bias)
+            HostLinear::load(&tensors, module, [num_outputs, width], has_bias)
         };
         let weights = Self {
             dense: match modules.dense {
                 Some(dense) => Some(DenseWeights {
-                    linear: linear(dense.module, hidden_size, dense.has_bias)?,
+                    linear: linear(dense.module, width, dense.has_bias)?,
                     activation: dense.activation,
                     norm: match dense.norm {
                         Some(norm) => Some(HostNorm::load(&tensors, norm, source.spec())?),
@@ -324,9 +324,10 @@ impl HostLinear {
         spec: &ModelSpec,
     ) -> Result<Self, LoadError> {
         let module = Module::of_model(modules.output);
-        let matrix = tensors.matrix(module, spec.vocab_size, spec.hidden_size)?;
+        let width = spec.embedding_width();
+        let matrix = tensors.matrix(module, spec.vocab_size, width)?;
         let row = |token: TokenId| {
-            let mut row = vec![0.0; spec.hidden_size];
+            let mut row = vec![0.0; width];
             matrix.read_row(token as usize, &mut row);
             match row.iter().all(|value: &f32| value.is_finite()) {
                 true => Ok(row),
@@ -340,7 +341,7 @@ impl HostLinear {
             .map(|(more, less)| more - less);
         Ok(Self {
             weight: difference.collect(),
-            num_inputs: spec.hidden_size,
+            num_inputs: width,
             bias: match modules.has_bias {
                 true => {
                     let biases = tensors.bias(module, spec.vocab_size)?.to_f32()?;

@@ -250,7 +250,9 @@ impl<D: Device> Decoder<D> {
         if self.stage.is_first() {
             let first_token = self.vocabulary.as_ref().map(|part| part.first_token);
             let (table, positions) = ((weights.embedding(), first_token), weights.positions());
-            self.residual.embed(run, step, num_rows, table, positions);
+            let projection = weights.embedding_projection.as_ref();
+            let residual = &mut self.residual;
+            residual.embed(run, step, num_rows, table, projection, positions);
             let all = 0..num_rows as u32;
             let rows = [std::slice::from_ref(&all), inputs.second_texts];
             for (rows, added) in rows.into_iter().zip(&weights.types) {
@@ -283,8 +285,13 @@ impl<D: Device> Decoder<D> {
             }
             self.end_layer(run, index, num_rows, is_last);
         }
-        if !self.stage.is_last() {
-            self.residual.send(run.device, num_rows);
+        match &self.weights.head {
+            None => self.residual.send(run.device, num_rows),
+            Some(head) => {
+                if let Some(projection) = &head.projection {
+                    self.residual.narrow(run.device, num_rows, projection);
+                }
+            }
         }
     }
 
@@ -302,7 +309,7 @@ impl<D: Device> Decoder<D> {
             return;
         }
         let lm_head = self.weights.output_layer();
-        let states = self.residual.normed();
+        let states = self.residual.states();
         let adapted = adapted_rows(adapters, Some(self.output_place));
         let compute = |device: &mut D, out: &mut D::Logits| match adapted {
             None => device.logits(num_rows, states, lm_head, self.logits, out),
@@ -334,7 +341,7 @@ impl<D: Device> Decoder<D> {
     ) {
         let num_rows = rows.len();
         let lm_head = self.weights.output_layer();
-        let states = self.residual.normed();
+        let states = self.residual.states();
         let own = adapter.map(|run| AdapterRun {
             rows: 0..num_rows as u32,
             ..run.clone()
@@ -359,11 +366,11 @@ impl<D: Device> Decoder<D> {
         });
     }
 
-    /// Writes the normalised hidden states of the first `num_rows` kept rows, `[num_rows, hidden_size]`.
+    /// Writes the normalised hidden states of the first `num_rows` kept rows, `[num_rows, embedding_width]`.
     pub(super) fn states(&self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
-        out.resize(num_rows * self.hidden_size(), 0.0);
+        out.resize(num_rows * self.residual.state_width(), 0.0);
         if num_rows > 0 {
-            device.read_states(self.residual.normed(), num_rows, out);
+            device.read_states(self.residual.states(), num_rows, out);
         }
     }
 
@@ -396,7 +403,7 @@ impl<D: Device> Decoder<D> {
 
     /// Leaves only the sampled rows of the kept ones.
     pub(super) fn keep_sampled_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
-        device.keep_sampled_rows(step, self.residual.normed_mut());
+        device.keep_sampled_rows(step, self.residual.states_mut());
     }
 
     /// `attended = attention(rope(qkv(normed)))`.

@@ -98,9 +98,10 @@ impl NormSource<'_> {
 }
 
 impl<'a> ProjectionSource<'a> {
+    /// That of a layer, or one outside of them.
     pub(super) fn find(
         tensors: &ModelTensors<'a>,
-        layer: usize,
+        layer: Option<usize>,
         projection: &Projection,
     ) -> Result<Self, LoadError> {
         let mut source = Self {
@@ -115,7 +116,10 @@ impl<'a> ProjectionSource<'a> {
             tiles: Vec::new(),
         };
         for part in &projection.parts {
-            let module = Module::of_layer(layer, part.module);
+            let module = Module {
+                layer,
+                ..Module::of_model(part.module)
+            };
             let num_outputs = part.num_module_outputs();
             let matrix = tensors.linear(module, part, projection.num_inputs)?;
             source.matrices.push(matrix);

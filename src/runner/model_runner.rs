@@ -78,7 +78,7 @@ struct LaunchedCall {
     layout: StepLayout,
     /// What was made of context logits, each with the index of its sequence.
     context_outputs: Vec<(usize, ExtraOutputs)>,
-    /// Of the sampled rows, `[num_sampled_rows, hidden_size]`, if nothing is generated.
+    /// Of the sampled rows, `[num_sampled_rows, embedding_width]`, if nothing is generated.
     states: Vec<f32>,
     /// The device's number of it, if its results come from the last stage and have not been received.
     awaited: Option<u64>,
@@ -169,11 +169,14 @@ impl ModelRunner<Cuda> {
             // Queries, keys and values; the rotated queries, and what attention makes of them.
             None => [heads.qkv_len(), 2 * heads.q_len(), heads.q_len()],
         };
+        let projections = spec.embedding_projections.as_ref();
+        let embedding_width = projections.map_or(0, |_| spec.embedding_width());
         let widths = StepWidths {
-            // The residual stream and its summand, those of attention, and what experts are chosen by.
-            sums: 2 * spec.hidden_size + sums + num_router_logits,
-            // Its norm, those of attention, and the inner activations.
-            inputs: spec.hidden_size + inputs + spec.max_intermediate_size(),
+            // The residual stream and its summand, embeddings of another width, those of attention, and what experts are chosen
+            // by.
+            sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits,
+            // Its norm, embeddings of another width, those of attention, and the inner activations.
+            inputs: spec.hidden_size + embedding_width + inputs + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
             quantised: source.quantised_widths::<Cuda>(limits.weights)?,

@@ -15,7 +15,7 @@ use crate::sampling::SampleError;
 /// Pools the states of steps.
 pub(super) struct Pooler {
     mode: PoolingMode,
-    hidden_size: usize,
+    state_width: usize,
     classes: Option<ClassWeights>,
 }
 
@@ -33,7 +33,7 @@ impl Pooler {
         match pooling.mode {
             mode if mode == PoolingMode::Last || spec.is_bidirectional => Ok(Some(Self {
                 mode,
-                hidden_size: spec.hidden_size,
+                state_width: spec.embedding_width(),
                 classes: match &spec.classes {
                     Some(head) => Some(ClassWeights::load(head, source)?),
                     None => None,
@@ -66,9 +66,9 @@ impl Pooler {
                 PoolingMode::Last | PoolingMode::Cls => 1,
                 PoolingMode::Mean => sequence.tokens.len(),
             };
-            let (own, others) = rest.split_at(num_rows * self.hidden_size);
+            let (own, others) = rest.split_at(num_rows * self.state_width);
             rest = others;
-            let state = mean(own, self.hidden_size);
+            let state = mean(own, self.state_width);
             let pooled = match &self.classes {
                 Some(classes) => classes.of(&state),
                 None => state,

@@ -25,10 +25,20 @@ pub(super) struct ResidualStream<D: Device> {
     has_whole_sums: bool,
     hidden: D::Sums,
     normed: D::Inputs,
+    /// Only for embeddings of another width.
+    narrow: Option<NarrowRows<D>>,
     /// The result of a block that is not added at once: a sum of tiles, this rank's part of a sum, or what is normalised first.
     result: Option<D::Sums>,
     /// Sums of later tiles.
     tile_sums: Vec<D::Sums>,
+}
+
+/// Rows as wide as embeddings, if those differ from the residual stream: of embedded tokens at the beginning of a step, and at its
+/// end of what the output layer reads.
+struct NarrowRows<D: Device> {
+    width: usize,
+    sums: D::Sums,
+    inputs: D::Inputs,
 }
 
 /// A device, the profiling probe, and the rows that have adapters.
@@ -63,6 +73,14 @@ impl<D: Device> ResidualStream<D> {
             has_whole_sums,
             hidden: device.alloc_sums(max_rows, hidden_size)?,
             normed: device.alloc_inputs(max_rows, hidden_size)?,
+            narrow: match spec.embedding_projections {
+                Some(_) => Some(NarrowRows {
+                    width: spec.embedding_width(),
+                    sums: device.alloc_sums(max_rows, spec.embedding_width())?,
+                    inputs: device.alloc_inputs(max_rows, spec.embedding_width())?,
+                }),
+                None => None,
+            },
             result,
             tile_sums: (0..num_tile_sums)
                 .map(|_| device.alloc_sums(max_rows, hidden_size))
@@ -85,33 +103,59 @@ impl<D: Device> ResidualStream<D> {
         &self.normed
     }
 
-    /// The rows as they were normalised last, mutably.
-    pub fn normed_mut(&mut self) -> &mut D::Inputs {
-        &mut self.normed
+    /// What the output layer reads, at the end of a step.
+    pub fn states(&self) -> &D::Inputs {
+        self.narrow.as_ref().map_or(&self.normed, |it| &it.inputs)
     }
 
-    /// Starts with the embeddings of a step's tokens, and of their positions. With `first_token`, the table is the part of a
-    /// rank of several, and its first row is that of this token.
+    /// The same, mutably.
+    pub fn states_mut(&mut self) -> &mut D::Inputs {
+        match &mut self.narrow {
+            Some(narrow) => &mut narrow.inputs,
+            None => &mut self.normed,
+        }
+    }
+
+    /// Their width.
+    pub fn state_width(&self) -> usize {
+        self.narrow.as_ref().map_or(self.hidden_size, |it| it.width)
+    }
+
+    /// Starts with the embeddings of a step's tokens, which `projection` makes as wide as the residual stream, and of their
+    /// positions. With `first_token`, the table is the part of a rank of several, and its first row is that of this token.
     pub fn embed<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         step: &D::Step<'_>,
         num_rows: usize,
         (table, first_token): (EmbeddingTable<'_, D>, Option<usize>),
+        projection: Option<&Linear<D>>,
         positions: Option<&D::Embedding>,
     ) {
-        let (scale, hidden) = (self.embedding_scale, &mut self.hidden);
+        let scale = self.embedding_scale;
+        let embedded = match &mut self.narrow {
+            Some(narrow) => &mut narrow.sums,
+            None => &mut self.hidden,
+        };
         match first_token {
-            None => run.device.embed(step, table, scale, hidden),
-            Some(first) => run.device.embed_part(step, table, first, scale, hidden),
+            None => run.device.embed(step, table, scale, embedded),
+            Some(first) => run.device.embed_part(step, table, first, scale, embedded),
         }
         if let Some(adapted) = adapted_rows(run.adapters, Some(self.embedding_place)) {
             let first = first_token.unwrap_or(0);
             run.device
-                .adapt_embeddings(step, first, adapted, scale, hidden);
+                .adapt_embeddings(step, first, adapted, scale, embedded);
         }
         if first_token.is_some() {
-            run.device.all_reduce(num_rows, hidden);
+            run.device.all_reduce(num_rows, embedded);
+        }
+        if let Some((NarrowRows { sums, inputs, .. }, linear)) =
+            self.narrow.as_mut().zip(projection)
+        {
+            // As wide as the stream only now, and the same on all ranks, each of which has these weights.
+            let device = &mut *run.device;
+            device.norm(num_rows, sums, Norm::Identity, inputs);
+            device.project(num_rows, inputs, linear, Output::Store, &mut self.hidden);
         }
         if let Some(positions) = positions {
             run.device.add_positions(step, positions, &mut self.hidden);
@@ -119,6 +163,14 @@ impl<D: Device> ResidualStream<D> {
         run.probe.ended(Operation::Embed, || {
             Work::elements(num_rows, self.hidden_size, 6, 0)
         });
+    }
+
+    /// Ends with what the output layer reads: `states = linear(normed)`, as wide as embeddings.
+    pub fn narrow(&mut self, device: &mut D, num_rows: usize, linear: &Linear<D>) {
+        if let Some(NarrowRows { sums, inputs, .. }) = &mut self.narrow {
+            device.project(num_rows, &self.normed, linear, Output::Store, sums);
+            device.norm(num_rows, sums, Norm::Identity, inputs);
+        }
     }
 
     /// Adds a row to those of some tokens.
@@ -176,7 +228,7 @@ impl<D: Device> ResidualStream<D> {
         self.add_result(run, num_rows, after, next);
     }
 
-    /// `hidden = norm(hidden + linear(x)); normed = hidden`, where this rank has the whole sum. The projection is `operation`.
+    /// `hidden = norm(hidden + linear(x)); normed = hidden`. The projection is `operation`.
     pub fn add_in_norm<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
@@ -185,10 +237,19 @@ impl<D: Device> ResidualStream<D> {
         (x, linear): (&D::Inputs, &SummedLinear<D>),
         norm: &NormWeights<D>,
     ) {
-        let Some(whole) = linear.whole() else {
-            unreachable!("a model with such norms is computed by one rank")
-        };
-        run.project(num_rows, x, whole, Output::Add, &mut self.hidden);
+        match linear.whole() {
+            Some(whole) if self.has_whole_sums => {
+                run.project(num_rows, x, whole, Output::Add, &mut self.hidden);
+            }
+            _ => {
+                self.sum(run, num_rows, x, linear);
+                if let Some(result) = &self.result {
+                    let hidden = &mut self.hidden;
+                    run.device
+                        .add_normed(num_rows, result, Norm::Identity, hidden);
+                }
+            }
+        }
         run.probe.ended(operation, || work_of(num_rows, linear));
         self.norm_in_place(run, num_rows, norm);
     }

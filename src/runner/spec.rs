@@ -33,6 +33,8 @@ pub struct ModelSpec {
     pub max_position_embeddings: usize,
     /// The factor of the embedded tokens.
     pub embedding_scale: f32,
+    /// What is between the embedding and the residual stream, and between that and the output layer, if their widths differ.
+    pub embedding_projections: Option<EmbeddingProjections>,
     /// Positions that are learned and added to the embedded tokens.
     pub learned_positions: Option<LearnedPositions>,
     /// The embedding of the types of tokens, which is added too: those of a text are of type 0.
@@ -61,6 +63,15 @@ pub struct ModelSpec {
     pub classes: Option<ClassHead>,
 }
 
+/// Linear layers between embeddings of one width and a residual stream of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddingProjections {
+    /// From embedded tokens, `[hidden_size, embedding_width]`.
+    pub input: Projection,
+    /// To what the output layer reads, `[embedding_width, hidden_size]`.
+    pub output: Projection,
+}
+
 /// What sorts states into classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassHead {
@@ -82,7 +93,7 @@ pub struct ClassModules {
     pub pooling: PoolingMode,
     /// What is in front of the last layer.
     pub dense: Option<ClassDense>,
-    /// The last linear layer, `[labels.len(), hidden_size]`.
+    /// The last linear layer, `[labels.len(), embedding_width]`.
     pub output: &'static str,
     /// Whether that has a bias.
     pub has_bias: bool,
@@ -134,13 +145,13 @@ pub struct Pooling {
 /// The modules outside of the layers, by their names in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelModules {
-    /// The embedding of tokens, `[vocab_size, hidden_size]`.
+    /// The embedding of tokens, `[vocab_size, embedding_width]`.
     pub embedding: &'static str,
     /// The list of layers: the prefix of the names of their modules.
     pub layers: &'static str,
     /// The norm behind the last layer, `[hidden_size]`, if there is one.
     pub final_norm: Option<&'static str>,
-    /// The output layer, `[vocab_size, hidden_size]`.
+    /// The output layer, `[vocab_size, embedding_width]`.
     pub output_layer: &'static str,
 }
 
@@ -543,6 +554,12 @@ impl ModelSpec {
         self.output_place() + 1
     }
 
+    /// Width of the embedding, of the output layer, and so of the states that stand for a prompt.
+    pub fn embedding_width(&self) -> usize {
+        let projections = self.embedding_projections.as_ref();
+        projections.map_or(self.hidden_size, |it| it.input.num_inputs)
+    }
+
     /// Width of all query heads.
     pub fn q_width(&self) -> usize {
         self.num_heads * self.head_dim
@@ -603,14 +620,18 @@ impl ModelSpec {
 
     /// Weights of the output layer, and of the embedding.
     pub fn num_output_weights(&self) -> u64 {
-        self.vocab_size as u64 * self.hidden_size as u64
+        self.vocab_size as u64 * self.embedding_width() as u64
     }
 
     /// Bytes of the weights of a float checkpoint as the runner keeps them, in bf16.
     pub fn num_weight_bytes(&self) -> u64 {
         let is_one = self.tied_embeddings || self.pooling.is_some();
         let num_embeddings = if is_one { 1 } else { 2 };
-        2 * (num_embeddings * self.num_output_weights() + self.num_layer_weights())
+        let between = self
+            .embedding_projections
+            .as_ref()
+            .map_or(0, |it| it.input.num_weights() + it.output.num_weights());
+        2 * (num_embeddings * self.num_output_weights() + between + self.num_layer_weights())
     }
 
     /// The longest sequence that can be computed: all positions of the model.

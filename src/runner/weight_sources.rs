@@ -21,6 +21,8 @@ use crate::device::{Device, Gating, LatentShape, QkNormKind, QuantisedWidths};
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
     pub(super) embedding: Matrix<'a>,
+    /// From embeddings of another width to the residual stream, and back.
+    pub(super) embedding_projections: Option<[ProjectionSource<'a>; 2]>,
     /// The rows of learned positions, from position 0 on.
     pub(super) positions: Option<Matrix<'a>>,
     /// The rows of the types of tokens.
@@ -85,14 +87,15 @@ impl<'a> WeightSources<'a> {
     /// A tensor is missing, or has another shape or a type that is not supported.
     pub(super) fn find(tensors: &ModelTensors<'a>, spec: &'a ModelSpec) -> Result<Self, LoadError> {
         let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+        let width = spec.embedding_width();
         let modules = &spec.modules;
-        let embedding = tensors.matrix(Module::of_model(modules.embedding), vocab, hidden)?;
+        let embedding = tensors.matrix(Module::of_model(modules.embedding), vocab, width)?;
         let has_output_layer = spec.pooling.is_none();
         let output_layer = match spec.tied_embeddings || !has_output_layer {
             true => None,
             false => {
                 let module = Module::of_model(modules.output_layer);
-                Some(tensors.matrix(module, vocab, hidden)?)
+                Some(tensors.matrix(module, vocab, width)?)
             }
         };
         let layers = spec.layers.iter().enumerate();
@@ -102,6 +105,13 @@ impl<'a> WeightSources<'a> {
         };
         Ok(Self {
             embedding,
+            embedding_projections: match &spec.embedding_projections {
+                Some(projections) => {
+                    let find = |it| ProjectionSource::find(tensors, None, it);
+                    Some([find(&projections.input)?, find(&projections.output)?])
+                }
+                None => None,
+            },
             positions: positions(tensors, spec)?,
             token_types: match spec.token_types {
                 Some(types) => {
@@ -167,6 +177,13 @@ impl<'a> WeightSources<'a> {
         self.has_output_layer.then_some(own)
     }
 
+    /// All projections, as those [of a layer](LayerSource::projections).
+    fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
+        let outside = self.embedding_projections.iter().flatten();
+        let of_layers = self.layers.iter().flat_map(LayerSource::projections);
+        of_layers.chain(outside.map(|it| (it, false)))
+    }
+
     /// Bytes of all weights of all stages once they are packed, if float weights are rounded to `precision`: with the padding of
     /// stacked experts, without any other.
     pub(super) fn num_bytes<D: Device>(
@@ -185,7 +202,7 @@ impl<'a> WeightSources<'a> {
             (Some((_, PackedForm::Float(_))), None) if num_stages == 1 => 0,
             _ => bytes(&self.embedding),
         } + self.positions.as_ref().map_or(0, bytes);
-        let projections = self.layers.iter().flat_map(LayerSource::projections);
+        let projections = self.projections();
         let projection_bytes = projections.map(|(projection, is_stacked)| {
             let form = projection.form(precision, D::HAS_FP8);
             match D::STACKS_EXPERTS && is_stacked {
@@ -203,8 +220,7 @@ impl<'a> WeightSources<'a> {
         precision: Option<WeightPrecision>,
     ) -> QuantisedWidths {
         let mut widths = QuantisedWidths::default();
-        let projections = self.layers.iter().flat_map(LayerSource::projections);
-        for (projection, is_stacked) in projections {
+        for (projection, is_stacked) in self.projections() {
             if D::STACKS_EXPERTS && is_stacked {
                 continue;
             }
@@ -230,7 +246,7 @@ impl<'a> LayerSource<'a> {
             NormSource::find(tensors, kind, Module::of_layer(index, name), len)
         };
         let find = |projection| {
-            let source = ProjectionSource::find(tensors, index, projection)?;
+            let source = ProjectionSource::find(tensors, Some(index), projection)?;
             let place = spec.place_of(projection);
             Ok(ProjectionSource { place, ..source })
         };
@@ -484,7 +500,7 @@ fn find_experts<'a>(
             down: find(expert, down)?,
         })
     });
-    let router = ProjectionSource::find(tensors, layer, &router)?;
+    let router = ProjectionSource::find(tensors, Some(layer), &router)?;
     Ok(FeedForwardSource::Experts {
         router: ProjectionSource {
             packing: Packing {
@@ -502,8 +518,8 @@ fn find_experts<'a>(
             chosen: chosen.collect::<Result<_, LoadError>>()?,
             shared: match &experts.shared {
                 Some(shared) => Some(DenseSource {
-                    up: ProjectionSource::find(tensors, layer, &shared.gate_up)?,
-                    down: ProjectionSource::find(tensors, layer, &shared.down)?,
+                    up: ProjectionSource::find(tensors, Some(layer), &shared.gate_up)?,
+                    down: ProjectionSource::find(tensors, Some(layer), &shared.down)?,
                 }),
                 None => None,
             },

@@ -28,6 +28,8 @@ use crate::device::{
 pub(super) struct Weights<D: Device> {
     /// `None` if `lm_head` has its rows, and after the first stage.
     embedding: Option<D::Embedding>,
+    /// From embeddings of another width to the residual stream. Only in the first stage.
+    pub(super) embedding_projection: Option<Linear<D>>,
     /// The rows of all positions, from position 0 on.
     positions: Option<D::Embedding>,
     /// The row of the first type of tokens, and the difference between it and that of the second one.
@@ -44,7 +46,9 @@ pub(super) struct Weights<D: Device> {
 pub(super) struct Head<D: Device> {
     /// `None` if the last layer has normalised the residual stream.
     pub(super) final_norm: Option<NormWeights<D>>,
-    /// `[vocab_size, hidden_size]`; `None` if nothing is generated.
+    /// From the residual stream to the width of embeddings, if that is another one.
+    pub(super) projection: Option<Linear<D>>,
+    /// `[vocab_size, embedding_width]`; `None` if nothing is generated.
     pub(super) lm_head: Option<Linear<D>>,
 }
 
@@ -150,6 +154,10 @@ impl<D: Device> Weights<D> {
             true => Some(sources.load_head(output_place, &mut packer)?),
             false => None,
         };
+        let embedding_projection = match &sources.embedding_projections {
+            Some([input, _]) if stage.is_first() => Some(input.load(&mut packer)?),
+            _ => None,
+        };
         let types = match &sources.token_types {
             Some(types) if stage.is_first() => packer.upload_types(types)?,
             _ => Vec::new(),
@@ -161,7 +169,10 @@ impl<D: Device> Weights<D> {
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
         let lm_head = head.as_ref().and_then(|head| head.lm_head.as_ref());
-        packer.keep(packed.chain(lm_head.map(|lm_head| &lm_head.matrix)));
+        let output_projection = head.as_ref().and_then(|head| head.projection.as_ref());
+        let outside = [output_projection, lm_head, embedding_projection.as_ref()];
+        let outside = outside.into_iter().flatten().map(|linear| &linear.matrix);
+        packer.keep(packed.chain(outside));
         let num_requantised = packer.num_requantised();
         let has_rows = |lm_head: &Linear<D>| lm_head.matrix.has_rows();
         let is_embedding = sources.output_layer.is_none() && lm_head.is_some_and(has_rows);
@@ -176,6 +187,7 @@ impl<D: Device> Weights<D> {
         store.check()?;
         let weights = Self {
             embedding,
+            embedding_projection,
             positions,
             types,
             embedding_norm,
@@ -203,7 +215,7 @@ impl<D: Device> Weights<D> {
         self.positions.as_ref()
     }
 
-    /// The rows of the token embedding, `[vocab_size, hidden_size]`. Only in the first stage.
+    /// The rows of the token embedding, `[vocab_size, embedding_width]`. Only in the first stage.
     pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
         match &self.embedding {
             Some(embedding) => EmbeddingTable::Own(embedding),
@@ -234,6 +246,10 @@ impl WeightSources<'_> {
         Ok(Head {
             final_norm: match &self.final_norm {
                 Some(norm) => Some(norm.load(packer)?),
+                None => None,
+            },
+            projection: match &self.embedding_projections {
+                Some([_, output]) => Some(output.load(packer)?),
                 None => None,
             },
             lm_head: match self.output_matrix() {

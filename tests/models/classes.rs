@@ -16,7 +16,7 @@ use triton_inflight::text::Tokenizer;
 use crate::copy::Copy;
 use crate::embeddings::embed;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Setup, fixture, simds};
+use crate::support::{Request, Setup, fixture, serve_alone, simds};
 
 /// The results of transformers for a fixture.
 #[derive(Deserialize)]
@@ -177,6 +177,29 @@ fn a_reranker_that_generates_is_asked_as_its_card_says() {
     let error = tokenizer.encode_judgement("a", "b", Some(20)).err();
     let error = error.expect("no room").to_string();
     assert!(error.contains("20 tokens"), "{error}");
+}
+
+/// The state is as wide as the embeddings, of which the score's weights are the difference of two.
+#[test]
+fn narrow_embeddings_have_states_of_their_width() {
+    let (name, setup, prompt) = ("opt-350m", Setup::default(), vec![9, 80, 31, 7, 120]);
+    let state_of = |source: ModelSource| {
+        let limits = setup.runner_limits();
+        let mut runner = ModelRunner::<Cpu>::new(&source, limits, &CpuOptions::default())
+            .expect("the checkpoint loads");
+        embed(&mut runner, &setup, std::slice::from_ref(&prompt))
+            .states
+            .remove(0)
+    };
+    let scorer = ModelSource::open_token_scorer(&fixture(name), None, [33, 65]);
+    let score = state_of(scorer.expect("it opens"));
+    let logits =
+        &serve_alone(&mut setup.load(name), &setup, &Request::greedy(&prompt, 1)).logits[0];
+    let expected = logits[65] - logits[33];
+    assert!((score[0] - expected).abs() < 1e-4, "{score:?}, {expected}");
+    let embedder = ModelSource::open_embedder(&fixture(name), None, None).expect("it opens");
+    let width = embedder.spec().embedding_width();
+    assert_eq!((state_of(embedder).len(), width), (20, 20));
 }
 
 #[test]

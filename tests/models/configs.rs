@@ -67,8 +67,8 @@ fn configs_of_older_transformers_mean_the_same() {
         let new = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
-    // GPT-2, OPT and BLOOM.
-    assert_eq!(num_without_rope, 3);
+    // GPT-2, OPT in two shapes, and BLOOM.
+    assert_eq!(num_without_rope, 4);
 }
 
 fn rope_of(changes: Value) -> Result<Rope, String> {
@@ -342,13 +342,8 @@ fn models_that_their_family_only_almost_describes_are_refused() {
     for (name, changes, words) in [
         (
             "opt",
-            json!({"word_embed_proj_dim": 24}),
-            "word_embed_proj_dim: 24",
-        ),
-        (
-            "opt",
-            json!({"do_layer_norm_before": false}),
-            "do_layer_norm_before: false",
+            json!({"layer_norm_elementwise_affine": false}),
+            "layer_norm_elementwise_affine: false",
         ),
         (
             "opt",
@@ -372,6 +367,16 @@ fn models_that_their_family_only_almost_describes_are_refused() {
         ),
     ] {
         Copy::of(name).config(changes).refused(&[words]);
+    }
+    // Without the projections to and from another width.
+    for (name, width, words) in [
+        ("opt", 24, ["embed_tokens.weight", "[160, 48]"]),
+        ("opt-350m", 48, ["embed_tokens.weight", "[160, 20]"]),
+        ("opt-350m", 21, ["embed_tokens.weight", "[160, 20]"]),
+    ] {
+        Copy::of(name)
+            .config(json!({"word_embed_proj_dim": width}))
+            .refused(&words);
     }
     // Grouped queries have one module of another shape.
     Copy::of("falcon-grouped")

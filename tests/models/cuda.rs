@@ -156,10 +156,11 @@ const LIKE_LLAMA: [&str; 11] = [
     "cohere",
     "falcon-grouped",
 ];
-/// LayerNorm, also of heads, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 9] = [
+/// LayerNorm, also of heads and of residual sums, blocks side by side, and learned positions.
+const WITH_LAYER_NORM: [&str; 10] = [
     "gpt-neox",
     "opt",
+    "opt-350m",
     "gpt2",
     "cohere-plus",
     "cohere2",

@@ -115,7 +115,8 @@ fn serve_with(
     first
 }
 
-/// Tied embeddings, biases, blocks side by side, norms behind blocks, slopes of heads, and 3 key heads that divide by nothing.
+/// Tied embeddings, biases, blocks side by side, norms behind blocks, slopes of heads, norms of residual
+/// sums, narrow embeddings, and 3 key heads that divide by nothing.
 #[test]
 fn several_gpus_compute_what_the_cpu_does() {
     let test = "cuda_ranks::several_gpus_compute_what_the_cpu_does";
@@ -128,6 +129,7 @@ fn several_gpus_compute_what_the_cpu_does() {
             ("phi3", 3, &setups[1]),
             ("falcon", 2, &setups[0]),
             ("bloom", 2, &setups[0]),
+            ("opt-350m", 2, &setups[1]),
         ] {
             let (ours, _) = serve(&mut setup.load(name), setup, &requests());
             for deterministic in [false, true] {

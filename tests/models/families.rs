@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 43] = [
+pub const FAMILIES: [(&str, &[u32]); 44] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -32,6 +32,7 @@ pub const FAMILIES: [(&str, &[u32]); 43] = [
     ("exaone4", &[50, 20]),
     ("gpt-neox", &[]),
     ("opt", &[]),
+    ("opt-350m", &[17, 30]),
     ("gpt2", &[30, 17]),
     ("cohere", &[]),
     ("cohere-plus", &[]),

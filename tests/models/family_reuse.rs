@@ -7,13 +7,14 @@ use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 12] = [
+const WITH_GROUPS: [&str; 13] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
     "gemma2",
     "gemma3",
     "exaone4",
+    "opt-350m",
     "gpt2",
     "cohere2",
     "qwen3-moe",

@@ -28,7 +28,7 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 39] = [
+pub const MODELS: [&str; 40] = [
     "bloom",
     "cohere",
     "cohere-plus",
@@ -56,6 +56,7 @@ pub const MODELS: [&str; 39] = [
     "nemotron",
     "olmo2",
     "opt",
+    "opt-350m",
     "phi3",
     "phi4-mini",
     "qwen2",

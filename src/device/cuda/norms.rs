@@ -69,7 +69,7 @@ impl Cuda {
     ) {
         match norm {
             Norm::Identity => {}
-            Norm::Rms { .. } => unreachable!("only embedded tokens have norms in place"),
+            Norm::Rms { .. } => unreachable!("only layer norms are computed in place"),
             Norm::Layer { weight, bias, eps } => launch!(
                 self,
                 self.kernels.replace_layer_normed,

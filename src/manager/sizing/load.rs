@@ -390,7 +390,7 @@ fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
     let num_weights = layers().sum::<u64>() + spec.num_output_weights();
     let largest = u128::from(layers().max().unwrap_or(0)) * u128::from(weight_bytes)
         / u128::from(num_weights.max(1));
-    let embedding = 2 * (spec.vocab_size * spec.hidden_size) as u64;
+    let embedding = 2 * spec.num_output_weights();
     let uneven = largest as u64 + embedding;
     (even + uneven.div_ceil(grid.ranks_per_stage as u64)).min(weight_bytes + embedding)
 }

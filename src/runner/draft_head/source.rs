@@ -28,6 +28,8 @@ pub struct HeadSource {
     spec: ModelSpec,
     /// Width of the residual stream of the model that it was trained for.
     target_width: usize,
+    /// The width of the model's embeddings.
+    embedding_width: usize,
     /// The layers of that model whose inputs it reads, ascending.
     layers: [usize; NUM_STATES],
     /// Tokens that it guesses.
@@ -97,6 +99,7 @@ impl HeadSource {
         }
         Ok(Self {
             target_width,
+            embedding_width: target.embedding_width(),
             layers,
             draft_vocab_size,
             layer,
@@ -117,6 +120,10 @@ impl HeadSource {
     /// They cannot be read.
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
         Ok(self.checkpoint.store()?.num_bytes())
+    }
+
+    pub(super) fn embedding_width(&self) -> usize {
+        self.embedding_width
     }
 
     pub(super) fn target_width(&self) -> usize {

@@ -49,13 +49,13 @@ impl<D: Device> HeadWeights<D> {
                 let rows = store.matrix(EMBEDDING, spec.vocab_size, width, RowOrder::Same)?;
                 Some(load_embedding(device, &rows)?)
             }
-            false if width == source.target_width() => None,
+            false if width == source.embedding_width() => None,
             false => {
                 return Err(LoadError::Config {
                     problem: format!(
-                        "the head has no {EMBEDDING}.weight, and {width} is not the hidden_size {} of the model, \
-                         whose embeddings it would share",
-                        source.target_width()
+                        "the head has no {EMBEDDING}.weight, and {width} is not the width {} of the embeddings of the \
+                         model, which it would share",
+                        source.embedding_width()
                     ),
                     remedy: "name the checkpoint of a head with embeddings".to_owned(),
                 });

@@ -291,6 +291,7 @@ impl Dimensions {
             head_dim: self.head_dim,
             max_position_embeddings: self.max_position_embeddings,
             embedding_scale: 1.0,
+            embedding_projections: None,
             learned_positions: None,
             token_types: None,
             embedding_norm: None,
