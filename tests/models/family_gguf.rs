@@ -93,6 +93,7 @@ crate::transformers::agree! {
     a_command_r7b_has_the_bits_of_its_checkpoint: "cohere2",
     a_stablelm_has_the_bits_of_its_checkpoint: "stablelm",
     a_stablelm_2_12b_has_the_bits_of_its_checkpoint: "stablelm-12b",
+    a_bloom_has_the_bits_of_its_checkpoint: "bloom",
     a_gpt_2_has_the_bits_of_its_checkpoint: "gpt2",
     a_gpt_neox_has_the_bits_of_its_checkpoint: "gpt-neox",
     a_nemotron_has_the_bits_of_its_checkpoint: "nemotron",
@@ -116,9 +117,8 @@ crate::transformers::agree! {
 }
 
 /// Families of which llama.cpp's converter makes no file of their own: it does not know three of them, and makes a Mistral a
-/// llama. Those of a BLOOM are not read.
-const WITHOUT_FILE: [&str; 5] = [
-    "BloomForCausalLM",
+/// llama.
+const WITHOUT_FILE: [&str; 4] = [
     "HeliumForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",

@@ -6,12 +6,11 @@
 //! BigScience's own are `n_embed`, `n_layer` and `num_attention_heads`. BigScience's checkpoints lack the `transformer.` in front
 //! of names. No sequence is longer than those of the training, `seq_length`; 2048 where config.json is silent.
 //!
-//! llama.cpp converts the family, but its files are not read: no file of its converter is among the tests.
-//!
 //! Source: modeling_bloom.py and configuration_bloom.py of transformers; BigScience, arXiv:2211.05100.
 
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -21,7 +20,14 @@ use crate::runner::spec::{LayerSpec, ModelModules, ModelSpec, NormKind, Norms, P
 
 pub const FAMILY: Family = Family {
     class: "BloomForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[
+            ("feed_forward_length", "n_inner"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        has_ordered_qkv: true,
+        ..GgufArchitecture::named("bloom")
+    }),
     describe,
 };
 

@@ -26,6 +26,7 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("transformer.wte", "token_embd"),
     ("transformer.wpe", "position_embd"),
     ("transformer.word_embeddings", "token_embd"),
+    ("transformer.word_embeddings_layernorm", "token_embd_norm"),
     ("transformer.ln_f", "output_norm"),
 ];
 /// Modules of a layer, likewise.
@@ -57,7 +58,7 @@ const LAYER_MODULES: &[(&str, &str)] = &[
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-    // Of GPT-NeoX, GPT-2 and Falcon.
+    // Of GPT-NeoX, GPT-2, Falcon and BLOOM.
     ("attention.query_key_value", "attn_qkv"),
     ("attention.dense", "attn_output"),
     ("mlp.dense_h_to_4h", "ffn_up"),
