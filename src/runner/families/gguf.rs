@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::bounds::MAX_WIDTH;
+use super::bounds::{MAX_LAYERS, MAX_WIDTH};
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
 use crate::runner::rope::RopeScaling;
@@ -368,18 +368,33 @@ impl<'a> GgufConfig<'a> {
             return Err(self.error(WINDOW, "is not supported in a GGUF file", REMEDY));
         }
         config.insert("sliding_window".to_owned(), window.unwrap_or(Json::Null));
-        let layers = self.gguf.numbers(&self.key(LAYERS))?;
-        let kinds = layers.map(|layers| {
-            let kind = |is_local: f64| match is_local != 0.0 {
-                true => "sliding_attention",
-                false => "full_attention",
-            };
-            layers.into_iter().map(kind).collect::<Vec<_>>()
+        let is_local = match self.get(LAYERS) {
+            None => return Ok(()),
+            Some(&MetadataValue::Unsigned(interval)) => self.except_every(interval)?,
+            Some(_) => {
+                let layers = self.gguf.numbers(&self.key(LAYERS))?.ok_or_else(|| {
+                    let problem = "is neither a number nor a list of numbers";
+                    self.error(LAYERS, problem, "the file is damaged")
+                })?;
+                layers.into_iter().map(|layer| layer != 0.0).collect()
+            }
+        };
+        let kinds = is_local.into_iter().map(|is_local| match is_local {
+            true => "sliding_attention",
+            false => "full_attention",
         });
-        if let Some(kinds) = kinds {
-            config.insert("layer_types".to_owned(), json!(kinds));
-        }
+        let kinds: Vec<_> = kinds.collect();
+        config.insert("layer_types".to_owned(), json!(kinds));
         Ok(())
+    }
+
+    /// All layers but every `interval`-th one; 0 for all.
+    fn except_every(&self, interval: u64) -> Result<Vec<bool>, LoadError> {
+        let num_layers = self.required("block_count")?.as_u64().unwrap_or(0);
+        // The reader of the config refuses more.
+        let layers = 1..=num_layers.min(MAX_LAYERS as u64);
+        let is_local = layers.map(|layer| interval == 0 || !layer.is_multiple_of(interval));
+        Ok(is_local.collect())
     }
 
     /// The keys of mixtures of experts.
