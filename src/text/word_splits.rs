@@ -16,13 +16,14 @@ enum Style {
     Qwen35,
     Tekken,
     Gpt4o,
+    Bloom,
     DeepSeekV3,
 }
 
-use Style::{DeepSeekV3, Digits, Falcon, Gpt2, Gpt4o, Llama3, Qwen2, Qwen35, Tekken};
+use Style::{Bloom, DeepSeekV3, Digits, Falcon, Gpt2, Gpt4o, Llama3, Qwen2, Qwen35, Tekken};
 
 /// The names, and their styles. The same style may go with other settings: see [`WordSplit`].
-const NAMES: [(&str, Style); 41] = [
+const NAMES: [(&str, Style); 42] = [
     ("gpt-2", Gpt2),
     ("phi-2", Gpt2),
     ("mpt", Gpt2),
@@ -63,6 +64,7 @@ const NAMES: [(&str, Style); 41] = [
     ("tekken", Tekken),
     ("gpt-4o", Gpt4o),
     ("llama4", Gpt4o),
+    ("bloom", Bloom),
     ("deepseek-v3", DeepSeekV3),
 ];
 
@@ -74,6 +76,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 const DEEPSEEK_V3: [&str; 3] = [
     r"\p{N}{1,3}",
     r"[一-龥\u3040-ゟ゠-ヿ]+",
@@ -128,6 +131,7 @@ impl<'a> WordSplit<'a> {
             Qwen35 => vec![split(QWEN35), bytes(false)],
             Tekken => vec![split(TEKKEN), bytes(false)],
             Gpt4o => vec![split(GPT_4O), bytes(false)],
+            Bloom => vec![split(BLOOM), bytes(false)],
             DeepSeekV3 => DEEPSEEK_V3
                 .into_iter()
                 .map(split)
