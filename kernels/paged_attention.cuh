@@ -31,8 +31,8 @@
 //
 // An int8 or fp8 cache holds codes that bf16 represents exactly. The scales of keys are multiplied with the scores, those of values
 // with p before it is rounded to bf16. A team of warps widens a tile of codes in shared memory, each warp a part of it; a single
-// warp widens codes of heads of up to 128 elements in registers. Either way a register of four codes becomes one of the even elements and one of the odd ones,
-// so queries, keys, values and results are in this order within each 16 elements of a head:
+// warp widens codes of heads of up to 128 elements in registers. Either way a register of four codes becomes a register of
+// the even elements and one of the odd elements, so operands have each 16 elements of a head in this order:
 //
 //   bf16      0  1  2  3  4  5  6  7    8  9  10 11 12 13 14 15
 //   codes     0  2  4  6  8  10 12 14   1  3  5  7  9  11 13 15
@@ -491,7 +491,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
     }
 }
 
-// A tile of codes as a tile of bf16, a chunk of even elements in front of each of odd ones.
+// Widens a tile of codes to bf16: for each 16 elements, a chunk of the even ones, then a chunk of the odd ones.
 template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void widen_tile(unsigned char* to, const unsigned char* codes) {
     constexpr int CHUNKS = D / 16;
@@ -564,8 +564,8 @@ struct Queries {
 };
 
 // The running result of a split. Lane l has of the queries l / 4 and l / 4 + 8 (index 0 and 1): the max, the sum of its own
-// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4]; of codes 16m + 4(l % 4) and that
-// two after it in n = 2m, and the odd ones behind these in n = 2m + 1.
+// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4]. With a cache of codes, out[2m] has
+// the elements 16m + 4(l % 4) and the second one after it, and out[2m + 1] the odd elements that follow these.
 template <int D>
 struct Partial {
     float max[2], sum[2];

@@ -98,7 +98,7 @@ impl NormSource<'_> {
 }
 
 impl<'a> ProjectionSource<'a> {
-    /// That of a layer, or one outside of them.
+    /// The projection of a layer, or of the model if `layer` is `None`.
     pub(super) fn find(
         tensors: &ModelTensors<'a>,
         layer: Option<usize>,

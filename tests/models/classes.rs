@@ -179,7 +179,8 @@ fn a_reranker_that_generates_is_asked_as_its_card_says() {
     assert!(error.contains("20 tokens"), "{error}");
 }
 
-/// The state is as wide as the embeddings, of which the score's weights are the difference of two.
+/// Pooled states have the width of the embeddings. A score is a product with the difference of two rows of the output layer, so it is the
+/// difference of two logits.
 #[test]
 fn narrow_embeddings_have_states_of_their_width() {
     let (name, setup, prompt) = ("opt-350m", Setup::default(), vec![9, 80, 31, 7, 120]);

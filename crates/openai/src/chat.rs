@@ -19,7 +19,7 @@ pub struct Chat {
     /// How many candidates each position has.
     pub logprobs: Option<u32>,
     has_tools: bool,
-    /// The function that is to be called has a name.
+    /// Whether `tool_choice` names a function.
     names_function: bool,
     options: Map<String, Value>,
 }
@@ -65,8 +65,8 @@ impl Chat {
         })
     }
 
-    /// The word for the end of a choice. OpenAI's server says that a model has called a function only where it was the
-    /// model's choice which one; vLLM's does as well.
+    /// The `finish_reason` of a choice. A call of the function that the request names ends with `stop`, as with OpenAI's
+    /// server and vLLM's.
     pub fn finish_reason(&self, of_reply: Option<&'static str>) -> Option<&'static str> {
         match of_reply {
             Some("tool_calls") if self.names_function => Some("stop"),
@@ -128,7 +128,7 @@ fn tools(tools: Option<Value>) -> Result<Option<Value>, Error> {
     }
 }
 
-/// Whether a `tool_choice` is the name of a function.
+/// Whether a `tool_choice` names a function.
 fn names_function(choice: &Value) -> bool {
     !matches!(choice.as_str(), Some("none" | "auto" | "required"))
 }

@@ -10,12 +10,12 @@ use crate::protocol::ModelConfig;
 pub struct Model {
     /// Its name.
     pub name: String,
-    /// The most tokens that a prompt and its output have together, if config.pbtxt says it.
+    /// The most tokens of a prompt and its output together, if config.pbtxt limits them.
     pub max_tokens: Option<u32>,
 }
 
 impl Model {
-    /// The model of this name. `config` is its configuration, if Triton tells it.
+    /// The model of this name. `config`: its configuration, if Triton returned one.
     pub fn new(name: String, config: Option<&ModelConfig>) -> Self {
         let max_tokens = config.and_then(|config| config.parameters.get("max_seq_len"));
         Self {

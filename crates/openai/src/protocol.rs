@@ -71,7 +71,7 @@ pub struct ModelConfigResponse {
     pub config: Option<ModelConfig>,
 }
 
-/// What a config.pbtxt says.
+/// The part of config.pbtxt that the front reads.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelConfig {
     /// The parameters of the backend by name.

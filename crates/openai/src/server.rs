@@ -95,7 +95,7 @@ pub fn router(
         .route("/health", get(health))
         .route("/version", get(version))
         .route("/", get(page::show))
-        // Again, as it is for the paths above it.
+        // The fallback applies only to routes that are added before it.
         .method_not_allowed_fallback(wrong_method)
         .with_state(server);
     let router = match origins.is_empty() {
@@ -256,7 +256,7 @@ async fn unknown(method: Method, uri: Uri) -> Error {
     Error::unknown_path(method.as_str(), uri.path())
 }
 
-/// The answer to a method that a path does not have. The router adds the header `Allow`.
+/// The answer to an unsupported method of a known path. The router adds the header `Allow`.
 async fn wrong_method(method: Method, uri: Uri) -> Error {
     Error::wrong_method(method.as_str(), uri.path())
 }
@@ -266,7 +266,7 @@ impl Server {
     async fn models(&self) -> Result<Value, Error> {
         let names = self.triton.models().await?;
         let models = names.into_iter().map(async |name| {
-            // A model that has gone meanwhile has no configuration.
+            // A model that was unloaded in the meantime has no configuration.
             let config = self.triton.config(&name).await.ok();
             Model::new(name, config.as_ref())
         });
