@@ -3,7 +3,7 @@
     python benches/drivers/gpu_attention.py target/kernels [OTHER]
 
 Needs a GPU of compute capability 9.0, and PyTorch. `target/kernels` is what `cargo xtask kernels` writes, OTHER such a folder of other sources, whose
-AttentionCall must be the same. Prints a line of JSON for each shape: microseconds of a call, the median of 5 rounds, the bits of OTHER compared, and the
+AttentionCall and shared memory must be the same. Prints a line of JSON for each shape: microseconds of a call, the median of 5 rounds, the bits of OTHER compared, and the
 largest difference to PyTorch's results.
 """
 
