@@ -17,6 +17,8 @@ from harness.processes import processes
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
+# Longer than the threads of Triton's sequence batcher take to start. A model that is unloaded before they have stays UNLOADING.
+BATCHER_START_S = 0.5
 # Longer than the backend waits until it frees the resources of an idle model that Triton does not finalize.
 UNLOAD_TIMEOUT_S = 15
 # What the backend logs then. It holds no request of the model.
@@ -102,6 +104,7 @@ class Server:
                 preexec_fn=die_with_parent,
             )
         self._wait_ready()
+        self.last_load = time.monotonic()
 
     def __enter__(self):
         return self
@@ -192,10 +195,12 @@ class Server:
     def load(self, model):
         """Loads a model; returns None, or the error."""
         status, body = self.http("POST", f"/v2/repository/models/{model}/load", "{}")
+        self.last_load = time.monotonic()
         return None if status == 200 else json.loads(body)["error"]
 
     def unload(self, model):
-        """Requests to unload a model; returns before it is unloaded."""
+        """Requests to unload a model; returns before it is unloaded. Waits a moment if a model has just been loaded."""
+        time.sleep(max(0, self.last_load + BATCHER_START_S - time.monotonic()))
         status, body = self.http("POST", f"/v2/repository/models/{model}/unload", "{}")
         assert status == 200, body
 
