@@ -1,6 +1,6 @@
 //! `cargo xtask test`: all checks and tests as named steps, with a summary at the end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -70,7 +70,8 @@ pub struct Options {
 /// What became of a step.
 struct Outcome {
     step: Step,
-    passed: bool,
+    /// None of a step that passed.
+    error: Option<String>,
     elapsed: Duration,
 }
 
@@ -97,22 +98,32 @@ pub fn run(options: &Options) -> Result<()> {
                 .collect()
         }
     };
+    summarise(&report)
+}
+
+/// Prints what was skipped, the verdicts, and last the failures, since the end of a long output is what is looked at.
+fn summarise(report: &[Outcome]) -> Result<()> {
     eprintln!();
-    for outcome in &report {
+    let skipped = fs::read_to_string(skipped_tests_file()).unwrap_or_default();
+    for (what, num_tests) in skipped_tests(&skipped) {
+        eprintln!("skipped  {what} ({num_tests} tests)");
+    }
+    for outcome in report {
         eprintln!(
             "{:<8} {:<6} {:>4} s",
             format!("{:?}", outcome.step),
-            verdict(outcome.passed),
+            verdict(outcome),
             seconds(outcome.elapsed)
         );
     }
-    for line in skipped_tests() {
-        eprintln!("skipped  {line}");
+    for outcome in report {
+        if let Some(error) = &outcome.error {
+            eprintln!("error: {:?}: {error}", outcome.step);
+        }
     }
-    if report.iter().all(|outcome| outcome.passed) {
-        Ok(())
-    } else {
-        Err("some steps failed".into())
+    match report.iter().all(|outcome| outcome.error.is_none()) {
+        true => Ok(()),
+        false => Err("some steps failed".into()),
     }
 }
 
@@ -154,7 +165,7 @@ fn timed(step: Step, run: impl FnOnce() -> Result<()>) -> Outcome {
     }
     Outcome {
         step,
-        passed: ended.is_ok(),
+        error: ended.err().map(|error| error.to_string()),
         elapsed: start.elapsed(),
     }
 }
@@ -289,14 +300,25 @@ fn skipped_tests_file() -> PathBuf {
     workspace::target("skipped-tests.txt")
 }
 
-/// Tests that this run skipped in whole or in part, each with the reason.
-fn skipped_tests() -> BTreeSet<String> {
-    let lines = fs::read_to_string(skipped_tests_file()).unwrap_or_default();
-    lines.lines().map(String::from).collect()
+/// The number of tests that were skipped in whole or in part, by program and reason. Each line names a program, a test and a
+/// reason, and is written as often as the test skips something.
+fn skipped_tests(lines: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for line in lines.lines().collect::<BTreeSet<_>>() {
+        let what = match line.splitn(3, ": ").collect::<Vec<_>>()[..] {
+            [program, _test, reason] => format!("{program}: {reason}"),
+            _ => line.to_owned(),
+        };
+        *counts.entry(what).or_default() += 1;
+    }
+    counts
 }
 
-fn verdict(passed: bool) -> &'static str {
-    if passed { "passed" } else { "FAILED" }
+fn verdict(outcome: &Outcome) -> &'static str {
+    match outcome.error {
+        None => "passed",
+        Some(_) => "FAILED",
+    }
 }
 
 fn seconds(elapsed: Duration) -> u64 {
@@ -306,6 +328,21 @@ fn seconds(elapsed: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn skipped_tests_are_counted_by_program_and_reason() {
+        let lines = "models: a::b: no amx_bf16\nmodels: a::c: no amx_bf16\nmodels: a::b: no amx_bf16\n\
+                     models: a::b: no avx512_bf16\ntest_pages: no browser\n";
+        let counts: Vec<_> = skipped_tests(lines).into_iter().collect();
+        assert_eq!(
+            counts,
+            [
+                ("models: no amx_bf16".to_owned(), 2),
+                ("models: no avx512_bf16".to_owned(), 1),
+                ("test_pages: no browser".to_owned(), 1),
+            ]
+        );
+    }
 
     #[test]
     fn a_run_of_all_has_every_step_once_and_kernels_before_what_embeds_them() {
