@@ -4,6 +4,7 @@
     pip install torch transformers sentence-transformers openvino
     python benches/drivers/embed_peers.py --make /tmp/minilm       # a model of the shape of all-MiniLM-L6, with random weights
     python benches/drivers/embed_peers.py --model /tmp/minilm --measure target/release/inflight-measure
+    python benches/drivers/embed_peers.py --make /tmp/bge --layers 12 --pooling cls     # of the shape of bge-small-en-v1.5
 
 Texts are tokens, so that neither side tokenises. All of a batch have one length, so that nothing is padded. Of a peer, the fastest of
 its batch sizes counts; ours has its own batching. Each round runs all; figures are medians of the rounds. OpenVINO has the model that
@@ -32,6 +33,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--make", type=pathlib.Path, metavar="DIR", help="write the model and end")
+    parser.add_argument("--layers", type=int, default=6, metavar="N", help="of the model that is written")
+    parser.add_argument("--pooling", choices=["mean", "cls"], default="mean", help="of the model that is written")
     parser.add_argument("--model", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--measure", type=pathlib.Path, metavar="PROGRAM")
     parser.add_argument("--texts", type=int, default=128, metavar="N")
@@ -44,7 +47,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     options = parser.parse_args()
     if options.make:
-        return make(options.make)
+        return make(options.make, options.layers, options.pooling)
     torch.set_num_threads(options.threads)
     torch_models = {dtype: SentenceTransformer(str(options.model), device="cpu", model_kwargs=dict(dtype=getattr(torch, dtype))).eval()
                     for dtype in ["float32", "bfloat16"]}
@@ -141,14 +144,14 @@ def rate(model, vocab_size, length, batch_size, options):
         return num_texts / (now() - started)
 
 
-def make(folder):
+def make(folder, num_layers, pooling):
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    config = BertConfig(vocab_size=30522, hidden_size=384, num_hidden_layers=num_layers, num_attention_heads=12, intermediate_size=1536)
     base = folder / "base"
     BertModel(config).save_pretrained(base)
     words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(base)
-    modules = [Transformer(str(base)), Pooling(config.hidden_size, pooling_mode="mean"), Normalize()]
+    modules = [Transformer(str(base)), Pooling(config.hidden_size, pooling_mode=pooling), Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder))
 
 
