@@ -1,4 +1,4 @@
-//! The kernel for AVX2: four rows of 16 outputs at a time, which keeps both multipliers busy and leaves registers
+//! The kernel for AVX2: five rows of 16 outputs at a time, which keeps both multipliers busy and leaves registers
 //! for the factors. A single row takes the whole panel at once, because it is limited by memory.
 //!
 //! Activations are f32, so that one of them is broadcast by the instruction that multiplies it. Weights are widened
@@ -17,7 +17,7 @@ const AHEAD: usize = 512;
 /// See [`GemmKernel`]. A chunk of weights is 24 KiB, which stay in the L1 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
-    max_rows: 4,
+    max_rows: 5,
     row_unit: 1,
     chunk_pairs: 128,
 };
@@ -27,14 +27,15 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 /// The pointers and sizes of the tile are valid, and the machine supports AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile(tile: &GemmTile) {
-    const { assert!(KERNEL.max_rows == 4) };
+    const { assert!(KERNEL.max_rows == 5) };
     // SAFETY: the caller's promises.
     unsafe {
         match tile.rows {
             1 => rows::<1, 6>(tile),
             2 => rows::<2, 2>(tile),
             3 => rows::<3, 2>(tile),
-            _ => rows::<4, 2>(tile),
+            4 => rows::<4, 2>(tile),
+            _ => rows::<5, 2>(tile),
         }
     }
 }
