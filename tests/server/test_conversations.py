@@ -4,6 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -435,7 +436,7 @@ def test_conversations_beyond_the_slots_wait_for_others_to_end(talks):
 
 def test_in_order_an_answer_waits_for_those_before_it(talks):
     """With `preserve_ordering`, a short turn of one conversation ends after the long turn of another."""
-    ended = []
+    times = {}
 
     async def main(client):
         async def one(name, max_tokens, started):
@@ -443,15 +444,18 @@ def test_in_order_an_answer_waits_for_those_before_it(talks):
             async for response in stream:
                 started.set()
                 if response.final:
-                    ended.append(name)
+                    times[name] = time.monotonic()
 
         started = asyncio.Event()
         long = asyncio.create_task(one("long", 500, started))
         await started.wait()
+        times["sent"] = time.monotonic()
         await asyncio.gather(long, one("short", 2, asyncio.Event()))
 
     talk(talks, main)
-    assert ended == ["long", "short"]
+    # Both end at the same moment, over two streams: either may come first.
+    share = (times["short"] - times["sent"]) / (times["long"] - times["sent"])
+    assert share > 0.9, share
 
 
 def test_a_request_of_no_conversation_is_refused(talks):
