@@ -34,7 +34,8 @@
 // Not measured yet.
 #include "common.cuh"
 
-namespace {
+// Not unnamed: the compiler would put its process id into the names of the constants.
+namespace low_rank {
 
 constexpr int MAX_PARTS = 3, MAX_ROWS = 4;
 constexpr int RANK_PANEL = 16, OUTPUT_PANEL = 64;
@@ -72,7 +73,9 @@ __device__ __forceinline__ size_t shrunk_row(u32 row, int max_rank) {
     return (static_cast<size_t>(row) * MAX_PARTS + blockIdx.y % MAX_PARTS) * max_rank;
 }
 
-}  // namespace
+}  // namespace low_rank
+
+using namespace low_rank;
 
 KERNEL(low_rank_shrink, MAX_SHRINK_THREADS, 2)
 (float* __restrict__ shrunk, const bf16* __restrict__ x, const u8* __restrict__ adapters, const Tile* __restrict__ tiles, int place,
