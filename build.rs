@@ -4,7 +4,7 @@
 //! sources. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
 //! `INFLIGHT_KERNELS` names another folder.
 //!
-//! `INFLIGHT_BUILD` is a hash of the sources, by which the processes of a model's ranks know that they are of one build.
+//! `INFLIGHT_BUILD` is a hash of the sources and kernels, by which the processes of a model's ranks know that they are of one build.
 
 use std::env;
 use std::fs;
@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 use inflight_kernel_sources::{files, snapshot};
 
 fn main() {
-    embed_kernels();
-    name_build();
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    embed_kernels(&out);
+    name_build(&out);
 }
 
-/// Writes `kernel_images.rs`: a table of the compiled files, see `device/cuda/kernels.rs`.
-fn embed_kernels() {
+/// Writes `kernel_images.rs`: a table of the compiled files, see `device/cuda/kernels.rs`. They are copied beside it into
+/// `kernels`, because the compiler derives names from its text: with absolute paths, each folder would build another library.
+fn embed_kernels(out: &Path) {
     println!("cargo::rerun-if-env-changed=INFLIGHT_KERNELS");
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let folder = match env::var_os("INFLIGHT_KERNELS") {
@@ -30,6 +32,11 @@ fn embed_kernels() {
     for path in [&sources, &folder.join("sources.txt")] {
         println!("cargo::rerun-if-changed={}", path.display());
     }
+    let images = out.join("kernels");
+    if images.exists() {
+        fs::remove_dir_all(&images).expect("OUT_DIR can be written");
+    }
+    fs::create_dir(&images).expect("OUT_DIR can be written");
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
     match fs::read(folder.join("sources.txt")) {
         Ok(compiled) if snapshot(&sources).is_ok_and(|sources| sources == compiled) => {
@@ -37,7 +44,10 @@ fn embed_kernels() {
                 if let Some((name, capability, is_ptx)) = image_kind(&path) {
                     let image =
                         format!("name: {name:?}, capability: {capability}, is_ptx: {is_ptx}");
-                    table += &format!("Image {{ {image}, bytes: include_bytes!({path:?}) }},\n");
+                    let file = path.file_name().expect("an image has a name");
+                    fs::copy(&path, images.join(file)).expect("OUT_DIR can be written");
+                    let bytes = Path::new("kernels").join(file);
+                    table += &format!("Image {{ {image}, bytes: include_bytes!({bytes:?}) }},\n");
                 }
             }
         }
@@ -47,12 +57,11 @@ fn embed_kernels() {
         Err(_) => {}
     }
     table += "];\n";
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     fs::write(out.join("kernel_images.rs"), table).expect("OUT_DIR can be written");
 }
 
 /// Sets `INFLIGHT_BUILD`: a hash of all that the library is compiled from, and how.
-fn name_build() {
+fn name_build(out: &Path) {
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let mut hasher = DefaultHasher::new();
     for name in ["src", "Cargo.lock", "Cargo.toml"] {
@@ -60,6 +69,7 @@ fn name_build() {
         println!("cargo::rerun-if-changed={}", path.display());
         hash(&path, &mut hasher);
     }
+    hash(&out.join("kernels"), &mut hasher);
     for name in ["PROFILE", "OPT_LEVEL", "TARGET"] {
         env::var_os(name).hash(&mut hasher);
     }
