@@ -4,7 +4,8 @@
 
 NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are OUT/NAME.sm_80.cubin and so on, and
 OUT/NAME.compute_90.ptx for later GPUs; OUT/registers.json has the registers of each kernel. It fails if a kernel
-spills registers to memory, or takes more than the head of its file allows ("at most N registers").
+spills registers to memory, or takes more than the head of its file allows ("at most N registers"), or if the next
+compilation would give another image.
 """
 
 import concurrent.futures
@@ -24,6 +25,8 @@ HEADERS = pathlib.Path(__file__).parents[2] / "kernels"
 FUNCTION = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+# A name in an unnamed namespace: NVRTC may put the id of its process behind the file's name and hash.
+PROCESS = re.compile(rb"_cu_[0-9a-f]{8}_\d+")
 LIMIT = re.compile(r"at most (\d+)\s*(?://)?\s*registers")
 
 
@@ -88,6 +91,8 @@ def compiler(package: pathlib.Path) -> Nvrtc:
 def compile_for(package: pathlib.Path, source: pathlib.Path, architecture: str, out: pathlib.Path) -> dict[str, dict[str, int]]:
     """Writes an image; returns the resources of its kernels."""
     image, report = compiler(package).compile(source, architecture)
+    if PROCESS.search(image):
+        sys.exit(f"{source} for {architecture}: names in an unnamed namespace have NVRTC's process id; give the namespace a name")
     suffix = "cubin" if architecture.startswith("sm_") else "ptx"
     (out / f"{source.stem}.{architecture}.{suffix}").write_bytes(image)
     return usage(report)
