@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import http.client
+import os
+import signal
 import subprocess
 import threading
 
 import grpc
+import pytest
 
 from harness import clients
 from harness.clients import in_flight
@@ -50,3 +54,15 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
     assert "not unloaded" in state and "['endless']" in state
     # The gauges, and the backend's threads among those of the server.
     assert "'request_type': 'active'" in state and "inflight" in state
+
+
+def test_a_failure_tells_how_the_server_has_died(repository):
+    add_synthetic(repository, "synthetic")
+    with pytest.raises((ConnectionError, http.client.HTTPException)) as failure, Server(repository) as server:
+        os.kill(server.pid, signal.SIGSEGV)
+        while True:
+            server.is_ready()
+    (note,) = failure.value.__notes__
+    status, first, *frames = note.splitlines()
+    assert "exit status -" in status and first == "Signal (11) received."
+    assert any("tritonserver" in frame for frame in frames)

@@ -1,6 +1,7 @@
 """Starts a real tritonserver on free ports, and stops it."""
 
 import asyncio
+import contextlib
 import ctypes
 import http.client
 import json
@@ -23,6 +24,9 @@ BATCHER_START_S = 0.5
 UNLOAD_TIMEOUT_S = 15
 # What the backend logs then. It holds no request of the model.
 KEPT_BY_TRITON = "Triton still keeps it"
+# How long a server that dies takes to be gone, and lines of its log in a message.
+DEATH_TIMEOUT_S = 1
+MAX_DEATH_LINES = 16
 
 
 def free_ports(count):
@@ -109,7 +113,7 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, error, _):
         if kind is None:
             left = self.unload_all()
             if left and self.log().count(KEPT_BY_TRITON) == len(left):
@@ -119,9 +123,12 @@ class Server:
             # While its threads are still there.
             state = self.state_of(left) if left else ""
             assert self.stop() == 0, f"{state}{self.log_tail()}"
-        elif self.process.poll() is None:
+        elif not self.has_ended_by_itself():
             self.process.kill()
             self.process.wait()
+        elif self.process.returncode != 0:
+            # Its clients only know that the connection is gone.
+            error.add_note(self.death())
 
     @property
     def pid(self):
@@ -255,6 +262,19 @@ class Server:
         """The end of the log, for messages, without the table of options."""
         lines = [line for line in self.log().splitlines() if not line.startswith("+--")]
         return "\n".join(lines[-50:])
+
+    def has_ended_by_itself(self):
+        """Whether the server has ended, or is ending: its connections close a moment before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(DEATH_TIMEOUT_S)
+        return self.process.returncode is not None
+
+    def death(self):
+        """How the server has ended, in a few lines: the frames that it prints if a signal ends it, or the end of its log."""
+        lines = self.log_tail().splitlines()
+        signals = [index for index, line in enumerate(lines) if line.startswith("Signal (")]
+        last = lines[signals[-1]:][:MAX_DEATH_LINES] if signals else lines[-MAX_DEATH_LINES:]
+        return "\n".join([f"tritonserver has ended with exit status {self.process.returncode}:", *last])
 
     def state_of(self, models):
         """Why these models may not unload, in words: what they hold, and where the server's threads wait."""
