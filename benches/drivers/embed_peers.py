@@ -6,8 +6,9 @@
     python benches/drivers/embed_peers.py --model /tmp/minilm --measure target/release/inflight-measure
     python benches/drivers/embed_peers.py --make /tmp/bge --layers 12 --pooling cls     # of the shape of bge-small-en-v1.5
 
-Texts are tokens, so that neither side tokenises. All of a batch have one length, so that nothing is padded. Of a peer, the fastest of
-its batch sizes counts; ours has its own batching. Each round runs all; figures are medians of the rounds. OpenVINO has the model that
+Texts are tokens, so that neither side tokenises. Those of a row have one length, so that nothing is padded; or, with `--input 16-128`, lengths
+from 16 to 128, which come in a mixed order: the peers, like sentence-transformers' `encode`, have all texts at once, sort them by length, and
+pad a batch to its longest. Of a peer, the fastest of its batch sizes counts; ours has its own batching, in the order in which texts come. Each round runs all; figures are medians of the rounds. OpenVINO has the model that
 sentence-transformers holds, with its pooling, compiled for each shape. It computes in what it chooses, which the row tells: bf16 where
 the processor has AMX or AVX-512 BF16, as ours always does; so does torch in bf16. All sum up in f32.
 
@@ -53,15 +54,15 @@ def main():
                     for dtype in ["float32", "bfloat16"]}
     vocab_size = torch_models["float32"][0].auto_model.config.vocab_size
     peers = dict(torch_models, openvino=OpenVino(torch_models["float32"], options.threads))
-    for length in map(int, options.input.split(",")):
+    for lengths in options.input.split(","):
         ours, theirs = [], {peer: [] for peer in peers}
         for _ in range(options.rounds):
-            ours.append(measure(length, options))
+            ours.append(measure(lengths, options))
             for peer, model in peers.items():
                 sizes = map(int, options.batch_sizes.split(","))
-                theirs[peer].append(max(rate(model, vocab_size, length, size, options) for size in sizes))
+                theirs[peer].append(max(rate(model, vocab_size, lengths, size, options) for size in sizes))
         ours = statistics.median(ours)
-        row = dict(row="embed-peers", input=length, threads=options.threads, texts=options.texts, texts_per_s=round(ours, 1),
+        row = dict(row="embed-peers", input=lengths, threads=options.threads, texts=options.texts, texts_per_s=round(ours, 1),
                    openvino_precision=peers["openvino"].precision())
         for peer, rates in theirs.items():
             theirs = statistics.median(rates)
@@ -69,17 +70,17 @@ def main():
         print(json.dumps(row), flush=True)
 
 
-def measure(length, options):
+def measure(lengths, options):
     """Texts in a second that the library embeds."""
     if not options.cpu_time:
-        return run(length, options, num_rounds=1)["texts_per_s"]
-    num_rounds = max(8, 1024 // length)
-    seconds = [cpu_seconds(lambda: run(length, options, num)) for num in [1, 1 + num_rounds]]
+        return run(lengths, options, num_rounds=1)["texts_per_s"]
+    num_rounds = max(8, 1024 * options.texts // sum(numbers_of_tokens(lengths, options.texts)))
+    seconds = [cpu_seconds(lambda: run(lengths, options, num)) for num in [1, 1 + num_rounds]]
     return num_rounds * options.texts / (seconds[1] - seconds[0])
 
 
-def run(length, options, num_rounds):
-    arguments = [options.measure, "embed", "--model", options.model, "--texts", options.texts, "--input", length,
+def run(lengths, options, num_rounds):
+    arguments = [options.measure, "embed", "--model", options.model, "--texts", options.texts, "--input", lengths,
                  "--threads", options.threads, "--max-num-tokens", options.max_num_tokens, "--rounds", num_rounds, "--json"]
     if options.instructions:
         arguments += ["--instructions", options.instructions]
@@ -102,7 +103,7 @@ class OpenVino:
 
     def __init__(self, model, threads):
         example = torch.ones(1, 8, dtype=torch.int64)
-        self.model = openvino.convert_model(Embeddings(model), example_input=example)
+        self.model = openvino.convert_model(Embeddings(model), example_input=(example, example))
         self.config = dict(PERFORMANCE_HINT="LATENCY", INFERENCE_NUM_THREADS=threads)
         self.compiled = {}
 
@@ -110,9 +111,9 @@ class OpenVino:
         tokens = inputs["input_ids"]
         shape = tuple(tokens.shape)
         if shape not in self.compiled:
-            self.model.reshape(list(shape))
+            self.model.reshape({place: list(shape) for place in range(2)})
             self.compiled[shape] = openvino.compile_model(self.model, "CPU", self.config)
-        return self.compiled[shape]([tokens.numpy()])[0]
+        return self.compiled[shape]([tokens.numpy(), inputs["attention_mask"].numpy()])[0]
 
     def precision(self):
         """The type of elements that it has chosen to compute in."""
@@ -126,22 +127,35 @@ class Embeddings(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens):
-        return self.model(dict(input_ids=tokens, attention_mask=torch.ones_like(tokens)))["sentence_embedding"]
+    def forward(self, tokens, mask):
+        return self.model(dict(input_ids=tokens, attention_mask=mask))["sentence_embedding"]
 
 
-def rate(model, vocab_size, length, batch_size, options):
-    """Texts in a second that the peer embeds, after a first batch."""
+def numbers_of_tokens(lengths, num_texts):
+    """Those of the texts of a row, as `inflight-measure embed` has them."""
+    first, last = map(int, lengths.split("-") if "-" in lengths else [lengths] * 2)
+    return [first + (last - first) * (7919 * index % num_texts) // max(1, num_texts - 1) for index in range(num_texts)]
+
+
+def rate(model, vocab_size, lengths, batch_size, options):
+    """Texts in a second that the peer embeds, after all of them once: a batch of another shape may be compiled first."""
     num_texts, now = options.texts, time.process_time if options.cpu_time else time.perf_counter
-    tokens = [[(7919 * (index + 1) + 31 * place) % vocab_size for place in range(length)] for index in range(num_texts)]
-    batches = [torch.tensor(tokens[start:start + batch_size]) for start in range(0, num_texts, batch_size)]
+    tokens = [torch.tensor([(7919 * (index + 1) + 31 * place) % vocab_size for place in range(num_tokens)])
+              for index, num_tokens in enumerate(numbers_of_tokens(lengths, num_texts))]
+    tokens.sort(key=len, reverse=True)
+    batches = [padded(tokens[start:start + batch_size]) for start in range(0, num_texts, batch_size)]
     with torch.inference_mode():
-        encode = lambda batch: model(dict(input_ids=batch, attention_mask=torch.ones_like(batch)))
-        encode(batches[0])
-        started = now()
-        for batch in batches:
-            encode(batch)
+        for _ in range(2):
+            started = now()
+            for batch in batches:
+                model(batch)
         return num_texts / (now() - started)
+
+
+def padded(tokens):
+    """A batch, each text as long as the longest."""
+    pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return dict(input_ids=pad(tokens), attention_mask=pad([torch.ones_like(row) for row in tokens]))
 
 
 def make(folder, num_layers, pooling):

@@ -1,6 +1,7 @@
 //! `cargo xtask bench embed`: how many texts a model embeds in a second.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Write};
+use std::str::FromStr;
 use std::time::Instant;
 
 use clap::Args;
@@ -25,15 +26,58 @@ pub struct Options {
     /// Texts in a step at most
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     concurrency: u32,
-    /// Tokens per text, one row for each
-    #[arg(long, value_name = "TOKENS,...", default_value = "16,128", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
-    input: Vec<u32>,
+    /// Tokens per text, one row for each; with `16-128`, texts of that row have all lengths from 16 to 128, in a mixed order
+    #[arg(
+        long,
+        value_name = "TOKENS,...",
+        default_value = "16,128",
+        value_delimiter = ','
+    )]
+    input: Vec<Lengths>,
     /// Rounds; each figure is the median over the rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// One JSON object per row on standard output, instead of a table
     #[arg(long)]
     json: bool,
+}
+
+/// How many tokens the texts of a row have: one number, or evenly spread from the first to the last.
+#[derive(Clone, Copy, Debug)]
+struct Lengths {
+    first: u32,
+    last: u32,
+}
+
+impl FromStr for Lengths {
+    type Err = String;
+
+    fn from_str(written: &str) -> std::result::Result<Self, String> {
+        let (first, last) = written.split_once('-').unwrap_or((written, written));
+        match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) if 1 <= first && first <= last => Ok(Self { first, last }),
+            _ => Err("this is neither a number of tokens, nor two such as 16-128".to_owned()),
+        }
+    }
+}
+
+impl Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}
+
+impl Lengths {
+    /// Tokens of a text. Texts do not come in the order of their lengths.
+    fn of_text(self, index: u32, num_texts: u32) -> u32 {
+        let [index, num_texts] = [index, num_texts].map(u64::from);
+        let place = index * 7919 % num_texts;
+        let more = u64::from(self.last - self.first) * place / (num_texts - 1).max(1);
+        self.first + more as u32
+    }
 }
 
 /// Runs the measurement and returns the text to print.
@@ -44,7 +88,7 @@ pub fn run(options: &Options) -> Result<String> {
     let source = ModelSource::open_embedder(&options.model.model, None, None)?;
     let loads = options.input.iter().map(|&input| Load {
         concurrency: options.concurrency,
-        input,
+        input: input.last,
         output: 1,
     });
     let mut model = options
@@ -70,14 +114,14 @@ pub fn run(options: &Options) -> Result<String> {
     }
     for &input in &options.input {
         let prompts: Vec<_> = (0..options.texts)
-            .map(|index| prompt(index, input, vocab_size))
+            .map(|index| prompt(index, input.of_text(index, options.texts), vocab_size))
             .collect();
         // The first round touches all memory.
         embed(&mut model.runner, &config, &prompts)?;
         let rounds = (0..options.rounds).map(|_| embed(&mut model.runner, &config, &prompts));
         let seconds = median(rounds.collect::<Result<_>>()?);
         let texts = f64::from(options.texts) / seconds;
-        let tokens = texts * f64::from(input);
+        let tokens = prompts.iter().map(Vec::len).sum::<usize>() as f64 / seconds;
         let _ = match options.json {
             true => writeln!(
                 text,
@@ -86,7 +130,7 @@ pub fn run(options: &Options) -> Result<String> {
                     "row": "embed",
                     "texts": options.texts,
                     "concurrency": options.concurrency,
-                    "input": input,
+                    "input": input.to_string(),
                     "texts_per_s": round(texts),
                     "tokens_per_s": round(tokens),
                     "rounds": options.rounds,
