@@ -6,6 +6,7 @@ from harness.deployments import DEPLOYMENTS
 from harness.front import Front
 from harness.libraries import MISBEHAVING, compile_c
 from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT
+from harness.server import Server
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 BOTH_DRIVERS = ("iterative", "queued")
@@ -31,6 +32,20 @@ def pytest_collection_modifyitems(items):
         return order.index(parameters.get("deployment", order[0]))
 
     items.sort(key=position)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that fails because the server that it shares has died says so. The next one has a new server."""
+    try:
+        return (yield)
+    except Exception as error:
+        server = pyfuncitem.funcargs.get("server")
+        if not isinstance(server, Server) or not server.has_ended_by_itself():
+            raise
+        death = server.death()
+        server.start()
+        raise death from error
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-import http.client
 import os
+import pathlib
 import signal
 import subprocess
+import sys
 import threading
 
 import grpc
@@ -14,7 +15,7 @@ import pytest
 from harness import clients
 from harness.clients import in_flight
 from harness.repository import add_synthetic
-from harness.server import Server, die_with_parent
+from harness.server import FrontendDied, Server, die_with_parent, is_in_frontend
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 
@@ -58,11 +59,74 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
 
 def test_a_failure_tells_how_the_server_has_died(repository):
     add_synthetic(repository, "synthetic")
-    with pytest.raises((ConnectionError, http.client.HTTPException)) as failure, Server(repository) as server:
+    with pytest.raises(FrontendDied) as death, Server(repository) as server:
         os.kill(server.pid, signal.SIGSEGV)
         while True:
             server.is_ready()
-    (note,) = failure.value.__notes__
-    status, first, *frames = note.splitlines()
-    assert "exit status -" in status and first == "Signal (11) received."
+    status, signal_line, *frames = str(death.value).splitlines()
+    assert "exit status -" in status and signal_line == "Signal (11) received."
     assert any("tritonserver" in frame for frame in frames)
+
+
+IN_THE_HANDLER = """\
+Signal (11) received.
+ 0# 0x000055BABF50552D in /opt/tritonserver/bin/tritonserver
+ 1# 0x00007F86CEA5A050 in /lib/x86_64-linux-gnu/libc.so.6
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "is_frontend"),
+    [
+        (" 2# 0x000055BABF4B20C4 in /opt/tritonserver/bin/tritonserver", True),
+        (" 2# abort in /lib/libc.so.6\n 3# 0x00005 in /opt/bin/tritonserver", True),
+        (" 2# TRITONBACKEND_ResponseSend in /opt/lib/libtritonserver.so\n 3# 0x00005 in /opt/bin/tritonserver", False),
+        (" 2# memcpy in /lib/libc.so.6\n 3# 0x00005 in /opt/inflight/libtriton_inflight.so\n 4# 0x5 in /opt/bin/tritonserver", False),
+        ("", False),
+    ],
+    ids=["frontend", "frontend_by_libc", "core", "backend_by_libc", "nowhere"],
+)
+def test_only_the_innermost_frame_tells_what_has_died(inner, is_frontend):
+    assert is_in_frontend((IN_THE_HANDLER + inner).splitlines()) == is_frontend
+
+
+def test_a_server_that_ends_without_a_signal_is_not_a_crash_of_its_frontend():
+    assert not is_in_frontend(["error: creating server: Internal - failed to load all models"])
+
+
+def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(repository, tmp_path):
+    """A test file of its own: its first run kills the server that its tests share."""
+    file = tmp_path / "test_it.py"
+    file.write_text(ENDS_ITS_SERVER_ONCE)
+    add_synthetic(repository, "synthetic")
+    here = pathlib.Path(__file__).parent
+    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
+    arguments = ["-c", here / "pytest.ini", "--rootdir", tmp_path, "-q", f"--basetemp={tmp_path / 'base'}", file]
+    environment = {**os.environ, "REPOSITORY": str(repository)}
+    done = subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, cwd=here, capture_output=True, text=True)
+    assert "2 passed, 1 rerun" in done.stdout and done.returncode == 0, done.stdout
+
+
+ENDS_ITS_SERVER_ONCE = """
+import os, signal
+import pytest
+from harness.server import Server
+
+pids = []
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(os.environ["REPOSITORY"]) as server:
+        yield server
+
+def test_one(server):
+    pids.append(server.pid)
+    if len(pids) == 1:
+        os.kill(server.pid, signal.SIGSEGV)
+        while True:
+            server.is_ready()
+    assert server.is_ready()
+
+def test_two(server):
+    assert server.is_ready() and server.pid == pids[1] != pids[0]
+"""

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ KEPT_BY_TRITON = "Triton still keeps it"
 # How long a server that dies takes to be gone, and lines of its log in a message.
 DEATH_TIMEOUT_S = 1
 MAX_DEATH_LINES = 16
+SYSTEM_LIBRARIES = ("libc.so", "libstdc++.so", "libpthread.so")
 
 
 def free_ports(count):
@@ -47,6 +49,11 @@ def die_with_parent():
 
 class ServerDied(Exception):
     """The server exited unexpectedly; the text is the end of its log."""
+
+
+class FrontendDied(ServerDied):
+    """Triton's frontends crashed, as those of server 2.51 rarely do when clients cancel streams (docs/src/limitations.md). The
+    test is run again."""
 
 
 class Server:
@@ -97,14 +104,19 @@ class Server:
         if launch is not None:
             command = launch(command)
         self.is_under_mpirun = mpi_ranks is not None
+        self.command, self.cwd, self.environment = command, cwd, {**os.environ, **(environment or {})}
+        self.start()
+
+    def start(self):
+        """Starts the server; also one that has died, again."""
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=cwd,
-                env={**os.environ, **(environment or {})},
+                cwd=self.cwd,
+                env=self.environment,
                 preexec_fn=die_with_parent,
             )
         self._wait_ready()
@@ -128,7 +140,7 @@ class Server:
             self.process.wait()
         elif self.process.returncode != 0:
             # Its clients only know that the connection is gone.
-            error.add_note(self.death())
+            raise self.death() from error
 
     @property
     def pid(self):
@@ -273,8 +285,9 @@ class Server:
         """How the server has ended, in a few lines: the frames that it prints if a signal ends it, or the end of its log."""
         lines = self.log_tail().splitlines()
         signals = [index for index, line in enumerate(lines) if line.startswith("Signal (")]
-        last = lines[signals[-1]:][:MAX_DEATH_LINES] if signals else lines[-MAX_DEATH_LINES:]
-        return "\n".join([f"tritonserver has ended with exit status {self.process.returncode}:", *last])
+        last = lines[signals[-1] :][:MAX_DEATH_LINES] if signals else lines[-MAX_DEATH_LINES:]
+        kind = FrontendDied if is_in_frontend(last) else ServerDied
+        return kind("\n".join([f"tritonserver has ended with exit status {self.process.returncode}:", *last]))
 
     def state_of(self, models):
         """Why these models may not unload, in words: what they hold, and where the server's threads wait."""
@@ -304,6 +317,14 @@ class Server:
         self.process.kill()
         self.process.wait()
         raise ServerDied(f"not ready after {START_TIMEOUT_S} s\n{self.log_tail()}")
+
+
+def is_in_frontend(frames):
+    """Whether the innermost frame that a dying server prints, behind its signal handler and the C library, is of its program: its
+    frontends are linked into that, and the core and backends are libraries."""
+    names = [pathlib.Path(frame.split()[-1]).name for frame in frames if re.match(r" *\d+# ", frame)]
+    _, *names = names or [""]
+    return next((name for name in names if not name.startswith(SYSTEM_LIBRARIES)), None) == "tritonserver"
 
 
 async def until(condition):
