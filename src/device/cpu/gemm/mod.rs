@@ -256,7 +256,7 @@ impl Cpu {
                 if wants_f32 {
                     self.widen(x, &mut wide);
                 }
-                let wide_x = wants_f32.then_some(&wide[..]);
+                let wide_x = wants_f32.then(|| &wide[..x.len()]);
                 let prepare = |num_rows| PanelKernel::new(simd, num_rows);
                 let multiply = |kernel: &PanelKernel, first_row, at: At, sums: &mut [f32]| {
                     let x = PanelInputs {
@@ -284,11 +284,14 @@ impl Cpu {
         }
     }
 
-    /// Widens activations to f32, on all threads.
+    /// Widens activations to f32, on all threads. `out` grows to the longest: each time it did, the zeros took as long as
+    /// the widening.
     fn widen(&mut self, x: &[u16], out: &mut Vec<f32>) {
-        out.resize(x.len(), 0.0);
+        if out.len() < x.len() {
+            out.resize(x.len(), 0.0);
+        }
         let simd = self.simd;
-        let out = DisjointSlice::new(out);
+        let out = DisjointSlice::new(&mut out[..x.len()]);
         let num_tasks = x.len().div_ceil(WIDEN_LEN);
         self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
             let start = task * WIDEN_LEN;
