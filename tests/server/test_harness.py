@@ -59,7 +59,7 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
 
 def test_a_failure_tells_how_the_server_has_died(repository):
     add_synthetic(repository, "synthetic")
-    with pytest.raises(FrontendDied) as death, Server(repository) as server:
+    with pytest.warns(match="exit status"), pytest.raises(FrontendDied) as death, Server(repository) as server:
         os.kill(server.pid, signal.SIGSEGV)
         while True:
             server.is_ready()
@@ -104,7 +104,8 @@ def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(rep
     arguments = ["-c", here / "pytest.ini", "--rootdir", tmp_path, "-q", f"--basetemp={tmp_path / 'base'}", file]
     environment = {**os.environ, "REPOSITORY": str(repository)}
     done = subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, cwd=here, capture_output=True, text=True)
-    assert "2 passed, 1 rerun" in done.stdout and done.returncode == 0, done.stdout
+    assert "2 passed, 1 warning, 1 rerun" in done.stdout and done.returncode == 0, done.stdout
+    assert "RERUN" in done.stdout and "Signal (11) received." in done.stdout
 
 
 ENDS_ITS_SERVER_ONCE = """
