@@ -57,7 +57,8 @@ pub fn run(options: &Options) -> Result<()> {
         command("tar")
             .args([
                 "--create",
-                "--xz",
+                // The kernels are in it as files, in the library and in `gpu-check`: the window must reach from one to the next.
+                "--use-compress-program=xz --lzma2=preset=6,dict=256MiB",
                 "--owner=0",
                 "--group=0",
                 "--numeric-owner",
