@@ -103,7 +103,8 @@ def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(rep
     (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
     arguments = ["-c", here / "pytest.ini", "--rootdir", tmp_path, "-q", f"--basetemp={tmp_path / 'base'}", file]
     environment = {**os.environ, "REPOSITORY": str(repository)}
-    done = subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, cwd=here, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", *arguments]
+    done = subprocess.run(command, env=environment, cwd=here, capture_output=True, text=True, timeout=120)
     assert "2 passed, 1 warning, 1 rerun" in done.stdout and done.returncode == 0, done.stdout
     assert "RERUN" in done.stdout and "Signal (11) received." in done.stdout
 

@@ -169,3 +169,34 @@ fn prompt(index: u32, num_tokens: u32, vocab_size: u32) -> Vec<TokenId> {
         .map(|place| (index + 1).wrapping_mul(7919).wrapping_add(place * 31) % vocab_size)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_have_all_lengths_of_their_row_in_a_mixed_order() {
+        let lengths: Lengths = "16-128".parse().expect("two lengths");
+        let found: Vec<_> = (0..113).map(|index| lengths.of_text(index, 113)).collect();
+        assert!(!found.is_sorted());
+        let mut sorted = found;
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(16..=128));
+        let one: Lengths = "16".parse().expect("one length");
+        assert!([0, 1, 6].map(|index| one.of_text(index, 7)) == [16; 3]);
+        assert_eq!(lengths.of_text(0, 1), 16);
+    }
+
+    #[test]
+    fn lengths_are_one_number_or_two() {
+        for written in [
+            "", "0", "16-", "-16", "128-16", "0-16", "16-32-64", "sixteen",
+        ] {
+            assert!(written.parse::<Lengths>().is_err(), "{written}");
+        }
+        for written in ["1", "16-128"] {
+            let read: Lengths = written.parse().expect("lengths");
+            assert_eq!(read.to_string(), written);
+        }
+    }
+}
