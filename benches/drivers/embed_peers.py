@@ -8,9 +8,10 @@
 
 Texts are tokens, so that neither side tokenises. Those of a row have one length, so that nothing is padded; or, with `--input 16-128`, lengths
 from 16 to 128, which come in a mixed order: the peers, like sentence-transformers' `encode`, have all texts at once, sort them by length, and
-pad a batch to its longest. Of a peer, the fastest of its batch sizes counts; ours has its own batching, in the order in which texts come. Each round runs all; figures are medians of the rounds. OpenVINO has the model that
-sentence-transformers holds, with its pooling, compiled for each shape. It computes in what it chooses, which the row tells: bf16 where
-the processor has AMX or AVX-512 BF16, as ours always does; so does torch in bf16. All sum up in f32.
+pad a batch to its longest. Of a peer, the fastest of its batch sizes counts; ours has its own batching, in the order in which texts come.
+Each round runs all; figures are medians of the rounds. OpenVINO has the model that sentence-transformers holds, with its pooling, compiled
+for each shape. It computes in what it chooses, which the row tells: bf16 where the processor has AMX or AVX-512 BF16, as ours always does;
+so does torch in bf16. All sum up in f32.
 
 On a machine that others use, `--cpu-time` with one thread counts the seconds that the processor worked for each side, not those that passed.
 """
@@ -133,7 +134,8 @@ class Embeddings(torch.nn.Module):
 
 def numbers_of_tokens(lengths, num_texts):
     """Those of the texts of a row, as `inflight-measure embed` has them."""
-    first, last = map(int, lengths.split("-") if "-" in lengths else [lengths] * 2)
+    ends = [int(end) for end in lengths.split("-")]
+    first, last = ends[0], ends[-1]
     return [first + (last - first) * (7919 * index % num_texts) // max(1, num_texts - 1) for index in range(num_texts)]
 
 

@@ -41,7 +41,7 @@ def pytest_pyfunc_call(pyfuncitem):
         return (yield)
     except Exception as error:
         server = pyfuncitem.funcargs.get("server")
-        if not isinstance(server, Server) or not server.has_ended_by_itself():
+        if not isinstance(server, Server) or not server.has_ended():
             raise
         death = server.death()
         server.start()

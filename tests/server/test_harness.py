@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(rep
     file.write_text(ENDS_ITS_SERVER_ONCE)
     add_synthetic(repository, "synthetic")
     here = pathlib.Path(__file__).parent
-    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
+    shutil.copy(here / "conftest.py", tmp_path)
     arguments = ["-c", here / "pytest.ini", "--rootdir", tmp_path, "-q", f"--basetemp={tmp_path / 'base'}", file]
     environment = {**os.environ, "REPOSITORY": str(repository)}
     command = [sys.executable, "-m", "pytest", *arguments]

@@ -135,7 +135,7 @@ class Server:
             # While its threads are still there.
             state = self.state_of(left) if left else ""
             assert self.stop() == 0, f"{state}{self.log_tail()}"
-        elif not self.has_ended_by_itself():
+        elif not self.has_ended():
             self.process.kill()
             self.process.wait()
         elif self.process.returncode != 0:
@@ -275,7 +275,7 @@ class Server:
         lines = [line for line in self.log().splitlines() if not line.startswith("+--")]
         return "\n".join(lines[-50:])
 
-    def has_ended_by_itself(self):
+    def has_ended(self):
         """Whether the server has ended, or is ending: its connections close a moment before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(DEATH_TIMEOUT_S)
@@ -284,8 +284,8 @@ class Server:
     def death(self):
         """How the server has ended, in a few lines: the frames that it prints if a signal ends it, or the end of its log."""
         lines = self.log_tail().splitlines()
-        signals = [index for index, line in enumerate(lines) if line.startswith("Signal (")]
-        last = lines[signals[-1] :][:MAX_DEATH_LINES] if signals else lines[-MAX_DEATH_LINES:]
+        signals = (index for index, line in enumerate(lines) if line.startswith("Signal ("))
+        last = lines[max(signals, default=-MAX_DEATH_LINES) :][:MAX_DEATH_LINES]
         text = "\n".join([f"tritonserver has ended with exit status {self.process.returncode}:", *last])
         if not is_in_frontend(last):
             return ServerDied(text)
@@ -327,8 +327,8 @@ def is_in_frontend(frames):
     """Whether the innermost frame that a dying server prints, behind its signal handler and the C library, is of its program: its
     frontends are linked into that, and the core and backends are libraries."""
     names = [pathlib.Path(frame.split()[-1]).name for frame in frames if re.match(r" *\d+# ", frame)]
-    _, *names = names or [""]
-    return next((name for name in names if not name.startswith(SYSTEM_LIBRARIES)), None) == "tritonserver"
+    inner = (name for name in names[1:] if not name.startswith(SYSTEM_LIBRARIES))
+    return next(inner, None) == "tritonserver"
 
 
 async def until(condition):
