@@ -91,10 +91,15 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 /// Fails unless `got` is `exact` rounded to bf16: within half a unit in the last place, with 8 significant
 /// bits, plus some f32 rounding before.
 pub fn assert_near(got: bf16, exact: f64, what: &str) {
+    assert_near_after(got, exact, 0.0, what);
+}
+
+/// The same for a value that may have had the error `before` in front of the rounding.
+pub fn assert_near_after(got: bf16, exact: f64, before: f64, what: &str) {
     const ROUNDING: f64 = 1.01 / 256.0;
     let error = (got.to_f64() - exact).abs();
     assert!(
-        error <= ROUNDING * exact.abs() + 1e-30,
+        error <= ROUNDING * exact.abs() + before * (1.0 + ROUNDING) + 1e-30,
         "{what}: {got} for {exact}"
     );
 }

@@ -75,21 +75,17 @@ impl Cpu {
             "bias is [n] = [{n}]"
         );
         let simd = self.simd;
-        let out = DisjointSlice::new(out);
+        let out = &DisjointSlice::new(out);
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
-            type Row = [f32; PANEL];
-            type Bias<'a> = Option<&'a [f32]>;
             let bias = bias.map(|bias| &bias[outputs.clone()]);
-            for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
-                // SAFETY: each rectangle of rows and outputs belongs to one task.
-                let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
-                for_each_simd!(simd, write_row, (
-                    sums: &Row,
-                    bias: Bias<'_>,
-                    output: Output,
-                    out: &mut [f32],
-                ));
-            }
+            write_rows(
+                simd,
+                sums,
+                bias,
+                output,
+                Rectangle { rows, outputs, n },
+                out,
+            );
         });
     }
 
@@ -373,25 +369,69 @@ fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
     [&gate[outputs.clone()], &up[outputs.clone()]]
 }
 
+/// The elements of a matrix that one task writes.
+struct Rectangle {
+    rows: Range<usize>,
+    outputs: Range<usize>,
+    /// Elements of a row of the matrix.
+    n: usize,
+}
+
+/// Writes the sums of a task, `[rows, 48]`.
+fn write_rows(
+    simd: Simd,
+    sums: &[f32],
+    bias: Option<&[f32]>,
+    output: Output,
+    place: Rectangle,
+    out: &DisjointSlice<f32>,
+) {
+    type Bias<'a> = Option<&'a [f32]>;
+    type Out<'a> = &'a DisjointSlice<f32>;
+    for_each_simd!(simd, write_rows_by, (
+        sums: &[f32],
+        bias: Bias<'_>,
+        output: Output,
+        place: Rectangle,
+        out: Out<'_>,
+    ));
+}
+
 #[inline(always)]
-fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mut [f32]) {
-    match (output, bias) {
-        (Output::Store, None) => copy_panel(sums, out),
-        (Output::Store, Some(bias)) => {
-            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
-                *out = sum + bias;
+fn write_rows_by(
+    sums: &[f32],
+    bias: Option<&[f32]>,
+    output: Output,
+    place: Rectangle,
+    out: &DisjointSlice<f32>,
+) {
+    let Rectangle { rows, outputs, n } = place;
+    let bias = bias.map(|bias| {
+        let mut panel = [0.0; PANEL];
+        panel[..bias.len()].copy_from_slice(bias);
+        panel
+    });
+    for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
+        // SAFETY: each rectangle of rows and outputs belongs to one task.
+        let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
+        let mut sums = *sums;
+        if let Some(bias) = &bias {
+            add(&mut sums, bias);
+        }
+        if output == Output::Add {
+            match <&[f32; PANEL]>::try_from(&*out) {
+                Ok(out) => add(&mut sums, out),
+                Err(_) => add(&mut sums, out),
             }
         }
-        (Output::Add, None) => {
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out += sum;
-            }
-        }
-        (Output::Add, Some(bias)) => {
-            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
-                *out += sum + bias;
-            }
-        }
+        copy_panel(&sums, out);
+    }
+}
+
+#[inline(always)]
+fn add(sums: &mut [f32; PANEL], values: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += value;
     }
 }
 

@@ -23,7 +23,7 @@ use super::super::simd::for_each_simd;
 use super::super::{Cpu, Simd, quantised};
 use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::MAX_ROWS;
-use super::{multiply_parts, pad_rows, write_gated, write_row};
+use super::{Rectangle, multiply_parts, pad_rows, write_gated, write_rows};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{CodeBits, Gating, Linear, Output, Stacking};
 
@@ -60,7 +60,8 @@ impl Cpu {
             assert_eq!(linear.matrix.n(), n, "out is [{num_rows}, n]");
             linear
         };
-        let out = DisjointSlice::new(out);
+        let simd = self.simd;
+        let out = &DisjointSlice::new(out);
         self.multiply_segments(
             x,
             segments,
@@ -68,11 +69,8 @@ impl Cpu {
             |segment, rows, outputs, [sums]: [&[f32]; 1]| {
                 let bias = linear(segment).bias.as_ref();
                 let bias = bias.map(|bias| &bias[outputs.clone()]);
-                for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
-                    // SAFETY: each rectangle of rows and outputs belongs to one task.
-                    let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
-                    write_row(sums, bias, Output::Store, out);
-                }
+                let place = Rectangle { rows, outputs, n };
+                write_rows(simd, sums, bias, Output::Store, place, out);
             },
         );
     }
