@@ -44,6 +44,8 @@ class Hostile:
     refusal: str | None = None
     # Cancel after this many responses.
     cancel_after: int | None = None
+    # So many of them, one after the other.
+    times: int = 1
     model: str = MODEL
     num_neighbours: int = 1
 
@@ -86,6 +88,7 @@ HOSTILE = [
          "stream": True, "stream_interval": 600},
         cancel_after=1,
     ),
+    Hostile("64 requests, each cancelled after two tokens", {"stream": True, "max_tokens": 600, "ignore_eos": True}, cancel_after=2, times=64),
     Hostile(
         "8 beams streamed",
         {"beam_width": 8, "max_tokens": 300, "stream": True, "ignore_eos": True, "early_stopping": "never"},
@@ -149,6 +152,7 @@ def row_of(name, alone, beside):
         for i, part in enumerate(("step", "besides_model")):
             figures = [[gap[i] for gap in a_round] for a_round in rounds]
             row[f"{part}_ms_{what}"] = round(statistics.median(map(statistics.median, figures)), 3)
+            row[f"{part}_ms_mean_{what}"] = round(statistics.median(map(statistics.mean, figures)), 3)
             row[f"{part}_ms_max_{what}"] = round(statistics.median(map(max, figures)), 3)
     row["added_ms"] = round(row["besides_model_ms_with"] - row["besides_model_ms_without"], 3)
     row["added_ms_max"] = round(row["besides_model_ms_max_with"] - row["besides_model_ms_max_without"], 3)
@@ -212,7 +216,8 @@ async def measure(server, steps, hostiles, num_rounds):
                 await steps.since()
                 await asyncio.sleep(ALONE_S)
                 alone.append(gaps(await steps.since()))
-                await send(client, hostile)
+                for _ in range(hostile.times):
+                    await send(client, hostile)
                 # Work after the answer counts too.
                 await asyncio.sleep(0.1)
                 beside.append(gaps(await steps.since()))

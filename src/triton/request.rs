@@ -55,6 +55,20 @@ impl HandedOver {
     }
 }
 
+/// A request that its instance keeps from one Execute call to another. Dropping it answers it, as for a [`Request`].
+#[derive(Debug)]
+pub struct Kept(Request);
+
+// SAFETY: Triton's objects are not bound to a thread, and nothing of a kept one can be used before it is received.
+unsafe impl Send for Kept {}
+
+impl Kept {
+    /// The request, in another call.
+    pub fn receive(self) -> Request {
+        self.0
+    }
+}
+
 /// The sequence of Triton's batcher that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CorrelationId<'request> {
@@ -305,6 +319,11 @@ impl Request {
     /// Whether [`Request::belongs_to_warm_up`] was called.
     pub fn is_warm_up(&self) -> bool {
         self.is_warm_up
+    }
+
+    /// Keeps the request for a later Execute call of its instance, which may still reschedule it.
+    pub fn keep(self) -> Kept {
+        Kept(self)
     }
 
     /// Lets another thread have the request. It cannot be rescheduled any more.

@@ -11,7 +11,7 @@ use triton_inflight::triton::DataType;
 
 use crate::INVALID;
 use crate::embeddings::{ask_task, load_task, load_task_with, spec};
-use crate::fake_triton::{Parameter, Sent, Where};
+use crate::fake_triton::{Parameter, Sent};
 use crate::served::Server;
 
 #[derive(Deserialize)]
@@ -230,7 +230,7 @@ fn a_request_that_is_cancelled_among_its_chunks_is_left_to_triton() {
     assert!(server.host.sent(cancelled).is_empty() && server.host.sent(other).is_empty());
     server.host.cancel(cancelled);
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
-    assert_eq!(server.host.place(cancelled), Where::InQueue);
+    server.see_left(cancelled, &[other]);
     server.finish(&[other]);
     server.wait_for_final(other);
     assert_near(&numbers(&server.host.sent(other), "probs"), &longest.values);

@@ -1,5 +1,7 @@
 //! The real backend in the fake server, with random clients and a random Triton.
 
+use std::time::{Duration, Instant};
+
 use triton_inflight::triton::sys;
 
 use crate::draw::Draw;
@@ -16,6 +18,8 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     let mut server = Server::load(parameters);
     let mut started: Vec<(ClientRequest, RawRequest)> = Vec::new();
     let mut live: Vec<RawRequest> = Vec::new();
+    // Cancelled requests, which the backend keeps for a moment.
+    let mut kept: Vec<RawRequest> = Vec::new();
     for _ in 0..200 {
         if live.len() < 8 && draw.one_in(2) {
             let (prompt, max_tokens) = (1 + draw.below(30), 1 + draw.below(30));
@@ -42,6 +46,12 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
         if !batch.is_empty() {
             assert_eq!(server.execute(&batch), Ok(()), "seed {seed}");
         }
+        live.retain(|request| {
+            let is_kept =
+                batch.contains(request) && server.host.place(*request) == Where::InBackend;
+            kept.extend(is_kept.then_some(*request));
+            !is_kept
+        });
         // Triton answers a cancelled request in its hands without notice.
         live.retain(|request| match server.host.place(*request) {
             Where::InQueue => !server.host.is_cancelled(*request),
@@ -50,6 +60,14 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     }
     server.host.refuse_reschedule(false);
     server.finish(&live);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while let Some(request) = kept.pop() {
+        assert!(server.host.is_cancelled(request), "seed {seed}");
+        while server.host.place(request) == Where::InBackend {
+            assert!(Instant::now() < deadline, "seed {seed}: kept for good");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     server.unload();
 
     let mut num_whole = 0;

@@ -221,6 +221,60 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
         assert ("has a conflict" in server.log()) == (not after)
 
 
+@pytest.mark.deployments("iterative")
+@pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
+def test_a_cancelled_streams_slot_is_reused_beside_another_that_goes_on(repository, strategy):
+    """Triton gets a cancelled request back at the end of a later step of the other."""
+    parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 2000}
+    add_synthetic(repository, "two_slots", parameters, fields=f"max_batch_size: 2 {strategy}")
+
+    async def main():
+        async with clients.grpc(server) as client, clients.in_flight(client, "two_slots", [1]):
+            for n in range(40):
+                async with clients.in_flight(client, "two_slots", [n]):
+                    pass
+                answer = await clients.stream(client, "two_slots", [n], max_tokens=5)
+                assert answer.ids == continuation([n], 5)
+
+    with Server(repository) as server:
+        clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+        assert_blocks_come_back(server, "two_slots")
+
+
+# A step waits until both slots are taken, for a tenth of a second.
+PATIENT = """
+sequence_batching {
+  iterative_sequence: true
+  max_sequence_idle_microseconds: 86400000000
+  direct { max_queue_delay_microseconds: 100000 minimum_slot_utilization: 1.0 }
+}
+"""
+
+
+@pytest.mark.deployments("iterative")
+def test_a_cancelled_request_that_no_step_follows_frees_its_slot(repository):
+    """Its step rescheduled the other one, which Triton ends before it comes back: it is cancelled, too."""
+    parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 2000}
+    add_synthetic(repository, "two_slots", parameters, fields=f"max_batch_size: 2 {PATIENT}")
+    between_steps = "a cancelled request is ended between two steps"
+
+    async def main():
+        async with clients.grpc(server) as client:
+            streams = [GrpcStream(client, "two_slots", [n], max_tokens=ENDLESS, stream=True) for n in range(2)]
+            await asyncio.gather(*(anext(aiter(stream)) for stream in streams))
+            streams[0].cancel()
+            await asyncio.sleep(0.03)
+            streams[1].cancel()
+            await until(lambda: between_steps in server.log())
+            # Two requests at the same time need both slots.
+            async with clients.in_flight(client, "two_slots", [1]), clients.in_flight(client, "two_slots", [2]):
+                pass
+
+    with Server(repository, "--log-verbose=1") as server:
+        clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+        assert_blocks_come_back(server, "two_slots")
+
+
 @pytest.fixture(autouse=True)
 def silent(server):
     """Triton logs a backend's errors with sequences; a cancellation is none. A sequence that "has a conflict" is none

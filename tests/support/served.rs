@@ -124,6 +124,14 @@ impl Server {
         }
     }
 
+    /// Executes others until the backend has left a cancelled request, which it keeps for a moment, to Triton.
+    pub fn see_left(&self, cancelled: RawRequest, others: &[RawRequest]) {
+        // One more step is enough, but not before that moment has passed.
+        std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(self.execute(others), Ok(()));
+        assert_eq!(self.host.place(cancelled), Where::InQueue);
+    }
+
     /// Executes until the backend has released all of these requests.
     pub fn finish(&self, requests: &[RawRequest]) {
         for _ in 0..1000 {

@@ -64,6 +64,7 @@ impl Driver for IterativeDriver {
         if silence < max_silence {
             return Ok(());
         }
+        self.steps.end_leaving(now);
         self.steps.free_slots();
         // For the next look: this one may come before the batcher's turn if the server was stopped (SIGSTOP).
         self.steps.slots_in_doubt.ripen();
@@ -137,7 +138,7 @@ impl IterativeDriver {
         }
         if request.is_cancelled() {
             self.steps.forget(id);
-            return self.steps.hand_to_triton(request);
+            return self.steps.leave(request);
         }
         request.answered_by(&in_flight.factory);
         in_flight.presence = Presence::Here;

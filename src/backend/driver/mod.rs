@@ -10,6 +10,7 @@
 //! turn.rs           a request of one of them
 //! service.rs        when the model has begun to serve, and when its requests must end
 //! in_flight.rs      the requests in flight
+//! leaving.rs        cancelled requests, until Triton answers them
 //! slots_in_doubt.rs slots that Triton may not have freed
 //! correlation.rs    Triton's names of sequences
 //! ```
@@ -18,6 +19,7 @@ pub mod conversations;
 mod correlation;
 mod in_flight;
 pub mod iterative;
+mod leaving;
 pub mod queued;
 pub mod service;
 mod slots_in_doubt;

@@ -64,7 +64,7 @@ impl StepDriver {
     ) {
         if request.is_cancelled() {
             self.ended_turns.extend(turn.map(Turn::abandon));
-            return self.hand_to_triton(request);
+            return self.leave(request);
         }
         match self.new_in_flight(&mut request, key, &mut turn, now) {
             Ok(in_flight) => {

@@ -1,6 +1,6 @@
 //! Requests that end: answered, refused, forgotten, or left to Triton, and the slots of their sequences.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::{Presence, Stage};
@@ -11,11 +11,6 @@ use crate::backend::response::answer::Answer;
 use crate::base::{RequestId, StepError};
 use crate::config::InputKind;
 use crate::triton::{DataType, Error, ErrorCode, Request, Timestamps};
-
-/// How long a frontend is given to finish with a cancellation before Triton answers the request. The
-/// gRPC frontend of server 2.51 releases a stream's state twice, and crashes, if the answer comes while
-/// it is still at it; this makes that rare (13 crashes in 1280 cancellations became 1), not impossible.
-const CANCELLATION_GRACE: Duration = Duration::from_millis(5);
 
 impl StepDriver {
     /// Ends the requests that were stopped, or whose time limit has passed, with what they have. One that
@@ -68,6 +63,7 @@ impl StepDriver {
         let timestamps = clock.finish();
         let mut finals = Vec::new();
         let mut staying = Batch::new();
+        let mut is_any_rescheduled = false;
         for (id, request) in batch.drain(..) {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
@@ -76,7 +72,7 @@ impl StepDriver {
             if request.is_cancelled() {
                 // Triton would not show it again, and a release would not free its slot.
                 self.forget(id);
-                self.hand_to_triton(request);
+                self.leave(request);
                 continue;
             }
             match &in_flight.stage {
@@ -90,14 +86,16 @@ impl StepDriver {
                     in_flight.presence = Presence::Here;
                     staying.push((id, request));
                 }
-                _ => {
-                    if let Err((request, error)) = request.reschedule() {
+                _ => match request.reschedule() {
+                    Ok(()) => is_any_rescheduled = true,
+                    Err((request, error)) => {
                         self.forget(id);
                         self.fail(request, error);
                     }
-                }
+                },
             }
         }
+        let is_last = staying.is_empty() && !is_any_rescheduled;
         *batch = staying;
         if let Some(num_sequences) = clock.num_computed()
             && let Err(error) = self.instance.report_batch(num_sequences, &timestamps)
@@ -107,7 +105,12 @@ impl StepDriver {
         if !finals.is_empty() {
             self.responder.finish(finals)?;
         }
-        self.record(clock)
+        self.record(clock)?;
+        match is_last {
+            true => self.let_all_leave(),
+            false => self.let_leave(Instant::now()),
+        }
+        Ok(())
     }
 
     /// Releases a request that has ended. Returns its answer, to be sent.
@@ -177,6 +180,7 @@ impl StepDriver {
         for request in taken.chain(untaken) {
             self.refuse(request, error.clone().into());
         }
+        self.let_all_leave();
     }
 
     /// Refuses a request; a cancelled one is Triton's to answer.
@@ -184,7 +188,7 @@ impl StepDriver {
         if request.is_warm_up() {
             request.fail(error);
         } else if request.is_cancelled() {
-            self.hand_to_triton(request);
+            self.leave(request);
         } else {
             self.end(request, error);
         }
@@ -210,17 +214,42 @@ impl StepDriver {
         request.fail(error);
     }
 
+    /// Takes a cancelled request that is not in flight any more, until Triton gets it.
+    pub(in crate::backend::driver) fn leave(&mut self, request: Request) {
+        self.leaving.push(request.keep(), Instant::now());
+    }
+
+    /// Hands cancelled requests to Triton whose frontends have had time to notice.
+    fn let_leave(&mut self, now: Instant) {
+        while let Some(request) = self.leaving.pop(now) {
+            self.hand_to_triton(request.receive());
+        }
+    }
+
+    /// Hands all cancelled requests to Triton. Waits for that until their frontends have had time to notice.
+    fn let_all_leave(&mut self) {
+        if let Some(due) = self.leaving.last_due() {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            self.let_leave(due);
+        }
+    }
+
     /// Lets Triton answer a cancelled request of a sequence: it frees the slot at once, where a release would leave
     /// it taken until the sequence idles out. Another is answered here.
-    pub(in crate::backend::driver) fn hand_to_triton(&mut self, request: Request) {
-        if !std::mem::replace(&mut self.has_waited, true) {
-            std::thread::sleep(CANCELLATION_GRACE);
-        }
+    fn hand_to_triton(&mut self, mut request: Request) {
+        // The Execute call that it came with may have ended.
+        self.keep_model(&mut request);
         if let Err((request, _)) = request.reschedule() {
-            self.fail(
-                request,
-                Error::new(ErrorCode::Cancelled, "the request was cancelled"),
-            );
+            self.fail(request, cancelled());
+        }
+    }
+
+    /// Answers the cancelled requests that no step has handed to Triton, and has their slots freed: of those that were to come
+    /// back, Triton has ended all.
+    pub(in crate::backend::driver) fn end_leaving(&mut self, now: Instant) {
+        while let Some(request) = self.leaving.pop(now) {
+            log::debug!("a cancelled request is ended between two steps");
+            self.end(request.receive(), cancelled());
         }
     }
 
@@ -266,4 +295,8 @@ impl StepDriver {
             }
         }
     }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorCode::Cancelled, "the request was cancelled")
 }

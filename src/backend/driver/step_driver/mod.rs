@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::driver::in_flight::InFlightTable;
+use crate::backend::driver::leaving::Leaving;
 use crate::backend::driver::service::Service;
 use crate::backend::driver::slots_in_doubt::SlotsInDoubt;
 use crate::backend::driver::step_clock::StepClock;
@@ -36,7 +37,7 @@ use crate::base::{RequestId, StepError, Tokens};
 use crate::engine::{Event, Room};
 use crate::manager::BatchManager;
 use crate::sampling::FinishReason;
-use crate::triton::{Error, Instance, Request, ServedModel};
+use crate::triton::{Error, Instance, Kept, Request, ServedModel};
 
 mod arrivals;
 mod endings;
@@ -73,8 +74,8 @@ pub struct StepDriver {
     ended_turns: VecDeque<EndedTurn>,
     /// The first request since the last step, if one has arrived.
     first_newcomer: RequestId,
-    /// Whether a frontend has been let finish with its cancellations since the last step.
-    has_waited: bool,
+    /// Requests that were cancelled, and are not in flight any more.
+    leaving: Leaving<Kept>,
     /// Whether sequences were cancelled that may be in a step that is still running.
     must_settle: bool,
     /// Whether the metrics say that nothing is active.
@@ -114,7 +115,7 @@ impl StepDriver {
             slots_in_doubt: SlotsInDoubt::default(),
             ended_turns: VecDeque::new(),
             first_newcomer: RequestId::default(),
-            has_waited: false,
+            leaving: Leaving::default(),
             must_settle: false,
             shown_idle: false,
             started: Instant::now(),
@@ -149,7 +150,6 @@ impl StepDriver {
     /// Begins to accept requests for the next steps.
     pub(super) fn begin(&mut self) {
         self.slots_in_doubt.ripen();
-        self.has_waited = false;
         self.first_newcomer = RequestId(self.num_requests_seen);
     }
 
