@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How many texts sentence-transformers on torch, and OpenVINO, embed in a second on the CPU, in turns with `inflight-measure embed`.
+"""How many texts sentence-transformers on torch, OpenVINO, and Text Embeddings Inference embed in a second on the CPU, in turns with
+`inflight-measure embed`.
 
     pip install torch transformers sentence-transformers openvino
     python benches/drivers/embed_peers.py --make /tmp/minilm       # a model of the shape of all-MiniLM-L6, with random weights
@@ -13,22 +14,33 @@ Each round runs all; figures are medians of the rounds. OpenVINO has the model t
 for each shape. It computes in what it chooses, which the row tells: bf16 where the processor has AMX or AVX-512 BF16, as ours always does;
 so does torch in bf16. All sum up in f32.
 
+With `--tei PROGRAM`, Text Embeddings Inference is a peer as well: its `text-embeddings-router`, with as many CPUs as there are threads. It gets
+the same batches as requests, or all texts in one; it may divide them. Its time is the one that it reports for a request, in whole milliseconds,
+from the tokens to the embeddings. Built with its backend `ort`, as its images for CPUs are, it gets an ONNX export of the model; `--tei-backend candle` gives it the
+safetensors file alone. The libraries that it loads are found by the environment (`ORT_DYLIB_PATH`, `LD_LIBRARY_PATH`).
+
 On a machine that others use, `--cpu-time` with one thread counts the seconds that the processor worked for each side, not those that passed.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import resource
+import socket
 import statistics
 import subprocess
+import tempfile
 import time
+import urllib.error
+import urllib.request
 
 import openvino
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 
@@ -45,23 +57,37 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), metavar="N")
     parser.add_argument("--max-num-tokens", type=int, default=512, metavar="N", help="of a step of ours: by default as in a server")
     parser.add_argument("--instructions", metavar="SET", help="of ours, such as avx512_bf16; by default the best")
+    parser.add_argument("--tei", type=pathlib.Path, metavar="PROGRAM", help="text-embeddings-router")
+    parser.add_argument("--tei-backend", choices=["ort", "candle"], default="ort", help="that the program is built with")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     options = parser.parse_args()
     if options.make:
         return make(options.make, options.layers, options.pooling)
+    if options.tei and options.cpu_time:
+        parser.error("--tei: its CPU time is also that of HTTP and of tokenising: without --cpu-time")
     torch.set_num_threads(options.threads)
     torch_models = {dtype: SentenceTransformer(str(options.model), device="cpu", model_kwargs=dict(dtype=getattr(torch, dtype))).eval()
                     for dtype in ["float32", "bfloat16"]}
     vocab_size = torch_models["float32"][0].auto_model.config.vocab_size
     peers = dict(torch_models, openvino=OpenVino(torch_models["float32"], options.threads))
+    with contextlib.ExitStack() as programs:
+        tei = programs.enter_context(Tei(torch_models["float32"], options)) if options.tei else None
+        compare(peers, tei, vocab_size, options)
+
+
+def compare(peers, tei, vocab_size, options):
+    """Prints a row for each kind of texts."""
     for lengths in options.input.split(","):
-        ours, theirs = [], {peer: [] for peer in peers}
+        ours, theirs = [], {peer: [] for peer in peers} | ({"tei": []} if tei else {})
         for _ in range(options.rounds):
             ours.append(measure(lengths, options))
+            sizes = [int(size) for size in options.batch_sizes.split(",")]
             for peer, model in peers.items():
-                sizes = map(int, options.batch_sizes.split(","))
                 theirs[peer].append(max(rate(model, vocab_size, lengths, size, options) for size in sizes))
+            if tei:
+                numbers = numbers_of_tokens(lengths, options.texts)
+                theirs["tei"].append(max(tei.rate(numbers, size) for size in [*sizes, options.texts]))
         ours = statistics.median(ours)
         row = dict(row="embed-peers", input=lengths, threads=options.threads, texts=options.texts, texts_per_s=round(ours, 1),
                    openvino_precision=peers["openvino"].precision())
@@ -119,6 +145,99 @@ class OpenVino:
     def precision(self):
         """The type of elements that it has chosen to compute in."""
         return ", ".join({model.get_property("INFERENCE_PRECISION_HINT").get_type_name() for model in self.compiled.values()})
+
+
+class Tei:
+    """A server of Text Embeddings Inference for a model of sentence-transformers."""
+
+    def __init__(self, model, options):
+        self.options = options
+        self.vocab_size = model[0].auto_model.config.vocab_size
+        self.folder = tempfile.TemporaryDirectory()
+        self.export(model, pathlib.Path(self.folder.name))
+
+    def export(self, model, folder):
+        """Writes the model as this server reads it, with words that are the names of their tokens."""
+        transformer, pooling = model[0].auto_model, model[1].pooling_mode
+        transformer.save_pretrained(folder)
+        if self.options.tei_backend == "ort":
+            tokens = torch.ones(2, 8, dtype=torch.int64)
+            mask = tokens.tril(diagonal=6)
+            names = ["input_ids", "attention_mask", "token_type_ids"]
+            torch.onnx.export(
+                States(transformer), (tokens, mask, torch.zeros_like(tokens)), str(folder / "model.onnx"), input_names=names,
+                output_names=["last_hidden_state"], dynamic_axes={name: {0: "batch", 1: "length"} for name in [*names, "last_hidden_state"]},
+                opset_version=17, dynamo=False)
+            (folder / "model.safetensors").unlink()
+        words = Tokenizer(models.WordLevel({"[UNK]": 0} | {str(token): token for token in range(1, self.vocab_size)}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        words.save(str(folder / "tokenizer.json"))
+        self.pooling = pooling
+
+    def __enter__(self):
+        with socket.socket() as free, socket.socket() as other:
+            free.bind(("127.0.0.1", 0))
+            other.bind(("127.0.0.1", 0))
+            (self.port, metrics_port) = (place.getsockname()[1] for place in [free, other])
+        threads = str(self.options.threads)
+        cpus = sorted(os.sched_getaffinity(0))[:self.options.threads]
+        arguments = [self.options.tei, "--model-id", self.folder.name, "--hostname", "127.0.0.1", "--port", self.port, "--prometheus-port",
+                     metrics_port, "--dtype", "float32", "--pooling", self.pooling, "--max-client-batch-size", 4096, "--max-concurrent-requests", 4096,
+                     "--disable-spans"]
+        environment = os.environ | dict.fromkeys(["MKL_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"], threads)
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(list(map(str, arguments)), env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+                                        stdout=self.log, stderr=self.log)
+        until = time.monotonic() + 120
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.log.seek(0)
+                log = self.log.read().decode()
+                self.__exit__()
+                raise RuntimeError(f"{self.options.tei} does not serve:\n{log}")
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+        self.folder.cleanup()
+
+    def is_ready(self):
+        try:
+            return self.request("health").status == 200
+        except urllib.error.URLError:
+            return False
+
+    def request(self, path, **fields):
+        body = json.dumps(fields).encode() if fields else None
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            response.read()
+            return response
+
+    def rate(self, lengths, batch_size):
+        """Texts in a second that it embeds, in requests of so many, longest first."""
+        texts = [" ".join(str(1 + (7919 * (index + 1) + 31 * place) % (self.vocab_size - 1)) for place in range(length))
+                 for index, length in enumerate(sorted(lengths, reverse=True))]
+        self.request("embed", inputs=texts[:8])
+        milliseconds = 0
+        for start in range(0, len(texts), batch_size):
+            times = self.request("embed", inputs=texts[start:start + batch_size]).headers
+            milliseconds += int(times["x-total-time"]) - int(times["x-tokenization-time"])
+        return 1000 * len(texts) / milliseconds
+
+
+class States(torch.nn.Module):
+    """The states of a transformer, without its dictionaries."""
+
+    def __init__(self, transformer):
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, tokens, mask, types):
+        return self.transformer(input_ids=tokens, attention_mask=mask, token_type_ids=types).last_hidden_state
 
 
 class Embeddings(torch.nn.Module):
