@@ -15,8 +15,8 @@ for each shape. It computes in what it chooses, which the row tells: bf16 where 
 so does torch in bf16. All sum up in f32.
 
 With `--tei PROGRAM`, Text Embeddings Inference is a peer as well: its `text-embeddings-router`, with as many CPUs as there are threads. It gets
-the same batches as requests, or all texts in one; it may divide them. Its time is the one that it reports for a request, in whole milliseconds,
-from the tokens to the embeddings. Built with its backend `ort`, as its images for CPUs are, it gets an ONNX export of the model; `--tei-backend candle` gives it the
+each batch as a request, or all texts in a single one, which it may split. Its time is the request time that it reports, in whole milliseconds,
+minus tokenisation. Built with its backend `ort`, as its images for CPUs are, it gets an ONNX export of the model; `--tei-backend candle` gives it the
 safetensors file alone. The libraries that it loads are found by the environment (`ORT_DYLIB_PATH`, `LD_LIBRARY_PATH`).
 
 On a machine that others use, `--cpu-time` with one thread counts the seconds that the processor worked for each side, not those that passed.
@@ -71,18 +71,17 @@ def main():
                     for dtype in ["float32", "bfloat16"]}
     vocab_size = torch_models["float32"][0].auto_model.config.vocab_size
     peers = dict(torch_models, openvino=OpenVino(torch_models["float32"], options.threads))
-    with contextlib.ExitStack() as programs:
-        tei = programs.enter_context(Tei(torch_models["float32"], options)) if options.tei else None
+    with Tei(torch_models["float32"], options) if options.tei else contextlib.nullcontext() as tei:
         compare(peers, tei, vocab_size, options)
 
 
 def compare(peers, tei, vocab_size, options):
     """Prints a row for each kind of texts."""
+    sizes = [int(size) for size in options.batch_sizes.split(",")]
     for lengths in options.input.split(","):
         ours, theirs = [], {peer: [] for peer in peers} | ({"tei": []} if tei else {})
         for _ in range(options.rounds):
             ours.append(measure(lengths, options))
-            sizes = [int(size) for size in options.batch_sizes.split(",")]
             for peer, model in peers.items():
                 theirs[peer].append(max(rate(model, vocab_size, lengths, size, options) for size in sizes))
             if tei:
@@ -153,12 +152,13 @@ class Tei:
     def __init__(self, model, options):
         self.options = options
         self.vocab_size = model[0].auto_model.config.vocab_size
+        self.pooling = model[1].pooling_mode
         self.folder = tempfile.TemporaryDirectory()
         self.export(model, pathlib.Path(self.folder.name))
 
     def export(self, model, folder):
         """Writes the model as this server reads it, with words that are the names of their tokens."""
-        transformer, pooling = model[0].auto_model, model[1].pooling_mode
+        transformer = model[0].auto_model
         transformer.save_pretrained(folder)
         if self.options.tei_backend == "ort":
             tokens = torch.ones(2, 8, dtype=torch.int64)
@@ -172,7 +172,6 @@ class Tei:
         words = Tokenizer(models.WordLevel({"[UNK]": 0} | {str(token): token for token in range(1, self.vocab_size)}, unk_token="[UNK]"))
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         words.save(str(folder / "tokenizer.json"))
-        self.pooling = pooling
 
     def __enter__(self):
         with socket.socket() as free, socket.socket() as other:

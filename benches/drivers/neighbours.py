@@ -44,7 +44,7 @@ class Hostile:
     refusal: str | None = None
     # Cancel after this many responses.
     cancel_after: int | None = None
-    # So many of them, one after the other.
+    # Number of such requests, sent one after another.
     times: int = 1
     model: str = MODEL
     num_neighbours: int = 1

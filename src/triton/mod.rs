@@ -52,6 +52,6 @@ pub use instance::{Instance, Timestamps, now_ns};
 pub use logger::{install_logger, verbose_enabled};
 pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;
-pub use request::{CorrelationId, HandedOver, Kept, ParameterValue, Request, RequestFlags};
+pub use request::{CorrelationId, MovingRequest, ParameterValue, Request, RequestFlags};
 pub use response::{Completion, ResponseFactory, UnsentResponse};
 pub use served_model::ServedModel;

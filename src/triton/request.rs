@@ -40,30 +40,17 @@ pub struct Request {
     is_handed_over: bool,
 }
 
-/// A request on its way to another thread, which keeps it to its end. Dropping it answers it, as for a [`Request`].
+/// A request that may change threads: kept for a later call, or handed over for good. Dropping it answers it, as for a
+/// [`Request`].
 #[derive(Debug)]
-pub struct HandedOver(Request);
+pub struct MovingRequest(Request);
 
-// SAFETY: Triton's objects are not bound to a thread. What binds a request to the thread of its Execute is that it can
-// be rescheduled, which is over when it is handed over.
-unsafe impl Send for HandedOver {}
+// SAFETY: Triton's objects are not bound to a thread. What binds a request is that it can be rescheduled: one that is kept
+// is received in an Execute call again, and one that is handed over cannot be rescheduled.
+unsafe impl Send for MovingRequest {}
 
-impl HandedOver {
-    /// The request, on its new thread.
-    pub fn receive(self) -> Request {
-        self.0
-    }
-}
-
-/// A request that its instance keeps from one Execute call to another. Dropping it answers it, as for a [`Request`].
-#[derive(Debug)]
-pub struct Kept(Request);
-
-// SAFETY: Triton's objects are not bound to a thread, and nothing of a kept one can be used before it is received.
-unsafe impl Send for Kept {}
-
-impl Kept {
-    /// The request, in another call.
+impl MovingRequest {
+    /// The request, on its thread.
     pub fn receive(self) -> Request {
         self.0
     }
@@ -322,14 +309,14 @@ impl Request {
     }
 
     /// Keeps the request for a later Execute call of its instance, which may still reschedule it.
-    pub fn keep(self) -> Kept {
-        Kept(self)
+    pub fn keep(self) -> MovingRequest {
+        MovingRequest(self)
     }
 
     /// Lets another thread have the request. It cannot be rescheduled any more.
-    pub fn hand_over(mut self) -> HandedOver {
+    pub fn hand_over(mut self) -> MovingRequest {
         self.is_handed_over = true;
-        HandedOver(self)
+        MovingRequest(self)
     }
 
     /// Whether [`Request::hand_over`] was called.

@@ -230,7 +230,7 @@ fn a_request_that_is_cancelled_among_its_chunks_is_left_to_triton() {
     assert!(server.host.sent(cancelled).is_empty() && server.host.sent(other).is_empty());
     server.host.cancel(cancelled);
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
-    server.see_left(cancelled, &[other]);
+    server.assert_left_to_triton(cancelled, &[other]);
     server.finish(&[other]);
     server.wait_for_final(other);
     assert_near(&numbers(&server.host.sent(other), "probs"), &longest.values);

@@ -175,7 +175,7 @@ fn a_cancelled_request_is_left_to_triton() {
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
     server.host.cancel(cancelled);
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
-    server.see_left(cancelled, &[other]);
+    server.assert_left_to_triton(cancelled, &[other]);
     server.finish(&[other]);
     server.unload();
     let sent = server.host.sent(cancelled);

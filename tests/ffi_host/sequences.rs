@@ -112,7 +112,7 @@ fn all_sequences_end_with_their_request() {
             .push((c"stop".to_owned(), Parameter::Bool(true)));
         let stop = server.host.request(spec);
         assert_eq!(server.execute(&[cancelled, goes_on, stopped, stop]), Ok(()));
-        server.see_left(cancelled, &[goes_on]);
+        server.assert_left_to_triton(cancelled, &[goes_on]);
         server.finish(&[goes_on, stopped, stop]);
         server.unload();
         assert_whole(&server, &other, goes_on);

@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// Executes others until the backend has left a cancelled request, which it keeps for a moment, to Triton.
-    pub fn see_left(&self, cancelled: RawRequest, others: &[RawRequest]) {
+    pub fn assert_left_to_triton(&self, cancelled: RawRequest, others: &[RawRequest]) {
         // One more step is enough, but not before that moment has passed.
         std::thread::sleep(Duration::from_millis(10));
         assert_eq!(self.execute(others), Ok(()));

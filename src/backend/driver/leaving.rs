@@ -6,7 +6,7 @@
 //!                        '--- grace ---'         handed to Triton at the end of k+1 or later
 //! ```
 //!
-//! No step waits for a grace to pass, unless no further step is coming.
+//! A step waits for the grace only if no other step follows.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -25,7 +25,7 @@ use crate::backend::driver::step_driver::{Batch, StepDriver};
 use crate::backend::driver::watched::Driver;
 use crate::base::{LoadError, StepError, catch_panic};
 use crate::engine::{Room, Volume};
-use crate::triton::{HandedOver, Request};
+use crate::triton::{MovingRequest, Request};
 
 /// The driver of a model with `dynamic_batching`.
 pub struct QueuedDriver {
@@ -50,7 +50,7 @@ struct Shared {
 
 struct State {
     /// Requests that the thread has not taken in yet.
-    arrivals: Vec<HandedOver>,
+    arrivals: Vec<MovingRequest>,
     /// Their volumes.
     volumes: Vec<Volume>,
     /// How many further requests could start beside the arrivals.
@@ -165,7 +165,7 @@ impl Drop for QueuedDriver {
 impl Shared {
     /// The requests that have arrived. If there are no others, `is_idle`, it waits for some, at most until `max_wait`.
     /// `None` when the driver is closing.
-    fn arrivals(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<Vec<HandedOver>> {
+    fn arrivals(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<Vec<MovingRequest>> {
         let mut state = self.state.lock();
         if is_idle && state.arrivals.is_empty() {
             state.idle_since = Some(Instant::now());
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     /// Refuses all further requests. Returns those that have arrived.
-    fn fail(&self, failure: StepError) -> Vec<HandedOver> {
+    fn fail(&self, failure: StepError) -> Vec<MovingRequest> {
         let mut state = self.state.lock();
         state.failure = Some(failure);
         self.drained.notify_one();
@@ -216,7 +216,7 @@ fn run(shared: &Shared, mut steps: StepDriver, limits: Option<ConversationLimits
     };
     let failed = catch_panic(|| {
         let untaken = shared.fail(failure.clone()).into_iter();
-        let untaken = untaken.map(HandedOver::receive);
+        let untaken = untaken.map(MovingRequest::receive);
         let waiting = conversations.map(|mut it| it.take_waiting());
         let untaken = waiting.into_iter().flatten().chain(untaken);
         steps.fail_all(&mut batch, untaken, &failure);

@@ -236,9 +236,7 @@ impl StepDriver {
 
     /// Lets Triton answer a cancelled request of a sequence: it frees the slot at once, where a release would leave
     /// it taken until the sequence idles out. Another is answered here.
-    fn hand_to_triton(&mut self, mut request: Request) {
-        // The Execute call that it came with may have ended.
-        self.keep_model(&mut request);
+    fn hand_to_triton(&mut self, request: Request) {
         if let Err((request, _)) = request.reschedule() {
             self.fail(request, cancelled());
         }

@@ -37,7 +37,7 @@ use crate::base::{RequestId, StepError, Tokens};
 use crate::engine::{Event, Room};
 use crate::manager::BatchManager;
 use crate::sampling::FinishReason;
-use crate::triton::{Error, Instance, Kept, Request, ServedModel};
+use crate::triton::{Error, Instance, MovingRequest, Request, ServedModel};
 
 mod arrivals;
 mod endings;
@@ -75,7 +75,7 @@ pub struct StepDriver {
     /// The first request since the last step, if one has arrived.
     first_newcomer: RequestId,
     /// Requests that were cancelled, and are not in flight any more.
-    leaving: Leaving<Kept>,
+    leaving: Leaving<MovingRequest>,
     /// Whether sequences were cancelled that may be in a step that is still running.
     must_settle: bool,
     /// Whether the metrics say that nothing is active.
