@@ -1,7 +1,7 @@
 //! Embeds the compiled CUDA kernels, and names the build.
 //!
 //! `cargo xtask kernels` compiles the kernels into `target/kernels`, one image for each kind of GPU, beside a copy of their
-//! sources. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
+//! sources, `sources.txt`. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
 //! `INFLIGHT_KERNELS` names another folder.
 //!
 //! `INFLIGHT_BUILD` is a hash of the sources and kernels, by which the processes of a model's ranks know that they are of one build.
@@ -10,6 +10,7 @@ use std::env;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use inflight_kernel_sources::{files, snapshot};
 
@@ -29,7 +30,9 @@ fn embed_kernels(out: &Path) {
         None => package.join("target/kernels"),
     };
     let sources = package.join("kernels");
-    for path in [&sources, &folder.join("sources.txt")] {
+    let stamp = folder.join("sources.txt");
+    ensure_exists(&stamp);
+    for path in [&sources, &stamp] {
         println!("cargo::rerun-if-changed={}", path.display());
     }
     let images = out.join("kernels");
@@ -38,7 +41,8 @@ fn embed_kernels(out: &Path) {
     }
     fs::create_dir(&images).expect("OUT_DIR can be written");
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
-    match fs::read(folder.join("sources.txt")) {
+    match fs::read(stamp) {
+        Ok(compiled) if compiled.is_empty() => {}
         Ok(compiled) if snapshot(&sources).is_ok_and(|sources| sources == compiled) => {
             for path in files(&folder).expect("it has a readable file") {
                 if let Some((name, capability, is_ptx)) = image_kind(&path) {
@@ -58,6 +62,19 @@ fn embed_kernels(out: &Path) {
     }
     table += "];\n";
     fs::write(out.join("kernel_images.rs"), table).expect("OUT_DIR can be written");
+}
+
+/// Creates an empty file, unless there is one. Cargo takes a file that is missing for one that has changed, and would compile the
+/// library in every build where nobody has compiled kernels. The file is as old as can be: not changed since this build began.
+/// Where it cannot be written, such as in a checkout of another user, builds are right and slow.
+fn ensure_exists(path: &Path) {
+    let parent = path.parent().expect("a file is in a folder");
+    if fs::create_dir_all(parent).is_ok()
+        && let Ok(file) = fs::File::create_new(path)
+    {
+        // A later time only costs one build.
+        let _ = file.set_modified(SystemTime::UNIX_EPOCH);
+    }
 }
 
 /// Sets `INFLIGHT_BUILD`: a hash of all that the library is compiled from, and how.

@@ -94,6 +94,8 @@ def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     assert status == 0, errors
     assert served.process.stdout.read() == "", "one line, for programs"
     assert "curl" in errors
+    # The tests have built all that it runs.
+    assert "Compiling" not in errors
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
