@@ -198,7 +198,8 @@ def main():
         with Server(folder / "repository") as server:
             for number, (load, run, rate) in itertools.product(range(options.rounds), loads):
                 for model, scheme, policy, path in models:
-                    requests = [*workload(number, options.requests, rate)]
+                    # Nothing of a prompt is in the model's cache.
+                    requests = [*workload(f"{number} {load}", options.requests, rate)]
                     row = asyncio.run(measure(server, path, run, scheme, model, requests))
                     progress = f"{round(row['output_tokens_per_s'])} output tokens/s"
                     print(f"round {number + 1}, {load}, {scheme}, {policy}: {progress}", file=sys.stderr)

@@ -13,7 +13,7 @@
 //! all_reduce.rs checked_sums.rs    sums over several GPUs, and whether they are right
 //! steps.rs host_gap.rs    steps of a whole model, in process, and what the host takes of them
 //! server.rs       a tritonserver and a client
-//! serving.rs      checks and throughput of models inside it
+//! serving.rs prompts.rs    checks and throughput of models inside it, and the loads
 //! ```
 //!
 //! What matters most comes first. A stage that fails does not stop the others, and a stage for which no time is left is
@@ -35,6 +35,7 @@ mod one_step;
 mod operations;
 mod options;
 mod programs;
+mod prompts;
 mod report;
 mod server;
 mod serving;

@@ -13,6 +13,7 @@ use crate::budget::Budget;
 use crate::check::Check;
 use crate::checkpoint;
 use crate::error::Result;
+use crate::prompts::{Case, cases, prompt};
 use crate::report::{Report, figure};
 use crate::server::{Programs, Server, add_model, parameter};
 
@@ -97,29 +98,9 @@ fn measure(
     let Some(programs) = Programs::find(check) else {
         return report.skipped("the bundle has no tritonserver");
     };
-    let cases: &[(usize, usize, usize)] = match check.options.quick {
-        true => &[(3, 8, 6), (2, 40, 4)],
-        false => &[(1024, 128, 128), (256, 1000, 1000), (192, 2048, 2048)],
-    };
+    let cases = cases(check.options.quick);
     let repository = repository(check, stage)?;
-    let slots = cases
-        .iter()
-        .map(|(requests, ..)| *requests)
-        .max()
-        .unwrap_or(1)
-        .min(512);
-    let longest = cases.iter().map(|(_, input, output)| input + output).max();
-    let config = format!(
-        "max_batch_size: {slots}\ninput [{{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
-         allow_ragged_batch: true }}]\n{}{}{}{}{parameters}",
-        on_gpu(check),
-        parameter("max_seq_len", &longest.unwrap_or(1).to_string()),
-        parameter(
-            "max_num_tokens",
-            if check.options.quick { "32" } else { "8192" }
-        ),
-        parameter("enable_chunked_context", "true"),
-    );
+    let config = on_gpu(check) + &served(cases, check.options.quick) + parameters;
     let checkpoint = checkpoint::folder(check, report)?;
     add_model(&repository, "measured", &checkpoint, &config)?;
     let start = Instant::now();
@@ -128,43 +109,57 @@ fn measure(
         "load",
         json!({ "seconds": figure(start.elapsed().as_secs_f64()) }),
     )?;
-    for (index, &(num_requests, input, output)) in cases.iter().enumerate() {
+    let mut num_sent = 0;
+    for (index, case) in cases.iter().enumerate() {
         // What is left is shared by the cases that are left.
         let share = budget.left() / (cases.len() - index) as u32;
-        let case = budget.part(share);
-        let name = format!("{num_requests} x {input}/{output}");
-        if case.is_over() {
+        let part = budget.part(share);
+        let name = format!("{} x {}/{}", case.num_requests, case.input, case.output);
+        if part.is_over() {
             report.failed(&name, "not run: no time was left")?;
             continue;
         }
-        let figures = load(&server, num_requests, input, output, &case)?;
+        let figures = load(&server, case, num_sent, &part)?;
+        num_sent += case.num_requests;
         report.figures(&name, figures)?;
     }
     Ok(())
 }
 
-/// Sends all requests at once, and counts the tokens that arrive in time.
-fn load(
-    server: &Server,
-    num_requests: usize,
-    input: usize,
-    output: usize,
-    budget: &Budget,
-) -> Result<Value> {
+/// The fields of a model that these loads measure: it computes every token of them.
+fn served(cases: &[Case], is_quick: bool) -> String {
+    let slots = cases.iter().map(|case| case.num_requests).max();
+    let longest = cases.iter().map(|case| case.input + case.output).max();
+    let parameters = [
+        ("max_seq_len", &*longest.unwrap_or(1).to_string()),
+        ("max_num_tokens", if is_quick { "32" } else { "8192" }),
+        ("enable_chunked_context", "true"),
+        ("enable_kv_cache_reuse", "false"),
+    ];
+    format!(
+        "max_batch_size: {}\ninput [{{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
+         allow_ragged_batch: true }}]\n{}",
+        slots.unwrap_or(1).min(512),
+        parameters
+            .map(|(key, value)| parameter(key, value))
+            .concat()
+    )
+}
+
+/// Sends all requests at once, and counts the tokens that arrive in time. The server has had `num_sent` before.
+fn load(server: &Server, case: &Case, num_sent: usize, budget: &Budget) -> Result<Value> {
     /// Threads of clients need little.
     const STACK_BYTES: usize = 256 << 10;
     let (num_tokens, num_ended) = (AtomicU64::new(0), AtomicU64::new(0));
     let start = Instant::now();
     let mut errors = Vec::new();
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..num_requests)
-            .map(|index| {
+        let clients: Vec<_> = (num_sent..num_sent + case.num_requests)
+            .map(|number| {
                 let (num_tokens, num_ended) = (&num_tokens, &num_ended);
                 let client = move || {
-                    let prompt: Vec<usize> =
-                        (0..input).map(|i| (index * 31 + i * 7) % 250 + 2).collect();
                     let body = json!({
-                        "input_ids": prompt, "max_tokens": output, "ignore_eos": true,
+                        "input_ids": prompt(number, case.input), "max_tokens": case.output, "ignore_eos": true,
                         "stream": true, "stream_interval": 16, "exclude_input_in_output": true,
                     });
                     let done = server.generate("measured", &body, budget, |response| {
@@ -256,4 +251,18 @@ fn repository(check: &Check, name: &str) -> Result<PathBuf> {
     }
     fs::create_dir_all(&folder)?;
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_whose_throughput_is_measured_reuses_nothing() {
+        let switch = parameter("enable_kv_cache_reuse", "false");
+        for is_quick in [true, false] {
+            let config = served(cases(is_quick), is_quick);
+            assert!(config.contains(&switch), "{config}");
+        }
+    }
 }
