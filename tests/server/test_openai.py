@@ -1,11 +1,13 @@
 """The server with OpenAI's API, in front of a real tritonserver."""
 
 import concurrent.futures
+import gzip
 import json
 import os
 import re
 import socket
 import subprocess
+import zlib
 
 import pytest
 
@@ -217,11 +219,13 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
         ({"prompt": "a"}, 400, "model", "'model'"),
         ({"model": "stories"}, 400, "prompt", "'prompt'"),
         ({"model": "stories", "prompt": [1, "a"]}, 400, "prompt", "token ids"),
-        ({"model": "stories", "prompt": [1536]}, 400, None, "0 to 1535"),
+        ({"model": "stories", "prompt": [1536]}, 400, "prompt", "0 to 1535"),
+        ({"model": "stories", "prompt": ""}, 400, "prompt", "'prompt' is empty"),
         ({"model": "stories", "prompt": "a", "suffix": "b"}, 400, "suffix", "leave it out"),
         ({"model": "tales", "prompt": "a"}, 404, "model", "'tales'"),
-        ({"model": "stories", "prompt": "a", "temperature": 101}, 400, None, "option 'temperature'"),
-        ({"model": "stories", "prompt": "a", "temprature": 1}, 400, None, "'temperature'"),
+        ({"model": "stories", "prompt": "a", "temperature": 101}, 400, "temperature", "'temperature': 101"),
+        ({"model": "stories", "prompt": "a", "temprature": 1}, 400, "temprature", "unknown field 'temprature'"),
+        ({"model": "stories", "prompt": "a", "seed": 1.5}, 400, "seed", "'seed'"),
         ({"model": "stories", "prompt": "a", "stop": [1]}, 400, "stop", "list of texts"),
     ],
 )
@@ -232,8 +236,21 @@ def test_a_bad_request_is_an_error_in_openais_form(front, body, status, param, w
     answer = front.call("POST", "/v1/completions", body)
     error = answer.json["error"]
     assert (answer.status, error["param"], error["type"]) == (status, param, "invalid_request_error")
-    assert words in error["message"]
+    assert words in error["message"] and "option '" not in error["message"]
     assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_prompt_that_is_too_long_has_a_code_for_it(front):
+    long = "The fox jumps. " * 2000
+    for path, field, fields in [
+        ("/v1/completions", "prompt", {"prompt": long}),
+        ("/v1/completions", "prompt", {"prompt": [5] * 3000}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/responses", "input", {"input": long}),
+    ]:
+        answer = front.call("POST", path, {"model": "stories", **fields})
+        error = answer.json["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", field), error
 
 
 def test_a_path_that_there_is_not_is_named(front):
@@ -264,6 +281,62 @@ def test_large_bodies_are_refused(server):
         fields = {"model": "stories", "max_tokens": 1}
         assert front.call("POST", "/v1/completions", {**fields, "prompt": "a" * 2000}).status == 413
         assert front.call("POST", "/v1/completions", {**fields, "prompt": "a" * 500}).status == 200
+
+
+def zstd_frame(body):
+    """One raw block: RFC 8878, 3.1.1."""
+    size = len(body)
+    return b"\x28\xb5\x2f\xfd\x20" + bytes([size]) + (size << 3 | 1).to_bytes(3, "little") + body
+
+
+COMPRESSED = {
+    "gzip": gzip.compress,
+    "X-GZIP": lambda body: gzip.compress(body[:20]) + gzip.compress(body[20:]),
+    "deflate": zlib.compress,
+    "zstd": zstd_frame,
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+def test_a_compressed_body_is_read(front, encoding):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 5}
+    body = COMPRESSED[encoding](json.dumps(fields).encode())
+    answer = front.call("POST", "/v1/completions", body, {"Content-Encoding": encoding})
+    assert answer.status == 200, answer
+    assert answer.json["choices"] == front.post("/v1/completions", **fields)["choices"]
+    torn = front.call("POST", "/v1/completions", body[: len(body) // 2], {"Content-Encoding": encoding})
+    assert torn.status == 400, torn
+
+
+def test_other_encodings_are_refused_with_those_that_are_read(front):
+    for encoding in ("br", "gzip, gzip", "compress"):
+        answer = front.call("POST", "/v1/completions", b"{}", {"Content-Encoding": encoding})
+        assert (answer.status, answer.headers["accept-encoding"]) == (415, "gzip, deflate, zstd"), encoding
+        assert encoding in answer.json["error"]["message"]
+
+
+def test_the_limit_on_bodies_is_one_on_what_they_contain(server):
+    fields = {"model": "stories", "prompt": "a" * 100_000_000, "max_tokens": 1}
+    body = gzip.compress(json.dumps(fields).encode())
+    with Front(server, "--max-request-bytes=200000") as front:
+        assert len(body) < 200_000
+        assert front.call("POST", "/v1/completions", body, {"Content-Encoding": "gzip"}).status == 413
+
+
+def test_more_prompts_than_are_ever_in_flight_are_no_reason_to_wait(server):
+    with Front(server, "--max-requests=2") as front:
+        fields = {"model": "stories", "prompt": ["a", "b", "c"], "max_tokens": 1}
+        answer = front.call("POST", "/v1/completions", fields)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "prompt"), answer
+        assert "retry-after" not in answer.headers and "--max-requests" in answer.json["error"]["message"]
+        assert front.call("POST", "/v1/completions", {**fields, "prompt": ["a", "b"]}).status == 200
+
+
+def test_a_seed_of_minus_1_is_none(front):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 30, "temperature": 1.5}
+    texts = {front.post("/v1/completions", **fields, seed=-1)["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) > 1
+    assert len({front.post("/v1/completions", **fields, seed=-2)["choices"][0]["text"] for _ in range(2)}) == 1
 
 
 def test_clients_that_send_slowly_are_sent_away(server):
@@ -323,7 +396,8 @@ def test_requests_need_a_key_if_there_is_a_file_of_keys(server, tmp_path):
         for headers in ({}, {"Authorization": "Bearer sk-three"}):
             answer = front.call("GET", "/v1/models", headers=headers)
             assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
-        assert front.call("GET", "/v1/models", headers={"Authorization": "Bearer sk-two"}).status == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert front.call("GET", "/v1/models", headers={"Authorization": f"{scheme} sk-two"}).status == 200
         assert front.call("GET", "/health").status == 200, "for those that watch servers"
 
 

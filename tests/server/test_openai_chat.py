@@ -169,10 +169,11 @@ def test_biases_and_stops_act(front):
         ({"functions": [WEATHER]}, "functions", "give 'tools'"),
         ({"top_logprobs": 2}, "top_logprobs", "'logprobs'"),
         ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
-        ({"tool_choice": "required"}, None, "'tools'"),
+        ({"tool_choice": "required"}, "tool_choice", "'tools'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format", "'response_format'"),
         ({"tools": [{"type": "custom"}]}, "tools", '"custom"'),
         ({"verbosity": "low"}, "verbosity", "leave it out"),
-        ({"best": 1}, None, "'best_of'"),
+        ({"best": 1}, "best", "'best_of'"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

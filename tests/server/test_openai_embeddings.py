@@ -74,6 +74,7 @@ def test_many_texts_are_served_a_part_at_a_time(server):
     "fields, status, words",
     [
         ({"model": "qwen3", "input": [["a"]]}, 400, "token ids"),
+        ({"model": "qwen3", "input": ""}, 400, "'input'"),
         ({"model": "qwen3", "input": "a", "dimensions": 33}, 400, "have 32"),
         ({"model": "qwen3", "input": "a", "encoding_format": "hex"}, 400, "base64"),
         ({"model": "stories", "input": "a"}, 400, "embedding"),
@@ -82,4 +83,21 @@ def test_many_texts_are_served_a_part_at_a_time(server):
 )
 def test_what_is_wrong_is_named(front, fields, status, words):
     answer = front.call("POST", PATH, fields)
-    assert answer.status == status and words in answer.json["error"]["message"], answer
+    error = answer.json["error"]
+    assert answer.status == status and words in error["message"], answer
+    assert error["param"] in fields and "INVALID_ARG" not in error["message"], answer
+
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_a_model_that_embeds_writes_no_text_and_says_so(front, path, fields):
+    answer = front.call("POST", path, {"model": "qwen3", **fields})
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, "model"), error
+    assert "'qwen3' writes no text" in error["message"] and "/v1/embeddings" in error["message"]

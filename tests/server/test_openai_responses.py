@@ -126,7 +126,7 @@ def test_a_response_conforms_to_its_schema(front):
         ({"previous_response_id": "resp-1"}, "previous_response_id", "nothing is stored"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "input[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
-        ({"temperature": 101}, None, "option 'temperature'"),
+        ({"temperature": 101}, "temperature", "'temperature': 101"),
         ({"model": "tales"}, "model", "'tales'"),
     ],
 )

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use futures_util::StreamExt;
 use inflight_openai::generation::{Generation, Prompt};
+use inflight_openai::names::Names;
 use inflight_openai::triton::Triton;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -118,6 +119,7 @@ async fn first_token(triton: &Triton, options: &Options, turn: usize) -> Result<
             options: fields.as_object().cloned().unwrap_or_default(),
         },
         outputs: Vec::new(),
+        names: Names::of("prompt"),
     };
     let start = Instant::now();
     let mut replies = triton.generate(generation);

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::Error;
 use crate::body::{Body, wrong};
 use crate::fields::CHAT;
 use crate::generation::{Generation, LOGPROBS, Prompt, REASONING, TOOL_CALLS};
 use crate::messages::messages;
+use crate::names::Names;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
+use crate::{Error, adapters};
 
 /// A request for the next message of a conversation.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,8 @@ pub struct Chat {
     /// Whether `tool_choice` names a function.
     names_function: bool,
     options: Map<String, Value>,
+    /// The names of its fields.
+    pub names: Names,
 }
 
 impl Chat {
@@ -35,9 +38,20 @@ impl Chat {
         let sampling = Sampling::take(&mut body, seed)?;
         let logprobs = logprobs(&mut body)?;
         let tokens = 1..=i32::MAX as u32;
+        let mut names = Names::of("messages");
+        if adapters::split(&model).1.is_some() {
+            names.add("lora_name", "model");
+        }
         let max_tokens = body.count("max_tokens", tokens.clone())?;
-        let max_tokens = body.count("max_completion_tokens", tokens)?.or(max_tokens);
+        let max_completion_tokens = body.count("max_completion_tokens", tokens)?;
+        if max_completion_tokens.is_some() {
+            names.add("max_tokens", "max_completion_tokens");
+        }
+        let max_tokens = max_completion_tokens.or(max_tokens);
         let guide = guide(body.take("response_format"))?;
+        if let Some((option, _)) = &guide {
+            names.add(option, "response_format");
+        }
         let variables = variables(&mut body)?;
         let tools = tools(body.take("tools"))?;
 
@@ -50,7 +64,7 @@ impl Chat {
         ];
         options.extend(own.map(|(name, value)| (name.to_owned(), value)));
         options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
-        options.extend(guide);
+        options.extend(guide.map(|(name, value)| (name.to_owned(), value)));
         let has_tools = tools.is_some();
         options.extend(tools.map(|tools| ("tools".to_owned(), tools)));
         options.extend(variables.map(|all| ("chat_template_kwargs".to_owned(), all)));
@@ -62,6 +76,7 @@ impl Chat {
             has_tools,
             names_function,
             options,
+            names,
         })
     }
 
@@ -89,6 +104,7 @@ impl Chat {
                 .into_iter()
                 .flatten()
                 .collect(),
+            names: self.names.clone(),
         }
     }
 }
@@ -130,11 +146,11 @@ fn tools(tools: Option<Value>) -> Result<Option<Value>, Error> {
 
 /// Whether a `tool_choice` names a function.
 fn names_function(choice: &Value) -> bool {
-    !matches!(choice.as_str(), Some("none" | "auto" | "required"))
+    !choice.is_string() && choice["type"] != "allowed_tools"
 }
 
 /// The option that makes the answer conform to a `response_format`.
-fn guide(format: Option<Value>) -> Result<Option<(String, Value)>, Error> {
+fn guide(format: Option<Value>) -> Result<Option<(&'static str, Value)>, Error> {
     let Some(format) = format else {
         return Ok(None);
     };
@@ -142,7 +158,7 @@ fn guide(format: Option<Value>) -> Result<Option<(String, Value)>, Error> {
         Some("text") => Ok(None),
         Some("json_object") => {
             let any_object = json!({"json_object": true});
-            Ok(Some(("structured_outputs".to_owned(), any_object)))
+            Ok(Some(("structured_outputs", any_object)))
         }
         // Without `strict` a schema is no more than advice there. Here it always holds.
         Some("json_schema") => match &format["json_schema"]["schema"] {
@@ -150,9 +166,9 @@ fn guide(format: Option<Value>) -> Result<Option<(String, Value)>, Error> {
                 "response_format",
                 "'response_format' has no 'json_schema.schema'; give one, or the type 'json_object'",
             )),
-            schema => Ok(Some(("guided_json".to_owned(), schema.clone()))),
+            schema => Ok(Some(("guided_json", schema.clone()))),
         },
-        Some("structural_tag") => Ok(Some(("structural_tag".to_owned(), format))),
+        Some("structural_tag") => Ok(Some(("structural_tag", format))),
         _ => Err(wrong(
             "response_format",
             &format,
@@ -255,6 +271,7 @@ mod tests {
             (json!(null), "tool_calls"),
             (json!("auto"), "tool_calls"),
             (json!("required"), "tool_calls"),
+            (json!({"type": "allowed_tools"}), "tool_calls"),
             (weather, "stop"),
         ] {
             let request = read(json!({"tool_choice": choice})).expect("a sound request");

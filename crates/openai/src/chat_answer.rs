@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn each_token_has_its_bytes_and_candidates() {
         let candidate = |text: &str, logprob| Candidate {
-            text: text.to_owned(),
+            text: text.into(),
             logprob,
         };
         let position = Position {

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::Error;
 use crate::answer::Answer;
 use crate::body::Body;
 use crate::chunk::{Frame, Head, Whole};
@@ -12,11 +11,13 @@ use crate::generation::{
     Generation, LOGPROBS, PROMPT_LOGPROBS, Position, Prompt, PromptTokens, Row,
 };
 use crate::input::{Input, inputs};
+use crate::names::Names;
 use crate::protocol::ModelInferRequest;
 use crate::sampling::{MAX_CANDIDATES, Sampling};
 use crate::sse::Chunks;
 use crate::tokens::Tokens;
 use crate::usage::Counts;
+use crate::{Error, adapters};
 
 /// The most prompts of a request.
 const MAX_PROMPTS: usize = 128;
@@ -101,7 +102,12 @@ impl Completions {
 
     /// The requests to Triton, one for each prompt.
     pub fn generations(&self, id: &str) -> Vec<Generation> {
+        let mut names = Names::of("prompt");
+        if adapters::split(&self.model).1.is_some() {
+            names.add("lora_name", "model");
+        }
         let generation = |(index, prompt): (usize, &Input)| Generation {
+            names: names.clone(),
             prompt: Prompt {
                 model: self.model.clone(),
                 id: format!("{id}-{index}"),
@@ -202,12 +208,15 @@ impl Logprobs {
             let mut top = Map::new();
             for candidate in position.ranked.iter().take(num_candidates as usize) {
                 // Of tokens with the same text, the likeliest.
-                top.entry(candidate.text.clone())
+                top.entry(candidate.text.key())
                     .or_insert(json!(candidate.logprob));
             }
-            self.tokens.push(position.token.text.clone());
+            self.tokens.push(position.token.text.key());
             self.token_logprobs.push(Some(position.token.logprob));
-            self.text_offset.push(offset);
+            // Where the character begins that a token continues.
+            let is_behind = position.token.text.continues();
+            self.text_offset
+                .push(offset.saturating_sub(usize::from(is_behind)));
             self.top_logprobs.push(Some(top));
             offset += num_chars(position);
         }
@@ -216,11 +225,11 @@ impl Logprobs {
     /// Adds the tokens of the prompt that the choice begins with, whose text has `num_chars`. Where the texts of the tokens
     /// have more, the first ones are no part of it, such as a token before all texts.
     fn add_prompt(&mut self, tokens: &PromptTokens, num_candidates: u32, num_chars_of_text: usize) {
-        self.tokens.push(tokens.first.clone());
+        self.tokens.push(tokens.first.key());
         self.token_logprobs.push(None);
         self.top_logprobs.push(None);
         self.text_offset.push(0);
-        let num_chars_of_first = tokens.first.chars().count();
+        let num_chars_of_first = tokens.first.num_chars();
         self.add(&tokens.others, num_candidates, num_chars_of_first);
         let of_tokens = num_chars_of_first + tokens.others.iter().map(num_chars).sum::<usize>();
         let num_more = of_tokens.saturating_sub(num_chars_of_text);
@@ -230,9 +239,9 @@ impl Logprobs {
     }
 }
 
-/// The characters of a token.
+/// The characters that begin in a token.
 fn num_chars(position: &Position) -> usize {
-    position.token.text.chars().count()
+    position.token.text.num_chars()
 }
 
 /// Turns the answers of a stream into events.
@@ -301,6 +310,7 @@ impl Chunks for CompletionChunks {
 mod tests {
     use super::*;
     use crate::generation::{Candidate, Reply};
+    use crate::token_text::TokenText;
 
     fn read(value: Value) -> Result<Completions, Error> {
         let body = Body::parse(value.to_string().as_bytes())?;
@@ -449,7 +459,7 @@ mod tests {
     #[test]
     fn log_probabilities_are_lists_over_the_tokens() {
         let candidate = |text: &str, logprob| Candidate {
-            text: text.to_owned(),
+            text: text.into(),
             logprob,
         };
         let position = |text: &str| Position {
@@ -471,13 +481,39 @@ mod tests {
 
     fn position(text: &str, logprob: f64) -> Position {
         let token = Candidate {
-            text: text.to_owned(),
+            text: text.into(),
             logprob,
         };
         Position {
             ranked: vec![token.clone()],
             token,
         }
+    }
+
+    #[test]
+    fn parts_of_a_character_have_keys_of_their_own() {
+        let request = request(json!({"model": "m", "prompt": "a", "logprobs": 1}));
+        let candidate = |bytes: &[u8]| Candidate {
+            text: TokenText::of(bytes.to_vec()),
+            logprob: -1.0,
+        };
+        let position = |bytes: &[u8]| Position {
+            token: candidate(bytes),
+            ranked: vec![candidate(bytes)],
+        };
+        let parts: [&[u8]; 4] = [b"a", b"\xf0\x9f", b"\xa6\x8a", b"b"];
+        let with_parts = Row {
+            logprobs: Some(parts.map(position).to_vec()),
+            ..row("a\u{1f98a}b", Some("length"), 4)
+        };
+        let whole = request.answer("id".to_owned(), vec![answer(0, vec![with_parts])]);
+        let found = &whole["choices"][0]["logprobs"];
+        assert_eq!(
+            found["tokens"],
+            json!(["a", "bytes:\\xf0\\x9f", "bytes:\\xa6\\x8a", "b"])
+        );
+        assert_eq!(found["top_logprobs"][1], json!({"bytes:\\xf0\\x9f": -1.0}));
+        assert_eq!(found["text_offset"], json!([0, 1, 1, 2]));
     }
 
     /// The reply to a prompt `<s>a bc`, and its first new token.
@@ -488,7 +524,7 @@ mod tests {
         };
         let mut answer = answer(0, vec![first.clone(), first]);
         answer.reply.prompt_tokens = Some(PromptTokens {
-            first: "<s>".to_owned(),
+            first: "<s>".into(),
             others: vec![position("a", -1.0), position(" bc", -2.0)],
         });
         answer

@@ -5,12 +5,13 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::Error;
 use crate::body::{Body, wrong};
 use crate::fields::EMBEDDINGS;
 use crate::generation::{Prompt, floats, numbers, tensor};
 use crate::input::{Input, inputs};
+use crate::names::Names;
 use crate::protocol::{ModelInferRequest, ModelInferResponse};
+use crate::{Error, adapters};
 
 /// The most texts of a request, as in OpenAI's API.
 const MAX_TEXTS: usize = 2048;
@@ -60,9 +61,13 @@ impl Embeddings {
         })
     }
 
-    /// The model.
-    pub fn model(&self) -> &str {
-        &self.model
+    /// The names of its fields.
+    pub fn names(&self) -> Names {
+        let mut names = Names::of("input");
+        if adapters::split(&self.model).1.is_some() {
+            names.add("lora_name", "model");
+        }
+        names
     }
 
     /// The requests to Triton, one for each text.

@@ -8,8 +8,13 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
+use crate::encodings;
+
 /// The details of a status that the backend has named.
 pub const OF_THE_BACKEND: &[u8] = b"inflight";
+
+/// The code of an error that lasts until somebody loads the model again.
+const MODEL_HAS_FAILED: &str = "model_has_failed";
 
 /// Why a request was refused, or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +53,18 @@ impl Error {
         )
     }
 
+    /// The body of the request has an encoding that is not read.
+    pub fn unknown_encoding(name: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!(
+                "the body has the encoding '{}', and those that are read are {}; send one of them, or none",
+                name.chars().take(64).collect::<String>(),
+                encodings::READ
+            ),
+        )
+    }
+
     /// The body of the request has not arrived in time.
     pub fn too_slow(limit: Duration) -> Self {
         Self::new(
@@ -78,6 +95,17 @@ impl Error {
                 ),
             )
         }
+    }
+
+    /// The request has more prompts than may ever be in flight.
+    pub fn too_many_prompts(num_prompts: usize, max_requests: usize) -> Self {
+        Self::field(
+            "prompt",
+            format!(
+                "'prompt' has {num_prompts} prompts, and at most {max_requests} are in flight at a time; send them in several \
+                 requests, or start the server with a larger --max-requests"
+            ),
+        )
     }
 
     /// The front knows no file with the steps of a model.
@@ -137,6 +165,16 @@ impl Error {
         )
     }
 
+    /// The model is none that writes text.
+    pub fn no_text(model: &str) -> Self {
+        Self::field(
+            "model",
+            format!(
+                "model '{model}' writes no text; name one that generates, or ask /v1/embeddings for vectors if it embeds"
+            ),
+        )
+    }
+
     /// The server behind the front sent what it never should.
     pub fn bad_response(problem: &str) -> Self {
         Self::new(
@@ -152,11 +190,14 @@ impl Error {
             return Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
         }
         let message = status.message();
-        // Triton's queue is full: of all that is unavailable, this alone passes by itself.
-        let is_full = message.contains("maximum queue size");
+        let is_of_the_backend = status.details() == OF_THE_BACKEND;
+        // A model instance that has failed. Waiting does not mend it.
+        let has_failed = is_of_the_backend && message.contains("has failed");
+        // Triton's queue is full, or the backend has no room.
+        let is_full = message.contains("maximum queue size") || is_of_the_backend && !has_failed;
         let http = match status.code() {
             // A part of the model, such as an adapter.
-            Code::NotFound if status.details() == OF_THE_BACKEND => {
+            Code::NotFound if is_of_the_backend => {
                 return Self {
                     message: message.to_owned(),
                     ..Self::unknown_model(model)
@@ -166,6 +207,10 @@ impl Error {
             Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
                 StatusCode::BAD_REQUEST
             }
+            // A server behind gRPC says the same of a message that is larger than it ever takes.
+            Code::ResourceExhausted if message.contains("larger than max") => {
+                StatusCode::PAYLOAD_TOO_LARGE
+            }
             Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
             Code::Unavailable if is_full => StatusCode::TOO_MANY_REQUESTS,
             Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -174,8 +219,13 @@ impl Error {
             Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
+        let code = match http {
+            StatusCode::TOO_MANY_REQUESTS => Some("rate_limit_exceeded"),
+            _ if has_failed => Some(MODEL_HAS_FAILED),
+            _ => None,
+        };
         Self {
-            code: (http == StatusCode::TOO_MANY_REQUESTS).then_some("rate_limit_exceeded"),
+            code,
             ..Self::new(http, message)
         }
     }
@@ -188,6 +238,15 @@ impl Error {
             "param": self.param,
             "code": self.code,
         }})
+    }
+
+    /// Whether the same request may succeed later.
+    fn is_temporary(&self) -> bool {
+        let passes = matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        );
+        passes && self.code != Some(MODEL_HAS_FAILED)
     }
 
     /// OpenAI's word for the kind of error.
@@ -218,12 +277,13 @@ impl IntoResponse for Error {
             self.body().to_string(),
         )
             .into_response();
-        if matches!(
-            self.status,
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-        ) {
-            let second = HeaderValue::from_static("1");
-            response.headers_mut().insert(header::RETRY_AFTER, second);
+        let headers = response.headers_mut();
+        if self.is_temporary() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            let read = HeaderValue::from_static(encodings::READ);
+            headers.insert(header::ACCEPT_ENCODING, read);
         }
         response
     }
@@ -256,6 +316,26 @@ mod tests {
                 (http, kind),
                 "{status}"
             );
+        }
+        let busy =
+            |text: &str| Status::with_details(Code::Unavailable, text, OF_THE_BACKEND.into());
+        let found = |status: &Status| {
+            let error = Error::of_triton(status, "m");
+            (error.status.as_u16(), error.is_temporary())
+        };
+        for (status, expected) in [
+            (busy("try again when some are done"), (429, true)),
+            (
+                busy("the model instance has failed, load it again"),
+                (503, false),
+            ),
+            (Status::resource_exhausted("memory"), (429, true)),
+            (
+                Status::resource_exhausted("Received message larger than max (9 vs. 4)"),
+                (413, false),
+            ),
+        ] {
+            assert_eq!(found(&status), expected, "{status}");
         }
         let no_adapter = Status::with_details(Code::NotFound, "no adapter", OF_THE_BACKEND.into());
         let error = Error::of_triton(&no_adapter, "m:a");

@@ -68,7 +68,7 @@ const STREAM_OPTIONS: Field = read(
 const STOP: Field = read("stop", "a text, or a list of texts, that end a choice");
 const SEED: Field = read(
     "seed",
-    "the same seed gives the same choices; without one they differ each time",
+    "the same seed gives the same choices; without one, or with -1, they differ each time",
 );
 const MODERATION: Field = refused("moderation", "leave it out: nothing is moderated", |_| {
     false
@@ -94,7 +94,7 @@ pub const COMPLETIONS: &[Field] = &[
     option("logit_bias", "as OpenAI describes it"),
     read(
         "logprobs",
-        "the log-probability of each token and of this many of the most likely tokens at its position, at most 20",
+        "the log-probability of each token and of this many of the most likely tokens at its position, at most 20. A part of a character is `bytes:` with its bytes, such as `bytes:\\xf0\\x9f`",
     ),
     read(
         "max_tokens",
@@ -131,7 +131,10 @@ pub const CHAT: &[Field] = &[
     refused("function_call", "give 'tool_choice'", |_| false),
     refused("functions", "give 'tools'", |_| false),
     option("logit_bias", "as OpenAI describes it"),
-    read("logprobs", "true: each token has its log-probability"),
+    read(
+        "logprobs",
+        "true: each token has its log-probability, and its `bytes`, which together are those of the text, also where tokens are parts of a character",
+    ),
     read(
         "max_completion_tokens",
         "the most tokens of a choice, reasoning included; by default as many as the model's context has room for",

@@ -3,9 +3,11 @@
 use axum::body::Bytes;
 use serde_json::{Map, Value};
 
+use crate::names::Names;
 use crate::protocol::{
     InferParameter, ModelInferRequest, ModelInferResponse, ParameterChoice, RequestedOutput, Tensor,
 };
+use crate::token_text::TokenText;
 use crate::{Error, adapters};
 
 /// A prompt for a model.
@@ -69,6 +71,8 @@ pub struct Generation {
     pub prompt: Prompt,
     /// The outputs to return besides those that every reply is made of.
     pub outputs: Vec<&'static str>,
+    /// The names of the fields that the options are made of.
+    pub names: Names,
 }
 
 /// The outputs that every reply is made of.
@@ -111,7 +115,7 @@ pub struct Reply {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptTokens {
     /// The text of the first one, which has no log-probability.
-    pub first: String,
+    pub first: TokenText,
     /// The others.
     pub others: Vec<Position>,
 }
@@ -146,7 +150,7 @@ pub struct Position {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The token's text.
-    pub text: String,
+    pub text: TokenText,
     /// Its log-probability.
     pub logprob: f64,
 }
@@ -230,9 +234,19 @@ fn prompt_tokens(json: &str) -> Option<Option<PromptTokens>> {
     };
     let first = first.as_object()?.values().next()?;
     Some(Some(PromptTokens {
-        first: first["decoded_token"].as_str()?.to_owned(),
+        first: token_text(first)?,
         others: others.iter().map(position).collect::<Option<_>>()?,
     }))
+}
+
+/// The text of an entry: its bytes, where they are not those of the decoded token.
+fn token_text(entry: &Value) -> Option<TokenText> {
+    let Some(bytes) = entry.get("bytes") else {
+        return Some(entry["decoded_token"].as_str()?.into());
+    };
+    let byte = |byte: &Value| u8::try_from(byte.as_u64()?).ok();
+    let bytes = bytes.as_array()?.iter().map(byte);
+    Some(TokenText::of(bytes.collect::<Option<_>>()?))
 }
 
 fn list(json: &str) -> Option<Vec<Value>> {
@@ -246,7 +260,7 @@ fn position(value: &Value) -> Option<Position> {
         .values()
         .map(|entry| {
             let candidate = Candidate {
-                text: entry["decoded_token"].as_str()?.to_owned(),
+                text: token_text(entry)?,
                 logprob: entry["logprob"].as_f64()?,
             };
             Some((entry["rank"].as_u64()?, candidate))
@@ -379,13 +393,20 @@ mod tests {
         let json =
             json!([{"9": entry(-3.0, 5, "c"), "4": entry(-0.5, 1, "a"), "3": entry(-1.0, 2, "b")}]);
         let found = positions(&json.to_string()).expect("sound");
-        assert_eq!(found[0].token.text, "c");
+        assert_eq!(found[0].token.text.shown(), "c");
         let ranked: Vec<_> = found[0]
             .ranked
             .iter()
-            .map(|candidate| candidate.text.as_str())
+            .map(|candidate| candidate.text.shown())
             .collect();
         assert_eq!(ranked, ["a", "b", "c"]);
+        let part = json!([{"7": {"logprob": -1.0, "rank": 1, "decoded_token": "\u{fffd}", "bytes": [240, 159]}}]);
+        let found = positions(&part.to_string()).expect("sound");
+        assert_eq!(found[0].token.text.bytes(), b"\xf0\x9f");
+        for bytes in ["[256]", "[-1]", "\"a\"", "null"] {
+            let wrong = part.to_string().replace("[240,159]", bytes);
+            assert_eq!(positions(&wrong), None, "{wrong}");
+        }
         assert_eq!(positions("[{}]"), None);
         assert_eq!(positions("null"), None);
     }
@@ -400,15 +421,15 @@ mod tests {
         outputs.push((PROMPT_LOGPROBS, text_tensor(&json.to_string())));
         let reply = Reply::read(&response(&outputs)).expect("sound");
         let tokens = reply.prompt_tokens.expect("they are there");
-        assert_eq!(tokens.first, "Once");
+        assert_eq!(tokens.first.shown(), "Once");
         let [second] = &tokens.others[..] else {
             panic!("{tokens:?}");
         };
         assert_eq!(
-            (&second.token.text[..], second.token.logprob),
+            (&second.token.text.shown()[..], second.token.logprob),
             (" upon", -3.0)
         );
-        assert_eq!(second.ranked[0].text, " a");
+        assert_eq!(second.ranked[0].text.shown(), " a");
         for (json, is_sound) in [
             ("[]", true),
             ("[null]", false),
@@ -450,6 +471,7 @@ mod tests {
                     .clone(),
             },
             outputs: vec![LOGPROBS],
+            names: Names::of("prompt"),
         };
         let message = generation.into_message();
         let options = InferParameter {

@@ -71,7 +71,7 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
             let call = json!({
                 "id": word("call_id")?,
                 "type": "function",
-                "function": {"name": word("name")?, "arguments": word("arguments")?},
+                "function": {"name": word("name")?, "arguments": arguments(&item["arguments"])},
             });
             match messages.last_mut() {
                 Some(last) if last["role"] == "assistant" => match &mut last["tool_calls"] {
@@ -93,6 +93,15 @@ fn add(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The arguments of a call, as a text. Clients send back what they made of them.
+fn arguments(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// A text, or a list of parts that are texts.

@@ -54,7 +54,7 @@ impl Keys {
         }
         let given = headers
             .get(header::AUTHORIZATION)
-            .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
+            .and_then(|value| bearer(value.as_bytes()))
             .ok_or_else(|| {
                 Error::unauthorized("the request has no key; send 'Authorization: Bearer KEY'")
             })?;
@@ -68,6 +68,15 @@ impl Keys {
             false => Err(Error::unauthorized("the key of the request is not known")),
         }
     }
+}
+
+/// The key behind the name of the scheme, which may be in any case (RFC 9110, 11.1).
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"Bearer ";
+    let (scheme, key) = value.split_at_checked(SCHEME.len())?;
+    scheme
+        .eq_ignore_ascii_case(SCHEME)
+        .then(|| key.trim_ascii())
 }
 
 /// Whether two texts are equal, in a time that depends on nothing but their lengths.
@@ -93,7 +102,12 @@ mod tests {
     #[test]
     fn a_request_needs_one_of_the_keys() {
         let keys = Keys::of("# team a\nsk-one\n\n sk-two \n");
-        for good in ["Bearer sk-one", "Bearer sk-two"] {
+        for good in [
+            "Bearer sk-one",
+            "Bearer sk-two",
+            "bearer sk-one",
+            "BEARER  sk-one ",
+        ] {
             assert_eq!(keys.check(&headers(good)), Ok(()));
         }
         for bad in [

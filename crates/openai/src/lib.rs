@@ -6,10 +6,11 @@
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; the same as items; prompts |
-//! | `chunk.rs`, `logprobs.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the tokens of a request, ids |
+//! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
 //! | `answer.rs` | the replies to the prompts of a request |
-//! | `body.rs` | a JSON object of which fields are taken one by one |
+//! | `body.rs`, `encodings.rs` | a JSON object of which fields are taken one by one; compressed bodies |
+//! | `names.rs` | what a client calls what the backend's refusals name |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
 //! | `listener.rs`, `tls.rs` | the connections of clients, and their encryption |
 //! | `load.rs` | the requests in flight |
@@ -31,6 +32,7 @@ pub mod chat_answer;
 pub mod chunk;
 pub mod completions;
 pub mod embeddings;
+pub mod encodings;
 pub mod error;
 pub mod fields;
 pub mod generation;
@@ -44,6 +46,7 @@ pub mod load;
 pub mod logprobs;
 pub mod messages;
 pub mod models;
+pub mod names;
 pub mod origins;
 pub mod page;
 pub mod protocol;
@@ -54,6 +57,7 @@ pub mod server;
 pub mod sse;
 pub mod step_file;
 pub mod tls;
+pub mod token_text;
 pub mod tokens;
 pub mod trace;
 pub mod triton;

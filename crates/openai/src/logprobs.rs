@@ -22,9 +22,9 @@ struct Entry {
 /// The tokens of an answer, with `num_candidates` of each position.
 pub fn tokens(positions: &[Position], num_candidates: u32) -> Vec<Token> {
     let entry = |candidate: &Candidate| Entry {
-        token: candidate.text.clone(),
+        token: candidate.text.shown().into_owned(),
         logprob: candidate.logprob,
-        bytes: candidate.text.clone().into_bytes(),
+        bytes: candidate.text.bytes().to_vec(),
     };
     let num = num_candidates as usize;
     let token = |position: &Position| Token {
@@ -37,8 +37,12 @@ pub fn tokens(positions: &[Position], num_candidates: u32) -> Vec<Token> {
 /// The last tokens, from the one that `text` begins with; all of them if their texts are not it.
 pub fn from_text_on(tokens: Vec<Token>, text: &str) -> Vec<Token> {
     let has_text = |first: usize| {
-        let texts = tokens[first..].iter().map(|it| &it.token.token[..]);
-        texts.collect::<String>().contains(text)
+        let bytes: Vec<_> = tokens[first..]
+            .iter()
+            .map(|it| &it.token.bytes[..])
+            .collect();
+        // Characters may be in several tokens.
+        String::from_utf8_lossy(&bytes.concat()).contains(text)
     };
     // The more tokens, the more text.
     let (mut first, mut end) = (0, tokens.len());
@@ -56,13 +60,14 @@ pub fn from_text_on(tokens: Vec<Token>, text: &str) -> Vec<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::token_text::TokenText;
 
     #[test]
     fn a_message_has_the_tokens_from_the_beginning_of_its_text() {
         let named = |texts: &[&str]| -> Vec<_> {
             let position = |text: &&str| Position {
                 token: Candidate {
-                    text: (*text).to_owned(),
+                    text: (*text).into(),
                     logprob: -1.0,
                 },
                 ranked: Vec::new(),
@@ -84,5 +89,20 @@ mod tests {
             );
         }
         assert_eq!(from_text_on(Vec::new(), "a"), []);
+        let parts: [&[u8]; 3] = [b"a ", b"\xf0\x9f\xa6", b"\x8a"];
+        let position = |part: &[u8]| Position {
+            token: Candidate {
+                text: TokenText::of(part.to_vec()),
+                logprob: -1.0,
+            },
+            ranked: Vec::new(),
+        };
+        let parts = tokens(&parts.map(position), 0);
+        let joined: Vec<_> = parts
+            .iter()
+            .flat_map(|part| part.token.bytes.clone())
+            .collect();
+        assert_eq!(String::from_utf8(joined), Ok("a \u{1f98a}".to_owned()));
+        assert_eq!(from_text_on(parts.clone(), "\u{1f98a}"), parts[1..]);
     }
 }

@@ -85,10 +85,8 @@ impl Responses {
             .into_iter()
             .filter_map(|(name, value)| Some((name.to_owned(), value?)));
         fields.extend(own);
-        let chat = Chat::read(Body::of(fields), seed).map_err(|error| Error {
-            param: error.param.map(|param| named_here(&param).to_owned()),
-            ..error
-        })?;
+        let mut chat = Chat::read(Body::of(fields), seed).map_err(told_here)?;
+        chat.names = chat.names.renamed(named_here);
         let repeated = match repeated {
             Value::Object(fields) => fields,
             _ => Map::new(),
@@ -97,14 +95,31 @@ impl Responses {
     }
 }
 
+/// Fields of conversations, and their names in this endpoint.
+const RENAMED: [(&str, &str); 4] = [
+    ("messages", "input"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format", "text"),
+    ("reasoning_effort", "reasoning"),
+];
+
 /// The name of a conversation's field in this endpoint.
-fn named_here(param: &str) -> &str {
-    match param {
-        "messages" => "input",
-        "max_completion_tokens" => "max_output_tokens",
-        "response_format" => "text",
-        "reasoning_effort" => "reasoning",
-        other => other,
+fn named_here(field: &str) -> &str {
+    let mut renamed = RENAMED.iter();
+    let found = renamed.find(|(name, _)| *name == field);
+    found.map_or(field, |(_, here)| here)
+}
+
+/// The refusal of a conversation in the words of this endpoint.
+fn told_here(error: Error) -> Error {
+    let mut message = error.message;
+    for (name, here) in RENAMED {
+        message = message.replace(&format!("'{name}'"), &format!("'{here}'"));
+    }
+    Error {
+        param: error.param.map(|param| named_here(&param).to_owned()),
+        message,
+        ..error
     }
 }
 
@@ -212,6 +227,9 @@ fn functions(tools: Value) -> Result<Value, Error> {
 }
 
 fn tool_choice(choice: Value) -> Value {
+    if choice["type"] == "allowed_tools" {
+        return json!({"type": "allowed_tools", "allowed_tools": choice});
+    }
     match (&choice["type"], &choice["name"]) {
         (Value::String(kind), Value::String(name)) if kind == "function" => {
             json!({"type": "function", "function": {"name": name}})
@@ -246,16 +264,34 @@ mod tests {
             "tools": [{"type": "function", "name": "f", "parameters": schema, "strict": true}],
             "tool_choice": {"type": "function", "name": "f"},
         }));
-        let expected = chat(json!({
+        let mut expected = chat(json!({
             "model": "m",
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-            "max_tokens": 9, "top_k": 3, "temperature": 0.5, "seed": 7,
+            "max_completion_tokens": 9, "top_k": 3, "temperature": 0.5, "seed": 7,
             "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
             "reasoning_effort": "low",
             "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         }));
+        expected.names = expected.names.renamed(named_here);
         assert_eq!(found.expect("sound").chat, expected);
+    }
+
+    #[test]
+    fn functions_that_may_be_called_are_chosen_as_in_a_conversation() {
+        let tool = json!({"type": "function", "name": "f"});
+        let choice = json!({"type": "allowed_tools", "mode": "required", "tools": [tool]});
+        let found = read(json!({"tools": [tool], "tool_choice": choice})).expect("sound");
+        let options = found.chat.generation("id").prompt.options;
+        let allowed = &options["tool_choice"]["allowed_tools"];
+        assert_eq!(
+            (&allowed["mode"], &allowed["tools"]),
+            (&json!("required"), &json!([tool]))
+        );
+        assert_eq!(
+            found.chat.finish_reason(Some("tool_calls")),
+            Some("tool_calls")
+        );
     }
 
     #[test]
@@ -297,6 +333,10 @@ mod tests {
         ] {
             let error = read(json!({field: value})).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+            for (name, _) in RENAMED {
+                let is_named = error.message.contains(&format!("'{name}'"));
+                assert_eq!(is_named, field == name, "{}", error.message);
+            }
         }
         let nothing = json!({"store": false, "previous_response_id": null, "truncation": "disabled", "include": []});
         assert_eq!(read(nothing), read(json!({})));

@@ -556,7 +556,7 @@ mod tests {
     fn a_message_has_the_log_probabilities_of_its_tokens_streamed_or_whole() {
         let position = |text: &str| {
             let token = Candidate {
-                text: text.to_owned(),
+                text: text.into(),
                 logprob: -1.0,
             };
             Position {

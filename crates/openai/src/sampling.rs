@@ -40,7 +40,7 @@ impl Sampling {
             stream: body.flag("stream")?,
             include_usage: asked("include_usage")?,
             continuous_usage: asked("continuous_usage_stats")?,
-            seed: body.take("seed").unwrap_or(json!(seed)),
+            seed: self::seed(body.take("seed"), seed)?,
             stop: stop(body.take("stop"))?,
         })
     }
@@ -71,6 +71,27 @@ impl Sampling {
         let stop = self.stop.clone();
         options.extend(stop.map(|stop| ("stop".to_owned(), stop)));
         Ok(options)
+    }
+}
+
+/// The seed of a request: `drawn` if it gives none, or -1, which other servers take for none. Other numbers below 0 count from
+/// the end of those that the backend knows.
+fn seed(value: Option<Value>, drawn: u64) -> Result<Value, Error> {
+    let Some(value) = value else {
+        return Ok(json!(drawn));
+    };
+    match (value.as_i64(), value.as_u64()) {
+        (Some(-1), _) => Ok(json!(drawn)),
+        (Some(number), _) => Ok(json!(number.cast_unsigned())),
+        (None, Some(number)) => Ok(json!(number)),
+        (None, None) => {
+            let expected = format!(
+                "a whole number from {} to {}, or -1 for any",
+                i64::MIN,
+                u64::MAX
+            );
+            Err(wrong("seed", &value, &expected))
+        }
     }
 }
 
@@ -106,5 +127,25 @@ fn asked(options: &Map<String, Value>, name: &str) -> Result<bool, Error> {
             other,
             "true or false",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_below_0_is_one_and_minus_1_is_none() {
+        let of = |value: Value| seed(Some(value), 42);
+        assert_eq!(seed(None, 42), Ok(json!(42)));
+        assert_eq!(of(json!(-1)), Ok(json!(42)));
+        assert_eq!(of(json!(0)), Ok(json!(0)));
+        assert_eq!(of(json!(u64::MAX)), Ok(json!(u64::MAX)));
+        assert_eq!(of(json!(-2)), Ok(json!(u64::MAX - 1)));
+        assert_eq!(of(json!(i64::MIN)), Ok(json!(1_u64 << 63)));
+        for wrong in [json!(1.5), json!("7"), json!(true), json!(1e30)] {
+            let error = of(wrong).expect_err("no seed");
+            assert_eq!(error.param.as_deref(), Some("seed"));
+        }
     }
 }

@@ -25,6 +25,7 @@ use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
 use crate::models::{self, Model};
+use crate::names::Names;
 use crate::origins::{self, Origin};
 use crate::protocol::ModelInferRequest;
 use crate::responses::Responses;
@@ -32,7 +33,7 @@ use crate::sse::Chunks;
 use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
-use crate::{Error, ids, page, sse};
+use crate::{Error, encodings, ids, page, sse};
 
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +90,8 @@ pub fn router(
         .route("/detokenize", post(detokenize))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
+        .layer(encodings::layer())
+        .layer(from_fn(encodings::check))
         .layer(from_fn_with_state(server.clone(), with_wait))
         .route("/live", get(move || async move { live.response() }))
         .layer(from_fn_with_state(Arc::new(keys), with_key))
@@ -166,7 +169,9 @@ async fn completions(
     let mut request = beside_streams(bytes.len(), read)?;
     let id = ids::id("cmpl");
     let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
-    for (prompt, read) in prompts.into_iter().zip(server.read(&triton, unread).await?) {
+    let names = Names::of("prompt");
+    let reads = server.read(&triton, unread, &names).await?;
+    for (prompt, read) in prompts.into_iter().zip(reads) {
         request.set_text(prompt, read.into_text());
     }
     let answers = || server.answers(triton, request.generations(&id));
@@ -223,7 +228,10 @@ async fn embeddings(
     let (request, messages) = beside_streams(bytes.len(), read)?;
     let num_at_once = server.num_at_once(messages.len());
     let _held = server.hold(num_at_once)?;
-    let vectors = messages.into_iter().map(|message| triton.embed(message));
+    let names = request.names();
+    let vectors = messages
+        .into_iter()
+        .map(|message| triton.embed(message, &names));
     let vectors = stream::iter(vectors).buffered(num_at_once);
     let vectors: Vec<_> = vectors.try_collect().await?;
     Ok(identified(&id, json_response(&request.answer(&vectors))))
@@ -295,7 +303,7 @@ impl Server {
         let mut parts = request.into_body().into_data_stream();
         while let Some(part) = parts.next().await {
             let part: Bytes =
-                part.map_err(|error| Error::invalid(format!("the body is cut off: {error}")))?;
+                part.map_err(|error| Error::invalid(format!("the body cannot be read: {error}")))?;
             if part.len() > max_bytes - bytes.len() {
                 return Err(Error::too_large(max_bytes));
             }
@@ -315,8 +323,9 @@ impl Server {
             Some(model) => model.clone(),
             None => self.only_model().await?,
         };
+        let names = request.names.clone();
         let message = request.message(model, &ids::id("tok"));
-        let read = self.read(&triton, vec![message]).await?;
+        let read = self.read(&triton, vec![message], &names).await?;
         read.into_iter()
             .next()
             .ok_or_else(|| Error::bad_response("no outputs"))
@@ -327,6 +336,7 @@ impl Server {
         &self,
         triton: &Triton,
         messages: Vec<ModelInferRequest>,
+        names: &Names,
     ) -> Result<Vec<Read>, Error> {
         if messages.is_empty() {
             return Ok(Vec::new());
@@ -335,7 +345,7 @@ impl Server {
         let _held = self.hold(num_at_once)?;
         let reads = messages
             .into_iter()
-            .map(|message| triton.read_prompt(message));
+            .map(|message| triton.read_prompt(message, names));
         // All of them, even if one fails: Triton may lose a request that is cancelled.
         let reads: Vec<_> = stream::iter(reads).buffered(num_at_once).collect().await;
         reads.into_iter().collect()
@@ -371,8 +381,12 @@ impl Server {
 
     /// Counts requests as in flight until what is returned is dropped.
     fn hold(&self, num_requests: usize) -> Result<Held, Error> {
+        let max_requests = self.limits.max_requests;
+        if num_requests > max_requests {
+            return Err(Error::too_many_prompts(num_requests, max_requests));
+        }
         let held = self.load.hold(num_requests);
-        held.ok_or_else(|| Error::busy(self.limits.max_requests))
+        held.ok_or_else(|| Error::busy(max_requests))
     }
 }
 

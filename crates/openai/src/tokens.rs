@@ -8,6 +8,7 @@ use crate::fields::{DETOKENIZE, TOKENIZE};
 use crate::generation::{Prompt, numbers, tensor, texts};
 use crate::input::{Input, tokens};
 use crate::messages::messages;
+use crate::names::Names;
 use crate::protocol::{ModelInferRequest, ModelInferResponse};
 
 /// The outputs that have a prompt.
@@ -19,6 +20,8 @@ pub struct Tokens {
     /// The model; `None` for the only one there is.
     pub model: Option<String>,
     input: Input,
+    /// The names of its fields.
+    pub names: Names,
     options: Map<String, Value>,
 }
 
@@ -48,11 +51,16 @@ impl Tokens {
                 ));
             }
         };
+        let names = Names::of(match own {
+            Some(_) => "messages",
+            None => "prompt",
+        });
         let mut options = body.into_options(TOKENIZE)?;
         options.extend(own.map(|list| ("messages".to_owned(), json!(list))));
         Ok(Self {
             model,
             input,
+            names,
             options,
         })
     }
@@ -62,6 +70,7 @@ impl Tokens {
         Self {
             model: None,
             input: Input::Tokens(ids),
+            names: Names::of("prompt"),
             options: Map::new(),
         }
     }
@@ -74,6 +83,7 @@ impl Tokens {
         Ok(Self {
             model: body.optional_model()?,
             input: Input::Tokens(tokens(&mut body, "tokens")?),
+            names: Names::of("tokens"),
             options: body.into_options(DETOKENIZE)?,
         })
     }

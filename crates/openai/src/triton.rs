@@ -20,6 +20,7 @@ use crate::Error;
 use crate::embeddings::Embedding;
 use crate::error::OF_THE_BACKEND;
 use crate::generation::{Generation, Reply};
+use crate::names::Names;
 use crate::protocol::{
     ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
     ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, SERVICE,
@@ -43,6 +44,7 @@ pub struct Triton {
 /// The replies to a request. Whoever drops the stream cancels the request.
 pub struct Replies {
     model: String,
+    names: Names,
     call: Call,
 }
 
@@ -128,6 +130,7 @@ impl Triton {
     pub fn generate(&self, generation: Generation) -> Replies {
         Replies {
             model: generation.prompt.model.clone(),
+            names: generation.names.clone(),
             call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
         }
     }
@@ -136,14 +139,18 @@ impl Triton {
     ///
     /// # Errors
     /// The server or the model refuses it, or there is no answer.
-    pub async fn read_prompt(&self, message: ModelInferRequest) -> Result<Read, Error> {
+    pub async fn read_prompt(
+        &self,
+        message: ModelInferRequest,
+        names: &Names,
+    ) -> Result<Read, Error> {
         let model = message.model_name.clone();
         let responses = self.clone().infer(message).try_flatten_stream();
         // To its end: whoever leaves a stream earlier cancels the request, and Triton may lose it.
         let responses: Vec<_> = responses
             .try_collect()
             .await
-            .map_err(|status| Error::of_triton(&status, &model))?;
+            .map_err(|status| names.apply(text_refusal(&status, &model)))?;
         match responses.first() {
             Some(response) => Read::of(response),
             None => Err(Error::bad_response("no outputs")),
@@ -176,16 +183,20 @@ impl Triton {
     ///
     /// # Errors
     /// The server or the model refuses it, or there is no answer.
-    pub async fn embed(&self, message: ModelInferRequest) -> Result<Embedding, Error> {
+    pub async fn embed(
+        &self,
+        message: ModelInferRequest,
+        names: &Names,
+    ) -> Result<Embedding, Error> {
         let model = message.model_name.clone();
         let response = self.call("ModelInfer", message, &model).await;
         match response {
             Ok(response) => Embedding::read(&response),
             // A model with several responses to a request, as those that generate text have.
-            Err(error) if error.status == StatusCode::NOT_IMPLEMENTED => {
+            Err(error) if error.status == StatusCode::NOT_IMPLEMENTED || lacks_output(&error) => {
                 Err(Error::no_embeddings(&model))
             }
-            Err(error) => Err(error),
+            Err(error) => Err(names.apply(error)),
         }
     }
 
@@ -205,7 +216,7 @@ impl Triton {
         };
         let answer = call
             .await
-            .map_err(|status| Error::of_triton(&status, model))?;
+            .map_err(|status| Error::of_triton(&of_the_backend(status), model))?;
         Ok(answer.into_inner())
     }
 
@@ -273,8 +284,49 @@ impl Stream for Replies {
         };
         Poll::Ready(next.map(|response| match response {
             Ok(response) => Reply::read(&response),
-            Err(status) => Err(Error::of_triton(&status, &self.model)),
+            Err(status) => Err(self.names.apply(text_refusal(&status, &self.model))),
         }))
+    }
+}
+
+/// The refusal of a request for text.
+fn text_refusal(status: &Status, model: &str) -> Error {
+    let error = Error::of_triton(status, model);
+    match lacks_output(&error) {
+        true => Error::no_text(model),
+        false => error,
+    }
+}
+
+/// Whether Triton says that the model lacks an output that every model of an endpoint has.
+fn lacks_output(error: &Error) -> bool {
+    const OF_ALL: [&str; 7] = [
+        "embedding",
+        "finish_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "output_ids",
+        "text_input",
+        "text_output",
+    ];
+    let words = [
+        "unexpected inference output '",
+        "unexpected inference input '",
+    ];
+    let mut names = words.into_iter().filter_map(|words| {
+        let (_, rest) = error.message.split_once(words)?;
+        rest.split('\'').next()
+    });
+    names.any(|name| OF_ALL.contains(&name))
+}
+
+/// A status with its details, if the backend has named it: its text then begins with its code.
+fn of_the_backend(status: Status) -> Status {
+    match status.message().split_once(": ") {
+        Some((name, text)) if code_of(name) == Some(status.code()) => {
+            Status::with_details(status.code(), text, OF_THE_BACKEND.into())
+        }
+        _ => status,
     }
 }
 
@@ -282,7 +334,12 @@ impl Stream for Replies {
 /// say so. Triton's own have none, so their words tell.
 fn refusal(message: String) -> Status {
     const OF_A_MODEL: [&str; 1] = ["unknown model"];
-    const OF_THE_MOMENT: [&str; 3] = ["maximum queue size", "not ready", "stopping"];
+    const OF_THE_MOMENT: [&str; 4] = [
+        "maximum queue size",
+        "not ready",
+        "stopping",
+        "timeout expired",
+    ];
     if let Some((name, text)) = message.split_once(": ")
         && let Some(code) = code_of(name)
     {
@@ -344,6 +401,44 @@ mod tests {
     }
 
     #[test]
+    fn a_code_that_a_text_begins_with_is_no_part_of_it() {
+        let status = of_the_backend(Status::invalid_argument("INVALID_ARG: option 'dimensions'"));
+        assert_eq!(status.message(), "option 'dimensions'");
+        assert_eq!(status.details(), OF_THE_BACKEND);
+        for other in [
+            Status::invalid_argument("INTERNAL: of somebody else"),
+            Status::invalid_argument("expected 1 inputs"),
+            Status::internal("INVALID_ARG: a"),
+        ] {
+            let text = other.message().to_owned();
+            assert_eq!(of_the_backend(other).message(), text);
+        }
+    }
+
+    #[test]
+    fn a_model_without_the_outputs_of_an_endpoint_is_another_kind_of_model() {
+        for (text, is_another) in [
+            (
+                "unexpected inference output 'finish_reason' for model 'm'",
+                true,
+            ),
+            (
+                "[request id: a] unexpected inference input 'text_input' for model 'm'",
+                true,
+            ),
+            (
+                "unexpected inference output 'reasoning_content' for model 'm'",
+                false,
+            ),
+            ("option 'text_output'", false),
+        ] {
+            let error = text_refusal(&Status::invalid_argument(text), "m");
+            assert_eq!(error.param.is_some(), is_another, "{text}");
+            assert_eq!(error.message.contains("writes no text"), is_another);
+        }
+    }
+
+    #[test]
     fn the_words_of_tritons_own_refusals_tell_their_status() {
         for (text, code) in [
             (
@@ -351,6 +446,7 @@ mod tests {
                 Code::NotFound,
             ),
             ("Exceeds maximum queue size", Code::Unavailable),
+            ("Request timeout expired", Code::Unavailable),
             (
                 "expected 1 inputs but got 2 inputs for model 'm'",
                 Code::InvalidArgument,
