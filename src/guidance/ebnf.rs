@@ -28,6 +28,14 @@ const MAX_OPTIONAL_PARTS: usize = 400;
 /// Maximum number in `{m,n}`.
 const MAX_REPEATS: u32 = 10_000;
 
+/// A grammar in either notation as Lark.
+pub(super) fn lark(text: &str) -> Result<String, GrammarError> {
+    match is_ebnf(text) {
+        true => to_lark(text),
+        false => Ok(text.to_owned()),
+    }
+}
+
 /// Whether a grammar is EBNF instead of Lark.
 pub(super) fn is_ebnf(text: &str) -> bool {
     text.contains("::=")

@@ -6,8 +6,8 @@
 //! ebnf.rs        EBNF grammars, converted to Lark's syntax
 //! structure.rs   structural tags, and structure_grammar.rs their grammars
 //! regex.rs       checks and escapes regular expressions
-//! schema.rs      JSON schemas as grammars
-//! problem.rs     why a grammar cannot be used
+//! json/          JSON schemas as grammars
+//! grammar_error.rs  why a grammar cannot be used
 //! vocabulary.rs  the model's tokens as a trie of bytes
 //! compiler.rs    the compiling thread, and a cache of compiled grammars
 //! guide.rs       one sequence's guide: a parser, and the tokens that it has consumed
@@ -21,8 +21,8 @@ mod compiler;
 mod ebnf;
 mod grammar_error;
 mod guide;
+mod json;
 mod regex;
-mod schema;
 mod spec;
 mod structure;
 mod structure_grammar;
@@ -33,4 +33,4 @@ pub use compiler::{Compilation, Compiler};
 pub use ebnf::to_lark as ebnf_to_lark;
 pub use guide::GrammarGuide;
 pub use spec::{GuideSpec, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};
-pub use structure::{Structure, Tag};
+pub use structure::{Arguments, Structure, Tag};

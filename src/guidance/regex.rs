@@ -10,6 +10,13 @@ pub(super) fn escaped(char: char) -> String {
     }
 }
 
+/// A single regular expression for all texts. It avoids ambiguity between texts of which one is a prefix of another.
+pub(super) fn choice(texts: &[String]) -> String {
+    let literal = |text: &String| text.chars().map(escaped).collect::<String>();
+    let texts: Vec<String> = texts.iter().map(literal).collect();
+    format!("({})", texts.join("|"))
+}
+
 /// Checks that `regex` does not end with a lone backslash, which would escape the end of the expression.
 pub(super) fn complete(regex: &str) -> Result<&str, GrammarError> {
     let num_backslashes = regex.len() - regex.trim_end_matches('\\').len();
@@ -22,6 +29,12 @@ pub(super) fn complete(regex: &str) -> Result<&str, GrammarError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn choices_are_escaped() {
+        let texts = ["a|b".to_owned(), "é/\n".to_owned()];
+        assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
+    }
 
     #[test]
     fn rejects_a_trailing_backslash() {

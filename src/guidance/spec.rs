@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use crate::base::RequestError;
 use crate::guidance::ebnf;
 use crate::guidance::grammar_error::GrammarError;
-use crate::guidance::regex::{complete, escaped};
-use crate::guidance::schema::{of_checked_schema, of_schema};
+use crate::guidance::json::{left_out, may_leave_out, of_schema};
+use crate::guidance::regex::{choice, complete};
 use crate::guidance::structure::Structure;
 use crate::guidance::structure_grammar::{self, SpecialToken};
 
@@ -80,13 +80,49 @@ impl GuideSpec {
         )))
     }
 
+    /// What of its schemas is not enforced: keywords with their places. Compiles them, but not into a parser's tables.
+    pub fn left_out(&self) -> Vec<String> {
+        match self {
+            Self::JsonSchema(schema) if may_leave_out(schema) => {
+                left_out(schema).unwrap_or_default()
+            }
+            Self::Structure(structure) => structure.left_out(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the guide itself has this text in what it makes a model write, as far as that is written in it.
+    pub fn names(&self, text: &str) -> bool {
+        match self {
+            Self::Json | Self::JsonObject | Self::JsonSchema(_) => false,
+            Self::Regex(guide) | Self::Grammar(guide) => guide.contains(text),
+            Self::Choice(texts) => texts.iter().any(|it| it.contains(text)),
+            Self::Structure(structure) => structure.names(text),
+        }
+    }
+
+    /// The same as a part of a structure.
+    pub fn into_structure(self) -> Structure {
+        match self {
+            Self::Json => Structure::JsonSchema(any_json()),
+            Self::JsonObject => Structure::JsonSchema(any_object()),
+            Self::JsonSchema(schema) => Structure::JsonSchema(schema),
+            Self::Regex(regex) => Structure::Regex(regex),
+            Self::Grammar(text) => Structure::Grammar(text),
+            Self::Choice(texts) => Structure::Choice(texts),
+            Self::Structure(structure) => structure,
+        }
+    }
+
     /// Maximum cost of building the lexer's terminals, in nodes of regular expressions. Lower for Lark grammars: only they
     /// can describe large terminals in a short text that has not been checked.
     pub(super) fn max_lexer_fuel(&self) -> u64 {
-        match self {
-            Self::Grammar(text) if !ebnf::is_ebnf(text) => 20_000,
-            _ => 1_000_000,
-        }
+        let is_lark = match self {
+            Self::Grammar(text) => !ebnf::is_ebnf(text),
+            Self::Structure(structure) => structure.has_lark(),
+            _ => false,
+        };
+        if is_lark { 20_000 } else { 1_000_000 }
     }
 
     /// A cache key: equal for equal guides.
@@ -108,14 +144,11 @@ impl GuideSpec {
         special_tokens: &[SpecialToken],
     ) -> Result<TopLevelGrammar, GrammarError> {
         let grammar = match self {
-            Self::Json => of_schema(&json!({"type": ["object", "array"]})),
-            Self::JsonObject => of_schema(&json!({"type": "object"})),
-            Self::JsonSchema(schema) => of_checked_schema(schema)?,
+            Self::Json => of_schema(&any_json())?,
+            Self::JsonObject => of_schema(&any_object())?,
+            Self::JsonSchema(schema) => of_schema(schema)?,
             Self::Regex(regex) => GrammarWithLexer::from_regex(complete(regex)?),
-            Self::Grammar(text) if ebnf::is_ebnf(text) => {
-                GrammarWithLexer::from_lark(ebnf::to_lark(text)?)
-            }
-            Self::Grammar(text) => GrammarWithLexer::from_lark(text.clone()),
+            Self::Grammar(text) => GrammarWithLexer::from_lark(ebnf::lark(text)?),
             Self::Choice(texts) => GrammarWithLexer::from_regex(&choice(texts)),
             Self::Structure(structure) => {
                 return structure_grammar::grammar(structure, special_tokens);
@@ -123,6 +156,14 @@ impl GuideSpec {
         };
         Ok(TopLevelGrammar::from_grammar(grammar))
     }
+}
+
+fn any_json() -> Value {
+    json!({"type": ["object", "array"]})
+}
+
+fn any_object() -> Value {
+    json!({"type": "object"})
 }
 
 /// Checks the sizes of the parts of a structure, each as a guide of its own, and of its schemas together.
@@ -133,8 +174,12 @@ fn check_parts(structure: &Structure) -> Result<(), RequestError> {
         parts.extend(part.parts());
         let guide = match part {
             Structure::JsonSchema(schema) => GuideSpec::JsonSchema(schema.clone()),
+            Structure::Arguments(arguments) if arguments.fallback.is_none() => {
+                GuideSpec::JsonSchema(arguments.schema.clone())
+            }
             Structure::Regex(regex) => GuideSpec::Regex(regex.clone()),
             Structure::Grammar(text) => GuideSpec::Grammar(text.clone()),
+            Structure::Choice(texts) => GuideSpec::Choice(texts.clone()),
             _ => continue,
         };
         guide.check()?;
@@ -166,22 +211,9 @@ fn longest_regex(schema: &Value) -> usize {
     }
 }
 
-/// A single regular expression for all texts. It avoids ambiguity between texts of which one is a prefix of another.
-fn choice(texts: &[String]) -> String {
-    let literal = |text: &String| text.chars().map(escaped).collect::<String>();
-    let texts: Vec<String> = texts.iter().map(literal).collect();
-    format!("({})", texts.join("|"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn choices_are_escaped() {
-        let texts = ["a|b".to_owned(), "é/\n".to_owned()];
-        assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
-    }
 
     #[test]
     fn rejects_oversized_guides_with_their_size() {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::guidance::ebnf;
 use crate::guidance::grammar_error::GrammarError;
+use crate::guidance::json::{left_out, may_leave_out};
 
 /// The most parts of a structure, each of which is a rule of its grammar.
 const MAX_PARTS: usize = 1024;
@@ -24,10 +25,14 @@ pub enum Structure {
     AnyText,
     /// JSON that is valid under a schema.
     JsonSchema(Value),
+    /// JSON that is valid under the schema of a function's arguments, or of one of them.
+    Arguments(Arguments),
     /// Text that a regular expression matches.
     Regex(String),
-    /// Text of an EBNF grammar.
+    /// Text of a grammar. One that a structural tag names is EBNF.
     Grammar(String),
+    /// One of these texts. They are never special tokens.
+    Choice(Vec<String>),
     /// All of these, one behind the other.
     Sequence(Vec<Structure>),
     /// One of these.
@@ -62,6 +67,17 @@ pub enum Structure {
         /// Whether there is no more than one.
         stop_after_first: bool,
     },
+}
+
+/// Arguments of a function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arguments {
+    /// The function's name.
+    pub function: String,
+    /// Their schema.
+    pub schema: Value,
+    /// What they are instead if the schema cannot be used; `None` if that is an error.
+    pub fallback: Option<Value>,
 }
 
 /// A part between two texts.
@@ -114,14 +130,58 @@ impl Structure {
             Self::Text(_)
             | Self::AnyText
             | Self::JsonSchema(_)
+            | Self::Arguments(_)
             | Self::Regex(_)
-            | Self::Grammar(_) => Vec::new(),
+            | Self::Grammar(_)
+            | Self::Choice(_) => Vec::new(),
             Self::Sequence(parts) | Self::Or(parts) => parts.iter().collect(),
             Self::Optional(part) | Self::Star(part) | Self::Plus(part) => vec![part],
             Self::Tag(tag) => vec![&tag.content],
             Self::Triggered { tags, .. } | Self::Separated { tags, .. } => {
                 tags.iter().map(|tag| &*tag.content).collect()
             }
+        }
+    }
+
+    /// Whether this text is in it, other than in a schema.
+    pub(super) fn names(&self, text: &str) -> bool {
+        let in_tag =
+            |tag: &Tag| tag.begin.contains(text) || tag.ends.iter().any(|end| end.contains(text));
+        let is_own = match self {
+            Self::Text(own) | Self::Regex(own) | Self::Grammar(own) => own.contains(text),
+            Self::Choice(texts) => texts.iter().any(|it| it.contains(text)),
+            Self::Tag(tag) => in_tag(tag),
+            Self::Triggered { tags, .. } | Self::Separated { tags, .. } => tags.iter().any(in_tag),
+            _ => false,
+        };
+        is_own || self.parts().iter().any(|part| part.names(text))
+    }
+
+    /// The schemas in it that are not wholly enforced: whose each is, and what of it is left out.
+    pub(super) fn left_out(&self) -> Vec<String> {
+        match self {
+            Self::JsonSchema(schema) if may_leave_out(schema) => {
+                left_out(schema).unwrap_or_default()
+            }
+            Self::Arguments(arguments) => {
+                let of = format!("function '{}'", arguments.function);
+                match left_out(&arguments.schema) {
+                    Ok(places) => places
+                        .iter()
+                        .map(|place| format!("{of}: {place}"))
+                        .collect(),
+                    Err(problem) => vec![format!("{of}: its whole schema, because {problem}")],
+                }
+            }
+            _ => self.parts().into_iter().flat_map(Self::left_out).collect(),
+        }
+    }
+
+    /// Whether it has a grammar in Lark's syntax.
+    pub(super) fn has_lark(&self) -> bool {
+        match self {
+            Self::Grammar(text) => !ebnf::is_ebnf(text),
+            _ => self.parts().into_iter().any(Self::has_lark),
         }
     }
 

@@ -12,11 +12,12 @@ use std::fmt::Write as _;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
 use crate::base::TokenId;
-use crate::guidance::ebnf;
+use crate::guidance::ebnf::lark;
 use crate::guidance::grammar_error::GrammarError;
-use crate::guidance::regex::{complete, escaped};
-use crate::guidance::schema::of_checked_schema;
-use crate::guidance::structure::{Structure, Tag};
+use crate::guidance::json::of_schema;
+use crate::guidance::regex::{choice, complete, escaped};
+use crate::guidance::spec::{GuideSpec, MAX_SCHEMA_BYTES};
+use crate::guidance::structure::{Arguments, Structure, Tag};
 
 /// A special token: its text and id.
 pub(super) type SpecialToken = (String, TokenId);
@@ -34,6 +35,7 @@ pub(super) fn grammar(
         rules: String::from("TEXT: /(.|\\n)*/\n"),
         num_rules: 0,
         grammars: Vec::new(),
+        num_argument_bytes: 0,
     };
     let start = writer.expression(structure)?;
     let lark = format!("start: {start}\n{}", writer.rules);
@@ -50,6 +52,7 @@ struct Writer<'a> {
     rules: String,
     num_rules: usize,
     grammars: Vec<GrammarWithLexer>,
+    num_argument_bytes: usize,
 }
 
 impl Writer<'_> {
@@ -59,15 +62,20 @@ impl Writer<'_> {
             Structure::Text(text) => Ok(self.literal(text)),
             Structure::AnyText => Ok("TEXT".to_owned()),
             Structure::JsonSchema(schema) => {
-                let grammar = of_checked_schema(schema)?;
+                let grammar = of_schema(schema)?;
                 Ok(self.inner(grammar))
             }
+            Structure::Arguments(arguments) => self.arguments(arguments),
             Structure::Regex(regex) => {
                 let grammar = GrammarWithLexer::from_regex(complete(regex)?);
                 Ok(self.inner(grammar))
             }
             Structure::Grammar(text) => {
-                let grammar = GrammarWithLexer::from_lark(ebnf::to_lark(text)?);
+                let grammar = GrammarWithLexer::from_lark(lark(text)?);
+                Ok(self.inner(grammar))
+            }
+            Structure::Choice(texts) => {
+                let grammar = GrammarWithLexer::from_regex(&choice(texts));
                 Ok(self.inner(grammar))
             }
             Structure::Sequence(parts) => self.sequence(parts),
@@ -104,6 +112,30 @@ impl Writer<'_> {
                 stop_after_first,
             } => self.triggered(triggers, tags, *at_least_one, *stop_after_first),
         }
+    }
+
+    /// Arguments by their schema, or by what stands in for it. Schemas of all functions together have a limit.
+    fn arguments(&mut self, arguments: &Arguments) -> Result<String, GrammarError> {
+        let Arguments {
+            function,
+            schema,
+            fallback,
+        } = arguments;
+        let num_bytes = schema.to_string().len();
+        let fits = self.num_argument_bytes + num_bytes <= MAX_SCHEMA_BYTES
+            && GuideSpec::JsonSchema(schema.clone()).check().is_ok();
+        let grammar = match (of_schema(schema), fallback) {
+            (Ok(grammar), _) if fits || fallback.is_none() => {
+                self.num_argument_bytes += num_bytes;
+                grammar
+            }
+            (_, Some(fallback)) => of_schema(fallback)?,
+            (Err(problem), None) => {
+                return Err(format!("the schema of function '{function}': {problem}"));
+            }
+            (Ok(grammar), None) => grammar,
+        };
+        Ok(self.inner(grammar))
     }
 
     /// Parts behind each other. Free text ends where the text behind it begins.

@@ -5,7 +5,7 @@
 //! response through: a frontend frees its state with the final response, and a later one would write into freed
 //! memory.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
@@ -290,6 +290,20 @@ impl UnsentResponse {
             }
         }
         Ok(())
+    }
+
+    /// Adds a text beside the outputs. What is behind a zero byte is left out.
+    pub fn set_parameter(&mut self, name: &CStr, value: &str) -> Result<(), Error> {
+        let value = value.split('\0').next().unwrap_or_default();
+        let value = CString::new(value).unwrap_or_default();
+        // SAFETY: the response is ours until it is sent; Triton copies both texts, which end with zeros.
+        unsafe {
+            check(sys::TRITONBACKEND_ResponseSetStringParameter(
+                self.raw.0.as_ptr(),
+                name.as_ptr(),
+                value.as_ptr(),
+            ))
+        }
     }
 
     /// Sends the response.

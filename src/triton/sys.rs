@@ -580,6 +580,11 @@ unsafe extern "C" {
         shape: *const i64,
         dims_count: u32,
     ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONBACKEND_ResponseSetStringParameter(
+        response: *mut TRITONBACKEND_Response,
+        name: *const ::core::ffi::c_char,
+        value: *const ::core::ffi::c_char,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONBACKEND_ResponseSend(
         response: *mut TRITONBACKEND_Response,
         send_flags: u32,

@@ -50,8 +50,10 @@ fn a_bad_guide_is_rejected_with_the_reason() {
             "regex",
         ),
         (
-            GuideSpec::JsonSchema(json!({"not": {"type": "string"}})),
-            "not",
+            GuideSpec::JsonSchema(
+                json!({"not": {"multipleOf": 3}, "x-guidance": {"lenient": false}}),
+            ),
+            "'not' at '#'",
         ),
         (GuideSpec::JsonSchema(Value::Bool(false)), "nsatisfiable"),
         (regex("a("), "regex"),

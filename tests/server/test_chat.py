@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from harness.clients import Refused, generate, generate_stream
-from harness.conversations import joined
+from harness.conversations import END_OF_THOUGHT, add_thinking_model, joined
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -37,6 +37,7 @@ def server(tmp_path_factory):
     config = json.loads((version / "tokenizer_config.json").read_text())
     config["chat_template"] = [{"name": name, "template": template} for name, template in TEMPLATES.items()]
     (version / "tokenizer_config.json").write_text(json.dumps(config))
+    add_thinking_model(repository, "thinker")
     with Server(repository) as server:
         yield server
 
@@ -220,3 +221,35 @@ def test_a_structural_tag_guides_what_follows_its_trigger(server):
             text = generate(server, "chat", "Once upon a time,", seed=seed, **form, **options).text
             for start in [found.start() for found in re.finditer(" the", text)]:
                 assert re.match(" the( <[0-9]{1,2}>| ?<?[0-9]{0,2}$)", text[start:]), text
+
+
+GUIDES = {
+    "schema": ({"guided_json": json.dumps({"type": "object", "required": ["n"], "additionalProperties": False,
+                                           "properties": {"n": {"enum": [7]}}, "x-guidance": {"whitespace_flexible": False}})}, '{"n":7}'),
+    "choice": ({"guided_choice": '["a fox"]'}, "a fox"),
+    "regex": ({"guided_regex": "fo{3}x"}, "fooox"),
+    "grammar": ({"guided_grammar": 'root ::= "an " "owl"'}, "an owl"),
+    "structural tag": ({"structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "so"}})}, "so"),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_begins_behind_the_thought_that_the_template_opens(server, guide, streams):
+    options, content = GUIDES[guide]
+    options = {"messages": json.dumps([USER]), "exclude_input_in_output": True, "max_tokens": 40, **options}
+    ask = generate_stream if streams else generate
+
+    def parts(answer):
+        return answer.text, "".join(answer.tensors("reasoning_content")) if streams else answer.last.tensors["reasoning_content"]
+
+    # Thoughts are free, and this model does not end them.
+    text, thought = parts(ask(server, "thinker", "", **options))
+    assert text == "" and len(thought) > 20
+    # This ends them at once.
+    ended = ask(server, "thinker", "", **options, logit_bias=json.dumps({END_OF_THOUGHT: 100}))
+    assert parts(ended) == (content, "") and ended.finish_reason == "end_id"
+    # No thought, because the prompt ends it, or because its text is not taken out.
+    quiet = json.dumps({"enable_thinking": False})
+    assert parts(ask(server, "thinker", "", **options, chat_template_kwargs=quiet)) == (content, "")
+    assert ask(server, "thinker", "", **options, return_reasoning_content=False).text == content

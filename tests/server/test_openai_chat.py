@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.clients import generate
-from harness.conversations import REPLY, TOOLS, USER, WEATHER, add_calling_model, joined
+from harness.conversations import END_OF_THOUGHT, REPLY, TOOLS, USER, WEATHER, add_calling_model, add_thinking_model, joined
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -18,6 +18,7 @@ CHAT = "/v1/chat/completions"
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("openai_chat") / "repository"
     add_calling_model(repository, "chat")
+    add_thinking_model(repository, "thinker")
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
         yield server
@@ -87,6 +88,59 @@ def test_thoughts_and_calls_are_parts_of_the_message(front):
     streamed["tool_calls"] = joined(streamed["tool_calls"])
     message.pop("refusal")
     assert streamed == message
+
+
+def test_a_guided_answer_is_content_where_the_template_opens_a_thought(front):
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    fields = {"model": "thinker", "messages": [USER], "response_format": form, "max_tokens": 40}
+    thinking = front.post(CHAT, **fields)["choices"][0]["message"]
+    assert not thinking["content"] and len(thinking["reasoning_content"]) > 20
+    fields["logit_bias"] = {END_OF_THOUGHT: 100}
+    choice = front.post(CHAT, **fields)["choices"][0]
+    assert json.loads(choice["message"]["content"]) == {"n": 7} and choice["finish_reason"] == "stop"
+    streamed, reason = merged(front.stream(CHAT, **fields))
+    assert (streamed["content"], reason) == (choice["message"]["content"], "stop")
+    items = front.post("/v1/responses", model="thinker", input="x", text={"format": {"name": "a", "type": "json_schema", "schema": schema}}, logit_bias=fields["logit_bias"])
+    assert json.loads(items["output"][-1]["content"][0]["text"]) == {"n": 7}
+
+
+UNENFORCED = {"type": "object", "required": ["a"], "additionalProperties": False, "properties": {
+    "a": {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "string", "pattern": "^[a-z]{1,3}$"}}}}
+
+
+def test_what_of_a_schema_is_not_enforced_is_in_a_header(front):
+    def form(schema, **more):
+        return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
+
+    fields = {"model": "stories", "messages": [USER], "response_format": form(UNENFORCED), "max_tokens": 60}
+    for streams in (False, True):
+        with front.request("POST", CHAT, {**fields, "stream": streams}) as response:
+            warning = response.headers["Warning"]
+            assert response.status == 200 and response.read()
+        assert warning == "299 inflight \"not enforced: 'uniqueItems' at '#/properties/a'\""
+    refused = front.call("POST", CHAT, {**fields, "response_format": form(UNENFORCED, strict=True)})
+    assert refused.status == 400 and "'uniqueItems' at '#/properties/a'" in refused.json["error"]["message"]
+    everyday = {"type": "object", "required": ["a"], "properties": {"a": {"type": "string", "format": "password", "maxLength": 2}}, "additionalProperties": False}
+    answer = front.call("POST", CHAT, {**fields, "response_format": form(everyday, strict=True)})
+    assert answer.status == 200 and "warning" not in answer.headers
+    assert len(json.loads(answer.json["choices"][0]["message"]["content"])["a"]) <= 2
+
+
+def test_a_function_whose_schema_cannot_be_used_refuses_nothing(front):
+    bad = {"name": "bad", "parameters": {"type": "object", "properties": {"x": {"$ref": "http://example.com/x"}}}}
+    tools = [{"type": "function", "function": function} for function in (bad, WEATHER, {"name": "now"})]
+    fields = {"model": "chat", "messages": [USER], "tools": tools, "parallel_tool_calls": False, "max_tokens": 300}
+    for name, arguments in [("weather", ({"city": "Oslo"}, {"city": "Rome"})), ("now", ({},))]:
+        answer = front.call("POST", CHAT, {**fields, "tool_choice": {"type": "function", "function": {"name": name}}})
+        (call,) = answer.json["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == name and json.loads(call["function"]["arguments"]) in arguments
+        assert "warning" not in answer.headers
+    answer = front.call("POST", CHAT, {**fields, "tool_choice": "required"})
+    assert answer.status == 200 and "function 'bad': its whole schema, because its '$ref' to 'http" in answer.headers["warning"]
+    bad["strict"] = True
+    refused = front.call("POST", CHAT, {**fields, "tool_choice": "required"})
+    assert refused.status == 400 and "function 'bad'" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,21 @@ def add_calling_model(repository, name):
     config = json.loads((version / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE
     (version / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+# A token that is the end of a thought in the model that thinks.
+END_OF_THOUGHT = 2
+
+
+def add_thinking_model(repository, name):
+    """Adds a model whose template opens a thought. It does not end thoughts unless a bias makes it."""
+    version = add_model(repository, name)
+    shutil.copytree(STORIES, version, dirs_exist_ok=True)
+    tokenizer = (version / "tokenizer.json").read_text()
+    (version / "tokenizer.json").write_text(tokenizer.replace("<|user|>", "</think>"))
+    config = json.loads((version / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}<|assistant|>"
+        "{{ '<think>\n' }}{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}"
+    )
+    (version / "tokenizer_config.json").write_text(json.dumps(config))

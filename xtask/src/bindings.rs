@@ -108,6 +108,7 @@ const FUNCTIONS: &[&str] = &[
     "TRITONBACKEND_ResponseNewFromFactory",
     "TRITONBACKEND_ResponseOutput",
     "TRITONBACKEND_ResponseSend",
+    "TRITONBACKEND_ResponseSetStringParameter",
 ];
 
 /// Types that no bound function refers to, but our entry points or flags need.

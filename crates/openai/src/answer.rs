@@ -69,6 +69,11 @@ impl Answers {
         }
         Ok(self)
     }
+
+    /// What the first answer warns of, once it has come.
+    pub fn warning(&self) -> Option<String> {
+        self.first.as_ref()?.reply.warning.clone()
+    }
 }
 
 impl Stream for Answers {

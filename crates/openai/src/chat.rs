@@ -160,13 +160,21 @@ fn guide(format: Option<Value>) -> Result<Option<(&'static str, Value)>, Error> 
             let any_object = json!({"json_object": true});
             Ok(Some(("structured_outputs", any_object)))
         }
-        // Without `strict` a schema is no more than advice there. Here it always holds.
+        // Without `strict` a schema is no more than advice there. Here it holds as far as it can be enforced.
         Some("json_schema") => match &format["json_schema"]["schema"] {
             Value::Null => Err(Error::field(
                 "response_format",
                 "'response_format' has no 'json_schema.schema'; give one, or the type 'json_object'",
             )),
-            schema => Ok(Some(("guided_json", schema.clone()))),
+            schema => {
+                let is_strict = format["json_schema"]["strict"] == true;
+                let schema = if is_strict {
+                    strict(schema)
+                } else {
+                    schema.clone()
+                };
+                Ok(Some(("guided_json", schema)))
+            }
         },
         Some("structural_tag") => Ok(Some(("structural_tag", format))),
         _ => Err(wrong(
@@ -175,6 +183,18 @@ fn guide(format: Option<Value>) -> Result<Option<(&'static str, Value)>, Error> 
             "an object of type 'text', 'json_object', 'json_schema' or 'structural_tag'",
         )),
     }
+}
+
+/// A schema of which every part is to be enforced, or the request refused.
+fn strict(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(members) = schema.as_object_mut() {
+        let layout = members.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Some(layout) = layout.as_object_mut() {
+            layout.insert("lenient".to_owned(), json!(false));
+        }
+    }
+    schema
 }
 
 /// The variables of the chat template: those of the request, and its `reasoning_effort`.
@@ -227,11 +247,12 @@ mod tests {
         let format = |format: Value| json!({"response_format": format});
         let object = option(format(json!({"type": "json_object"})), "structured_outputs");
         assert_eq!(object, Some(json!({"json_object": true})));
-        let schema = json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": {"type": "object"}}});
-        assert_eq!(
-            option(format(schema), "guided_json"),
-            Some(json!({"type": "object"}))
-        );
+        let strict = json!({"type": "object", "x-guidance": {"lenient": false}});
+        for (is_strict, expected) in [(false, json!({"type": "object"})), (true, strict)] {
+            let schema = json!({"name": "a", "strict": is_strict, "schema": {"type": "object"}});
+            let schema = json!({"type": "json_schema", "json_schema": schema});
+            assert_eq!(option(format(schema), "guided_json"), Some(expected));
+        }
         assert_eq!(read(format(json!({"type": "text"}))), read(json!({})));
         for wrong in [
             json!({"type": "xml"}),

@@ -164,7 +164,7 @@ pub const CHAT: &[Field] = &[
     ),
     read(
         "response_format",
-        "`text`; `json_object`; `json_schema`, to which the answer always conforms, with `strict` or without; `structural_tag` ([Guided decoding](guided-decoding.md))",
+        "`text`; `json_object`; `json_schema`, to which the answer conforms; without `strict`, what cannot be enforced is listed in the header `Warning` ([JSON Schema](json-schema.md)); `structural_tag` ([Guided decoding](guided-decoding.md))",
     ),
     ignored("safety_identifier", "as `user`"),
     SEED,
@@ -277,7 +277,7 @@ pub const RESPONSES: &[Field] = &[
     ),
     read(
         "text",
-        "`format`: `text`, `json_object`, or `json_schema`, to which the answer always conforms; `verbosity` other than `medium` is refused",
+        "`format`: `text`, `json_object`, or `json_schema`, as in `response_format` of chat completions; `verbosity` other than `medium` is refused",
     ),
     read(
         "tool_choice",

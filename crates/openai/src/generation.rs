@@ -109,6 +109,8 @@ pub struct Reply {
     pub prompt_tokens: Option<PromptTokens>,
     /// One row for each sequence of the answer.
     pub rows: Vec<Row>,
+    /// What the backend warns of, in the first reply.
+    pub warning: Option<String>,
 }
 
 /// The tokens of a prompt.
@@ -205,6 +207,7 @@ impl Reply {
             num_prompt_tokens: num_prompt_tokens.ok_or_else(|| missing("num_input_tokens"))?,
             prompt_tokens,
             rows,
+            warning: response.text("warning").map(str::to_owned),
         })
     }
 }

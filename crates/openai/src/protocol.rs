@@ -166,6 +166,18 @@ pub struct ModelInferResponse {
 }
 
 impl ModelInferResponse {
+    /// A text beside the outputs.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let parameter = self
+            .parameters
+            .iter()
+            .find(|parameter| parameter.key == name)?;
+        match parameter.value.as_ref()?.parameter_choice.as_ref()? {
+            ParameterChoice::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// Whether the request has no more responses. Models that always have one do not say so.
     pub fn is_final(&self) -> bool {
         let mut parameters = self.parameters.iter();

@@ -402,7 +402,9 @@ fn beside_streams<T>(num_bytes: usize, work: impl FnOnce() -> T) -> T {
 /// The response that sends what `chunks` makes of the answers, as they come.
 async fn streamed(id: &str, answers: Answers, chunks: impl Chunks) -> Result<Response, Error> {
     let answers = answers.begun().await?;
-    Ok(identified(id, sse::response(answers, chunks)))
+    let warning = answers.warning();
+    let response = identified(id, sse::response(answers, chunks));
+    Ok(warned(warning.as_deref(), response))
 }
 
 /// The response with what `write` makes of all answers.
@@ -411,8 +413,23 @@ async fn collected(
     answers: Answers,
     write: impl FnOnce(Vec<Answer>) -> Value,
 ) -> Result<Response, Error> {
-    let answers = answers.try_collect().await?;
-    Ok(identified(id, json_response(&write(answers))))
+    let answers: Vec<_> = answers.try_collect().await?;
+    let mut warnings = answers
+        .iter()
+        .filter_map(|answer: &Answer| answer.reply.warning.clone());
+    let warning = warnings.next();
+    let response = identified(id, json_response(&write(answers)));
+    Ok(warned(warning.as_deref(), response))
+}
+
+/// A response with the header `Warning`, in the form of RFC 7234, if there is something to warn of.
+fn warned(warning: Option<&str>, mut response: Response) -> Response {
+    let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+    let value = warning.map(|text| format!("299 inflight \"{}\"", quoted(text)));
+    if let Some(value) = value.and_then(|value| HeaderValue::from_str(&value).ok()) {
+        response.headers_mut().insert(header::WARNING, value);
+    }
+    response
 }
 
 /// A response with the id that the log and Triton know it by.

@@ -19,6 +19,7 @@ use crate::backend::request::foreign_fields::{Handling, foreign};
 use crate::backend::request::incoming::{Arrival, Incoming, RequestReader, RequestedOutputs};
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
+use crate::backend::request::thoughts::{format_of_guided, guided_content};
 use crate::backend::request::volume::TextLengths;
 use crate::backend::response::answer::{
     AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, PromptLogProbs, Row,
@@ -103,9 +104,14 @@ pub struct PostProcessorCall {
     client_id: Option<ClientId>,
 }
 
-/// Fields without effect for which a warning was logged.
+/// What warnings were logged about.
 #[derive(Default)]
-pub struct Warned(Mutex<BTreeSet<&'static str>>);
+pub struct Warned {
+    /// Fields without effect.
+    fields: Mutex<BTreeSet<&'static str>>,
+    /// Guides of which a part is left out, by their warnings.
+    guides: Mutex<BTreeSet<String>>,
+}
 
 impl Admission {
     /// Reads a request. Takes no longer than copying it.
@@ -179,7 +185,6 @@ impl Admission {
             let text = self.text_stream(has_stop_words, &options, &sampling, &prompt, None);
             sampling.stop_text = text.map(|text| StopText(Arc::new(BeamText::new(text))));
         }
-        let compilation = self.compilation(&options, &mut sampling, &prompt.text)?;
         let post_processor = options.post_processor.named()?;
         let post_processor = post_processor.map(|(name, arguments)| PostProcessorCall {
             name: name.to_owned(),
@@ -207,7 +212,14 @@ impl Admission {
         format.searches = num_found.is_some();
         format.is_split &= !format.searches;
         let in_pieces = format.stream && !format.searches;
-        let reply = self.reply_rules(&options, &format.outputs, &prompt.text, in_pieces)?;
+        let guide = options.guide.spec()?;
+        let mut reply = self.reply_rules(&options, &format.outputs, &prompt.text, in_pieces)?;
+        if let (Some(rules), Some(guide)) = (&mut reply, &guide) {
+            rules.format = format_of_guided(guide, rules.format);
+        }
+        let (compilation, warning) =
+            self.compilation(&options, guide, &mut sampling, &prompt.text, reply.as_ref())?;
+        format.warning = warning;
         let row = |_| {
             let is_read = wants_text || has_stop_words;
             let text = self.text_stream(is_read, &options, &sampling, &prompt, reply.clone());
@@ -373,6 +385,7 @@ impl Admission {
                 && options.says_num_sequences(),
             has_null_logprobs: options.has_null_logprobs(compatibility),
             call_ids: CallIds::default(),
+            warning: None,
             vocab_size: self.encoder.vocab_size as usize,
             embedding: self
                 .pooling
@@ -537,7 +550,7 @@ impl Admission {
     fn warn_of_ignored(&self, options: &RequestOptions) {
         for name in &options.ignored {
             if let Some(Handling::Ignored(reason)) = foreign(name).map(|field| &field.handling)
-                && self.warned.0.lock().insert(name)
+                && self.warned.fields.lock().insert(name)
             {
                 log::warn!(
                     "{}: '{name}' of a request is ignored: {reason} (logged once)",
@@ -578,20 +591,46 @@ impl Admission {
         }
     }
 
-    /// Starts to compile the request's guide, if it has one. A cached guide is ready at once.
+    /// What the answer warns of: parts of schemas that are not enforced. The same warning is logged once.
+    fn warning_of(&self, guide: &GuideSpec) -> Option<String> {
+        const MAX_CHARS: usize = 1_000;
+        const MAX_LOGGED: usize = 256;
+        let left_out = guide.left_out();
+        if left_out.is_empty() {
+            return None;
+        }
+        let warning = format!("not enforced: {}", left_out.join("; "));
+        let is_plain = |char: &char| char.is_ascii_graphic() || *char == ' ';
+        let warning: String = warning.chars().filter(is_plain).take(MAX_CHARS).collect();
+        let mut logged = self.warned.guides.lock();
+        if logged.len() < MAX_LOGGED && logged.insert(warning.clone()) {
+            log::warn!(
+                "{}: of a guide's schema is {warning} (logged once)",
+                self.name
+            );
+        }
+        Some(warning)
+    }
+
+    /// Starts to compile the request's guide, if it has one, and says what of it is left out. A cached guide is ready at once.
     fn compilation(
         &self,
         options: &RequestOptions,
+        guide: Option<GuideSpec>,
         sampling: &mut SamplingParams,
         prompt: &str,
-    ) -> Result<Option<Compilation>, RequestError> {
+        reply: Option<&ReplyRules>,
+    ) -> Result<(Option<Compilation>, Option<String>), RequestError> {
         let thinking = self
             .replies
             .thinking(self.reply_start(options, self.replies, prompt));
         let calls = options.chat.tool_guide(self.replies.tool_calls, thinking)?;
-        let spec = match (options.guide.spec()?, calls) {
-            (None, None) => return Ok(None),
-            (Some(spec), None) => spec,
+        let spec = match (guide, calls) {
+            (None, None) => return Ok((None, None)),
+            (Some(spec), None) => match reply {
+                None => spec,
+                Some(rules) => guided_content(spec, rules.format, rules.start),
+            },
             (None, Some(_)) if sampling.beam_search.is_some() => {
                 return Err(RequestError::Invalid(
                     "options 'tool_choice' and 'tools' make a guide for calls, and beams cannot be guided; leave out one of the two"
@@ -613,14 +652,15 @@ impl Admission {
                     .to_owned(),
             ));
         };
+        let warning = self.warning_of(&spec);
         let now = Instant::now();
         let last_ids = [&sampling.end_ids[..], &sampling.stop_token_ids].concat();
         let compilation = guides.compile(spec, last_ids, now)?;
         match compilation.poll(now) {
-            None => Ok(Some(compilation)),
+            None => Ok((Some(compilation), warning)),
             Some(guide) => {
                 sampling.guide = Some(guide?);
-                Ok(None)
+                Ok((None, warning))
             }
         }
     }

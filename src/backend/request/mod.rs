@@ -7,6 +7,8 @@ mod chat_options;
 mod clients;
 mod foreign_fields;
 mod guide_options;
+#[cfg(test)]
+mod guide_toys;
 pub mod incoming;
 mod model_checks;
 mod option_sizes;
@@ -15,6 +17,7 @@ mod options;
 mod post_processor_options;
 pub mod preparer;
 pub mod prompt;
+mod thoughts;
 mod tool_guides;
 pub mod volume;
 

@@ -1,12 +1,14 @@
 //! Guides that make calls of functions well-formed: in the format of the model, of a function that the request has, and with
 //! arguments by its schema.
 
+use std::borrow::Cow;
 use std::iter;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use crate::backend::request::thoughts::behind_thoughts;
 use crate::config::ToolCallFormat;
-use crate::guidance::{Structure, Tag};
+use crate::guidance::{Arguments, Structure, Tag};
 use crate::text::{Thinking, is_text_schema};
 
 /// Which functions a reply calls: `tool_choice`.
@@ -68,9 +70,7 @@ impl<'a> Function<'a> {
         let function = tool.get("function").unwrap_or(tool);
         Some(Self {
             name: function.get("name")?.as_str()?,
-            parameters: function
-                .get("parameters")
-                .filter(|schema| schema.is_object()),
+            parameters: function.get("parameters").filter(|it| !it.is_null()),
             is_strict: function.get("strict") == Some(&Value::Bool(true)),
         })
     }
@@ -80,24 +80,50 @@ impl<'a> Function<'a> {
         self.name
     }
 
-    /// The form of its arguments: an object, by the schema unless `any_object`.
+    /// The form of its arguments: an object, by the schema unless `any_object`. Without a schema it has none.
     fn arguments(&self, any_object: bool) -> Box<Structure> {
         let mut schema = match self.parameters {
-            Some(schema) if !any_object => schema.clone(),
-            _ => json!({}),
+            _ if any_object => any_arguments(),
+            None => json!({"type": "object", "additionalProperties": false}),
+            Some(schema) => schema.clone(),
         };
-        if schema.get("type").is_none() {
-            schema["type"] = json!("object");
+        if let Some(members) = schema.as_object_mut() {
+            members.entry("type").or_insert_with(|| json!("object"));
         }
-        Box::new(Structure::JsonSchema(schema))
+        Box::new(self.by_schema(schema, any_arguments()))
+    }
+
+    /// JSON by a schema, or by a fallback if the schema cannot be used and the function is not strict.
+    fn by_schema(&self, mut schema: Value, fallback: Value) -> Structure {
+        if self.is_strict
+            && let Some(members) = schema.as_object_mut()
+        {
+            let layout = members.entry("x-guidance").or_insert_with(|| json!({}));
+            if let Some(layout) = layout.as_object_mut() {
+                layout.insert("lenient".to_owned(), json!(false));
+            }
+        }
+        Structure::Arguments(Arguments {
+            function: self.name.to_owned(),
+            schema,
+            fallback: (!self.is_strict).then_some(fallback),
+        })
+    }
+
+    /// The schemas of its arguments by name; `None` if they may be any.
+    fn properties(&self, any: bool) -> Option<Cow<'a, Map<String, Value>>> {
+        match self.parameters {
+            _ if any => None,
+            None => Some(Cow::Owned(Map::new())),
+            Some(schema) => schema.get("properties")?.as_object().map(Cow::Borrowed),
+        }
     }
 
     /// The form of its arguments between marks: those of the schema in its order, each once, unless they may be `any`.
     fn marked_arguments(&self, marks: &ArgumentMarks, any: bool) -> Structure {
         let text_to_end = || vec![Structure::AnyText, text(marks.end), text("\n")];
-        let schema = self.parameters.filter(|_| !any);
-        let properties = schema.and_then(|schema| schema.get("properties"));
-        let Some(properties) = properties.and_then(Value::as_object) else {
+        let schema = self.parameters;
+        let Some(properties) = self.properties(any) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
             let argument = [vec![name, text(marks.behind_name)], text_to_end()].concat();
             let argument = Box::new(Structure::Sequence(argument));
@@ -115,7 +141,7 @@ impl<'a> Function<'a> {
                 false => {
                     let texts = [marks.behind_value, marks.end, "\n"].into_iter();
                     let texts = texts.filter(|it| !it.is_empty()).map(text);
-                    iter::once(self.marked_value(property))
+                    iter::once(self.marked_value(name, property))
                         .chain(texts)
                         .collect()
                 }
@@ -133,9 +159,8 @@ impl<'a> Function<'a> {
     /// The form of its arguments as `name=value, name=value`: first those that must be, then others in the schema's order, unless
     /// they may be `any`. Values are JSON, which a literal in Python may be, too.
     fn named_arguments(&self, any: bool) -> Structure {
-        let schema = self.parameters.filter(|_| !any);
-        let properties = schema.and_then(|schema| schema.get("properties"));
-        let Some(properties) = properties.and_then(Value::as_object) else {
+        let schema = self.parameters;
+        let Some(properties) = self.properties(any) else {
             let name = Structure::Regex("[A-Za-z_][A-Za-z0-9_]{0,63}".to_owned());
             let argument = vec![name, text("="), Structure::JsonSchema(json!({}))];
             return Structure::Separated {
@@ -150,7 +175,7 @@ impl<'a> Function<'a> {
             |name: &String| required.is_some_and(|required| required.contains(&json!(name)));
         let argument = |separator: &str, name: &String, property: &Value| {
             let begin = text(&format!("{separator}{name}="));
-            Structure::Sequence(vec![begin, self.json_value(property)])
+            Structure::Sequence(vec![begin, self.json_value(name, property)])
         };
         let (first, others): (Vec<_>, Vec<_>) =
             properties.iter().partition(|(name, _)| is_required(name));
@@ -184,27 +209,52 @@ impl<'a> Function<'a> {
     }
 
     /// The form of an argument that is one of some texts, or JSON.
-    fn marked_value(&self, property: &Value) -> Structure {
+    fn marked_value(&self, name: &str, property: &Value) -> Structure {
         let choices = property.get("enum").and_then(Value::as_array);
         if let Some(choices) = choices.filter(|_| is_text_schema(property)) {
             let texts = choices.iter().filter_map(Value::as_str);
             return Structure::Or(texts.map(text).collect());
         }
-        self.json_value(property)
+        self.json_value(name, property)
     }
 
     /// The form of an argument that is JSON.
-    fn json_value(&self, property: &Value) -> Structure {
-        let mut schema = property.clone();
-        // What it may refer to.
-        for key in ["$defs", "definitions"] {
-            let shared = self.parameters.and_then(|parameters| parameters.get(key));
-            if let (Some(shared), Some(schema)) = (shared, schema.as_object_mut()) {
-                schema.insert(key.to_owned(), shared.clone());
+    fn json_value(&self, name: &str, property: &Value) -> Structure {
+        let schema = match self.parameters {
+            // What it refers to is elsewhere in the schema of all.
+            Some(parameters) if has_reference(property) => {
+                let mut all = parameters.clone();
+                all["$id"] = json!(ARGUMENTS);
+                let pointer = name.replace('~', "~0").replace('/', "~1");
+                json!({"$ref": format!("{ARGUMENTS}#/properties/{}", percent_encoded(&pointer)), "$defs": {"arguments": all}})
             }
-        }
-        Structure::JsonSchema(schema)
+            _ => property.clone(),
+        };
+        self.by_schema(schema, json!({}))
     }
+}
+
+/// The address of the schema of all arguments in that of one.
+const ARGUMENTS: &str = "urn:inflight:arguments";
+
+/// Arguments of a function whose schema is not used.
+fn any_arguments() -> Value {
+    json!({"type": "object"})
+}
+
+fn has_reference(schema: &Value) -> bool {
+    match schema {
+        Value::Object(members) => {
+            members.contains_key("$ref") || members.values().any(has_reference)
+        }
+        Value::Array(list) => list.iter().any(has_reference),
+        _ => false,
+    }
+}
+
+/// A name within a reference, in which a percent sign begins a code.
+fn percent_encoded(text: &str) -> String {
+    text.replace('%', "%25")
 }
 
 /// The guide of a reply that calls one of these functions, or several if they may be `parallel`.
@@ -396,24 +446,6 @@ fn blocks(
     }
 }
 
-/// A reply behind the reasoning that may come before it.
-fn behind_thoughts(reply: Structure, thinking: Thinking) -> Structure {
-    let breaks = Structure::Or(vec![text("\n\n"), text("\n")]);
-    let up_to = |mark: &str| {
-        let breaks = Structure::Optional(Box::new(breaks));
-        vec![Structure::AnyText, text(mark), breaks]
-    };
-    let thoughts = match thinking {
-        Thinking::Never => return reply,
-        Thinking::Begun(end) => Structure::Sequence(up_to(end)),
-        Thinking::Perhaps(start, end) => {
-            let thoughts = [vec![text(start)], up_to(end)].concat();
-            Structure::Optional(Box::new(Structure::Sequence(thoughts)))
-        }
-    };
-    Structure::Sequence(vec![thoughts, reply])
-}
-
 fn tag(begin: &str, content: Box<Structure>, end: &str) -> Tag {
     Tag {
         begin: begin.to_owned(),
@@ -433,16 +465,13 @@ fn text(text: &str) -> Structure {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::base::TokenId;
+    use crate::backend::request::guide_toys::Toy;
     use crate::config::ReasoningFormat;
-    use crate::guidance::{Compiler, GuideSpec};
+    use crate::guidance::GuideSpec;
     use crate::sampling::Guide;
-    use crate::text::{
-        Detokenizer, ParameterTypes, ReplyFormat, ReplyParts, ReplyStart, Tokenizer, toys,
-    };
+    use crate::text::{ParameterTypes, ReplyFormat, ReplyParts, ReplyStart};
 
     const FORMATS: [ToolCallFormat; 10] = [
         ToolCallFormat::Hermes,
@@ -457,67 +486,8 @@ mod tests {
         ToolCallFormat::Harmony,
     ];
 
-    /// A tokenizer of bytes and a few longer tokens, and a compiler of guides for it.
-    struct Toy {
-        tokenizer: Arc<Tokenizer>,
-        compiler: Compiler,
-        end_id: TokenId,
-    }
-
-    impl Toy {
-        fn new() -> Self {
-            let tokenizer = Arc::new(toys::byte_level());
-            Self {
-                compiler: Compiler::new(tokenizer.clone(), 272),
-                // `<|end|>` is a mark in GPT-OSS.
-                end_id: toys::id(&tokenizer, "<tool call>"),
-                tokenizer,
-            }
-        }
-
-        fn guide(&self, structure: Structure) -> Guide {
-            let now = Instant::now();
-            let spec = GuideSpec::Structure(structure);
-            let compilation = self.compiler.compile(spec, vec![self.end_id], now);
-            let compilation = compilation.expect("a good guide");
-            let long = Duration::from_secs(60);
-            self.compiler.wait(|| compilation.is_done(), long);
-            compilation.poll(now).expect("done").expect("a good guide")
-        }
-
-        fn allowed(&self, guide: &Guide, generated: &[TokenId]) -> Vec<TokenId> {
-            let mut logits = [0.0; 272];
-            let restricted = guide.0.restrict(&mut logits, generated);
-            restricted.expect("computed");
-            (0..272).filter(|id| logits[*id as usize] == 0.0).collect()
-        }
-
-        /// A random text that a guide allows.
-        fn random(&self, guide: &Guide, mut seed: u64) -> String {
-            let mut tokens = Vec::new();
-            let mut text = String::new();
-            let mut detokenizer = Detokenizer::new(&self.tokenizer, &[], false);
-            loop {
-                let allowed = self.allowed(guide, &tokens);
-                seed = seed
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                let token = allowed[(seed >> 33) as usize % allowed.len()];
-                if token == self.end_id {
-                    return text;
-                }
-                tokens.push(token);
-                detokenizer.push(&self.tokenizer, token, &mut text);
-                assert!(text.len() < 4000, "{text}");
-            }
-        }
-
-        /// Whether a guide allows a text.
-        fn allows(&self, guide: &Guide, text: &str) -> bool {
-            let mut tokens = self.tokenizer.encode(text, false).expect("tokens");
-            tokens.push(self.end_id);
-            (0..tokens.len()).all(|i| self.allowed(guide, &tokens[..i]).contains(&tokens[i]))
-        }
+    fn guide(toy: &Toy, structure: Structure) -> Guide {
+        toy.guide(GuideSpec::Structure(structure))
     }
 
     fn tools() -> Vec<Value> {
@@ -554,7 +524,10 @@ mod tests {
             };
             let mut most_calls = 0;
             for parallel in [true, false] {
-                let guide = toy.guide(required(format, &functions, parallel, Thinking::Never));
+                let guide = guide(
+                    &toy,
+                    required(format, &functions, parallel, Thinking::Never),
+                );
                 for seed in 0..12 {
                     let text = toy.random(&guide, seed);
                     let parts = read(replies, ReplyStart::Beginning, &text);
@@ -603,12 +576,10 @@ mod tests {
             (ReplyStart::Content, &[call], &[&thought, &whole]),
         ] {
             let thinking = replies.thinking(start);
-            let guide = toy.guide(required(
-                ToolCallFormat::Hermes,
-                &functions,
-                false,
-                thinking,
-            ));
+            let guide = guide(
+                &toy,
+                required(ToolCallFormat::Hermes, &functions, false, thinking),
+            );
             for text in good {
                 assert!(toy.allows(&guide, text), "{start:?}: {text}");
                 assert_eq!(
@@ -626,12 +597,10 @@ mod tests {
             tool_calls: Some(ToolCallFormat::Harmony),
         };
         let thinking = harmony.thinking(ReplyStart::Beginning);
-        let guide = toy.guide(required(
-            ToolCallFormat::Harmony,
-            &functions,
-            false,
-            thinking,
-        ));
+        let guide = guide(
+            &toy,
+            required(ToolCallFormat::Harmony, &functions, false, thinking),
+        );
         let call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":1}";
         let thought = format!("<|channel|>analysis<|message|>so<|end|><|start|>assistant{call}");
         for text in [call, &thought] {
@@ -648,8 +617,8 @@ mod tests {
         let toy = Toy::new();
         let tools = tools();
         let functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
-        let guide = automatic(ToolCallFormat::Hermes, &functions, true, Thinking::Never);
-        let guide = toy.guide(guide.expect("one is strict"));
+        let structure = automatic(ToolCallFormat::Hermes, &functions, true, Thinking::Never);
+        let guide = guide(&toy, structure.expect("one is strict"));
         let call = |name: &str, arguments: &str| {
             format!(
                 "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>"

@@ -109,6 +109,13 @@ impl ReplyFormat {
         }
     }
 
+    /// What stands before the content of a reply that begins at `start`, behind its reasoning.
+    pub fn content_header(&self, start: ReplyStart) -> Option<&'static str> {
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        (is_harmony && start != ReplyStart::Content).then_some("<|channel|>final<|message|>")
+    }
+
     /// A reader of replies that begin at `start`, whose calls have texts as arguments where the format does not show what they
     /// are.
     pub fn reader(&self, start: ReplyStart) -> ReplyReader {
@@ -159,6 +166,17 @@ impl ReplyFormat {
             self.tool_calls,
             Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm)
         )
+    }
+
+    /// The texts around reasoning.
+    pub fn thought_marks(&self) -> Vec<&'static str> {
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        match self.reasoning.and_then(marks) {
+            Some(marks) => vec![marks.start, marks.end],
+            None if is_harmony => vec!["<|channel|>"],
+            None => Vec::new(),
+        }
     }
 
     /// The texts that the format is made of. Where they are special tokens, they must be in the text that a reader gets.

@@ -61,7 +61,7 @@ export! {
         let mut world = world();
         let stream = world.factories[&id(factory)];
         let made = world.new_id();
-        world.responses.insert(made, FakeResponse { stream, outputs: Vec::new() });
+        world.responses.insert(made, FakeResponse { stream, outputs: Vec::new(), parameters: Vec::new() });
         response.write(handle(made));
         OK
     }
@@ -76,6 +76,17 @@ export! {
             }),
             None => world.violation("delete of no response"),
         }
+        OK
+    }
+
+    fn TRITONBACKEND_ResponseSetStringParameter(
+        response: *mut TRITONBACKEND_Response,
+        name: *const c_char,
+        value: *const c_char,
+    ) -> *mut TRITONSERVER_Error {
+        let parameter = (text(name), text(value));
+        let mut world = world();
+        world.responses.get_mut(&id(response)).expect("a response").parameters.push(parameter);
         OK
     }
 
@@ -133,7 +144,7 @@ export! {
             world.violation("send of no response");
             return OK;
         };
-        let mut sent = Sent::default();
+        let mut sent = Sent { parameters: response.parameters, ..Sent::default() };
         for output in response.outputs {
             let output = world.outputs.remove(&output).expect("an output");
             sent.outputs.push((output.name, output.data_type, output.shape, output.buffer));

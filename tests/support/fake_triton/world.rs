@@ -22,6 +22,8 @@ pub enum Where {
 pub struct Sent {
     /// Name, type, shape and bytes.
     pub outputs: Vec<(String, DataType, Vec<i64>, Vec<u8>)>,
+    /// Texts beside the outputs, by name.
+    pub parameters: Vec<(String, String)>,
     /// Error code and message.
     pub error: Option<(u32, String)>,
     pub is_final: bool,
@@ -102,6 +104,7 @@ pub struct FakeInput {
 pub struct FakeResponse {
     pub stream: usize,
     pub outputs: Vec<usize>,
+    pub parameters: Vec<(String, String)>,
 }
 
 pub struct FakeOutput {

@@ -88,6 +88,8 @@ pub struct AnswerFormat {
     pub is_split: bool,
     /// Whether `logprobs` is null, because the request does not say how many.
     pub has_null_logprobs: bool,
+    /// What its first response warns of.
+    pub warning: Option<String>,
     /// The ids of the functions' calls.
     pub call_ids: CallIds,
     /// Logits of one row.

@@ -33,6 +33,9 @@ impl Answer {
         echo: Option<&Echo>,
     ) -> Result<UnsentResponse, Error> {
         let mut response = self.factory.new_response()?;
+        if let Some(warning) = self.format.warning.take() {
+            response.set_parameter(c"warning", &warning)?;
+        }
         let compatibility = self.format.compatibility;
         // Where the shape of a tensor begins.
         let from = usize::from(!self.format.has_batch_dim);
