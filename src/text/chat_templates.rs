@@ -15,7 +15,7 @@ use minijinja::{Environment, Error, ErrorKind, context};
 
 use crate::base::{LoadError, RequestError};
 use crate::text::chat_template_files;
-use crate::text::conversation::{Conversation, PromptEnding};
+use crate::text::conversation::{Conversation, MessageForm, PromptEnding};
 use crate::text::python_json;
 
 /// Maximum number of template instructions per rendering: about one second. A long conversation needs tens of thousands.
@@ -119,24 +119,32 @@ impl ChatTemplates {
     /// There is no template of the name that it gives, or the template rejects the messages, misses something in them, or
     /// exceeds a limit; or the message to be continued cannot be.
     pub fn render(&self, conversation: &Conversation) -> Result<String, RequestError> {
-        let rendered = self.render_with(conversation, false);
-        if rendered.is_err() && conversation.shown(true)?.0 != conversation.shown(false)?.0 {
-            return self.render_with(conversation, true).or(rendered);
+        let parsed = self.render_with(conversation, MessageForm::Parsed);
+        if parsed.is_ok() {
+            return parsed;
         }
-        rendered
+        let (messages, _) = conversation.shown(MessageForm::Parsed)?;
+        for form in [MessageForm::AsGiven, MessageForm::Repaired] {
+            if conversation.shown(form)?.0 != messages
+                && let Ok(prompt) = self.render_with(conversation, form)
+            {
+                return Ok(prompt);
+            }
+        }
+        parsed
     }
 
     fn render_with(
         &self,
         conversation: &Conversation,
-        as_given: bool,
+        form: MessageForm,
     ) -> Result<String, RequestError> {
         let name = self.name_for(conversation)?;
         let template = self
             .environment
             .get_template(name)
             .map_err(|error| invalid(&error))?;
-        let (messages, continuation) = conversation.shown(as_given)?;
+        let (messages, continuation) = conversation.shown(form)?;
         if let Some(continuation) = &continuation
             && !continuation.is_read_by(template.source())
         {
@@ -399,6 +407,36 @@ mod tests {
         }
         let error = templates("{{ raise_exception('no') }}").render(&conversation(&messages));
         assert!(error.expect_err("raised").to_string().ends_with("no"));
+    }
+
+    #[test]
+    fn a_call_that_went_wrong_is_no_end_of_a_conversation() {
+        // As Qwen 3 Coder's.
+        let items = templates(
+            "{% for name, value in messages[0].tool_calls[0].function.arguments | items %}{{ name }}={{ value }};{% endfor %}",
+        );
+        let rendered = |arguments: Value| {
+            let call = json!({"function": {"name": "f", "arguments": arguments}});
+            items.render(&conversation(
+                &json!([{"role": "assistant", "tool_calls": [call]}]),
+            ))
+        };
+        for (arguments, expected) in [
+            (json!(r#"{"a": 1}"#), "a=1;"),
+            (json!(""), ""),
+            (json!("null"), ""),
+            (json!(null), ""),
+            (json!("[]"), ""),
+            (json!("{}"), ""),
+            (json!("{bad"), "arguments={bad;"),
+            (json!("7"), "arguments=7;"),
+        ] {
+            assert_eq!(
+                rendered(arguments.clone()).as_deref(),
+                Ok(expected),
+                "{arguments}"
+            );
+        }
     }
 
     #[test]

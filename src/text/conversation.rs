@@ -55,6 +55,17 @@ pub enum MessageField {
     Reasoning,
 }
 
+/// How messages are shown to a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MessageForm {
+    /// Without nulls, and with the arguments of calls as objects, where they are some.
+    Parsed,
+    /// As the request has them: with nulls, and arguments in strings.
+    AsGiven,
+    /// As parsed; and arguments that are no objects, such as the broken JSON of an earlier answer, are in one.
+    Repaired,
+}
+
 /// The end of a prompt that continues a message.
 pub(super) struct Continuation {
     names: Vec<&'static str>,
@@ -62,21 +73,20 @@ pub(super) struct Continuation {
 }
 
 impl Conversation {
-    /// The messages for a template, with a mark behind the text that is continued. `as_given`: with nulls, and arguments in
-    /// strings.
+    /// The messages for a template, with a mark behind the text that is continued.
     ///
     /// # Errors
     /// The last message has no text to continue.
     pub(super) fn shown(
         &self,
-        as_given: bool,
+        form: MessageForm,
     ) -> Result<(Vec<Value>, Option<Continuation>), RequestError> {
         let mut messages = self.messages.clone();
         for message in messages.iter_mut().filter_map(Value::as_object_mut) {
             name_reasoning(message);
-            if !as_given {
+            if form != MessageForm::AsGiven {
                 message.retain(|_, value| !value.is_null());
-                parse_arguments(message);
+                parse_arguments(message, form);
             }
         }
         let PromptEnding::Within(field) = self.ending else {
@@ -143,18 +153,30 @@ fn name_reasoning(message: &mut Map<String, Value>) {
     }
 }
 
-/// Replaces arguments of tool calls that are JSON objects in strings by the objects.
-fn parse_arguments(message: &mut Map<String, Value>) {
+/// Replaces arguments of tool calls that are JSON objects in strings by the objects. No arguments are an empty object, as which
+/// clients also write an empty text, null or, in PHP, a list.
+fn parse_arguments(message: &mut Map<String, Value>, form: MessageForm) {
     let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let arguments = call
-            .get_mut("function")
-            .and_then(|it| it.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(text) = arguments.as_str()
-            && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
-        {
-            *arguments = object;
+    let functions = calls.into_iter().flatten().filter_map(|call| {
+        let function = call.get_mut("function")?;
+        function.as_object_mut()
+    });
+    for function in functions {
+        let arguments = function.entry("arguments").or_insert(Value::Null);
+        let parsed = match &arguments {
+            Value::String(text) if text.trim().is_empty() => Value::Null,
+            Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| arguments.clone()),
+            other => (*other).clone(),
+        };
+        match parsed {
+            Value::Null => *arguments = Value::Object(Map::new()),
+            Value::Array(list) if list.is_empty() => *arguments = Value::Object(Map::new()),
+            Value::Object(_) => *arguments = parsed,
+            _ if form == MessageForm::Repaired => {
+                let text = arguments.take();
+                *arguments = Value::Object(Map::from_iter([("arguments".to_owned(), text)]));
+            }
+            _ => {}
         }
     }
 }
@@ -198,11 +220,15 @@ mod tests {
     use serde_json::json;
 
     fn shown(messages: Value) -> Value {
+        shown_as(MessageForm::Parsed, messages)
+    }
+
+    fn shown_as(form: MessageForm, messages: Value) -> Value {
         let conversation = Conversation {
             messages: messages.as_array().expect("a list").clone(),
             ..Conversation::default()
         };
-        Value::Array(conversation.shown(false).expect("shown").0)
+        Value::Array(conversation.shown(form).expect("shown").0)
     }
 
     #[test]
@@ -238,8 +264,36 @@ mod tests {
             json!("{"),
         ];
         assert_eq!(shown(calls(given)), calls(expected));
+        for nothing in [
+            json!(""),
+            json!(" "),
+            json!("null"),
+            json!(null),
+            json!("[]"),
+            json!([]),
+            json!({}),
+        ] {
+            let call = json!([{"tool_calls": [{"function": {"name": "f", "arguments": nothing}}]}]);
+            let expected = json!([{"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]);
+            assert_eq!(shown(call.clone()), expected, "{nothing}");
+            assert_eq!(shown_as(MessageForm::AsGiven, call.clone()), call);
+        }
+        let missing = shown(json!([{"tool_calls": [{"function": {"name": "f"}}]}]));
+        assert_eq!(
+            missing[0]["tool_calls"][0]["function"]["arguments"],
+            json!({})
+        );
         let odd = json!([{"tool_calls": [1, {"function": 2}]}, {"tool_calls": "none"}]);
         assert_eq!(shown(odd.clone()), odd);
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_can_be_put_into_one() {
+        for text in [json!("{bad"), json!("[1]"), json!("7"), json!(7)] {
+            let call = |arguments: Value| json!([{"tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
+            let expected = call(json!({"arguments": text}));
+            assert_eq!(shown_as(MessageForm::Repaired, call(text)), expected);
+        }
     }
 
     #[test]
@@ -256,7 +310,7 @@ mod tests {
                 ..Conversation::default()
             };
             let error = conversation
-                .shown(false)
+                .shown(MessageForm::Parsed)
                 .err()
                 .expect("refused")
                 .to_string();

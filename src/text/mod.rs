@@ -31,7 +31,7 @@ pub use detokenizer::Detokenizer;
 pub use gguf_vocabulary::GgufVocabulary;
 pub use reply::{
     ParameterTypes, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, Thinking, ToolCall,
-    is_text_schema,
+    can_be_read_back, is_text_schema,
 };
 pub use stop_words::StopWords;
 pub use tokenizer::{EncodedTexts, Tokenizer};

@@ -6,6 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use tokenizers::utils::truncation::{
     TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
@@ -18,6 +19,9 @@ use crate::text::coverage;
 /// A character placed before a word to find the word's tokens inside a text. Vocabularies do not merge it with words.
 const ANCHOR: &str = "\n";
 
+/// A text that ends with an ordinary token, so that the next token decodes as it does inside a text.
+const CONTEXT: &str = "a";
+
 /// Assumed maximum length of a token's text for lossy tokenizers, in bytes. Longer than the longest known tokens, which
 /// are runs of 128 spaces.
 const MAX_BYTES_PER_TOKEN: usize = 256;
@@ -27,6 +31,13 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bytes: ByteTokens,
     max_bytes_per_token: usize,
+    context: OnceLock<Context>,
+}
+
+/// The beginning of a text, behind which a token decodes as it does inside one.
+pub(super) struct Context {
+    pub tokens: Vec<TokenId>,
+    pub text: String,
 }
 
 /// The tokens of a text, or of two.
@@ -85,6 +96,7 @@ impl Tokenizer {
             inner,
             bytes,
             max_bytes_per_token: max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN),
+            context: OnceLock::new(),
         })
     }
 
@@ -268,6 +280,15 @@ impl Tokenizer {
     /// The token with this content, which is that of [`Tokenizer::content`].
     pub fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)
+    }
+
+    /// The beginning of a text.
+    pub(super) fn context(&self) -> &Context {
+        self.context.get_or_init(|| {
+            let tokens = self.encode(CONTEXT, false).unwrap_or_default();
+            let text = self.decode(&tokens, false);
+            Context { tokens, text }
+        })
     }
 
     pub(super) fn byte_tokens(&self) -> ByteTokens {

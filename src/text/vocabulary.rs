@@ -4,9 +4,6 @@ use crate::base::{RequestError, TokenId};
 use crate::text::Tokenizer;
 use crate::text::tokenizer::{ByteTokens, Piece};
 
-/// A text that ends with an ordinary token, so that the next token decodes as it does inside a text.
-const CONTEXT: &str = "a";
-
 /// The text that a token adds to the text before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenText {
@@ -31,23 +28,34 @@ impl Tokenizer {
                     .to_owned(),
             ));
         }
-        let context = self.encode(CONTEXT, false)?;
-        let before = self.decode(&context, false);
         let text = |token| match self.special_name(token) {
             Some(name) => TokenText::Special(name),
-            None => self.text_after(&context, &before, token),
+            None => self.text_within(token),
         };
         Ok((0..vocab_size).map(text).collect())
     }
 
-    fn text_after(&self, context: &[TokenId], before: &str, token: TokenId) -> TokenText {
+    /// The bytes that a token adds to a text, if they are others than those of [`Tokenizer::token_text`]: a part of a character, or
+    /// with a space that only the first token of a text loses. `None`, too, if they depend on the neighbours.
+    pub fn other_bytes(&self, token: TokenId, text: &str) -> Option<Vec<u8>> {
+        if self.byte_tokens() == ByteTokens::None || self.special_name(token).is_some() {
+            return None;
+        }
+        match self.text_within(token) {
+            TokenText::Bytes(bytes) => (bytes != text.as_bytes()).then_some(bytes),
+            TokenText::Nothing | TokenText::Special(_) => None,
+        }
+    }
+
+    fn text_within(&self, token: TokenId) -> TokenText {
         let mut bytes = Vec::new();
         match self.piece(token, false, &mut bytes) {
             Piece::Nothing => TokenText::Nothing,
             Piece::Bytes => TokenText::Bytes(bytes),
             Piece::Text => {
-                let both = self.decode(&[context, &[token]].concat(), false);
-                match both.strip_prefix(before) {
+                let context = self.context();
+                let both = self.decode(&[&context.tokens[..], &[token]].concat(), false);
+                match both.strip_prefix(&context.text[..]) {
                     Some(text) => TokenText::Bytes(text.as_bytes().to_vec()),
                     None => TokenText::Nothing,
                 }
@@ -94,9 +102,29 @@ mod tests {
 
     /// Guides must see the text that clients get, so each text is compared with the detokenizer's.
     #[test]
+    fn other_bytes_are_those_that_a_text_alone_does_not_have() {
+        for tokenizer in [toys::byte_level(), toys::metaspace()] {
+            let texts = tokenizer.token_texts(300).expect("texts");
+            let mut num_others = 0;
+            for (token, text) in texts.iter().enumerate() {
+                let alone = tokenizer.token_text(token as TokenId);
+                let other = tokenizer.other_bytes(token as TokenId, &alone);
+                num_others += usize::from(other.is_some());
+                let bytes = other.unwrap_or_else(|| alone.into_bytes());
+                if let TokenText::Bytes(expected) = text {
+                    assert_eq!(bytes, *expected, "{token}");
+                }
+            }
+            assert!(num_others > 100, "every byte of no whole character");
+        }
+        let word_piece = toys::word_piece();
+        assert_eq!(word_piece.other_bytes(5, ""), None);
+    }
+
+    #[test]
     fn token_texts_match_the_detokenizer() {
         for tokenizer in [toys::byte_level(), toys::metaspace()] {
-            let context = tokenizer.encode(CONTEXT, false).expect("tokens");
+            let context = &tokenizer.context().tokens;
             let texts = tokenizer.token_texts(300).expect("texts");
             let mut num_compared = 0;
             for (token, text) in (0..).zip(&texts) {
@@ -107,7 +135,7 @@ mod tests {
                     continue;
                 };
                 let mut written = String::new();
-                Detokenizer::new(&tokenizer, &context, true).push(&tokenizer, token, &mut written);
+                Detokenizer::new(&tokenizer, context, true).push(&tokenizer, token, &mut written);
                 assert_eq!(written, text, "token {token}");
                 num_compared += 1;
             }

@@ -2,6 +2,7 @@
 
 The demo model knows no tools. A guide with a single choice makes it write a call."""
 
+import ast
 import json
 
 import pytest
@@ -205,6 +206,57 @@ def test_log_probabilities_are_those_of_each_token(front):
     assert [token["top_logprobs"] for token in alone] == [[]] * 8
 
 
+FOXES = "a \U0001f98a \U0001f98a"
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(front):
+    fields = {"model": "stories", "messages": [USER], "guided_choice": [FOXES], "logprobs": True, "top_logprobs": 3}
+    choice = front.post(CHAT, **fields)["choices"][0]
+    tokens = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == FOXES
+    joined = b"".join(bytes(token["bytes"]) for token in tokens).decode()
+    assert joined.strip().removesuffix("</s>") == FOXES
+    assert any("\ufffd" in token["token"] for token in tokens), "the fox is of several tokens"
+    chunks = front.stream(CHAT, **fields)
+    assert sum((chunk["choices"][0]["logprobs"]["content"] for chunk in chunks if chunk["choices"][0]["logprobs"]), []) == tokens
+
+
+def test_the_keys_of_completions_have_the_bytes_of_parts_of_characters(front):
+    fields = {"model": "stories", "prompt": "The fox", "guided_choice": [FOXES], "logprobs": 3, "max_tokens": 60}
+    choice = front.post("/v1/completions", **fields)["choices"][0]
+    logprobs = choice["logprobs"]
+    parts = [key.removeprefix("bytes:") if key.startswith("bytes:") else None for key in logprobs["tokens"]]
+    joined = [
+        key.encode() if part is None else ast.literal_eval(f'b"{part}"')
+        for key, part in zip(logprobs["tokens"], parts, strict=True)
+    ]
+    assert b"".join(joined).decode().strip().removesuffix("</s>") == choice["text"].strip() == FOXES
+    assert sum(part is not None for part in parts) >= 4
+    for own, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+        assert own in top and len(top) >= 3, "no two tokens have the same key"
+
+
+def test_only_functions_that_are_allowed_are_called(front):
+    other = {"type": "function", "function": {**WEATHER, "name": "forecast"}}
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    fields = {"model": "chat", "messages": [USER], "tools": [other, *TOOLS], "tool_choice": choice}
+    answer = front.post(CHAT, **fields, max_tokens=300)["choices"][0]
+    calls = answer["message"]["tool_calls"]
+    assert {call["function"]["name"] for call in calls} == {"weather"} and answer["finish_reason"] == "tool_calls"
+    fields["tools"] = [other]
+    error = front.call("POST", CHAT, fields).json["error"]
+    assert error["param"] == "tool_choice" and "'weather' is allowed" in error["message"]
+
+
+@pytest.mark.parametrize("arguments", ["", "null", None, "[]", "{bad"])
+def test_a_call_that_went_wrong_is_no_end_of_a_conversation(front, arguments):
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "No."}]
+    answer = front.post(CHAT, model="chat", messages=messages, tools=TOOLS, max_tokens=2)
+    assert answer["usage"]["completion_tokens"] == 2
+
+
 def test_biases_and_stops_act(front):
     fields = {"model": "stories", "messages": [USER], "max_tokens": 40}
     text = front.post(CHAT, **fields)["choices"][0]["message"]["content"]
@@ -226,6 +278,7 @@ def test_biases_and_stops_act(front):
         ({"tool_choice": "required"}, "tool_choice", "'tools'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format", "'response_format'"),
         ({"tools": [{"type": "custom"}]}, "tools", '"custom"'),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name"),
         ({"verbosity": "low"}, "verbosity", "leave it out"),
         ({"best": 1}, "best", "'best_of'"),
     ],

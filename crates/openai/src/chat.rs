@@ -125,23 +125,26 @@ fn logprobs(body: &mut Body) -> Result<Option<u32>, Error> {
 
 /// The functions that the model may call; `None` if there are none.
 fn tools(tools: Option<Value>) -> Result<Option<Value>, Error> {
-    match tools {
-        None => Ok(None),
-        Some(Value::Array(tools)) => match tools.iter().position(|tool| tool["type"] != "function")
-        {
-            Some(index) => {
-                let name = format!("tools[{index}].type");
-                let wrong = wrong(
-                    &name,
-                    &tools[index]["type"],
-                    "'function', which is what models here call",
-                );
-                Err(Error::field("tools", wrong.message))
-            }
-            None => Ok((!tools.is_empty()).then_some(Value::Array(tools))),
-        },
-        Some(other) => Err(wrong("tools", &other, "a list of functions")),
+    let tools = match tools {
+        None => return Ok(None),
+        Some(Value::Array(tools)) => tools,
+        Some(other) => return Err(wrong("tools", &other, "a list of functions")),
+    };
+    for (index, tool) in tools.iter().enumerate() {
+        let refused = |place: &str, value: &Value, expected: &str| {
+            let wrong = wrong(&format!("tools[{index}]{place}"), value, expected);
+            Err(Error::field("tools", wrong.message))
+        };
+        if tool["type"] != "function" {
+            let expected = "'function', which is what models here call";
+            return refused(".type", &tool["type"], expected);
+        }
+        let name = &tool["function"]["name"];
+        if name.as_str().is_none_or(str::is_empty) {
+            return refused(".function.name", name, "the name of a function");
+        }
     }
+    Ok((!tools.is_empty()).then_some(Value::Array(tools)))
 }
 
 /// Whether a `tool_choice` names a function.
@@ -281,7 +284,7 @@ mod tests {
                 .outputs
         };
         assert_eq!(outputs(json!({})), [REASONING]);
-        let all = json!({"tools": [{"type": "function"}], "logprobs": true, "top_logprobs": 2});
+        let all = json!({"tools": [{"type": "function", "function": {"name": "f"}}], "logprobs": true, "top_logprobs": 2});
         assert_eq!(outputs(all), [REASONING, TOOL_CALLS, LOGPROBS]);
     }
 
@@ -315,6 +318,11 @@ mod tests {
             ("logprobs", json!(3)),
             ("messages", json!([])),
             ("tools", json!([{"type": "custom"}])),
+            ("tools", json!([{"type": "function", "name": "f"}])),
+            (
+                "tools",
+                json!([{"type": "function", "function": {"name": ""}}]),
+            ),
             ("tools", json!("weather")),
         ] {
             let mut fields = json!({});

@@ -7,7 +7,9 @@ use crate::backend::request::tool_guides::{self, Function, ToolChoice};
 use crate::base::RequestError;
 use crate::config::ToolCallFormat;
 use crate::guidance::Structure;
-use crate::text::{Conversation, MessageField, ParameterTypes, PromptEnding, Thinking};
+use crate::text::{
+    Conversation, MessageField, ParameterTypes, PromptEnding, Thinking, can_be_read_back,
+};
 
 /// Variables of templates that options of their own set.
 const RESERVED: [&str; 5] = [
@@ -20,6 +22,9 @@ const RESERVED: [&str; 5] = [
 
 /// The most tools of a request, as in OpenAI's interface.
 const MAX_TOOLS: usize = 128;
+
+/// The most characters of a function's name in a message.
+const MAX_SHOWN_CHARS: usize = 64;
 
 /// The longest name of a template.
 const MAX_NAME_BYTES: usize = 256;
@@ -66,7 +71,7 @@ impl ChatOptions {
         };
         Ok(Some(Conversation {
             messages: messages.clone(),
-            tools: self.tools.clone().filter(|_| self.has_tools()),
+            tools: self.callable_tools().map(Value::Array),
             documents: self.documents.clone(),
             variables: self.variables.clone().unwrap_or_default(),
             template: self.template.clone(),
@@ -81,7 +86,21 @@ impl ChatOptions {
 
     /// Whether the conversation has tools that the reply may call.
     pub fn has_tools(&self) -> bool {
-        self.tools.is_some() && self.tool_choice != Some(ToolChoice::None)
+        self.callable_tools().is_some()
+    }
+
+    /// The tools that the reply may call, which are those that the template sees. `None` if there are none.
+    fn callable_tools(&self) -> Option<Vec<Value>> {
+        let mut tools = self.tools.as_ref()?.as_array()?.clone();
+        match &self.tool_choice {
+            Some(ToolChoice::None) => return None,
+            Some(ToolChoice::Allowed { names, .. }) => tools.retain(|tool| {
+                let function = Function::of_tool(tool);
+                function.is_some_and(|it| names.iter().any(|name| name == it.name()))
+            }),
+            _ => {}
+        }
+        (!tools.is_empty()).then_some(tools)
     }
 
     /// The types of the arguments of its tools.
@@ -101,7 +120,15 @@ impl ChatOptions {
     ) -> Result<Option<Structure>, RequestError> {
         let choice = self.tool_choice.clone().unwrap_or_default();
         let parallel = self.parallel_tool_calls.unwrap_or(true);
-        let is_required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
+        let is_required = matches!(
+            choice,
+            ToolChoice::Required
+                | ToolChoice::Named(_)
+                | ToolChoice::Allowed {
+                    is_required: true,
+                    ..
+                }
+        );
         let invalid = |problem: &str| {
             Err(RequestError::Invalid(format!(
                 "option 'tool_choice': {problem}"
@@ -116,8 +143,18 @@ impl ChatOptions {
             };
         };
         let mut functions: Vec<_> = tools.iter().filter_map(Function::of_tool).collect();
-        if let ToolChoice::Named(name) = &choice {
-            functions.retain(|function| function.name() == name);
+        match &choice {
+            ToolChoice::Named(name) => functions.retain(|function| function.name() == name),
+            ToolChoice::Allowed { names, .. } => {
+                let is_there = |name: &&String| functions.iter().any(|it| it.name() == *name);
+                if let Some(name) = names.iter().find(|name| !is_there(name)) {
+                    return invalid(&format!(
+                        "'{name}' is allowed, and the request has no tool of this name"
+                    ));
+                }
+                functions.retain(|function| names.iter().any(|name| name == function.name()));
+            }
+            _ => {}
         }
         let Some(format) = format else {
             return match is_required {
@@ -128,19 +165,29 @@ impl ChatOptions {
                 false => Ok(None),
             };
         };
+        if choice == ToolChoice::None {
+            return Ok(None);
+        }
+        let mut names = functions.iter().map(Function::name);
+        if let Some(name) = names.find(|name| !can_be_read_back(format, name)) {
+            let name: String = name.chars().take(MAX_SHOWN_CHARS).collect();
+            return Err(RequestError::Invalid(format!(
+                "option 'tools': a call of the function '{name}' cannot be read back in this model's format of calls; give it \
+                 a name of letters, digits and '_'"
+            )));
+        }
         Ok(match choice {
-            ToolChoice::None => None,
-            ToolChoice::Auto if functions.is_empty() => None,
-            ToolChoice::Auto => tool_guides::automatic(format, &functions, parallel, thinking),
+            _ if !is_required && functions.is_empty() => None,
+            _ if !is_required => tool_guides::automatic(format, &functions, parallel, thinking),
             _ if functions.is_empty() => {
                 return invalid("none of the request's tools has this name, or any");
             }
-            ToolChoice::Required => Some(tool_guides::required(
-                format, &functions, parallel, thinking,
-            )),
             ToolChoice::Named(_) => {
                 Some(tool_guides::required(format, &functions, false, thinking))
             }
+            _ => Some(tool_guides::required(
+                format, &functions, parallel, thinking,
+            )),
         })
     }
 
@@ -195,11 +242,7 @@ impl ChatOptions {
             Some("none") => ToolChoice::None,
             Some("auto") => ToolChoice::Auto,
             Some("required") => ToolChoice::Required,
-            _ => {
-                let choice = parsed(value)?;
-                let name = choice.pointer("/function/name")?.as_str()?;
-                ToolChoice::Named(name.to_owned())
-            }
+            _ => choice_of_functions(&parsed(value)?)?,
         });
         Some(())
     }
@@ -243,6 +286,33 @@ impl ChatOptions {
         };
         Some(())
     }
+}
+
+/// A choice that is an object: a function, or those that may be called. The Responses API has the fields of both one level higher.
+fn choice_of_functions(choice: &Value) -> Option<ToolChoice> {
+    let name = |tool: &Value| {
+        let name = tool.pointer("/function/name").or_else(|| tool.get("name"));
+        Some(name?.as_str()?.to_owned())
+    };
+    if choice
+        .get("type")
+        .is_none_or(|kind| kind != "allowed_tools")
+    {
+        return name(choice).map(ToolChoice::Named);
+    }
+    let allowed = choice.get("allowed_tools").unwrap_or(choice);
+    let tools = allowed.get("tools")?.as_array()?;
+    Some(ToolChoice::Allowed {
+        names: tools.iter().map(name).collect::<Option<_>>()?,
+        is_required: match allowed.get("mode") {
+            None => false,
+            Some(mode) => match mode.as_str()? {
+                "auto" => false,
+                "required" => true,
+                _ => return None,
+            },
+        },
+    })
 }
 
 /// A list of objects, itself or as JSON.
@@ -307,6 +377,51 @@ mod tests {
         guide.map_err(|error| error.to_string())
     }
 
+    /// A choice among functions, as in conversations.
+    fn allowed(mode: &str, names: &[&str]) -> Value {
+        let tool = |name: &&str| json!({"type": "function", "function": {"name": name}});
+        let tools: Vec<_> = names.iter().map(tool).collect();
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}})
+    }
+
+    #[test]
+    fn only_tools_that_are_allowed_are_seen_and_called() {
+        let tools = json!([{"name": "f"}, {"type": "function", "function": {"name": "g"}}]);
+        let of_responses = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]});
+        for choice in [
+            allowed("auto", &["f"]),
+            allowed("required", &["f"]),
+            of_responses,
+        ] {
+            let options = [
+                ("messages", json!([{"role": "user"}])),
+                ("tools", tools.clone()),
+                ("tool_choice", choice.clone()),
+            ];
+            let found = conversation(&options).expect("accepted").expect("one");
+            assert_eq!(found.tools, Some(json!([{"name": "f"}])), "{choice}");
+        }
+        let hermes = Some(ToolCallFormat::Hermes);
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        let only = guide(hermes, json!("required"), json!([{"name": "f"}]));
+        assert_eq!(
+            guide(hermes, allowed("required", &["f"]), tools.clone()),
+            only
+        );
+        assert_ne!(guide(hermes, named, tools), only, "which is a single call");
+        for wrong in [
+            json!({"type": "allowed_tools"}),
+            json!({"type": "allowed_tools", "mode": "none", "tools": []}),
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{}]}),
+        ] {
+            let options = [
+                ("messages", json!([{"role": "user"}])),
+                ("tool_choice", wrong.clone()),
+            ];
+            assert!(conversation(&options).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn a_guide_is_made_for_calls_that_must_be_or_are_strict() {
         let hermes = Some(ToolCallFormat::Hermes);
@@ -321,6 +436,10 @@ mod tests {
             (json!("required"), &tools, true),
             (named("f"), &tools, true),
             (json!(named("f").to_string()), &tools, true),
+            (json!({"type": "function", "name": "f"}), &tools, true),
+            (allowed("auto", &["f"]), &tools, false),
+            (allowed("auto", &[]), &tools, false),
+            (allowed("required", &["f"]), &tools, true),
         ] {
             let found = guide(hermes, choice.clone(), tools.clone()).expect("possible");
             assert_eq!(found.is_some(), is_guided, "{choice}");
@@ -329,6 +448,24 @@ mod tests {
             (hermes, json!("required"), json!([]), "no 'tools'"),
             (None, json!("required"), tools.clone(), "tool_call_parser"),
             (hermes, named("g"), tools.clone(), "has this name"),
+            (
+                hermes,
+                allowed("auto", &["f", "g"]),
+                tools.clone(),
+                "'g' is allowed",
+            ),
+            (
+                hermes,
+                allowed("required", &[]),
+                tools.clone(),
+                "has this name",
+            ),
+            (
+                Some(ToolCallFormat::QwenCoder),
+                json!("auto"),
+                json!([{"name": "f>"}]),
+                "'f>' cannot be read back",
+            ),
         ] {
             let error = guide(format, choice, tools).expect_err(words);
             assert!(error.contains(words), "{error}");

@@ -23,6 +23,13 @@ pub enum ToolChoice {
     Required,
     /// This one.
     Named(String),
+    /// Any of these: at least one, or as the model decides.
+    Allowed {
+        /// Their names.
+        names: Vec<String>,
+        /// Whether it calls one.
+        is_required: bool,
+    },
 }
 
 /// A function that a reply may call.

@@ -15,7 +15,8 @@ const MAX_ENTRY_BYTES: usize =
         .len();
 
 /// `[{"<id>": {"logprob": -0.1, "rank": 1, "decoded_token": " a"}, ...}, ...]`: for each position the chosen
-/// token first, then the most likely ones by rank.
+/// token first, then the most likely ones by rank. Where the decoded token is not what it adds to a text, such as a part of a
+/// character, the entry has its bytes, too: `"bytes": [240, 159]`.
 ///
 /// # Errors
 /// Those of the writer.
@@ -57,11 +58,26 @@ fn write_entry(
     write!(out, "\"{}\":{{\"logprob\":", it.token)?;
     serde_json::to_writer(&mut out, &f64::from(it.log_prob.max(IMPOSSIBLE)))?;
     write!(out, ",\"rank\":{},\"decoded_token\":", it.rank)?;
-    serde_json::to_writer(
-        &mut out,
-        &tokenizer.map(|tokenizer| tokenizer.token_text(it.token)),
-    )?;
+    write_text(&mut out, it.token, tokenizer)?;
     out.write_all(b"}")
+}
+
+/// The decoded token, and its bytes if they are others.
+fn write_text(
+    mut out: impl Write,
+    token: TokenId,
+    tokenizer: Option<&Tokenizer>,
+) -> io::Result<()> {
+    let Some(tokenizer) = tokenizer else {
+        return out.write_all(b"null");
+    };
+    let text = tokenizer.token_text(token);
+    serde_json::to_writer(&mut out, &text)?;
+    if let Some(bytes) = tokenizer.other_bytes(token, &text) {
+        out.write_all(b",\"bytes\":")?;
+        serde_json::to_writer(&mut out, &bytes)?;
+    }
+    Ok(())
 }
 
 /// The same list for a prompt. The first token follows nothing, so it has no log-probability: `{"<id>": {"logprob": null,
@@ -79,10 +95,7 @@ pub fn write_prompt(
         out,
         "[{{\"{first}\":{{\"logprob\":null,\"rank\":null,\"decoded_token\":"
     )?;
-    serde_json::to_writer(
-        &mut out,
-        &tokenizer.map(|tokenizer| tokenizer.token_text(first)),
-    )?;
+    write_text(&mut out, first, tokenizer)?;
     out.write_all(b"}}")?;
     for token in others {
         out.write_all(b",")?;
@@ -106,8 +119,7 @@ pub fn num_bytes<'a>(
 pub fn max_entry_bytes(tokenizer: Option<&Tokenizer>, vocab_size: u32) -> usize {
     let text_bytes = |token: TokenId| {
         let mut counter = Counter(0);
-        let text = tokenizer.map(|tokenizer| tokenizer.token_text(token));
-        let _ = serde_json::to_writer(&mut counter, &text);
+        let _ = write_text(&mut counter, token, tokenizer);
         counter.0
     };
     let tokens = 0..tokenizer.map_or(0, |_| vocab_size);
@@ -167,6 +179,43 @@ mod tests {
                 num_bytes([&it], tokenizer) - 4 + 1
             });
             assert!((expected..=max).contains(&longest.max().expect("tokens")));
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_all_tokens_are_those_of_the_text() {
+        for tokenizer in [
+            crate::text::toys::byte_level(),
+            crate::text::toys::metaspace(),
+        ] {
+            let text = "a \u{1f98a} and \u{e9}";
+            let tokens = tokenizer.encode(text, false).expect("tokens");
+            let of = |token: &TokenId| TokenLogProbs {
+                chosen: ranked(*token, -1.0, 1),
+                top: vec![],
+            };
+            let tokens: Vec<_> = tokens.iter().map(of).collect();
+            let written: serde_json::Value =
+                serde_json::from_str(&json(&tokens, Some(&tokenizer))).expect("JSON");
+            let mut joined = Vec::new();
+            let mut num_parts = 0;
+            for entry in written.as_array().expect("a list") {
+                let entry = entry.as_object().expect("an object").values().next();
+                let entry = entry.expect("a token");
+                match entry["bytes"].as_array() {
+                    Some(bytes) => {
+                        let bytes = bytes
+                            .iter()
+                            .map(|byte| byte.as_u64().expect("a byte") as u8);
+                        joined.extend(bytes);
+                        num_parts += 1;
+                    }
+                    None => joined.extend(entry["decoded_token"].as_str().expect("a text").bytes()),
+                }
+            }
+            let joined = String::from_utf8(joined).expect("whole characters");
+            assert_eq!(joined.trim_start(), text);
+            assert!(num_parts >= 4);
         }
     }
 

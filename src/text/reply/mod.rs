@@ -13,6 +13,7 @@
 //! pythonic.rs the same in Python, python.rs
 //! harmony.rs  messages of several channels
 //! pieces.rs   calls that are given before they are complete
+//! function_names.rs  which names of functions can be read back
 //! ```
 //!
 //! Text arrives in pieces of any size, and the parts do not depend on where it is cut. What may be the beginning of a mark or of
@@ -23,6 +24,7 @@ mod blocks;
 mod call;
 mod deepseek;
 mod formats;
+mod function_names;
 mod glm;
 mod granite;
 mod harmony;
@@ -44,6 +46,7 @@ mod thought;
 
 pub use call::ToolCall;
 pub use formats::{ReplyFormat, Thinking};
+pub use function_names::can_be_read_back;
 pub use parameter_types::{ParameterTypes, is_text_schema};
 
 /// What a reply consists of.

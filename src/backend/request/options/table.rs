@@ -605,10 +605,11 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "tool_choice",
         aliases: &[],
-        expected: "'none', 'auto', 'required' or a JSON object {\"type\": \"function\", \"function\": {\"name\": ...}}",
+        expected: "'none', 'auto', 'required' or a JSON object {\"type\": \"function\", \"function\": {\"name\": ...}} or {\"type\": \
+                   \"allowed_tools\", \"allowed_tools\": {\"mode\": \"auto\", \"tools\": [...]}}",
         default: "auto",
         doc: "Which of the `tools` the model calls: `auto` leaves it to the model, `required` is at least one, an object the one of \
-              this name, and `none` hides them from the model. A call that must be is well-formed, because a guide makes it so: \
+              this name, or those that it allows, and `none` hides them from the model. A call that must be is well-formed, because a guide makes it so: \
               see [Chat](chat.md#calls-that-are-well-formed).",
         set: |o, v| o.chat.set_tool_choice(v),
     },
