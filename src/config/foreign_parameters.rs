@@ -1,15 +1,33 @@
 //! Parameters of the Batch Manager and of TensorRT-LLM's Triton backend that this backend lacks: what to write instead,
-//! or why they are ignored.
+//! why they are ignored, or why they are refused.
 
 /// How this backend treats another backend's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Foreign {
     /// This backend has it under another name.
     RenamedTo(&'static str),
-    /// It is set elsewhere or always in effect; the reason.
+    /// No value of it changes an answer: it is set elsewhere or always in effect, or speed is all that it is for; the
+    /// reason.
     NoEffect(&'static str),
-    /// Its feature is not supported; the reason.
-    Unsupported(&'static str),
+    /// It asks for what is not computed here.
+    Refused {
+        /// The values that do not, in lower case.
+        but: &'static [&'static str],
+        /// What to do instead.
+        remedy: &'static str,
+    },
+}
+
+impl Foreign {
+    /// What to do instead, if `value` is refused. Templates leave parameters empty, or their names in `${...}`.
+    pub(super) fn refusal(self, value: &str) -> Option<&'static str> {
+        let Self::Refused { but, remedy } = self else {
+            return None;
+        };
+        let value = value.trim().to_ascii_lowercase();
+        let is_unset = value.is_empty() || value.contains("${");
+        (!is_unset && !but.contains(&&*value)).then_some(remedy)
+    }
 }
 
 /// How the parameter `name` is treated, case-insensitive. None if the name is not known.
@@ -31,11 +49,11 @@ const LORA_ENABLED: Foreign = Foreign::NoEffect(
      declares the inputs lora_weights and lora_config",
 );
 const WEIGHT_STREAMING: Foreign =
-    Foreign::Unsupported("all weights are in the memory of the device that the model runs on");
+    Foreign::NoEffect("all weights are in the memory of the device that the model runs on");
 const ATTENTION: Foreign = Foreign::NoEffect(
     "attention always splits long sequences over blocks, and always accumulates in f32",
 );
-const RANKS: Foreign = Foreign::Unsupported(
+const RANKS: Foreign = Foreign::NoEffect(
     "tensor_parallel_size and pipeline_parallel_size say how many ranks there are; with rank_transport, mpirun places them on \
      hosts",
 );
@@ -43,9 +61,28 @@ const ORCHESTRATOR: Foreign = Foreign::NoEffect(
     "the server starts the processes of tensor_parallel_size and pipeline_parallel_size itself, from the program beside the library; \
      with rank_transport, mpirun has started them",
 );
-const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
-const SPECULATION: Foreign = Foreign::Unsupported(
-    "draft heads are not supported; the parameter 'speculation' has draft models, and guesses without any model",
+const ENCODER: Foreign = Foreign::Refused {
+    but: &[],
+    remedy: "models with an encoder and a decoder are not served: take a decoder; an encoder alone is served with 'task' embed, \
+             classify or score",
+};
+const CROSS_ATTENTION: Foreign =
+    Foreign::NoEffect("no model here attends to an encoder, so there is one KV cache");
+const DRAFTS: Foreign = Foreign::Refused {
+    // How tokens are sampled, which is the requests' to say.
+    but: &["auto", "top_k", "top_p", "top_k_top_p", "topk", "topp", "topktopp", "beam_search", "beamsearch"],
+    remedy: "write 'speculation' instead: eagle3 and draft_model with a checkpoint that makes drafts, prompt_lookup without one",
+};
+const DRAFT_TREE: Foreign = Foreign::Refused {
+    but: &["[]"],
+    remedy: "drafts are not trees: write 'speculation' instead, eagle3 and draft_model with a checkpoint that makes drafts, \
+             prompt_lookup without one",
+};
+const LOOKAHEAD: Foreign = Foreign::NoEffect(
+    "it only affects speed; 'speculation: prompt_lookup' guesses tokens without a model",
+);
+const DRAFT_LOGITS: Foreign = Foreign::NoEffect(
+    "a draft token is accepted only if it is the token that would be generated without it, whatever its logits",
 );
 const HOST_CACHE: Foreign = Foreign::RenamedTo("kv_cache_host_memory_bytes");
 const ONBOARD: Foreign =
@@ -132,7 +169,7 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         Foreign::RenamedTo("enable_chunked_context"),
     ),
     ("normalizeLogProbs", NORMALIZED),
-    ("decodingMode", SPECULATION),
+    ("decodingMode", DRAFTS),
     ("gather_context_logits", LOGITS),
     ("gather_generation_logits", LOGITS),
     ("gather_all_token_logits", LOGITS),
@@ -201,15 +238,15 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("pp_size", Foreign::RenamedTo("pipeline_parallel_size")),
     ("encoder_model_path", ENCODER),
     ("encoder_engine_dir", ENCODER),
-    ("cross_kv_cache_fraction", ENCODER),
+    ("cross_kv_cache_fraction", CROSS_ATTENTION),
     ("kv_cache_onboard_blocks", ONBOARD),
-    ("decoding_mode", SPECULATION),
-    ("medusa_choices", SPECULATION),
-    ("eagle_choices", SPECULATION),
-    ("lookahead_window_size", SPECULATION),
-    ("lookahead_ngram_size", SPECULATION),
-    ("lookahead_verification_set_size", SPECULATION),
-    ("speculative_decoding_fast_logits", SPECULATION),
+    ("decoding_mode", DRAFTS),
+    ("medusa_choices", DRAFT_TREE),
+    ("eagle_choices", DRAFT_TREE),
+    ("lookahead_window_size", LOOKAHEAD),
+    ("lookahead_ngram_size", LOOKAHEAD),
+    ("lookahead_verification_set_size", LOOKAHEAD),
+    ("speculative_decoding_fast_logits", DRAFT_LOGITS),
     (
         "guided_decoding_backend",
         Foreign::NoEffect("guides are compiled by the built-in library"),
@@ -268,6 +305,25 @@ mod tests {
         }
     }
 
+    /// A reason to load without it is none to refuse it, and the other way round.
+    #[test]
+    fn a_refusal_names_what_to_write_and_a_reason_refuses_nothing() {
+        let knobs = knobs();
+        for (name, foreign) in NAMES {
+            match foreign {
+                Foreign::RenamedTo(_) => {}
+                Foreign::NoEffect(reason) => {
+                    assert!(!reason.contains("not supported"), "{name}: {reason}");
+                }
+                Foreign::Refused { remedy, .. } => {
+                    let mut quoted = remedy.split('\'').skip(1).step_by(2);
+                    let is_ours = |name: &str| knobs.iter().any(|knob| knob.key == name);
+                    assert!(quoted.any(is_ours), "{name}: {remedy}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn every_parameter_of_the_adapter_cache_is_read_or_ignored_for_a_reason() {
         let knobs = knobs();
@@ -286,10 +342,7 @@ mod tests {
         ] {
             let name = format!("lora_cache_{name}");
             let is_ours = knobs.iter().any(|knob| knob.key == name);
-            let is_ignored = matches!(
-                foreign(&name),
-                Some(Foreign::NoEffect(_) | Foreign::Unsupported(_))
-            );
+            let is_ignored = matches!(foreign(&name), Some(Foreign::NoEffect(_)));
             assert!(is_ours != is_ignored, "{name}");
         }
     }

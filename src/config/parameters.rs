@@ -25,8 +25,8 @@ impl Settings {
                         errors.push(bad_value(knob, value));
                     }
                 }
-                None if why_ignored(key).is_some() || is_of_batch_strategy(key) => {}
-                None => errors.push(unknown(&knobs, key)),
+                None if is_of_batch_strategy(key) => {}
+                None => errors.extend(not_ours(&knobs, key, value)),
             }
         }
         LoadError::combine(errors).map(|()| settings)
@@ -69,25 +69,32 @@ pub(super) fn ignored_parameters<'a>(
         .filter_map(|key| Some((key, why_ignored(key)?)))
 }
 
-/// Why a parameter of another backend is ignored. None if it is not: only parameters that cannot change a response are.
+/// Why a parameter of another backend is ignored. None if it is not.
 fn why_ignored(key: &str) -> Option<&'static str> {
     match foreign(key)? {
-        Foreign::NoEffect(why) | Foreign::Unsupported(why) => Some(why),
-        Foreign::RenamedTo(_) => None,
+        Foreign::NoEffect(why) => Some(why),
+        // Those with a value that asks for something are an error.
+        Foreign::RenamedTo(_) | Foreign::Refused { .. } => None,
     }
 }
 
-fn unknown(knobs: &[Knob], key: &str) -> LoadError {
-    if let Some(Foreign::RenamedTo(ours)) = foreign(key) {
-        return LoadError::ForeignKnob {
-            key: key.to_owned(),
-            reason: format!("write '{ours}' instead"),
-        };
-    }
-    LoadError::UnknownKnob {
+/// The error about a parameter that this backend does not have. None if it is ignored.
+fn not_ours(knobs: &[Knob], key: &str, value: &str) -> Option<LoadError> {
+    let reason = match foreign(key) {
+        None => {
+            return Some(LoadError::UnknownKnob {
+                key: key.to_owned(),
+                nearest: nearest_name(key, knobs.iter().map(|knob| knob.key)).map(str::to_owned),
+            });
+        }
+        Some(Foreign::NoEffect(_)) => return None,
+        Some(Foreign::RenamedTo(ours)) => format!("write '{ours}' instead"),
+        Some(refused) => format!("is '{}': {}", value.trim(), refused.refusal(value)?),
+    };
+    Some(LoadError::ForeignKnob {
         key: key.to_owned(),
-        nearest: nearest_name(key, knobs.iter().map(|knob| knob.key)).map(str::to_owned),
-    }
+        reason,
+    })
 }
 
 #[cfg(test)]
@@ -129,6 +136,42 @@ mod tests {
         assert_eq!(ignored.len(), 3);
         for ((key, why), (expected, words)) in ignored.iter().zip(parameters) {
             assert!(*key == expected && why.contains(words), "{key}: {why}");
+        }
+    }
+
+    #[test]
+    fn refuses_parameters_of_other_backends_that_ask_for_another_model() {
+        for (key, value, instead) in [
+            ("encoder_model_path", "/models/t5/encoder", "take a decoder"),
+            ("encoder_engine_dir", "/models/t5", "take a decoder"),
+            ("medusa_choices", "[[0], [0, 0], [1]]", "'speculation' instead"),
+            ("eagle_choices", "[[0]]", "'speculation' instead"),
+            ("decoding_mode", "medusa", "'speculation' instead"),
+            ("decodingMode", "Eagle", "'speculation' instead"),
+        ] {
+            let error = Settings::parse([(key, value)]).expect_err(key).to_string();
+            assert!(
+                error.contains(&format!("'{key}'"))
+                    && error.contains(&format!("is '{value}'"))
+                    && error.contains(instead),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn leaves_out_parameters_of_other_backends_that_ask_for_nothing() {
+        for (key, value) in [
+            ("encoder_model_path", ""),
+            ("encoder_model_path", "${encoder_engine_dir}"),
+            ("medusa_choices", "${medusa_choices}"),
+            ("eagle_choices", "[]"),
+            ("decoding_mode", "top_k_top_p"),
+            ("decodingMode", "BeamSearch"),
+        ] {
+            let settings = Settings::parse([(key, value)]);
+            assert_eq!(settings.expect(key), Settings::default());
+            assert_eq!(ignored_parameters([key]).count(), 0);
         }
     }
 

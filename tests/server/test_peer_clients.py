@@ -180,9 +180,10 @@ def test_the_end_to_end_client_gets_beams_and_all_outputs(server):
 
 def test_the_stock_config_loads_and_names_parameters_without_effect(server):
     log = server.log()
-    for key in ("gpu_weights_percent", "executor_worker_path", "medusa_choices"):
+    for key in ("gpu_weights_percent", "executor_worker_path", "lookahead_window_size"):
         assert re.search(rf"tensorrt_llm: config.pbtxt: parameter '{key}' has no effect here", log), key
-    assert "max_beam_width' has no effect" not in log
+    for key in ("max_beam_width", "medusa_choices"):
+        assert f"{key}' has no effect" not in log
     assert "dynamic_batching" in server.model_config("tensorrt_llm")
 
 

@@ -100,7 +100,9 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("skip_cross_attn_blocks", NO_ENCODER),
     field(
         "embedding_request",
-        Refused("embeddings are not supported; models generate text"),
+        Refused(
+            "a model whose task is embed gives the embedding of text_input without it; see docs/src/embeddings.md",
+        ),
     ),
 ];
 

@@ -221,7 +221,7 @@ fn check_causal(config: &JsonFile) -> Result<(), LoadError> {
                 config
                     .get(key)
                     .map_or_else(String::new, ToString::to_string),
-                "supported: only decoders are, whose tokens see those before them",
+                "supported in this family, whose tokens see those before them only; encoders are those of docs/src/embeddings.md",
             ));
         }
     }
