@@ -102,7 +102,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever anything below changes. */
-#define INFLIGHT_BATCH_MANAGER_VERSION 3u
+#define INFLIGHT_BATCH_MANAGER_VERSION 4u
 
 /* Size of every `error` in bytes, including the terminating zero. */
 #define INFLIGHT_BATCH_MANAGER_ERROR_SIZE 512u
@@ -139,8 +139,9 @@ typedef struct inflight_request {
 /* The requests that join a step. */
 typedef struct inflight_batch inflight_batch;
 
-/* Copies a request into the batch. Returns nonzero if the request does not conform to this header; it is not added then. */
-int32_t inflight_batch_add(inflight_batch *batch, const inflight_request *request);
+/* Copies a request into the batch. Returns nonzero if the request does not conform to this header, with the reason in `error`
+ * [INFLIGHT_BATCH_MANAGER_ERROR_SIZE], which may be NULL; it is not added then. */
+int32_t inflight_batch_add(inflight_batch *batch, const inflight_request *request, char *error);
 
 /* The requests to stop. */
 typedef struct inflight_stops inflight_stops;
@@ -162,7 +163,8 @@ typedef struct inflight_callbacks {
   void (*send_response)(void *context, uint64_t request_id, const inflight_tensor *tensors, uint64_t num_tensors,
                         int32_t is_final, const char *error);
   /* Reports that a request was not accepted because its id is in use by one in flight. That one continues: every response
-   * with the id belongs to it. */
+   * with the id belongs to it. May be NULL: send_response has the refusal then, final and with an error, like that of any
+   * other request, and every other response with the id belongs to the one in flight. */
   void (*reject_duplicate)(void *context, uint64_t request_id);
   /* May be NULL. */
   void (*poll_stop_signals)(void *context, inflight_stops *stops);

@@ -103,7 +103,8 @@ typedef struct inflight_logits_entry {
   /* [vocab_size], to be changed in place; in host memory, aligned to 64 bytes. With beam search these are
    * log-probabilities. */
   float *logits;
-  /* The device stream that produces the logits; NULL on the CPU, where they are ready. */
+  /* Always NULL. TensorRT-LLM's processors get the stream on which the logits are computed; here they are ready when the
+   * function is called, in host memory, and what it writes is used when it returns, on a GPU as well. */
   void *stream;
   /* The state that create returned for the request; NULL without create. */
   void *state;

@@ -264,6 +264,36 @@ fn a_duplicate_is_returned_and_gets_no_response_of_the_request_in_flight() {
     assert_eq!(tokens, [alone(13), alone(13)].concat());
 }
 
+/// An application with the two callbacks that every one has.
+#[derive(Default)]
+struct TwoCallbacks {
+    num_calls: usize,
+    ends: Vec<Result<FinishReason, RequestError>>,
+    tokens: Vec<TokenId>,
+}
+
+impl Callbacks for TwoCallbacks {
+    fn get_requests(&mut self, _: usize, _: bool) -> Option<Vec<Submission>> {
+        self.num_calls += 1;
+        (self.num_calls <= 2).then(|| vec![request(13).into()])
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        assert_eq!(response.id, SequenceId(13));
+        self.tokens.extend(response.tokens);
+        self.ends.extend(response.end);
+    }
+}
+
+#[test]
+fn without_a_callback_for_it_a_duplicate_gets_an_error_as_its_response() {
+    let mut two = TwoCallbacks::default();
+    serve(&mut manager(config()), None, &mut two).expect("steps succeed");
+    let refused = Err(RequestError::InFlight("13".to_owned()));
+    assert_eq!(two.ends, [refused, Ok(FinishReason::Length)]);
+    assert_eq!(two.tokens, alone(13));
+}
+
 #[test]
 fn a_request_that_does_not_stream_has_one_whole_response() {
     for num_micro_batches in [1, 2] {

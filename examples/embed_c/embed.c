@@ -55,8 +55,9 @@ static int32_t get_requests(void *context, int32_t max_num_requests, inflight_ba
     };
     const inflight_request request = {
         .request_id = (uint64_t)id, .is_streaming = id % 2 != 0, .tensors = tensors, .num_tensors = 3};
-    if (inflight_batch_add(batch, &request) != 0) {
-      fprintf(stderr, "request %d does not conform to the header\n", id);
+    char error[INFLIGHT_BATCH_MANAGER_ERROR_SIZE];
+    if (inflight_batch_add(batch, &request, error) != 0) {
+      fprintf(stderr, "request %d: %s\n", id, error);
       exit(1);
     }
   }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::config::Settings;
-use crate::engine::EngineConfig;
+use crate::engine::{BlockReuse, EngineConfig};
 
 /// The configuration of an instance.
 #[derive(Clone, Copy)]
@@ -48,6 +48,7 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
                 .to_owned(),
         );
     }
+    advice.extend(unused_kv_limit(settings, engine));
     if engine.num_micro_batches > 1 && engine.max_num_requests < 2 {
         advice.push(format!(
             "enable_trt_overlap is true and max_num_requests is {}: a request takes part in every second step, and \
@@ -82,9 +83,44 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
     advice
 }
 
+/// The warning that a limit of the KV cache allows more than sequences in flight can use, which is all that the cache has.
+fn unused_kv_limit(settings: &Settings, engine: &EngineConfig) -> Option<String> {
+    let max_texts = u64::from(engine.max_num_requests) * u64::from(engine.max_beam_width);
+    let of_one = u64::from(engine.max_seq_len.blocks_ceil(engine.block_size).0);
+    let usable = max_texts * of_one;
+    let num_groups = engine.groups.num_groups() as u64;
+    if u64::from(engine.num_blocks.0) != usable * num_groups {
+        return None;
+    }
+    let block_size = engine.block_size.tokens();
+    let usable_tokens = usable * u64::from(block_size.0);
+    let given = settings.max_tokens_in_paged_kv_cache;
+    let (limit, remedy) = match (given, settings.kv_cache_free_mem_fraction) {
+        (Some(given), _) if u64::from(given / block_size.0) > usable => (
+            format!("max_tokens_in_paged_kv_cache is {given}"),
+            "set enable_kv_cache_reuse to true to keep prefixes in the rest, or leave it out",
+        ),
+        (None, Some(fraction)) if engine.reuse == BlockReuse::Off => (
+            format!("kv_cache_free_gpu_mem_fraction is {fraction}"),
+            "set enable_kv_cache_reuse to true to keep prefixes in the rest, or leave it out",
+        ),
+        (None, Some(fraction)) => (
+            format!("kv_cache_free_gpu_mem_fraction is {fraction}"),
+            "set max_tokens_in_paged_kv_cache to keep more prefixes in host memory, or leave it out",
+        ),
+        _ => return None,
+    };
+    Some(format!(
+        "{limit} and allows more than {usable_tokens} tokens in the KV cache, which is all that max_num_requests = {} sequences \
+         of max_seq_len = {} can use, and all that it has; {remedy}",
+        engine.max_num_requests, engine.max_seq_len
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::{BlockSize, Blocks, Tokens};
     use crate::engine::Speculation;
 
     fn given(parameters: &[(&str, &str)], change: impl FnOnce(&mut Setting<'_>)) -> Vec<String> {
@@ -117,6 +153,60 @@ mod tests {
             setting.stats_folder = Some(Path::new("/repository/model-2"));
         };
         assert_eq!(given(&[], elsewhere), none);
+    }
+
+    #[test]
+    fn a_limit_of_the_cache_that_another_one_undercuts_is_named() {
+        // Two sequences of 1000 tokens in blocks of 32.
+        let undercut = |num_blocks, reuse| {
+            move |setting: &mut Setting<'_>| {
+                setting.engine = Box::leak(Box::new(EngineConfig {
+                    max_num_requests: 2,
+                    max_seq_len: Tokens(1000),
+                    block_size: BlockSize::new(32).expect("not zero"),
+                    num_blocks: Blocks(num_blocks),
+                    reuse,
+                    ..EngineConfig::default()
+                }));
+            }
+        };
+        let tokens = [("max_tokens_in_paged_kv_cache", "4096")];
+        let advice = given(&tokens, undercut(64, BlockReuse::Off));
+        let [advice] = &*advice else {
+            panic!("{advice:?}")
+        };
+        for words in [
+            "is 4096",
+            "2048 tokens",
+            "max_num_requests = 2",
+            "max_seq_len = 1000",
+            "enable_kv_cache_reuse to true",
+        ] {
+            assert!(advice.contains(words), "{advice}");
+        }
+        let fraction = [("kv_cache_free_gpu_mem_fraction", "0.5")];
+        for (reuse, words) in [
+            (BlockReuse::Off, "enable_kv_cache_reuse to true"),
+            (
+                BlockReuse::WholeBlocks,
+                "max_tokens_in_paged_kv_cache to keep more",
+            ),
+        ] {
+            let advice = given(&fraction, undercut(64, reuse));
+            assert!(advice.iter().any(|it| it.contains(words)), "{advice:?}");
+        }
+        // The limit that was given is the one that acts, or none was.
+        let none = Vec::<String>::new();
+        assert_eq!(given(&fraction, undercut(63, BlockReuse::Off)), none);
+        assert_eq!(given(&tokens, undercut(128, BlockReuse::WholeBlocks)), none);
+        assert_eq!(
+            given(
+                &[("max_tokens_in_paged_kv_cache", "2048")],
+                undercut(64, BlockReuse::Off)
+            ),
+            none
+        );
+        assert_eq!(given(&[], undercut(64, BlockReuse::Off)), none);
     }
 
     #[test]

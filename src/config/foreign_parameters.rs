@@ -70,7 +70,17 @@ const CROSS_ATTENTION: Foreign =
     Foreign::NoEffect("no model here attends to an encoder, so there is one KV cache");
 const DRAFTS: Foreign = Foreign::Refused {
     // How tokens are sampled, which is the requests' to say.
-    but: &["auto", "top_k", "top_p", "top_k_top_p", "topk", "topp", "topktopp", "beam_search", "beamsearch"],
+    but: &[
+        "auto",
+        "top_k",
+        "top_p",
+        "top_k_top_p",
+        "topk",
+        "topp",
+        "topktopp",
+        "beam_search",
+        "beamsearch",
+    ],
     remedy: "write 'speculation' instead: eagle3 and draft_model with a checkpoint that makes drafts, prompt_lookup without one",
 };
 const DRAFT_TREE: Foreign = Foreign::Refused {

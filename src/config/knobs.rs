@@ -202,11 +202,10 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "max_num_tokens",
-            optional(count(1..=MAX_COUNT), "512 (TensorRT-LLM: 8192), or `max_num_requests` (with `speculation`, times 1 + `max_draft_tokens`) + `tokens_per_block` if larger; `max_seq_len` without chunked context"),
+            optional(count(1..=MAX_COUNT), "512 on a CPU, 8192 on a GPU (TensorRT-LLM: 8192), or `max_num_requests` (with `speculation`, times 1 + `max_draft_tokens`) + `tokens_per_block` if larger; `max_seq_len` without chunked context"),
             |s| &mut s.max_num_tokens,
             "The token budget: the maximum number of tokens in one step. A larger budget finishes prompts in \
-             fewer steps; a smaller one delays generating requests less. TensorRT-LLM's default is meant for GPUs; \
-             a CPU reaches its full speed at a few hundred tokens. It does not limit padded batches (`V1`), whose \
+             fewer steps; a smaller one delays generating requests less. A CPU reaches its full speed at a few hundred tokens. It does not limit padded batches (`V1`), whose \
              prompts are computed in as many steps as needed.",
         ),
         knob(
@@ -340,14 +339,16 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(count(1..=MAX_COUNT), "what `kv_cache_free_gpu_mem_fraction` allows"),
             |s| &mut s.max_tokens_in_paged_kv_cache,
             "Number of positions in the whole KV cache, in all layers, rounded down to blocks. If both limits are set, the \
-             smaller one applies. More fit where [layers with a window](kv-cache.md#groups-of-layers) keep what they see.",
+             smaller one applies. Without prefix reuse no more than `max_num_requests` sequences of `max_seq_len` can use. More fit where [layers with a window](kv-cache.md#groups-of-layers) keep what they see.",
         ),
         knob(
             "kv_cache_free_gpu_mem_fraction",
             optional(fraction(), "0.9 on a GPU, 0.5 on the CPU"),
             |s| &mut s.kv_cache_free_mem_fraction,
             "Fraction of the memory left after loading the weights that the KV cache may use; on the CPU, of the \
-             available host memory less what the caches of other instances have yet to fill. Limited to what \
+             available host memory less what the caches of other instances have yet to fill. On a GPU it is filled, for \
+             prefixes: the second model of a GPU has what the first one leaves. Without prefix reuse, and on the CPU \
+             without `max_tokens_in_paged_kv_cache`, no more than what \
              `max_num_requests` sequences of `max_seq_len` tokens can use. The Batch Manager's default, 0.9, is meant \
              for GPU memory, which nothing else uses; host memory is shared with Triton, other models and the \
              system.",
@@ -434,14 +435,15 @@ pub(super) fn knobs() -> Vec<Knob> {
             "lora_cache_num_put_workers",
             count(1..=MAX_THREADS),
             |s| &mut s.lora_cache_num_put_workers,
-            "The most threads that look for adapters and check their files. A file that is slow to read holds up one of \
-             them.",
+            "The most threads that look for adapters and check their files, for models on CPUs and on GPUs. A file that is slow to \
+             read holds up one of them. TensorRT-LLM's Triton backend has 4 too, its Batch Manager 1.",
         ),
         knob(
             "lora_cache_num_ensure_workers",
             count(1..=MAX_THREADS),
             |s| &mut s.lora_cache_num_ensure_workers,
-            "The most threads that read the weights of adapters.",
+            "The most threads that read the weights of adapters, for models on CPUs and on GPUs. TensorRT-LLM's Triton backend has 4 \
+             too, its Batch Manager 1.",
         ),
         knob(
             "logits_memory_bytes",

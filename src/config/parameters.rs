@@ -144,7 +144,11 @@ mod tests {
         for (key, value, instead) in [
             ("encoder_model_path", "/models/t5/encoder", "take a decoder"),
             ("encoder_engine_dir", "/models/t5", "take a decoder"),
-            ("medusa_choices", "[[0], [0, 0], [1]]", "'speculation' instead"),
+            (
+                "medusa_choices",
+                "[[0], [0, 0], [1]]",
+                "'speculation' instead",
+            ),
             ("eagle_choices", "[[0]]", "'speculation' instead"),
             ("decoding_mode", "medusa", "'speculation' instead"),
             ("decodingMode", "Eagle", "'speculation' instead"),

@@ -44,9 +44,19 @@ pub trait Callbacks {
     /// Takes new outputs of a request. After the final response, the manager does not know the request any more.
     fn send_response(&mut self, response: Response<'_>);
 
-    /// Takes back a request whose id is in use. The request in flight continues, and all responses with the id belong to
-    /// it.
-    fn reject_duplicate(&mut self, duplicate: Submission);
+    /// Takes back a request whose id is in use. The request in flight continues. An application that does not implement
+    /// this gets a final response with the error, as for any other request that is refused: all other responses with the id
+    /// belong to the request in flight.
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        let id = duplicate.request.id;
+        self.send_response(Response {
+            id,
+            tokens: &[],
+            extra_outputs: &[],
+            hypotheses: &[],
+            end: Some(Err(RequestError::InFlight(id.to_string()))),
+        });
+    }
 
     /// Returns the requests to stop. Each that is still in flight gets a final response.
     fn poll_stop_signals(&mut self) -> Vec<SequenceId> {

@@ -13,8 +13,9 @@ use crate::device::RankRole;
 use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::sizing::{
-    ConfiguredModel, check_draft_model, check_draft_model_path, check_ranks, cpu_options,
-    open_with_draft_head, open_with_draft_model, rank_limits, rank_transport, speculation,
+    ConfiguredModel, MAX_PREFIX_BLOCKS, check_draft_model, check_draft_model_path, check_ranks,
+    cpu_options, open_with_draft_head, open_with_draft_model, rank_limits, rank_transport,
+    speculation,
 };
 use crate::manager::step_cost::measure_costs;
 use crate::manager::{BatchManager, ServingRank, TensorModel};
@@ -377,6 +378,10 @@ impl ManagerOptions {
         let given = self
             .max_tokens_in_paged_kv_cache
             .map(|max| max / tokens_per_block);
+        let reuse = match self.enable_kv_cache_reuse {
+            Some(false) => BlockReuse::Off,
+            _ => BlockReuse::PartialBlocks,
+        };
         let max_num_tokens = self.max_num_tokens.unwrap_or_else(|| {
             let whole = match self.enable_chunked_context {
                 Some(false) => max_seq_len,
@@ -405,7 +410,12 @@ impl ManagerOptions {
             max_num_tokens: Tokens(max_num_tokens),
             block_size,
             chunk_unit: block_size,
-            num_blocks: Blocks(given.map_or(full, |given| given.min(full))),
+            num_blocks: Blocks(match (given, reuse) {
+                (None, _) => full,
+                (Some(given), BlockReuse::Off) => given.min(full),
+                // What no sequence uses keeps prefixes.
+                (Some(given), _) => given.min(full.max(MAX_PREFIX_BLOCKS as u32)),
+            }),
             enable_chunked_context: self.enable_chunked_context.unwrap_or(true),
             num_micro_batches: if self.enable_trt_overlap == Some(true) {
                 2
@@ -413,10 +423,7 @@ impl ManagerOptions {
                 1
             },
             speculation,
-            reuse: match self.enable_kv_cache_reuse {
-                Some(false) => BlockReuse::Off,
-                _ => BlockReuse::PartialBlocks,
-            },
+            reuse,
             ..default
         })
     }

@@ -11,7 +11,13 @@ from harness import clients, deployments
 from harness.repository import QUEUED, ROOT, STORIES, TIGHT, add_model
 from harness.server import Server
 
-ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
+# Several models share the memory of one GPU.
+ON_GPU = {
+    "gpu_device_ids": 0,
+    "deterministic": "true",
+    "max_tokens_in_paged_kv_cache": 16384,
+    "cuda_graph_cache_size": 2,
+}
 FIXTURES = ROOT / "tests" / "fixtures"
 CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json")})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}

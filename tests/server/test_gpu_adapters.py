@@ -11,7 +11,13 @@ from harness.clients import generate
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
-ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
+# Several models share the memory of one GPU.
+ON_GPU = {
+    "gpu_device_ids": 0,
+    "deterministic": "true",
+    "max_tokens_in_paged_kv_cache": 16384,
+    "cuda_graph_cache_size": 2,
+}
 NUM_ADAPTERS = 8
 NUM_TOGETHER = 2
 

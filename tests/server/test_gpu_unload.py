@@ -9,7 +9,12 @@ from harness.clients import GrpcStream, generate
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
-ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_mode": "false"}
+ON_GPU = {
+    "gpu_device_ids": 0,
+    "deterministic": "true",
+    "max_tokens_in_paged_kv_cache": 16384,
+    "cuda_graph_mode": "false",
+}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 OPTIONS = {"max_tokens": 24, "exclude_input_in_output": True}
 

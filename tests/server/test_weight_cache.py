@@ -16,7 +16,8 @@ def loading(request, repository, tmp_path):
     """A server; the parameters of a model on this device; the end of its file's name."""
     on_gpu = request.param == "gpu"
     environment = deployments.stand_in(tmp_path / "stand_in") if on_gpu else {}
-    parameters = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_mode": "false"} if on_gpu else {}
+    small = {"max_tokens_in_paged_kv_cache": 16384}
+    parameters = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_mode": "false", **small} if on_gpu else {}
     with Server(repository, "--model-control-mode=explicit", environment=environment) as server:
         yield server, INT8 | parameters, ".gpu.weights" if on_gpu else ".weights"
 

@@ -6,7 +6,7 @@ use std::slice;
 use triton_inflight::base::{ClientId, SequenceId};
 use triton_inflight::manager::{HostTensor, HostTensors, TensorRequest, TensorType};
 
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 const ERROR_SIZE: usize = 512;
 const MAX_DIMS: u32 = 8;
 /// Maximum number of tensors in a request: more than there are known names.

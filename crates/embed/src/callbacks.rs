@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use triton_inflight::base::SequenceId;
+use triton_inflight::base::{RequestError, SequenceId};
 use triton_inflight::manager::{HostTensors, TensorCallbacks, TensorRequest};
 
 use crate::abi::{Batch, Callbacks, Stops};
@@ -25,7 +25,6 @@ impl CCallbacks {
         for (name, is_set) in [
             ("get_requests", callbacks.get_requests.is_some()),
             ("send_response", callbacks.send_response.is_some()),
-            ("reject_duplicate", callbacks.reject_duplicate.is_some()),
         ] {
             if !is_set {
                 return Err(format!("{name} may not be NULL"));
@@ -82,9 +81,13 @@ impl TensorCallbacks for CCallbacks {
     }
 
     fn reject_duplicate(&mut self, duplicate: TensorRequest) {
-        if let Some(reject) = self.functions.reject_duplicate {
+        match self.functions.reject_duplicate {
             // SAFETY: the function conforms to the header.
-            unsafe { reject(self.context(), duplicate.id.0) };
+            Some(reject) => unsafe { reject(self.context(), duplicate.id.0) },
+            None => {
+                let error = RequestError::InFlight(duplicate.id.to_string()).to_string();
+                self.send_response(duplicate.id, &HostTensors::new(), true, &error);
+            }
         }
     }
 

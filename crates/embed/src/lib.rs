@@ -172,19 +172,25 @@ unsafe fn end(manager: *mut Manager, end: fn(ManagerThread) -> Result<(), StepEr
 pub unsafe extern "C" fn inflight_batch_add(
     batch: *mut Batch,
     request: *const abi::Request,
+    error: *mut c_char,
 ) -> i32 {
-    // SAFETY: each is null, or valid during the call.
-    let (Some(batch), Some(request)) = (unsafe { batch.as_mut() }, unsafe { request.as_ref() })
-    else {
-        return 1;
+    let add = || -> Result<(), String> {
+        // SAFETY: null, or valid during the call.
+        let batch = unsafe { batch.as_mut() }.ok_or("the batch may not be NULL")?;
+        // SAFETY: null, or valid during the call.
+        let request = unsafe { request.as_ref() }.ok_or("the request may not be NULL")?;
+        // SAFETY: its pointers are valid during the call.
+        batch.0.push(unsafe { abi::read_request(request) }?);
+        Ok(())
     };
-    // SAFETY: its pointers are valid during the call.
-    match catch_unwind(AssertUnwindSafe(|| unsafe { abi::read_request(request) })) {
-        Ok(Ok(request)) => {
-            batch.0.push(request);
-            0
+    let added = catch_unwind(AssertUnwindSafe(add));
+    match added.unwrap_or_else(|_| Err("reading the request panicked".to_owned())) {
+        Ok(()) => 0,
+        Err(reason) => {
+            // SAFETY: null, or by the header with room for the text.
+            unsafe { abi::write_error(&reason, error) };
+            1
         }
-        _ => 1,
     }
 }
 

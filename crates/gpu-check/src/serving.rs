@@ -31,6 +31,8 @@ pub fn check_answers(check: &Check, budget: &Budget, report: &mut Report) -> Res
         return report.skipped("the bundle has no tritonserver and demo model");
     };
     let repository = repository(check, "answers")?;
+    // Two models share its memory.
+    let small = parameter("max_tokens_in_paged_kv_cache", "16384");
     let gpu = on_gpu(check) + &parameter("deterministic", "true");
     // Few and small blocks: sequences are paused and computed again.
     let tight: String = [
@@ -44,7 +46,7 @@ pub fn check_answers(check: &Check, budget: &Budget, report: &mut Report) -> Res
     .map(|(key, value)| parameter(key, value))
     .concat();
     add_model(&repository, "cpu", &stories, "")?;
-    add_model(&repository, "gpu", &stories, &gpu)?;
+    add_model(&repository, "gpu", &stories, &(gpu.clone() + &small))?;
     add_model(&repository, "gpu_tight", &stories, &(gpu.clone() + &tight))?;
     let server = Server::start(&programs, &repository, budget)?;
     let together = |model: &str| answers(&server, model, &PROMPTS, budget);

@@ -393,6 +393,11 @@ impl ModelDimensions for ConfiguredModel<'_> {
         self.source.is_some_and(|it| it.spec().is_bidirectional)
     }
 
+    /// Free host memory is the system's too.
+    fn fills_free_memory(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// Stages take turns with micro-batches instead.
     fn can_run_ahead(&self) -> bool {
         self.gpu.is_some() && self.grid().num_stages == 1

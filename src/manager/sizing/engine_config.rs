@@ -30,16 +30,27 @@ pub trait ModelDimensions {
         false
     }
 
+    /// Whether free memory is filled with a KV cache for prefixes, beyond what sequences in flight can use: memory that
+    /// nothing else uses.
+    fn fills_free_memory(&self) -> bool {
+        false
+    }
+
     /// Whether its runner can begin a step before the host knows the tokens of the last one.
     fn can_run_ahead(&self) -> bool {
         false
     }
 }
 
+/// The most blocks of a pool that is larger than what sequences in flight can use: the index of prefixes has an entry in
+/// host memory for each.
+pub(in crate::manager) const MAX_PREFIX_BLOCKS: u64 = 1 << 20;
+
 /// The engine's configuration, checked.
 ///
-/// The KV pool is the smallest of: what the memory fraction allows, `max_tokens_in_paged_kv_cache`, and what
-/// `max_num_requests` sequences of `max_seq_len` can use with all their beams.
+/// The KV pool is the smaller of what the memory fraction allows and `max_tokens_in_paged_kv_cache`. Without prefixes to keep
+/// it is no larger than `max_num_requests` sequences of `max_seq_len` can use with all their beams. With them, that is the limit
+/// only on a CPU without `max_tokens_in_paged_kv_cache`, whose free memory is not the cache's alone.
 ///
 /// # Errors
 /// Settings that contradict each other, or a pool that cannot hold one sequence.
@@ -78,6 +89,12 @@ pub fn engine_config(
     let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
     let fraction = settings.kv_cache_free_mem_fraction;
     let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
+    let reuse = match sees_whole_prompts {
+        true => BlockReuse::Off,
+        false => reuse(settings)?,
+    };
+    let keeps_prefixes = reuse != BlockReuse::Off
+        && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
     let kv_bytes = available_bytes.map(|bytes| (bytes as f64 * fraction) as u64);
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
@@ -98,6 +115,7 @@ pub fn engine_config(
             max_num_requests,
             max_seq_len,
             kv_bytes,
+            keeps_prefixes,
         ),
         num_host_blocks: num_host_blocks(settings, bytes_per_block)?,
         policy: settings.batch_scheduler_policy,
@@ -110,10 +128,7 @@ pub fn engine_config(
             1
         },
         plan_ahead,
-        reuse: match sees_whole_prompts {
-            true => BlockReuse::Off,
-            false => reuse(settings)?,
-        },
+        reuse,
         groups: groups.windows(),
         paged_kv,
         speculation,
@@ -265,6 +280,7 @@ fn max_seq_len(settings: &Settings, max_positions: u32) -> Result<Tokens, LoadEr
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "each bounds the pool")]
 fn num_blocks(
     settings: &Settings,
     bytes_per_block: u64,
@@ -273,11 +289,16 @@ fn num_blocks(
     max_num_requests: u32,
     max_seq_len: Tokens,
     kv_bytes: Option<u64>,
+    keeps_prefixes: bool,
 ) -> Blocks {
     let max_texts = u64::from(max_num_requests) * u64::from(settings.max_beam_width);
     // A place in a table has a block for each group.
     let num_groups = u64::from(num_groups);
     let usable = max_texts * num_groups * u64::from(max_seq_len.blocks_ceil(block_size).0);
+    let usable = match keeps_prefixes {
+        true => usable.max(MAX_PREFIX_BLOCKS),
+        false => usable,
+    };
     let by_tokens = settings
         .max_tokens_in_paged_kv_cache
         .map_or(u64::MAX, |tokens| {
@@ -375,6 +396,65 @@ mod tests {
             Blocks(8 * 32),
             "no more than eight sequences can use"
         );
+    }
+
+    /// [`Small`], on a GPU.
+    struct OnGpu;
+
+    impl ModelDimensions for OnGpu {
+        fn max_positions(&self) -> u32 {
+            1000
+        }
+
+        fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers {
+            Small(&[None; 3]).layer_groups(max_seq_len, is_paged)
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
+            Small(&[None; 3]).kv_bytes_per_block(block_size, groups)
+        }
+
+        fn default_max_num_tokens(&self) -> u32 {
+            8192
+        }
+
+        fn default_kv_fraction(&self) -> f64 {
+            0.9
+        }
+
+        fn fills_free_memory(&self) -> bool {
+            true
+        }
+    }
+
+    /// The Batch Manager's document: "If maxTokens is specified, allocated KV cache is the minimum of maxTokens and the
+    /// value inferred from freeGpuMemoryFraction."
+    #[test]
+    fn with_prefixes_to_keep_the_pool_is_the_minimum_of_tokens_and_fraction() {
+        let on_gpu = |parameters: &[(&str, &str)], available| {
+            let engine = engine_config(&config(parameters), &OnGpu, Some(available));
+            engine.expect("good settings").num_blocks
+        };
+        // Eight sequences of 1000 tokens can use 256 blocks of 3200 bytes; 0.9 of these bytes are 900.
+        let bytes = 1000 * 3200;
+        assert_eq!(on_gpu(&[], bytes), Blocks(900));
+        assert_eq!(
+            on_gpu(&[("kv_cache_free_gpu_mem_fraction", "0.5")], bytes),
+            Blocks(500)
+        );
+        let tokens = ("max_tokens_in_paged_kv_cache", "16000");
+        assert_eq!(on_gpu(&[tokens], bytes), Blocks(500));
+        assert_eq!(on_gpu(&[tokens], bytes / 10), Blocks(90));
+        // On a CPU, whose free memory is not the cache's alone, if it is asked for.
+        assert_eq!(sized(&[tokens], Some(2 * bytes)).num_blocks, Blocks(500));
+        assert_eq!(sized(&[tokens], Some(bytes / 10)).num_blocks, Blocks(50));
+        // Nothing would use the rest.
+        let without = ("enable_kv_cache_reuse", "false");
+        assert_eq!(on_gpu(&[without], bytes), Blocks(256));
+        assert_eq!(on_gpu(&[without, tokens], bytes), Blocks(256));
+        // The index has a size of its own.
+        let huge = u64::MAX / 2;
+        assert_eq!(on_gpu(&[], huge), Blocks(MAX_PREFIX_BLOCKS as u32));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use configured_model::{ConfiguredModel, open_model_source};
 pub(in crate::manager) use configured_model::{
     check_draft_model_path, open_with_draft_head, open_with_draft_model,
 };
-pub(in crate::manager) use engine_config::speculation;
+pub(in crate::manager) use engine_config::{MAX_PREFIX_BLOCKS, speculation};
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::{LoadedRunner, load_runner};

@@ -7,7 +7,7 @@ use super::model::{TensorModel, TensorRequest};
 use super::request::read;
 use super::response::{PendingResponse, write};
 use super::tensor::HostTensors;
-use crate::base::SequenceId;
+use crate::base::{RequestError, SequenceId};
 use crate::engine::StepStats;
 use crate::manager::{Callbacks, Response, Submission, statistics_json};
 
@@ -25,7 +25,10 @@ pub trait TensorCallbacks {
     fn send_response(&mut self, id: SequenceId, tensors: &HostTensors, is_final: bool, error: &str);
 
     /// As [`Callbacks::reject_duplicate`].
-    fn reject_duplicate(&mut self, duplicate: TensorRequest);
+    fn reject_duplicate(&mut self, duplicate: TensorRequest) {
+        let error = RequestError::InFlight(duplicate.id.to_string()).to_string();
+        self.send_response(duplicate.id, &HostTensors::new(), true, &error);
+    }
 
     /// As [`Callbacks::poll_stop_signals`].
     fn poll_stop_signals(&mut self) -> Vec<SequenceId> {

@@ -147,13 +147,15 @@ static int32_t get_requests(void *context, int32_t max_num_requests, inflight_ba
   (void)max_num_requests;
   inflight_tensor tensors[4];
   inflight_request request = request_of(tensors);
-  CHECK(inflight_batch_add(NULL, &request) != 0);
-  CHECK(inflight_batch_add(batch, NULL) != 0);
+  char error[INFLIGHT_BATCH_MANAGER_ERROR_SIZE] = "";
+  CHECK(inflight_batch_add(NULL, &request, error) != 0 && strstr(error, "batch may not be NULL"));
+  CHECK(inflight_batch_add(batch, NULL, error) != 0 && strstr(error, "request may not be NULL"));
   request.num_tensors = 257;
-  CHECK(inflight_batch_add(batch, &request) != 0);
+  CHECK(inflight_batch_add(batch, &request, error) != 0 && strstr(error, "257 tensors"));
   request.num_tensors = 2;
   tensors[1].num_bytes = 3;
-  CHECK(inflight_batch_add(batch, &request) != 0);
+  CHECK(inflight_batch_add(batch, &request, error) != 0 && strstr(error, "'request_output_len' has 3 bytes"));
+  CHECK(inflight_batch_add(batch, &request, NULL) != 0);
   return 1;
 }
 

@@ -25,7 +25,7 @@ static int32_t get_requests(void *context, int32_t max_num_requests, inflight_ba
   CHECK(application->is_rank_0 && max_num_requests > 0);
   /* It is not asked again when it has added the last one. */
   CHECK(application->num_asked++ == 0);
-  CHECK(inflight_batch_add(batch, &REQUEST) == 0);
+  CHECK(inflight_batch_add(batch, &REQUEST, NULL) == 0);
   return 1;
 }
 
