@@ -291,7 +291,7 @@ def zstd_frame(body):
 
 COMPRESSED = {
     "gzip": gzip.compress,
-    "X-GZIP": lambda body: gzip.compress(body[:20]) + gzip.compress(body[20:]),
+    "X-GZIP": gzip.compress,
     "deflate": zlib.compress,
     "zstd": zstd_frame,
 }
