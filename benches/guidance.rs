@@ -105,7 +105,7 @@ fn steps(num: u64, guide: impl Fn() -> Guide, outputs: &[Vec<u32>]) -> Duration 
         let start = Instant::now();
         for n in 0..OUTPUT_LEN {
             for (guide, output) in guides.iter().zip(outputs) {
-                guide.0.prepare(&output[..n]);
+                guide.0.prepare(&output[..n], &[]);
             }
         }
         time += start.elapsed();
@@ -121,7 +121,7 @@ fn timed(num: u64, guide: &Guide, tokens: &[u32], applied: bool) -> Duration {
         let generated = &tokens[..n % (tokens.len() + 1)];
         logits.fill(0.0);
         let start = Instant::now();
-        guide.0.prepare(generated);
+        guide.0.prepare(generated, &[]);
         let prepared = start.elapsed();
         guide
             .0

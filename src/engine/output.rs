@@ -15,9 +15,9 @@ pub enum Sampled {
     Pooled,
     /// No token could be chosen. The sequence ends, see [`FinishReason::of`]; the others continue.
     Failed(SampleError),
-    /// The token is not known, because the step was computed too early for the sequence: it went on from a token that
-    /// only the host can choose, or only the host can choose this one and the next step has replaced the logits. The
-    /// step is void for the sequence. Only where steps are planned ahead.
+    /// The token is not known, and the sequence is computed again from its last token. Its guide has not worked out yet
+    /// what may come next; or, where steps are planned ahead, the step was computed too early for it: it went on from a
+    /// token that only the host can choose, or only the host can choose this one and the next step has replaced the logits.
     Missed,
 }
 

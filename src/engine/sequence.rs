@@ -509,7 +509,6 @@ impl Sequence {
     /// Forgets that its last token was computed, and what is computed behind it. It is planned again when no step has it,
     /// and not ahead of that step.
     fn miss(&mut self) {
-        debug_assert!(self.is_plain, "{} is not planned ahead", self.id);
         self.computed = Tokens(self.first.tokens().as_slice().len() as u32) - Tokens(1);
         self.is_plain = false;
         self.details.has_missed = true;
@@ -517,8 +516,9 @@ impl Sequence {
 
     /// It has the token that it had missed.
     pub(super) fn make_up(&mut self) {
-        if std::mem::take(&mut self.details.has_missed) {
-            self.is_plain = true;
+        let details = &mut self.details;
+        if std::mem::take(&mut details.has_missed) {
+            self.is_plain = details.drafter.is_none() && !details.has_extra_outputs;
         }
     }
 

@@ -14,13 +14,14 @@ use parking_lot::{Condvar, Mutex};
 use crate::base::{RequestError, TokenId};
 use crate::device::yield_to_others;
 use crate::guidance::guide::{Compiled, GrammarGuide};
+use crate::guidance::memory::GuideMemory;
 use crate::guidance::spec::GuideSpec;
 use crate::guidance::structure_grammar::SpecialToken;
 use crate::guidance::vocabulary;
 use crate::sampling::{Guide, SampleError};
 use crate::text::Tokenizer;
 
-/// Maximum time that a request waits for its grammar, including the grammars queued before it.
+/// Maximum time that a grammar may be compiled, and that a request waits for the grammars queued before its own.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// Maximum number of compiled grammars in the cache.
@@ -33,14 +34,15 @@ const MAX_QUEUED: usize = 256;
 /// commits the memory that is used.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Limits on the work to compile a grammar and to compute the mask of one token: some tens of milliseconds and
-/// megabytes each. The limits are counts of work and not times, so that they do not differ from run to run.
+/// Limits on the work to compile a grammar and to compute the mask of one token: megabytes, and tens of milliseconds, or some
+/// hundreds if it is ambiguous (`work.rs`). The limits are counts of work and not times, so that they do not differ from run to
+/// run.
 fn limits(spec: &GuideSpec) -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: spec.max_lexer_fuel(),
         max_grammar_size: 200_000,
         step_lexer_fuel: 200_000,
-        step_max_items: 50_000,
+        step_max_items: 20_000,
         max_items_in_row: 2_000,
         max_lexer_states: 20_000,
         precompute_large_lexemes: false,
@@ -69,11 +71,15 @@ type Outcome = Result<Arc<Compiled>, RequestError>;
 struct Job {
     spec: GuideSpec,
     key: String,
+    /// When it began to be compiled.
+    begun: Mutex<Option<Instant>>,
     outcome: Mutex<Option<Outcome>>,
 }
 
 #[derive(Default)]
 struct Shared {
+    /// Of compiled grammars, and of the guides that use them.
+    memory: Arc<GuideMemory>,
     state: Mutex<State>,
     /// Signals a new job, or the end of the compiler.
     work: Condvar,
@@ -103,7 +109,8 @@ impl Compiler {
     /// Starts to compile `spec` for a request that ends with any of `end_ids`.
     ///
     /// # Errors
-    /// `spec` is too large, `end_ids` is empty, or too many grammars are queued.
+    /// `spec` is too large, or `end_ids` is empty. [`RequestError::Busy`] if too many grammars are queued, or the guides of
+    /// other requests have all the memory that guides may have.
     pub fn compile(
         &self,
         spec: GuideSpec,
@@ -120,16 +127,27 @@ impl Compiler {
         }
         let key = spec.key();
         let mut state = self.shared.state.lock();
+        if self.shared.memory.is_over() {
+            state.cache.clear();
+        }
+        if self.shared.memory.is_over() {
+            return Err(RequestError::Busy(format!(
+                "the guides of other requests have {} MiB, and guides may have {}; try again later",
+                self.shared.memory.num_bytes() >> 20,
+                GuideMemory::MAX_BYTES >> 20
+            )));
+        }
         let outcome = state.cached(&key).map(Ok);
         let is_ready = outcome.is_some();
         let job = Arc::new(Job {
             spec,
             key,
+            begun: Mutex::new(None),
             outcome: Mutex::new(outcome),
         });
         if !is_ready {
             if state.queue.len() >= MAX_QUEUED {
-                return Err(RequestError::Invalid(format!(
+                return Err(RequestError::Busy(format!(
                     "{MAX_QUEUED} other grammars are waiting to be compiled; try again later"
                 )));
             }
@@ -190,7 +208,7 @@ impl Compilation {
     /// The guide, once it is compiled.
     ///
     /// # Errors
-    /// The grammar is invalid, or its compilation took too long.
+    /// The grammar is invalid, or takes too long to compile. [`RequestError::Busy`] if those queued before it did.
     pub fn poll(&self, now: Instant) -> Option<Result<Guide, RequestError>> {
         let outcome = self.job.outcome.lock().clone();
         match outcome {
@@ -199,14 +217,25 @@ impl Compilation {
                 Some(Ok(Guide(Arc::new(guide))))
             }
             Some(Err(error)) => Some(Err(error)),
-            None if now.saturating_duration_since(self.since) > MAX_WAIT => {
-                Some(Err(RequestError::Invalid(format!(
-                    "the guide was not compiled within {} s; write a simpler one",
-                    MAX_WAIT.as_secs()
-                ))))
-            }
-            None => None,
+            None => self.overdue(now).map(Err),
         }
+    }
+}
+
+impl Compilation {
+    /// The error of a compilation that has taken too long, or that others have kept waiting for too long.
+    fn overdue(&self, now: Instant) -> Option<RequestError> {
+        let begun = *self.job.begun.lock();
+        let since = begun.unwrap_or(self.since);
+        let seconds = MAX_WAIT.as_secs();
+        (now.saturating_duration_since(since) > MAX_WAIT).then(|| match begun {
+            Some(_) => RequestError::Invalid(format!(
+                "the guide was not compiled within {seconds} s; write a simpler one"
+            )),
+            None => RequestError::Busy(format!(
+                "the guides of other requests have been compiled for {seconds} s before this one; try again later"
+            )),
+        })
     }
 }
 
@@ -243,11 +272,20 @@ fn start(
             if Arc::strong_count(&job) == 1 {
                 continue;
             }
+            *job.begun.lock() = Some(Instant::now());
             let cached = shared.state.lock().cached(&job.key);
             let outcome = match (cached, &mut factory) {
                 (Some(compiled), _) => Ok(compiled),
                 (None, Ok(factory)) => {
-                    guarded(|| compile(factory, &job.spec, &special_tokens, vocab_size))
+                    guarded(|| {
+                        compile(
+                            factory,
+                            &job.spec,
+                            &special_tokens,
+                            vocab_size,
+                            &shared.memory,
+                        )
+                    })
                 }
                 (None, Err(error)) => Err(error.clone()),
             };
@@ -296,13 +334,14 @@ fn compile(
     spec: &GuideSpec,
     special_tokens: &[SpecialToken],
     vocab_size: u32,
+    memory: &Arc<GuideMemory>,
 ) -> Outcome {
     let grammar = spec.grammar(special_tokens).map_err(refused)?;
     *factory.limits_mut() = limits(spec);
     let parser = factory
         .create_parser(grammar)
         .map_err(|error| refused(format!("{error:#}")))?;
-    let compiled = Compiled::new(parser, vocab_size);
+    let compiled = Compiled::new(parser, vocab_size, memory);
     compiled.map(Arc::new).map_err(|error| {
         refused(match error {
             SampleError::NoneAllowed => {

@@ -2,17 +2,19 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 
-use llguidance::TokenParser;
 use llguidance::api::StopReason;
+use llguidance::earley::ParserStats;
 use llguidance::panic_utils::catch_unwind;
+use llguidance::{CancellationHandle, TokenParser};
 use parking_lot::Mutex;
 
 use crate::base::TokenId;
-use crate::sampling::{Guide, GuideTokens, SampleError};
-
-/// One bit per token, `[ceil((vocab_size + 1) / 32)]`; the last bit is the end of the output.
-type Mask = Vec<u32>;
+use crate::guidance::masks::{Mask, Masks, forbid_others, is_set, set};
+use crate::guidance::memory::{GuideMemory, MemoryShare};
+use crate::guidance::work::Work;
+use crate::sampling::{Guide, GuideCost, GuideTokens, SampleError};
 
 /// A compiled grammar, shared by the guides that use it.
 pub(super) struct Compiled {
@@ -22,6 +24,7 @@ pub(super) struct Compiled {
     first: Mask,
     /// The bit of the end of the output.
     end: usize,
+    share: MemoryShare,
 }
 
 impl Compiled {
@@ -29,17 +32,23 @@ impl Compiled {
     ///
     /// # Errors
     /// No token is allowed first, or the first mask cannot be computed.
-    pub(super) fn new(mut parser: TokenParser, vocab_size: u32) -> Result<Self, SampleError> {
+    pub(super) fn new(
+        mut parser: TokenParser,
+        vocab_size: u32,
+        memory: &Arc<GuideMemory>,
+    ) -> Result<Self, SampleError> {
         parser.start_without_prompt();
         let end = vocab_size as usize;
         let first = mask_of(&mut parser, end)?;
         if first.iter().all(|word| *word == 0) {
             return Err(SampleError::NoneAllowed);
         }
+        let share = MemoryShare::new(memory, lexer_bytes(&parser));
         Ok(Self {
             start: Mutex::new(parser),
             first,
             end,
+            share,
         })
     }
 
@@ -53,78 +62,186 @@ impl Compiled {
 pub struct GrammarGuide {
     compiled: Arc<Compiled>,
     end_ids: Arc<[TokenId]>,
-    /// None before first use.
-    state: Mutex<Option<State>>,
+    /// Held by the thread that computes.
+    parsing: Mutex<Parsing>,
+    /// What has been computed. Held for moments only.
+    masks: Mutex<Masks>,
+    control: Mutex<Control>,
+}
+
+/// A sequence's parser, and what it has cost.
+struct Parsing {
+    /// None before first use, and where memory is short.
+    followed: Option<Followed>,
+    work: Work,
+    share: MemoryShare,
 }
 
 /// A parser and the tokens that it has consumed.
-struct State {
+struct Followed {
     parser: TokenParser,
     tokens: Vec<TokenId>,
-    /// The tokens allowed next, with the request's end ids in place of the end of the output. None if not computed yet.
-    mask: Option<Result<Mask, SampleError>>,
+    /// It stays failed.
+    error: Option<SampleError>,
+    /// Items that it has added to its table.
+    num_items: usize,
+}
+
+/// What others may ask or tell while the guide computes.
+#[derive(Default)]
+struct Control {
+    cost: GuideCost,
+    is_given_up: bool,
+    /// Of the parser.
+    cancellation: Option<CancellationHandle>,
 }
 
 impl GrammarGuide {
     /// A guide for a sequence that ends with any of `end_ids`.
     pub(super) fn new(compiled: Arc<Compiled>, end_ids: Arc<[TokenId]>) -> Self {
+        let first = with_end_ids(&end_ids, compiled.first.clone(), compiled.end);
+        let parsing = Parsing {
+            followed: None,
+            work: Work::default(),
+            share: MemoryShare::new(compiled.share.memory(), 0),
+        };
         Self {
+            parsing: Mutex::new(parsing),
+            masks: Mutex::new(Masks::new(first)),
+            control: Mutex::default(),
             compiled,
             end_ids,
-            state: Mutex::new(None),
         }
     }
 
-    /// Advances the parser to `generated`, restarting it if necessary, and computes the mask.
-    fn follow<'a>(&self, kept: &'a mut Option<State>, generated: &[TokenId]) -> &'a State {
-        let state = kept
-            .take()
-            .filter(|state| generated.starts_with(&state.tokens));
-        let state = kept.insert(state.unwrap_or_else(|| self.start()));
-        state.follow(generated);
-        self.update_mask(state);
-        state
+    /// Computes what may follow `generated`, and what may follow with the drafts behind it, unless that is known.
+    fn compute(&self, generated: &[TokenId], drafts: &[TokenId]) {
+        let mut parsing = self.parsing.lock();
+        if drafts.is_empty() && self.is_ready(generated) {
+            return;
+        }
+        let since = Instant::now();
+        let follow = AssertUnwindSafe(|| self.follow(&mut parsing, generated, drafts));
+        if std::panic::catch_unwind(follow).is_err() {
+            parsing.followed = None;
+            let failed = Err(SampleError::GuideFailed);
+            self.masks.lock().begin(generated, failed);
+        }
+        let took = since.elapsed();
+        let Parsing {
+            followed, share, ..
+        } = &mut *parsing;
+        share.set(followed.as_ref().map_or(0, Followed::num_bytes));
+        if share.memory().is_over() {
+            *followed = None;
+            share.set(0);
+        }
+        let mut control = self.control.lock();
+        control.cost.total += took;
+        control.cost.last = took / (1 + drafts.len() as u32);
     }
 
-    fn start(&self) -> State {
-        State {
-            parser: self.compiled.start(),
+    fn follow(&self, parsing: &mut Parsing, generated: &[TokenId], drafts: &[TokenId]) {
+        let Parsing { followed, work, .. } = parsing;
+        let kept = followed.take().and_then(|it| it.rewound_to(generated));
+        let followed = followed.insert(kept.unwrap_or_else(|| self.start()));
+        work.truncate(self.masks.lock().num_common(generated));
+        let mut spent = 0;
+        while followed.tokens.len() < generated.len() {
+            spent = followed.consume(generated[followed.tokens.len()]);
+        }
+        let mask = self.mask(followed, work, spent);
+        self.masks.lock().begin(generated, mask.clone());
+        let mut before = mask;
+        for &draft in drafts {
+            let is_allowed = |mask: &Mask| {
+                (draft as usize) < self.compiled.end && is_set(mask, draft as usize)
+            };
+            if !before.as_ref().is_ok_and(is_allowed) || self.end_ids.contains(&draft) {
+                return;
+            }
+            let spent = followed.consume(draft);
+            before = self.mask(followed, work, spent);
+            self.masks.lock().push(draft, before.clone());
+        }
+    }
+
+    fn start(&self) -> Followed {
+        let mut parser = self.compiled.start();
+        let handle = parser.enable_cancellation();
+        let mut control = self.control.lock();
+        if control.is_given_up {
+            handle.cancel();
+        }
+        control.cancellation = Some(handle);
+        Followed {
+            parser,
             tokens: Vec::new(),
-            mask: Some(Ok(self.with_end_ids(self.compiled.first.clone()))),
+            error: None,
+            num_items: 0,
         }
     }
 
-    /// Allows the request's end ids if the output may end.
-    fn with_end_ids(&self, mut mask: Mask) -> Mask {
-        let may_end = is_set(&mask, self.compiled.end);
-        for &id in self
-            .end_ids
-            .iter()
-            .filter(|&&id| (id as usize) < self.compiled.end)
-        {
-            set(&mut mask, id as usize, may_end);
+    /// What may follow the tokens of `followed`, of which the last has cost `spent`, with the request's end ids in place of
+    /// the end of the output.
+    fn mask(
+        &self,
+        followed: &mut Followed,
+        work: &mut Work,
+        spent: u64,
+    ) -> Result<Mask, SampleError> {
+        if let Some(error) = followed.error {
+            return Err(error);
         }
+        let end = self.compiled.end;
+        let before = followed.parser.parser_stats().clone();
+        let mask = mask_of(&mut followed.parser, end);
+        let spent = spent + Work::between(&before, followed.parser.parser_stats());
+        let mask = mask.and_then(|mask| {
+            work.add(followed.tokens.len(), spent)?;
+            Ok(with_end_ids(&self.end_ids, mask, end))
+        });
+        followed.error = mask.as_ref().err().copied();
         mask
-    }
-
-    fn update_mask(&self, state: &mut State) {
-        if state.mask.is_none() {
-            let mask = mask_of(&mut state.parser, self.compiled.end);
-            state.mask = Some(mask.map(|mask| self.with_end_ids(mask)));
-        }
     }
 }
 
-impl State {
-    /// Consumes the tokens of `generated` that are new.
-    fn follow(&mut self, generated: &[TokenId]) {
-        for &token in &generated[self.tokens.len()..] {
-            self.tokens.push(token);
-            // A failed parser stays failed.
-            if !matches!(self.mask, Some(Err(_))) {
-                self.mask = consume(&mut self.parser, token).err().map(Err);
+impl Followed {
+    /// The same with no more tokens than `generated` has in common with it. `None` if it cannot go back.
+    fn rewound_to(mut self, generated: &[TokenId]) -> Option<Self> {
+        let pairs = self.tokens.iter().zip(generated);
+        let num_common = pairs.take_while(|(kept, token)| kept == token).count();
+        let num_behind = self.tokens.len() - num_common;
+        if num_behind > 0 {
+            if self.error.is_some() || self.parser.stopped() {
+                return None;
             }
+            let parser = &mut self.parser;
+            let rewind = AssertUnwindSafe(|| parser.rollback(num_behind));
+            catch_unwind(rewind).ok()?;
+            self.tokens.truncate(num_common);
         }
+        Some(self)
+    }
+
+    /// Consumes a token. Returns what it has cost.
+    fn consume(&mut self, token: TokenId) -> u64 {
+        self.tokens.push(token);
+        if self.error.is_some() {
+            return 0;
+        }
+        let before: ParserStats = self.parser.parser_stats().clone();
+        self.error = consume(&mut self.parser, token).err();
+        let after = self.parser.parser_stats();
+        self.num_items += after.delta(&before).all_items;
+        Work::between(&before, after)
+    }
+
+    /// What it has in memory: the states of its lexer, which are made as the output meets them, and its table.
+    fn num_bytes(&self) -> usize {
+        /// An item has 8 bytes, and the table may have twice the room that it needs.
+        const BYTES_PER_ITEM: usize = 16;
+        lexer_bytes(&self.parser) + self.num_items * BYTES_PER_ITEM
     }
 }
 
@@ -134,19 +251,31 @@ impl GuideTokens for GrammarGuide {
         Guide(Arc::new(guide))
     }
 
-    fn prepare(&self, generated: &[TokenId]) {
-        let mut state = self.state.lock();
-        let is_ahead = |state: &State| {
-            state.tokens.len() > generated.len() && state.tokens.starts_with(generated)
-        };
-        if !state.as_ref().is_some_and(is_ahead) {
-            self.follow(&mut state, generated);
+    fn prepare(&self, generated: &[TokenId], drafts: &[TokenId]) {
+        self.compute(generated, drafts);
+    }
+
+    fn is_ready(&self, generated: &[TokenId]) -> bool {
+        self.masks.lock().get(generated).is_some()
+    }
+
+    fn cost(&self) -> GuideCost {
+        self.control.lock().cost
+    }
+
+    fn give_up(&self) {
+        let mut control = self.control.lock();
+        control.is_given_up = true;
+        if let Some(cancellation) = &control.cancellation {
+            cancellation.cancel();
         }
     }
 
     fn restrict(&self, logits: &mut [f32], generated: &[TokenId]) -> Result<(), SampleError> {
-        let mut state = self.state.lock();
-        match &self.follow(&mut state, generated).mask {
+        if !self.is_ready(generated) {
+            self.compute(generated, &[]);
+        }
+        match self.masks.lock().get(generated) {
             Some(Ok(mask)) => {
                 forbid_others(logits, mask);
                 Ok(())
@@ -157,18 +286,13 @@ impl GuideTokens for GrammarGuide {
     }
 }
 
-/// Masks the tokens whose bits are not set. Like every processor, keeps NaN and `+inf`, so that the sampler detects them.
-fn forbid_others(logits: &mut [f32], mask: &[u32]) {
-    for (logits, &word) in logits.chunks_mut(32).zip(mask) {
-        if word == u32::MAX {
-            continue;
-        }
-        for (bit, logit) in logits.iter_mut().enumerate() {
-            if word >> bit & 1 == 0 && *logit < f32::INFINITY {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
+/// Allows the request's end ids if the output may end.
+fn with_end_ids(end_ids: &[TokenId], mut mask: Mask, end: usize) -> Mask {
+    let may_end = is_set(&mask, end);
+    for &id in end_ids.iter().filter(|&&id| (id as usize) < end) {
+        set(&mut mask, id as usize, may_end);
     }
+    mask
 }
 
 fn consume(parser: &mut TokenParser, token: TokenId) -> Result<(), SampleError> {
@@ -198,16 +322,15 @@ fn mask_of(parser: &mut TokenParser, end: usize) -> Result<Mask, SampleError> {
 
 fn error_of(parser: &TokenParser) -> SampleError {
     match parser.stop_reason() {
-        StopReason::LexerTooComplex | StopReason::ParserTooComplex => SampleError::GuideTooComplex,
+        StopReason::LexerTooComplex | StopReason::ParserTooComplex | StopReason::Cancelled => {
+            SampleError::GuideTooComplex
+        }
         _ => SampleError::GuideFailed,
     }
 }
 
-fn is_set(mask: &[u32], bit: usize) -> bool {
-    mask[bit / 32] >> (bit % 32) & 1 == 1
-}
-
-fn set(mask: &mut [u32], bit: usize, value: bool) {
-    let word = &mut mask[bit / 32];
-    *word = *word & !(1 << (bit % 32)) | u32::from(value) << (bit % 32);
+/// What a parser's lexer has in memory.
+fn lexer_bytes(parser: &TokenParser) -> usize {
+    let statistics = catch_unwind(AssertUnwindSafe(|| Ok(parser.parser.lexer_stats())));
+    statistics.map_or(0, |statistics| statistics.num_bytes)
 }

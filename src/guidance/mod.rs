@@ -11,6 +11,8 @@
 //! vocabulary.rs  the model's tokens as a trie of bytes
 //! compiler.rs    the compiling thread, and a cache of compiled grammars
 //! guide.rs       one sequence's guide: a parser, and the tokens that it has consumed
+//! masks.rs       the tokens that may come next
+//! work.rs        what an output costs, with its limits, and memory.rs what all outputs have in memory
 //! ```
 //!
 //! The parser is the crate `llguidance` (Earley over a lexer of regular-expression derivatives). This
@@ -22,11 +24,14 @@ mod ebnf;
 mod grammar_error;
 mod guide;
 mod json;
+mod masks;
+mod memory;
 mod regex;
 mod spec;
 mod structure;
 mod structure_grammar;
 mod vocabulary;
+mod work;
 
 pub use compiler::{Compilation, Compiler};
 #[cfg(fuzzing)]

@@ -30,7 +30,7 @@
 //! class_head.rs   the head that makes numbers of classes from them
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
-//! guide_thread.rs masks of guides, computed during the forward pass
+//! guide_threads.rs masks of guides, computed beside the steps
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
 //! gate.rs         a file by which tests control how many steps it makes
 //! ```
@@ -51,7 +51,7 @@ mod families;
 mod first_steps;
 mod gate;
 mod grouped_layers;
-mod guide_thread;
+mod guide_threads;
 mod kv_file;
 mod latent;
 mod limits;

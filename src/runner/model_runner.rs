@@ -291,7 +291,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             keeps_all_logits: false,
             sampled_rows: SampledRows::default(),
             has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
-            sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
+            sampling: StepSampling::new(
+                spec.vocab_size,
+                &limits,
+                num_threads,
+                role == RankRole::AllSample,
+            ),
             device,
             limits,
             probe,

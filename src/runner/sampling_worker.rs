@@ -12,7 +12,7 @@ pub(super) enum Row<'a> {
     Changed(&'a [f32]),
     /// What the device has sampled. The same holds.
     Sampled(Result<TokenId, SampleError>),
-    /// Nothing, because the sequence was planned ahead and only the host can choose its token.
+    /// Nothing, because the sequence was planned ahead and only the host can choose its token, or its guide is not ready.
     Missed,
 }
 
@@ -40,17 +40,25 @@ impl SamplingWorker {
     }
 
     /// Samples the next tokens of the sequence at `index` of the plan: one from each of its rows, until the
-    /// chosen token is not the draft that the next row follows. `first_row` is the index of its first row.
+    /// chosen token is not the draft that the next row follows, or its guide is not ready for it. `first_row` is the index of
+    /// its first row, and `is_ready` tells whether its guide is ready with so many drafts.
     pub fn sample<'a>(
         &mut self,
         plan: &StepPlan<'_>,
         index: usize,
         first_row: usize,
         rows: impl Iterator<Item = Row<'a>>,
+        is_ready: impl Fn(usize) -> bool,
     ) {
         let num_candidates = plan.num_candidates(index);
         let drafts = plan.drafts(&plan.sequences[index]);
-        for (num_accepted, row) in rows.enumerate() {
+        for (num_accepted, mut row) in rows.enumerate() {
+            if matches!(row, Row::Logits(_)) && !is_ready(num_accepted) {
+                if num_accepted > 0 {
+                    return;
+                }
+                row = Row::Missed;
+            }
             let sampled = match (row, num_candidates) {
                 (Row::Sampled(Ok(token)), _) => Sampled::Token(token),
                 (Row::Sampled(Err(error)), _) => Sampled::Failed(error),

@@ -4,13 +4,14 @@
 //! that samples some rows by itself chooses the same tokens, and these rows are not sampled here.
 //!
 //! ```text
-//! begin       masks of guides are requested, to be computed on a thread of their own
+//! begin       masks of guides are requested, to be computed on threads of their own
 //! (the forward pass)
-//! sample      logits processors prepare all their rows; then each sequence's rows are sampled by one thread,
+//! sample      a sequence whose mask is not ready has missed its token, and is computed again;
+//!             logits processors prepare all their rows; then each sequence's rows are sampled by one thread,
 //!             one after the other, as a draft's row counts only if the row before has chosen the draft
 //! ```
 
-use super::guide_thread::GuideThread;
+use super::guide_threads::{GuideThreads, MaskRequest};
 use super::limits::RunnerLimits;
 use super::sampling_worker::{Row, SamplingWorker};
 use super::step_layout::{ContextRows, StepLayout};
@@ -23,7 +24,9 @@ pub(super) struct StepSampling {
     vocab_size: usize,
     /// One per thread.
     workers: Vec<SamplingWorker>,
-    guide_thread: GuideThread,
+    guide_threads: GuideThreads,
+    /// Whether all masks are waited for, because other ranks sample the same tokens.
+    waits_for_guides: bool,
     /// What was chosen from each row; `None` after a rejected draft.
     chosen: Vec<Option<Sampled>>,
     /// Extra outputs, each with the index of its sequence. Empty between steps.
@@ -34,14 +37,21 @@ pub(super) struct StepSampling {
 
 impl StepSampling {
     /// Sampling on `num_threads` threads.
-    pub fn new(vocab_size: usize, limits: &RunnerLimits, num_threads: usize) -> Self {
+    /// `waits_for_guides`: a sequence whose guide is slow holds the step, instead of sitting it out.
+    pub fn new(
+        vocab_size: usize,
+        limits: &RunnerLimits,
+        num_threads: usize,
+        waits_for_guides: bool,
+    ) -> Self {
         let max_rows = limits.max_sampled_rows.index();
         Self {
             vocab_size,
             workers: (0..num_threads)
                 .map(|_| SamplingWorker::new(vocab_size, max_rows))
                 .collect(),
-            guide_thread: GuideThread::default(),
+            guide_threads: GuideThreads::default(),
+            waits_for_guides,
             chosen: Vec::with_capacity(max_rows),
             extra_outputs: Vec::new(),
             candidates: Vec::new(),
@@ -53,10 +63,12 @@ impl StepSampling {
         // A step that has failed may have left some.
         self.extra_outputs.clear();
         self.candidates.clear();
-        let sequences = layout.sequences().iter();
-        let known = sequences.filter(|&&index| !plan.sequences[index].is_ahead);
-        self.guide_thread
-            .request(known.map(|&index| plan.sampling_input(index)));
+        let requested = self.guide_threads.request(mask_requests(plan, layout));
+        if let Err(error) = requested {
+            // They are computed when they are needed.
+            log::warn!("no thread computes guides: {error}");
+            self.waits_for_guides = true;
+        }
     }
 
     /// What is made of context logits, `[num_rows, vocab_size]`.
@@ -123,7 +135,9 @@ impl StepSampling {
             layout.num_sampled_rows() * self.vocab_size,
             "logits are [num_sampled_rows, vocab_size]"
         );
-        self.guide_thread.cancel_pending();
+        if !self.waits_for_guides {
+            self.guide_threads.wait(mask_requests(plan, layout));
+        }
         self.prepare_processors(plan, layout, logits);
         self.sample_rows(threads, plan, layout, logits, samples);
         self.append_tokens(plan, layout, output);
@@ -180,6 +194,7 @@ impl StepSampling {
         samples: &[DeviceSample],
     ) {
         let vocab_size = self.vocab_size;
+        let waits = self.waits_for_guides;
         let (sequences, starts) = (layout.sequences(), layout.starts());
         let sample = |worker: &mut SamplingWorker, group: usize, logits: &mut [f32]| {
             let first_row = starts[group] as usize;
@@ -192,7 +207,11 @@ impl StepSampling {
                 Some(DeviceSample::Unclear) => Row::Changed(logits),
                 Some(DeviceSample::Skipped) | None => Row::Logits(logits),
             });
-            worker.sample(plan, sequences[group], first_row, rows);
+            let index = sequences[group];
+            let is_ready = |num_accepted| {
+                waits || is_ahead || is_guide_ready(plan, index, num_accepted)
+            };
+            worker.sample(plan, index, first_row, rows, is_ready);
         };
         let is_sampled = |sample: &DeviceSample| matches!(sample, DeviceSample::Sampled(_));
         if !samples.is_empty() && samples.iter().all(is_sampled) {
@@ -255,6 +274,30 @@ impl StepSampling {
             last = Some(index);
         }
     }
+}
+
+/// What guides have to compute for a step: for each sequence that is about to sample, if its tokens are known.
+fn mask_requests<'a>(
+    plan: &'a StepPlan<'_>,
+    layout: &'a StepLayout,
+) -> impl Iterator<Item = MaskRequest<'a>> + Clone {
+    let sequences = layout.sequences().iter();
+    let known = sequences.filter(|&&index| !plan.sequences[index].is_ahead);
+    known.filter_map(|&index| {
+        let input = plan.sampling_input(index);
+        Some(MaskRequest {
+            guide: input.params.guide.as_ref()?,
+            generated: input.generated(),
+            drafts: plan.drafts(&plan.sequences[index]),
+        })
+    })
+}
+
+/// Whether it is known what may follow the sequence at `index` of the plan, with so many of its drafts.
+fn is_guide_ready(plan: &StepPlan<'_>, index: usize, num_accepted: usize) -> bool {
+    let input = plan.sampling_input_after(index, num_accepted);
+    let guide = input.params.guide.as_ref();
+    guide.is_none_or(|guide| guide.0.is_ready(input.generated()))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::TokenId;
 use crate::sampling::SampleError;
@@ -15,16 +16,35 @@ pub trait GuideTokens: Send + Sync {
     /// A guide to the same outputs for another sequence.
     fn fresh(&self) -> Guide;
 
-    /// Computes what may follow `generated`, ahead of [`GuideTokens::restrict`], which otherwise does it. Called on a
-    /// thread of its own while the model computes.
-    fn prepare(&self, generated: &[TokenId]);
+    /// Computes what may follow `generated`, and what may follow it with the first of `drafts`, the first two, and so on, as
+    /// far as they are allowed. Called on a thread that computes no step; it may take long.
+    fn prepare(&self, generated: &[TokenId], drafts: &[TokenId]);
+
+    /// Whether it is known what may follow `generated`, so that [`GuideTokens::restrict`] is quick. Takes no time itself,
+    /// also during [`GuideTokens::prepare`].
+    fn is_ready(&self, generated: &[TokenId]) -> bool;
+
+    /// What computing has cost so far.
+    fn cost(&self) -> GuideCost;
+
+    /// Has a [`GuideTokens::prepare`] that goes on fail soon, for good.
+    fn give_up(&self);
 
     /// Forbids in `logits`, `[vocab_size]`, every token that may not follow `generated`. The request's
-    /// end ids may follow exactly where the output may end.
+    /// end ids may follow exactly where the output may end. Computes that if it is not known.
     ///
     /// # Errors
     /// It cannot be computed; the request ends with the error.
     fn restrict(&self, logits: &mut [f32], generated: &[TokenId]) -> Result<(), SampleError>;
+}
+
+/// The time that a guide has taken. It decides which guide is computed first, and never what a guide allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuideCost {
+    /// Since it was made.
+    pub total: Duration,
+    /// For the last token.
+    pub last: Duration,
 }
 
 /// A shared [`GuideTokens`]. Two are equal if they are the same one.

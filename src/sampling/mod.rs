@@ -43,7 +43,7 @@ pub use beam_search::{
 pub use device_sampling::DeviceSampling;
 pub use error::SampleError;
 pub use finish_reason::FinishReason;
-pub use guide::{Guide, GuideTokens};
+pub use guide::{Guide, GuideCost, GuideTokens};
 pub use id_words::words_of_ids;
 pub use largest::Largest;
 pub use log_probs::LogProbs;

@@ -140,7 +140,8 @@ mod tests {
     use super::*;
     use crate::base::{TokenId, Tokens};
     use crate::engine::OutputOptions;
-    use crate::sampling::{GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams};
+    use crate::sampling::{
+        GuideCost, GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams};
 
     fn request(seed: u64) -> NewRequest {
         NewRequest {
@@ -219,7 +220,17 @@ mod tests {
             Guide(Arc::new(Anything))
         }
 
-        fn prepare(&self, _: &[TokenId]) {}
+        fn prepare(&self, _: &[TokenId], _: &[TokenId]) {}
+
+        fn is_ready(&self, _: &[TokenId]) -> bool {
+            true
+        }
+
+        fn cost(&self) -> GuideCost {
+            GuideCost::default()
+        }
+
+        fn give_up(&self) {}
 
         fn restrict(&self, _: &mut [f32], _: &[TokenId]) -> Result<(), SampleError> {
             Ok(())

@@ -48,7 +48,7 @@ impl Sampling {
         Self {
             engine: Engine::new(config),
             layout: StepLayout::new(&limits, None),
-            sampling: StepSampling::new(VOCAB_SIZE, &limits, num_threads),
+            sampling: StepSampling::new(VOCAB_SIZE, &limits, num_threads, false),
             threads: Pool::new(num_threads).expect("threads"),
             broken: None,
         }
