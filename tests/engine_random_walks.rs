@@ -475,6 +475,27 @@ fn steps_are_planned_before_tokens_are_known() {
 }
 
 #[test]
+fn a_sequence_whose_guide_is_not_ready_sits_the_step_out() {
+    for policy in [
+        CapacityPolicy::MaxUtilization,
+        CapacityPolicy::GuaranteedNoEvict,
+    ] {
+        let mut world = World::new(EngineConfig {
+            policy,
+            ..engine_support::wide_config()
+        });
+        let num_tokens = 40;
+        for n in 0..8 {
+            let mut request = TestRequest::of_lengths(1 + n, num_tokens);
+            request.has_end_id = false;
+            world.add(request).expect("fits");
+        }
+        world.run_to_end();
+        assert!(world.num_missed > 8, "{policy:?}: {}", world.num_missed);
+    }
+}
+
+#[test]
 fn a_conversation_that_returns_is_found_in_host_memory() {
     let num_reused_tokens = |num_host_blocks: u32| {
         let config = EngineConfig {

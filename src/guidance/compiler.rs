@@ -276,17 +276,15 @@ fn start(
             let cached = shared.state.lock().cached(&job.key);
             let outcome = match (cached, &mut factory) {
                 (Some(compiled), _) => Ok(compiled),
-                (None, Ok(factory)) => {
-                    guarded(|| {
-                        compile(
-                            factory,
-                            &job.spec,
-                            &special_tokens,
-                            vocab_size,
-                            &shared.memory,
-                        )
-                    })
-                }
+                (None, Ok(factory)) => guarded(|| {
+                    compile(
+                        factory,
+                        &job.spec,
+                        &special_tokens,
+                        vocab_size,
+                        &shared.memory,
+                    )
+                }),
                 (None, Err(error)) => Err(error.clone()),
             };
             let mut state = shared.state.lock();

@@ -154,9 +154,8 @@ impl GrammarGuide {
         self.masks.lock().begin(generated, mask.clone());
         let mut before = mask;
         for &draft in drafts {
-            let is_allowed = |mask: &Mask| {
-                (draft as usize) < self.compiled.end && is_set(mask, draft as usize)
-            };
+            let is_allowed =
+                |mask: &Mask| (draft as usize) < self.compiled.end && is_set(mask, draft as usize);
             if !before.as_ref().is_ok_and(is_allowed) || self.end_ids.contains(&draft) {
                 return;
             }

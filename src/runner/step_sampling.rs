@@ -208,9 +208,8 @@ impl StepSampling {
                 Some(DeviceSample::Skipped) | None => Row::Logits(logits),
             });
             let index = sequences[group];
-            let is_ready = |num_accepted| {
-                waits || is_ahead || is_guide_ready(plan, index, num_accepted)
-            };
+            let is_ready =
+                |num_accepted| waits || is_ahead || is_guide_ready(plan, index, num_accepted);
             worker.sample(plan, index, first_row, rows, is_ready);
         };
         let is_sampled = |sample: &DeviceSample| matches!(sample, DeviceSample::Sampled(_));

@@ -342,6 +342,8 @@ pub struct Stream {
     pub slot: Option<SeqSlot>,
     /// The tokens that were sampled in steps which have not been applied; `None` if only the host can choose one.
     in_flight: VecDeque<Option<TokenId>>,
+    /// How often in a row its guide was not ready.
+    num_unready: u32,
     /// Whether it was in generation phase when the last step was planned.
     pub generates: bool,
     pub admitted: bool,
@@ -475,6 +477,7 @@ impl World {
                 drafts: DraftTotals::default(),
                 slot: None,
                 in_flight: VecDeque::new(),
+                num_unready: 0,
                 generates: false,
                 admitted: false,
                 paused: false,
@@ -913,7 +916,21 @@ fn run(
             let num_generated = last + 1 - stream.request.prompt.len();
             let fails = stream.request.fails_after == Some(num_generated);
             let is_of_host = config.plan_ahead && cache[place(last)].is_multiple_of(8);
-            let sampled = if is_lost || planned.is_ahead && is_of_host && !fails {
+            // A guide is not ready for every seventh token, for one or two steps.
+            let entry = cache[place(last)];
+            let is_unready = config.max_beam_width == 1
+                && !config.plan_ahead
+                && num_accepted == 0
+                && num_generated > 0
+                && entry.is_multiple_of(7)
+                && u64::from(stream.num_unready) < 1 + entry % 2;
+            stream.num_unready = if is_unready {
+                stream.num_unready + 1
+            } else {
+                0
+            };
+            let is_missed = is_lost || is_unready || planned.is_ahead && is_of_host;
+            let sampled = if is_lost || is_missed && !fails {
                 Sampled::Missed
             } else if fails {
                 Sampled::Failed(SampleError::NotFinite)
@@ -945,7 +962,10 @@ fn run(
             }
             output.sampled.push((planned.slot, sampled));
             // The logits of a beam come with its candidates.
-            if plan.outputs(index).generation_logits && plan.num_candidates(index).is_none() {
+            if plan.outputs(index).generation_logits
+                && plan.num_candidates(index).is_none()
+                && sampled != Sampled::Missed
+            {
                 extra_outputs.generation_logits.push((last + 1) as f32);
                 output
                     .extra_outputs

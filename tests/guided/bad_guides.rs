@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use triton_inflight::base::RequestError;
 use triton_inflight::guidance::{GuideSpec, Structure};
+use triton_inflight::sampling::{FinishReason, SampleError};
 
-use crate::support::MODEL;
+use crate::support::{MODEL, Request, roomy, serve};
 
 fn grammar(text: &str) -> GuideSpec {
     GuideSpec::Grammar(text.to_owned())
@@ -204,6 +205,33 @@ fn a_hostile_guide_compiles_or_fails_soon() {
                 _ => break,
             }
         }
+    }
+}
+
+/// Each can be derived in more and more ways the longer the output is. The work that a token may take ends them, not a time.
+#[test]
+fn an_ambiguous_grammar_ends_with_the_reason_and_the_same_way_each_time() {
+    for text in [
+        "root ::= s\ns ::= [a-zA-Z ,.] | s s | s s s | \"(\" s \")\" | t\nt ::= s t | t s | s | [a-z]",
+        "root ::= a+\na ::= b+ | b+ a\nb ::= [a-z ]+ | [a-z] b",
+    ] {
+        let fails_after = || {
+            let guide = MODEL.guide(grammar(text)).expect("it compiles");
+            let mut request = Request::guided("Once upon a time", guide, 3);
+            request.sampling.temperature = 1.0;
+            request.max_new_tokens = 200;
+            let answer = serve(&mut MODEL.manager(roomy(), 1), &[request])
+                .0
+                .remove(0);
+            (answer.tokens.len(), answer.reason)
+        };
+        let (num_tokens, reason) = fails_after();
+        let too_complex = FinishReason::Error(SampleError::GuideTooComplex);
+        assert_eq!(reason, too_complex, "{text}: {num_tokens} tokens");
+        assert!((1..200).contains(&num_tokens), "{text}: {num_tokens}");
+        assert_eq!(fails_after(), (num_tokens, reason), "{text}");
+        let reason = SampleError::GuideTooComplex.to_string();
+        assert!(reason.contains("ambiguous"), "{reason}");
     }
 }
 

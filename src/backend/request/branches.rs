@@ -141,7 +141,8 @@ mod tests {
     use crate::base::{TokenId, Tokens};
     use crate::engine::OutputOptions;
     use crate::sampling::{
-        GuideCost, GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams};
+        GuideCost, GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams,
+    };
 
     fn request(seed: u64) -> NewRequest {
         NewRequest {

@@ -1,13 +1,17 @@
 //! Real steps of the engine, and logits that are made up: the likeliest token depends on the one before it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::*;
 use crate::base::{SequenceId, TokenId, Tokens};
 use crate::engine::{
     DraftOptions, Engine, EngineConfig, NewRequest, OutputOptions, Speculation, StepOutput,
 };
-use crate::sampling::{BeamSearch, EarlyStopping, LogProbs, SampleError, SamplingParams};
+use crate::sampling::{
+    BeamSearch, EarlyStopping, Guide, GuideCost, GuideTokens, LogProbs, SampleError, SamplingParams,
+};
 
 const VOCAB_SIZE: usize = 50;
 
@@ -263,4 +267,72 @@ fn the_candidates_of_beams_are_in_the_order_of_the_sequences() {
         .iter()
         .map(|it| it.candidates[0].token);
     assert_eq!(best.collect::<Vec<_>>(), prompts.map(next));
+}
+
+/// A guide that allows everything, once it is told to be ready.
+#[derive(Default)]
+struct Slow {
+    is_ready: AtomicBool,
+}
+
+impl GuideTokens for Slow {
+    fn fresh(&self) -> Guide {
+        Guide(Arc::new(Self::default()))
+    }
+
+    fn prepare(&self, _: &[TokenId], _: &[TokenId]) {}
+
+    fn is_ready(&self, _: &[TokenId]) -> bool {
+        self.is_ready.load(Ordering::SeqCst)
+    }
+
+    fn cost(&self) -> GuideCost {
+        GuideCost {
+            total: Duration::ZERO,
+            last: Duration::from_secs(1),
+        }
+    }
+
+    fn give_up(&self) {}
+
+    fn restrict(&self, _: &mut [f32], _: &[TokenId]) -> Result<(), SampleError> {
+        assert!(self.is_ready(&[]), "a step computes no mask");
+        Ok(())
+    }
+}
+
+#[test]
+fn a_sequence_whose_guide_is_slow_sits_out_and_its_neighbour_does_not() {
+    let mut sampling = Sampling::new(2);
+    let slow = Arc::new(Slow::default());
+    let guide = Guide(slow.clone());
+    sampling.add(0, &[4], |_| {});
+    sampling.add(1, &[5], |request| {
+        request.sampling = Arc::new(SamplingParams {
+            guide: Some(guide),
+            ..SamplingParams::default()
+        });
+        request.outputs.log_probs = Some(1);
+    });
+    let token = Sampled::Token;
+    let (mut last, mut guided) = (4, 5);
+    for is_ready in [false, false, true, false, true, true] {
+        slow.is_ready.store(is_ready, Ordering::SeqCst);
+        last = next(last);
+        let expected = match is_ready {
+            true => {
+                guided = next(guided);
+                token(guided)
+            }
+            false => Sampled::Missed,
+        };
+        let output = sampling.step();
+        let mut tokens: Vec<_> = output.sampled.iter().map(|(_, sampled)| *sampled).collect();
+        // A context comes first.
+        if tokens[0] == expected {
+            tokens.swap(0, 1);
+        }
+        assert_eq!(tokens, [token(last), expected]);
+        assert_eq!(output.extra_outputs.len(), usize::from(is_ready));
+    }
 }
