@@ -75,6 +75,19 @@ def id_words(num_words, num_ids):
     return json.dumps([ids, ends + [-1] * (len(ids) - len(ends))])
 
 
+# Its outputs can be derived in more and more ways.
+AMBIGUOUS = """root ::= s
+s ::= [a-zA-Z ,.] | s s | s s s | "(" s ")" | t
+t ::= s t | t s | s | [a-z]"""
+
+
+def alike(num_alternatives):
+    """A JSON schema of arrays in arrays, each of any of so many forms that are all the same."""
+    form = {"$ref": "#/$defs/a"}
+    alternative = {"type": "array", "items": form, "minItems": 1}
+    return json.dumps({"$defs": {"a": {"anyOf": [alternative] * num_alternatives}}, **form})
+
+
 VOCAB_SIZE = 1536
 EIGHT = {"n": 8, "temperature": 1.0, "max_tokens": 200, "ignore_eos": True}
 LOG_PROBS = {"n": 8, "temperature": 1.0, "max_tokens": 600, "logprobs": 20, "ignore_eos": True}
@@ -100,6 +113,8 @@ HOSTILE = [
     Hostile("the longest text that may be a prompt", {}, prompt="a fox. " * (13 * 1023 // 7), refusal="max_seq_len"),
     Hostile("65,536 allowed token ids as text", {"allowed_token_ids": json.dumps([7] * 65536), "max_tokens": 50}),
     Hostile("a schema of 60 KiB, 8 sequences", {**EIGHT, "ignore_eos": False, "guided_json": schema(60)}),
+    Hostile("an ambiguous grammar", {"guided_grammar": AMBIGUOUS, "temperature": 1.0, "seed": 3, "max_tokens": 200}, refusal="ambiguous"),
+    Hostile("a schema of 400 alternatives that are alike", {"guided_json": alike(400), "temperature": 1.0, "seed": 3, "max_tokens": 20}),
     Hostile("64 stop words and 64 bad words of 256 bytes, 8 sequences",
             {**EIGHT, "stop": words(64, 256), "bad_words": words(64, 256)}),
     Hostile("64 stop words and 64 bad words of 256 ids, 8 sequences",

@@ -33,6 +33,8 @@ STRUCTURE = {
 TOOLS = [{"type": "function", "function": {"name": "tell", "parameters": SCHEMA}}]
 # The names of the adapters that models.py writes.
 ADAPTERS = range(6)
+# A longer output can be derived in more ways, so that its guide is slow.
+AMBIGUOUS = "root ::= s\ns ::= [a-zA-Z ,.] | s s"
 GRAMMAR = 'root ::= "(" root? ")" | [a-z]{1,5}'
 
 
@@ -220,6 +222,7 @@ def _guided(rng):
                 {"guided_regex": "(fox|owl)( and (fox|owl)){0,3}"},
                 {"guided_choice": '["a fox", "an owl", "a frog"]'},
                 {"guided_grammar": GRAMMAR},
+                {"guided_grammar": AMBIGUOUS, "max_tokens": 16},
                 {"structural_tag": json.dumps(STRUCTURE)},
             ]
         ),
