@@ -5,7 +5,7 @@ use llguidance::earley::ParserStats;
 use crate::sampling::SampleError;
 
 /// Look-ups of one token.
-const MAX_PER_TOKEN: u64 = 15_000_000;
+const MAX_PER_TOKEN: u64 = 8_000_000;
 
 /// Look-ups of one output.
 const MAX_PER_OUTPUT: u64 = 5_000_000_000;
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(work.add(num_tokens as usize, MAX_PER_TOKEN), Ok(()));
         }
         let last = (MAX_PER_OUTPUT / MAX_PER_TOKEN) as usize;
-        assert_eq!(work.add(last, 1), Ok(()));
+        assert_eq!(work.add(last, 0), Ok(()));
         assert_eq!(
             work.add(last + 1, MAX_PER_TOKEN),
             Err(SampleError::GuideTooComplex)

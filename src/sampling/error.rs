@@ -21,7 +21,7 @@ pub enum SampleError {
     /// The request's guide would need more work or memory for its next token than one request may have.
     #[error(
         "the guide has become too complex: its grammar is ambiguous, as what has been generated can be derived in too many \
-         ways, or too large; do not repeat a rule by itself ('s ::= s s | ...', or '+' within '+'), but write \
+         ways, or too large; do not repeat a rule by itself ('s ::= s s | ...', or '+' of what ends with '+'), but write \
          's ::= [a-z]+', give alternatives different beginnings, and let no two of them match the same text"
     )]
     GuideTooComplex,

@@ -213,7 +213,7 @@ fn a_hostile_guide_compiles_or_fails_soon() {
 fn an_ambiguous_grammar_ends_with_the_reason_and_the_same_way_each_time() {
     for text in [
         "root ::= s\ns ::= [a-zA-Z ,.] | s s | s s s | \"(\" s \")\" | t\nt ::= s t | t s | s | [a-z]",
-        "root ::= a+\na ::= b+ | b+ a\nb ::= [a-z ]+ | [a-z] b",
+        "root ::= s\ns ::= [a-zA-Z ,.] | s s | s s s",
     ] {
         let fails_after = || {
             let guide = MODEL.guide(grammar(text)).expect("it compiles");
