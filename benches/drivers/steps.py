@@ -19,13 +19,13 @@ import tempfile
 
 import rows
 from harness import clients
-from harness.repository import add_synthetic
+from harness.repository import ALLOW_OLDEST, add_synthetic
 from harness.server import Server
 
 STEP_US = 5000
 NUM_TOKENS = 200
 OLDEST = (
-    "model_transaction_policy { decoupled: true } sequence_batching { iterative_sequence: true "
+    f"{ALLOW_OLDEST} model_transaction_policy {{ decoupled: true }} sequence_batching {{ iterative_sequence: true "
     "max_sequence_idle_microseconds: 3600000000 oldest { max_candidate_sequences: 256 } }"
 )
 

@@ -13,7 +13,7 @@ use crate::backend::request::prompt::TextParts;
 use crate::backend::request::volume::{TextLengths, VolumeReader};
 use crate::backend::text_source::TextSource;
 use crate::base::LoadError;
-use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings, check_server};
 use crate::guidance::Compiler;
 use crate::manager::sizing::{ConfiguredModel, open_model_source};
 use crate::manager::{AdapterFolders, AdapterLimits, AdapterStore};
@@ -82,6 +82,9 @@ impl Model {
             }
             _ => given,
         };
+        if let Some(version) = handle.server_version()? {
+            check_server(&config, version)?;
+        }
         for warning in ModelConfig::warnings(&config) {
             log::warn!("{name}: {warning}");
         }

@@ -42,6 +42,7 @@ const MAX_RANK_SECONDS: u32 = 24 * 60 * 60;
 
 /// A day.
 const MAX_DRAIN_SECONDS: u32 = 24 * 60 * 60;
+const MAX_RANK_RESTARTS: u32 = 16;
 
 /// Every parameter, in the order of the reference.
 pub(super) fn knobs() -> Vec<Knob> {
@@ -184,6 +185,22 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Maximum number of requests in one step; with two micro-batches (`enable_trt_overlap`), in both together. \
              Triton's own `max_batch_size` limits how many requests Triton passes to the backend; requests beyond \
              `max_num_requests` wait in the backend.",
+        ),
+        knob(
+            "allow_iterative_oldest",
+            flag(),
+            |s| &mut s.allow_iterative_oldest,
+            "Whether iterative sequences may have the strategy `oldest`, although Triton's batcher for it loses slots when clients \
+             leave, and on servers since 25.10 crashes or hangs then ([Limitations](limitations.md#of-tritons-sequence-batcher)). \
+             Conversations need no permission.",
+        ),
+        knob(
+            "max_rank_restarts",
+            count(0..=MAX_RANK_RESTARTS),
+            |s| &mut s.max_rank_restarts,
+            "How often in a row an instance whose [ranks](ranks.md#when-a-rank-fails) have failed is loaded anew by itself: after \
+             1 s, and each time after twice as long. An instance that has served for 10 minutes begins anew. With 0 it waits for a \
+             load.",
         ),
         knob(
             "drain_timeout_seconds",
@@ -832,6 +849,8 @@ mod tests {
             &["0", "30", "86400"],
             &["", "-1", "1.5", "86401"],
         ),
+        ("allow_iterative_oldest", &["true", "False"], &["yes", "1"]),
+        ("max_rank_restarts", &["0", "16"], &["", "-1", "17"]),
         ("max_beam_width", &["1", "256"], &["0", "257"]),
         ("max_num_tokens", &["1", "8192"], &["0", "many"]),
         ("max_seq_len", &["2"], &["1", ""]),

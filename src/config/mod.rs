@@ -27,6 +27,6 @@ pub use knobs::reference_table;
 pub use model_config::{InputKind, ModelConfig};
 pub use outputs::OutputKind;
 pub use pbtxt::AutoComplete;
-pub use scheduling::Scheduling;
+pub use scheduling::{Scheduling, check_server};
 pub use settings::Settings;
 pub use values::MAX_THREADS;

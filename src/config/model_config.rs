@@ -12,7 +12,8 @@ use crate::config::pbtxt::{
     AutoComplete, config_error, dims, field, is_empty, is_true, optional_input, unsigned,
 };
 use crate::config::scheduling::{
-    Scheduling, check_scheduling, controls, default_scheduling, delays, num_candidates,
+    Scheduling, check_scheduling, controls, default_scheduling, delays, has_scheduler,
+    num_candidates,
 };
 use crate::config::settings::Settings;
 
@@ -119,19 +120,14 @@ impl ModelConfig {
             let outputs = kinds.map(|kind| output_field(*kind, compatibility));
             fields.insert("output".into(), outputs.collect());
         }
-        if !["sequence_batching", "dynamic_batching"]
-            .iter()
-            .any(|key| fields.contains_key(*key))
-        {
-            let slots = if written > 0 {
-                written
-            } else {
-                DEFAULT_MAX_BATCH_SIZE.into()
-            };
-            let splits = !has_batch_dim || optional_input(&completed).is_some();
-            let scheduling = default_scheduling(splits.then_some(slots));
+        // Without a batch dimension Triton hands requests over one at a time, as they arrive, if it has no other scheduler.
+        if !has_scheduler(&completed) && has_batch_dim {
+            let splits = optional_input(&completed).is_some();
             let fields = completed.as_object_mut()?;
-            fields.insert("sequence_batching".into(), scheduling);
+            match splits {
+                true => fields.insert("dynamic_batching".into(), json!({})),
+                false => fields.insert("sequence_batching".into(), default_scheduling()),
+            };
         }
         let fields = completed.as_object_mut()?;
         // One response can be had over any endpoint.
@@ -172,12 +168,27 @@ impl ModelConfig {
             auto_complete,
             &mut errors,
         );
-        let scheduling = ok_or_record(check_scheduling(config, auto_complete), &mut errors);
-        // Without a batch dimension, a slot is a candidate sequence of `oldest`; `direct` has only one slot then.
-        let max_batch_size = if has_batch_dim || !compatibility.allows_missing_batch_dim() {
-            Some(written)
-        } else {
-            ok_or_record(num_candidates(config), &mut errors)
+        let allows_oldest = settings
+            .as_ref()
+            .is_some_and(|settings| settings.allow_iterative_oldest);
+        let batches = has_batch_dim || !compatibility.allows_missing_batch_dim();
+        let (scheduling, max_batch_size) = match batches || has_scheduler(config) {
+            true => {
+                let checked = check_scheduling(config, auto_complete, allows_oldest);
+                // Without a batch dimension, a slot is a candidate sequence of `oldest`; `direct` has only one slot then.
+                let slots = match batches {
+                    true => Ok(written),
+                    false => num_candidates(config),
+                };
+                (
+                    ok_or_record(checked, &mut errors),
+                    ok_or_record(slots, &mut errors),
+                )
+            }
+            false => (
+                Some(Scheduling::Queued),
+                Some(DEFAULT_MAX_BATCH_SIZE.into()),
+            ),
         };
         LoadError::combine(errors)?;
         // Cannot fail: each missing value has recorded an error.

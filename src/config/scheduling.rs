@@ -1,5 +1,7 @@
 //! `sequence_batching` or `dynamic_batching`: defaults, checks and warnings for the settings of Triton's schedulers.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
@@ -37,21 +39,12 @@ pub enum Scheduling {
     },
 }
 
-/// The default scheduling: `direct`, or `oldest` with the given number of candidate sequences. With `oldest`, requests
-/// that Triton cannot batch together, because they lack a batch dimension or have different inputs, do not delay each
-/// other.
-pub(super) fn default_scheduling(oldest: Option<u64>) -> Value {
-    let (strategy, options) = match oldest {
-        None => ("direct", json!({})),
-        Some(slots) => (
-            "oldest",
-            json!({ "max_candidate_sequences": slots.min(i32::MAX as u64) }),
-        ),
-    };
+/// The default scheduling of models that Triton can batch: iterative sequences with the strategy `direct`.
+pub(super) fn default_scheduling() -> Value {
     json!({
         "iterative_sequence": true,
         "max_sequence_idle_microseconds": DEFAULT_IDLE_US,
-        strategy: options,
+        "direct": {},
     })
 }
 
@@ -65,8 +58,7 @@ pub(super) fn num_candidates(config: &Value) -> Result<u64, LoadError> {
     match slots {
         0 => Err(config_error(
             "max_batch_size is 0, which gives Triton's direct strategy a single slot",
-            "write sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 \
-             oldest { max_candidate_sequences: 64 } }, or leave it out to have it filled in",
+            "leave sequence_batching out, or write max_batch_size: 64",
         )),
         slots => Ok(slots),
     }
@@ -94,9 +86,8 @@ pub fn delays(config: &Value) -> Option<String> {
     if !is_oldest && let Some(name) = optional_input(config) {
         return Some(format!(
             "config.pbtxt: input '{name}' is optional; with the direct strategy, Triton holds a request \
-             back until all requests with different inputs have ended; write sequence_batching {{ \
-             iterative_sequence: true max_sequence_idle_microseconds: {DEFAULT_IDLE_US} oldest {{ \
-             max_candidate_sequences: 64 }} }}"
+             back until all requests with different inputs have ended; write dynamic_batching {{ }} in place of \
+             sequence_batching"
         ));
     }
     if direct > 0 && utilization > 0.0 {
@@ -187,6 +178,7 @@ pub(super) fn controls(config: &Value) -> Vec<String> {
 pub(super) fn check_scheduling(
     config: &Value,
     auto_complete: AutoComplete,
+    allow_iterative_oldest: bool,
 ) -> Result<Scheduling, LoadError> {
     if config.get("dynamic_batching").is_some() {
         return check_queue(config);
@@ -223,6 +215,15 @@ pub(super) fn check_scheduling(
             "leave preserve_ordering out",
         ));
     }
+    let is_oldest = batching.get("oldest").is_some();
+    if is_oldest && !allow_iterative_oldest {
+        return Err(config_error(
+            "sequence_batching { iterative_sequence: true oldest { } } loses slots when clients leave, and on servers since \
+             25.10 (2.62) Triton's batcher then crashes or hangs",
+            "write direct { } in place of oldest, or dynamic_batching { } in place of sequence_batching if inputs are \
+             optional; the parameter allow_iterative_oldest: true accepts the risk",
+        ));
+    }
     let idle = unsigned(batching.get("max_sequence_idle_microseconds")).unwrap_or(0);
     if idle < MIN_IDLE_US {
         return Err(config_error(
@@ -235,8 +236,42 @@ pub(super) fn check_scheduling(
     }
     Ok(Scheduling::Iterative {
         max_sequence_idle_us: idle,
-        is_oldest: batching.get("oldest").is_some(),
+        is_oldest,
     })
+}
+
+/// Whether config.pbtxt says which scheduler there is.
+pub(super) fn has_scheduler(config: &Value) -> bool {
+    let schedulers = ["sequence_batching", "dynamic_batching"];
+    schedulers.iter().any(|key| config.get(*key).is_some())
+}
+
+/// Servers of these versions (25.09 to 26.07) keep a place for every response of a request, and send none of a stream that
+/// has more or fewer.
+const LOSES_ORDERED_STREAMS: RangeInclusive<(u32, u32)> = (2, 61)..=(2, 71);
+
+/// Refuses what a server of this version, major and minor, does not survive.
+///
+/// # Errors
+/// What to write instead.
+pub fn check_server(config: &Value, version: (u32, u32)) -> Result<(), LoadError> {
+    let is_decoupled = config
+        .pointer("/model_transaction_policy/decoupled")
+        .and_then(Value::as_bool)
+        .unwrap_or(false);
+    let paths = ["/dynamic_batching", "/sequence_batching/oldest"];
+    let mut batchers = paths.iter().filter_map(|path| config.pointer(path));
+    let keeps_order = batchers.any(|it| is_true(it, "preserve_ordering"));
+    match is_decoupled && keeps_order && LOSES_ORDERED_STREAMS.contains(&version) {
+        false => Ok(()),
+        true => Err(config_error(
+            &format!(
+                "preserve_ordering: true with decoupled: true: a stream never ends on server {}.{}",
+                version.0, version.1
+            ),
+            "leave preserve_ordering out, write model_transaction_policy { decoupled: false }, or take server 2.72 (26.08)",
+        )),
+    }
 }
 
 /// A parameter for a batch strategy.
@@ -282,20 +317,21 @@ mod tests {
     use super::*;
 
     fn error_of(config: &Value) -> String {
-        let checked = check_scheduling(config, AutoComplete::Enabled);
+        let checked = check_scheduling(config, AutoComplete::Enabled, false);
         checked.expect_err("must be rejected").to_string()
     }
 
     fn with(field: &str, value: Value) -> Value {
-        let mut config = json!({ "sequence_batching": default_scheduling(None) });
+        let mut config = json!({ "sequence_batching": default_scheduling() });
         config["sequence_batching"][field] = value;
         config
     }
 
     #[test]
     fn default_scheduling_is_accepted_without_warnings() {
-        let config = json!({ "sequence_batching": default_scheduling(None) });
-        let scheduling = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
+        let config = json!({ "sequence_batching": default_scheduling() });
+        let scheduling =
+            check_scheduling(&config, AutoComplete::Disabled, false).expect("accepted");
         let max_sequence_idle_us = DEFAULT_IDLE_US;
         assert_eq!(
             (scheduling, delays(&config)),
@@ -321,7 +357,7 @@ mod tests {
 
     #[test]
     fn sequences_have_no_batch_strategy() {
-        let mut config = json!({ "sequence_batching": default_scheduling(None) });
+        let mut config = json!({ "sequence_batching": default_scheduling() });
         config["parameters"] = json!({ "TRITON_BATCH_STRATEGY_PATH": { "string_value": "x" } });
         let error = error_of(&config);
         assert!(
@@ -331,7 +367,7 @@ mod tests {
         let queued = json!({
             "dynamic_batching": {}, "max_batch_size": 1, "parameters": config["parameters"],
         });
-        assert!(check_scheduling(&queued, AutoComplete::Disabled).is_ok());
+        assert!(check_scheduling(&queued, AutoComplete::Disabled, false).is_ok());
     }
 
     #[test]
@@ -384,6 +420,10 @@ mod tests {
                 with("oldest", json!({ "preserve_ordering": true })),
                 ["preserve_ordering", "out"],
             ),
+            (
+                with("oldest", json!({ "max_candidate_sequences": 8 })),
+                ["write direct { }", "allow_iterative_oldest: true"],
+            ),
         ] {
             let error = error_of(&config);
             for word in words {
@@ -417,7 +457,8 @@ mod tests {
             ),
         ] {
             let config = json!({ "max_batch_size": 8, "sequence_batching": batching });
-            let checked = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
+            let checked =
+                check_scheduling(&config, AutoComplete::Disabled, false).expect("accepted");
             assert_eq!(checked, expected);
             let warning = delays(&config);
             assert_eq!(warning.is_some(), words.is_some(), "{warning:?}");
@@ -450,11 +491,50 @@ mod tests {
         config["input"] = json!([{ "name": "text_input" }, { "name": "stream", "optional": true }]);
         let warning = delays(&config).expect("a delay");
         assert!(
-            warning.contains("'stream'") && warning.contains("oldest"),
+            warning.contains("'stream'") && warning.contains("dynamic_batching { }"),
             "{warning}"
         );
         config["sequence_batching"]["oldest"] = json!({ "max_candidate_sequences": 64 });
         assert_eq!(delays(&config), None);
+    }
+
+    #[test]
+    fn a_risk_that_is_accepted_by_name_is_taken() {
+        let config = with("oldest", json!({ "max_candidate_sequences": 8 }));
+        let checked = check_scheduling(&config, AutoComplete::Disabled, true);
+        assert!(matches!(
+            checked,
+            Ok(Scheduling::Iterative {
+                is_oldest: true,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn streams_in_order_are_refused_where_servers_lose_them() {
+        let ordered = json!({ "preserve_ordering": true });
+        for (batcher, decoupled) in [
+            (json!({ "dynamic_batching": ordered }), true),
+            (json!({ "sequence_batching": { "oldest": ordered } }), true),
+            (json!({ "dynamic_batching": ordered }), false),
+            (json!({ "dynamic_batching": {} }), true),
+        ] {
+            let mut config = batcher.clone();
+            config["model_transaction_policy"] = json!({ "decoupled": decoupled });
+            let is_lost = decoupled && batcher != json!({ "dynamic_batching": {} });
+            for (version, loses) in [
+                ((2, 51), false),
+                ((2, 60), false),
+                ((2, 61), true),
+                ((2, 71), true),
+                ((2, 72), false),
+                ((3, 0), false),
+            ] {
+                let checked = check_server(&config, version);
+                assert_eq!(checked.is_err(), is_lost && loses, "{config} {version:?}");
+            }
+        }
     }
 
     #[test]

@@ -77,6 +77,10 @@ pub struct Settings {
     pub enable_sink_token_shift: bool,
     /// `max_num_requests`
     pub max_num_requests: Option<u32>,
+    /// `allow_iterative_oldest`
+    pub allow_iterative_oldest: bool,
+    /// `max_rank_restarts`
+    pub max_rank_restarts: u32,
     /// `drain_timeout_seconds`; None: no limit
     pub drain_timeout_seconds: Option<u32>,
     /// `max_beam_width`
@@ -212,6 +216,8 @@ impl Default for Settings {
             sink_token_length: 0,
             enable_sink_token_shift: false,
             max_num_requests: None,
+            allow_iterative_oldest: false,
+            max_rank_restarts: 5,
             drain_timeout_seconds: None,
             max_beam_width: 1,
             max_num_tokens: None,

@@ -65,6 +65,19 @@ impl Model {
         Ok(ServedModel::new(server, self.name()?, self.version()?))
     }
 
+    /// The version of the server, major and minor; `None` if it does not say one.
+    pub fn server_version(&self) -> Result<Option<(u32, u32)>, Error> {
+        // SAFETY: the model is alive, and so is its server for longer.
+        let server =
+            unsafe { get_object(|out| sys::TRITONBACKEND_ModelServer(self.as_ptr(), out)) }?;
+        // SAFETY: as above; the message is ours.
+        let message =
+            unsafe { get_object(|out| sys::TRITONSERVER_ServerMetadata(server.as_ptr(), out)) }?;
+        // SAFETY: Triton makes this message for the caller, who deletes it.
+        let metadata = unsafe { Message::from_raw(message) }.to_json()?;
+        Ok(version_in(&metadata))
+    }
+
     /// The model's configuration (config.pbtxt with the server's defaults filled in) as JSON.
     pub fn config_json(&self) -> Result<String, Error> {
         // SAFETY: the model is alive.
@@ -128,5 +141,33 @@ impl Model {
 
     fn as_ptr(&self) -> *mut sys::TRITONBACKEND_Model {
         self.0.as_ptr()
+    }
+}
+
+/// The version in a server's metadata, which is JSON: this room reads no more of it.
+fn version_in(metadata: &str) -> Option<(u32, u32)> {
+    let (_, rest) = metadata.split_once("\"version\":")?;
+    let (version, _) = rest.trim_start().strip_prefix('"')?.split_once('"')?;
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_server_is_read() {
+        for (metadata, version) in [
+            (
+                r#"{"name":"triton","version":"2.51.0","extensions":["a"]}"#,
+                Some((2, 51)),
+            ),
+            (r#"{"version": "2.70"}"#, Some((2, 70))),
+            (r#"{"version":"main"}"#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(version_in(metadata), version, "{metadata}");
+        }
     }
 }

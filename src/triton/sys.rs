@@ -423,6 +423,10 @@ unsafe extern "C" {
         model_version: i64,
         ready: *mut bool,
     ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_ServerMetadata(
+        server: *mut TRITONSERVER_Server,
+        server_metadata: *mut *mut TRITONSERVER_Message,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_ServerInferAsync(
         server: *mut TRITONSERVER_Server,
         inference_request: *mut TRITONSERVER_InferenceRequest,

@@ -5,7 +5,7 @@ import pytest
 from harness.deployments import DEPLOYMENTS
 from harness.front import Front
 from harness.libraries import MISBEHAVING, compile_c
-from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT
+from harness.repository import ALLOW_OLDEST, FULL_ANSWER, QUEUED, STORIES, TIGHT
 from harness.server import Server
 from harness.synthetic import ENDLESS_SEQ_LEN
 
@@ -65,7 +65,7 @@ def server(tmp_path_factory, deployment):
     add_model(
         repository,
         "stories_oldest",
-        fields="sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
+        fields=f"{ALLOW_OLDEST} sequence_batching {{ iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
         "oldest { max_candidate_sequences: 64 } }",
         checkpoint=STORIES,
     )

@@ -13,7 +13,7 @@ import pytest
 from harness import clients
 from harness.adapters import RANK, adapter_rows, page_bytes, rows_inputs, write_rows
 from harness.clients import GrpcStream, Refused, described, generate, grpc, streams
-from harness.repository import ROOT, STORIES, add_model
+from harness.repository import ALLOW_OLDEST, ROOT, STORIES, add_model
 from harness.server import Server
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -33,7 +33,10 @@ def adapter_inputs(weights_type="TYPE_FP16", num_columns=3, prompt='name: "text_
     ]"""
 
 
-OLDEST = "sequence_batching { oldest { max_candidate_sequences: 64 } iterative_sequence: true max_sequence_idle_microseconds: 60000000 }"
+OLDEST = (
+    f"{ALLOW_OLDEST} sequence_batching {{ oldest {{ max_candidate_sequences: 64 }} iterative_sequence: true "
+    "max_sequence_idle_microseconds: 60000000 }"
+)
 QUEUED = "dynamic_batching {}"
 DRIVERS = {"oldest": OLDEST, "queued": QUEUED}
 

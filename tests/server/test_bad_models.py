@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from harness.clients import generate
-from harness.repository import STORIES, add_model, add_synthetic
+from harness.repository import ALLOW_OLDEST, STORIES, add_model, add_synthetic
 from harness.server import Server
 from harness.synthetic import continuation
 
@@ -174,6 +174,12 @@ BAD_CONFIGS = {
         "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 1000000 }",
         ["max_sequence_idle_microseconds", "3600000000"],
     ),
+    "a strategy that loses slots": (
+        {},
+        "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 "
+        "oldest { max_candidate_sequences: 8 } }",
+        ["oldest", "write direct { }", "allow_iterative_oldest: true accepts the risk"],
+    ),
     "streams held back": (
         {},
         "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 "
@@ -220,7 +226,7 @@ def test_a_config_that_delays_every_token_is_served_with_a_warning(explicit, str
         "max_batch_size: 8 sequence_batching { iterative_sequence: true "
         f"max_sequence_idle_microseconds: 3600000000 {strategy} {{ {limits} }} }}"
     )
-    add_synthetic(explicit.repository, f"delayed_{strategy}", fields=fields)
+    add_synthetic(explicit.repository, f"delayed_{strategy}", fields=f"{ALLOW_OLDEST} {fields}")
     assert explicit.load(f"delayed_{strategy}") is None
     warnings = [line for line in explicit.log().splitlines() if f"delayed_{strategy}: config.pbtxt" in line]
     assert len(warnings) == 1 and warnings[0].startswith("W"), warnings

@@ -8,7 +8,7 @@ import pytest
 
 from harness import clients
 from harness.clients import GenerateStream, GrpcStream, generate_stream
-from harness.repository import add_synthetic
+from harness.repository import ALLOW_OLDEST, add_synthetic
 from harness.server import Server, assert_blocks_come_back, num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
@@ -178,10 +178,11 @@ void *TRITONBACKEND_ResponseFactoryIsCancelled(void *factory, bool *is_cancelled
 }
 """
 
-OLDEST = """
-sequence_batching {
-  iterative_sequence: true max_sequence_idle_microseconds: 86400000000 oldest { max_candidate_sequences: 2 }
-}
+OLDEST = f"""
+{ALLOW_OLDEST}
+sequence_batching {{
+  iterative_sequence: true max_sequence_idle_microseconds: 86400000000 oldest {{ max_candidate_sequences: 2 }}
+}}
 """
 
 

@@ -115,7 +115,7 @@ def test_inputs_and_outputs_are_those_of_the_others_models(server):
 def test_a_max_batch_size_of_zero_means_no_batch_dimension(server):
     config = server.model_config("vllm")
     assert config["max_batch_size"] == 0
-    assert int(config["sequence_batching"]["oldest"]["max_candidate_sequences"]) == 64
+    assert "sequence_batching" not in config and "dynamic_batching" not in config
     (arrays,) = vllm(server, return_num_output_tokens=True, return_logprobs=True, return_cumulative_logprob=True)
     for name in ("text_output", "num_output_tokens", "logprobs", "cumulative_logprob"):
         assert arrays[name].shape == (1,), name

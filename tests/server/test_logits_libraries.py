@@ -24,11 +24,8 @@ input [
   { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "client_id" data_type: TYPE_UINT64 dims: [ 1 ] optional: true }
 ]
-sequence_batching {
-  iterative_sequence: true
-  max_sequence_idle_microseconds: 3600000000
-  oldest { max_candidate_sequences: 8 }
-}
+max_batch_size: 8
+dynamic_batching { }
 """
 
 

@@ -9,15 +9,17 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
-from harness.repository import ROOT, STORIES
+from harness.repository import ALLOW_OLDEST, ROOT, STORIES
 from harness.server import num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 # The inputs that the documentation tells users to declare.
 (DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs/src/clients.md").read_text(), re.M | re.S)
-INPUTS, OLDEST = re.fullmatch("(.*)(sequence_batching.*)", DOCUMENTED, re.S).groups()
-DIRECT = OLDEST.replace("oldest { max_candidate_sequences: 64 }", "direct { }")
+INPUTS, DOCUMENTED_SCHEDULER = re.fullmatch("(.*)(dynamic_batching.*)", DOCUMENTED, re.S).groups()
+ITERATIVE = "sequence_batching {{ iterative_sequence: true max_sequence_idle_microseconds: 3600000000 {} }}"
+DIRECT = ITERATIVE.format("direct { }")
+OLDEST = f"{ALLOW_OLDEST} {ITERATIVE.format('oldest { max_candidate_sequences: 64 }')}"
 IDS = """
 input [
   { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
@@ -68,12 +70,12 @@ TYPES = {
 @pytest.fixture(scope="module")
 def tensor_server(tmp_path_factory, deployment):
     add_model, add_synthetic = deployment.add_model, deployment.add_synthetic
-    scheduler = deployment.scheduler or OLDEST
+    scheduler = DOCUMENTED_SCHEDULER if deployment.queued else OLDEST
     repository = tmp_path_factory.mktemp("tensors") / "repository"
     add_model(repository, "stories", fields=INPUTS + scheduler, checkpoint=STORIES)
     add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + scheduler, checkpoint=STORIES)
     slow = {"synthetic_step_us": 5000, "max_seq_len": ENDLESS_SEQ_LEN}
-    # If inputs are optional and no strategy is configured, it is `oldest`.
+    # If inputs are optional and no scheduler is configured, it is `dynamic_batching`.
     add_synthetic(repository, "ids", slow, fields=IDS)
     add_synthetic(repository, "ids_direct", slow, fields=IDS + DIRECT)
     with deployment.server(repository) as server:
@@ -311,7 +313,7 @@ def waits_for_other_inputs(server, model):
 
 
 @pytest.mark.deployments("iterative")
-def test_other_inputs_wait_with_direct_and_not_with_oldest(tensor_server):
+def test_other_inputs_wait_with_direct_and_not_by_default(tensor_server):
     assert not waits_for_other_inputs(tensor_server, "ids")
     assert waits_for_other_inputs(tensor_server, "ids_direct")
-    assert re.search(r"ids_direct.*input 'input_lengths' is optional.*oldest", tensor_server.log())
+    assert re.search(r"ids_direct.*input 'input_lengths' is optional.*dynamic_batching", tensor_server.log())

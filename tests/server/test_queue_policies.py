@@ -7,7 +7,7 @@ import pytest
 
 from harness import clients
 from harness.clients import Refused, generate
-from harness.repository import add_synthetic
+from harness.repository import ALLOW_OLDEST, add_synthetic
 from harness.server import Server, num_pending, num_requests, until
 from harness.synthetic import ENDLESS_SEQ_LEN, continuation
 
@@ -23,7 +23,7 @@ POLICIES = {
     ),
     "hurried": "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 300000 }",
     "direct": f"max_batch_size: 1 sequence_batching {{ iterative_sequence: true {IDLE} }}",
-    "oldest": f"max_batch_size: 1 sequence_batching {{ iterative_sequence: true {IDLE} oldest {{ max_candidate_sequences: 1 }} }}",
+    "oldest": f"{ALLOW_OLDEST} max_batch_size: 1 sequence_batching {{ iterative_sequence: true {IDLE} oldest {{ max_candidate_sequences: 1 }} }}",
 }
 
 

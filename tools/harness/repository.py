@@ -45,4 +45,7 @@ TIGHT = {
 # Requests wait in Triton's own queue until the engine could start them.
 QUEUED = "dynamic_batching {}"
 
+# Iterative sequences with the strategy `oldest`, whose batcher loses slots when clients leave.
+ALLOW_OLDEST = 'parameters { key: "allow_iterative_oldest" value { string_value: "true" } }'
+
 FULL_ANSWER = "model_transaction_policy { decoupled: false }"

@@ -3,12 +3,12 @@ unloaded."""
 
 from contents import ADAPTERS
 from harness.adapters import page_bytes, write_adapter
-from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
+from harness.repository import ALLOW_OLDEST, FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 
 IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
 TWO_INSTANCES = "instance_group [{ count: 2 kind: KIND_CPU }]"
 OLDEST = (
-    "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
+    f"{ALLOW_OLDEST} sequence_batching {{ iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
     "oldest { max_candidate_sequences: 24 } }"
 )
 # Settings common to all models, and therefore to the reference server too.

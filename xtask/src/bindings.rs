@@ -80,6 +80,7 @@ const FUNCTIONS: &[&str] = &[
     "TRITONSERVER_InferenceResponseDelete",
     "TRITONSERVER_ResponseAllocatorNew",
     "TRITONSERVER_ServerInferAsync",
+    "TRITONSERVER_ServerMetadata",
     "TRITONSERVER_ServerModelIsReady",
     // Requests and their inputs.
     "TRITONSERVER_InferenceRequestCancel",
