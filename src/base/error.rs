@@ -2,7 +2,8 @@
 //!
 //! Users read these texts, so each names the thing, its value and the way out.
 
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -131,14 +132,39 @@ impl LoadError {
             _ => Err(Self::Several(all)),
         }
     }
+
+    /// The text for a client of a model: it names files, and not where they are on this machine.
+    pub fn for_client(&self) -> String {
+        match self {
+            Self::File { path, reason } => format!("{}: {reason}", name_of(path)),
+            Self::Tensor { path, name, reason } => {
+                format!("{}: tensor '{name}': {reason}", name_of(path))
+            }
+            Self::Several(errors) => list_of(errors, Self::for_client),
+            Self::Knob { .. }
+            | Self::UnknownKnob { .. }
+            | Self::ForeignKnob { .. }
+            | Self::Config { .. }
+            | Self::Resource(_) => self.to_string(),
+        }
+    }
 }
 
 fn list(errors: &[LoadError]) -> String {
+    list_of(errors, ToString::to_string)
+}
+
+fn list_of(errors: &[LoadError], text: impl Fn(&LoadError) -> String) -> String {
     let numbered = errors.iter().enumerate();
     let numbered: Vec<_> = numbered
-        .map(|(index, error)| format!("({}) {error}", index + 1))
+        .map(|(index, error)| format!("({}) {}", index + 1, text(error)))
         .collect();
     format!("{} errors: {}", errors.len(), numbered.join("; "))
+}
+
+/// The last part of a path.
+fn name_of(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {
@@ -146,4 +172,30 @@ fn did_you_mean(nearest: &Option<String>) -> String {
         .as_ref()
         .map(|name| format!("; did you mean '{name}'?"))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_do_not_learn_where_files_are() {
+        let path = PathBuf::from("/srv/tenant/adapter_config.json");
+        let file = || LoadError::File {
+            path: path.clone(),
+            reason: "is no JSON".to_owned(),
+        };
+        let tensor = LoadError::Tensor {
+            path: path.clone(),
+            name: "a".to_owned(),
+            reason: "is missing".to_owned(),
+        };
+        assert!(file().to_string().starts_with("/srv/tenant"));
+        assert_eq!(file().for_client(), "adapter_config.json: is no JSON");
+        let several = LoadError::Several(vec![file(), tensor]);
+        assert_eq!(
+            several.for_client(),
+            "2 errors: (1) adapter_config.json: is no JSON; (2) adapter_config.json: tensor 'a': is missing"
+        );
+    }
 }

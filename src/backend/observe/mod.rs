@@ -2,3 +2,4 @@
 
 pub mod metrics;
 pub mod observer;
+mod stats_file;

@@ -1,15 +1,14 @@
 //! Reports steps and requests to the metrics page, Triton's verbose log, the statistics file, and the account of the
 //! machine's memory.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
 use crate::backend::observe::metrics::{InstanceMetrics, SharedMetrics};
+use crate::backend::observe::stats_file::StatsFile;
 use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
@@ -84,7 +83,7 @@ pub struct Observer {
     /// The model's adapters, if it has any.
     adapters: Option<Arc<AdapterStore>>,
     metrics: Option<InstanceMetrics>,
-    stats_file: Option<File>,
+    stats_file: Option<StatsFile>,
     /// The record of a lockstep batch that is not complete yet.
     span: Span,
     /// Buffer of the lines that are being written.
@@ -103,19 +102,9 @@ impl Observer {
         memory: InstanceMemory,
         adapters: Option<Arc<AdapterStore>>,
     ) -> Result<Self, LoadError> {
-        let open = |path: &Path| {
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .map_err(|e| LoadError::File {
-                    path: path.to_owned(),
-                    reason: format!("the statistics file cannot be written: {e}"),
-                })
-        };
         let observer = Self {
             metrics: metrics.map(|metrics| metrics.instance(stats, memory.usage())),
-            stats_file: stats_file.map(open).transpose()?,
+            stats_file: stats_file.map(StatsFile::open).transpose()?,
             memory,
             adapters,
             span: Span::default(),
@@ -155,11 +144,8 @@ impl Observer {
             let own = landed.stats.lockstep.is_none().then_some(&landed.stats);
             self.write(landed.ended.as_ref().or(own), at, memory, verbose);
         }
-        if let Some(file) = &mut self.stats_file
-            && let Err(error) = file.write_all(&self.lines)
-        {
-            log::warn!("the statistics file is closed, it cannot be written: {error}");
-            self.stats_file = None;
+        if let Some(file) = &mut self.stats_file {
+            file.write(&self.lines, Instant::now());
         }
     }
 

@@ -687,9 +687,18 @@ fn lost(name: &str) -> RequestError {
     ))
 }
 
+/// The error of the requests that wait for an adapter. The log has all of it; clients are not told where its files are.
 fn unusable(job: &Job, error: &LoadError) -> RequestError {
+    let mut shown = error.for_client();
+    if let Origin::Folder(folder) = &job.origin {
+        log::warn!("the adapter '{}' cannot be used: {error}", job.name);
+        let folder = folder.to_string_lossy();
+        shown = shown
+            .replace(&format!("{folder}/"), "")
+            .replace(&*folder, &job.name);
+    }
     RequestError::Invalid(format!(
-        "the adapter '{}' cannot be used: {error}",
+        "the adapter '{}' cannot be used: {shown}",
         job.name
     ))
 }
