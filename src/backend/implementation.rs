@@ -1,5 +1,7 @@
 //! The backend, as Triton's entry points call it.
 
+use std::sync::Arc;
+
 use crate::backend::driver::watched::WatchedDriver;
 use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
@@ -11,7 +13,7 @@ use crate::triton::{self, BackendAttributes, Error, Health, Instance, Request};
 pub struct Inflight;
 
 impl Implementation for Inflight {
-    type Model = Model;
+    type Model = Arc<Model>;
     type Instance = WatchedDriver;
 
     fn initialize() -> Result<(), Error> {
@@ -28,12 +30,12 @@ impl Implementation for Inflight {
         }
     }
 
-    fn load_model(model: triton::Model) -> Result<Model, Error> {
-        Model::load(&model)
+    fn load_model(model: triton::Model) -> Result<Arc<Model>, Error> {
+        Model::load(&model).map(Arc::new)
     }
 
     fn load_instance(
-        model: &Model,
+        model: &Arc<Model>,
         instance: Instance,
         health: Health,
     ) -> Result<WatchedDriver, Error> {
@@ -41,14 +43,15 @@ impl Implementation for Inflight {
     }
 
     fn execute(instance: &mut WatchedDriver, requests: &mut Vec<Request>) -> Result<(), Error> {
-        Ok(instance.execute(requests)?)
+        instance.execute(requests);
+        Ok(())
     }
 
-    fn begin_batch(model: &Model) {
+    fn begin_batch(model: &Arc<Model>) {
         model.batching.begin();
     }
 
-    fn joins_batch(model: &Model, request: &Request) -> Result<bool, Error> {
+    fn joins_batch(model: &Arc<Model>, request: &Request) -> Result<bool, Error> {
         Ok(model.batching.includes(request))
     }
 }

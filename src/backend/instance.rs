@@ -6,12 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use crate::backend::advice::{Setting, advice};
+use crate::backend::batch_strategy::PublishedRoom;
 use crate::backend::driver::conversations::ConversationLimits;
 use crate::backend::driver::iterative::IterativeDriver;
 use crate::backend::driver::queued::QueuedDriver;
+use crate::backend::driver::restarts::Restarts;
 use crate::backend::driver::service::Service;
 use crate::backend::driver::step_driver::{RequestPreparer, StepDriver};
-use crate::backend::driver::watched::{Driver, WatchContext, WatchedDriver};
+use crate::backend::driver::watched::{Driver, LoadedDriver, WatchContext, WatchedDriver};
 use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
@@ -27,22 +29,69 @@ use crate::config::Scheduling;
 use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
-use crate::runner::{AdapterRoom, ModelSpec, RANK_PROGRAM};
+use crate::runner::{AdapterRoom, ModelSpec, RANK_PROGRAM, RankWatch};
 use crate::text::ReplyFormat;
 use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
 const MAX_PREPARING_BYTES: usize = 256 << 20;
 
-/// Loads the weights, sizes the KV cache and starts the threads.
+/// Loads the instance, and starts the thread that watches it.
 ///
 /// # Errors
 /// A problem in the checkpoint or the settings, or not enough memory or threads.
 pub fn load_instance(
-    model: &Model,
+    model: &Arc<Model>,
     handle: Instance,
     health: Health,
 ) -> Result<WatchedDriver, Error> {
+    let name = handle.name()?.to_owned();
+    let settings = &model.config.settings;
+    let service = Service::new(model.load.clone());
+    let room = model.batching.add_instance();
+    let loaded = load_driver(
+        model,
+        handle.copy(),
+        service.clone(),
+        room.clone(),
+        model.config.num_warm_ups,
+    )?;
+    if let Some(metrics) = model.metrics.get() {
+        let mut mark = metrics.failure_mark();
+        health.watch(move |has_failed| mark.set(has_failed));
+    }
+    let has_processes = loaded.ranks.as_ref().is_some_and(RankWatch::has_processes);
+    let max_restarts = match has_processes {
+        true => settings.max_rank_restarts,
+        false => 0,
+    };
+    let context = WatchContext {
+        name,
+        served: model.served.clone(),
+        metrics: model.metrics.clone(),
+        service: service.clone(),
+        drain_timeout: settings
+            .drain_timeout_seconds
+            .map(|seconds| Duration::from_secs(seconds.into())),
+        health,
+        restarts: Restarts::new(&model.folder, max_restarts),
+        loader: Box::new({
+            let model = model.clone();
+            move || load_driver(&model, handle.copy(), service.clone(), room.clone(), 0)
+        }),
+    };
+    Ok(WatchedDriver::start(loaded, context)?)
+}
+
+/// Loads the weights, sizes the KV cache and starts the threads. The first `num_warm_ups` requests are those of the model's
+/// warm-up.
+fn load_driver(
+    model: &Model,
+    handle: Instance,
+    service: Service,
+    room: PublishedRoom,
+    num_warm_ups: u64,
+) -> Result<LoadedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
     let gpu = handle
@@ -179,15 +228,8 @@ pub fn load_instance(
     let scheduling = model.config.scheduling;
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
-    let service = Service::new(model.load.clone());
     let steps = StepDriver::new(
-        handle,
-        served,
-        admission,
-        preparer,
-        manager,
-        responder,
-        service.clone(),
+        handle, served, admission, preparer, manager, responder, service,
     );
     let driver: Box<dyn Driver> = match scheduling {
         Scheduling::Iterative {
@@ -200,13 +242,9 @@ pub fn load_instance(
                 is_oldest,
             ))
         }
-        Scheduling::Queued => Box::new(QueuedDriver::start(
-            &name,
-            steps,
-            model.config.num_warm_ups,
-            None,
-            model.batching.add_instance(),
-        )?),
+        Scheduling::Queued => {
+            Box::new(QueuedDriver::start(&name, steps, num_warm_ups, None, room)?)
+        }
         Scheduling::Conversations {
             max_sequences,
             max_sequence_idle_us,
@@ -215,27 +253,16 @@ pub fn load_instance(
                 max_open: max_sequences as usize,
                 max_idle: Duration::from_micros(max_sequence_idle_us),
             };
-            let num_warm_ups = model.config.num_warm_ups;
             Box::new(QueuedDriver::start(
                 &name,
                 steps,
                 num_warm_ups,
                 Some(limits),
-                model.batching.add_instance(),
+                room,
             )?)
         }
     };
-    let context = WatchContext {
-        served: model.served.clone(),
-        metrics: model.metrics.clone(),
-        service,
-        drain_timeout: settings
-            .drain_timeout_seconds
-            .map(|seconds| Duration::from_secs(seconds.into())),
-        health,
-        ranks,
-    };
-    Ok(WatchedDriver::start(&name, driver, context)?)
+    Ok(LoadedDriver { driver, ranks })
 }
 
 /// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see

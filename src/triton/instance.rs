@@ -50,6 +50,11 @@ impl Instance {
         Self(raw)
     }
 
+    /// The same handle, which must not be used after ModelInstanceFinalize either: for what the instance loads anew.
+    pub(crate) fn copy(&self) -> Self {
+        Self(self.0)
+    }
+
     /// The instance's name.
     pub fn name(&self) -> Result<&str, Error> {
         // SAFETY: the instance is alive, and so is its name for as long.

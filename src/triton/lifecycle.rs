@@ -23,6 +23,8 @@ use parking_lot::Mutex;
 
 use crate::base::catch_panic;
 
+use super::health::is_own_question;
+use super::process_exit::{self, LoadedInstance};
 use super::{BackendAttributes, Error, ErrorCode, Health, Instance, Model, Request, sys};
 
 /// A backend: the types of its models and instances, and how they are loaded and executed.
@@ -62,7 +64,10 @@ pub trait Implementation: 'static {
 
 /// `TRITONBACKEND_Initialize`.
 pub fn initialize<B: Implementation>() -> *mut sys::TRITONSERVER_Error {
-    guard("TRITONBACKEND_Initialize", B::initialize)
+    guard("TRITONBACKEND_Initialize", || {
+        process_exit::come_first();
+        B::initialize()
+    })
 }
 
 /// `TRITONBACKEND_GetBackendAttribute`.
@@ -212,13 +217,16 @@ pub unsafe fn instance_ready<B: Implementation>(
     instance: *mut sys::TRITONBACKEND_ModelInstance,
 ) -> *mut sys::TRITONSERVER_Error {
     guard("TRITONBACKEND_ModelInstanceReady", || {
+        if is_own_question() {
+            return Ok(());
+        }
         // SAFETY: alive during the call.
         let handle = unsafe { Instance::from_raw(non_null(instance)?) };
         // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
         let state = unsafe { handle.state::<InstanceState<B>>() }?.ok_or_else(not_loaded)?;
         // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
         match unsafe { state.as_ref() }.health.failure() {
-            Some(failure) => Err(failure.clone()),
+            Some(failure) => Err(failure),
             None => Ok(()),
         }
     })
@@ -307,12 +315,16 @@ fn model_key<B: Implementation>(state: NonNull<B::Model>) -> (TypeId, usize) {
     (TypeId::of::<B>(), state.addr().get())
 }
 
+/// What helps a failed instance.
+const RELOAD: &str = "unload the model and load it again";
+
 /// The state that Triton's instance holds.
 struct InstanceState<B: Implementation> {
     /// Only Execute locks it, and Triton executes one batch at a time.
     running: Mutex<Running<B>>,
     /// Why the instance has failed; outside the lock, so that `ready` need not wait.
     health: Health,
+    _loaded: LoadedInstance,
 }
 
 struct Running<B: Implementation> {
@@ -330,6 +342,7 @@ impl<B: Implementation> InstanceState<B> {
                 requests: Vec::new(),
             }),
             health,
+            _loaded: LoadedInstance::new(),
         }
     }
 
@@ -352,7 +365,7 @@ impl<B: Implementation> InstanceState<B> {
             };
             if let Some(failure) = failure {
                 log::error!("the instance has failed: {failure}");
-                self.health.fail(&failure);
+                self.health.fail(&failure, RELOAD);
                 // The instance is dropped first, so that what it still sends goes out before the errors.
                 if let Err(panic) = catch_panic(|| drop(instance.take())) {
                     log::error!("the failed instance could not be dropped: {panic}");

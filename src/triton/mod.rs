@@ -19,6 +19,8 @@
 //! strings.rs   the encoding of BYTES tensors
 //! metrics.rs   MetricFamily and its Counter, Gauge, Histogram
 //! logger.rs    the `log` crate into Triton's log
+//! endpoints.rs ports that the server closes while it stops
+//! process_exit.rs  the end of the process while instances are loaded
 //! lifecycle.rs what the exported entry points do, whatever the backend
 //! ```
 //!
@@ -27,6 +29,7 @@
 
 mod backend;
 mod data_type;
+mod endpoints;
 mod error;
 mod health;
 mod input;
@@ -37,6 +40,7 @@ mod memory;
 mod message;
 mod metrics;
 mod model;
+mod process_exit;
 mod request;
 mod response;
 mod served_model;
@@ -45,6 +49,7 @@ pub mod sys;
 
 pub use backend::{BackendAttributes, check_api_version};
 pub use data_type::{DataType, Element};
+pub use endpoints::endpoints_are_up;
 pub use error::{Error, ErrorCode};
 pub use health::Health;
 pub use input::{Input, OwnedInput};
@@ -54,4 +59,4 @@ pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;
 pub use request::{CorrelationId, MovingRequest, ParameterValue, Request, RequestFlags};
 pub use response::{Completion, ResponseFactory, UnsentResponse};
-pub use served_model::ServedModel;
+pub use served_model::{ServedModel, Serving};

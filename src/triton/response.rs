@@ -13,8 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::endpoints::wait_if_closing;
 use super::error::{RawError, check, get, get_object};
 use super::{DataType, Element, Error, ErrorCode, strings, sys};
+
+/// The largest output that takes no time to write.
+const SMALL_BYTES: usize = 1 << 16;
 
 /// Makes the responses of one request, on any thread. Clones share the final response: only one of them can send it.
 #[derive(Clone, Debug)]
@@ -108,6 +112,7 @@ impl ResponseFactory {
 
     /// A response without outputs.
     pub fn new_response(&self) -> Result<UnsentResponse, Error> {
+        wait_if_closing();
         // SAFETY: the factory is alive; the response is ours.
         let raw = unsafe {
             get_object(|out| sys::TRITONBACKEND_ResponseNewFromFactory(out, self.0.raw.as_ptr()))
@@ -152,6 +157,7 @@ impl ResponseFactory {
         send: impl FnOnce(u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
         use sys::TRITONSERVER_ResponseCompleteFlag as Flag;
+        wait_if_closing();
         let mut finished = self.0.finished.lock();
         if *finished {
             return Err(Error::internal(
@@ -176,6 +182,7 @@ impl Inner {
             return;
         }
         use sys::TRITONSERVER_ResponseCompleteFlag as Flag;
+        wait_if_closing();
         let flags = Flag::TRITONSERVER_RESPONSE_COMPLETE_FINAL.0;
         let error = RawError::new(abandoned());
         // SAFETY: the factory is alive; the response is ours.
@@ -364,6 +371,9 @@ impl UnsentResponse {
         // In: the preferred memory. Out: the memory that the frontend chose.
         let mut memory = Memory::TRITONSERVER_MEMORY_CPU;
         let mut device = 0;
+        if byte_size > SMALL_BYTES {
+            wait_if_closing();
+        }
         // SAFETY: the output lives as long as the response.
         let buffer = unsafe {
             get(ptr::null_mut(), |out| {

@@ -5,8 +5,21 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use super::error::{check, get, get_object};
+use super::health::ask_for_model;
 use super::request::END_OF_SEQUENCE;
 use super::{CorrelationId, DataType, Error, ErrorCode, sys};
+use sys::TRITONSERVER_RequestFlag as Flag;
+
+/// What the server says of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// Clients can send requests to it.
+    Loaded,
+    /// It is unloaded, or being unloaded.
+    Unloaded,
+    /// The server is shutting down. It unloads its models when their requests have ended.
+    ServerStops,
+}
 
 /// The server and a model in it. Used by the instances of that model, as long as they live.
 #[derive(Clone, Debug)]
@@ -31,14 +44,11 @@ impl ServedModel {
         }
     }
 
-    /// Whether clients can send requests to the model; false while it is unloaded. If a model has replaced another of
-    /// the same name, both are ready.
-    ///
-    /// # Errors
-    /// The server is shutting down.
-    pub fn is_ready(&self) -> Result<bool, Error> {
+    /// Whether clients can send requests to the model. If a model has replaced another of the same name, both are served. A failed
+    /// instance makes no difference.
+    pub fn serving(&self) -> Serving {
         // SAFETY: server and name are alive.
-        unsafe {
+        let is_ready = ask_for_model(|| unsafe {
             get(false, |out| {
                 sys::TRITONSERVER_ServerModelIsReady(
                     self.server.as_ptr(),
@@ -47,13 +57,19 @@ impl ServedModel {
                     out,
                 )
             })
+        });
+        match is_ready.map_err(|error| error.code()) {
+            Ok(true) => Serving::Loaded,
+            Ok(false) | Err(ErrorCode::NotFound) => Serving::Unloaded,
+            Err(ErrorCode::Unavailable) => Serving::ServerStops,
+            Err(_) => Serving::Loaded,
         }
     }
 
     /// Ends a sequence that may still hold a slot: sends a request that starts the sequence again, in its old slot if
     /// it has one. Execute recognises the request by [`super::Request::only_ends_its_sequence`], and releasing it ends
     /// the sequence. (A request with the END flag would also free the slot, but not with the `oldest` strategy: Triton
-    /// 2.51 then waits forever for that request.) `input` names the input that every request has; `shape` has one
+    /// 2.51 then waits forever for that request.) Of iterative sequences. `input` names the input that every request has; `shape` has one
     /// element.
     ///
     /// # Errors
@@ -65,8 +81,36 @@ impl ServedModel {
         data_type: DataType,
         shape: &[i64],
     ) -> Result<(), Error> {
+        const START: Flag = Flag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
+        self.send_own(sequence, START, input, data_type, shape)
+    }
+
+    /// Sends the last request of a sequence that is not iterative, which [`super::Request::only_ends_its_sequence`]
+    /// recognises. Servers that stop take it, too. The other arguments as above.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn close_sequence(
+        &self,
+        sequence: CorrelationId<'_>,
+        input: &CStr,
+        data_type: DataType,
+        shape: &[i64],
+    ) -> Result<(), Error> {
+        const END: Flag = Flag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
+        self.send_own(sequence, END, input, data_type, shape)
+    }
+
+    fn send_own(
+        &self,
+        sequence: CorrelationId<'_>,
+        flag: Flag,
+        input: &CStr,
+        data_type: DataType,
+        shape: &[i64],
+    ) -> Result<(), Error> {
         let request = OwnRequest::new(self)?;
-        request.start_sequence(sequence)?;
+        request.belongs_to(sequence, flag)?;
         request.add_input(input, data_type, shape)?;
         request.set_callbacks()?;
         // SAFETY: server and request are alive; there is no trace.
@@ -102,9 +146,7 @@ impl OwnRequest {
         Ok(Self(raw))
     }
 
-    fn start_sequence(&self, sequence: CorrelationId<'_>) -> Result<(), Error> {
-        const START: u32 =
-            sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0;
+    fn belongs_to(&self, sequence: CorrelationId<'_>, flag: Flag) -> Result<(), Error> {
         let request = self.0.as_ptr();
         // SAFETY: the request is alive. Triton copies both ids.
         unsafe {
@@ -112,7 +154,7 @@ impl OwnRequest {
                 request,
                 END_OF_SEQUENCE.as_ptr(),
             ))?;
-            check(sys::TRITONSERVER_InferenceRequestSetFlags(request, START))?;
+            check(sys::TRITONSERVER_InferenceRequestSetFlags(request, flag.0))?;
             check(match sequence {
                 CorrelationId::Number(number) => {
                     sys::TRITONSERVER_InferenceRequestSetCorrelationId(request, number)

@@ -1,7 +1,11 @@
 //! The real backend in the fake server, with a runner that panics in a step: each request is answered once,
 //! after the tokens generated so far.
 
+use std::ptr::NonNull;
+
 use serde_json::json;
+use triton_inflight::backend::Inflight;
+use triton_inflight::triton::{Model, Serving, lifecycle};
 
 use crate::fake_triton::Where;
 use crate::served::{ClientRequest, Server, error_code, output_ids};
@@ -123,4 +127,50 @@ fn the_gauges_of_a_failed_instance_are_zero() {
         0.0
     );
     server.unload();
+}
+
+/// Has the only instance fail.
+fn fail(server: &mut Server) {
+    let [content, ..] = contents();
+    let request = server.request(&content);
+    while server.ready().is_ok() {
+        assert_eq!(server.execute(&[request]), Ok(()));
+    }
+}
+
+#[test]
+fn readiness_unload_and_failure_are_three_answers() {
+    let mut server = Server::load(&[("synthetic_fail_after", "1")]);
+    server
+        .host
+        .ask_instances(lifecycle::instance_ready::<Inflight>);
+    let raw = NonNull::new(server.model).expect("not null");
+    // SAFETY: the model is alive to the end of the test.
+    let served = unsafe { Model::from_raw(raw) }.served().expect("a server");
+    assert_eq!(
+        (served.serving(), server.host.is_model_ready()),
+        (Serving::Loaded, true)
+    );
+    fail(&mut server);
+    // Its siblings still serve, and must not take it for an unload.
+    assert_eq!(
+        (served.serving(), server.host.is_model_ready()),
+        (Serving::Loaded, false)
+    );
+    server.host.unload_model(true);
+    assert_eq!(served.serving(), Serving::Unloaded);
+    server.host.stop_server();
+    assert_eq!(served.serving(), Serving::ServerStops);
+    server.unload();
+}
+
+#[test]
+fn a_failed_instance_is_counted_until_it_is_unloaded() {
+    let mut server = Server::load(&[("synthetic_fail_after", "1")]);
+    let num_failed = |server: &Server| server.gauge("nv_inflight_failed_instances", "m");
+    assert_eq!(num_failed(&server), 0.0);
+    fail(&mut server);
+    assert_eq!(num_failed(&server), 1.0);
+    server.unload();
+    assert_eq!(num_failed(&server), 0.0);
 }

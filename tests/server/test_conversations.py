@@ -486,6 +486,22 @@ def test_a_model_unloads_with_an_open_conversation(repository, model):
         talk(server, main)
 
 
+@pytest.mark.parametrize("model", ["oldest", "direct"])
+def test_a_server_that_stops_ends_open_conversations(repository, model):
+    """Triton waits for their sequences to end, which no client does."""
+    add_synthetic(repository, model, fields=STRATEGIES[model])
+    with Server(repository) as server:
+
+        async def main(client):
+            for prompt in ([1, 2], [3], [4, 5, 6]):
+                await Conversation(client, model).check(prompt, start=True)
+
+        talk(server, main)
+        assert server.stop() == 0
+        assert "the server stops: 3 open conversations are ended" in server.log()
+        assert "Timeout 20:" not in server.log(), "of 30 s"
+
+
 def test_a_step_that_fails_answers_the_turns_that_wait(repository, tmp_path):
     gate = Gate(tmp_path / "gate", num_steps=2)
     parameters = {"synthetic_gate": gate.file, "synthetic_fail_after": 5}

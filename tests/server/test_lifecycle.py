@@ -1,7 +1,9 @@
 """Models that are unloaded, and servers that stop, while requests run: every accepted request is answered."""
 
 import asyncio
+import http.client
 import itertools
+import json
 import os
 import time
 
@@ -361,3 +363,30 @@ def test_requests_of_a_server_that_stops_end_after_the_drain_timeout(repository,
         assert status == 0
         assert answer.finish_reason == "timed_out"
         assert answer.ids == continuation([1], len(answer.ids))
+
+
+@pytest.mark.parametrize("fields", ["", QUEUED], ids=["iterative", "queued"])
+def test_a_server_whose_exit_timeout_passes_ends_with_status_1(repository, fields):
+    """Streams of both endpoints are in flight then. Server 2.51 destroys the HTTP endpoint under one, and waits for ever for
+    the other."""
+    parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 100}
+    add_synthetic(repository, "endless", parameters, fields=fields)
+    server = Server(repository, "--exit-timeout-secs=1")
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=clients.TIMEOUT_S)
+    body = {"input_ids": [1, 2], "max_tokens": ENDLESS, "stream": True}
+    connection.request("POST", "/v2/models/endless/generate_stream", json.dumps(body))
+    assert connection.getresponse().readline().startswith(b"data: ")
+
+    async def main():
+        async with clients.grpc(server) as client:
+            responses = aiter(GrpcStream(client, "endless", [1], max_tokens=ENDLESS, stream=True))
+            await anext(responses)
+            return await asyncio.to_thread(server.stop)
+
+    try:
+        assert clients.run(main()) == 1, server.log_tail()
+    finally:
+        connection.close()
+        server.process.kill()
+        server.process.wait()
+    assert "Exit timeout expired" in server.log()

@@ -25,7 +25,8 @@ from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, unti
 
 FIXTURES = ROOT / "tests" / "fixtures"
 # No wait of a test that expects no fault ends in the processes' own time limit.
-RANKS = {"tensor_parallel_size": 2, "num_threads": 1, "rank_timeout_seconds": 100}
+# A failed instance stays so, for the tests of what it does then.
+RANKS = {"tensor_parallel_size": 2, "num_threads": 1, "rank_timeout_seconds": 100, "max_rank_restarts": 0}
 ALONE = {"num_threads": 1, "deterministic": "true"}
 STAGES = {**RANKS, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "enable_trt_overlap": "true"}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog", "In the garden there was"]
@@ -267,6 +268,34 @@ def test_a_process_that_is_killed_between_requests_fails_the_instance(faulty):
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: "the process of rank 1 has ended (signal: 9 (SIGKILL))" in faulty.log(), "it is not noticed")
     assert_failed_and_loads_again(faulty, [pid], expected)
+
+
+@pytest.mark.deployments("iterative")
+def test_a_failed_instance_is_counted_and_loaded_anew_by_itself_and_by_a_load_over_it(repository, deployment):
+    version = deployment.add_model(repository, "two", {**RANKS, "max_rank_restarts": 1}, checkpoint=STORIES)
+    with deployment.server(repository) as server:
+        labels = (("model", "two"), ("version", "1"))
+
+        def num_failed():
+            return server.metrics()["nv_inflight_failed_instances", labels]
+
+        def kill_a_rank():
+            [pid] = processes(server)
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: num_failed() == 1, "the failure is not counted")
+
+        expected = answer(server)
+        assert num_failed() == 0
+        kill_a_rank()
+        wait_for(lambda: num_failed() == 0, "the instance is not loaded anew")
+        assert answer(server) == expected
+        kill_a_rank()
+        with pytest.raises(Refused, match="the model instance has failed.*touch its config.pbtxt.*rank 1"):
+            answer(server)
+        (version.parent / "config.pbtxt").touch()
+        assert server.load("two") is None
+        wait_for(lambda: num_failed() == 0, "the load does not replace it")
+        assert answer(server) == expected
 
 
 def test_a_process_that_pauses_for_less_than_the_time_limit_changes_nothing(faulty):

@@ -75,6 +75,9 @@ impl Conversations {
         batch: &mut Batch,
         now: Instant,
     ) {
+        if request.only_ends_its_sequence() {
+            return request.dismiss();
+        }
         let key = request
             .correlation_id()
             .map(|id| (!id.is_none()).then(|| CorrelationKey::from(id)));
@@ -105,6 +108,21 @@ impl Conversations {
         self.end_turns(steps, batch, now);
         if self.next_expiry.is_some_and(|expiry| expiry <= now) {
             self.forget_the_idle(steps, now);
+        }
+    }
+
+    /// Ends the conversations that have no turn, because the server stops: it waits for their sequences to end.
+    pub fn end_the_idle(&mut self, steps: &mut StepDriver) {
+        let idle = self
+            .open
+            .extract_if(|key, it| it.turn.is_none() && steps.close_sequence(key));
+        let ended: Vec<_> = idle.map(|(_, it)| it.said).collect();
+        if !ended.is_empty() {
+            let num_ended = ended.len();
+            log::info!("the server stops: {num_ended} open conversations are ended");
+        }
+        for said in ended {
+            release(said, steps);
         }
     }
 

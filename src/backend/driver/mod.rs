@@ -8,6 +8,7 @@
 //! step_clock.rs     the times of a step
 //! conversations.rs  sequences of several requests
 //! turn.rs           a request of one of them
+//! restarts.rs       when an instance that has failed is loaded anew
 //! service.rs        when the model has begun to serve, and when its requests must end
 //! in_flight.rs      the requests in flight
 //! leaving.rs        cancelled requests, until Triton answers them
@@ -21,6 +22,7 @@ mod in_flight;
 pub mod iterative;
 mod leaving;
 pub mod queued;
+pub mod restarts;
 pub mod service;
 mod slots_in_doubt;
 mod step_clock;

@@ -58,7 +58,17 @@ struct State {
     /// When the last request ended; `None` while there are some.
     idle_since: Option<Instant>,
     is_closing: bool,
+    /// Whether the server stops, which the thread has not heard yet.
+    server_stops: bool,
     failure: Option<StepError>,
+}
+
+/// What the thread learns between two steps.
+struct News {
+    /// The requests that have arrived.
+    arrivals: Vec<MovingRequest>,
+    /// Whether the server was seen to stop since the last time.
+    server_stops: bool,
 }
 
 impl QueuedDriver {
@@ -83,6 +93,7 @@ impl QueuedDriver {
                 num_startable: steps.num_startable(),
                 idle_since: Some(Instant::now()),
                 is_closing: false,
+                server_stops: false,
                 failure: None,
             }),
             arrived: Condvar::new(),
@@ -144,6 +155,11 @@ impl Driver for QueuedDriver {
         self.shared.state.lock().failure.clone().map_or(Ok(()), Err)
     }
 
+    fn server_stops(&mut self) {
+        self.shared.state.lock().server_stops = true;
+        self.shared.arrived.notify_one();
+    }
+
     fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {
         let idle_since = self.shared.state.lock().idle_since;
         idle_since.is_some_and(|since| now.saturating_duration_since(since) >= silence)
@@ -163,13 +179,15 @@ impl Drop for QueuedDriver {
 }
 
 impl Shared {
-    /// The requests that have arrived. If there are no others, `is_idle`, it waits for some, at most until `max_wait`.
-    /// `None` when the driver is closing.
-    fn arrivals(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<Vec<MovingRequest>> {
+    /// What has happened. If there are no requests, `is_idle`, it waits for something, at most until `max_wait`. `None` when
+    /// the driver is closing.
+    fn news(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<News> {
         let mut state = self.state.lock();
         if is_idle && state.arrivals.is_empty() {
-            state.idle_since = Some(Instant::now());
-            let must_wait = |state: &mut State| state.arrivals.is_empty() && !state.is_closing;
+            state.idle_since.get_or_insert_with(Instant::now);
+            let must_wait = |state: &mut State| {
+                state.arrivals.is_empty() && !state.is_closing && !state.server_stops
+            };
             match max_wait {
                 None => self.arrived.wait_while(&mut state, must_wait),
                 Some(end) => {
@@ -180,7 +198,10 @@ impl Shared {
         match state.is_closing {
             false => {
                 state.volumes.clear();
-                Some(std::mem::take(&mut state.arrivals))
+                Some(News {
+                    arrivals: std::mem::take(&mut state.arrivals),
+                    server_stops: std::mem::take(&mut state.server_stops),
+                })
             }
             true => None,
         }
@@ -234,12 +255,12 @@ fn serve(
 ) -> Result<(), StepError> {
     loop {
         let expiry = conversations.as_ref().and_then(|it| it.next_expiry());
-        let Some(arrivals) = shared.arrivals(batch.is_empty(), expiry) else {
+        let Some(news) = shared.news(batch.is_empty(), expiry) else {
             break;
         };
         let mut clock = StepClock::start();
         steps.begin();
-        for arrival in arrivals {
+        for arrival in news.arrivals {
             let request = arrival.receive();
             match &mut conversations {
                 None => steps.admit_alone(request, batch, clock.start),
@@ -249,6 +270,9 @@ fn serve(
         steps.step_over(batch, &mut clock)?;
         if let Some(conversations) = &mut conversations {
             conversations.continue_after_step(steps, batch, Instant::now());
+            if news.server_stops {
+                conversations.end_the_idle(steps);
+            }
         }
         shared.allow(steps.num_startable(), steps.room());
     }

@@ -8,7 +8,8 @@
 //! Triton does not report that it ends a request between two steps. A step finds the requests that are missing from its
 //! batch; while there are no steps, this thread does. It locks the driver only while no Execute call holds it.
 //!
-//! It also notices that the process of another rank has ended while there are no steps.
+//! It also notices that the process of another rank has ended while there are no steps, and loads an instance that has failed
+//! anew (`restarts.rs`).
 //!
 //! Nor does Triton finalise every model that is unloaded: a request that server 2.51 leaks (which can happen if its gRPC
 //! stream is cancelled) keeps the model forever. So the thread also checks whether the model is still served, and
@@ -21,11 +22,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::backend::driver::restarts::{REMEDY, Restarts};
 use crate::backend::driver::service::Service;
 use crate::backend::observe::metrics::MetricsShare;
 use crate::base::{LoadError, StepError, catch_panic};
 use crate::runner::RankWatch;
-use crate::triton::{Health, Request, ServedModel};
+use crate::triton::{Error, Health, Request, ServedModel, Serving, endpoints_are_up};
 
 /// The longest time until a request that Triton has ended is noticed.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -39,6 +41,8 @@ const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
 /// The model, for its watching thread.
 pub struct WatchContext {
+    /// The instance's name.
+    pub name: String,
     /// The model in its server.
     pub served: ServedModel,
     /// The model's own hold on its metrics.
@@ -49,6 +53,16 @@ pub struct WatchContext {
     pub drain_timeout: Option<Duration>,
     /// Whether the instance can serve, as the server sees it.
     pub health: Health,
+    /// Loads the instance anew after it has failed.
+    pub loader: Box<dyn FnMut() -> Result<LoadedDriver, Error> + Send>,
+    /// When a failed instance is loaded anew.
+    pub restarts: Restarts,
+}
+
+/// A driver, and what is watched beside its requests.
+pub struct LoadedDriver {
+    /// The driver.
+    pub driver: Box<dyn Driver>,
     /// Whether the processes of the other ranks live; `None` if there are none.
     pub ranks: Option<RankWatch>,
 }
@@ -68,6 +82,9 @@ pub trait Driver: Send {
     /// A step failed. The instance must take no more requests.
     fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError>;
 
+    /// The server was seen to stop. It waits for the sequences that are open.
+    fn server_stops(&mut self) {}
+
     /// Whether there has been no request for `silence`.
     fn is_idle_for(&self, silence: Duration, now: Instant) -> bool;
 }
@@ -75,49 +92,63 @@ pub trait Driver: Send {
 /// A driver and the thread that watches its requests.
 pub struct WatchedDriver {
     driver: Arc<SharedDriver>,
+    health: Health,
     /// Dropping it ends the thread.
     until: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The driver, or the error that ended it.
-type SharedDriver = Mutex<Result<Box<dyn Driver>, StepError>>;
+/// The driver; `None` while the instance does not serve, and its health says why.
+type SharedDriver = Mutex<Option<LoadedDriver>>;
 
 impl WatchedDriver {
-    /// Starts the thread of the instance `name`.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub fn start(
-        name: &str,
-        driver: Box<dyn Driver>,
-        context: WatchContext,
-    ) -> Result<Self, LoadError> {
-        let driver = Arc::new(Mutex::new(Ok(driver)));
+    pub fn start(loaded: LoadedDriver, context: WatchContext) -> Result<Self, LoadError> {
+        let driver = Arc::new(Mutex::new(Some(loaded)));
         let (until, end) = sync_channel(0);
-        let shared = driver.clone();
+        let (shared, health) = (driver.clone(), context.health.clone());
+        let name = context.name.clone();
         let thread = std::thread::Builder::new()
             .name("inflight-watch".to_owned())
-            .spawn(move || watch(&shared, &context, &end))
+            .spawn(move || watch(&shared, context, &end))
             .map_err(|e| {
                 LoadError::Resource(format!("{name}: no thread to watch its requests: {e}"))
             })?;
         Ok(Self {
             driver,
+            health,
             until: Some(until),
             thread: Some(thread),
         })
     }
 
-    /// See [`Driver::execute`].
-    ///
-    /// # Errors
-    /// As there. Requests that stay in `requests` have not been answered.
-    pub fn execute(&mut self, requests: &mut Vec<Request>) -> Result<(), StepError> {
-        match &mut *self.driver.lock() {
-            Ok(driver) => driver.execute(requests),
-            Err(error) => Err(error.clone()),
+    /// See [`Driver::execute`]. Requests that stay in `requests` have not been answered: the instance does not serve, as
+    /// its health says.
+    pub fn execute(&mut self, requests: &mut Vec<Request>) {
+        let mut driver = self.driver.lock();
+        let Some(loaded) = &mut *driver else {
+            return;
+        };
+        let executed = catch_panic(|| loaded.driver.execute(requests));
+        if let Err(error) = executed.unwrap_or_else(|panic| Err(StepError(panic))) {
+            log::error!("the instance has failed: {error}");
+            fail(&mut driver, &self.health, &error);
         }
+    }
+}
+
+/// Ends a driver that has failed. What it still sends goes out before its requests are answered with the error.
+fn fail(driver: &mut Option<LoadedDriver>, health: &Health, error: &StepError) {
+    health.fail(error, REMEDY);
+    end(driver);
+}
+
+fn end(driver: &mut Option<LoadedDriver>) {
+    if let Err(panic) = catch_panic(|| drop(driver.take())) {
+        log::error!("the instance could not be dropped: {panic}");
     }
 }
 
@@ -132,46 +163,68 @@ impl Drop for WatchedDriver {
     }
 }
 
-/// Watches the requests every [`PERIOD`], until the other end of `end` is dropped.
-fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
+/// Watches the requests every [`PERIOD`], until the other end of `end` is dropped, or the model has freed its resources.
+fn watch(shared: &SharedDriver, mut context: WatchContext, end_of_instance: &Receiver<()>) {
     let mut ending = Ending::new();
-    while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        let is_over = ending.is_over(context, Instant::now());
+    while end_of_instance.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+        let is_over = ending.is_over(&context, Instant::now());
         // An Execute call that holds the driver checks its requests itself.
-        let Some(mut driver_lock) = shared.try_lock() else {
+        let Some(mut driver) = shared.try_lock() else {
             continue;
         };
-        let Ok(driver) = &mut *driver_lock else {
-            return;
-        };
         let now = Instant::now();
+        if is_over
+            && driver
+                .as_ref()
+                .is_none_or(|it| it.driver.is_idle_for(UNLOAD_GRACE, now))
+        {
+            let reason = "the model was told to unload, and has freed its resources";
+            log::info!("{reason}; Triton still keeps it");
+            context.health.retire(&reason);
+            end(&mut driver);
+            context.metrics.release();
+            return;
+        }
+        let Some(loaded) = &mut *driver else {
+            drop(driver);
+            restart(shared, &mut context);
+            continue;
+        };
+        if ending.server_stops {
+            loaded.driver.server_stops();
+        }
         let looked = catch_panic(|| {
-            driver.look_after(now, PERIOD)?;
+            loaded.driver.look_after(now, PERIOD)?;
             // A step notices by itself that a rank is missing, and knows why.
-            match &context.ranks {
-                Some(ranks) if driver.is_idle_for(Duration::ZERO, now) => ranks.check(),
+            match &loaded.ranks {
+                Some(ranks) if loaded.driver.is_idle_for(Duration::ZERO, now) => ranks.check(),
                 _ => Ok(()),
             }
         });
-        let end = match looked.unwrap_or_else(|panic| Err(StepError(panic))) {
-            Err(error) => {
-                log::error!("the instance has failed between its requests: {error}");
-                error
-            }
-            Ok(()) if is_over && driver.is_idle_for(UNLOAD_GRACE, now) => {
-                let error = "the model was told to unload, and has freed its resources";
-                log::info!("{error}; Triton still keeps it");
-                StepError(error.to_owned())
-            }
-            Ok(()) => continue,
-        };
-        context.health.fail(&end);
-        if let Err(panic) = catch_panic(|| *driver_lock = Err(end)) {
-            log::error!("the instance could not be dropped: {panic}");
+        if let Err(error) = looked.unwrap_or_else(|panic| Err(StepError(panic))) {
+            log::error!("the instance has failed between its requests: {error}");
+            fail(&mut driver, &context.health, &error);
         }
-        if is_over {
-            context.metrics.release();
+    }
+}
+
+/// Loads a failed instance anew, if it is time. Its requests are answered with the error until then.
+fn restart(shared: &SharedDriver, context: &mut WatchContext) {
+    let must_not = context.service.is_replaced() || context.service.deadline().is_some();
+    if must_not || !context.restarts.is_due(Instant::now()) {
+        return;
+    }
+    let name = &context.name;
+    log::info!("{name}: the failed instance is loaded anew");
+    let loaded = catch_panic(|| (context.loader)());
+    match loaded.unwrap_or_else(|panic| Err(Error::internal(panic))) {
+        Ok(loaded) => {
+            *shared.lock() = Some(loaded);
+            context.health.recover();
+            context.restarts.succeeded(Instant::now());
+            log::info!("{name}: the instance serves again");
         }
+        Err(error) => log::error!("{name}: the failed instance cannot be loaded anew: {error}"),
     }
 }
 
@@ -179,6 +232,8 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
 struct Ending {
     asked: Instant,
     over_since: Option<Instant>,
+    /// Whether the last answer was that the server stops, since the last look.
+    server_stops: bool,
 }
 
 impl Ending {
@@ -186,25 +241,31 @@ impl Ending {
         Self {
             asked: Instant::now(),
             over_since: None,
+            server_stops: false,
         }
     }
 
     /// Whether the model has not been served for [`UNLOAD_GRACE`]. Asks the server from time to time.
     fn is_over(&mut self, context: &WatchContext, now: Instant) -> bool {
+        self.server_stops = false;
         // Before the first request the model may be loading still, and a load that fails waits for this thread with the
         // server's locks held.
         let has_served = context.service.has_served();
+        if has_served {
+            endpoints_are_up();
+        }
         if has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
             self.asked = now;
             let is_replaced = context.service.is_replaced();
-            let is_ready = context.served.is_ready();
+            let serving = context.served.serving();
             if let Some(timeout) = context.drain_timeout
-                && (is_replaced || is_ready != Ok(true))
+                && (is_replaced || serving != Serving::Loaded)
             {
                 context.service.end_within(timeout, now);
             }
-            // A server that shuts down returns an error, and unloads all models anyway.
-            let serves = is_ready.unwrap_or(true) && !is_replaced;
+            self.server_stops = serving == Serving::ServerStops;
+            // A server that stops unloads all models anyway.
+            let serves = serving != Serving::Unloaded && !is_replaced;
             self.over_since = match serves {
                 true => None,
                 false => self.over_since.or(Some(now)),

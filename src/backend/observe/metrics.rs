@@ -134,6 +134,12 @@ const ADAPTERS: (&CStr, &CStr, &str) = (
     "lora_cache_type",
 );
 
+/// The gauge of instances that have failed: alerts and the front read it.
+const FAILED_INSTANCES: (&CStr, &CStr) = (
+    c"nv_inflight_failed_instances",
+    c"Instances that have failed, and serve no requests",
+);
+
 /// A value that is 0 for models without adapters.
 fn adapters(stats: &StepStats, value: fn(&AdapterUsage) -> u32) -> f64 {
     stats.adapters.as_ref().map_or(0, value).into()
@@ -176,6 +182,8 @@ pub struct Metrics {
     time_to_first_token: Histogram,
     time_per_output_token: Histogram,
     e2e: Histogram,
+    failed_instances: Gauge,
+    num_failed: Mutex<u32>,
     /// The values of each instance; the page shows their sum.
     instances: Mutex<BTreeMap<u64, Shown>>,
     num_instances_seen: AtomicU64,
@@ -254,10 +262,46 @@ impl SharedMetrics {
         }
     }
 
+    /// An instance that may fail.
+    pub fn failure_mark(&self) -> FailureMark {
+        FailureMark {
+            metrics: self.clone(),
+            has_failed: false,
+        }
+    }
+
     /// Deletes the metrics that no instance reports to any more.
     pub fn sweep() {
         ALL.lock()
             .retain(|_, shared| Arc::strong_count(&shared.0) > 1);
+    }
+}
+
+/// Whether an instance has failed, as the metrics show it; one that is dropped has not.
+pub struct FailureMark {
+    metrics: SharedMetrics,
+    has_failed: bool,
+}
+
+impl FailureMark {
+    /// Says whether the instance has failed.
+    pub fn set(&mut self, has_failed: bool) {
+        if std::mem::replace(&mut self.has_failed, has_failed) == has_failed {
+            return;
+        }
+        let mut num_failed = self.metrics.0.num_failed.lock();
+        *num_failed = match has_failed {
+            true => *num_failed + 1,
+            false => num_failed.saturating_sub(1),
+        };
+        let num_failed = f64::from(*num_failed);
+        self.metrics.0.failed_instances.set(num_failed);
+    }
+}
+
+impl Drop for FailureMark {
+    fn drop(&mut self) {
+        self.set(false);
     }
 }
 
@@ -371,6 +415,12 @@ impl Metrics {
         else {
             return Ok(None);
         };
+        let (name, help) = FAILED_INSTANCES;
+        let Some(family) = MetricFamily::gauges(name, help)? else {
+            return Ok(None);
+        };
+        let failed_instances = family.gauge(&[("model", model), ("version", version.as_str())])?;
+        failed_instances.set(0.0);
         let histogram = |name, help, extra: Option<(&'static str, &'static str)>, buckets| {
             let Some(family) = MetricFamily::histograms(name, help)? else {
                 return Ok(None);
@@ -443,6 +493,8 @@ impl Metrics {
             time_to_first_token,
             time_per_output_token,
             e2e,
+            failed_instances,
+            num_failed: Mutex::default(),
             instances: Mutex::default(),
             num_instances_seen: AtomicU64::new(0),
         }))

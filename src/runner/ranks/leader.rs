@@ -281,6 +281,11 @@ impl<D: RankDevice> LeadingRunner<D> {
 }
 
 impl RankWatch {
+    /// Whether there are processes that rank 0 has started, and can start anew.
+    pub fn has_processes(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Whether all live.
     ///
     /// # Errors

@@ -26,8 +26,8 @@ use std::thread;
 use parking_lot::{Mutex, MutexGuard};
 use triton_inflight::triton::{DataType, sys};
 
+pub use world::{AskInstance, Family, LogRecord, MemoryReport, RequestStatistics, Sent, Where};
 use world::{FakeInput, FakeInstance, FakeModel, FakeRequest, Submitted, World, handle, id, world};
-pub use world::{Family, LogRecord, MemoryReport, RequestStatistics, Sent, Where};
 
 /// The fake server, for one test at a time.
 pub struct Host {
@@ -213,6 +213,32 @@ impl Host {
     /// Sets whether the server is unloading the model.
     pub fn unload_model(&self, on: bool) {
         world().is_unloading = on;
+    }
+
+    /// The server shuts down.
+    pub fn stop_server(&self) {
+        world().is_stopping = true;
+    }
+
+    /// From now on the server passes questions for a model on to its instances, as servers since 25.12 do.
+    pub fn ask_instances(&self, ask: AskInstance) {
+        world().asks_instances = Some(ask);
+    }
+
+    /// What the server's health endpoint says of a model.
+    pub fn is_model_ready(&self) -> bool {
+        let mut is_ready = false;
+        // SAFETY: the fake server reads no pointer but the last, which is that of a variable.
+        let error = unsafe {
+            sys::TRITONSERVER_ServerModelIsReady(
+                std::ptr::null_mut(),
+                c"m".as_ptr(),
+                1,
+                &raw mut is_ready,
+            )
+        };
+        assert!(error.is_null());
+        is_ready
     }
 
     /// Whether a request has been cancelled, by its client or by the backend.

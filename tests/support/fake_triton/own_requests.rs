@@ -27,7 +27,37 @@ export! {
         _version: i64,
         ready: *mut bool,
     ) -> *mut TRITONSERVER_Error {
-        ready.write(!world().is_unloading);
+        // A backend is asked without the fake's lock.
+        let (ask, instances, is_unloading) = {
+            let mut world = world();
+            if world.is_stopping {
+                let code = TRITONSERVER_errorcode_enum::TRITONSERVER_ERROR_UNAVAILABLE;
+                return world.error(code, "Server not ready");
+            }
+            let instances: Vec<_> = world.instances.keys().copied().collect();
+            (world.asks_instances, instances, world.is_unloading)
+        };
+        let is_ready = |instance: usize| ask.is_none_or(|ask| {
+            let error = ask(handle(instance));
+            let is_ready = error.is_null();
+            if !is_ready {
+                sys::TRITONSERVER_ErrorDelete(error);
+            }
+            is_ready
+        });
+        ready.write(!is_unloading && instances.into_iter().all(is_ready));
+        OK
+    }
+
+    fn TRITONSERVER_ServerMetadata(
+        _server: *mut TRITONSERVER_Server,
+        metadata: *mut *mut TRITONSERVER_Message,
+    ) -> *mut TRITONSERVER_Error {
+        let mut world = world();
+        let made = world.new_id();
+        let text = c"{\"name\":\"triton\",\"version\":\"2.51.0\"}";
+        world.messages.insert(made, text.to_owned());
+        metadata.write(handle(made));
         OK
     }
 

@@ -130,6 +130,10 @@ pub struct FakeInstance {
 // SAFETY: the state pointers are stored for the library and never dereferenced here.
 unsafe impl Send for World {}
 
+/// The entry point that says whether an instance is ready.
+pub type AskInstance =
+    unsafe fn(*mut sys::TRITONBACKEND_ModelInstance) -> *mut sys::TRITONSERVER_Error;
+
 #[derive(Default)]
 pub struct World {
     last_id: usize,
@@ -145,6 +149,9 @@ pub struct World {
     pub submitted: BTreeMap<usize, Submitted>,
     /// The request that is cancelled in the middle of its release.
     pub cancelled_in_release: Option<usize>,
+    pub is_stopping: bool,
+    /// How a question for a model is passed on to its instances, as servers since 25.12 do.
+    pub asks_instances: Option<AskInstance>,
     pub is_unloading: bool,
     /// Factory to stream.
     pub factories: BTreeMap<usize, usize>,

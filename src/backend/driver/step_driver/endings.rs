@@ -1,5 +1,6 @@
 //! Requests that end: answered, refused, forgotten, or left to Triton, and the slots of their sequences.
 
+use std::ffi::CStr;
 use std::time::Instant;
 
 use crate::backend::driver::correlation::CorrelationKey;
@@ -273,6 +274,33 @@ impl StepDriver {
 
     /// Frees the slots of sequences that have ended in an earlier call, if Triton has not.
     pub(in crate::backend::driver) fn free_slots(&mut self) {
+        for key in self.slots_in_doubt.take_ripe() {
+            if self.in_flight.find(&key).is_some() {
+                // A client has taken the sequence's id again, and with it the slot.
+                continue;
+            }
+            let (name, data_type, shape) = self.smallest_input();
+            let freed =
+                key.tell(|sequence| self.served.end_sequence(sequence, name, data_type, shape));
+            if let Some(Err(error)) = freed {
+                log::debug!("the sequence of a cancelled request could not be ended: {error}");
+            }
+        }
+    }
+
+    /// Ends a sequence that is not iterative, by a request of our own. Returns whether that is on its way.
+    pub(in crate::backend::driver) fn close_sequence(&self, key: &CorrelationKey) -> bool {
+        let (name, data_type, shape) = self.smallest_input();
+        let closed =
+            key.tell(|sequence| self.served.close_sequence(sequence, name, data_type, shape));
+        if let Some(Err(error)) = &closed {
+            log::debug!("an open conversation could not be ended: {error}");
+        }
+        matches!(closed, Some(Ok(())))
+    }
+
+    /// The input of a request of our own: its name, its type, and its shape.
+    fn smallest_input(&self) -> (&'static CStr, DataType, &'static [i64]) {
         let (name, data_type) = match self.admission.config.input {
             InputKind::Text => (c"text_input", DataType::Bytes),
             InputKind::Ids => (c"input_ids", DataType::Int32),
@@ -281,17 +309,7 @@ impl StepDriver {
             true => &[1, 1],
             false => &[1],
         };
-        for key in self.slots_in_doubt.take_ripe() {
-            if self.in_flight.find(&key).is_some() {
-                // A client has taken the sequence's id again, and with it the slot.
-                continue;
-            }
-            let freed =
-                key.tell(|sequence| self.served.end_sequence(sequence, name, data_type, shape));
-            if let Some(Err(error)) = freed {
-                log::debug!("the sequence of a cancelled request could not be ended: {error}");
-            }
-        }
+        (name, data_type, shape)
     }
 }
 
