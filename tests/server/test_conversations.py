@@ -289,7 +289,7 @@ def test_a_turn_that_is_cancelled_while_it_waits_in_triton_ends_the_conversation
             await read
         async for _ in first:
             pass
-        with pytest.raises(Refused, match="must specify the START flag"):
+        with pytest.raises(Refused, match="START"):
             await conversation.check([3])
         await conversation.check([4], start=True, end=True)
 
@@ -322,7 +322,7 @@ def test_a_start_begins_anew(talks, model):
             await conversation.check([n, 2], start=True)
             await conversation.check([n])
         await conversation.check([9], start=True, end=True)
-        with pytest.raises(Refused, match="must specify the START flag"):
+        with pytest.raises(Refused, match="START"):
             await conversation.ask([1], max_tokens=1)
 
     talk(talks, main)
@@ -335,7 +335,7 @@ def test_an_end_without_a_prompt_only_ends_the_conversation(talks, model, nothin
         await conversation.ask("a" if model == "stories" else [1], start=True, max_tokens=3, stream=False)
         answer = await conversation.ask(nothing, end=True)
         assert not answer.ids and answer.finish_reason == "cancelled"
-        with pytest.raises(Refused, match="must specify the START flag"):
+        with pytest.raises(Refused, match="START"):
             await conversation.ask("b" if model == "stories" else [2], max_tokens=1)
 
     talk(talks, main)
@@ -412,7 +412,7 @@ def test_an_idle_conversation_ends_and_gives_its_blocks_up(talks):
                 break
         # Where the conversation ended in the middle of a churn, some of its blocks outlasted that one.
         assert await num_left(client) == 0
-        with pytest.raises(Refused, match="must specify the START flag"):
+        with pytest.raises(Refused, match="START"):
             await conversation.ask([1], max_tokens=1)
 
     talk(talks, main)
@@ -478,7 +478,7 @@ def test_a_model_unloads_with_an_open_conversation(repository, model):
             await asyncio.to_thread(server.unload, model)
             await asyncio.to_thread(server.wait_for_state, model, "UNAVAILABLE")
             assert await asyncio.to_thread(server.load, model) is None
-            with pytest.raises(Refused, match="must specify the START flag"):
+            with pytest.raises(Refused, match="START"):
                 await conversation.ask([3], max_tokens=1)
             await conversation.check([4], start=True)
             await conversation.check([5], end=True)
