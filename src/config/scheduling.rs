@@ -349,7 +349,7 @@ mod tests {
     fn dynamic_batching_needs_a_batch_dimension() {
         let config =
             |max_batch_size| json!({ "dynamic_batching": {}, "max_batch_size": max_batch_size });
-        let checked = check_scheduling(&config(1), AutoComplete::Disabled);
+        let checked = check_scheduling(&config(1), AutoComplete::Disabled, false);
         assert_eq!(checked.expect("accepted"), Scheduling::Queued);
         let error = error_of(&config(0));
         assert!(error.contains("max_batch_size: 64"), "{error}");
