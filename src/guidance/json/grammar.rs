@@ -59,9 +59,9 @@ pub(super) struct Grammar<'a> {
 
 impl<'a> Grammar<'a> {
     /// The grammar of a whole schema.
-    pub fn new(schema: &'a Value) -> Result<Self, Problem> {
+    pub fn new(schema: &'a Value, max_steps: usize) -> Result<Self, Problem> {
         let mut grammar = Self {
-            schema: Schema::new(schema),
+            schema: Schema::new(schema, max_steps),
             rules: Vec::new(),
             of_goal: HashMap::new(),
             open: Vec::new(),
@@ -106,6 +106,7 @@ impl<'a> Grammar<'a> {
         let has_any = match self.terminals.get(texts) {
             Some(has_any) => *has_any,
             None => {
+                self.schema.spend(5)?;
                 let has_any = texts.has_any().ok_or_else(too_much_work)?;
                 self.terminals.insert(texts.clone(), has_any);
                 has_any

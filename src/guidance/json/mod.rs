@@ -32,13 +32,15 @@ mod schema;
 mod text;
 
 #[cfg(test)]
+mod random_schemas;
+#[cfg(test)]
 mod tests;
 
 use llguidance::api::GrammarWithLexer;
 use serde_json::{Map, Value};
 
 use self::grammar::Grammar;
-use self::schema::Problem;
+use self::schema::{MAX_STEPS, Problem};
 use crate::guidance::grammar_error::GrammarError;
 
 /// White space between two parts of JSON: a space, or a line break with indentation. (If any amount were allowed, a model
@@ -50,7 +52,7 @@ const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 /// # Errors
 /// The schema is none, or has no value, or a keyword cannot be enforced and `x-guidance` says that all must be.
 pub(super) fn of_schema(schema: &Value) -> Result<GrammarWithLexer, GrammarError> {
-    let (lark, left_out) = compiled(schema)?;
+    let (lark, left_out) = compiled(schema, MAX_STEPS).map_err(Problem::text)?;
     let layout = schema.get("x-guidance");
     let is_strict = layout.and_then(|it| it.get("lenient")) == Some(&Value::Bool(false));
     match left_out.is_empty() || !is_strict {
@@ -78,7 +80,12 @@ pub(super) fn may_leave_out(schema: &Value) -> bool {
 /// # Errors
 /// The schema has no grammar.
 pub(super) fn left_out(schema: &Value) -> Result<Vec<String>, GrammarError> {
-    compiled(schema).map(|(_, left_out)| left_out)
+    // A request is being prepared, and others wait.
+    match compiled(schema, MAX_STEPS / 5) {
+        Ok((_, left_out)) => Ok(left_out),
+        Err(Problem::TooLarge) => Ok(vec!["perhaps parts of it, for it is large".to_owned()]),
+        Err(Problem::Wrong(problem)) => Err(problem),
+    }
 }
 
 fn listed(left_out: &[String]) -> String {
@@ -90,21 +97,14 @@ fn listed(left_out: &[String]) -> String {
     format!("{}{more}", left_out[..left_out.len().min(MAX)].join(", "))
 }
 
-fn compiled(schema: &Value) -> Result<(String, Vec<String>), GrammarError> {
-    let head = head(schema.get("x-guidance"))?;
-    let problem = |problem| match problem {
-        Problem::Wrong(problem) => problem,
-        Problem::TooLarge => {
-            "it is too large, or has too many combinations of alternatives; write a simpler schema"
-                .to_owned()
-        }
-    };
-    let grammar = Grammar::new(schema).map_err(problem)?;
+fn compiled(schema: &Value, max_steps: usize) -> Result<(String, Vec<String>), Problem> {
+    let head = head(schema.get("x-guidance")).map_err(Problem::Wrong)?;
+    let grammar = Grammar::new(schema, max_steps)?;
     match grammar.write(&head) {
         Some(lark) => Ok((lark, grammar.schema.left_out())),
-        None => {
-            Err("it matches no text: no value is valid under the schema (unsatisfiable)".to_owned())
-        }
+        None => Err(Problem::Wrong(
+            "it matches no text: no value is valid under the schema (unsatisfiable)".to_owned(),
+        )),
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn object<'a>(grammar: &mut Grammar<'a>, branch: &Branch<'a>) -> Resu
     let others = others(grammar, branch, &names)?;
     let num_required = members.iter().filter(|it| it.is_required).count() as u64;
     let mut min = branch.min_properties;
-    let mut max = branch.max_properties;
+    let max = branch.max_properties;
     if max.is_some_and(|max| max < min.max(num_required)) {
         return Ok(Part::nothing());
     }
@@ -59,25 +59,26 @@ pub(super) fn object<'a>(grammar: &mut Grammar<'a>, branch: &Branch<'a>) -> Resu
         grammar.schema.leave_out("minProperties", owner);
         min = members.len() as u64 + 1;
     }
-    let is_counted = min > num_required
+    let mut is_counted = min > num_required
         || max.is_some_and(|max| max < members.len() as u64 || others != Part::nothing());
-    let count = if is_counted {
-        max.unwrap_or(min).max(min).max(1)
-    } else {
-        1
+    let count = match is_counted {
+        true => max.unwrap_or(min).max(min).max(1),
+        false => 1,
     };
-    if (members.len() as u64 + 1) * (count + 1) > MAX_STATES {
-        for keyword in ["minProperties", "maxProperties"] {
+    let num_states = (members.len() as u64 + 1).saturating_mul(count.saturating_add(1));
+    if num_states > MAX_STATES {
+        let given = [("minProperties", min > 0), ("maxProperties", max.is_some())];
+        for (keyword, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
             let owner = branch.owner(keyword, &grammar.schema);
             grammar.schema.leave_out(keyword, owner);
         }
-        (min, max) = (0, None);
+        is_counted = false;
     }
     let counted = if is_counted { (min, max) } else { (0, None) };
     let mut states = States {
         members: &members,
         others,
-        count,
+        count: if is_counted { count } else { 1 },
         bounds: counted,
     };
     let inner = states.from_all(grammar)?;
@@ -178,6 +179,9 @@ impl States<'_> {
     fn rest(&self, num: u64) -> Part {
         let (min, max) = self.bounds;
         let min = min.saturating_sub(num);
+        if min > 1 && self.others != Part::nothing() {
+            return Part::nothing();
+        }
         let max = max.map(|max| max.saturating_sub(num));
         let repeat = |min: u64, max: Option<u64>| Part::Repeat {
             part: Box::new(behind_comma(self.others.clone())),

@@ -96,21 +96,10 @@ impl Branch<'_> {
                 }
             };
         }
-        let scaled =
-            |it: &decimal::Bound| it.value.scaled(num_decimals.max(it.value.num_decimals()));
-        let places = |it: &decimal::Bound| num_decimals.max(it.value.num_decimals());
-        if let (Some(min), Some(max)) = (&self.minimum, &self.maximum)
-            && let (Some(low), Some(high)) = (scaled(min), scaled(max))
-        {
-            let unit = |bound: &decimal::Bound| 10i128.pow((places(bound) - num_decimals) as u32);
-            let from = low.div_euclid(step * unit(min));
-            let to = high.div_euclid(step * unit(max));
-            if to - from <= MAX_MULTIPLES {
-                let numbers =
-                    (from..=to + 1).filter_map(|it| Decimal::of_scaled(it * step, num_decimals));
-                let numbers = numbers.map(|it| Texts::unquoted(it.spellings()));
-                return with(Texts::Any(numbers.collect()));
-            }
+        if let Some((from, to)) = self.multiples_within(step, num_decimals) {
+            let numbers = (from..=to).filter_map(|it| Decimal::of_scaled(it * step, num_decimals));
+            let numbers = numbers.map(|it| Texts::unquoted(it.spellings()));
+            return with(Texts::Any(numbers.collect()));
         }
         match self.automaton(first) {
             Some(schema)
@@ -120,6 +109,19 @@ impl Branch<'_> {
             }
             _ => Numbers::AnySteps(texts),
         }
+    }
+
+    /// The first and the last multiple of a step that may be within its bounds, if there are few.
+    fn multiples_within(&self, step: i128, num_decimals: usize) -> Option<(i128, i128)> {
+        let multiple = |bound: &decimal::Bound| {
+            let places = num_decimals.max(bound.value.num_decimals());
+            let value = bound.value.scaled(places)?;
+            let unit = 10i128.checked_pow((places - num_decimals) as u32)?;
+            Some(value.div_euclid(step.checked_mul(unit)?))
+        };
+        let from = multiple(self.minimum.as_ref()?)?;
+        let to = multiple(self.maximum.as_ref()?)? + 1;
+        (to - from <= MAX_MULTIPLES).then_some((from, to))
     }
 
     /// The least common multiple of its steps, and of 1 if it has integers only, times `10^num_decimals`.

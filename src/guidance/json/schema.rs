@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use llguidance::derivre::Regex;
 use serde_json::Value;
 
 use super::branches::{self, Branch, Kinds, Term};
@@ -11,7 +12,7 @@ use super::text::{Texts, Unusable};
 use crate::guidance::grammar_error::GrammarError;
 
 /// The most steps: alternatives, and parts of the grammar.
-const MAX_STEPS: usize = 60_000;
+pub(super) const MAX_STEPS: usize = 60_000;
 
 /// The most references within each other in what is negated.
 const MAX_DEPTH: usize = 24;
@@ -22,26 +23,41 @@ pub(super) enum Problem {
     Wrong(GrammarError),
 }
 
+impl Problem {
+    pub fn text(self) -> GrammarError {
+        match self {
+            Self::Wrong(problem) => problem,
+            Self::TooLarge => {
+                "it is too large, or has too many combinations of alternatives; write a simpler schema".to_owned()
+            }
+        }
+    }
+}
+
 pub(super) struct Schema<'a> {
     pub document: Document<'a>,
     /// Whether it matters which schema a keyword is part of.
     pub has_scopes: bool,
     left_out: BTreeSet<(Id, &'static str)>,
     patterns: HashMap<&'a str, Option<Texts>>,
+    matchers: HashMap<&'a str, Option<Regex>>,
     num_steps: usize,
+    max_steps: usize,
     /// Whether it is only asked whether there is a value. Then nothing is left out.
     is_probing: bool,
 }
 
 impl<'a> Schema<'a> {
-    pub fn new(schema: &'a Value) -> Self {
+    pub fn new(schema: &'a Value, max_steps: usize) -> Self {
         let document = Document::new(schema);
         Self {
             has_scopes: document.has_key(&["unevaluatedProperties", "unevaluatedItems"]),
             document,
             left_out: BTreeSet::new(),
             patterns: HashMap::new(),
+            matchers: HashMap::new(),
             num_steps: 0,
+            max_steps,
             is_probing: false,
         }
     }
@@ -53,7 +69,7 @@ impl<'a> Schema<'a> {
     /// Counts work.
     pub fn spend(&mut self, num: usize) -> Result<(), Problem> {
         self.num_steps += num;
-        match self.num_steps > MAX_STEPS {
+        match self.num_steps > self.max_steps {
             true => Err(Problem::TooLarge),
             false => Ok(()),
         }
@@ -92,6 +108,18 @@ impl<'a> Schema<'a> {
         };
         self.patterns.insert(pattern, texts.clone());
         Ok(texts)
+    }
+
+    /// Whether a pattern that can be guided matches a name.
+    fn has_match(&mut self, pattern: &'a str, name: &str) -> Result<bool, Problem> {
+        self.spend(1)?;
+        if !self.matchers.contains_key(pattern) {
+            let texts = self.pattern(pattern)?;
+            self.matchers
+                .insert(pattern, texts.and_then(|it| it.matcher()));
+        }
+        let matcher = self.matchers.get_mut(pattern).and_then(Option::as_mut);
+        Ok(matcher.is_some_and(|it| it.is_match(name)))
     }
 
     /// Whether it can be enforced that a schema does not hold.
@@ -236,8 +264,7 @@ impl<'a> Schema<'a> {
             let before = goal.len();
             goal.extend(own);
             for (pattern, schema) in properties.patterns.into_iter().flatten() {
-                let texts = self.pattern(pattern)?;
-                if texts.is_some_and(|it| it.has(name).unwrap_or(false)) {
+                if self.has_match(pattern, name)? {
                     goal.push(self.term(schema));
                 }
             }

@@ -7,15 +7,15 @@ use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
-use super::{compiled, of_schema};
+use super::{MAX_STEPS, Problem, compiled, of_schema};
 
 /// The grammar of a schema, with a token for each byte and one for the end.
-struct Bytes(ParserFactory);
+pub(super) struct Bytes(ParserFactory);
 
-const END: u32 = 256;
+pub(super) const END: u32 = 256;
 
 impl Bytes {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut words: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         // Bytes that begin no text.
         words[0xFF] = Vec::new();
@@ -33,11 +33,25 @@ impl Bytes {
         let mut parser = parser.unwrap_or_else(|error| {
             panic!(
                 "{schema}: {error}\n{}",
-                compiled(schema).expect("compiled").0
+                compiled(schema, MAX_STEPS)
+                    .map_err(Problem::text)
+                    .expect("compiled")
+                    .0
             )
         });
         parser.start_without_prompt();
         parser
+    }
+
+    /// A parser of a schema, if its grammar is not too complex.
+    pub fn parser_or_not(&self, schema: &Value) -> Option<TokenParser> {
+        let grammar = of_schema(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        let mut parser = self
+            .0
+            .create_parser(TopLevelGrammar::from_grammar(grammar))
+            .ok()?;
+        parser.start_without_prompt();
+        Some(parser)
     }
 
     /// Whether a text is allowed, as a whole.
@@ -301,14 +315,20 @@ fn a_schema_allows_its_values_and_no_others() {
             assert!(
                 bytes.allows(&schema, text),
                 "{schema}: {text}\n{}",
-                compiled(&schema).expect("compiled").0
+                compiled(&schema, MAX_STEPS)
+                    .map_err(Problem::text)
+                    .expect("compiled")
+                    .0
             );
         }
         for text in bad {
             assert!(!bytes.allows(&schema, text), "{schema}: {text}");
         }
         assert_eq!(
-            compiled(&schema).expect("compiled").1,
+            compiled(&schema, MAX_STEPS)
+                .map_err(Problem::text)
+                .expect("compiled")
+                .1,
             Vec::<String>::new(),
             "{schema}"
         );
@@ -412,7 +432,9 @@ fn what_cannot_be_enforced_is_listed_or_refused() {
             "'minProperties' at '#'",
         ),
     ] {
-        let (_, left_out) = compiled(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        let (_, left_out) = compiled(&schema, MAX_STEPS)
+            .map_err(Problem::text)
+            .unwrap_or_else(|error| panic!("{schema}: {error}"));
         assert_eq!(left_out, [place], "{schema}");
         let mut strict = schema.clone();
         strict["x-guidance"] = json!({"lenient": false});

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use regex_syntax::hir::{Class, ClassUnicode, Hir, HirKind, Look};
 
 /// The work to find out whether expressions have a text in common.
@@ -181,12 +181,16 @@ impl Texts {
         Some(!regex.always_empty())
     }
 
-    /// Whether it has this text; `None` if that is not known.
-    pub fn has(&self, text: &str) -> Option<bool> {
+    /// What finds out whether it has a text; `None` if that would be too much work.
+    pub fn matcher(&self) -> Option<Regex> {
         let mut builder = RegexBuilder::new();
         let expression = builder.mk(&self.ast()).ok()?;
-        let mut regex = builder.to_regex_limited(expression, 20 * MAX_WORK).ok()?;
-        Some(regex.is_match(text))
+        builder.to_regex_limited(expression, 20 * MAX_WORK).ok()
+    }
+
+    /// Whether it has this text; `None` if that is not known.
+    pub fn has(&self, text: &str) -> Option<bool> {
+        Some(self.matcher()?.is_match(text))
     }
 }
 
