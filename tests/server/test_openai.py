@@ -5,8 +5,10 @@ import gzip
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import time
 import zlib
 
 import pytest
@@ -365,6 +367,66 @@ def test_a_client_that_leaves_ends_its_request(server, front):
     assert_blocks_come_back(server, "stories")
 
 
+@pytest.mark.parametrize("model", ["stories", "queued"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_has_its_request_stopped_and_not_cancelled(server, front, model, stream):
+    """A cancellation that meets a response can crash server 2.51."""
+
+    def num(kind, reason):
+        labels = (("model", model), ("reason", reason), ("version", "1"))
+        return server.metrics().get((kind, tuple(label for label in labels if label[1])), 0)
+
+    before = num("nv_inference_request_failure", "CANCELED"), num("nv_inference_request_success", "")
+    fields = {"model": model, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True, "stream": stream}
+    body = json.dumps(fields)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: front\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(4):
+        with socket.create_connection(front.address.split(":"), timeout=60) as connection:
+            connection.sendall((head + body).encode())
+            if stream:
+                connection.recv(100)
+    deadline = time.monotonic() + 60
+    # Each request succeeds; those that are stopped early have a stop request, which succeeds, too.
+    while num("nv_inference_request_success", "") < before[1] + 4:
+        assert time.monotonic() < deadline, "the requests never end"
+    assert_blocks_come_back(server, model)
+    assert num("nv_inference_request_failure", "CANCELED") == before[0]
+
+
+def test_a_client_that_takes_nothing_gives_its_place_back(server):
+    """Its answer is larger than what the system keeps for it."""
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    body = json.dumps({**fields, "n": 8, "temperature": 1, "logprobs": 20})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: front\r\nContent-Length: {len(body)}\r\n\r\n"
+    with Front(server, "--request-timeout=1", "--max-requests=1") as front, socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        host, port = front.address.split(":")
+        silent.connect((host, int(port)))
+        silent.sendall((head + body).encode())
+        small = {"model": "stories", "prompt": "a", "max_tokens": 1}
+        deadline = time.monotonic() + 60
+        while front.call("POST", "/v1/completions", small).status == 429:
+            assert time.monotonic() < deadline, "its place never comes back"
+        assert front.stop() == 0, "it does not wait for the client"
+    assert_blocks_come_back(server, "stories")
+
+
+def test_half_a_head_does_not_keep_the_front_from_stopping(server):
+    with Front(server, "--request-timeout=3600") as front:
+        with socket.create_connection(front.address.split(":"), timeout=60) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: fr")
+            assert front.call("GET", "/health").status == 200
+            assert front.stop() == 0
+
+
+def test_a_request_that_takes_too_long_ends_when_the_front_stops(server):
+    fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+    with Front(server, "--drain-timeout=1") as front, front.request("POST", "/v1/completions", fields) as response:
+        next(events_of(response))
+        assert front.stop() == 0
+    assert_blocks_come_back(server, "stories")
+
+
 def test_more_requests_than_there_is_room_for_are_told_to_come_again(server):
     endless = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
     with Front(server, "--max-requests=2") as front:
@@ -399,6 +461,31 @@ def test_requests_need_a_key_if_there_is_a_file_of_keys(server, tmp_path):
         for scheme in ("Bearer", "bearer", "BEARER"):
             assert front.call("GET", "/v1/models", headers={"Authorization": f"{scheme} sk-two"}).status == 200
         assert front.call("GET", "/health").status == 200, "for those that watch servers"
+
+
+def test_keys_are_read_again_when_the_front_is_told_so(server, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one\n")
+
+    def status(key):
+        return front.call("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status
+
+    def read_again():
+        front.process.send_signal(signal.SIGHUP)
+        # It says when it has.
+        while "read again" not in (line := log.readline()):
+            said.append(line)
+
+    said = []
+    with open(tmp_path / "log", "w") as file, open(tmp_path / "log") as log:
+        with Front(server, f"--api-key-file={keys}", log=file) as front:
+            keys.write_text("sk-two\n")
+            read_again()
+            assert (status("sk-one"), status("sk-two")) == (401, 200)
+            keys.write_text("# nobody\n")
+            read_again()
+            assert (status("sk-one"), status("sk-two")) == (401, 200)
+    assert "has no key; write one a line; the keys of before stay" in "".join(said)
 
 
 def test_each_request_has_a_line_in_the_log(server, tmp_path):

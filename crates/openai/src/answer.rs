@@ -1,6 +1,7 @@
 //! The replies to the prompts of a request.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::stream::SelectAll;
@@ -20,12 +21,10 @@ pub struct Answer {
     pub reply: Reply,
 }
 
-/// The replies to all prompts of a request, as they come. Whoever drops the stream cancels what is in flight.
+/// The replies to all prompts of a request, as they come. Whoever drops the stream has what is in flight stopped.
 pub struct Answers {
     first: Option<Answer>,
     replies: Source,
-    /// The prompts count as in flight as long as this exists.
-    _held: Held,
 }
 
 enum Source {
@@ -43,9 +42,13 @@ struct Numbered {
 impl Answers {
     /// The replies to prompts, in their order. `held` is what the prompts hold while they are in flight.
     pub fn new(replies: impl IntoIterator<Item = Replies>, held: Held) -> Self {
+        let held = Arc::new(held);
         let replies = replies.into_iter().enumerate();
         let mut all: Vec<_> = replies
-            .map(|(prompt, replies)| Numbered { prompt, replies })
+            .map(|(prompt, replies)| Numbered {
+                prompt,
+                replies: replies.holding(held.clone()),
+            })
             .collect();
         let only = if all.len() == 1 { all.pop() } else { None };
         Self {
@@ -54,7 +57,6 @@ impl Answers {
                 Some(only) => Source::One(only),
                 None => Source::Several(all.into_iter().collect()),
             },
-            _held: held,
         }
     }
 

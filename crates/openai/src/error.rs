@@ -108,6 +108,19 @@ impl Error {
         )
     }
 
+    /// The bodies of requests in flight have as many bytes as the front takes.
+    pub fn too_many_bytes(max_bytes: usize) -> Self {
+        Self {
+            code: Some("rate_limit_exceeded"),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!(
+                    "the bodies of all requests together have {max_bytes} bytes, which is the limit; try again later"
+                ),
+            )
+        }
+    }
+
     /// The front knows no file with the steps of a model.
     pub fn nothing_live() -> Self {
         Self::new(

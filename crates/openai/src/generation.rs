@@ -93,6 +93,23 @@ pub const REASONING: &str = "reasoning_content";
 pub const TOOL_CALLS: &str = "tool_calls";
 
 impl Generation {
+    /// The message that stops this request.
+    pub fn stop_message(&self) -> ModelInferRequest {
+        let prompt = Prompt {
+            text: String::new(),
+            options: Map::new(),
+            ..self.prompt.clone()
+        };
+        let mut message = prompt.into_message(&["finish_reason"]);
+        let stop = InferParameter {
+            parameter_choice: Some(ParameterChoice::Bool(true)),
+        };
+        message.parameters.insert("stop".to_owned(), stop);
+        // An adapter is none of its options.
+        message.parameters.remove("sampling_parameters");
+        message
+    }
+
     /// The message for Triton.
     pub fn into_message(self) -> ModelInferRequest {
         self.prompt

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use clap::Parser;
@@ -18,7 +19,8 @@ use inflight_openai::tls;
 use inflight_openai::triton::Triton;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_rustls::TlsAcceptor;
 
 /// Serves OpenAI's API in front of a tritonserver with models of the backend `inflight`
 #[derive(Parser)]
@@ -39,16 +41,26 @@ struct Options {
     /// The largest body of a request
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     max_request_bytes: usize,
+    /// The most bytes that the bodies of all requests have together until they are passed on; requests beyond them are refused
+    /// with status 429
+    #[arg(long, value_name = "BYTES", default_value_t = 128 << 20)]
+    max_body_bytes: usize,
     /// The most prompts that are in flight; requests beyond them are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..1 << 20))]
     max_requests: usize,
     /// Threads that serve connections. A token costs least with one; add some where it is always busy
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
     threads: usize,
-    /// How long the head of a request may take to arrive, and after it its body. A connection without a request is closed after
-    /// this time, too
+    /// The most connections of clients; further ones wait in the system's queue
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
+    max_connections: u32,
+    /// How long the head of a request may take to arrive, and after it its body. A connection without a request, or whose client
+    /// takes nothing of its answer, is closed after this time, too
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     request_timeout: u64,
+    /// How long requests in flight may take after SIGTERM. Those that are not answered by then are stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    drain_timeout: u64,
     /// Lists the adapters of a model, which are named MODEL:ADAPTER. PATH is the model's lora_dir or multi_lora.json. May be given
     /// several times
     #[arg(long, value_name = "MODEL=PATH")]
@@ -59,7 +71,7 @@ struct Options {
     /// A PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// A file with the keys of clients, one a line [default: clients need none]
+    /// A file with the keys of clients, one a line [default: clients need none]. SIGHUP reads it again, and the certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be given several
@@ -103,25 +115,18 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let triton = Triton::at(&options.triton, authorities.as_deref())
         .map_err(|problem| format!("--triton {problem}"))?;
-    let tls = match (&options.tls_certificate, &options.tls_key) {
-        (Some(certificate), Some(key)) => {
-            let acceptor = tls::acceptor(certificate, key);
-            Some(acceptor.map_err(|problem| format!("--tls-certificate, --tls-key: {problem}"))?)
-        }
-        _ => None,
-    };
+    let tls = read_tls(options)?.map(|tls| Arc::new(RwLock::new(tls)));
     let adapters = Adapters::of(options.adapters.clone())
         .map_err(|problem| format!("--adapters {problem}"))?;
     let request_timeout = Duration::from_secs(options.request_timeout);
     let limits = Limits {
         max_request_bytes: options.max_request_bytes,
+        // One request must find room.
+        max_body_bytes: options.max_body_bytes.max(options.max_request_bytes),
         max_requests: options.max_requests,
         max_body_time: request_timeout,
     };
-    let keys = match &options.api_key_file {
-        Some(path) => Keys::read(path).map_err(|problem| format!("--api-key-file {problem}"))?,
-        None => Keys::default(),
-    };
+    let keys = Arc::new(RwLock::new(read_keys(options)?));
     let live = Live::of(options.stats_file.clone())
         .map_err(|problem| format!("--stats-file {problem}"))?;
     let (address, port) = (options.address, options.port);
@@ -133,6 +138,7 @@ async fn serve(options: &Options) -> Result<(), String> {
         stopped(SignalKind::terminate())?,
         stopped(SignalKind::interrupt())?,
     );
+    let reloads = stopped(SignalKind::hangup())?;
     let local = listener.local_addr().map_err(|error| error.to_string())?;
     // For programs that start this one. They may have closed the pipe.
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -149,14 +155,76 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let origins = options.allow_origin.clone();
     let log = options.access_log;
-    let router = router(triton, adapters, limits, keys, live, origins, log);
+    let router = router(
+        triton.clone(),
+        adapters,
+        limits,
+        keys.clone(),
+        live,
+        origins,
+        log,
+    );
     let service = Service {
         router,
-        tls,
+        tls: tls.clone(),
+        max_connections: options.max_connections,
         max_head_time: request_timeout,
+        max_drain_time: Duration::from_secs(options.drain_timeout),
     };
-    listener::serve(listener, service, stop).await;
+    let serve = async {
+        listener::serve(listener, service, stop).await;
+        // A process that ends cancels what it has asked for. Those requests end within seconds.
+        triton.drained().await;
+    };
+    let reload = reload(options, reloads, &keys, tls.as_deref());
+    futures_util::future::select(std::pin::pin!(serve), std::pin::pin!(reload)).await;
     Ok(())
+}
+
+/// What the certificate's files say, if there are some.
+fn read_tls(options: &Options) -> Result<Option<TlsAcceptor>, String> {
+    match (&options.tls_certificate, &options.tls_key) {
+        (Some(certificate), Some(key)) => tls::acceptor(certificate, key)
+            .map(Some)
+            .map_err(|problem| format!("--tls-certificate, --tls-key: {problem}")),
+        _ => Ok(None),
+    }
+}
+
+/// The keys of clients.
+fn read_keys(options: &Options) -> Result<Keys, String> {
+    match &options.api_key_file {
+        Some(path) => Keys::read(path).map_err(|problem| format!("--api-key-file {problem}")),
+        None => Ok(Keys::default()),
+    }
+}
+
+/// Reads keys and certificate again with each signal. Those of before stay if a file is wrong, and connections that are open
+/// keep theirs.
+async fn reload(
+    options: &Options,
+    mut signals: Signal,
+    keys: &RwLock<Keys>,
+    tls: Option<&RwLock<TlsAcceptor>>,
+) {
+    while signals.recv().await.is_some() {
+        match read_keys(options) {
+            Ok(new) => replace(keys, new),
+            Err(problem) => eprintln!("inflight-openai: {problem}; the keys of before stay"),
+        }
+        match (read_tls(options), tls) {
+            (Ok(Some(new)), Some(tls)) => replace(tls, new),
+            (Err(problem), _) => {
+                eprintln!("inflight-openai: {problem}; the certificate of before stays");
+            }
+            _ => {}
+        }
+        eprintln!("inflight-openai: keys and certificate have been read again");
+    }
+}
+
+fn replace<T>(place: &RwLock<T>, new: T) {
+    *place.write().unwrap_or_else(PoisonError::into_inner) = new;
 }
 
 #[cfg(test)]
@@ -173,7 +241,8 @@ mod tests {
 .SH EXIT STATUS
 .TP
 .B 0
-SIGTERM or SIGINT has ended the server, and it has answered the requests in flight.
+SIGTERM or SIGINT has ended the server, and it has answered the requests in flight, or stopped those that took longer than
+.BR \-\-drain\-timeout .
 .TP
 .B 1
 It could not listen. Standard error says why.

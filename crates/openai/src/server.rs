@@ -1,6 +1,7 @@
 //! The paths, the limits, and what all endpoints share.
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -12,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::access_log::{REQUEST_ID, logged};
 use crate::adapters::Adapters;
@@ -40,6 +42,8 @@ use crate::{Error, encodings, ids, page, sse};
 pub struct Limits {
     /// The largest body of a request.
     pub max_request_bytes: usize,
+    /// The most bytes of bodies that have not been passed on yet, of all requests together.
+    pub max_body_bytes: usize,
     /// The most requests to Triton that are in flight. Each prompt of a request counts.
     pub max_requests: usize,
     /// How long the body of a request may take to arrive.
@@ -53,7 +57,23 @@ const MAX_INPUTS_AT_ONCE: usize = 64;
 /// Work on the bytes of a larger body takes milliseconds.
 const LARGE_BODY_BYTES: usize = 64 << 10;
 
+/// The body of a request, and its place among those in flight.
+struct Content {
+    bytes: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 struct Server {
+    /// Bytes that bodies may have together.
+    body_room: Arc<Semaphore>,
     triton: Triton,
     adapters: Adapters,
     limits: Limits,
@@ -61,17 +81,18 @@ struct Server {
     started: u64,
 }
 
-/// The service in front of a tritonserver. `log` writes a line for each request.
+/// The service in front of a tritonserver. The keys may be replaced while it serves. `log` writes a line for each request.
 pub fn router(
     triton: Triton,
     adapters: Adapters,
     limits: Limits,
-    keys: Keys,
+    keys: Arc<RwLock<Keys>>,
     live: Live,
     origins: Vec<Origin>,
     log: bool,
 ) -> Router {
     let server = Server {
+        body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
         adapters,
         limits,
@@ -94,7 +115,7 @@ pub fn router(
         .layer(from_fn(encodings::check))
         .layer(from_fn_with_state(server.clone(), with_wait))
         .route("/live", get(move || async move { live.response() }))
-        .layer(from_fn_with_state(Arc::new(keys), with_key))
+        .layer(from_fn_with_state(keys, with_key))
         .route("/health", get(health))
         .route("/version", get(version))
         .route("/", get(page::show))
@@ -112,11 +133,13 @@ pub fn router(
 }
 
 async fn with_key(
-    State(keys): State<Arc<Keys>>,
+    State(keys): State<Arc<RwLock<Keys>>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Error> {
-    keys.check(request.headers())?;
+    keys.read()
+        .unwrap_or_else(PoisonError::into_inner)
+        .check(request.headers())?;
     Ok(next.run(request).await)
 }
 
@@ -166,7 +189,7 @@ async fn completions(
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
     let read = || Completions::read(Body::parse(&bytes)?, ids::random());
-    let mut request = beside_streams(bytes.len(), read)?;
+    let mut request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("cmpl");
     let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
     let names = Names::of("prompt");
@@ -175,7 +198,8 @@ async fn completions(
         request.set_text(prompt, read.into_text());
     }
     let answers = || server.answers(triton, request.generations(&id));
-    let answers = beside_streams(bytes.len(), answers)?;
+    let answers = beside_streams(bytes.len(), answers).await?;
+    drop(bytes);
     if request.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -187,10 +211,11 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
     let read = || Chat::read(Body::parse(&bytes)?, ids::random());
-    let request = beside_streams(bytes.len(), read)?;
+    let request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("chatcmpl");
     let answers = || server.answers(triton, vec![request.generation(&id)]);
-    let answers = beside_streams(bytes.len(), answers)?;
+    let answers = beside_streams(bytes.len(), answers).await?;
+    drop(bytes);
     if request.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -202,10 +227,11 @@ async fn responses(State(server): State<Arc<Server>>, request: Request) -> Resul
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
     let read = || Responses::read(Body::parse(&bytes)?, ids::random());
-    let request = beside_streams(bytes.len(), read)?;
+    let request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("resp");
     let answers = || server.answers(triton, vec![request.chat.generation(&id)]);
-    let answers = beside_streams(bytes.len(), answers)?;
+    let answers = beside_streams(bytes.len(), answers).await?;
+    drop(bytes);
     if request.chat.sampling.stream {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
@@ -225,7 +251,7 @@ async fn embeddings(
         let messages = request.messages(&id);
         Ok((request, messages))
     };
-    let (request, messages) = beside_streams(bytes.len(), read)?;
+    let (request, messages) = beside_streams(bytes.len(), read).await?;
     let num_at_once = server.num_at_once(messages.len());
     let _held = server.hold(num_at_once)?;
     let names = request.names();
@@ -240,7 +266,7 @@ async fn embeddings(
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let request = beside_streams(bytes.len(), || Tokens::of_text(Body::parse(&bytes)?))?;
+    let request = beside_streams(bytes.len(), || Tokens::of_text(Body::parse(&bytes)?)).await?;
     Ok(json_response(
         &server.read_prompt(triton, request).await?.tokens(),
     ))
@@ -252,7 +278,7 @@ async fn detokenize(
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let request = beside_streams(bytes.len(), || Tokens::of_ids(Body::parse(&bytes)?))?;
+    let request = beside_streams(bytes.len(), || Tokens::of_ids(Body::parse(&bytes)?)).await?;
     let read = match request.is_empty() {
         true => Read::default(),
         false => server.read_prompt(triton, request).await?,
@@ -291,15 +317,16 @@ impl Server {
     }
 
     /// The body of a request.
-    async fn bytes(&self, request: Request) -> Result<Vec<u8>, Error> {
+    async fn bytes(&self, request: Request) -> Result<Content, Error> {
         let limit = self.limits.max_body_time;
         let bytes = tokio::time::timeout(limit, self.bytes_at_last(request));
         bytes.await.unwrap_or_else(|_| Err(Error::too_slow(limit)))
     }
 
-    async fn bytes_at_last(&self, request: Request) -> Result<Vec<u8>, Error> {
+    async fn bytes_at_last(&self, request: Request) -> Result<Content, Error> {
         let max_bytes = self.limits.max_request_bytes;
         let mut bytes = Vec::new();
+        let mut room: Option<OwnedSemaphorePermit> = None;
         let mut parts = request.into_body().into_data_stream();
         while let Some(part) = parts.next().await {
             let part: Bytes =
@@ -307,9 +334,16 @@ impl Server {
             if part.len() > max_bytes - bytes.len() {
                 return Err(Error::too_large(max_bytes));
             }
+            let num = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            let more = self.body_room.clone().try_acquire_many_owned(num);
+            let more = more.map_err(|_| Error::too_many_bytes(self.limits.max_body_bytes))?;
+            match &mut room {
+                Some(room) => room.merge(more),
+                None => room = Some(more),
+            }
             bytes.extend_from_slice(&part);
         }
-        Ok(bytes)
+        Ok(Content { bytes, _room: room })
     }
 
     /// The server behind this one, for what a request asks of it.
@@ -391,8 +425,11 @@ impl Server {
 }
 
 /// Works on a body of so many bytes. If it is large, the thread's streams move to another one for that time.
-fn beside_streams<T>(num_bytes: usize, work: impl FnOnce() -> T) -> T {
+async fn beside_streams<T>(num_bytes: usize, work: impl FnOnce() -> T) -> T {
+    // One at a time: several would take the processor from the streams.
+    static TURN: Semaphore = Semaphore::const_new(1);
     if num_bytes > LARGE_BODY_BYTES {
+        let _turn = TURN.acquire().await;
         tokio::task::block_in_place(work)
     } else {
         work()
@@ -466,7 +503,7 @@ mod tests {
         let work = move || receiver.recv_timeout(Duration::from_secs(5)).is_ok();
         let request = async move {
             tokio::spawn(async move { sender.send(()) });
-            beside_streams(LARGE_BODY_BYTES + 1, work)
+            beside_streams(LARGE_BODY_BYTES + 1, work).await
         };
         let task = runtime.spawn(request);
         assert!(

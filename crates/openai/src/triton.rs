@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use axum::http::uri::PathAndQuery;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
 use prost::Message;
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinError;
 use tonic::client::Grpc;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
@@ -20,6 +23,7 @@ use crate::Error;
 use crate::embeddings::Embedding;
 use crate::error::OF_THE_BACKEND;
 use crate::generation::{Generation, Reply};
+use crate::load::Held;
 use crate::names::Names;
 use crate::protocol::{
     ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
@@ -31,6 +35,12 @@ use crate::trace::Trace;
 
 /// The largest response that is read. The log-probabilities of a long answer have some MiB.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// The most requests that run to their end without a client. Those beyond are cancelled.
+const MAX_LEFT: u32 = 4096;
+/// How long a request is asked to stop until it is cancelled.
+const MAX_STOP_TIME: Duration = Duration::from_secs(5);
+/// How long a request may go on before it is asked again to stop: the first time it may not have begun.
+const STOP_PERIOD: Duration = Duration::from_millis(100);
 /// How long a new connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,20 +49,26 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Triton {
     grpc: Grpc<Channel>,
     trace: Trace,
+    /// Room for requests that run to their end without a client.
+    left: Arc<Semaphore>,
 }
 
-/// The replies to a request. Whoever drops the stream cancels the request.
+/// The replies to a request. Whoever drops the stream earlier than its end has the request stopped.
 pub struct Replies {
     model: String,
     names: Names,
     call: Call,
+    /// Stops the request.
+    stop: Option<(Triton, ModelInferRequest)>,
+    /// The request's place among those in flight, until the model is done with it.
+    place: Option<Arc<Held>>,
 }
 
 /// A request, and the responses to it.
 enum Call {
     Starting(BoxFuture<'static, Result<Responses, Status>>),
     Started(Box<Responses>),
-    Failed,
+    Ended,
 }
 
 impl Triton {
@@ -80,6 +96,7 @@ impl Triton {
         Ok(Self {
             grpc: grpc.max_decoding_message_size(MAX_RESPONSE_BYTES),
             trace: Trace::default(),
+            left: Arc::new(Semaphore::new(MAX_LEFT as usize)),
         })
     }
 
@@ -88,6 +105,7 @@ impl Triton {
         Self {
             grpc: self.grpc.clone(),
             trace,
+            left: self.left.clone(),
         }
     }
 
@@ -131,8 +149,30 @@ impl Triton {
         Replies {
             model: generation.prompt.model.clone(),
             names: generation.names.clone(),
+            stop: Some((self.clone(), generation.stop_message())),
             call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
+            place: None,
         }
+    }
+
+    /// Waits for the requests whose clients have left.
+    pub async fn drained(&self) {
+        // Nobody closes the semaphore.
+        let _ = self.left.acquire_many(MAX_LEFT).await;
+    }
+
+    /// What a call returns, which goes on if the client leaves: server 2.51 may lose a request that is cancelled, or crash.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, Status>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let permit = self.left.clone().try_acquire_owned();
+        let call = tokio::spawn(async move {
+            let _permit = permit;
+            call.await
+        });
+        let panicked = |error: JoinError| Err(Status::internal(error.to_string()));
+        call.await.unwrap_or_else(panicked)
     }
 
     /// Sends a request whose only response is its prompt.
@@ -146,9 +186,8 @@ impl Triton {
     ) -> Result<Read, Error> {
         let model = message.model_name.clone();
         let responses = self.clone().infer(message).try_flatten_stream();
-        // To its end: whoever leaves a stream earlier cancels the request, and Triton may lose it.
-        let responses: Vec<_> = responses
-            .try_collect()
+        let responses: Vec<_> = self
+            .to_its_end(responses.try_collect())
             .await
             .map_err(|status| names.apply(text_refusal(&status, &model)))?;
         match responses.first() {
@@ -200,13 +239,13 @@ impl Triton {
         }
     }
 
-    async fn call<Q, A>(&self, method: &str, request: Q, model: &str) -> Result<A, Error>
+    async fn call<Q, A>(&self, method: &'static str, request: Q, model: &str) -> Result<A, Error>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
         let mut triton = self.clone();
-        let call = async {
+        let call = async move {
             triton.ready().await?;
             let codec: ProstCodec<Q, A> = ProstCodec::default();
             triton
@@ -214,7 +253,8 @@ impl Triton {
                 .unary(triton.trace.request(request), path(method), codec)
                 .await
         };
-        let answer = call
+        let answer = self
+            .to_its_end(call)
             .await
             .map_err(|status| Error::of_triton(&of_the_backend(status), model))?;
         Ok(answer.into_inner())
@@ -272,20 +312,87 @@ impl Stream for Replies {
         let next = loop {
             match &mut self.call {
                 Call::Started(responses) => break ready!(responses.poll_next_unpin(context)),
-                Call::Failed => break None,
+                Call::Ended => break None,
                 Call::Starting(call) => match ready!(call.poll_unpin(context)) {
                     Ok(responses) => self.call = Call::Started(Box::new(responses)),
-                    Err(status) => {
-                        self.call = Call::Failed;
-                        break Some(Err(status));
-                    }
+                    Err(status) => break Some(Err(status)),
                 },
             }
         };
+        if !matches!(next, Some(Ok(_))) {
+            self.call = Call::Ended;
+            self.place = None;
+        }
         Poll::Ready(next.map(|response| match response {
             Ok(response) => Reply::read(&response),
             Err(status) => Err(self.names.apply(text_refusal(&status, &self.model))),
         }))
+    }
+}
+
+impl Replies {
+    /// The same replies. `place` is held until the model is done with the request, also if its client leaves.
+    pub fn holding(self, place: Arc<Held>) -> Self {
+        let mut replies = self;
+        replies.place = Some(place);
+        replies
+    }
+}
+
+/// The client has left. A cancellation that meets a response can crash server 2.51, so the request is stopped, and its
+/// responses are read to their end.
+impl Drop for Replies {
+    fn drop(&mut self) {
+        let call = std::mem::replace(&mut self.call, Call::Ended);
+        let (Some((triton, message)), Ok(runtime)) = (self.stop.take(), Handle::try_current())
+        else {
+            return;
+        };
+        if matches!(call, Call::Ended) {
+            return;
+        }
+        let place = self.place.take();
+        if let Ok(permit) = triton.left.clone().try_acquire_owned() {
+            runtime.spawn(async move {
+                let (_permit, _place) = (permit, place);
+                triton.stop(call, message).await;
+            });
+        }
+    }
+}
+
+impl Triton {
+    /// Asks that a request be stopped, until its last response has come. One that is not stopped in time, because Triton
+    /// has no room for the stop requests, is cancelled.
+    async fn stop(self, call: Call, message: ModelInferRequest) {
+        let stops = async {
+            let mut period = STOP_PERIOD;
+            loop {
+                // Refusals are those of a full queue.
+                let stop = self.clone().infer(message.clone()).try_flatten_stream();
+                let _: Result<Vec<_>, _> = stop.try_collect().await;
+                tokio::time::sleep(period).await;
+                period *= 2;
+            }
+        };
+        let rest = call.read().boxed();
+        let ends = future::select(rest, stops.boxed());
+        let _ = tokio::time::timeout(MAX_STOP_TIME, ends).await;
+    }
+}
+
+impl Call {
+    /// Reads what is left.
+    async fn read(self) {
+        let mut responses = match self {
+            Self::Started(responses) => responses,
+            Self::Starting(call) => match call.await {
+                Ok(responses) => Box::new(responses),
+                Err(_) => return,
+            },
+            Self::Ended => return,
+        };
+        while let Some(Ok(_)) = responses.next().await {}
     }
 }
 
