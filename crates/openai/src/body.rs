@@ -35,6 +35,25 @@ impl Body {
         Self(fields)
     }
 
+    /// The same fields, if clients may send each of them: those of the endpoint, and of other options those that the
+    /// operator names, if there is a list of them.
+    ///
+    /// # Errors
+    /// An option that is not in the list.
+    pub fn permitted(self, fields: &[Field], options: Option<&[String]>) -> Result<Self, Error> {
+        let is_permitted = |name: &String| {
+            fields.iter().any(|field| field.name == name)
+                || options.is_none_or(|options| options.contains(name))
+        };
+        match self.0.keys().find(|name| !is_permitted(name)) {
+            None => Ok(self),
+            Some(name) => Err(Error::field(
+                name,
+                format!("'{name}' is not among the options that this server takes; leave it out"),
+            )),
+        }
+    }
+
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left decides what is handed on, and an object's order means nothing.
@@ -203,6 +222,20 @@ mod tests {
         assert!(body(json!({"stream": "yes"})).flag("stream").is_err());
         assert!(body(json!({"model": 1})).model().is_err());
         assert!(body(json!({})).model().is_err());
+    }
+
+    #[test]
+    fn an_operator_names_the_options_that_clients_may_send() {
+        let given = || body(json!({"prompt": "a", "top_k": 5, "min_p": 0.5}));
+        let permitted = |options| given().permitted(crate::fields::COMPLETIONS, options);
+        assert!(permitted(None).is_ok());
+        let both = ["min_p", "top_k"].map(str::to_owned);
+        assert!(permitted(Some(&both)).is_ok());
+        for (options, refused) in [(&both[..1], "top_k"), (&both[1..], "min_p")] {
+            let error = permitted(Some(options)).expect_err(refused);
+            assert_eq!(error.param.as_deref(), Some(refused));
+        }
+        assert!(permitted(Some(&[])).is_err());
     }
 
     #[test]

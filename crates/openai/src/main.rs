@@ -13,7 +13,7 @@ use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
 use inflight_openai::origins::Origin;
-use inflight_openai::server::{Limits, router};
+use inflight_openai::server::{Access, Limits, router};
 use inflight_openai::step_file::Source;
 use inflight_openai::tls;
 use inflight_openai::triton::Triton;
@@ -81,6 +81,9 @@ struct Options {
     /// Pages of this origin may use the server in a browser: https://chat.example, or * for any. May be given several times
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<Origin>,
+    /// The request options that clients may send besides OpenAI's fields, such as top_k,min_p; others are refused [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    allow_options: Vec<String>,
     /// Write a line of JSON for each request to standard error
     #[arg(long)]
     access_log: bool,
@@ -155,15 +158,11 @@ async fn serve(options: &Options) -> Result<(), String> {
     };
     let origins = options.allow_origin.clone();
     let log = options.access_log;
-    let router = router(
-        triton.clone(),
-        adapters,
-        limits,
-        keys.clone(),
-        live,
-        origins,
-        log,
-    );
+    let access = Access {
+        keys: keys.clone(),
+        options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
+    };
+    let router = router(triton.clone(), adapters, limits, access, live, origins, log);
     let service = Service {
         router,
         tls: tls.clone(),

@@ -22,6 +22,7 @@ use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::embeddings::Embeddings;
+use crate::fields::{CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, RESPONSES, TOKENIZE};
 use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
@@ -50,6 +51,15 @@ pub struct Limits {
     pub max_body_time: Duration,
 }
 
+/// Who may ask, and for what.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// The keys, which may be replaced while requests are served.
+    pub keys: Arc<RwLock<Keys>>,
+    /// The options that clients may send besides OpenAI's fields; `None` for all.
+    pub options: Option<Vec<String>>,
+}
+
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a time: as many as
 /// a model has slots for by default.
 const MAX_INPUTS_AT_ONCE: usize = 64;
@@ -72,6 +82,8 @@ impl Deref for Content {
 }
 
 struct Server {
+    /// The options that clients may send; `None` for all.
+    options: Option<Vec<String>>,
     /// Bytes that bodies may have together.
     body_room: Arc<Semaphore>,
     triton: Triton,
@@ -81,17 +93,18 @@ struct Server {
     started: u64,
 }
 
-/// The service in front of a tritonserver. The keys may be replaced while it serves. `log` writes a line for each request.
+/// The service in front of a tritonserver. `log` writes a line for each request.
 pub fn router(
     triton: Triton,
     adapters: Adapters,
     limits: Limits,
-    keys: Arc<RwLock<Keys>>,
+    access: Access,
     live: Live,
     origins: Vec<Origin>,
     log: bool,
 ) -> Router {
     let server = Server {
+        options: access.options,
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
         adapters,
@@ -115,7 +128,7 @@ pub fn router(
         .layer(from_fn(encodings::check))
         .layer(from_fn_with_state(server.clone(), with_wait))
         .route("/live", get(move || async move { live.response() }))
-        .layer(from_fn_with_state(keys, with_key))
+        .layer(from_fn_with_state(access.keys, with_key))
         .route("/health", get(health))
         .route("/version", get(version))
         .route("/", get(page::show))
@@ -188,7 +201,7 @@ async fn completions(
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let read = || Completions::read(Body::parse(&bytes)?, ids::random());
+    let read = || Completions::read(server.body(&bytes, COMPLETIONS)?, ids::random());
     let mut request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("cmpl");
     let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
@@ -210,7 +223,7 @@ async fn completions(
 async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let read = || Chat::read(Body::parse(&bytes)?, ids::random());
+    let read = || Chat::read(server.body(&bytes, CHAT)?, ids::random());
     let request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("chatcmpl");
     let answers = || server.answers(triton, vec![request.generation(&id)]);
@@ -226,7 +239,7 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
 async fn responses(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let read = || Responses::read(Body::parse(&bytes)?, ids::random());
+    let read = || Responses::read(server.body(&bytes, RESPONSES)?, ids::random());
     let request = beside_streams(bytes.len(), read).await?;
     let id = ids::id("resp");
     let answers = || server.answers(triton, vec![request.chat.generation(&id)]);
@@ -247,7 +260,7 @@ async fn embeddings(
     let bytes = server.bytes(request).await?;
     let id = ids::id("embd");
     let read = || {
-        let request = Embeddings::read(Body::parse(&bytes)?)?;
+        let request = Embeddings::read(server.body(&bytes, EMBEDDINGS)?)?;
         let messages = request.messages(&id);
         Ok((request, messages))
     };
@@ -266,7 +279,10 @@ async fn embeddings(
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let request = beside_streams(bytes.len(), || Tokens::of_text(Body::parse(&bytes)?)).await?;
+    let request = beside_streams(bytes.len(), || {
+        Tokens::of_text(server.body(&bytes, TOKENIZE)?)
+    })
+    .await?;
     Ok(json_response(
         &server.read_prompt(triton, request).await?.tokens(),
     ))
@@ -278,7 +294,10 @@ async fn detokenize(
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let request = beside_streams(bytes.len(), || Tokens::of_ids(Body::parse(&bytes)?)).await?;
+    let request = beside_streams(bytes.len(), || {
+        Tokens::of_ids(server.body(&bytes, DETOKENIZE)?)
+    })
+    .await?;
     let read = match request.is_empty() {
         true => Read::default(),
         false => server.read_prompt(triton, request).await?,
@@ -296,6 +315,11 @@ async fn wrong_method(method: Method, uri: Uri) -> Error {
 }
 
 impl Server {
+    /// The fields of a request.
+    fn body(&self, bytes: &[u8], fields: &[Field]) -> Result<Body, Error> {
+        Body::parse(bytes)?.permitted(fields, self.options.as_deref())
+    }
+
     /// The models that are ready, and their adapters.
     async fn models(&self) -> Result<Value, Error> {
         let names = self.triton.models().await?;

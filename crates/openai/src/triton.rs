@@ -155,10 +155,10 @@ impl Triton {
         }
     }
 
-    /// Waits for the requests whose clients have left.
+    /// Waits for the requests whose clients have left, for a bounded time.
     pub async fn drained(&self) {
-        // Nobody closes the semaphore.
-        let _ = self.left.acquire_many(MAX_LEFT).await;
+        let all = self.left.acquire_many(MAX_LEFT);
+        let _ = tokio::time::timeout(MAX_STOP_TIME * 2, all).await;
     }
 
     /// What a call returns, which goes on if the client leaves: server 2.51 may lose a request that is cancelled, or crash.
