@@ -2,12 +2,14 @@
 
 import concurrent.futures
 import gzip
+import http.server
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import zlib
 
@@ -64,6 +66,31 @@ def test_the_numbers_of_fields_are_tritons():
 
 def test_the_front_is_as_healthy_as_the_server_behind_it(front):
     assert front.call("GET", "/health").status == 200
+
+
+def test_the_front_is_not_healthy_where_an_instance_has_failed(server):
+    """A stand-in for the metrics of a server with a failed model, which server 2.51 calls ready."""
+    value = 1
+
+    class Metrics(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f'nv_inflight_failed_instances{{model="stories",version="1"}} {value}\n'.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Metrics) as metrics:
+        threading.Thread(target=metrics.serve_forever, daemon=True).start()
+        with Front(server, f"--triton-metrics=127.0.0.1:{metrics.server_port}") as front:
+            answer = front.call("GET", "/health")
+            assert (answer.status, answer.json["failed_models"]) == (503, ["stories"])
+            value = 0
+            assert front.call("GET", "/health").status == 200
+        metrics.shutdown()
+    with Front(server, "--triton-metrics=127.0.0.1:1") as front:
+        assert front.call("GET", "/health").status == 503, "nothing is known"
 
 
 def test_models_are_those_of_the_repository(front):

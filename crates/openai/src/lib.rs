@@ -16,6 +16,7 @@
 //! | `load.rs` | the requests in flight |
 //! | `origins.rs` | the origins whose pages may use the server in a browser |
 //! | `sse.rs` | responses as server-sent events |
+//! | `failures.rs` | models of which an instance has failed |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
@@ -34,6 +35,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod encodings;
 pub mod error;
+pub mod failures;
 pub mod fields;
 pub mod generation;
 pub mod ids;

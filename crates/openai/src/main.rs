@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
+use inflight_openai::failures::Failures;
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
@@ -32,6 +33,10 @@ struct Options {
     /// A PEM file with the certificates that the tritonserver's may be signed by: connects with TLS [default: without TLS]
     #[arg(long, value_name = "FILE")]
     triton_ca: Option<PathBuf>,
+    /// The tritonserver's address for metrics, without TLS: /health says that a model is not ready whose instance has failed, which
+    /// servers before 25.12 call ready
+    #[arg(long, value_name = "HOST:PORT")]
+    triton_metrics: Option<String>,
     /// The address to listen on
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
@@ -160,6 +165,10 @@ async fn serve(options: &Options) -> Result<(), String> {
     let log = options.access_log;
     let access = Access {
         keys: keys.clone(),
+        failures: options
+            .triton_metrics
+            .clone()
+            .map(|address| Failures { address }),
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);

@@ -22,6 +22,7 @@ use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::embeddings::Embeddings;
+use crate::failures::Failures;
 use crate::fields::{CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, RESPONSES, TOKENIZE};
 use crate::generation::Generation;
 use crate::keys::Keys;
@@ -58,6 +59,8 @@ pub struct Access {
     pub keys: Arc<RwLock<Keys>>,
     /// The options that clients may send besides OpenAI's fields; `None` for all.
     pub options: Option<Vec<String>>,
+    /// What tells `/health` of failed models.
+    pub failures: Option<Failures>,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a time: as many as
@@ -82,6 +85,7 @@ impl Deref for Content {
 }
 
 struct Server {
+    failures: Option<Failures>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
     /// Bytes that bodies may have together.
@@ -105,6 +109,7 @@ pub fn router(
 ) -> Router {
     let server = Server {
         options: access.options,
+        failures: access.failures,
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
         adapters,
@@ -167,7 +172,15 @@ async fn with_wait(State(server): State<Arc<Server>>, request: Request, next: Ne
 }
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
-    if server.triton.is_ready().await? {
+    let is_ready = server.triton.is_ready().await?;
+    let failed = match &server.failures {
+        Some(failures) => failures.models().await?,
+        None => Vec::new(),
+    };
+    if !failed.is_empty() {
+        let body = json!({"status": "not ready", "failed_models": failed});
+        Ok((StatusCode::SERVICE_UNAVAILABLE, json_response(&body)).into_response())
+    } else if is_ready {
         Ok(json_response(&json!({"status": "ready"})))
     } else {
         let status = StatusCode::SERVICE_UNAVAILABLE;
