@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import resource
 
 import pytest
 
@@ -130,6 +131,31 @@ def test_a_record_in_lockstep_is_a_batch(repository, deployment, tmp_path):
         assert "Generation Requests" not in r and "MicroBatch ID" not in r
         assert r["Active Request Count"] <= r["Max Request Count"]
         assert r["Model Duration (us)"] <= r["Step Duration (us)"]
+
+
+def test_a_full_disk_costs_records_and_no_line_is_torn(repository, tmp_path):
+    """Writes beyond a size fail as on a full disk, in the middle of a line."""
+    stats_file = tmp_path / "steps.jsonl"
+    add_synthetic(repository, "model", {"stats_file": stats_file, "max_seq_len": 320})
+    limited = "trap '' XFSZ; ulimit -S -f 64; exec \"$@\""
+    with Server(repository, launch=lambda command: ["bash", "-c", limited, "bash", *command]) as server:
+
+        def serve_until_logged(words):
+            for _ in range(1000):
+                clients.generate(server, "model", [1, 2, 3], max_tokens=100)
+                if words in server.log():
+                    return
+            raise AssertionError(server.log_tail())
+
+        serve_until_logged("statistics are lost until")
+        full = stats_file.read_text()
+        assert full.endswith("}\n") and len(full) <= 64 * 1024
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        serve_until_logged("statistics are written again")
+    records = [json.loads(line) for line in stats_file.read_text().splitlines()]
+    numbers = [record["Iteration Counter"] for record in records]
+    assert numbers == sorted(numbers) and numbers[-1] > len(records), "some are missing in the middle"
+    assert len(records) > full.count("\n")
 
 
 def test_metrics_show_the_progress_of_a_lockstep_batch(repository, deployment, tmp_path):
