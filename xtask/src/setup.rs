@@ -104,6 +104,24 @@ pub fn nvrtc() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// What models of Triton's Python backend import; returns the folder for the environment variable `PYTHON_BACKEND_PACKAGES`.
+pub fn python_backend_packages() -> Result<PathBuf> {
+    let python = python()?;
+    let _lock = lock()?;
+    let folder = target("python-backend");
+    let requirements = root().join("xtask/python-backend.txt");
+    make(&folder, &fs::read_to_string(&requirements)?, || {
+        eprintln!(
+            "installing packages for Triton's Python backend in {}",
+            folder.display()
+        );
+        // There may be none for this Python.
+        fs::create_dir_all(&folder)?;
+        unpack_wheels(&python, &requirements, &folder)
+    })?;
+    Ok(folder)
+}
+
 /// A headless Chromium; returns the folder for tools/harness/browser.py.
 pub fn browser() -> Result<PathBuf> {
     let python = python()?;

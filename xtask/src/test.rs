@@ -275,6 +275,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
+            .env("PYTHON_BACKEND_PACKAGES", setup::python_backend_packages()?)
             .env("NODE_CLIENTS", setup::node_clients()?)
             .env("INFLIGHT_OPENAI", library::openai()?)
             .env("INFLIGHT_EMBED", library::embed()?)
