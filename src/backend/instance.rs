@@ -23,14 +23,14 @@ use crate::backend::response::answer::ClassForm;
 use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
-use crate::base::LoadError;
+use crate::base::{LoadError, TokenId};
 use crate::collective::beside_library;
 use crate::config::Scheduling;
 use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
 use crate::runner::{AdapterRoom, ModelSpec, RANK_PROGRAM, RankWatch};
-use crate::text::ReplyFormat;
+use crate::text::{ReplyFormat, Tokenizer};
 use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
@@ -188,6 +188,7 @@ fn load_driver(
                 false => KeptPart::End,
             },
             judges_pairs: settings.is_original_qwen3_reranker,
+            padding: spec.and_then(ModelSpec::padding),
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
@@ -210,11 +211,7 @@ fn load_driver(
             vocab_size,
             log_probs::max_entry_bytes(tokenizer, vocab_size),
         ),
-        end_ids: model
-            .source
-            .as_ref()
-            .map(|c| c.end_ids().to_vec())
-            .unwrap_or_default(),
+        end_ids: end_ids(model, tokenizer, vocab_size),
         replies: ReplyFormat::new(
             settings.reasoning_parser,
             settings.tool_call_parser,
@@ -267,6 +264,17 @@ fn load_driver(
 
 /// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see
 /// [`EngineConfig::max_num_active`](crate::engine::EngineConfig).
+/// The tokens that end a text: those of the checkpoint, and that of its tokenizer.
+fn end_ids(model: &Model, tokenizer: Option<&Tokenizer>, vocab_size: u32) -> Vec<TokenId> {
+    let Some(source) = &model.source else {
+        return Vec::new();
+    };
+    let mut ids = source.end_ids().to_vec();
+    let end = tokenizer.and_then(Tokenizer::end_id);
+    ids.extend(end.filter(|end| *end < vocab_size && !ids.contains(end)));
+    ids
+}
+
 fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPreparer, LoadError> {
     let capacity = 2 * admission.config.max_batch_size as usize;
     let admission = Arc::clone(admission);

@@ -88,6 +88,14 @@ impl Model {
         for warning in ModelConfig::warnings(&config) {
             log::warn!("{name}: {warning}");
         }
+        if settings.runner != RunnerKind::Synthetic
+            && let Some(problem) = text_source.problem()
+        {
+            log::warn!(
+                "{name}: takes input_ids only, and no text_input, because {problem}; Triton refuses other requests with \
+                 'expected 1 inputs but got 0'"
+            );
+        }
         let mut config = ModelConfig::parse(&config, auto_complete)?;
         let source = open_model_source(&mut config, &folder, version)?;
         let weight_cache = config.settings.weight_cache_path(&folder, &name, version);

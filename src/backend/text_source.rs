@@ -9,6 +9,11 @@ use crate::checkpoint::{GgufFolder, MetadataValue};
 use crate::config::{RunnerKind, Settings};
 use crate::text::{ChatTemplates, GgufVocabulary, Tokenizer};
 
+/// The name of the template that conversations have unless they ask for another.
+const DEFAULT_TEMPLATE: &str = "default";
+/// The most templates of a file that are read.
+const MAX_TEMPLATES: usize = 64;
+
 /// The place of a tokenizer, before it is built.
 pub enum TextSource {
     /// A folder with a tokenizer.json.
@@ -23,7 +28,8 @@ pub enum TextSource {
 pub struct GgufText {
     path: PathBuf,
     vocabulary: GgufVocabulary,
-    template: Option<String>,
+    /// With their names.
+    templates: Vec<(String, String)>,
 }
 
 impl TextSource {
@@ -52,8 +58,24 @@ impl TextSource {
     pub fn has_tokenizer(&self) -> bool {
         match self {
             Self::Folder(_) => true,
-            Self::Gguf(text) => text.vocabulary.is_supported(),
+            Self::Gguf(text) => text.vocabulary.problem().is_none(),
             Self::Nothing(_) => false,
+        }
+    }
+
+    /// Why a model of a checkpoint takes no text, if it does not.
+    pub fn problem(&self) -> Option<String> {
+        match self {
+            Self::Folder(_) => None,
+            Self::Gguf(text) => {
+                let problem = text.vocabulary.problem()?;
+                Some(format!("{} {problem}", text.path.display()))
+            }
+            Self::Nothing(dir) => Some(format!(
+                "there is no {}{}",
+                dir.join("tokenizer.json").display(),
+                other_vocabulary(dir)
+            )),
         }
     }
 
@@ -70,8 +92,9 @@ impl TextSource {
             Self::Gguf(text) => text.load(),
             Self::Nothing(dir) => Err(LoadError::Config {
                 problem: format!(
-                    "the input is text_input, and there is no {}",
-                    dir.join("tokenizer.json").display()
+                    "the input is text_input, and there is no {}{}",
+                    dir.join("tokenizer.json").display(),
+                    other_vocabulary(dir)
                 ),
                 remedy: "put a tokenizer.json there, name its folder in tokenizer_dir, or take \
                          input [{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
@@ -97,14 +120,26 @@ impl GgufText {
             Some(MetadataValue::Bool(value)) => Some(*value),
             _ => None,
         };
+        let tokens = gguf.texts(&key("tokens"))?.unwrap_or_default();
+        let mut kinds = gguf.numbers(&key("token_type"))?.unwrap_or_default();
+        // What ends a text is a control token, whatever the file says.
+        for token in gguf.end_tokens()? {
+            if (token as usize) < tokens.len() {
+                kinds.resize(
+                    kinds.len().max(token as usize + 1),
+                    GgufVocabulary::ORDINARY,
+                );
+                kinds[token as usize] = GgufVocabulary::CONTROL;
+            }
+        }
         Ok(Self {
             path: gguf.path().to_owned(),
             vocabulary: GgufVocabulary {
                 model: text(&key("model")).unwrap_or_default(),
                 pre: text(&key("pre")),
-                tokens: gguf.texts(&key("tokens"))?.unwrap_or_default(),
+                tokens,
                 scores: gguf.numbers(&key("scores"))?.unwrap_or_default(),
-                kinds: gguf.numbers(&key("token_type"))?.unwrap_or_default(),
+                kinds,
                 merges: gguf.texts(&key("merges"))?.unwrap_or_default(),
                 start: token("bos_token_id"),
                 end: token("eos_token_id"),
@@ -113,7 +148,7 @@ impl GgufText {
                 adds_end: flag("add_eos_token"),
                 adds_space: flag("add_space_prefix"),
             },
-            template: text("tokenizer.chat_template"),
+            templates: named_templates(gguf),
         })
     }
 
@@ -132,8 +167,8 @@ impl GgufText {
             let text = vocabulary.text(token?)?;
             Some((name.to_owned(), text.to_owned()))
         });
-        let templates = self.template.as_ref().map(|source| {
-            ChatTemplates::with_source(source, special_tokens.collect())
+        let templates = (!self.templates.is_empty()).then(|| {
+            ChatTemplates::with_sources(&self.templates, special_tokens.collect())
                 .map_err(|reason| fail(format!("tokenizer.chat_template: {reason}")))
         });
         Ok(TextParts {
@@ -141,6 +176,40 @@ impl GgufText {
             templates: templates.transpose()?.map(Arc::new),
         })
     }
+}
+
+/// Files of tokenizers that are not read, and what makes a tokenizer.json of them.
+const OTHER_VOCABULARIES: [&str; 4] = ["tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"];
+
+/// What a folder has in place of a tokenizer.json, and how to write one.
+fn other_vocabulary(dir: &Path) -> String {
+    let mut others = OTHER_VOCABULARIES.iter();
+    let found = others.find(|name| dir.join(name).is_file());
+    found.map_or_else(String::new, |name| {
+        format!(
+            ", and {name} is not read: transformers writes one, with \
+             AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    })
+}
+
+/// The chat templates of a file: that of `tokenizer.chat_template`, and those of `tokenizer.chat_template.NAME`, in order of their
+/// names.
+fn named_templates(gguf: &GgufFolder) -> Vec<(String, String)> {
+    const KEY: &str = "tokenizer.chat_template";
+    let named = gguf.keys().filter_map(|key| match key.strip_prefix(KEY)? {
+        "" => Some((key, DEFAULT_TEMPLATE)),
+        name => Some((key, name.strip_prefix('.')?)),
+    });
+    let templates = named.filter_map(|(key, name)| match gguf.metadata(key) {
+        Some(MetadataValue::Text(source)) => Some((name.to_owned(), source.clone())),
+        _ => None,
+    });
+    let mut templates: Vec<_> = templates.collect();
+    templates.sort_by_key(|(name, _)| (name != DEFAULT_TEMPLATE, name.clone()));
+    templates.dedup_by(|second, first| second.0 == first.0);
+    templates.truncate(MAX_TEMPLATES);
+    templates
 }
 
 #[cfg(test)]

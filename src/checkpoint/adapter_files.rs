@@ -1,14 +1,18 @@
 //! An adapter in either format: its files, or the arrays that a request has brought.
 
-use std::fmt;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use super::adapter_arrays::AdapterArrays;
 use super::file_stamp::FileStamp;
 use super::module_rows::{self, ModuleRows};
 use super::peft::{self, PeftAdapter};
 use crate::base::LoadError;
+
+/// The most names of a folder that are looked at.
+const MAX_NAMES: usize = 1024;
 
 /// An adapter's open files.
 pub enum AdapterFiles {
@@ -72,6 +76,47 @@ impl AdapterStamp {
             let [config, weights] = names.map(|name| FileStamp::of(&dir.join(name)));
             Some(Self(Stamp::Files([config?, weights?])))
         })
+    }
+
+    /// What is missing in a folder that is there, and has no [stamp](AdapterStamp::of), for whoever asked for the adapter in it. `None`
+    /// if there is no such folder.
+    pub fn problem(dir: &Path) -> Option<String> {
+        let names = fs::read_dir(dir).ok()?.flatten().take(MAX_NAMES);
+        let names: BTreeSet<_> = names
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        let has = |name: &str| names.contains(name);
+        let ends_with = |end: &str| names.iter().find(|name| name.ends_with(end));
+        let nested = names
+            .iter()
+            .find(|name| dir.join(name).join(peft::CONFIG).is_file());
+        let (config, weights) = (peft::CONFIG, peft::WEIGHTS);
+        let problem = if let (true, false, Some(file)) =
+            (has(config), has(weights), ends_with(".bin"))
+        {
+            format!(
+                "its weights are in {file}, a format that runs code when it is read: write them as {weights}, in Python: \
+                 safetensors.torch.save_file(torch.load('{file}', weights_only=True), '{weights}')"
+            )
+        } else if let (false, Some(folder)) = (has(config), nested) {
+            format!(
+                "its files are in the folder {folder} of its folder: move them up, or name that folder"
+            )
+        } else if has(config) {
+            format!("its folder has {config} and no {weights}")
+        } else if has(weights) {
+            format!(
+                "its folder has {weights} and no {config}, which tells its rank and its factor: add the one that was saved with it"
+            )
+        } else if let Some(file) = ends_with(".gguf") {
+            format!(
+                "{file} is of GGUF, in which adapters are not read: take the adapter as PEFT saved it"
+            )
+        } else {
+            let (rows_config, rows) = (module_rows::CONFIG, module_rows::WEIGHTS);
+            format!("its folder has neither {config} and {weights} nor {rows_config} and {rows}")
+        };
+        Some(problem)
     }
 
     /// The stamp of what a request has brought, by its contents.

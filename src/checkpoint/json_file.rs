@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::base::{LoadError, read_text};
+use crate::base::{LoadError, parse_json, read_text};
 
 /// The largest JSON file that is read. The index of a model with a trillion parameters takes a few MiB.
 const MAX_BYTES: u64 = 64 << 20;
@@ -60,6 +60,11 @@ impl JsonFile {
             prefix: prefix.to_owned(),
             object,
         }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The value of `key`. `null` counts as absent, which is what Python's writers mean by it.
@@ -230,5 +235,5 @@ fn read_json(path: &Path) -> Result<Value, LoadError> {
         )));
     }
     let text = read_text(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-    serde_json::from_str(&text).map_err(|error| fail(format!("is not JSON: {error}")))
+    parse_json(&text).map_err(|error| fail(format!("is not JSON: {error}")))
 }

@@ -236,6 +236,11 @@ impl PeftAdapter {
         }))
     }
 
+    /// Whether it is for this module.
+    pub fn has_module(&self, name: &str) -> bool {
+        self.modules.contains_key(name)
+    }
+
     /// The modules that it is for.
     pub fn module_names(&self) -> impl Iterator<Item = &str> {
         self.modules.keys().map(String::as_str)

@@ -7,6 +7,7 @@
 //! With DoRA (Liu et al., arXiv:2402.09353) a row of the changed weights has a length of its own. So the model's weights are
 //! read when such an adapter is loaded: the factor of an output is that length over the length of `W + scale * B * A`.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use half::bf16;
 use super::adapter_parts::AdapterParts;
 use super::model_source::ModelSource;
 use super::model_tensors::ModelTensors;
+use super::module_names::{all_names, is_of_images};
 use super::spec::{FeedForward, Linear, ModelSpec, Module};
 use crate::base::LoadError;
 use crate::checkpoint::{
@@ -352,7 +354,11 @@ fn parts_of_modules<'a>(
     let mut last_found = None;
     for place in places(spec) {
         let path = spec.module_path(place.module);
-        let Some(module) = adapter.module(&path, place.is_embedding)? else {
+        let names = all_names(spec, &path);
+        let Some(name) = names.iter().find(|name| adapter.has_module(name)) else {
+            continue;
+        };
+        let Some(module) = adapter.module(name, place.is_embedding)? else {
             continue;
         };
         parts.push(PreparedPart::new(adapter, spec, &tensors, &place, module)?);
@@ -360,8 +366,18 @@ fn parts_of_modules<'a>(
         num_found += usize::from(last_found.as_ref() != Some(&path));
         last_found = Some(path);
     }
-    match num_found < adapter.num_modules() {
+    // Texts do not reach the image encoder.
+    let num_of_images = match spec.family.ends_with("ForConditionalGeneration") {
+        true => adapter
+            .module_names()
+            .filter(|name| is_of_images(name))
+            .count(),
+        false => 0,
+    };
+    match num_found + num_of_images < adapter.num_modules() {
         true => Err(unknown_module(adapter, spec)),
+        false if parts.is_empty() => Err(adapter
+            .error("changes nothing but the image encoder, which texts do not reach".to_owned())),
         false => Ok(parts),
     }
 }
@@ -633,18 +649,47 @@ fn check_shape(
 }
 
 /// The error about a module that is at no place.
+/// What a module is that models have, and that adapters cannot change.
+fn unadaptable(module: &str) -> Option<&'static str> {
+    const KINDS: [(&str, &str); 10] = [
+        (".experts", "of the experts"),
+        (".shared_expert.", "a shared expert"),
+        (".shared_experts.", "a shared expert"),
+        (".shared_expert_gate", "the gate of a shared expert"),
+        (".gate", "the router of experts"),
+        (".router", "the router of experts"),
+        (".kv_b_proj", "what heads make of latents"),
+        (".q_b_proj", "what heads make of latents"),
+        ("norm", "a norm"),
+        ("embed_positions", "the embedding of positions"),
+    ];
+    let is_of = |part: &str| match part {
+        ".gate" | ".router" => module.ends_with(part),
+        "norm" => module.ends_with(part) || module.ends_with("layernorm"),
+        _ => module.contains(part),
+    };
+    let mut kinds = KINDS.iter();
+    kinds.find(|(part, _)| is_of(part)).map(|(_, what)| *what)
+}
+
 fn unknown_module(adapter: &PeftAdapter, spec: &ModelSpec) -> LoadError {
     let places = places(spec);
-    let paths: Vec<_> = places
+    let paths: BTreeSet<_> = places
         .iter()
-        .map(|place| spec.module_path(place.module))
+        .flat_map(|place| all_names(spec, &spec.module_path(place.module)))
         .collect();
     let mut modules = adapter.module_names();
-    let unknown = modules.find(|name| !paths.iter().any(|path| path == name));
+    let unknown = modules.find(|name| !paths.contains(*name) && !is_of_images(name));
+    let unknown = unknown.unwrap_or_default();
+    if let Some(what) = unadaptable(unknown) {
+        return adapter.error(format!(
+            "changes the module {unknown}, {what}, which adapters cannot change here: merge it into the checkpoint \
+             (merge_and_unload of peft)"
+        ));
+    }
     adapter.error(format!(
-        "changes the module {}, which the model does not have as a linear layer, embedding or output layer ({} with {} \
+        "changes the module {unknown}, which the model does not have as a linear layer, embedding or output layer ({} with {} \
          layers): the adapter was trained for another model, or has to be merged into the checkpoint",
-        unknown.unwrap_or_default(),
         spec.family,
         spec.num_layers()
     ))

@@ -63,6 +63,7 @@ impl ClassHead {
             labels,
             tokens: None,
             transform,
+            padding: padding(config),
         })
     }
 
@@ -86,6 +87,7 @@ impl ClassHead {
             labels,
             tokens: None,
             transform: score_transform(config)?,
+            padding: padding(config),
         })
     }
 
@@ -125,6 +127,7 @@ impl ClassHead {
             labels: vec!["LABEL_0".to_owned()],
             tokens: Some(tokens),
             transform: ClassTransform::Sigmoid,
+            padding: None,
         })
     }
 }
@@ -151,6 +154,12 @@ fn score_transform(config: &JsonFile) -> Result<ClassTransform, LoadError> {
             "supported; torch.nn's Sigmoid and Identity are",
         )),
     }
+}
+
+/// The token that pads prompts, if the config tells one.
+fn padding(config: &JsonFile) -> Option<TokenId> {
+    let id = config.get("pad_token_id")?.as_u64()?;
+    TokenId::try_from(id).ok()
 }
 
 /// The names of the classes: `id2label`, or as many as `num_labels` says, named as in transformers.

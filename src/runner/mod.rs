@@ -5,6 +5,7 @@
 //! families/       one file for each model family: from config.json to a description of the model
 //! spec.rs rope.rs alibi.rs    that description
 //! model_tensors.rs    the weights of a model by name
+//! module_names.rs what modules are called in checkpoints and adapters
 //! weight_sources.rs   all weights found and checked
 //! packer.rs       packs matrices for a device
 //! precision.rs    the precision that float weights are rounded to
@@ -59,6 +60,7 @@ mod linear_weights;
 mod model_runner;
 mod model_source;
 mod model_tensors;
+mod module_names;
 mod packer;
 mod pooler;
 mod precision;

@@ -444,7 +444,10 @@ fn describe_safetensors(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<Token
     let mut spec = families::describe(config)?;
     let end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
     let modules = [spec.modules.embedding, spec.modules.output_layer];
-    let [embedding, output] = modules.map(|module| format!("{module}.weight"));
+    let [embedding, output] = {
+        let tensors = ModelTensors::new(&spec, checkpoint.store()?, None);
+        modules.map(|module| format!("{}.weight", tensors.stored_name(Module::of_model(module))))
+    };
     if spec.tied_embeddings && !checkpoint.are_equal(&embedding, &output)? {
         log::warn!(
             "{}: tie_word_embeddings is true, but the checkpoint has an {output} that differs from {embedding}: \
@@ -475,8 +478,8 @@ fn describe_gguf(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<TokenId>), L
     architecture.convert(&mut spec);
     let mut end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
     if end_ids.is_empty() {
-        let ids = families::gguf_end_ids(gguf).filter(|&id| id < spec.vocab_size as u64);
-        end_ids = ids.map(|id| id as TokenId).collect();
+        end_ids = gguf.end_tokens()?;
+        end_ids.retain(|&id| (id as usize) < spec.vocab_size);
     }
     Ok((spec, end_ids))
 }
@@ -498,18 +501,22 @@ fn end_ids(
         Value::Array(ids) => ids.as_slice(),
         one => std::slice::from_ref(one),
     };
-    ids.iter()
-        .map(|id| {
-            id.as_u64()
-                .filter(|&id| id < vocab_size as u64)
-                .map(|id| id as TokenId)
-                .ok_or_else(|| {
-                    let expected =
-                        format!("a token id below vocab_size {vocab_size}, or a list of them");
-                    file.unexpected(KEY, value, expected)
-                })
-        })
-        .collect()
+    let mut known = Vec::new();
+    for id in ids {
+        match id.as_i64() {
+            // Some checkpoints name tokens of the tokenizer that they were derived from, which they cannot generate.
+            Some(outside) if !(0..vocab_size as i64).contains(&outside) => log::warn!(
+                "{}: {KEY}: {outside} is not below vocab_size {vocab_size}, so it ends nothing",
+                file.path().display()
+            ),
+            Some(id) => known.push(id as TokenId),
+            None => {
+                let expected = "a token id, or a list of them";
+                return Err(file.unexpected(KEY, value, expected));
+            }
+        }
+    }
+    Ok(known)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The weights of a model by transformers' names, whatever format its checkpoint has.
 
 use super::families::GgufArchitecture;
+use super::module_names::ModuleNames;
 use super::spec::{Linear, ModelSpec, Module, StackedLayout};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Store, Tensor};
@@ -11,8 +12,8 @@ pub(super) struct ModelTensors<'a> {
     store: Store<'a>,
     /// The architecture of GGUF files, which have their own names and row order.
     gguf: Option<GgufArchitecture>,
-    /// What names lack in a checkpoint of the model without its output layer.
-    missing_prefix: Option<&'static str>,
+    /// What modules are called in safetensors.
+    names: Option<ModuleNames>,
 }
 
 impl<'a> ModelTensors<'a> {
@@ -21,15 +22,14 @@ impl<'a> ModelTensors<'a> {
         store: Store<'a>,
         gguf: Option<GgufArchitecture>,
     ) -> Self {
-        let missing_prefix = match gguf {
-            Some(_) => None,
-            None => missing_prefix(&store, spec.modules.embedding),
-        };
+        let names = gguf
+            .is_none()
+            .then(|| ModuleNames::find(spec, |module| store.has(&format!("{module}.weight"))));
         Self {
             spec,
             store,
             gguf,
-            missing_prefix,
+            names,
         }
     }
 
@@ -240,12 +240,13 @@ impl<'a> ModelTensors<'a> {
         self.store.vector(stored, len, self.row_order(module))
     }
 
-    fn stored_name(&self, module: Module) -> String {
+    /// The name of a module in the checkpoint.
+    pub(super) fn stored_name(&self, module: Module) -> String {
         let gguf = self.gguf.and_then(|gguf| gguf.module_name(module));
         gguf.unwrap_or_else(|| {
             let path = self.spec.module_path(module);
-            match self.missing_prefix.and_then(|it| path.strip_prefix(it)) {
-                Some(rest) => rest.to_owned(),
+            match &self.names {
+                Some(names) => names.stored(path),
                 None => path,
             }
         })
@@ -257,12 +258,4 @@ impl<'a> ModelTensors<'a> {
             gguf.row_order(module, self.spec.head_dim)
         })
     }
-}
-
-/// The first part of a module's name, with its dot, if the checkpoint has the module only without it. transformers loads
-/// such a checkpoint too (`base_model_prefix`).
-fn missing_prefix(store: &Store<'_>, module: &'static str) -> Option<&'static str> {
-    let (prefix, rest) = module.split_at(module.find('.')? + 1);
-    let has = |module| store.has(&format!("{module}.weight"));
-    (!has(module) && has(rest)).then_some(prefix)
 }

@@ -83,6 +83,19 @@ impl Rope {
         }
     }
 
+    /// The positions that a scaled embedding reaches: with YaRN those of the first training times the factor, which model cards leave
+    /// `max_position_embeddings` below. `None` where config.json alone says.
+    pub fn scaled_positions(&self) -> Option<usize> {
+        match self.scaling {
+            RopeScaling::Yarn {
+                factor,
+                original_len,
+                ..
+            } => Some((factor * original_len) as usize),
+            _ => None,
+        }
+    }
+
     /// Radians per position of each pair, `[head_dim / 2]`, for sequences of up to `max_seq_len` tokens. Pairs that are
     /// not rotated are the last ones, with a frequency of 0.
     pub fn frequencies(&self, head_dim: usize, max_seq_len: usize) -> Vec<f32> {

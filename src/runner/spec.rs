@@ -84,6 +84,8 @@ pub struct ClassHead {
     pub tokens: Option<[TokenId; 2]>,
     /// What whoever answers makes of the results, unless the request wants them as they are.
     pub transform: ClassTransform,
+    /// The token that pads prompts.
+    pub padding: Option<TokenId>,
 }
 
 /// The modules of a head for classes.
@@ -517,6 +519,17 @@ impl ModelSpec {
             Some(layer) => format!("{}.{layer}.{name}", self.modules.layers),
             None => name,
         }
+    }
+
+    /// The token at the end of a prompt that a decoder's classes do not read: the state of the last other one stands for the prompt
+    /// (`GenericForSequenceClassification` of transformers).
+    pub fn padding(&self) -> Option<TokenId> {
+        let is_last = self.pooling.is_some_and(|it| it.mode == PoolingMode::Last);
+        let classes = self
+            .classes
+            .as_ref()
+            .filter(|_| is_last && !self.is_bidirectional);
+        classes.and_then(|head| head.padding)
     }
 
     /// Number of decoder layers.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::base::{LoadError, read_text};
+use crate::base::{LoadError, parse_json, read_text};
 
 /// The most templates of a folder. Checkpoints have one to three.
 const MAX_TEMPLATES: usize = 64;
@@ -168,10 +168,15 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
     let Some(text) = text_if_there(path)? else {
         return Ok(Map::new());
     };
-    serde_json::from_str(&text).map_err(|error| LoadError::File {
+    let fail = |reason: String| LoadError::File {
         path: path.to_owned(),
-        reason: error.to_string(),
-    })
+        reason,
+    };
+    match parse_json(&text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(fail("is not a JSON object".to_owned())),
+        Err(error) => Err(fail(error.to_string())),
+    }
 }
 
 /// Reads the text file at `path`. None if the file does not exist.

@@ -74,6 +74,22 @@ impl ChatTemplates {
         Ok(templates)
     }
 
+    /// The templates with these names and sources, which find special tokens by name.
+    ///
+    /// # Errors
+    /// One does not compile.
+    pub fn with_sources(
+        sources: &[(String, String)],
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, String> {
+        let mut templates = Self::empty(special_tokens).map_err(|error| error.to_string())?;
+        for (name, source) in sources {
+            let added = templates.add(name, source);
+            added.map_err(|error| format!("{name}: {error}"))?;
+        }
+        Ok(templates)
+    }
+
     fn empty(special_tokens: Vec<(String, String)>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()

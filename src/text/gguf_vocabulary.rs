@@ -18,6 +18,12 @@ use crate::base::TokenId;
 use crate::text::Tokenizer;
 use crate::text::word_splits::WordSplit;
 
+/// The way out where the metadata do not describe a tokenizer.
+const REMEDY: &str = "put the model's tokenizer.json beside the file";
+const NO_MERGES: &str =
+    "has no tokenizer.ggml.merges; put the model's tokenizer.json beside the file";
+const NO_TOKENS: &str =
+    "has no tokenizer.ggml.tokens; put the model's tokenizer.json beside the file";
 /// What SentencePiece writes for a space.
 const SPACE: &str = "\u{2581}";
 /// Tokens of SentencePiece that are longer are not joined of two others. (The default of its trainer is 16 characters.)
@@ -66,30 +72,39 @@ enum TokenKind {
 }
 
 impl GgufVocabulary {
+    /// Among the [`kinds`](GgufVocabulary::kinds), a token of text.
+    pub const ORDINARY: f64 = 1.0;
+    /// Likewise, a control token.
+    pub const CONTROL: f64 = 3.0;
+
     /// The tokenizer.
     ///
     /// # Errors
     /// It is of a kind that is not supported, or contradicts itself.
     pub fn tokenizer(&self) -> Result<Tokenizer, String> {
+        if let Some(problem) = self.problem() {
+            return Err(problem);
+        }
         let json = match self.model.as_str() {
             "gpt2" => self.byte_level()?,
-            "llama" => self.sentence_piece()?,
-            other => {
-                return Err(format!(
-                    "tokenizer.ggml.model: '{other}' is not supported (gpt2 and llama are); put the model's \
-                     tokenizer.json beside the file"
-                ));
-            }
+            _ => self.sentence_piece(),
         };
         Tokenizer::parse(json.to_string().as_bytes())
     }
 
-    /// Whether [`GgufVocabulary::tokenizer`] is likely to succeed: the kind is supported, and its parts are there.
-    pub fn is_supported(&self) -> bool {
+    /// Why there can be no [tokenizer](GgufVocabulary::tokenizer), as far as the kind and the parts tell; `None` if nothing is in the
+    /// way.
+    pub fn problem(&self) -> Option<String> {
         match self.model.as_str() {
-            "gpt2" => !self.merges.is_empty() && WordSplit::of(self.pre.as_deref()).is_ok(),
-            "llama" => !self.tokens.is_empty() && self.scores.len() == self.tokens.len(),
-            _ => false,
+            "gpt2" if self.merges.is_empty() => Some(NO_MERGES.to_owned()),
+            "gpt2" => WordSplit::of(self.pre.as_deref()).err(),
+            "llama" if self.tokens.is_empty() => Some(NO_TOKENS.to_owned()),
+            "llama" if self.scores.len() != self.tokens.len() => Some(self.odd_scores()),
+            "llama" => None,
+            "" => Some(format!("has no tokenizer.ggml.model; {REMEDY}")),
+            other => Some(format!(
+                "tokenizer.ggml.model: '{other}' is not supported (gpt2 and llama are); {REMEDY}"
+            )),
         }
     }
 
@@ -100,12 +115,6 @@ impl GgufVocabulary {
 
     fn byte_level(&self) -> Result<Value, String> {
         let split = WordSplit::of(self.pre.as_deref())?;
-        if self.merges.is_empty() {
-            return Err(
-                "has no tokenizer.ggml.merges; put the model's tokenizer.json beside the file"
-                    .to_owned(),
-            );
-        }
         let merges = self.merges.iter().map(|merge| {
             // The first part may begin with a space, where the vocabulary has such a token.
             let space = merge.char_indices().skip(1).find(|(_, char)| *char == ' ');
@@ -128,14 +137,15 @@ impl GgufVocabulary {
         }))
     }
 
-    fn sentence_piece(&self) -> Result<Value, String> {
-        if self.scores.len() != self.tokens.len() {
-            return Err(format!(
-                "has {} tokenizer.ggml.scores for {} tokens; it is damaged",
-                self.scores.len(),
-                self.tokens.len()
-            ));
-        }
+    fn odd_scores(&self) -> String {
+        format!(
+            "has {} tokenizer.ggml.scores for {} tokens; it is damaged",
+            self.scores.len(),
+            self.tokens.len()
+        )
+    }
+
+    fn sentence_piece(&self) -> Value {
         let adds_space = self.adds_space.unwrap_or(true);
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         let prepend = json!({"type": "Prepend", "prepend": SPACE});
@@ -152,7 +162,7 @@ impl GgufVocabulary {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
         let unknown = self.unknown.or_else(|| self.first_of(TokenKind::Unknown));
-        Ok(json!({
+        json!({
             "version": "1.0",
             // SentencePiece replaces spaces before it looks for them.
             "added_tokens": self.added_tokens(!adds_space),
@@ -164,7 +174,7 @@ impl GgufVocabulary {
                 "type": "BPE", "vocab": self.vocabulary(), "merges": self.merges_by_score(), "byte_fallback": true,
                 "fuse_unk": true, "unk_token": unknown.and_then(|token| self.text(token)),
             },
-        }))
+        })
     }
 
     /// All pairs of tokens whose union is a token, the best union first.

@@ -13,6 +13,7 @@ mod chat_template_files;
 mod chat_templates;
 mod conversation;
 mod coverage;
+mod declared_tokens;
 mod detokenizer;
 mod gguf_vocabulary;
 mod judge_prompt;

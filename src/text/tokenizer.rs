@@ -8,13 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use serde_json::{Value, json};
 use tokenizers::utils::truncation::{
     TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
 };
-use tokenizers::{DecoderWrapper, PostProcessor};
+use tokenizers::{DecoderWrapper, PostProcessor, PostProcessorWrapper};
 
 use crate::base::{LoadError, RequestError, TokenId, read_text};
 use crate::text::coverage;
+use crate::text::declared_tokens::{self, DeclaredTokens};
 
 /// A character placed before a word to find the word's tokens inside a text. Vocabularies do not merge it with words.
 const ANCHOR: &str = "\n";
@@ -32,6 +34,8 @@ pub struct Tokenizer {
     bytes: ByteTokens,
     max_bytes_per_token: usize,
     context: OnceLock<Context>,
+    /// The token that ends a text, if the folder names one.
+    end: Option<TokenId>,
 }
 
 /// The beginning of a text, behind which a token decodes as it does inside one.
@@ -72,7 +76,7 @@ pub(super) enum ByteTokens {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` from `dir`.
+    /// Loads `tokenizer.json` from `dir`, with the tokens that the files beside it declare.
     ///
     /// Disables truncation and padding, which are meant for training: truncation would cut prompts.
     ///
@@ -80,16 +84,22 @@ impl Tokenizer {
     /// The file cannot be read or is invalid.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("tokenizer.json");
+        let declared = declared_tokens::read(dir)?;
         let parsed = read_text(&path)
             .map_err(|error| error.to_string())
-            .and_then(|json| Self::parse(json.as_bytes()));
+            .and_then(|json| Self::parse_with(json.as_bytes(), declared));
         parsed.map_err(|reason| LoadError::File { path, reason })
     }
 
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
+        Self::parse_with(json, DeclaredTokens::default())
+    }
+
+    fn parse_with(json: &[u8], declared: DeclaredTokens) -> Result<Self, String> {
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(json))?;
         guarded(|| inner.with_truncation(None).map(|_| ()))?;
         inner.with_padding(None);
+        let end = declare(&mut inner, declared)?;
         let bytes = byte_tokens(inner.get_decoder())?;
         let max_bytes_per_token = coverage::max_bytes_per_token(&inner);
         Ok(Self {
@@ -97,7 +107,13 @@ impl Tokenizer {
             bytes,
             max_bytes_per_token: max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN),
             context: OnceLock::new(),
+            end,
         })
+    }
+
+    /// The token that ends a text: `eos_token` of tokenizer_config.json, or of special_tokens_map.json.
+    pub fn end_id(&self) -> Option<TokenId> {
+        self.end
     }
 
     /// Maximum length of the text that one token represents, in bytes. A lossy tokenizer has no such limit; the value
@@ -308,6 +324,86 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(_) => Err("the tokenizer library panicked; check tokenizer.json".to_owned()),
     }
+}
+
+/// Adds tokens, and the end token to every text if it has to be there. Returns the end token.
+fn declare(
+    inner: &mut tokenizers::Tokenizer,
+    declared: DeclaredTokens,
+) -> Result<Option<TokenId>, String> {
+    let DeclaredTokens {
+        tokens,
+        ids,
+        end,
+        adds_end,
+        splits_special,
+    } = declared;
+    let is_there = |inner: &tokenizers::Tokenizer, content: &str| {
+        let added = inner.get_added_vocabulary().get_vocab();
+        added.contains_key(content)
+    };
+    let (with_flags, by_name) = tokens.split_at(ids.len());
+    guarded(|| inner.add_tokens(with_flags.iter().cloned()))?;
+    // Those that are there keep their flags.
+    let others = by_name
+        .iter()
+        .filter(|token| !is_there(inner, &token.content));
+    let others: Vec<_> = others.cloned().collect();
+    guarded(|| inner.add_tokens(others))?;
+    for (content, id) in ids {
+        if let Some(actual) = inner.token_to_id(&content).filter(|actual| *actual != id) {
+            log::warn!(
+                "tokenizer.json makes '{content}' token {actual}, and the files beside it say {id}: {actual} is used"
+            );
+        }
+    }
+    inner.set_encode_special_tokens(splits_special);
+    let end = end.and_then(|content| Some((inner.token_to_id(&content)?, content)));
+    if let Some((id, content)) = end.as_ref().filter(|_| adds_end) {
+        add_end(inner, *id, content)?;
+    }
+    Ok(end.map(|(id, _)| id))
+}
+
+/// Puts the end token behind every text, unless it is there.
+fn add_end(inner: &mut tokenizers::Tokenizer, id: TokenId, content: &str) -> Result<(), String> {
+    let encoding = guarded(|| inner.encode_fast("a", true))?;
+    if encoding.get_ids().last() == Some(&id) {
+        return Ok(());
+    }
+    let processor = inner.get_post_processor().map(serde_json::to_value);
+    let processor = processor.transpose().map_err(|error| error.to_string())?;
+    // A sequence of processors, or one.
+    let mut processors = match processor {
+        None => Vec::new(),
+        Some(mut processor) => match processor.get_mut("processors").map(Value::take) {
+            Some(Value::Array(processors)) => processors,
+            _ => vec![processor],
+        },
+    };
+    let is_template = |processor: &Value| processor["type"] == "TemplateProcessing";
+    if !processors.iter().any(is_template) {
+        let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        processors.push(json!({
+            "type": "TemplateProcessing", "single": [sequence("A")], "pair": [sequence("A"), sequence("B")],
+            "special_tokens": {},
+        }));
+    }
+    let mut templates = processors.iter_mut().filter(|it| is_template(it));
+    let template = templates.next().ok_or("post_processor: has no template")?;
+    let end = json!({"SpecialToken": {"id": content, "type_id": 0}});
+    for kind in ["single", "pair"] {
+        let pieces = template[kind]
+            .as_array_mut()
+            .ok_or("post_processor: has no list of pieces")?;
+        pieces.push(end.clone());
+    }
+    template["special_tokens"][content] = json!({"id": content, "ids": [id], "tokens": [content]});
+    let sequence = json!({"type": "Sequence", "processors": processors});
+    let sequence: PostProcessorWrapper =
+        serde_json::from_value(sequence).map_err(|error| error.to_string())?;
+    inner.with_post_processor(Some(sequence));
+    Ok(())
 }
 
 fn byte_tokens(decoder: Option<&DecoderWrapper>) -> Result<ByteTokens, String> {

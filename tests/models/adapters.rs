@@ -404,6 +404,76 @@ fn an_adapter_for_another_model_is_refused_by_its_tensors() {
     }
 }
 
+/// Opens a copy of an adapter whose modules have other names.
+fn renamed(test: &str, name: impl Fn(&str) -> String) -> Result<(), String> {
+    let folder =
+        std::env::temp_dir().join(format!("inflight-adapter-{}-{test}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let original = fixture("adapters").join("patterns");
+    fs::copy(
+        original.join("adapter_config.json"),
+        folder.join("adapter_config.json"),
+    )
+    .expect("a copy");
+    let bytes = fs::read(original.join("adapter_model.safetensors")).expect("the weights");
+    let old = safetensors::SafeTensors::deserialize(&bytes).expect("whole");
+    let tensors = old.tensors().into_iter();
+    let tensors: Vec<_> = tensors.map(|(old, view)| (name(&old), view)).collect();
+    let path = folder.join("adapter_model.safetensors");
+    safetensors::tensor::serialize_to_file(tensors, None, &path).expect("written");
+    let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    let outcome = AdapterFiles::open(&folder, 64)
+        .and_then(|files| PreparedAdapter::new(&files, &source).map(|_| ()));
+    fs::remove_dir_all(&folder).expect("removed");
+    outcome.map_err(|error| error.to_string())
+}
+
+#[test]
+fn adapters_of_models_with_images_are_those_of_their_decoder() {
+    for (index, inner) in [
+        "model.",
+        "model.language_model.",
+        "language_model.model.",
+        "",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let outcome = renamed(&format!("names-{index}"), |name| {
+            name.replacen(
+                "base_model.model.model.",
+                &format!("base_model.model.{inner}"),
+                1,
+            )
+        });
+        assert_eq!(outcome, Ok(()), "{inner}");
+    }
+}
+
+#[test]
+fn modules_that_adapters_cannot_change_are_refused_for_what_they_are() {
+    for (module, what) in [
+        ("mlp.experts.0.up_proj", "of the experts"),
+        ("mlp.shared_expert.up_proj", "a shared expert"),
+        ("self_attn.kv_b_proj", "what heads make of latents"),
+        ("mlp.gate", "the router of experts"),
+    ] {
+        let error = renamed(&module.replace('.', "-"), |name| {
+            match name.find("layers.0.") {
+                Some(at) if name.contains("self_attn.q_proj") => {
+                    let end = name.find(".lora_").expect("a factor");
+                    format!("{}layers.0.{module}{}", &name[..at], &name[end..])
+                }
+                _ => name.to_owned(),
+            }
+        });
+        let error = error.expect_err("refused");
+        for words in [module, what, "merge"] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
+
 /// An array as NumPy writes it.
 fn npy(descr: &str, shape: [usize; 2], data: &[u8]) -> Vec<u8> {
     let [rows, columns] = shape;

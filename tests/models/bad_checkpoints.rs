@@ -65,13 +65,84 @@ fn files_without_an_index_are_read_together() {
     let copy = Copy::of("sharded");
     fs::remove_file(copy.path("model.safetensors.index.json")).expect("there");
     assert!(copy.load().is_ok());
+    // A copy of a file changes nothing, unless it is another one's.
     let twice = copy.path("more.safetensors");
-    fs::copy(copy.path("model-00001-of-00002.safetensors"), twice).expect("a copy");
+    fs::copy(copy.path("model-00001-of-00002.safetensors"), &twice).expect("a copy");
+    assert!(copy.load().is_ok());
+    let mut bytes = fs::read(&twice).expect("the copy");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&twice, bytes).expect("written");
     copy.refused(&[
         "more.safetensors",
         "is in",
         "model-00001-of-00002.safetensors as well",
     ]);
+}
+
+#[test]
+fn files_of_pytorch_are_refused_with_what_converts_them() {
+    for (file, target) in [
+        ("pytorch_model.bin", "'model.safetensors'"),
+        (
+            "pytorch_model-00001-of-00002.bin",
+            "'pytorch_model-00001-of-00002.safetensors'",
+        ),
+        ("consolidated.00.pth", "'consolidated.00.safetensors'"),
+    ] {
+        let copy = Copy::of("llama2");
+        fs::rename(copy.path("model.safetensors"), copy.path(file)).expect("renamed");
+        fs::write(copy.path("training_args.bin"), "").expect("written");
+        copy.refused(&[file, "runs code", target]);
+    }
+}
+
+#[test]
+fn end_tokens_outside_of_the_vocabulary_end_nothing() {
+    let copy = Copy::of("llama2").json(
+        "generation_config.json",
+        json!({"eos_token_id": [7, 160, 99_999, -1]}),
+    );
+    let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
+    assert_eq!(source.end_ids(), [7]);
+}
+
+#[test]
+fn numbers_that_only_python_writes_are_refused_where_a_number_is_needed() {
+    let with = |text: &str| {
+        let copy = Copy::of("llama2");
+        let path = copy.path("config.json");
+        let config = fs::read_to_string(&path).expect("the file");
+        let config = config.replacen('{', &format!("{{ {text},"), 1);
+        fs::write(path, config).expect("written");
+        copy
+    };
+    assert!(with("\"x\": [NaN, Infinity, -Infinity]").load().is_ok());
+    with("\"partial_rotary_factor\": NaN").refused(&["partial_rotary_factor: \"NaN\""]);
+    with("\"partial_rotary_factor\": Infinity").refused(&["partial_rotary_factor: 1.79"]);
+}
+
+#[test]
+fn decoders_are_found_under_the_names_of_models_with_images_and_of_wrappers() {
+    for (inner, outer) in [
+        ("model.language_model.", ""),
+        ("language_model.model.", "language_model."),
+        ("language_model.", ""),
+        ("model.language_model.model.", "model.language_model."),
+        ("model.text_model.", ""),
+        ("_orig_mod.model.", "_orig_mod."),
+        ("module.model.language_model.", "module."),
+        ("", ""),
+    ] {
+        let copy = Copy::of("llama2").renamed(|name| match name.strip_prefix("model.") {
+            Some(rest) => format!("{inner}{rest}"),
+            None => format!("{outer}{name}"),
+        });
+        assert!(copy.load().is_ok(), "{inner} {outer}");
+    }
+    Copy::of("llama2")
+        .renamed(|name| format!("another.{name}"))
+        .refused(&[EMBEDDING, "is missing"]);
 }
 
 #[test]
@@ -348,8 +419,8 @@ fn unsupported_features_are_rejected_by_name() {
             ["partial_rotary_factor: 0.5", "only 1 is"],
         ),
         (
-            json!({"eos_token_id": 160}),
-            ["eos_token_id: 160", "below vocab_size 160"],
+            json!({"eos_token_id": "160"}),
+            ["eos_token_id: \"160\"", "a token id"],
         ),
     ] {
         let copy = Copy::of("llama2").config(change);

@@ -29,6 +29,26 @@ const FIXTURES: [&str; 8] = [
 ];
 
 #[test]
+fn yarn_reaches_as_far_as_its_factor_says() {
+    let positions = |rope: Value, max: u32| {
+        let config =
+            json!({"rope_parameters": null, "rope_scaling": rope, "max_position_embeddings": max});
+        let copy = Copy::of("llama2").config(config);
+        let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
+        source.spec().max_seq_len()
+    };
+    let yarn = |original: Value| json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original});
+    // As model cards have it, and as transformers writes it.
+    assert_eq!(positions(yarn(json!(64)), 64), 256);
+    assert_eq!(positions(yarn(json!(32_768)), 40_960), 131_072);
+    assert_eq!(positions(yarn(json!(64)), 256), 256);
+    assert_eq!(positions(yarn(json!(64)), 1024), 1024);
+    assert_eq!(positions(yarn(json!(null)), 64), 256);
+    let linear = json!({"rope_type": "linear", "factor": 4.0});
+    assert_eq!(positions(linear, 64), 64);
+}
+
+#[test]
 fn configs_of_older_transformers_mean_the_same() {
     let mut num_without_rope = 0;
     for name in FIXTURES.into_iter().chain(FAMILIES.map(|(name, _)| name)) {

@@ -101,6 +101,17 @@ impl Copy {
         self
     }
 
+    /// Rewrites model.safetensors with other names of its tensors.
+    pub fn renamed(self, name: impl Fn(&str) -> String) -> Self {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).expect("the file");
+        let old = SafeTensors::deserialize(&bytes).expect("whole");
+        let tensors = old.tensors().into_iter();
+        let tensors: Vec<_> = tensors.map(|(old, view)| (name(&old), view)).collect();
+        serialize_to_file(tensors, None, &path).expect("written");
+        self
+    }
+
     /// Replaces model.safetensors by two files, each with every second tensor, and an index.
     pub fn in_two_files(self) -> Self {
         let path = self.path("model.safetensors");

@@ -313,3 +313,145 @@ fn safetensors_take_precedence_over_gguf() {
     fs::copy(fixture(Q8_0).join(Q8_0_FILE), copy.path(Q8_0_FILE)).expect("a copy");
     assert_eq!(spec(copy.dir()), spec(&fixture("llama2")));
 }
+
+/// The bytes of a text, and of a number, as values.
+fn text(value: &str) -> (u32, Vec<u8>) {
+    let len = (value.len() as u64).to_le_bytes();
+    (8, [&len, value.as_bytes()].concat())
+}
+
+fn float(value: f32) -> (u32, Vec<u8>) {
+    (6, value.to_le_bytes().to_vec())
+}
+
+fn unsigned(values: &[u32]) -> (u32, Vec<u8>) {
+    let values: Vec<_> = values.iter().map(|value| value.to_le_bytes()).collect();
+    match &values[..] {
+        [value] => (4, value.to_vec()),
+        values => {
+            let len = (values.len() as u64).to_le_bytes();
+            (
+                9,
+                [&4_u32.to_le_bytes(), &len[..], &values.concat()].concat(),
+            )
+        }
+    }
+}
+
+/// A copy with further keys, in place of those of the same name.
+fn with_keys(name: &str, file: &str, keys: &[(&str, (u32, Vec<u8>))]) -> Copy {
+    const FIRST_KEY: usize = 24;
+    const ALIGNMENT: usize = 32;
+    let copy = Copy::of(name);
+    let mut contents = fs::read(copy.path(file)).expect("the file");
+    let entry = |key: &str, (kind, value): &(u32, Vec<u8>)| {
+        let (_, key) = text(key);
+        [&key[..], &kind.to_le_bytes(), value].concat()
+    };
+    let mut added = Vec::new();
+    for (key, value) in keys {
+        let (_, known) = text(key);
+        let found = contents.windows(known.len()).position(|it| it == known);
+        if let Some(at) = found {
+            contents[at + 8] = b'X';
+        }
+        added.extend(entry(key, value));
+    }
+    // The tensors stay aligned.
+    let padding = (added.len() + entry("x", &text("")).len()).next_multiple_of(ALIGNMENT)
+        - (added.len() + entry("x", &text("")).len());
+    added.extend(entry("x", &text(&"x".repeat(padding))));
+    let num_keys = u64::from_le_bytes(*contents[16..].first_chunk().expect("a header"));
+    let num_keys = num_keys + keys.len() as u64 + 1;
+    contents[16..FIRST_KEY].copy_from_slice(&num_keys.to_le_bytes());
+    contents.splice(FIRST_KEY..FIRST_KEY, added);
+    fs::write(copy.path(file), contents).expect("written");
+    copy
+}
+
+#[test]
+fn a_factor_of_positions_means_what_llama_cpp_makes_of_it() {
+    let scaling = |keys: &[(&str, (u32, Vec<u8>))]| {
+        let copy = with_keys(Q4_K, Q4_K_FILE, keys);
+        assert!(copy.load().is_ok());
+        spec(copy.dir()).layers[0].attention.rope.scaling.clone()
+    };
+    let (kind, factor, older) = (
+        "llama.rope.scaling.type",
+        "llama.rope.scaling.factor",
+        "llama.rope.scale_linear",
+    );
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    assert_eq!(scaling(&[(factor, float(4.0))]), linear);
+    assert_eq!(scaling(&[(older, float(4.0))]), linear);
+    let both = [(kind, text("linear")), (older, float(4.0))];
+    assert_eq!(scaling(&both), linear);
+    // The newer key counts.
+    let both = [(factor, float(4.0)), (older, float(2.0))];
+    assert_eq!(scaling(&both), linear);
+    for keys in [
+        &[(kind, text("none")), (factor, float(4.0))][..],
+        &[(kind, text("linear"))],
+        &[(factor, float(0.0))],
+        &[(older, float(1.0))],
+    ] {
+        assert_eq!(scaling(keys), RopeScaling::None);
+    }
+    let yarn = scaling(&[(kind, text("yarn")), (factor, float(2.0))]);
+    assert!(matches!(yarn, RopeScaling::Yarn { factor: 2.0, .. }));
+}
+
+#[test]
+fn a_key_that_may_change_numbers_is_refused_unless_it_is_known() {
+    for (key, value) in [
+        ("llama.rope.new", float(2.0)),
+        ("llama.rope.dimension_sections", unsigned(&[4, 4])),
+        ("llama.attention.scale", float(0.05)),
+        ("llama.attention.clamp_kqv", float(8.0)),
+        ("llama.attention.causal", (7, vec![0])),
+        ("llama.attention.layer_norm", text("new")),
+        ("llama.expert_group_scale", float(0.5)),
+        ("llama.expert_group_count", unsigned(&[4])),
+        ("llama.logit_scale", float(0.5)),
+    ] {
+        let copy = with_keys(Q4_K, Q4_K_FILE, &[(key, value)]);
+        copy.refused(&[Q4_K_FILE, key, "is not known", "config.json"]);
+    }
+    for (key, value) in [
+        ("llama.attention.scale", float(0.0)),
+        ("llama.attention.causal", (7, vec![1])),
+        ("llama.expert_count", unsigned(&[0])),
+        ("llama.expert_used_count", unsigned(&[0])),
+        ("llama.logit_scale", float(1.0)),
+        ("llama.rope.scaling.finetuned", (7, vec![1])),
+        ("llama.training.new", float(2.0)),
+        ("another.attention.scale", float(2.0)),
+    ] {
+        let copy = with_keys(Q4_K, Q4_K_FILE, &[(key, value)]);
+        assert!(copy.load().is_ok(), "{key}");
+    }
+}
+
+#[test]
+fn an_array_of_equal_numbers_is_a_number() {
+    let width = spec(&fixture(Q4_K)).layers[0].feed_forward.width() as u32;
+    let key = "llama.feed_forward_length";
+    let equal = with_keys(Q4_K, Q4_K_FILE, &[(key, unsigned(&[width; 2]))]);
+    assert_eq!(spec(equal.dir()), spec(&fixture(Q4_K)));
+    let other = [width, width + 32];
+    with_keys(Q4_K, Q4_K_FILE, &[(key, unsigned(&other))])
+        .refused(&[key, "differs from layer to layer"]);
+}
+
+#[test]
+fn files_that_are_published_beside_a_model_are_not_the_model() {
+    let copy = Copy::of(Q8_0);
+    for name in ["mmproj-model-f16.gguf", "imatrix.gguf", "a.imatrix.gguf"] {
+        fs::write(copy.path(name), "GGUF").expect("written");
+    }
+    let adapter = with_keys(Q8_0, Q8_0_FILE, &[("general.type", text("adapter"))]);
+    fs::copy(adapter.path(Q8_0_FILE), copy.path("other.gguf")).expect("a copy");
+    assert_eq!(spec(copy.dir()), spec(&fixture(Q8_0)));
+    fs::rename(copy.path(Q8_0_FILE), copy.path("Q8_0.GGUF")).expect("renamed");
+    assert_eq!(spec(copy.dir()), spec(&fixture(Q8_0)));
+}

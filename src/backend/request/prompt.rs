@@ -42,6 +42,8 @@ pub struct PromptEncoder {
     pub kept: KeptPart,
     /// Whether pairs are put into the prompt of Qwen3-Reranker.
     pub judges_pairs: bool,
+    /// The token that is left out at the end of a prompt, up to the first one.
+    pub padding: Option<TokenId>,
 }
 
 /// The part of a prompt that is left when it is cut.
@@ -121,6 +123,10 @@ impl PromptEncoder {
             }
             (_, None) => return Err(Error::internal("a text model without a tokenizer")),
         };
+        let mut new = new;
+        while new.len() > 1 && new.last().copied() == self.padding {
+            new.pop();
+        }
         let num_before = context.len();
         if num_before > 0 && num_before + new.len() >= self.max_seq_len.index() {
             return Err(Error::invalid(format!(
@@ -269,11 +275,6 @@ impl PromptEncoder {
             // The template writes the special tokens itself.
             Some(conversation) => (render(parts, &conversation)?, false),
         };
-        if text.is_empty() {
-            return Err(Error::invalid(
-                "text_input is empty; a prompt has at least one token",
-            ));
-        }
         let pair = options.text_pair.as_deref();
         let num_bytes = text.len() + pair.map_or(0, str::len);
         if num_bytes > self.max_prompt_bytes() {
@@ -291,6 +292,16 @@ impl PromptEncoder {
             Some(pair) if self.judges_pairs => tokenizer.encode_judgement(&text, pair, max_tokens),
             _ => tokenizer.encode_texts(&text, pair, add_special_tokens, max_tokens),
         }?;
+        // The tokenizer may add tokens of its own to an empty text.
+        if encoded.ids.is_empty() {
+            let problem = match text.is_empty() {
+                true => "text_input is empty; a prompt has at least one token",
+                false => {
+                    "text_input has no token that the tokenizer knows; a prompt has at least one token"
+                }
+            };
+            return Err(Error::invalid(problem));
+        }
         self.check_vocabulary("the prompt", &encoded.ids)?;
         Ok((text, encoded))
     }

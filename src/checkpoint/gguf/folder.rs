@@ -21,18 +21,46 @@ use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedSh
 
 const EXTENSION: &str = "gguf";
 
-/// The GGUF files of a folder, sorted by name.
+/// Parts of the names of files that are published beside a model and are none: image encoders and statistics of quantisation.
+const OTHER_NAMES: [&str; 2] = ["mmproj", "imatrix"];
+/// The same by `general.type`.
+const OTHER_TYPES: [&str; 4] = ["mmproj", "imatrix", "adapter", "vocab"];
+
+/// The GGUF files of a folder, sorted by name, without those that are [published beside a model](OTHER_NAMES).
 fn gguf_files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries
         .map(|entry| entry.path())
         .filter(|path| {
             path.extension()
-                .is_some_and(|extension| extension == EXTENSION)
+                .is_some_and(|extension| extension.eq_ignore_ascii_case(EXTENSION))
         })
         .collect();
     files.sort();
-    files
+    let models: Vec<_> = files.iter().filter(|path| !is_other(path)).collect();
+    match models.is_empty() || models.len() == files.len() {
+        true => files,
+        false => models.into_iter().cloned().collect(),
+    }
+}
+
+/// Whether a file's name says that it is published beside a model.
+fn is_other(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    let name = name.to_string_lossy().to_ascii_lowercase();
+    OTHER_NAMES.iter().any(|other| name.contains(other))
+}
+
+/// Whether a file says of itself that it is no model.
+fn says_other(path: &Path) -> bool {
+    let Ok(file) = GgufFile::open(path) else {
+        return false;
+    };
+    let is = |key, values: &[&str]| match file.metadata.get(key) {
+        Some(MetadataValue::Text(text)) => values.contains(&&text[..]),
+        _ => false,
+    };
+    is("general.type", &OTHER_TYPES) || is("general.architecture", &["clip"])
 }
 
 /// All tensors of a checkpoint, and the metadata of its first file. Names are those of llama.cpp.
@@ -78,7 +106,10 @@ impl GgufFolder {
     /// # Errors
     /// See [`GgufFolder::open`].
     pub fn in_folder(dir: &Path) -> Result<Option<Self>, LoadError> {
-        let paths = gguf_files(dir);
+        let mut paths = gguf_files(dir);
+        if paths.len() > 1 && check_parts(&paths).is_err() {
+            paths.retain(|path| !says_other(path));
+        }
         match paths.is_empty() || SafetensorsFolder::is_in(dir) {
             true => Ok(None),
             false => Self::open(&paths).map(Some),
@@ -111,6 +142,11 @@ impl GgufFolder {
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, LoadError> {
         let array = self.array(key)?;
         Ok(array.and_then(|(place, bytes)| place.numbers(&bytes)))
+    }
+
+    /// All keys of the metadata.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.files[0].metadata.keys().map(String::as_str)
     }
 
     fn array(&self, key: &str) -> Result<Option<(&ArrayPlace, Vec<u8>)>, LoadError> {
@@ -397,7 +433,8 @@ fn check_parts(paths: &[PathBuf]) -> Result<(), LoadError> {
         };
     };
     for no in 1..=count {
-        let path = first.with_file_name(format!("{prefix}-{no:05}-of-{count:05}.{EXTENSION}"));
+        let extension = first.extension().unwrap_or_default().to_string_lossy();
+        let path = first.with_file_name(format!("{prefix}-{no:05}-of-{count:05}.{extension}"));
         match paths.get(no as usize - 1) {
             Some(there) if *there == path => {}
             _ if path.exists() => {

@@ -6,12 +6,14 @@
 //! metadata.rs      keys and values
 //! tensor_type.rs   the element types
 //! blocks.rs        how blocks of them are decoded
+//! end_tokens.rs    the tokens that end a text
 //! ```
 //!
 //! The format is described in ggml's docs/gguf.md. Files are not trusted: counts, lengths and offsets are checked
 //! against the real length of a file before anything is read, so a header that lies costs no memory.
 
 mod blocks;
+mod end_tokens;
 mod file;
 mod folder;
 mod metadata;

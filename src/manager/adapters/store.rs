@@ -427,7 +427,12 @@ impl Shared {
     fn stamp(&self, job: &Job) -> Result<AdapterStamp, RequestError> {
         match &job.origin {
             Origin::Folder(folder) => {
-                AdapterStamp::of(folder).ok_or_else(|| self.folders.unknown(&job.name))
+                AdapterStamp::of(folder).ok_or_else(|| match AdapterStamp::problem(folder) {
+                    Some(problem) => {
+                        RequestError::Invalid(format!("the adapter '{}': {problem}", job.name))
+                    }
+                    None => self.folders.unknown(&job.name),
+                })
             }
             Origin::Upload(upload) => {
                 let arrays = upload.arrays().ok_or_else(|| lost(&job.name))?;

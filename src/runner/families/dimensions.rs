@@ -277,6 +277,8 @@ impl Dimensions {
         layer: LayerSpec,
         windows: impl IntoIterator<Item = Option<NonZeroU32>>,
     ) -> ModelSpec {
+        let scaled = self.rope.scaled_positions().unwrap_or(0);
+        let positions = self.max_position_embeddings.max(scaled);
         let layers = windows.into_iter().take(self.num_layers).map(|window| {
             let mut layer = layer.clone();
             layer.attention.window = window;
@@ -289,7 +291,7 @@ impl Dimensions {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
-            max_position_embeddings: self.max_position_embeddings,
+            max_position_embeddings: positions.min(MAX_POSITIONS),
             embedding_scale: 1.0,
             embedding_projections: None,
             learned_positions: None,

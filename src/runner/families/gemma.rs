@@ -23,7 +23,7 @@ use super::windows::windows_except_every;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::{Activation, LogitsTransform, QkNormKind};
-use crate::runner::spec::{BlockNorms, ModelModules, ModelSpec, Norms, QkNormSpec};
+use crate::runner::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
 
 pub const GEMMA2: Family = Family {
     class: "Gemma2ForCausalLM",
@@ -65,14 +65,7 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     describe: |config| {
         let text = config.object("text_config")?;
         let text = text.ok_or_else(|| config.error("text_config is missing".to_owned()))?;
-        let mut spec = describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)?;
-        spec.modules = ModelModules {
-            embedding: "language_model.model.embed_tokens",
-            layers: "language_model.model.layers",
-            final_norm: Some("language_model.model.norm"),
-            output_layer: "language_model.lm_head",
-        };
-        Ok(spec)
+        describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)
     },
 };
 

@@ -4,6 +4,9 @@
 //! metadata the same keys behind the name of the architecture. The metadata are turned into what config.json would
 //! say, so that one reader checks both.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json, json};
 
 use super::bounds::{MAX_LAYERS, MAX_WIDTH};
@@ -14,6 +17,26 @@ use crate::runner::spec::{FeedForward, ModelSpec, Module};
 
 /// The way out for a model whose metadata do not tell enough.
 const REMEDY: &str = "put the config.json of the model that it was made from beside the file";
+
+/// What the keys begin with, behind the name of the architecture, that change what is computed: one that is not known is refused.
+const NUMERIC: [&str; 8] = [
+    "rope.",
+    "attention.",
+    "expert",
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+];
+
+/// Those of them that are factors, so that 1 changes nothing.
+const FACTORS: [&str; 4] = [
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.output_scale",
+];
 
 /// Modules outside of the layers, by their names in transformers and in GGUF files.
 const MODEL_MODULES: &[(&str, &str)] = &[
@@ -210,32 +233,23 @@ impl GgufArchitecture {
     }
 }
 
-/// The tokens that end a text: `tokenizer.ggml.eos_token_id` and its relatives, each once.
-pub fn end_ids(gguf: &GgufFolder) -> impl Iterator<Item = u64> {
-    let keys = ["eos_token_id", "eot_token_id", "eom_token_id"];
-    let ids = keys.into_iter().filter_map(|key| {
-        match gguf.metadata(&format!("tokenizer.ggml.{key}"))? {
-            &MetadataValue::Unsigned(id) => Some(id),
-            _ => None,
-        }
-    });
-    let mut seen = Vec::new();
-    ids.filter(move |id| {
-        let is_new = !seen.contains(id);
-        seen.push(*id);
-        is_new
-    })
-}
-
 /// Reads the config of a model from the metadata of its GGUF files.
 pub struct GgufConfig<'a> {
     gguf: &'a GgufFolder,
     architecture: GgufArchitecture,
+    /// The keys that have been looked for, behind the name of the architecture.
+    asked: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> GgufConfig<'a> {
     pub fn new(gguf: &'a GgufFolder, architecture: GgufArchitecture) -> Self {
-        Self { gguf, architecture }
+        // Looked at to tell families apart.
+        let asked = ["expert_count", "expert_gating_func"].map(str::to_owned);
+        Self {
+            gguf,
+            architecture,
+            asked: RefCell::new(asked.into()),
+        }
     }
 
     /// The equivalent values of config.json for a model of this class.
@@ -262,10 +276,17 @@ impl<'a> GgufConfig<'a> {
         set("num_attention_heads", num_heads);
         set("max_position_embeddings", self.required("context_length")?);
         const RMS_NORM_EPS: &str = "attention.layer_norm_rms_epsilon";
-        match self.number("attention.layer_norm_epsilon")? {
-            Some(eps) => set("layer_norm_eps", eps),
-            None => set("rms_norm_eps", self.required(RMS_NORM_EPS)?),
+        let eps = self.number("attention.layer_norm_epsilon")?;
+        let rms_eps = match eps {
+            Some(_) => self.number(RMS_NORM_EPS)?,
+            None => Some(self.required(RMS_NORM_EPS)?),
         };
+        // A file may have both; the family knows which one is its own.
+        for (key, eps) in [("layer_norm_eps", eps), ("rms_norm_eps", rms_eps)] {
+            if let Some(eps) = eps {
+                set(key, eps);
+            }
+        }
         let embedding = gguf.shape("token_embd.weight");
         let vocab_size = embedding.and_then(<[usize]>::first).copied();
         set("vocab_size", json!(vocab_size.unwrap_or(0)));
@@ -303,12 +324,59 @@ impl<'a> GgufConfig<'a> {
             }
         }
         self.add_windows(&mut config)?;
+        self.refuse_unknown()?;
         (self.architecture.add_fixed)(&mut config);
         Ok(JsonFile::new(
             gguf.path(),
             "its metadata as config.json: ",
             config,
         ))
+    }
+
+    /// Refuses a key that changes what is computed and that nothing has looked for. Other keys say something about the model,
+    /// and change no number.
+    fn refuse_unknown(&self) -> Result<(), LoadError> {
+        let mut keys: Vec<_> = self
+            .gguf
+            .keys()
+            .filter_map(|key| self.own_key(key))
+            .collect();
+        keys.sort_unstable();
+        let asked = self.asked.borrow();
+        for key in keys {
+            let is_numeric = NUMERIC.iter().any(|prefix| key.starts_with(prefix));
+            if is_numeric && !asked.contains(key) && !self.is_neutral(key)? {
+                return Err(self.error(key, "is not known", REMEDY));
+            }
+        }
+        Ok(())
+    }
+
+    /// A key behind the name of the architecture.
+    fn own_key<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(self.architecture.name)?.strip_prefix('.')
+    }
+
+    /// Whether the value of a key changes nothing: 0 is the default of llama.cpp, and what layers with windows have of their own may be
+    /// what the others have.
+    fn is_neutral(&self, key: &str) -> Result<bool, LoadError> {
+        let value = self.gguf.metadata(&self.key(key));
+        let is_neutral = match value {
+            Some(MetadataValue::Text(_)) | None => false,
+            Some(&MetadataValue::Bool(value)) => value == (key == "attention.causal"),
+            Some(MetadataValue::Array(_)) => {
+                let numbers = self.gguf.numbers(&self.key(key))?;
+                numbers.is_some_and(|all| all.iter().all(|&number| number == 0.0))
+            }
+            Some(_) => {
+                let number = self.number(key)?.and_then(|it| it.as_f64());
+                let is_factor = FACTORS.contains(&key);
+                number == Some(0.0) || is_factor && number == Some(1.0)
+            }
+        };
+        let others = key.strip_suffix("_swa").map(|key| self.key(key));
+        let is_shared = others.is_some_and(|others| self.gguf.metadata(&others) == value);
+        Ok(is_neutral || is_shared || key == "rope.scaling.finetuned")
     }
 
     /// The sizes of latents and of what heads make of them. Until April 2025, the width of a head was that of its key.
@@ -446,6 +514,10 @@ impl<'a> GgufConfig<'a> {
         for layer in &mut spec.layers {
             layer.attention.qkv.has_bias = has_bias;
             if let Some(divisors) = &divisors {
+                if layer.attention.rope.scaling != RopeScaling::None {
+                    let problem = "is not supported together with rope_freqs.weight";
+                    return Err(self.error("rope.scaling.type", problem, REMEDY));
+                }
                 let divisors = divisors.clone();
                 layer.attention.rope.scaling = RopeScaling::Divided { divisors };
             }
@@ -470,6 +542,7 @@ impl<'a> GgufConfig<'a> {
     }
 
     fn get(&self, key: &str) -> Option<&'a MetadataValue> {
+        self.asked.borrow_mut().insert(key.to_owned());
         self.gguf.metadata(&self.key(key))
     }
 
@@ -492,10 +565,27 @@ impl<'a> GgufConfig<'a> {
             Some(MetadataValue::Unsigned(number)) => Ok(Some(json!(number))),
             Some(MetadataValue::Signed(number)) => Ok(Some(json!(number))),
             Some(MetadataValue::Float(number)) if number.is_finite() => Ok(Some(json!(number))),
-            Some(MetadataValue::Array(_)) => {
+            Some(MetadataValue::Array(_)) => self.number_of_all_layers(key).map(Some),
+            Some(_) => Err(self.error(key, "is not a number", "the file is damaged")),
+        }
+    }
+
+    /// The number that an array has for every layer.
+    fn number_of_all_layers(&self, key: &str) -> Result<Json, LoadError> {
+        let numbers = self.gguf.numbers(&self.key(key))?;
+        match numbers.as_deref() {
+            Some([first, others @ ..]) if others.iter().all(|other| other == first) => {
+                let is_whole = first.fract() == 0.0 && (0.0..1e15).contains(first);
+                Ok(if is_whole {
+                    json!(*first as u64)
+                } else {
+                    json!(first)
+                })
+            }
+            Some([_, ..]) => {
                 Err(self.error(key, "differs from layer to layer", "all have to be alike"))
             }
-            Some(_) => Err(self.error(key, "is not a number", "the file is damaged")),
+            _ => Err(self.error(key, "is not numbers", "the file is damaged")),
         }
     }
 
@@ -519,17 +609,14 @@ impl<'a> GgufConfig<'a> {
             let head_dim = head_dim.and_then(Json::as_f64).or(share);
             let factor = rotary.as_f64().zip(head_dim).map(|(part, all)| part / all);
             rope.insert("partial_rotary_factor".to_owned(), json!(factor));
+        } else if self.architecture.has_partial_rotary {
+            // Whole heads, whatever the family's default is.
+            rope.insert("partial_rotary_factor".to_owned(), json!(1.0));
         }
-        if let Some(theta) = self.number("rope.freq_base")? {
-            rope.insert("rope_theta".to_owned(), theta);
-        }
-        let kind = match self.get("rope.scaling.type") {
-            Some(MetadataValue::Text(kind)) if kind != "none" => kind.as_str(),
-            _ => "default",
-        };
-        rope.insert("rope_type".to_owned(), json!(kind));
+        let theta = self.number("rope.freq_base")?;
+        rope.insert("rope_theta".to_owned(), theta.unwrap_or(json!(10_000.0)));
+        let kind = self.scaling(&mut rope)?;
         for (theirs, ours) in [
-            ("factor", "factor"),
             (
                 "original_context_length",
                 "original_max_position_embeddings",
@@ -542,6 +629,10 @@ impl<'a> GgufConfig<'a> {
             }
         }
         if let Some([long, short]) = self.long_rope()? {
+            if !["default", "longrope"].contains(&kind) {
+                let problem = "is not supported together with rope_factors_long.weight";
+                return Err(self.error("rope.scaling.type", problem, REMEDY));
+            }
             rope.insert("rope_type".to_owned(), json!("longrope"));
             rope.insert("long_factor".to_owned(), json!(long));
             rope.insert("short_factor".to_owned(), json!(short));
@@ -572,14 +663,48 @@ impl<'a> GgufConfig<'a> {
         ] {
             let key = format!("rope.scaling.{other}");
             let is_known = other == LOG_MULTIPLIER && self.architecture.has_latents;
+            let is_neutral = |value: f64| match other {
+                // The share of "NTK by parts", which only YaRN has; below 0 is none given.
+                "yarn_ext_factor" => value < 0.0 || value == f64::from(u8::from(kind == "yarn")),
+                _ => value == 1.0,
+            };
             if let Some(value) = self.number(&key)?
-                && value.as_f64() != Some(1.0)
+                && !value.as_f64().is_some_and(is_neutral)
                 && !is_known
             {
                 return Err(self.error(&key, "is not supported", REMEDY));
             }
         }
         Ok(Json::Object(rope))
+    }
+
+    /// Adds the kind of scaling and its factor. As llama.cpp has it, a factor without a kind is linear, its key was
+    /// `rope.scale_linear` until the end of 2023, and 0 or none is 1.
+    fn scaling(&self, rope: &mut Map<String, Json>) -> Result<&'a str, LoadError> {
+        const TYPE: &str = "rope.scaling.type";
+        let factors = ["rope.scaling.factor", "rope.scale_linear"].map(|key| self.number(key));
+        let [factor, older] = factors;
+        let factor = factor?
+            .or(older?)
+            .filter(|factor| factor.as_f64() != Some(0.0));
+        let factor = factor.unwrap_or(json!(1.0));
+        let is_one = factor.as_f64() == Some(1.0);
+        let kind = match self.get(TYPE) {
+            None => "linear",
+            Some(MetadataValue::Text(kind)) => kind.as_str(),
+            Some(_) => return Err(self.error(TYPE, "is not a text", "the file is damaged")),
+        };
+        let kind = match kind {
+            "none" => "default",
+            "linear" if is_one => "default",
+            other => other,
+        };
+        rope.insert("rope_type".to_owned(), json!(kind));
+        // Otherwise that of LongRoPE follows from the lengths.
+        if kind != "default" && (kind != "longrope" || !is_one) {
+            rope.insert("factor".to_owned(), factor);
+        }
+        Ok(kind)
     }
 
     /// The divisors of LongRoPE, for long and for short sequences, if the files have them.

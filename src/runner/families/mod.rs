@@ -67,7 +67,7 @@ use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
 use crate::config::PoolingMode;
 
-pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
+pub(super) use gguf::GgufArchitecture;
 
 const FAMILIES: [Family; 36] = [
     llama::FAMILY,
