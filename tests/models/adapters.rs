@@ -409,7 +409,7 @@ fn renamed(test: &str, name: impl Fn(&str) -> String) -> Result<(), String> {
     let folder =
         std::env::temp_dir().join(format!("inflight-adapter-{}-{test}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
-    let original = fixture("adapters").join("patterns");
+    let original = fixture("adapters").join("rank-1");
     fs::copy(
         original.join("adapter_config.json"),
         folder.join("adapter_config.json"),
@@ -421,7 +421,7 @@ fn renamed(test: &str, name: impl Fn(&str) -> String) -> Result<(), String> {
     let tensors: Vec<_> = tensors.map(|(old, view)| (name(&old), view)).collect();
     let path = folder.join("adapter_model.safetensors");
     safetensors::tensor::serialize_to_file(tensors, None, &path).expect("written");
-    let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    let source = ModelSource::open(&fixture("llama2")).expect("the checkpoint opens");
     let outcome = AdapterFiles::open(&folder, 64)
         .and_then(|files| PreparedAdapter::new(&files, &source).map(|_| ()));
     fs::remove_dir_all(&folder).expect("removed");

@@ -76,10 +76,12 @@ def test_an_unknown_option_is_rejected_with_the_nearest_name(server, name, neare
 
 
 def test_an_empty_prompt_is_rejected(server):
-    with pytest.raises(Refused, match="text_input is empty"):
-        generate(server, "stories", "")
     with pytest.raises(Refused, match="the prompt is empty"):
         generate(server, "synthetic", [])
+
+
+def test_an_empty_text_has_the_tokens_that_the_tokenizer_adds(server):
+    assert generate(server, "stories", "", max_tokens=4).text
 
 
 def test_a_prompt_over_max_seq_len_is_rejected_with_both_numbers(server):

@@ -75,7 +75,6 @@ def test_texts_of_many_token_prompts_are_read_in_order(server, front):
     [
         ("/tokenize", {"prompt": PROMPT}, "names no model, and there are 2"),
         ("/tokenize", {"model": "stories"}, "'messages'"),
-        ("/tokenize", {"model": "stories", "prompt": ""}, "text_input is empty"),
         ("/tokenize", {"model": "stories", "prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"model": "stories", "prompt": "a", "return_token_strs": True}, "/detokenize"),
         ("/detokenize", {"model": "stories", "tokens": "a"}, "token ids"),

@@ -44,7 +44,6 @@ def test_tokens_stand_for_their_text(server):
         ("stories", "", {"prompt_token_ids": "[5]", "messages": "[]"}, "messages"),
         ("stories", "", {"prompt_token_ids": "[1536]"}, "0 to 1535"),
         ("stories", "", {"prompt_token_ids": json.dumps([5] * 1025)}, "1025 tokens, and max_seq_len = 1024"),
-        ("stories", "", {"prompt_token_ids": "[]"}, "text_input is empty"),
         ("synthetic", [5], {"prompt_token_ids": "[5]"}, "input_ids"),
         ("stories", "Once", {"prompt_only": True, "stream": True}, "leave out 'stream'"),
     ],
