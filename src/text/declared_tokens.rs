@@ -201,3 +201,96 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, String> {
         Err(error) => Err(format!("is not JSON: {error}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::text::{Tokenizer, toys};
+
+    /// The byte-level tokenizer with these files beside it.
+    fn load(test: &str, files: &[(&str, Value)]) -> Tokenizer {
+        let id = std::process::id();
+        let dir = std::env::temp_dir().join(format!("inflight-declared-{id}-{test}"));
+        fs::create_dir_all(&dir).expect("a folder");
+        let tokenizer = toys::byte_level_json().to_string();
+        fs::write(dir.join("tokenizer.json"), tokenizer).expect("written");
+        for (name, value) in files {
+            fs::write(dir.join(name), value.to_string()).expect("written");
+        }
+        let loaded = Tokenizer::load(&dir);
+        fs::remove_dir_all(&dir).expect("removed");
+        loaded.expect("loaded")
+    }
+
+    fn contents(tokenizer: &Tokenizer, text: &str, adds_special: bool) -> Vec<String> {
+        let ids = tokenizer.encode(text, adds_special).expect("tokens");
+        let contents = ids.into_iter().filter_map(|id| tokenizer.content(id));
+        contents.collect()
+    }
+
+    #[test]
+    fn tokens_are_found_wherever_they_are_declared() {
+        let both = json!(["<extra>", "<tool>"]);
+        let token =
+            |content: &str| json!({"content": content, "special": false, "normalized": false});
+        for (index, (file, value)) in [
+            (
+                CONFIG,
+                json!({DECODER: {"901": token("<tool>"), "900": token("<extra>")}}),
+            ),
+            (CONFIG, json!({ADDITIONAL: both})),
+            (CONFIG, json!({EXTRA: both})),
+            (
+                CONFIG,
+                json!({EXTRA: {"x_token": "<extra>", "y_token": "<tool>"}}),
+            ),
+            (
+                CONFIG,
+                json!({"image_token": "<extra>", "pad_token": token("<tool>")}),
+            ),
+            (
+                SPECIAL_TOKENS,
+                json!({ADDITIONAL: [token("<extra>"), "<tool>"]}),
+            ),
+            (ADDED_TOKENS, json!({"<extra>": 900, "<tool>": 901})),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let tokenizer = load(&format!("found-{index}"), &[(file, value)]);
+            let found = contents(&tokenizer, "a<extra>b<tool>", false);
+            assert_eq!(found, ["a", "<extra>", "b", "<tool>"], "{index}");
+        }
+    }
+
+    #[test]
+    fn tokens_have_the_flags_that_they_are_declared_with() {
+        let end = json!({"content": "<|end|>", "lstrip": true, "rstrip": true, "special": true});
+        let tokenizer = load("flags", &[(CONFIG, json!({DECODER: {"3": end}}))]);
+        assert_eq!(
+            contents(&tokenizer, "a <|end|> b", false),
+            ["a", "<|end|>", "b"]
+        );
+        let tokenizer = load("split", &[(CONFIG, json!({"split_special_tokens": true}))]);
+        assert!(contents(&tokenizer, "<|end|>", false).len() > 1);
+    }
+
+    #[test]
+    fn the_end_token_is_known_and_added_where_texts_are_to_have_it() {
+        let end = toys::id(&toys::byte_level(), "<|end|>");
+        let tokenizer = load("end", &[(CONFIG, json!({END: "<|end|>"}))]);
+        assert_eq!(tokenizer.end_id(), Some(end));
+        assert_eq!(contents(&tokenizer, "the", true), ["the"]);
+        let tokenizer = load(
+            "end-map",
+            &[(SPECIAL_TOKENS, json!({END: {"content": "<|end|>"}}))],
+        );
+        assert_eq!(tokenizer.end_id(), Some(end));
+        let config = json!({END: "<|end|>", "add_eos_token": true});
+        let tokenizer = load("end-added", &[(CONFIG, config)]);
+        assert_eq!(contents(&tokenizer, "the", true), ["the", "<|end|>"]);
+        assert_eq!(contents(&tokenizer, "the", false), ["the"]);
+    }
+}
