@@ -135,17 +135,6 @@ impl Copy {
         self
     }
 
-    /// Rewrites model.safetensors with other names of its tensors.
-    pub fn renamed(self, name: impl Fn(&str) -> String) -> Self {
-        let path = self.path("model.safetensors");
-        let bytes = fs::read(&path).expect("the file");
-        let old = SafeTensors::deserialize(&bytes).expect("whole");
-        let tensors = old.tensors().into_iter();
-        let tensors: Vec<_> = tensors.map(|(old, view)| (name(&old), view)).collect();
-        serialize_to_file(tensors, None, &path).expect("written");
-        self
-    }
-
     /// Rewrites model.safetensors with this header followed by `num_data_bytes` bytes.
     pub fn header(self, header: &str, num_data_bytes: usize) -> Self {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
