@@ -24,6 +24,7 @@ mod ebnf;
 mod grammar_error;
 mod guide;
 mod json;
+mod limits;
 mod masks;
 mod memory;
 mod regex;
@@ -37,5 +38,6 @@ pub use compiler::{Compilation, Compiler};
 #[cfg(fuzzing)]
 pub use ebnf::to_lark as ebnf_to_lark;
 pub use guide::GrammarGuide;
-pub use spec::{GuideSpec, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};
+pub use limits::{MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};
+pub use spec::GuideSpec;
 pub use structure::{Arguments, Structure, Tag};

@@ -15,8 +15,8 @@ use crate::base::TokenId;
 use crate::guidance::ebnf::lark;
 use crate::guidance::grammar_error::GrammarError;
 use crate::guidance::json::of_schema;
+use crate::guidance::limits::{MAX_REGEX_BYTES, MAX_SCHEMA_BYTES, longest_regex};
 use crate::guidance::regex::{choice, complete, escaped};
-use crate::guidance::spec::{GuideSpec, MAX_SCHEMA_BYTES};
 use crate::guidance::structure::{Arguments, Structure, Tag};
 
 /// A special token: its text and id.
@@ -123,7 +123,7 @@ impl Writer<'_> {
         } = arguments;
         let num_bytes = schema.to_string().len();
         let fits = self.num_argument_bytes + num_bytes <= MAX_SCHEMA_BYTES
-            && GuideSpec::JsonSchema(schema.clone()).check().is_ok();
+            && longest_regex(schema) <= MAX_REGEX_BYTES;
         let grammar = match (of_schema(schema), fallback) {
             (Ok(grammar), _) if fits || fallback.is_none() => {
                 self.num_argument_bytes += num_bytes;

@@ -1,7 +1,7 @@
 //! The arrays of a branch.
 
 use super::branches::{Branch, Term};
-use super::grammar::{Grammar, Part, literal};
+use super::rules::{Grammar, Part, literal};
 use super::schema::Problem;
 
 /// The most places with rules of their own.

@@ -930,3 +930,125 @@ pub(super) fn short(value: &Value) -> String {
         None => text,
     }
 }
+
+impl<'a> Schema<'a> {
+    /// Whether two schemas certainly have no value in common.
+    pub fn are_disjoint(&mut self, one: Term, other: Term) -> Result<bool, Problem> {
+        self.is_probing = true;
+        let is_empty = self.is_empty(&[one, other], 3);
+        self.is_probing = false;
+        is_empty
+    }
+
+    /// Whether a goal certainly has no value. Looks so many properties deep.
+    fn is_empty(&mut self, goal: &[Term], depth: usize) -> Result<bool, Problem> {
+        let mut goal = goal.to_vec();
+        goal.sort_unstable();
+        goal.dedup();
+        for branch in branches(self, &goal)? {
+            if !self.is_branch_empty(&branch, &goal, depth)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_branch_empty(
+        &mut self,
+        branch: &Branch<'a>,
+        goal: &[Term],
+        depth: usize,
+    ) -> Result<bool, Problem> {
+        if branch.is_listed {
+            return Ok(self.listed(branch, goal).is_empty());
+        }
+        let others = [Kinds::NULL, Kinds::BOOLEAN, Kinds::ARRAY];
+        if others.iter().any(|kind| branch.kinds.has(*kind)) {
+            return Ok(false);
+        }
+        if branch.kinds.has(Kinds::NUMBER) && branch.number_texts().has_any() != Some(false) {
+            return Ok(false);
+        }
+        if branch.kinds.has(Kinds::STRING) {
+            let is_plain = branch.texts.is_empty() && branch.excluded.is_empty();
+            if is_plain
+                || branch
+                    .string_texts()
+                    .is_none_or(|it| it.has_any() != Some(false))
+            {
+                return Ok(false);
+            }
+        }
+        if !branch.kinds.has(Kinds::OBJECT) {
+            return Ok(true);
+        }
+        if branch
+            .required
+            .iter()
+            .any(|it| branch.forbidden.contains(it))
+        {
+            return Ok(true);
+        }
+        if depth > 0 {
+            for name in &branch.required {
+                let property = self.property(branch, name)?;
+                if self.is_empty(&property, depth - 1)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The values that a branch of a goal lists and that are valid.
+    pub fn listed(&self, branch: &Branch<'a>, goal: &[Term]) -> Vec<&'a Value> {
+        let is_valid = |value: &&&Value| {
+            goal.iter().all(|term| {
+                super::matches::is_valid(&self.document, term.schema, value, 0) != term.is_negated
+            })
+        };
+        branch.listed.iter().filter(is_valid).copied().collect()
+    }
+
+    /// What the property of a name must be in a branch.
+    pub fn property(&mut self, branch: &Branch<'a>, name: &str) -> Result<Vec<Term>, Problem> {
+        let mut goal = Vec::new();
+        let mut named = Vec::new();
+        for properties in &branch.properties {
+            let own = properties
+                .named
+                .and_then(|it| it.get(name))
+                .map(|it| self.term(it));
+            let before = goal.len();
+            goal.extend(own);
+            for (pattern, schema) in properties.patterns.into_iter().flatten() {
+                if self.has_match(pattern, name)? {
+                    goal.push(self.term(schema));
+                }
+            }
+            let is_named = goal.len() > before;
+            named.push(is_named);
+            if !is_named {
+                goal.extend(properties.others);
+            }
+        }
+        goal.extend(branch.unevaluated(|index| named[index]));
+        goal.extend(
+            branch
+                .single
+                .iter()
+                .filter(|(it, _)| *it == name)
+                .map(|(_, term)| *term),
+        );
+        goal.sort_unstable();
+        goal.dedup();
+        Ok(goal)
+    }
+
+    pub fn term(&self, value: &'a Value) -> Term {
+        Term {
+            schema: self.document.id(value),
+            is_negated: false,
+        }
+    }
+}

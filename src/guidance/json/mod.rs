@@ -11,7 +11,8 @@
 //! scalars.rs    numbers and texts of a branch; decimal.rs, text.rs and formats.rs
 //! arrays.rs     arrays of a branch
 //! objects.rs    objects of a branch
-//! grammar.rs    rules, of which only those are written that lead to an end
+//! rules.rs      rules, of which only those are written that lead to an end
+//! grammar.rs    what they consist of
 //! ```
 //!
 //! A goal is a set of schemas that a value must meet at once, such as what `properties` and two `patternProperties` say about one
@@ -27,6 +28,7 @@ mod grammar;
 mod keywords;
 mod matches;
 mod objects;
+mod rules;
 mod scalars;
 mod schema;
 mod text;
@@ -39,7 +41,7 @@ mod tests;
 use llguidance::api::GrammarWithLexer;
 use serde_json::{Map, Value};
 
-use self::grammar::Grammar;
+use self::grammar::grammar;
 use self::schema::{MAX_STEPS, Problem};
 use crate::guidance::grammar_error::GrammarError;
 
@@ -99,7 +101,7 @@ fn listed(left_out: &[String]) -> String {
 
 fn compiled(schema: &Value, max_steps: usize) -> Result<(String, Vec<String>), Problem> {
     let head = head(schema.get("x-guidance")).map_err(Problem::Wrong)?;
-    let grammar = Grammar::new(schema, max_steps)?;
+    let grammar = grammar(schema, max_steps)?;
     match grammar.write(&head) {
         Some(lark) => Ok((lark, grammar.schema.left_out())),
         None => Err(Problem::Wrong(

@@ -5,8 +5,8 @@
 use serde_json::Value;
 
 use super::branches::{Branch, Term};
-use super::grammar::{Grammar, Part, RuleId, scalar_text};
 use super::matches;
+use super::rules::{Grammar, Part, RuleId, scalar_text};
 use super::schema::Problem;
 use super::text::Texts;
 
