@@ -59,7 +59,7 @@ pub struct Replies {
     names: Names,
     call: Call,
     /// Stops the request.
-    stop: Option<(Triton, ModelInferRequest)>,
+    stop: Option<Box<(Triton, ModelInferRequest)>>,
     /// The request's place among those in flight, until the model is done with it.
     place: Option<Arc<Held>>,
 }
@@ -149,7 +149,7 @@ impl Triton {
         Replies {
             model: generation.prompt.model.clone(),
             names: generation.names.clone(),
-            stop: Some((self.clone(), generation.stop_message())),
+            stop: Some(Box::new((self.clone(), generation.stop_message()))),
             call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
             place: None,
         }
@@ -344,10 +344,10 @@ impl Replies {
 impl Drop for Replies {
     fn drop(&mut self) {
         let call = std::mem::replace(&mut self.call, Call::Ended);
-        let (Some((triton, message)), Ok(runtime)) = (self.stop.take(), Handle::try_current())
-        else {
+        let (Some(stop), Ok(runtime)) = (self.stop.take(), Handle::try_current()) else {
             return;
         };
+        let (triton, message) = *stop;
         if matches!(call, Call::Ended) {
             return;
         }
