@@ -89,6 +89,11 @@ impl ModelDrafts {
         self.computed = computed;
     }
 
+    /// The sequence is computed again from behind so many positions.
+    pub(super) fn go_back(&mut self, computed: Tokens) {
+        self.computed = self.computed.min(computed);
+    }
+
     /// It makes the drafts of the step that is planned.
     pub(super) fn make(&mut self) {
         self.is_out = true;

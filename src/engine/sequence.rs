@@ -509,7 +509,13 @@ impl Sequence {
     /// Forgets that its last token was computed, and what is computed behind it. It is planned again when no step has it,
     /// and not ahead of that step.
     fn miss(&mut self) {
-        self.computed = Tokens(self.first.tokens().as_slice().len() as u32) - Tokens(1);
+        let computed = Tokens(self.first.tokens().as_slice().len() as u32) - Tokens(1);
+        self.computed = computed;
+        // The last token of a context that is computed is a generated one, as far as the next step is concerned.
+        self.context = self.context.min(computed);
+        if let Some(model) = self.model_drafts_mut() {
+            model.go_back(computed);
+        }
         self.is_plain = false;
         self.details.has_missed = true;
     }
