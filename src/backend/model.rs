@@ -64,6 +64,8 @@ impl Model {
         // Bad settings are refused below.
         let settings = ModelConfig::settings(&given).unwrap_or_default();
         let text_source = TextSource::find(&settings, &folder, version);
+        let inputs = given.get("input").and_then(Value::as_array);
+        let names_inputs = inputs.is_some_and(|inputs| !inputs.is_empty());
 
         let auto_complete = match handle.may_auto_complete()? {
             true => AutoComplete::Enabled,
@@ -89,6 +91,7 @@ impl Model {
             log::warn!("{name}: {warning}");
         }
         if settings.runner != RunnerKind::Synthetic
+            && !names_inputs
             && let Some(problem) = text_source.problem()
         {
             log::warn!(

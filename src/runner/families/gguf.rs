@@ -243,8 +243,14 @@ pub struct GgufConfig<'a> {
 
 impl<'a> GgufConfig<'a> {
     pub fn new(gguf: &'a GgufFolder, architecture: GgufArchitecture) -> Self {
-        // Looked at to tell families apart.
-        let asked = ["expert_count", "expert_gating_func"].map(str::to_owned);
+        // Looked at to tell families apart, or in place of newer keys only.
+        let asked = [
+            "expert_count",
+            "expert_gating_func",
+            "attention.key_length",
+            "attention.value_length",
+        ];
+        let asked = asked.map(str::to_owned);
         Self {
             gguf,
             architecture,
