@@ -81,7 +81,7 @@ pub(super) fn object<'a>(grammar: &mut Grammar<'a>, branch: &Branch<'a>) -> Resu
         count: if is_counted { count } else { 1 },
         bounds: counted,
     };
-    let inner = states.from_all(grammar)?;
+    let inner = states.part_of_all(grammar)?;
     Ok(Part::Sequence(vec![
         Part::Text("{".to_owned()),
         inner,
@@ -122,7 +122,7 @@ struct States<'m> {
 
 impl States<'_> {
     /// The part for all members, without rules where each can only be reached in one way.
-    fn from_all(&mut self, grammar: &mut Grammar<'_>) -> Result<Part, Problem> {
+    fn part_of_all(&mut self, grammar: &mut Grammar<'_>) -> Result<Part, Problem> {
         let (min, max) = self.bounds;
         let is_simple =
             min == 0 && max.is_none() && self.members.first().is_none_or(|it| it.is_required);

@@ -272,8 +272,11 @@ fn searched(hir: &Hir, found: &mut Vec<Hir>) -> Result<(), Unusable> {
     Ok(())
 }
 
-/// The look-aheads at the beginning of an expression, each with whether it must match, and what follows them.
-fn look_ahead(regex: &str) -> Result<(Vec<(bool, &str)>, &str), Unusable> {
+/// Look-aheads, each with whether it must match.
+type LookAheads<'a> = Vec<(bool, &'a str)>;
+
+/// The look-aheads at the beginning of an expression, and what follows them.
+fn look_ahead(regex: &str) -> Result<(LookAheads<'_>, &str), Unusable> {
     let mut found = Vec::new();
     let Some(mut rest) = regex
         .strip_prefix('^')
