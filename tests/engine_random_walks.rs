@@ -206,6 +206,7 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
                 prompt,
                 max_new_tokens,
                 has_end_id,
+                is_guided: false,
                 fails_after,
                 priority,
                 reuse,
@@ -488,6 +489,7 @@ fn a_sequence_whose_guide_is_not_ready_sits_the_step_out() {
         for n in 0..8 {
             let mut request = TestRequest::of_lengths(1 + n, num_tokens);
             request.has_end_id = false;
+            request.is_guided = true;
             world.add(request).expect("fits");
         }
         world.run_to_end();

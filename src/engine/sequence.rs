@@ -511,8 +511,6 @@ impl Sequence {
     fn miss(&mut self) {
         let computed = Tokens(self.first.tokens().as_slice().len() as u32) - Tokens(1);
         self.computed = computed;
-        // The last token of a context that is computed is a generated one, as far as the next step is concerned.
-        self.context = self.context.min(computed);
         if let Some(model) = self.model_drafts_mut() {
             model.go_back(computed);
         }

@@ -35,6 +35,8 @@ pub struct TestRequest {
     pub max_new_tokens: u32,
     /// Whether `END_ID` ends its output.
     pub has_end_id: bool,
+    /// Whether it has a guide, which is not always ready.
+    pub is_guided: bool,
     /// The number of tokens after which its logits are NaN.
     pub fails_after: Option<usize>,
     /// Smaller numbers go first.
@@ -84,6 +86,7 @@ impl TestRequest {
                 .collect(),
             max_new_tokens,
             has_end_id: false,
+            is_guided: false,
             fails_after: None,
             priority: 0,
             reuse: ReuseOptions::default(),
@@ -918,8 +921,7 @@ fn run(
             let is_of_host = config.plan_ahead && cache[place(last)].is_multiple_of(8);
             // A guide is not ready for every seventh token, for one or two steps.
             let entry = cache[place(last)];
-            let is_unready = config.max_beam_width == 1
-                && !config.plan_ahead
+            let is_unready = stream.request.is_guided
                 && num_accepted == 0
                 && num_generated > 0
                 && entry.is_multiple_of(7)
@@ -1188,8 +1190,8 @@ fn check_plan(
             false => assert!(planned.samples, "contexts are not cut"),
         }
         // A last chunk whose token was missed is computed again from its last position.
-        if config.reuse == BlockReuse::Off && !stream.generates && !config.plan_ahead && !has_beams
-        {
+        let may_miss = config.plan_ahead || stream.request.is_guided;
+        if config.reuse == BlockReuse::Off && !stream.generates && !may_miss && !has_beams {
             assert_eq!(start % block, 0, "a chunk starts at a block bound");
         }
 

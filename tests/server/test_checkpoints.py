@@ -50,7 +50,7 @@ def test_files_with_a_byte_order_mark_are_read_as_without(quantised):
 
 def test_a_gguf_file_without_a_tokenizer_takes_no_text(quantised):
     reason = quantised.load("text")
-    assert "gguf-q4_k.gguf" in reason and "tokenizer.ggml.pre" in reason and "tokenizer.json" in reason
+    assert "gguf-q4_k.gguf" in reason and "tokenizer.ggml.merges" in reason and "tokenizer.json" in reason
     assert generate(quantised, "stories", "Once", max_tokens=1).text
 
 

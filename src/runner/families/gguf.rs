@@ -348,7 +348,8 @@ impl<'a> GgufConfig<'a> {
             .filter_map(|key| self.own_key(key))
             .collect();
         keys.sort_unstable();
-        let asked = self.asked.borrow();
+        // A copy, because what follows asks for more.
+        let asked = self.asked.borrow().clone();
         for key in keys {
             let is_numeric = NUMERIC.iter().any(|prefix| key.starts_with(prefix));
             if is_numeric && !asked.contains(key) && !self.is_neutral(key)? {
