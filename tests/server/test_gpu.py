@@ -247,7 +247,7 @@ def test_a_failing_launch_ends_the_requests_of_its_model_alone(failing):
         assert all("GPU 0: " in end and "LAUNCH_OUT_OF_RESOURCES" in end for end in ended), ended
         # The instance takes no more, and says what to do.
         refused = attempts(server, "gpu")
-        assert all("the model instance has failed, unload the model and load it again: " in end and "GPU 0: " in end for end in refused), refused
+        assert all("the model instance has failed, unload the model and load it again, " in end and "GPU 0: " in end for end in refused), refused
         assert server.is_ready()
         assert texts(server, "cpu")
         expected = texts(server, "gpu_tight")
