@@ -29,8 +29,8 @@ fn bytes(name: &str, pattern: Option<&[u8]>) -> Vec<u8> {
     let value = end_of(&bytes, &key).expect("the key") + 4;
     bytes[value] = NUM_LAYERS;
     if let Some(end) = end_of(&bytes, PATTERN) {
-        // Another key.
-        bytes[end - 1] = b'_';
+        // Another key, of nothing that is computed.
+        bytes[end - PATTERN.len()] = b'_';
     }
     if let Some(pattern) = pattern {
         let key = format!("{name}.{PATTERN}");

@@ -283,13 +283,16 @@ def test_a_model_can_be_warmed_up_with_a_custom_text(repository):
 
 def test_a_warm_up_request_that_cannot_be_served_is_skipped_with_a_warning(repository):
     """An error response would crash server 2.51."""
-    warmup = """
+    fields = """
+    input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
+    input { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
     model_warmup {
-      name: "blank" batch_size: 1
+      name: "no tokens" batch_size: 1
       inputs { key: "text_input" value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } }
+      inputs { key: "max_tokens" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
     }
     """
-    add_model(repository, "stories", fields=warmup, checkpoint=STORIES)
+    add_model(repository, "stories", fields=fields, checkpoint=STORIES)
     with Server(repository) as server:
         assert "a request of the model_warmup is not served" in server.log()
         assert generate(server, "stories", "Once", max_tokens=5).text
