@@ -249,7 +249,6 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
         ({"model": "stories"}, 400, "prompt", "'prompt'"),
         ({"model": "stories", "prompt": [1, "a"]}, 400, "prompt", "token ids"),
         ({"model": "stories", "prompt": [1536]}, 400, "prompt", "0 to 1535"),
-        ({"model": "stories", "prompt": ""}, 400, "prompt", "'prompt' is empty"),
         ({"model": "stories", "prompt": "a", "suffix": "b"}, 400, "suffix", "leave it out"),
         ({"model": "tales", "prompt": "a"}, 404, "model", "'tales'"),
         ({"model": "stories", "prompt": "a", "temperature": 101}, 400, "temperature", "'temperature': 101"),
