@@ -122,7 +122,7 @@ impl GgufText {
         };
         let tokens = gguf.texts(&key("tokens"))?.unwrap_or_default();
         let mut kinds = gguf.numbers(&key("token_type"))?.unwrap_or_default();
-        // What ends a text is a control token, whatever the file says.
+        // End tokens are control tokens, whatever kind the file gives them.
         for token in gguf.end_tokens()? {
             if (token as usize) < tokens.len() {
                 kinds.resize(

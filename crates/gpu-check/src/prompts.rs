@@ -38,7 +38,7 @@ pub fn cases(is_quick: bool) -> &'static [Case] {
 /// The prompt of the request with this number among all of a server. No other prompt begins with its first token, so
 /// that none finds a part of itself in a cache.
 pub fn prompt(number: usize, num_tokens: usize) -> Vec<usize> {
-    /// What every vocabulary has besides special tokens.
+    /// Tokens that every vocabulary has besides the special ones: one for each byte.
     const NUM_BYTES: usize = 256;
     const NUM_SPECIAL: usize = 2;
     let first = NUM_SPECIAL + number;
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// What the test above counts.
+    /// Shows that the count of the test above can fail: repeated prompts are found in the cache.
     #[test]
     fn prompts_that_repeat_meet_a_cache() {
         let prompts: Vec<_> = [0, 1, 0].map(|number| prompt(number, 40)).into();

@@ -72,7 +72,7 @@ impl Answers {
         Ok(self)
     }
 
-    /// What the first answer warns of, once it has come.
+    /// The warning of the first answer. None before that answer has arrived.
     pub fn warning(&self) -> Option<String> {
         self.first.as_ref()?.reply.warning.clone()
     }

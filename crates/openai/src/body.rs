@@ -35,8 +35,8 @@ impl Body {
         Self(fields)
     }
 
-    /// The same fields, if clients may send each of them: those of the endpoint, and of other options those that the
-    /// operator names, if there is a list of them.
+    /// Checks that clients may send these fields: the fields of the endpoint, and the options that the operator allows.
+    /// Without a list of options, all are allowed.
     ///
     /// # Errors
     /// An option that is not in the list.

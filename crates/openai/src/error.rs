@@ -220,7 +220,7 @@ impl Error {
             Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
                 StatusCode::BAD_REQUEST
             }
-            // A server behind gRPC says the same of a message that is larger than it ever takes.
+            // gRPC has the same code for a message above the server's size limit, which no retry can mend.
             Code::ResourceExhausted if message.contains("larger than max") => {
                 StatusCode::PAYLOAD_TOO_LARGE
             }

@@ -126,7 +126,7 @@ pub struct Reply {
     pub prompt_tokens: Option<PromptTokens>,
     /// One row for each sequence of the answer.
     pub rows: Vec<Row>,
-    /// What the backend warns of, in the first reply.
+    /// The backend's warning. Only the first reply has one.
     pub warning: Option<String>,
 }
 

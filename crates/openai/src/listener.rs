@@ -44,7 +44,7 @@ pub struct Service {
     pub max_drain_time: Duration,
 }
 
-/// What connections are told.
+/// The phase of a shutdown, as connections see it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
@@ -257,7 +257,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// What writing gives. Writes that have to wait do so for a bounded time.
+    /// Passes on the outcome of a write, or a timeout error if the write has been pending for too long.
     fn bounded<T>(
         &mut self,
         written: Poll<io::Result<T>>,
@@ -302,7 +302,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // That of a socket does nothing, and says nothing of what the client has taken.
+        // Not bounded: flushing a socket is a no-op, and no sign of what the client has read.
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

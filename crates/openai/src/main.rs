@@ -189,7 +189,7 @@ async fn serve(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// What the certificate's files say, if there are some.
+/// Reads the certificate and key, if the options name them.
 fn read_tls(options: &Options) -> Result<Option<TlsAcceptor>, String> {
     match (&options.tls_certificate, &options.tls_key) {
         (Some(certificate), Some(key)) => tls::acceptor(certificate, key)

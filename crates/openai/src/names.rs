@@ -1,4 +1,4 @@
-//! What a client calls what the backend's refusals name: its fields instead of the options that became of them.
+//! Translates option names in the backend's errors to the field names of the client's request.
 
 use crate::Error;
 

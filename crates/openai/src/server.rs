@@ -59,7 +59,7 @@ pub struct Access {
     pub keys: Arc<RwLock<Keys>>,
     /// The options that clients may send besides OpenAI's fields; `None` for all.
     pub options: Option<Vec<String>>,
-    /// What tells `/health` of failed models.
+    /// The source of failed models for `/health`. None without `--triton-metrics`.
     pub failures: Option<Failures>,
 }
 

@@ -85,7 +85,7 @@ pub fn response(answers: Answers, chunks: impl Chunks) -> Response {
 /// The body of a stream: a frame for each answer that has events.
 struct Events<C>(Arc<Mutex<Source<C>>>);
 
-/// What the frames are made of.
+/// The state from which frames are built.
 struct Source<C> {
     /// `None` behind the last event.
     answers: Option<Answers>,

@@ -161,7 +161,7 @@ impl Triton {
         let _ = tokio::time::timeout(MAX_STOP_TIME * 2, all).await;
     }
 
-    /// What a call returns, which goes on if the client leaves: server 2.51 may lose a request that is cancelled, or crash.
+    /// Runs a call to its end, even if the client leaves: server 2.51 may lose a cancelled request, or crash.
     async fn to_its_end<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, Status>> + Send + 'static,
@@ -331,7 +331,7 @@ impl Stream for Replies {
 }
 
 impl Replies {
-    /// The same replies. `place` is held until the model is done with the request, also if its client leaves.
+    /// Holds `place` until the model is done with the request, even if the client leaves.
     pub fn holding(self, place: Arc<Held>) -> Self {
         let mut replies = self;
         replies.place = Some(place);

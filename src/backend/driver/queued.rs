@@ -63,7 +63,7 @@ struct State {
     failure: Option<StepError>,
 }
 
-/// What the thread learns between two steps.
+/// Events since the last step, for the engine thread.
 struct News {
     /// The requests that have arrived.
     arrivals: Vec<MovingRequest>,
@@ -179,7 +179,7 @@ impl Drop for QueuedDriver {
 }
 
 impl Shared {
-    /// What has happened. If there are no requests, `is_idle`, it waits for something, at most until `max_wait`. `None` when
+    /// Takes the events since the last call. Without requests (`is_idle`), waits for one, at most until `max_wait`. None when
     /// the driver is closing.
     fn news(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<News> {
         let mut state = self.state.lock();

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// What helps an instance that has failed, in words.
+/// How to recover a failed instance, for error texts.
 pub const REMEDY: &str =
     "unload the model and load it again, or touch its config.pbtxt and load it";
 
@@ -36,8 +36,7 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// Those of an instance of the model in `folder` that was loaded just now, which restarts up to `max_attempts` times in a row
-    /// without being told.
+    /// The restarts of a new instance of the model in `folder`: at most `max_attempts` automatic ones in a row.
     pub fn new(folder: &Path, max_attempts: u32) -> Self {
         let config = folder.join("config.pbtxt");
         Self {

@@ -65,7 +65,7 @@ impl StatsFile {
         };
         let len = file.metadata()?.len();
         if let Err(error) = file.write_all(lines) {
-            // What follows must begin a line. If that fails too, there is nothing else to do.
+            // Cut off the partial line, so that the next record begins a line. Nothing can be done if this fails, too.
             let _ = file.set_len(len);
             return Err(error);
         }

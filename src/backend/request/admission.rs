@@ -104,7 +104,7 @@ pub struct PostProcessorCall {
     client_id: Option<ClientId>,
 }
 
-/// What warnings were logged about.
+/// Warnings that were logged already.
 #[derive(Default)]
 pub struct Warned {
     /// Fields without effect.
@@ -591,7 +591,7 @@ impl Admission {
         }
     }
 
-    /// What the answer warns of: parts of schemas that are not enforced. The same warning is logged once.
+    /// The warning about parts of schemas that are not enforced, for the answer. Each is logged once.
     fn warning_of(&self, guide: &GuideSpec) -> Option<String> {
         const MAX_CHARS: usize = 1_000;
         const MAX_LOGGED: usize = 256;

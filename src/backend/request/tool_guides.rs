@@ -228,7 +228,7 @@ impl<'a> Function<'a> {
     /// The form of an argument that is JSON.
     fn json_value(&self, name: &str, property: &Value) -> Structure {
         let schema = match self.parameters {
-            // What it refers to is elsewhere in the schema of all.
+            // A reference points into the schema of all parameters, which must come along.
             Some(parameters) if has_reference(property) => {
                 let mut all = parameters.clone();
                 all["$id"] = json!(ARGUMENTS);

@@ -88,7 +88,7 @@ pub struct AnswerFormat {
     pub is_split: bool,
     /// Whether `logprobs` is null, because the request does not say how many.
     pub has_null_logprobs: bool,
-    /// What its first response warns of.
+    /// The warning of the first response.
     pub warning: Option<String>,
     /// The ids of the functions' calls.
     pub call_ids: CallIds,
