@@ -204,23 +204,33 @@ fn effort(reasoning: Option<Value>) -> Result<Option<String>, Error> {
     }
 }
 
-/// Tools as conversations have them: with the function one level deeper.
+/// Tools as conversations have them: with the function one level deeper, which is accepted here, too: OpenAI's own helpers
+/// (`pydantic_function_tool`) write it so for both endpoints.
 fn functions(tools: Value) -> Result<Value, Error> {
     let Value::Array(tools) = tools else {
         return Err(wrong("tools", &tools, "a list of functions"));
     };
-    let function = |(index, tool): (usize, Value)| match tool {
-        Value::Object(mut fields) if fields.get("type") == Some(&json!("function")) => {
-            fields.remove("type");
-            Ok(json!({"type": "function", "function": fields}))
-        }
-        other => {
-            let problem = wrong(
-                &format!("tools[{index}]"),
-                &other,
-                "an object of type 'function', which is what models here call",
-            );
-            Err(Error::field("tools", problem.message))
+    let function = |(index, tool): (usize, Value)| {
+        let refused = |place: &str, value: &Value, expected: &str| {
+            let wrong = wrong(&format!("tools[{index}]{place}"), value, expected);
+            Err(Error::field("tools", wrong.message))
+        };
+        match tool {
+            Value::Object(mut fields) if fields.get("type") == Some(&json!("function")) => {
+                if fields.get("function").is_some_and(Value::is_object) {
+                    return Ok(Value::Object(fields));
+                }
+                let name = fields.get("name").unwrap_or(&Value::Null);
+                if name.as_str().is_none_or(str::is_empty) {
+                    return refused(".name", name, "the name of a function");
+                }
+                fields.remove("type");
+                Ok(json!({"type": "function", "function": fields}))
+            }
+            other => {
+                let expected = "an object of type 'function', which is what models here call";
+                refused("", &other, expected)
+            }
         }
     };
     tools.into_iter().enumerate().map(function).collect()
@@ -275,6 +285,24 @@ mod tests {
         }));
         expected.names = expected.names.renamed(named_here);
         assert_eq!(found.expect("sound").chat, expected);
+    }
+
+    #[test]
+    fn functions_may_be_written_as_in_a_conversation() {
+        let flat = json!({"type": "function", "name": "f", "strict": true});
+        let deep = json!({"type": "function", "function": {"name": "f", "strict": true}});
+        let options = |tool: &Value| {
+            let found = read(json!({"tools": [tool]})).expect("sound");
+            found.chat.generation("id").prompt.options
+        };
+        assert_eq!(options(&deep), options(&flat));
+        let nameless = json!({"tools": [{"type": "function", "name": ""}]});
+        let error = read(nameless).expect_err("a function without a name");
+        assert!(
+            error.message.contains("'tools[0].name'"),
+            "{}",
+            error.message
+        );
     }
 
     #[test]
