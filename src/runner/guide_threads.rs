@@ -25,6 +25,10 @@ use crate::sampling::Guide;
 /// How long a step waits for the masks that may soon be done: for all of them together.
 const MAX_WAIT: Duration = Duration::from_micros(500);
 
+/// How long a step waits for any mask if it is for nothing else: otherwise one step after the other would compute the same tokens
+/// again. Other requests join after that.
+const MAX_WAIT_ALONE: Duration = Duration::from_millis(5);
+
 /// A guide whose last token took longer is not waited for.
 const QUICK: Duration = Duration::from_millis(1);
 
@@ -116,8 +120,13 @@ impl GuideThreads {
         Ok(())
     }
 
-    /// Waits for a moment until what may follow is known, if the guides that it is not known of have been quick so far.
-    pub(super) fn wait<'a>(&self, requests: impl Iterator<Item = MaskRequest<'a>> + Clone) {
+    /// Waits for a moment until what may follow is known, if the guides that it is not known of have been quick so far. If
+    /// nothing else is in the step (`is_alone`), waits somewhat longer for the first of any guides.
+    pub(super) fn wait<'a>(
+        &self,
+        requests: impl Iterator<Item = MaskRequest<'a>> + Clone,
+        is_alone: bool,
+    ) {
         let Some(threads) = &self.threads else {
             return;
         };
@@ -125,15 +134,19 @@ impl GuideThreads {
             let guide = &request.guide.0;
             !guide.is_ready(request.generated) && guide.cost().last <= QUICK
         };
-        let until = Instant::now() + MAX_WAIT;
+        let is_ready = |request: MaskRequest<'a>| request.guide.0.is_ready(request.generated);
+        let start = Instant::now();
         let mut state = threads.shared.state.lock();
+        let mut wait = |until| threads.shared.done.wait_until(&mut state, until);
+        if is_alone && requests.clone().next().is_some() {
+            while !requests.clone().any(is_ready) {
+                if wait(start + MAX_WAIT_ALONE).timed_out() {
+                    return;
+                }
+            }
+        }
         while requests.clone().any(is_nearly_done) {
-            if threads
-                .shared
-                .done
-                .wait_until(&mut state, until)
-                .timed_out()
-            {
+            if wait(start + MAX_WAIT).timed_out() {
                 return;
             }
         }

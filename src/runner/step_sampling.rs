@@ -136,7 +136,9 @@ impl StepSampling {
             "logits are [num_sampled_rows, vocab_size]"
         );
         if !self.waits_for_guides {
-            self.guide_threads.wait(mask_requests(plan, layout));
+            let requests = mask_requests(plan, layout);
+            let is_alone = requests.clone().count() == plan.sequences.len();
+            self.guide_threads.wait(requests, is_alone);
         }
         self.prepare_processors(plan, layout, logits);
         self.sample_rows(threads, plan, layout, logits, samples);

@@ -109,3 +109,35 @@ fn what_nobody_waits_for_is_given_up() {
     assert!(left.is_given_up.load(Ordering::SeqCst));
     drop(hold);
 }
+
+#[test]
+fn a_step_for_slow_guides_alone_waits_for_the_first() {
+    let mut threads = GuideThreads::default();
+    let guides: Vec<_> = (0..2).map(|_| held(Duration::from_secs(1))).collect();
+    let holds: Vec<_> = guides.iter().map(|guide| guide.holds.lock()).collect();
+    for guide in &guides {
+        request(&mut threads, guide, &[1]);
+    }
+    let handles: Vec<_> = guides.iter().map(|guide| Guide(guide.clone())).collect();
+    let wait = |is_alone| {
+        let requests = handles.iter().map(|guide| MaskRequest {
+            guide,
+            generated: &[1],
+            drafts: &[],
+        });
+        threads.wait(requests, is_alone);
+    };
+    // Nobody waits for a slow guide beside others, nor without end.
+    for is_alone in [false, true] {
+        wait(is_alone);
+        assert!(!guides.iter().any(|guide| guide.is_ready(&[1])));
+    }
+    let [first, second]: [_; 2] = holds.try_into().expect("two");
+    drop(first);
+    until(|| {
+        wait(true);
+        guides[0].is_ready(&[1])
+    });
+    assert!(!guides[1].is_ready(&[1]));
+    drop(second);
+}
