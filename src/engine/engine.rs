@@ -86,7 +86,7 @@ impl Engine {
         );
         let max_num_active = self.config.max_num_active;
         if self.num_active() >= max_num_active as usize {
-            return Err(RequestError::Invalid(format!(
+            return Err(RequestError::Busy(format!(
                 "the batch manager holds max_num_active = {max_num_active} requests: send it again when one \
                  of them has ended"
             )));

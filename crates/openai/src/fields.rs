@@ -182,7 +182,7 @@ pub const CHAT: &[Field] = &[
     ),
     option(
         "tool_choice",
-        "`none`, `auto`, `required`, or a function's name",
+        "`none`, `auto`, `required`, a function's name, or `allowed_tools`: some of the functions, with the mode `auto` or `required`",
     ),
     read("tools", "functions, at most 128"),
     read(
@@ -281,7 +281,7 @@ pub const RESPONSES: &[Field] = &[
     ),
     read(
         "tool_choice",
-        "`none`, `auto`, `required`, or a function's name",
+        "`none`, `auto`, `required`, a function's name, or `allowed_tools`: some of the functions, with the mode `auto` or `required`",
     ),
     read(
         "tools",
