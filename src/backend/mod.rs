@@ -25,6 +25,5 @@ mod response;
 mod text_source;
 
 pub use implementation::Inflight;
-#[cfg(fuzzing)]
 pub use request::RequestOptions;
 pub use request::{client_tables, reference_table};

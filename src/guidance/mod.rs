@@ -35,7 +35,6 @@ mod vocabulary;
 mod work;
 
 pub use compiler::{Compilation, Compiler};
-#[cfg(fuzzing)]
 pub use ebnf::to_lark as ebnf_to_lark;
 pub use guide::GrammarGuide;
 pub use limits::{MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};

@@ -1,59 +1,13 @@
-//! Shared by the fuzz targets: the repository's files, and a folder for the files of one input.
+//! Shared by the fuzz targets.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+pub mod inputs;
 
-/// The root of the repository.
-pub fn repository() -> &'static Path {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    root.expect("the package lies two folders below the repository")
-}
+use libfuzzer_sys::Corpus;
 
-/// A folder whose files are rewritten for each input. `cargo xtask fuzz` sets `TMPDIR` to a folder in memory, and
-/// removes it afterwards.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// An empty folder of this process.
-    pub fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("inflight-fuzz-{}", std::process::id()));
-        // An earlier process with the same id may have left its folder behind.
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).expect("the parent folder is writable");
-        Self(path)
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Writes or replaces a file.
-    pub fn write(&self, name: &str, contents: &[u8]) {
-        fs::write(self.0.join(name), contents).expect("the folder is writable");
-    }
-
-    /// Writes or replaces a file that has `num_zeros` more bytes at its end, which take no memory.
-    pub fn write_padded(&self, name: &str, contents: &[u8], num_zeros: u64) {
-        let file = File::create(self.0.join(name));
-        let written = file.and_then(|mut file| {
-            file.write_all(contents)?;
-            file.set_len(contents.len() as u64 + num_zeros)
-        });
-        written.expect("the folder is writable");
-    }
-
-    /// Copies a file of the repository.
-    pub fn copy(&self, path: &str) {
-        let from = repository().join(path);
-        let name = from.file_name().expect("a file has a name");
-        fs::copy(&from, self.0.join(name)).expect("the file exists");
-    }
-}
-
-impl Default for Folder {
-    fn default() -> Self {
-        Self::new()
+/// Whether libFuzzer may keep an input.
+pub fn corpus(input: inputs::Input) -> Corpus {
+    match input {
+        inputs::Input::Useful => Corpus::Keep,
+        inputs::Input::Useless => Corpus::Reject,
     }
 }

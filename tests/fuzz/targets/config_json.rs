@@ -2,21 +2,7 @@
 
 #![no_main]
 
-use std::sync::LazyLock;
+use inflight_fuzz::inputs::config_json;
+use libfuzzer_sys::{Corpus, fuzz_target};
 
-use inflight_fuzz::Folder;
-use libfuzzer_sys::fuzz_target;
-use triton_inflight::runner::ModelSource;
-
-static FOLDER: LazyLock<Folder> = LazyLock::new(|| {
-    let folder = Folder::new();
-    folder.copy("tests/fixtures/llama3/model.safetensors");
-    folder
-});
-
-fuzz_target!(|config: &[u8]| {
-    FOLDER.write("config.json", config);
-    if let Ok(source) = ModelSource::open(FOLDER.path()) {
-        let _ = source.num_weight_bytes(None);
-    }
-});
+fuzz_target!(|input: &[u8]| -> Corpus { inflight_fuzz::corpus(config_json::run(input)) });

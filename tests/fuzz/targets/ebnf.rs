@@ -2,13 +2,7 @@
 
 #![no_main]
 
+use inflight_fuzz::inputs::ebnf;
 use libfuzzer_sys::{Corpus, fuzz_target};
-use triton_inflight::guidance::{GuideSpec, ebnf_to_lark};
 
-fuzz_target!(|text: &str| -> Corpus {
-    if GuideSpec::Grammar(text.to_owned()).check().is_err() {
-        return Corpus::Reject;
-    }
-    let _ = ebnf_to_lark(text);
-    Corpus::Keep
-});
+fuzz_target!(|input: &[u8]| -> Corpus { inflight_fuzz::corpus(ebnf::run(input)) });

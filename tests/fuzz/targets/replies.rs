@@ -3,69 +3,7 @@
 
 #![no_main]
 
+use inflight_fuzz::inputs::replies;
 use libfuzzer_sys::{Corpus, fuzz_target};
-use triton_inflight::config::{ReasoningFormat, ToolCallFormat};
-use triton_inflight::text::{ReplyFormat, ReplyParts, ReplyStart};
 
-const REASONING: [Option<ReasoningFormat>; 7] = [
-    None,
-    Some(ReasoningFormat::Think),
-    Some(ReasoningFormat::DeepSeekR1),
-    Some(ReasoningFormat::Mistral),
-    Some(ReasoningFormat::SeedOss),
-    Some(ReasoningFormat::Granite),
-    Some(ReasoningFormat::Harmony),
-];
-
-const TOOL_CALLS: [Option<ToolCallFormat>; 8] = [
-    None,
-    Some(ToolCallFormat::Hermes),
-    Some(ToolCallFormat::QwenCoder),
-    Some(ToolCallFormat::Llama3),
-    Some(ToolCallFormat::Mistral),
-    Some(ToolCallFormat::DeepSeek),
-    Some(ToolCallFormat::Granite),
-    Some(ToolCallFormat::Harmony),
-];
-
-const STARTS: [ReplyStart; 3] = [
-    ReplyStart::Beginning,
-    ReplyStart::Reasoning,
-    ReplyStart::Content,
-];
-
-/// The parts of a text that arrives in these pieces.
-fn parts<'a>(
-    format: &ReplyFormat,
-    start: ReplyStart,
-    pieces: impl Iterator<Item = &'a str>,
-) -> ReplyParts {
-    let (mut reader, mut parts) = (format.reader(start), ReplyParts::default());
-    for piece in pieces {
-        reader.push(piece, &mut parts);
-    }
-    reader.finish(&mut parts);
-    parts
-}
-
-fuzz_target!(|input: &[u8]| -> Corpus {
-    let [format, place, text @ ..] = input else {
-        return Corpus::Reject;
-    };
-    let Ok(text) = std::str::from_utf8(text) else {
-        return Corpus::Reject;
-    };
-    let format = ReplyFormat {
-        reasoning: REASONING[usize::from(*format) % REASONING.len()],
-        tool_calls: TOOL_CALLS[usize::from(*format) / REASONING.len() % TOOL_CALLS.len()],
-    };
-    let start = STARTS[usize::from(*place) % STARTS.len()];
-    let len = 1 + usize::from(*place) / STARTS.len();
-    let ends = text.char_indices().map(|(end, _)| end).step_by(len);
-    let ends: Vec<_> = ends.chain([text.len()]).collect();
-    let pieces = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]);
-    let whole = parts(&format, start, std::iter::once(text));
-    assert_eq!(parts(&format, start, pieces), whole);
-    assert!(whole.content.len() + whole.reasoning.len() <= text.len());
-    Corpus::Keep
-});
+fuzz_target!(|input: &[u8]| -> Corpus { inflight_fuzz::corpus(replies::run(input)) });
