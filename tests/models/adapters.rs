@@ -18,6 +18,7 @@ use triton_inflight::runner::{
 };
 
 use crate::batching::{assert_same_bits, requests};
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve, serve_alone, simds};
 
@@ -108,9 +109,7 @@ pub fn agrees_on<D: Device>(name: &str, share_of_cost: f32, options: &D::Options
     for (served, expected) in served.iter().zip(&expected.prompts) {
         let what = format!("{name} on {}", runner.description());
         assert_eq!(served.tokens, expected.greedy, "{what}: greedy tokens");
-        let ours = served.logits.iter().flatten();
-        let differences = ours.zip(expected.logits.iter().flatten());
-        let error = differences.fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+        let error = largest_error(&served.logits.concat(), &expected.logits.concat());
         println!(
             "{what}: largest error {error:.6}, bf16 costs {}",
             expected.bf16_cost

@@ -15,6 +15,7 @@ use triton_inflight::text::Tokenizer;
 
 use crate::copy::Copy;
 use crate::embeddings::embed;
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve_alone, simds};
 
@@ -85,12 +86,7 @@ fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, sha
     let found = embed(runner, setup, &prompts).states;
     let cost = texts.iter().map(|text| text.bf16_cost).fold(0.0, f32::max);
     for (numbers, text) in found.iter().zip(&texts) {
-        assert_eq!(numbers.len(), text.numbers.len());
-        let errors = numbers
-            .iter()
-            .zip(&text.rounded)
-            .map(|(a, b)| (a - b).abs());
-        let error = errors.fold(0.0, f32::max);
+        let error = largest_error(numbers, &text.rounded);
         println!(
             "{name}, {} tokens: largest error {error:.6}, bf16 costs {cost}",
             text.ids.len()

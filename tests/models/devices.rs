@@ -6,6 +6,7 @@ use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
 
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
@@ -132,9 +133,7 @@ pub fn assert_near(what: &str, ours: &[Served], theirs: &[Served], tolerance: f3
 /// are near each other.
 fn num_same(what: &str, ours: &Served, theirs: &Served, tolerance: f32) -> usize {
     let assert_near = |ours: &[f32], theirs: &[f32]| {
-        assert_eq!(ours.len(), theirs.len(), "{what}");
-        let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
-        let error = errors.fold(0.0, f32::max);
+        let error = largest_error(ours, theirs);
         assert!(error < tolerance, "{what}: logits differ by {error}");
     };
     assert_near(&ours.context_logits, &theirs.context_logits);

@@ -14,6 +14,7 @@ use triton_inflight::runner::{ModelRunner, ModelSource, Pooling};
 use triton_inflight::sampling::{FinishReason, SampleError};
 
 use crate::copy::Copy;
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Setup, fixture, simds};
 
@@ -153,9 +154,7 @@ fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, sha
     let prompts: Vec<_> = expected.texts.iter().map(|text| text.ids.clone()).collect();
     let embedded = embed(runner, setup, &prompts);
     for (state, text) in embedded.states.iter().zip(&expected.texts) {
-        assert_eq!(state.len(), text.rounded.len());
-        let errors = state.iter().zip(&text.rounded).map(|(a, b)| (a - b).abs());
-        let error = errors.fold(0.0, f32::max);
+        let error = largest_error(state, &text.rounded);
         let (len, cost) = (text.ids.len(), text.bf16_cost);
         println!("{name}, {len} tokens: largest error {error:.6}, bf16 costs {cost}");
         assert!(error <= cost * share_of_cost, "{name}: {error}");

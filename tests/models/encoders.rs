@@ -14,6 +14,7 @@ use triton_inflight::runner::{CpuRunner, ModelRunner, ModelSource};
 
 use crate::copy::Copy;
 use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Setup, fixture, simds};
 
@@ -83,9 +84,7 @@ fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, sha
     let cost = texts.iter().map(|text| text.bf16_cost).fold(0.0, f32::max);
     let states = encode(runner, setup, &prompts).states;
     for (state, text) in states.iter().zip(&texts) {
-        assert_eq!(state.len(), text.rounded.len());
-        let errors = state.iter().zip(&text.rounded).map(|(a, b)| (a - b).abs());
-        let error = errors.fold(0.0, f32::max);
+        let error = largest_error(state, &text.rounded);
         let len = text.ids.len();
         println!("{name}, {len} tokens: largest error {error:.6}, bf16 costs {cost}");
         assert!(
@@ -173,12 +172,7 @@ fn numbers_of_classes_agree_with_transformers() {
         let limits = setup.runner_limits();
         let check = |found: Vec<Vec<f32>>| {
             for (numbers, text) in found.iter().zip(&texts) {
-                assert_eq!(numbers.len(), text.numbers.len());
-                let errors = numbers
-                    .iter()
-                    .zip(&text.rounded)
-                    .map(|(a, b)| (a - b).abs());
-                let error = errors.fold(0.0, f32::max);
+                let error = largest_error(numbers, &text.rounded);
                 let len = text.ids.len();
                 println!("{name}, {len} tokens: largest error {error:.6}, bf16 costs {cost}");
                 assert!(error <= cost, "{name}, {len} tokens: {error}");

@@ -27,6 +27,7 @@ mod draft_heads;
 mod draft_models;
 mod embeddings;
 mod encoders;
+mod errors;
 mod experts;
 mod families;
 mod family_gguf;

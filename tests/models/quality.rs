@@ -133,6 +133,7 @@ fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
         num_agree += usize::from(divergence.same_top);
     }
     let mean = divergences.iter().sum::<f64>() / divergences.len() as f64;
+    assert!(!divergences.iter().any(|divergence| divergence.is_nan()));
     let largest = divergences.iter().copied().fold(0.0, f64::max);
     let agreement = num_agree as f64 / got.len() as f64;
     println!(

@@ -10,6 +10,7 @@ use triton_inflight::sampling::TokenLogProbs;
 
 use triton_inflight::runner::ModelRunner;
 
+use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve, simds};
 
@@ -19,12 +20,21 @@ struct Expected {
     prompts: Vec<Prompt>,
 }
 
+/// A prompt, what follows it, and the logits of each step. `bf16_cost` is how much rounding changes them.
 #[derive(Deserialize)]
-struct Prompt {
-    prompt: Vec<TokenId>,
-    greedy: Vec<TokenId>,
-    logits: Vec<Vec<f32>>,
-    bf16_cost: f32,
+pub struct Prompt {
+    pub prompt: Vec<TokenId>,
+    pub greedy: Vec<TokenId>,
+    pub logits: Vec<Vec<f32>>,
+    pub bf16_cost: f32,
+}
+
+/// The two prompts of a fixture.
+pub fn prompts(name: &str) -> Vec<Prompt> {
+    let text = fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
+    let expected: Expected = serde_json::from_str(&text).expect("expected.json");
+    assert_eq!(expected.prompts.len(), 2);
+    expected.prompts
 }
 
 /// Compares tokens and logits. `logits` are transformers', rounded where we round. The remaining differences
@@ -80,11 +90,8 @@ fn agrees_on<D: Device>(
     load: impl Fn() -> ModelRunner<D>,
     share_of_cost: f32,
 ) {
-    let text = fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
-    let expected: Expected = serde_json::from_str(&text).expect("expected.json");
-    assert_eq!(expected.prompts.len(), 2);
-    let requests: Vec<_> = expected
-        .prompts
+    let prompts = prompts(name);
+    let requests: Vec<_> = prompts
         .iter()
         .map(|expected| Request {
             outputs: OutputOptions {
@@ -96,13 +103,13 @@ fn agrees_on<D: Device>(
         })
         .collect();
     let (served, _) = serve(&mut load(), setup, &requests);
-    for (served, expected) in served.iter().zip(&expected.prompts) {
+    for (served, expected) in served.iter().zip(&prompts) {
         compare(what, served, expected, share_of_cost);
     }
     // The same logits again, as those of a prompt's last tokens.
-    let contexts: Vec<_> = expected.prompts.iter().map(all_as_prompt).collect();
+    let contexts: Vec<_> = prompts.iter().map(all_as_prompt).collect();
     let (of_contexts, _) = serve(&mut load(), setup, &contexts);
-    for ((served, of_context), expected) in served.iter().zip(&of_contexts).zip(&expected.prompts) {
+    for ((served, of_context), expected) in served.iter().zip(&of_contexts).zip(&prompts) {
         let vocab_size = expected.logits[0].len();
         let rows: Vec<_> = of_context.context_logits.chunks(vocab_size).collect();
         assert_eq!(
@@ -125,7 +132,7 @@ fn agrees_on<D: Device>(
 }
 
 /// A request for the logits of a prompt and all of its greedy tokens but the last, given as one prompt.
-fn all_as_prompt(expected: &Prompt) -> Request {
+pub fn all_as_prompt(expected: &Prompt) -> Request {
     let (_, known) = expected.greedy.split_last().expect("tokens");
     Request {
         outputs: OutputOptions {
@@ -138,11 +145,7 @@ fn all_as_prompt(expected: &Prompt) -> Request {
 }
 
 fn compare(what: &str, served: &Served, expected: &Prompt, share_of_cost: f32) {
-    let ours = served.logits.iter().flatten();
-    let error = ours
-        .zip(expected.logits.iter().flatten())
-        .map(|(ours, theirs)| (ours - theirs).abs())
-        .fold(0.0, f32::max);
+    let error = largest_error(&served.logits.concat(), &expected.logits.concat());
     let (len, cost) = (expected.prompt.len(), expected.bf16_cost);
     println!("{what}, {len} tokens of context: largest error {error:.6}, bf16 costs {cost}");
     assert_eq!(served.tokens, expected.greedy, "{what}: greedy tokens");

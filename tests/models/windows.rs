@@ -10,6 +10,7 @@ use triton_inflight::runner::{
 };
 
 use crate::copy::Copy;
+use crate::errors::largest_error;
 use crate::support::{Request, Setup, fixture, serve, serve_alone};
 
 fn windows_of(spec: &ModelSpec) -> Vec<Option<NonZeroU32>> {
@@ -151,10 +152,6 @@ fn sinks_that_shift_are_where_a_text_without_what_was_evicted_has_them() {
             let served = serve_alone(&mut runner, setup, &Request::greedy(prompt, 1));
             served.logits[0].clone()
         };
-        let difference = |a: &[f32], b: &[f32]| {
-            let pairs = a.iter().zip(b);
-            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-        };
         let in_place = Setup {
             windows: &[24],
             num_sinks: num_sinks as u32,
@@ -165,8 +162,8 @@ fn sinks_that_shift_are_where_a_text_without_what_was_evicted_has_them() {
             ..in_place.clone()
         };
         let expected = logits(&kept, &Setup::default());
-        let shifted = difference(&logits(&text, &shifting), &expected);
-        let stayed = difference(&logits(&text, &in_place), &expected);
+        let shifted = largest_error(&logits(&text, &shifting), &expected);
+        let stayed = largest_error(&logits(&text, &in_place), &expected);
         // Keys are rounded behind another rotation.
         assert!(shifted < 0.04, "{name}: {shifted}");
         assert!(stayed > 8.0 * shifted, "{name}: {stayed}, and {shifted}");
