@@ -6,6 +6,7 @@
 mod circles;
 mod paths;
 mod sources;
+mod words;
 
 use std::fs;
 use std::path::Path;

@@ -9,7 +9,7 @@
 //! end_tokens.rs    the tokens that end a text
 //! ```
 //!
-//! The format is described in ggml's docs/gguf.md. Files are not trusted: counts, lengths and offsets are checked
+//! The format is described in ggml's `gguf.md`. Files are not trusted: counts, lengths and offsets are checked
 //! against the real length of a file before anything is read, so a header that lies costs no memory.
 
 mod blocks;
