@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness import tiers
 from harness.deployments import DEPLOYMENTS
 from harness.front import Front
 from harness.libraries import MISBEHAVING, compile_c
@@ -10,6 +11,10 @@ from harness.server import Server
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 BOTH_DRIVERS = ("iterative", "queued")
+
+
+def pytest_addoption(parser):
+    tiers.add_options(parser)
 
 
 def pytest_generate_tests(metafunc):
@@ -23,8 +28,9 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """One deployment after the other, so that each has its server started once."""
+def pytest_collection_modifyitems(config, items):
+    """The tests of the tier. One deployment after the other, so that each has its server started once."""
+    tiers.deselect(config, items)
     order = list(DEPLOYMENTS)
 
     def position(item):

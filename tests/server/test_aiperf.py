@@ -10,6 +10,8 @@ import pytest
 
 from harness.repository import ROOT
 
+pytestmark = pytest.mark.complete
+
 # The command, one line per flag.
 (COMMAND,) = re.findall(r"^aiperf (profile(?: .*\\\n)+ .*)$", (ROOT / "docs/src/measuring.md").read_text(), re.M)
 

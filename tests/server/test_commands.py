@@ -19,6 +19,8 @@ from harness.repository import ROOT, add_synthetic
 from harness.server import Server, free_ports
 from harness.synthetic import continuation
 
+pytestmark = pytest.mark.shipped
+
 
 class Serve:
     """A running `cargo xtask serve`."""

@@ -5,6 +5,10 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.complete
+
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "drivers"
 
 

@@ -55,6 +55,7 @@ def texts(server, model, asked):
         return [answer.result().text for answer in answers]
 
 
+@pytest.mark.complete
 def test_each_adapter_gives_on_a_gpu_what_it_gives_alone(server):
     asked = list(requests(24, seed=5))
     alone = [texts(server, "gpu", [one])[0] for one in asked]

@@ -13,6 +13,8 @@ from harness.clients import Refused
 from harness.repository import ROOT, STORIES, TIGHT, add_model
 from harness.server import Server, assert_blocks_come_back
 
+pytestmark = pytest.mark.complete
+
 ON_ONE_GPU = {
     "deterministic": "true",
     "cuda_graph_cache_size": 2,

@@ -13,7 +13,7 @@ import threading
 import grpc
 import pytest
 
-from harness import clients
+from harness import clients, tiers
 from harness.clients import in_flight
 from harness.repository import add_synthetic
 from harness.server import FrontendDied, Server, die_with_parent, is_in_frontend
@@ -133,3 +133,46 @@ def test_one(server):
 def test_two(server):
     assert server.is_ready() and server.pid == pids[1] != pids[0]
 """
+
+
+class Item:
+    """A test, as pytest collects it."""
+
+    def __init__(self, path, name, mark=None):
+        self.path, self.nodeid, self.mark = path, f"{path}::{name}", mark
+
+    def get_closest_marker(self, name):
+        return self.mark if name == self.mark else None
+
+
+class Config:
+    """The options of a run."""
+
+    def __init__(self, **options):
+        self.options, self.hook = {"seed": "1", "part": 0, **options}, self
+
+    def getoption(self, name):
+        return self.options[name]
+
+    def pytest_deselected(self, items):
+        assert items
+
+
+def test_each_test_is_in_one_tier():
+    variants = [Item(f"test_{file}.py", f"test_it[{n}]") for file in range(13) for n in range(15)]
+    others = [Item("test_a.py", "test_long", "complete"), Item("test_a.py", "test_package", "shipped"), Item("test_a.py", "test_short")]
+
+    def chosen(**options):
+        items = variants + others
+        tiers.deselect(Config(**options), items)
+        return [item.nodeid for item in items]
+
+    quick = chosen(tier="quick")
+    assert len(quick) == 13 * 2 + 1 and "test_a.py::test_short" in quick
+    assert quick == chosen(tier="quick") != chosen(tier="quick", seed="2")
+    rest = [nodeid for part in range(tiers.NUM_PARTS) for nodeid in chosen(tier="rest", part=part)]
+    assert "test_a.py::test_long" in rest
+    shipped = chosen(tier="shipped")
+    assert shipped == ["test_a.py::test_package"]
+    assert sorted(quick + rest) == sorted(chosen(tier="tested"))
+    assert sorted(quick + rest + shipped) == sorted(chosen(tier="all")) == sorted(item.nodeid for item in variants + others)

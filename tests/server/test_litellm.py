@@ -13,6 +13,8 @@ from harness.missing import skip
 from harness.repository import ROOT, add_model
 from harness.server import Server
 
+pytestmark = pytest.mark.complete
+
 if sys.version_info < (3, 11):
     skip("LiteLLM", "OpenAI's client, which it imports, needs Python 3.11", allow_module_level=True)
 EMBEDDINGS = ROOT / "tests" / "fixtures" / "embeddings" / "qwen3"

@@ -12,6 +12,8 @@ from harness.clients import infer
 from harness.repository import FULL_ANSWER, STORIES, add_model
 from harness.server import Server
 
+pytestmark = pytest.mark.complete
+
 DOCUMENTS = [
     {"start": "Once upon a time, there was a brave fox named", "ends": [" Finn.", " of the", " 17"]},
     {"start": "The old bear was very", "ends": [" happy.", " and", " sad and wanted to go home."]},

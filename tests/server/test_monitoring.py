@@ -19,6 +19,8 @@ from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, die_with_parent, free_ports
 
+pytestmark = pytest.mark.complete
+
 MONITORING = ROOT / "examples" / "monitoring"
 RULES_TEST = ROOT / "tests" / "server" / "monitoring" / "rules_test.yml"
 SCHEMA = ROOT / "tests" / "server" / "monitoring" / "schema.ts"

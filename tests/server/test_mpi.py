@@ -43,6 +43,8 @@ from test_ranks import (
     wait_for,
 )
 
+pytestmark = pytest.mark.complete
+
 # What happens to a process of mpirun, and what may end it, and so all.
 MPI_FAULTS = [kill, stop, stop, pause, delay, starve, nothing]
 MAY_END = (kill, starve)

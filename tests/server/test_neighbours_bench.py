@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.complete
+
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "drivers"
 sys.path.insert(0, str(BENCH))
 

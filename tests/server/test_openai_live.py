@@ -13,6 +13,8 @@ from harness.repository import STORIES, TIGHT, add_model
 from harness.server import Server
 from test_openai_page import FAINT, NARROW, WIDE
 
+pytestmark = pytest.mark.complete
+
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 # The colours that the row of each request has from left to right, without repetitions.
 COLOURS = """[...document.querySelectorAll('#requests tbody tr')].map(row => {

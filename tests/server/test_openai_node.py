@@ -5,10 +5,14 @@ import pathlib
 import re
 import subprocess
 
+import pytest
+
 from harness.conversations import add_calling_model
 from harness.front import Front
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
+
+pytestmark = pytest.mark.complete
 
 EMBEDDINGS = ROOT / "tests" / "fixtures" / "embeddings" / "qwen3"
 

@@ -11,6 +11,8 @@ from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
+pytestmark = pytest.mark.complete
+
 CHAT = "/v1/chat/completions"
 WIDE, NARROW = 1280, 380
 # Elements with text of their own whose contrast with what is behind them is too small (Web Content Accessibility Guidelines 2.2, 1.4.3).

@@ -18,6 +18,8 @@ from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model, add_synthetic
 from harness.server import Server
 
+pytestmark = pytest.mark.shipped
+
 NAME = "triton-inflight"
 PLUGIN = "libinflight_mpi.so"
 DATE = 1700000000

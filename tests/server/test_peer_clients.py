@@ -22,10 +22,13 @@ TENSORRT_LLM = CLIENTS / "tensorrtllm_backend" / "inflight_batcher_llm" / "clien
 STOCK = CLIENTS / "tensorrtllm_backend" / "all_models" / "inflight_batcher_llm" / "tensorrt_llm" / "config.pbtxt"
 VLLM = CLIENTS / "vllm_backend"
 
-pytestmark = pytest.mark.skipif(
-    not CLIENTS.is_dir(),
-    reason=f"the clients of the other backends are not in {CLIENTS}; PEER_CLIENTS may name their folder",
-)
+pytestmark = [
+    pytest.mark.complete,
+    pytest.mark.skipif(
+        not CLIENTS.is_dir(),
+        reason=f"the clients of the other backends are not in {CLIENTS}; PEER_CLIENTS may name their folder",
+    ),
+]
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 # Values for the stock config's placeholders: those of its documentation, or values that disable a feature.

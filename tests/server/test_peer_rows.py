@@ -15,6 +15,8 @@ from engines import in_server, llama_cpp, setup  # noqa: E402
 from engines.loads import Load, argument, rates  # noqa: E402
 from engines.programs import moments  # noqa: E402
 
+pytestmark = pytest.mark.complete
+
 PROMPT, GENERATION = LOADS = [Load(1, 512, 1), Load(8, 128, 128)]
 
 

@@ -15,6 +15,8 @@ from harness.clients import GrpcStream, Refused, generate, tensor
 from harness.repository import FULL_ANSWER, STORIES, add_model
 from harness.server import Server
 
+pytestmark = pytest.mark.complete
+
 PROMPT = "Once upon a time"
 # What the models around it add to the prompt.
 OPENING = ", there was a fox"

@@ -10,6 +10,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches/dr
 import quality  # noqa: E402  it is in that folder
 from engines import setup  # noqa: E402
 
+pytestmark = pytest.mark.complete
+
 
 def test_the_prose_of_a_page_is_its_sentences():
     page = "# A page\n\nSays this.\n\n```bash\nrun it\n```\n\n| a | b |\n|---|---|\n<!-- begin -->\nAnd `that`.\n"

@@ -642,6 +642,7 @@ def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, d
         assert unlimited > 1.5 * limited
 
 
+@pytest.mark.complete
 def test_random_faults_leave_nothing_behind(repository, deployment, tmp_path):
     seed = int(os.environ.get("INFLIGHT_SEED", 1))
     num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 8))

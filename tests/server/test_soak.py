@@ -8,6 +8,8 @@ import sys
 import numpy
 import pytest
 
+pytestmark = pytest.mark.complete
+
 SOAK = pathlib.Path(__file__).resolve().parents[2] / "tools" / "soak"
 sys.path.insert(0, str(SOAK))
 

@@ -8,7 +8,11 @@ import platform
 import re
 import subprocess
 
+import pytest
+
 from harness.repository import ROOT
+
+pytestmark = pytest.mark.shipped
 
 # The oldest supported server.
 OLDEST_SERVER = ROOT / "tests/server/symbols/server-2.51.0.txt"

@@ -13,6 +13,8 @@ from harness.painted import STAGES, Painted
 from harness.repository import add_synthetic
 from harness.server import Server
 
+pytestmark = pytest.mark.complete
+
 # Three requests at a time; the cache cannot hold two of them to their ends.
 MODEL = {
     "batch_scheduler_policy": "max_utilization",

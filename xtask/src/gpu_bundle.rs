@@ -13,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::library::Build;
 use crate::process::{command, output, run as run_command};
 use crate::{Result, kernels, library, setup, workspace};
 
@@ -103,7 +104,7 @@ fn fill(folder: &Path) -> Result<()> {
         copy_program(&program, &folder.join("tests").join(name))?;
     }
     let backend = "inflight/libtriton_inflight.so";
-    let library = library::backend_directory()?.join(backend);
+    let library = library::backend_directory(Build::Shipped)?.join(backend);
     copy_program(&library, &folder.join("backends").join(backend))?;
     let images = folder.join("kernels");
     copy_images(&workspace::target("kernels"), &images)?;

@@ -1,4 +1,4 @@
-//! Builds the backend as it ships, in the layout of a Triton backend directory, and the project's programs.
+//! Builds the backend, in the layout of a Triton backend directory, and the project's programs.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,10 +16,53 @@ pub const LIBRARY: &str = "libtriton_inflight.so";
 /// The package of the other ranks of a model, and its program, beside the library.
 pub const RANK_PROGRAM: &str = "inflight-rank";
 
+/// How programs are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// As they ship: with link-time optimisation, and their bytes depend on the sources alone.
+    Shipped,
+    /// As unit tests are: with debug assertions and checks for overflow, from the crates that unit tests are linked with.
+    Tested,
+}
+
+impl Build {
+    /// The folder of the backend directory.
+    fn backends(self) -> PathBuf {
+        match self {
+            Self::Shipped => target("backends"),
+            Self::Tested => target("tested-backends"),
+        }
+    }
+
+    /// Builds a target of a package; returns cargo's messages.
+    fn build(self, package: &str, filter: &[&str]) -> Result<String> {
+        match self {
+            Self::Shipped => output(
+                release_cargo()?
+                    .args(["build", "--release", MESSAGES, "--package", package])
+                    .args(filter),
+            ),
+            // All at once, with examples: any other choice would give crates other features than a test of the workspace
+            // does, and so compile the library again.
+            Self::Tested => output(cargo().args([
+                "build",
+                "--workspace",
+                MESSAGES,
+                "--lib",
+                "--bins",
+                "--examples",
+            ])),
+        }
+    }
+}
+
+/// Has cargo print what it builds.
+const MESSAGES: &str = "--message-format=json-render-diagnostics";
+
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
-pub fn backend_directory() -> Result<PathBuf> {
-    let (library, program) = (library()?, program(RANK_PROGRAM, "release")?);
-    let backends = target("backends");
+pub fn backend_directory(build: Build) -> Result<PathBuf> {
+    let (library, program) = (library(build)?, program(RANK_PROGRAM, RANK_PROGRAM, build)?);
+    let backends = build.backends();
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
     // Renaming over the file leaves the old one intact for a running server that has it mapped.
@@ -38,14 +81,16 @@ pub fn backend_directory() -> Result<PathBuf> {
 
 /// Builds the library and the program of the other ranks of a model; returns the program's path in the backend directory.
 pub fn rank_program() -> Result<PathBuf> {
-    Ok(backend_directory()?.join("inflight").join(RANK_PROGRAM))
+    Ok(backend_directory(Build::Shipped)?
+        .join("inflight")
+        .join(RANK_PROGRAM))
 }
 
 /// The plug-in for MPI, beside the library.
 pub const MPI_LIBRARY: &str = "libinflight_mpi.so";
 
 /// Builds the plug-in for MPI into the backend directory, by MPI's compiler and libclang as `setup::mpi` has found them.
-pub fn mpi_plugin() -> Result<()> {
+pub fn mpi_plugin(build: Build) -> Result<()> {
     let built = target("mpi");
     let libclang = setup::mpi()?;
     // Steps that run beside each other would rename the same file.
@@ -65,7 +110,7 @@ pub fn mpi_plugin() -> Result<()> {
                 output(command("gcc").arg("-print-file-name=include"))?.trim()
             ),
         ))?;
-    let folder = target("backends/inflight");
+    let folder = build.backends().join("inflight");
     fs::create_dir_all(&folder)?;
     let new = folder.join(format!("{MPI_LIBRARY}.new"));
     fs::copy(built.join("release").join(MPI_LIBRARY), &new)?;
@@ -74,19 +119,19 @@ pub fn mpi_plugin() -> Result<()> {
 }
 
 /// Builds `inflight-sim` (crates/simulator); returns the program's path.
-pub fn simulator() -> Result<PathBuf> {
-    program("inflight-simulator", "release")
+pub fn simulator(build: Build) -> Result<PathBuf> {
+    program("inflight-simulator", "inflight-sim", build)
 }
 
 /// Builds the server with OpenAI's API; returns the program's path.
-pub fn openai() -> Result<PathBuf> {
-    program("inflight-openai", "release")
+pub fn openai(build: Build) -> Result<PathBuf> {
+    program("inflight-openai", "inflight-openai", build)
 }
 
 /// The batch manager for C and C++ applications.
 pub const EMBED: &str = "libinflight_embed.a";
 
-/// Builds it; returns its path. A test links it as an rlib too: a plain `build` of both would drop the profile's LTO
+/// Builds it as it ships; returns its path. A test links it as an rlib too: a plain `build` of both would drop the profile's LTO
 /// (cargo issue 9672), and compile all dependencies once more for that.
 pub fn embed() -> Result<PathBuf> {
     let messages = output(release_cargo()?.args([
@@ -95,45 +140,41 @@ pub fn embed() -> Result<PathBuf> {
         "--package=inflight-embed",
         "--lib",
         "--crate-type=staticlib",
-        "--message-format=json-render-diagnostics",
+        MESSAGES,
     ]))?;
     file_among(&messages, EMBED)
 }
 
 /// Builds the program that measures the server with OpenAI's API; returns its path.
-pub fn front_cost() -> Result<PathBuf> {
-    let messages = output(release_cargo()?.args([
-        "build",
-        "--release",
-        "--package=inflight-openai",
-        "--example=front-cost",
-        "--message-format=json-render-diagnostics",
-    ]))?;
-    artifacts(&messages)
-        .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
-        .ok_or_else(|| "cargo did not build front-cost".into())
+pub fn front_cost(build: Build) -> Result<PathBuf> {
+    let messages = build.build("inflight-openai", &["--example=front-cost"])?;
+    program_among(&messages, "front-cost")
 }
 
 /// Builds the program that measures the library in process; returns its path.
 pub fn measure() -> Result<PathBuf> {
-    program("inflight-measure", "release")
+    program("inflight-measure", "inflight-measure", Build::Shipped)
 }
 
 /// Builds this program; returns its path. Needed by test steps, because the running executable may be gone:
 /// `cargo test --workspace` replaces it with another build.
 pub fn xtask() -> Result<PathBuf> {
-    program("xtask", "dev")
+    program("xtask", "xtask", Build::Tested)
 }
 
 /// Builds the stand-in for a GPU; returns the folder of its libraries.
 pub fn cuda_stand_in() -> Result<PathBuf> {
-    let folder = output(&mut Command::new(program("inflight-cuda-stand-in", "dev")?))?;
+    let folder = output(&mut Command::new(program(
+        "inflight-cuda-stand-in",
+        "inflight-cuda-stand-in",
+        Build::Tested,
+    )?))?;
     Ok(PathBuf::from(folder.trim_end()))
 }
 
 /// Builds the program that checks and measures the library on a GPU; returns its path.
 pub fn gpu_check() -> Result<PathBuf> {
-    program("inflight-gpu-check", "release")
+    program("inflight-gpu-check", "gpu-check", Build::Shipped)
 }
 
 /// Builds test programs of a package, as the tests of the whole workspace are built; returns the name and the path of each of those.
@@ -155,30 +196,24 @@ pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathB
     Ok(programs.collect())
 }
 
-fn program(package: &str, profile: &str) -> Result<PathBuf> {
-    let mut cargo = match profile {
-        "release" => release_cargo()?,
-        _ => cargo(),
-    };
-    let messages = output(
-        cargo
-            .args(["build", "--package", package, "--profile", profile])
-            .arg("--message-format=json-render-diagnostics"),
-    )?;
-    artifacts(&messages)
-        .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
-        .ok_or_else(|| format!("cargo did not build {package}").into())
+/// Builds a program of a package; returns its path.
+fn program(package: &str, name: &str, build: Build) -> Result<PathBuf> {
+    let messages = build.build(package, &["--bins"])?;
+    program_among(&messages, name)
 }
 
-/// Builds the library as it ships; returns its path.
-fn library() -> Result<PathBuf> {
-    let messages = output(release_cargo()?.args([
-        "build",
-        "--release",
-        "--package=inflight-backend",
-        "--message-format=json-render-diagnostics",
-    ]))?;
+/// Builds the library; returns its path.
+fn library(build: Build) -> Result<PathBuf> {
+    let messages = build.build("inflight-backend", &["--lib"])?;
     file_among(&messages, LIBRARY)
+}
+
+/// The program with a name among the artifacts in cargo's JSON messages.
+fn program_among(messages: &str, name: &str) -> Result<PathBuf> {
+    artifacts(messages)
+        .filter(|artifact| artifact["target"]["name"] == name)
+        .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| format!("cargo did not build {name}").into())
 }
 
 /// The file with a name among the artifacts in cargo's JSON messages.

@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
-        Command::Mpi => library::mpi_plugin(),
+        Command::Mpi => library::mpi_plugin(library::Build::Shipped),
         Command::Kernels => kernels::run(),
         Command::Package(options) => package::run(&options),
         Command::GpuBundle(options) => gpu_bundle::run(&options),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::library::Build;
 use crate::process::{command, describe, spawn_guarded, terminate};
 use crate::watched_models::WatchedModels;
 use crate::{Result, library, setup, workspace};
@@ -54,8 +55,8 @@ pub fn run(options: &Options) -> Result<()> {
     let repository = fs::canonicalize(&repository)
         .map_err(|error| format!("--model-repository {}: {error}", repository.display()))?;
     let server = setup::tritonserver()?;
-    let backends = library::backend_directory()?;
-    let front = library::openai()?;
+    let backends = library::backend_directory(Build::Shipped)?;
+    let front = library::openai(Build::Shipped)?;
     for (option, port) in [
         ("--http-port", options.http_port),
         ("--grpc-port", options.grpc_port),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::library::Build;
 use crate::process::{command, run_to_stdout};
 use crate::{Result, library, setup, workspace};
 
@@ -47,7 +48,10 @@ pub fn run(options: &Options) -> Result<()> {
         ])
         .args(options.json.then_some("--json"))
         .env("TRITONSERVER", setup::tritonserver()?)
-        .env("TRITON_BACKENDS", library::backend_directory()?);
+        .env(
+            "TRITON_BACKENDS",
+            library::backend_directory(Build::Shipped)?,
+        );
     if let Some(folder) = &options.keep {
         script.arg("--keep").arg(std::path::absolute(folder)?);
     }

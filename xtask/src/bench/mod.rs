@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 
 use xtask::schemes;
 
+use crate::library::Build;
 use crate::process::{command, output, run_to_stdout};
 use crate::{Result, library, setup, workspace};
 
@@ -260,15 +261,15 @@ pub fn run(bench: &Bench) -> Result<()> {
                 script("front.py")?
                     .args(arguments)
                     .args(json(front.json))
-                    .env("INFLIGHT_OPENAI", library::openai()?)
-                    .env("INFLIGHT_FRONT_COST", library::front_cost()?),
+                    .env("INFLIGHT_OPENAI", library::openai(Build::Shipped)?)
+                    .env("INFLIGHT_FRONT_COST", library::front_cost(Build::Shipped)?),
             )
         }
         Bench::Simulator(simulator) => run_to_stdout(
             script("simulator.py")?
                 .arg(format!("--seed={}", simulator.seed))
                 .args(json(simulator.json))
-                .env("INFLIGHT_SIM", library::simulator()?),
+                .env("INFLIGHT_SIM", library::simulator(Build::Shipped)?),
         ),
         Bench::Engine(program) => measure("engine", program),
         Bench::Embed(program) => measure("embed", program),
@@ -331,9 +332,10 @@ fn python_script(name: &str) -> Result<Command> {
 /// A script of benches/drivers, with the server and the backend to measure.
 fn script(name: &str) -> Result<Command> {
     let mut script = python_script(name)?;
-    script
-        .env("TRITONSERVER", setup::tritonserver()?)
-        .env("TRITON_BACKENDS", library::backend_directory()?);
+    script.env("TRITONSERVER", setup::tritonserver()?).env(
+        "TRITON_BACKENDS",
+        library::backend_directory(Build::Shipped)?,
+    );
     Ok(script)
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::dependencies::Dependencies;
 use super::tree::{Entry, Tree};
 use super::{NAME, licences};
+use crate::library::Build;
 use crate::workspace::root;
 use crate::{Result, library, source_paths};
 
@@ -69,15 +70,15 @@ pub struct Programs(Vec<(&'static Part, Vec<u8>)>);
 impl Programs {
     /// Builds them as they ship. Without MPI, its plug-in is left out.
     pub fn build() -> Result<Self> {
-        let backend = library::backend_directory()?.join("inflight");
+        let backend = library::backend_directory(Build::Shipped)?.join("inflight");
         let mut paths = vec![
             backend.join(library::LIBRARY),
             backend.join(library::RANK_PROGRAM),
-            library::simulator()?,
-            library::openai()?,
+            library::simulator(Build::Shipped)?,
+            library::openai(Build::Shipped)?,
             library::embed()?,
         ];
-        match library::mpi_plugin() {
+        match library::mpi_plugin(Build::Shipped) {
             Ok(()) => paths.push(backend.join(library::MPI_LIBRARY)),
             Err(error) => eprintln!("{} is not packed: {error}", library::MPI_LIBRARY),
         }

@@ -15,7 +15,7 @@ const GRID: &str = r#", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, 
 
 /// The plug-in for MPI; `None`, which is reported, if the machine lacks it or `mpirun`.
 fn mpi_library() -> Option<PathBuf> {
-    let library = root().join("target/backends/inflight/libinflight_mpi.so");
+    let library = root().join("target/mpi/release/libinflight_mpi.so");
     let version = Command::new("mpirun").arg("--version").output();
     let is_present = library.is_file() && version.is_ok_and(|output| output.status.success());
     missing::present_or_reported(&"MPI", is_present).then_some(library)

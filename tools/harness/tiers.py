@@ -1,0 +1,61 @@
+"""Which tests of the server a run has (`cargo xtask test`).
+
+The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the commit. What the
+quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages, installation and the library as
+it ships, and need its long build.
+"""
+
+import hashlib
+import math
+
+NUM_PARTS = 10
+# The quick tier has one of so many variants of a test, rounded up.
+VARIANTS_PER_SAMPLE = 10
+
+
+def add_options(parser):
+    tiers = parser.getgroup("tiers")
+    choices = ["all", "tested", "quick", "rest", "shipped"]
+    tiers.addoption("--tier", choices=choices, default="all", help="all; tested: all but `shipped`; quick; rest: one --part of the others")
+    tiers.addoption("--part", type=int, default=0, help=f"from 0 to {NUM_PARTS - 1}")
+    tiers.addoption("--seed", default="0", help="chooses the variants of the quick tier")
+
+
+def deselect(config, items):
+    """Leaves the tests that the options choose."""
+    tier, part = config.getoption("tier"), config.getoption("part")
+    quick = chosen_variants(items, config.getoption("seed")) if tier in ("quick", "rest") else set()
+    files = sorted({item.path for item in items})
+
+    def is_chosen(item):
+        is_shipped = item.get_closest_marker("shipped") is not None
+        match tier:
+            case "all":
+                return True
+            case "tested":
+                return not is_shipped
+            case "shipped":
+                return is_shipped
+            case "quick":
+                return item.nodeid in quick
+            case "rest":
+                return not is_shipped and item.nodeid not in quick and files.index(item.path) % NUM_PARTS == part
+
+    left_out = [item for item in items if not is_chosen(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_chosen(item)]
+
+
+def chosen_variants(items, seed):
+    """The node ids of the quick tier."""
+    functions = {}
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("complete", "shipped")):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
+
+    def place(nodeid):
+        return hashlib.sha256(f"{seed} {nodeid}".encode()).digest()
+
+    chosen = (sorted(variants, key=place)[: math.ceil(len(variants) / VARIANTS_PER_SAMPLE)] for variants in functions.values())
+    return {nodeid for variants in chosen for nodeid in variants}

@@ -1,0 +1,36 @@
+//! The steps of `cargo xtask test`.
+
+use clap::ValueEnum;
+
+/// One check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Step {
+    /// The CUDA kernels compile, without spills and within their registers; what is built afterwards has them
+    Kernels,
+    /// Formatting of the sources
+    Fmt,
+    /// The server and the clients of the tests are installed
+    Setup,
+    /// Clippy without warnings
+    Clippy,
+    /// The API documentation builds without warnings
+    Doc,
+    /// Licences, sources and bans of the dependencies; `cargo xtask advisories` checks the rest
+    Deny,
+    /// The book builds, and no link in the documentation is broken
+    Book,
+    /// All programs and tests of the workspace compile
+    Build,
+    /// The library and the programs compile as they ship
+    Release,
+    /// The parsers of files and requests, for a few seconds on inputs that libFuzzer derives from the committed ones
+    Fuzz,
+    /// Unit, integration and documentation tests
+    Unit,
+    /// The pages drawn by commands, in a real browser
+    Pages,
+    /// The backend in a real tritonserver, with real clients
+    Server,
+    /// Tests of packages, of installation, and of the library as it ships
+    Shipped,
+}

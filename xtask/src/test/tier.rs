@@ -1,0 +1,163 @@
+//! How much of the checks and tests a run has.
+
+use super::step::Step;
+use crate::library::Build;
+use crate::process::{command, output};
+use crate::workspace;
+
+/// The number of parts into which what the quick tier leaves out is divided.
+pub const NUM_PARTS: u32 = 10;
+
+/// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other waits for the
+/// network, a linker or a server.
+type Stages = &'static [[&'static [Step]; 2]];
+
+/// How much of the checks and tests a run has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Every kind of test, and of tests with many variants some, chosen by the commit.
+    Quick,
+    /// All tests of the steps that are named, except those of the library as it ships.
+    Step,
+    /// One part of what the quick tier leaves out.
+    Part(u32),
+    /// Everything, with the library as it ships.
+    All,
+}
+
+/// Kernels come before what embeds them. No stage compiles behind those before the tests: a build would keep commands that
+/// tests give to cargo waiting. The limits of the server's clients are a minute and more, so that they hold on two cores that
+/// the other row shares.
+const QUICK: Stages = &[
+    [&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
+    [&[Step::Build], &[]],
+    [&[Step::Unit], &[Step::Server]],
+];
+
+const ALL: Stages = &[
+    [
+        &[Step::Kernels],
+        &[Step::Fmt, Step::Setup, Step::Deny, Step::Book],
+    ],
+    [
+        &[Step::Clippy, Step::Doc, Step::Build],
+        &[Step::Release, Step::Fuzz],
+    ],
+    [&[Step::Unit, Step::Pages], &[Step::Server]],
+];
+
+/// Each part has its share of the tests of the server.
+const PARTS: [Stages; NUM_PARTS as usize] = [
+    &[[&[Step::Doc], &[]], [&[Step::Server], &[]]],
+    &[[&[Step::Deny, Step::Book], &[Step::Server]]],
+    &[[&[Step::Fuzz], &[Step::Server]]],
+    &[[&[Step::Server], &[]], [&[Step::Pages], &[]]],
+    &[[&[Step::Release], &[]], [&[Step::Shipped], &[Step::Server]]],
+    &[[&[Step::Server], &[]]],
+    &[[&[Step::Server], &[]]],
+    &[[&[Step::Server], &[]]],
+    &[[&[Step::Server], &[]]],
+    &[[&[Step::Server], &[]]],
+];
+
+impl Tier {
+    /// The steps of a run that names none.
+    pub fn stages(self) -> Stages {
+        match self {
+            Self::Quick | Self::Step => QUICK,
+            Self::Part(part) => PARTS[part as usize],
+            Self::All => ALL,
+        }
+    }
+
+    /// The option of `cargo xtask test`.
+    pub fn option(self) -> Option<String> {
+        match self {
+            Self::Quick | Self::Step => None,
+            Self::Part(part) => Some(format!("--rotation={part}")),
+            Self::All => Some("--all".to_owned()),
+        }
+    }
+
+    /// How the library that server tests load is compiled.
+    pub fn build(self) -> Build {
+        match self {
+            Self::All => Build::Shipped,
+            Self::Quick | Self::Step | Self::Part(_) => Build::Tested,
+        }
+    }
+
+    /// The options that choose tests of the server (tools/harness/tiers.py).
+    pub fn pytest_options(self) -> Vec<String> {
+        let seed = || format!("--seed={}", seed_of_commit());
+        match self {
+            Self::Quick => vec!["--tier=quick".to_owned(), seed()],
+            Self::Step => vec!["--tier=tested".to_owned()],
+            Self::Part(part) => vec!["--tier=rest".to_owned(), format!("--part={part}"), seed()],
+            Self::All => vec!["--tier=all".to_owned()],
+        }
+    }
+
+    /// The variables that give random tests their seed. Without them each run has a fresh one, which a failing test prints: in a
+    /// run of everything, since a rare fault must not refuse a change that has nothing to do with it.
+    pub fn seeds(self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Quick | Self::Part(_) => {
+                let seed = seed_of_commit().to_string();
+                ["PROPTEST_RNG_SEED", "KERNEL_SEED", "INFLIGHT_SEED"]
+                    .map(|name| (name, seed.clone()))
+                    .to_vec()
+            }
+            Self::Step | Self::All => Vec::new(),
+        }
+    }
+}
+
+/// A number that the commit determines. One where the sources are no checkout.
+fn seed_of_commit() -> u32 {
+    let commit = output(command("git").current_dir(workspace::root()).args([
+        "rev-parse",
+        "--short=8",
+        "HEAD",
+    ]));
+    let number = commit
+        .ok()
+        .and_then(|commit| u32::from_str_radix(commit.trim().get(..7)?, 16).ok());
+    number.unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    fn steps(stages: Stages) -> Vec<Step> {
+        let rows = stages.iter().flatten().copied().flatten();
+        rows.copied().collect()
+    }
+
+    #[test]
+    fn every_step_is_in_a_run_of_all_and_in_the_quick_tier_or_a_part() {
+        let all = steps(ALL);
+        let parts = PARTS.iter().flat_map(|part| steps(part));
+        let quick_or_part: Vec<Step> = steps(QUICK).into_iter().chain(parts).collect();
+        for step in Step::value_variants() {
+            // In a run of all, the step `server` has the tests of `shipped`.
+            let times = all.iter().filter(|other| *other == step).count();
+            assert_eq!(times, usize::from(*step != Step::Shipped), "{step:?}");
+            assert!(quick_or_part.contains(step), "{step:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_come_before_what_embeds_them() {
+        for stages in [QUICK, ALL] {
+            let early = steps(&stages[..1]);
+            assert!(early.contains(&Step::Kernels));
+            for step in [Step::Doc, Step::Build, Step::Release, Step::Fuzz] {
+                assert!(!early.contains(&step), "{step:?}");
+            }
+        }
+    }
+}
