@@ -262,8 +262,6 @@ fn load_driver(
     Ok(LoadedDriver { driver, ranks })
 }
 
-/// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see
-/// [`EngineConfig::max_num_active`](crate::engine::EngineConfig).
 /// The tokens that end a text: those of the checkpoint, and that of its tokenizer.
 fn end_ids(model: &Model, tokenizer: Option<&Tokenizer>, vocab_size: u32) -> Vec<TokenId> {
     let Some(source) = &model.source else {
@@ -275,11 +273,11 @@ fn end_ids(model: &Model, tokenizer: Option<&Tokenizer>, vocab_size: u32) -> Vec
     ids
 }
 
+/// Starts the threads that prepare requests.
 fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPreparer, LoadError> {
-    let capacity = 2 * admission.config.max_batch_size as usize;
     let admission = Arc::clone(admission);
     let prepare = move |arrival| admission.prepare(arrival);
-    Preparer::start(name, capacity, MAX_PREPARING_BYTES, prepare)
+    Preparer::start(name, MAX_PREPARING_BYTES, prepare)
 }
 
 /// The path of a file that is to be written, with links resolved. A relative path starts at the server's working

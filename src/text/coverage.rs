@@ -11,6 +11,8 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, ModelWrapper, Tokenizer};
 
+use crate::text::token_cover::Alphabet;
+
 /// Length of the longest text that one token can represent, in bytes. None for lossy tokenizers.
 pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
     let normalizer = json(tokenizer.get_normalizer())?;
@@ -40,6 +42,30 @@ pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
         // The longest UTF-8 character, for the unknown token.
         .chain([4])
         .max()
+}
+
+/// How a normalised text is written in tokens, if the words that the pre-tokenizer makes of it are all of it, and
+/// nothing else. `None` if words lack something, or have a space in front that the text has not.
+pub(super) fn alphabet(tokenizer: &Tokenizer) -> Option<Alphabet> {
+    let pre_tokenizer = json(tokenizer.get_pre_tokenizer())?;
+    let is_byte_level = mentions_byte_level(&pre_tokenizer);
+    let is_whole = pre_tokenizer_is_lossless(&pre_tokenizer) && !changes_words(&pre_tokenizer);
+    is_whole.then_some(match is_byte_level {
+        true => Alphabet::Bytes,
+        false => Alphabet::Characters,
+    })
+}
+
+/// Whether words are written differently, beside their bytes as characters.
+fn changes_words(pre_tokenizer: &Value) -> bool {
+    pre_tokenizer["type"] == "Metaspace"
+        || pre_tokenizer["type"] == "ByteLevel" && pre_tokenizer["add_prefix_space"] != false
+        || parts(pre_tokenizer).any(changes_words)
+        || num_byte_levels(pre_tokenizer) > 1
+}
+
+fn num_byte_levels(part: &Value) -> usize {
+    usize::from(part["type"] == "ByteLevel") + parts(part).map(num_byte_levels).sum::<usize>()
 }
 
 fn json(part: Option<&impl Serialize>) -> Option<Value> {

@@ -2,7 +2,7 @@
 //!
 //! Source: the model card of Qwen3-Reranker-0.6B, which encodes the three parts by themselves and cuts the one in the middle.
 
-use super::{EncodedTexts, Tokenizer};
+use super::{EncodedTexts, LengthLimit, Tokenizer};
 use crate::base::RequestError;
 
 const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct \
@@ -12,23 +12,27 @@ const INSTRUCTION: &str =
 const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
 impl Tokenizer {
-    /// The tokens of the prompt that asks Qwen3-Reranker whether `document` answers `query`: at most `max_tokens`. What is too much
-    /// is left out at the end of the document.
+    /// The tokens of the prompt that asks Qwen3-Reranker whether `document` answers `query`. What is more than
+    /// [`LengthLimit::Cut`] allows is left out at the end of the document.
     ///
     /// # Errors
-    /// The tokenizer cannot encode the texts, or there is no room for a token of them.
+    /// The tokenizer cannot encode the texts, they are too long, or there is no room for a token of them.
     pub fn encode_judgement(
         &self,
         query: &str,
         document: &str,
-        max_tokens: Option<usize>,
+        limit: LengthLimit,
     ) -> Result<EncodedTexts, RequestError> {
         let texts = format!("<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}");
         let [before, behind] = [BEFORE, BEHIND].map(|text| self.encode(text, false));
         let (before, behind) = (before?, behind?);
-        let mut inner = self.encode(&texts, false)?;
+        let inner = match limit {
+            LengthLimit::Cut(_) => LengthLimit::None,
+            limit => limit,
+        };
+        let mut inner = self.encode_texts(&texts, None, false, inner)?.ids;
         let num_around = before.len() + behind.len();
-        if let Some(max_tokens) = max_tokens {
+        if let LengthLimit::Cut(max_tokens) = limit {
             if max_tokens <= num_around {
                 return Err(RequestError::Invalid(format!(
                     "a prompt of {max_tokens} tokens, of which {num_around} are around the query and the document, has no token \

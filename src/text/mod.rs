@@ -9,17 +9,23 @@
 //! belong to a model and are shared; [`Detokenizer`] and
 //! [`StopWords`] belong to one sequence. This room does not know requests, steps or Triton.
 
+mod bounded_normalizer;
+mod byte_alphabet;
 mod chat_template_files;
 mod chat_templates;
 mod conversation;
 mod coverage;
 mod declared_tokens;
 mod detokenizer;
+mod encoder;
 mod gguf_vocabulary;
+mod growth;
+mod guarded;
 mod judge_prompt;
 mod python_json;
 mod reply;
 mod stop_words;
+mod token_cover;
 mod tokenizer;
 #[cfg(test)]
 pub(crate) mod toys;
@@ -29,6 +35,7 @@ mod word_splits;
 pub use chat_templates::ChatTemplates;
 pub use conversation::{Conversation, MessageField, PromptEnding};
 pub use detokenizer::Detokenizer;
+pub use encoder::LengthLimit;
 pub use gguf_vocabulary::GgufVocabulary;
 pub use reply::{
     ParameterTypes, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, Thinking, ToolCall,

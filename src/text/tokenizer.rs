@@ -4,19 +4,26 @@
 //! be part of a character, from tokens that are *text*, which may depend on the token before (the first token
 //! loses a leading space). The detokenizer decodes sequences.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokenizers::utils::truncation::{
     TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
 };
-use tokenizers::{DecoderWrapper, PostProcessor, PostProcessorWrapper};
+use tokenizers::{
+    DecoderWrapper, Encoding, NormalizerWrapper, OffsetType, PostProcessor, PostProcessorWrapper,
+};
 
 use crate::base::{LoadError, RequestError, TokenId, read_text};
+use crate::text::bounded_normalizer::NormalizerSteps;
+use crate::text::byte_alphabet::byte_of;
 use crate::text::coverage;
 use crate::text::declared_tokens::{self, DeclaredTokens};
+use crate::text::encoder::{Encoder, LengthLimit, Problem};
+use crate::text::growth;
+use crate::text::guarded::guarded;
 
 /// A character placed before a word to find the word's tokens inside a text. Vocabularies do not merge it with words.
 const ANCHOR: &str = "\n";
@@ -31,6 +38,7 @@ const MAX_BYTES_PER_TOKEN: usize = 256;
 /// A tokenizer loaded from `tokenizer.json`; shared by threads.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    encoder: Encoder,
     bytes: ByteTokens,
     max_bytes_per_token: usize,
     context: OnceLock<Context>,
@@ -48,8 +56,8 @@ pub(super) struct Context {
 pub struct EncodedTexts {
     /// All tokens.
     pub ids: Vec<TokenId>,
-    /// The first one of the second type, which all behind it have, too: where the second text begins, as BERT's tokenizers
-    /// have it. `None` if all are of one type.
+    /// The first one of the second type, which all behind it have, too: where the second text begins, as BERT's
+    /// tokenizers have it. `None` if all are of one type.
     pub second_text: Option<usize>,
 }
 
@@ -96,14 +104,18 @@ impl Tokenizer {
     }
 
     fn parse_with(json: &[u8], declared: DeclaredTokens) -> Result<Self, String> {
+        let steps = normalizer_steps(json, &declared)?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(json))?;
         guarded(|| inner.with_truncation(None).map(|_| ()))?;
         inner.with_padding(None);
-        let end = declare(&mut inner, declared)?;
+        growth::check(&inner)?;
+        let encoder = Encoder::new(steps, &inner);
+        let end = declare(&mut inner, &encoder, declared)?;
         let bytes = byte_tokens(inner.get_decoder())?;
         let max_bytes_per_token = coverage::max_bytes_per_token(&inner);
         Ok(Self {
             inner,
+            encoder,
             bytes,
             max_bytes_per_token: max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN),
             context: OnceLock::new(),
@@ -131,65 +143,100 @@ impl Tokenizer {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<TokenId>, RequestError> {
-        guarded(|| self.inner.encode_fast(text, add_special_tokens))
-            .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|reason| {
-                RequestError::Invalid(format!("the text cannot be tokenised: {reason}"))
-            })
+        let limit = LengthLimit::None;
+        let encoded = self.encode_texts(text, None, add_special_tokens, limit)?;
+        Ok(encoded.ids)
     }
 
-    /// The tokens of a text, or of a pair as the tokenizer joins them: at most `max_tokens`, special ones included. What is too
-    /// much is left out at the end of the text, of a pair at the ends of the longer text until both are equally long
-    /// (`longest_first` of transformers). Special tokens stay.
+    /// The tokens of a text, or of a pair as the tokenizer joins them. With [`LengthLimit::Cut`] there are at most as
+    /// many, special ones included. What is too much is left out at the end of the text, of a pair at the ends of the
+    /// longer text until both are equally long (`longest_first` of transformers). Special tokens stay.
     ///
     /// # Errors
-    /// The tokenizer cannot encode the texts, or there is no room for a token of each.
+    /// The tokenizer cannot encode the texts, they are too long, or there is no room for a token of each.
     pub fn encode_texts(
         &self,
         first: &str,
         second: Option<&str>,
         add_special_tokens: bool,
-        max_tokens: Option<usize>,
+        limit: LengthLimit,
     ) -> Result<EncodedTexts, RequestError> {
-        let invalid = |reason: String| {
-            RequestError::Invalid(format!("the text cannot be tokenised: {reason}"))
-        };
-        let whole = guarded(|| match second {
-            Some(second) => self.inner.encode_fast((first, second), add_special_tokens),
-            None => self.inner.encode_fast(first, add_special_tokens),
-        });
-        let mut encoding = whole.map_err(invalid)?;
-        if let Some(max_tokens) = max_tokens.filter(|&max| encoding.get_ids().len() > max) {
-            let processor = self.inner.get_post_processor();
-            let processor = processor.filter(|_| add_special_tokens);
-            let num_special = processor.map_or(0, |it| it.added_tokens(second.is_some()));
-            let num_texts = 1 + usize::from(second.is_some());
-            if max_tokens < num_special + num_texts {
-                return Err(RequestError::Invalid(format!(
-                    "a prompt of {max_tokens} tokens, of which {num_special} are special, has no token of each text; allow \
-                     at least {}",
-                    num_special + num_texts
-                )));
-            }
-            let params = TruncationParams {
-                direction: TruncationDirection::Right,
-                max_length: max_tokens - num_special,
-                strategy: TruncationStrategy::LongestFirst,
-                stride: 0,
-            };
-            encoding = guarded(|| {
-                let first = self.inner.encode(first, false)?;
-                let second = second.map(|second| self.inner.encode(second, false));
-                let (first, second) = truncate_encodings(first, second.transpose()?, &params)?;
-                self.inner.post_process(first, second, add_special_tokens)
-            })
-            .map_err(invalid)?;
+        let mut encoding = self.encode_whole(first, second, add_special_tokens, limit.most())?;
+        if let LengthLimit::Cut(max_tokens) = limit
+            && encoding.get_ids().len() > max_tokens
+        {
+            encoding = self.encode_cut(first, second, add_special_tokens, max_tokens)?;
         }
         let is_second = |&id: &u32| second.is_some() && id != 0;
         Ok(EncodedTexts {
             ids: encoding.get_ids().to_vec(),
             second_text: encoding.get_type_ids().iter().position(is_second),
         })
+    }
+
+    fn encode_whole(
+        &self,
+        first: &str,
+        second: Option<&str>,
+        add_special_tokens: bool,
+        max_tokens: Option<usize>,
+    ) -> Result<Encoding, Problem> {
+        let encode = |text, type_id, max_tokens| {
+            let offsets = OffsetType::None;
+            self.encoder
+                .encode(&self.inner, text, type_id, offsets, max_tokens)
+        };
+        let first = encode(first, 0, max_tokens)?;
+        let second = match second {
+            None => None,
+            Some(second) => {
+                let num_first = first.len();
+                let left = max_tokens.map(|max| max.saturating_sub(num_first));
+                let second = encode(second, 1, left);
+                Some(second.map_err(|problem| problem.behind(num_first))?)
+            }
+        };
+        let joined = guarded(|| self.inner.post_process(first, second, add_special_tokens));
+        Ok(joined?)
+    }
+
+    fn encode_cut(
+        &self,
+        first: &str,
+        second: Option<&str>,
+        add_special_tokens: bool,
+        max_tokens: usize,
+    ) -> Result<Encoding, RequestError> {
+        let processor = self.inner.get_post_processor();
+        let processor = processor.filter(|_| add_special_tokens);
+        let num_special = processor.map_or(0, |it| it.added_tokens(second.is_some()));
+        let num_texts = 1 + usize::from(second.is_some());
+        if max_tokens < num_special + num_texts {
+            return Err(RequestError::Invalid(format!(
+                "a prompt of {max_tokens} tokens, of which {num_special} are special, has no token of each text; \
+                 allow at least {}",
+                num_special + num_texts
+            )));
+        }
+        let params = TruncationParams {
+            direction: TruncationDirection::Right,
+            max_length: max_tokens - num_special,
+            strategy: TruncationStrategy::LongestFirst,
+            stride: 0,
+        };
+        let encode = |text| {
+            let encoding = self
+                .encoder
+                .encode(&self.inner, text, 0, OffsetType::Byte, None)?;
+            guarded(|| self.inner.post_process(encoding, None, false)).map_err(Problem::Other)
+        };
+        let first = encode(first)?;
+        let second = second.map(encode).transpose()?;
+        let joined = guarded(|| {
+            let (first, second) = truncate_encodings(first, second, &params)?;
+            self.inner.post_process(first, second, add_special_tokens)
+        });
+        Ok(joined.map_err(Problem::Other)?)
     }
 
     /// The distinct encodings of `word` at the start of a text, after another character, and after a space.
@@ -318,17 +365,39 @@ impl Tokenizer {
     }
 }
 
-/// Calls the library. A malicious tokenizer.json can make it panic, which becomes an error.
-fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("the tokenizer library panicked; check tokenizer.json".to_owned()),
+/// The steps of the normalizer in a tokenizer.json. The library normalises the contents of added tokens when it reads
+/// the file.
+fn normalizer_steps(json: &[u8], declared: &DeclaredTokens) -> Result<NormalizerSteps, String> {
+    #[derive(Deserialize)]
+    struct Parts {
+        normalizer: Option<NormalizerWrapper>,
+        #[serde(default)]
+        added_tokens: Vec<Added>,
     }
+    #[derive(Deserialize)]
+    struct Added {
+        content: String,
+    }
+    let parts: Parts = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let steps = NormalizerSteps::new(parts.normalizer.as_ref());
+    let of_file = parts.added_tokens.iter().map(|token| &token.content);
+    let beside = declared.tokens.iter().map(|token| &token.content);
+    for content in of_file.chain(beside) {
+        let checked = steps.check(content);
+        checked.map_err(|problem| format!("added token '{}': {problem}", shown(content)))?;
+    }
+    Ok(steps)
+}
+
+/// The beginning of a token's content, for messages.
+fn shown(content: &str) -> &str {
+    &content[..content.floor_char_boundary(100)]
 }
 
 /// Adds tokens, and the end token to every text if it has to be there. Returns the end token.
 fn declare(
     inner: &mut tokenizers::Tokenizer,
+    encoder: &Encoder,
     declared: DeclaredTokens,
 ) -> Result<Option<TokenId>, String> {
     let DeclaredTokens {
@@ -360,14 +429,21 @@ fn declare(
     inner.set_encode_special_tokens(splits_special);
     let end = end.and_then(|content| Some((inner.token_to_id(&content)?, content)));
     if let Some((id, content)) = end.as_ref().filter(|_| adds_end) {
-        add_end(inner, *id, content)?;
+        add_end(inner, encoder, *id, content)?;
     }
     Ok(end.map(|(id, _)| id))
 }
 
 /// Puts the end token behind every text, unless it is there.
-fn add_end(inner: &mut tokenizers::Tokenizer, id: TokenId, content: &str) -> Result<(), String> {
-    let encoding = guarded(|| inner.encode_fast("a", true))?;
+fn add_end(
+    inner: &mut tokenizers::Tokenizer,
+    encoder: &Encoder,
+    id: TokenId,
+    content: &str,
+) -> Result<(), String> {
+    let encoding = encoder.encode(inner, CONTEXT, 0, OffsetType::None, None);
+    let encoding = encoding.map_err(|problem| RequestError::from(problem).to_string())?;
+    let encoding = guarded(|| inner.post_process(encoding, None, true))?;
     if encoding.get_ids().last() == Some(&id) {
         return Ok(());
     }
@@ -446,24 +522,6 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, parts: &mut Vec<&'a DecoderWrapper>)
     }
 }
 
-/// The byte that `char` encodes in a byte-level vocabulary. Visible Latin-1 characters encode themselves; the characters
-/// from U+0100 encode the other bytes in order (`bytes_to_unicode` of GPT-2).
-///
-/// ```text
-/// byte  00..=20  21..=7E  7F..=A0    A1..=AC  AD   AE..=FF
-/// char  100..    itself   121..=142  itself   143  itself
-/// ```
-fn byte_of(char: char) -> Option<u8> {
-    let byte = match u32::from(char) {
-        code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => code,
-        code @ 0x100..=0x120 => code - 0x100,
-        code @ 0x121..=0x142 => code - 0x121 + 0x7f,
-        0x143 => 0xad,
-        _ => return None,
-    };
-    u8::try_from(byte).ok()
-}
-
 /// The byte of a token like `<0x0A>`.
 fn fallback_byte(content: &str) -> Option<u8> {
     let hex = content.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -476,19 +534,6 @@ fn fallback_byte(content: &str) -> Option<u8> {
 mod tests {
     use super::*;
     use crate::text::toys;
-
-    #[test]
-    fn every_byte_has_a_byte_level_character() {
-        let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
-        let mut bytes: Vec<u8> = alphabet
-            .into_iter()
-            .map(|char| byte_of(char).expect("a byte"))
-            .collect();
-        bytes.sort_unstable();
-        assert!(bytes.into_iter().eq(0..=255));
-        assert_eq!((byte_of('Ġ'), byte_of('Ċ')), (Some(b' '), Some(b'\n')));
-        assert_eq!((byte_of(' '), byte_of('ń')), (None, None));
-    }
 
     #[test]
     fn special_tokens_in_text_are_encoded_as_tokens() {
@@ -561,6 +606,39 @@ mod tests {
         }
         assert!(problem().contains("ByteLevel combined with other decoders"));
         std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn a_file_that_multiplies_its_own_tokens_is_refused() {
+        let mut json = toys::metaspace_json();
+        let eight = json!({"type": "Replace", "pattern": {"String": "s"}, "content": "ssssssss"});
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": vec![eight; 30]});
+        let problem = Tokenizer::parse(json.to_string().as_bytes())
+            .err()
+            .expect("refused");
+        assert!(
+            problem.starts_with("added token '<s>': 'Replace' of the normalizer"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn a_text_or_a_pair_that_is_too_long_is_refused() {
+        let tokenizer = toys::metaspace();
+        let refused = |first: &str, second: Option<&str>| {
+            let encoded = tokenizer.encode_texts(first, second, true, LengthLimit::Refuse(10));
+            encoded.err().map(|error| error.to_string())
+        };
+        let ten = "a ".repeat(5);
+        assert_eq!(refused(&ten[..9], None), None);
+        assert_eq!(refused(&ten[..9], Some("a a a a a")), None);
+        let problem =
+            "the prompt has at least 11 tokens, more than max_seq_len = 10: shorten the prompt";
+        let long = "a ".repeat(500);
+        assert_eq!(refused(&long, None).as_deref(), Some(problem));
+        assert_eq!(refused("a", Some(&long)).as_deref(), Some(problem));
+        let kept = tokenizer.encode_texts(&long, None, true, LengthLimit::Cut(10));
+        assert_eq!(kept.expect("cut").ids.len(), 10);
     }
 
     #[test]

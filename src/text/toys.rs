@@ -23,18 +23,22 @@ pub fn metaspace() -> Tokenizer {
 
 /// Like BERT: words are joined with spaces, `##` continues a word.
 pub fn word_piece() -> Tokenizer {
+    Tokenizer::parse(word_piece_json().to_string().as_bytes()).expect("well formed")
+}
+
+/// The `tokenizer.json` of [`word_piece`].
+pub fn word_piece_json() -> Value {
     let words = [
         "[UNK]", "the", "##y", "##s", "they", ",", ".", "don", "'", "t",
     ];
-    let json = json!({
+    json!({
         "version": "1.0",
         "added_tokens": [added(0, "[UNK]", true)],
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
         "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
                   "max_input_chars_per_word": 100, "vocab": vocabulary(words)},
-    });
-    Tokenizer::parse(json.to_string().as_bytes()).expect("well formed")
+    })
 }
 
 /// The `tokenizer.json` of [`byte_level`].

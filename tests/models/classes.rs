@@ -11,7 +11,7 @@ use triton_inflight::device::Device;
 use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::engine::BlockReuse;
 use triton_inflight::runner::{ClassTransform, ModelRunner, ModelSource};
-use triton_inflight::text::Tokenizer;
+use triton_inflight::text::{LengthLimit, Tokenizer};
 
 use crate::copy::Copy;
 use crate::embeddings::embed;
@@ -167,10 +167,13 @@ fn a_reranker_that_generates_is_asked_as_its_card_says() {
     assert_eq!(expected(name).tokens.map(|ids| ids.map(Some)), Some(tokens));
     for text in texts(name) {
         let pair = text.pair.expect("a document");
-        let found = tokenizer.encode_judgement(&text.text, &pair, text.max_tokens);
+        let limit = text.max_tokens.map_or(LengthLimit::None, LengthLimit::Cut);
+        let found = tokenizer.encode_judgement(&text.text, &pair, limit);
         assert_eq!(found.expect("encoded").ids, text.ids);
     }
-    let error = tokenizer.encode_judgement("a", "b", Some(20)).err();
+    let error = tokenizer
+        .encode_judgement("a", "b", LengthLimit::Cut(20))
+        .err();
     let error = error.expect("no room").to_string();
     assert!(error.contains("20 tokens"), "{error}");
 }

@@ -15,7 +15,7 @@ use crate::backend::request::option_sizes::OptionSizes;
 use crate::backend::request::option_tensors::option_of;
 use crate::backend::request::options::{self, RequestOptions};
 use crate::backend::request::prompt::{ArrivedIds, ArrivedPrompt, PromptEncoder};
-use crate::base::{RequestError, TokenId};
+use crate::base::{ClientId, RequestError, TokenId};
 use crate::config::{InputKind, ModelConfig, OutputKind, Scheduling};
 use crate::manager::{AdapterStore, AdapterUpload, UploadWriter};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
@@ -299,6 +299,22 @@ impl Arrival {
             Ok(ArrivedPrompt::Text(text)) => self.option_bytes + text.len(),
             _ => self.option_bytes,
         }
+    }
+
+    /// The client that it names, if that can be told without parsing its options: clients take turns.
+    pub fn client(&self) -> Option<ClientId> {
+        let number = match &self.options {
+            ArrivedOptions::Parsed(options) => return options.client_id,
+            ArrivedOptions::Given(given) => given.iter().find_map(|(name, option)| {
+                let is_named = options::canonical_name(name) == Some("client_id");
+                match option {
+                    GivenOption::Parameter(value) if is_named => value.as_u64(),
+                    GivenOption::Tensor(input) if is_named => option_of(input).ok()?.as_u64(),
+                    _ => None,
+                }
+            }),
+        };
+        number.map(ClientId)
     }
 
     /// The parsed options.

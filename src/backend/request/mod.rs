@@ -19,6 +19,7 @@ pub mod preparer;
 pub mod prompt;
 mod thoughts;
 mod tool_guides;
+mod turns;
 pub mod volume;
 
 pub use clients::client_tables;

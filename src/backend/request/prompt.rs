@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backend::request::options::RequestOptions;
 use crate::base::{RequestError, TokenId, Tokens};
-use crate::text::{ChatTemplates, Conversation, Detokenizer, EncodedTexts, Tokenizer};
+use crate::text::{ChatTemplates, Conversation, Detokenizer, EncodedTexts, LengthLimit, Tokenizer};
 use crate::triton::{Error, strings};
 
 /// The prompt's input tensor.
@@ -183,13 +183,20 @@ impl PromptEncoder {
         }
     }
 
-    /// The most tokens of a text that is encoded; `None`: all.
-    fn max_text_tokens(&self, options: &RequestOptions) -> Option<usize> {
-        let KeptPart::Beginning { max_tokens } = self.kept else {
-            return None;
-        };
+    /// What becomes of a long text before it is encoded.
+    fn length_limit(&self, options: &RequestOptions) -> LengthLimit {
         let asked = options.truncate_prompt_tokens.map(|num| num as usize);
-        [asked, max_tokens].into_iter().flatten().min()
+        if let KeptPart::Beginning { max_tokens } = self.kept
+            && !options.chat.is_given()
+            && let Some(max_tokens) = [asked, max_tokens].into_iter().flatten().min()
+        {
+            return LengthLimit::Cut(max_tokens);
+        }
+        // Tokens are left out of those that have been encoded.
+        match asked.is_some() || self.padding.is_some() {
+            true => LengthLimit::None,
+            false => LengthLimit::Refuse(self.max_seq_len.index()),
+        }
     }
 
     fn ids(&self, copied: &ArrivedIds, options: &RequestOptions) -> Result<Vec<TokenId>, Error> {
@@ -285,12 +292,11 @@ impl PromptEncoder {
                 "option 'text_pair' is empty; leave it out for a text without a second one",
             ));
         }
-        let max_tokens = self.max_text_tokens(options);
-        let max_tokens = max_tokens.filter(|_| !options.chat.is_given());
+        let limit = self.length_limit(options);
         let tokenizer = &parts.tokenizer;
         let encoded = match pair {
-            Some(pair) if self.judges_pairs => tokenizer.encode_judgement(&text, pair, max_tokens),
-            _ => tokenizer.encode_texts(&text, pair, add_special_tokens, max_tokens),
+            Some(pair) if self.judges_pairs => tokenizer.encode_judgement(&text, pair, limit),
+            _ => tokenizer.encode_texts(&text, pair, add_special_tokens, limit),
         }?;
         // The tokenizer may add tokens of its own to an empty text.
         if encoded.ids.is_empty() {

@@ -1,4 +1,4 @@
-//! Requests that arrive: read, and handed to the thread that prepares them.
+//! Requests that arrive: read, and handed to the threads that prepare them.
 
 use std::time::Instant;
 
@@ -161,14 +161,15 @@ impl StepDriver {
         Ok(Box::new(Answer::new(factory, now, plan)))
     }
 
-    /// Has a request prepared: a small one at once, unless others before it are still being prepared.
+    /// Has a request prepared: a small one at once.
     fn prepare(&self, arrival: Arrival) -> Result<Preparation<Result<Prepared, Error>>, Error> {
-        if arrival.num_bytes_to_read() <= MAX_BYTES_AT_ONCE && self.are_all_prepared() {
+        if arrival.num_bytes_to_read() <= MAX_BYTES_AT_ONCE {
             let prepared = alone(|| self.admission.prepare(arrival))?;
             return Ok(Preparation::done(Ok(prepared)));
         }
         let num_bytes = arrival.num_bytes();
-        self.preparer.submit(arrival, num_bytes)
+        let client = arrival.client();
+        self.preparer.submit(arrival, num_bytes, client)
     }
 
     /// Refuses the request id of a new request if a request in flight has it.
@@ -184,16 +185,6 @@ impl StepDriver {
             self.forget(other);
         }
         Ok(())
-    }
-
-    /// Whether no request is being prepared: the last one is prepared last.
-    fn are_all_prepared(&self) -> bool {
-        let ids = self.preparing.iter().rev();
-        let last = ids.filter_map(|id| self.in_flight.get(*id)).next();
-        match last.map(|in_flight| &in_flight.stage) {
-            Some(Stage::Preparing(preparation)) => preparation.is_done(),
-            _ => true,
-        }
     }
 }
 

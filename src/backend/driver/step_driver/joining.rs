@@ -1,4 +1,4 @@
-//! Requests that join the engine: prepared, with their guide and adapter, in order of arrival.
+//! Requests that join the engine: prepared, with their guide and adapter.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ use crate::base::{RequestError, RequestId, SequenceId};
 use crate::sampling::FinishReason;
 use crate::triton::Error;
 
-/// How long an Execute call that has no other work waits for a prompt, a guide or an adapter: a client may cancel its request.
+/// How long an Execute call that has no other work waits for a prompt, a guide or an adapter: a client may cancel its
+/// request.
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 /// How long a step with other work waits for the requests that arrived in its Execute call, so that most of them need
@@ -60,34 +61,51 @@ impl StepDriver {
         }
     }
 
-    /// Gives the engine the requests that have been prepared, in order of arrival: none overtakes one that is still
-    /// being prepared. Waits for a moment where that does not hold up others.
+    /// Gives the engine the requests that have been prepared. A small one does not wait for a large one before it.
+    /// Waits for a moment where that does not hold up others.
     pub(super) fn join_prepared(&mut self, batch: &mut Batch) {
         let start = Instant::now();
-        while let Some(&id) = self.preparing.front() {
-            if let Some(InFlight {
+        loop {
+            self.join_those_prepared(batch);
+            let Some(&last) = self.preparing.back() else {
+                return;
+            };
+            let (max_wait, first_awaited) = match self.has_other_work() {
+                false => (IDLE_WAIT, RequestId(0)),
+                true if last >= self.first_newcomer => (NEWCOMER_WAIT, self.first_newcomer),
+                true => return,
+            };
+            let max_wait = max_wait.saturating_sub(start.elapsed());
+            if max_wait.is_zero() {
+                return;
+            }
+            let awaited = self.preparing.iter().filter(|id| **id >= first_awaited);
+            let preparations = awaited.filter_map(|id| match &self.in_flight.get(*id)?.stage {
+                Stage::Preparing(preparation) => Some(preparation),
+                _ => None,
+            });
+            self.preparer.wait(preparations, max_wait);
+        }
+    }
+
+    /// Gives the engine the requests that have been prepared, in order of arrival.
+    fn join_those_prepared(&mut self, batch: &mut Batch) {
+        for id in std::mem::take(&mut self.preparing) {
+            let Some(InFlight {
                 stage: Stage::Preparing(preparation),
                 ..
             }) = self.in_flight.get(id)
-            {
-                if !preparation.is_done() {
-                    let max_wait = match self.has_other_work() {
-                        false => IDLE_WAIT,
-                        true if id >= self.first_newcomer => NEWCOMER_WAIT,
-                        true => return,
-                    };
-                    let max_wait = max_wait.saturating_sub(start.elapsed());
-                    self.preparer.wait(preparation, max_wait);
-                }
-                let prepared = match preparation.take() {
-                    None => return,
-                    Some(prepared) => prepared.unwrap_or_else(|panic| Err(unreadable(&panic))),
-                };
-                if let Err(error) = prepared.and_then(|prepared| self.join(id, prepared)) {
-                    self.refuse_in_flight(id, error, batch);
-                }
+            else {
+                continue;
+            };
+            let Some(prepared) = preparation.take() else {
+                self.preparing.push_back(id);
+                continue;
+            };
+            let prepared = prepared.unwrap_or_else(|panic| Err(unreadable(&panic)));
+            if let Err(error) = prepared.and_then(|prepared| self.join(id, prepared)) {
+                self.refuse_in_flight(id, error, batch);
             }
-            self.preparing.pop_front();
         }
     }
 
@@ -150,8 +168,8 @@ impl StepDriver {
         Ok(())
     }
 
-    /// Gives the engine the requests that have their guides and adapters, and refuses those that cannot have them. Where
-    /// there is nothing else to do, it waits for a moment.
+    /// Gives the engine the requests that have their guides and adapters, and refuses those that cannot have them.
+    /// Where there is nothing else to do, it waits for a moment.
     pub(super) fn join_waiting(&mut self, batch: &mut Batch) {
         if self.waiting.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! A step over the requests of a driver: what both drivers share.
 //!
 //! ```text
-//! join         requests that are prepared, and have their guide and adapter, go to the engine in order of arrival
+//! join         requests that are prepared, and have their guide and adapter, go to the engine
 //! respond      the output of the previous step goes to the responder
 //! step         plan, run, apply
 //! finish       requests that have ended are released and answered; of the others, those of a sequence are rescheduled,
