@@ -19,6 +19,7 @@ use crate::manager::sizing::{ConfiguredModel, open_model_source};
 use crate::manager::{AdapterFolders, AdapterLimits, AdapterStore};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
+use crate::text::ChatTemplates;
 use crate::triton::{self, Error, ServedModel};
 
 /// A model of the repository, checked and ready for instances.
@@ -113,6 +114,12 @@ impl Model {
             true => Some(text_source.load()?),
             false => None,
         };
+        let templates = text.iter().filter_map(|text| text.templates.as_deref());
+        for problem in templates.flat_map(ChatTemplates::problems) {
+            log::warn!(
+                "{name}: a chat template cannot be used, and requests with messages that need it are refused: {problem}"
+            );
+        }
         let post_processors = post_processors(&config.settings, &folder)?;
         let guides = source.as_ref().zip(text.as_ref()).map(|(source, text)| {
             let vocab_size = source.spec().vocab_size as u32;

@@ -82,7 +82,7 @@ impl TextSource {
     /// Builds the tokenizer and compiles the chat template.
     ///
     /// # Errors
-    /// There is none, or it is damaged or not supported.
+    /// There is no tokenizer, or it is damaged or not supported.
     pub fn load(&self) -> Result<TextParts, LoadError> {
         match self {
             Self::Folder(dir) => Ok(TextParts {
@@ -168,12 +168,12 @@ impl GgufText {
             Some((name.to_owned(), text.to_owned()))
         });
         let templates = (!self.templates.is_empty()).then(|| {
-            ChatTemplates::with_sources(&self.templates, special_tokens.collect())
-                .map_err(|reason| fail(format!("tokenizer.chat_template: {reason}")))
+            let place = format!("{}, tokenizer.chat_template", self.path.display());
+            ChatTemplates::with_sources(&self.templates, special_tokens.collect(), &place)
         });
         Ok(TextParts {
             tokenizer: Arc::new(vocabulary.tokenizer().map_err(fail)?),
-            templates: templates.transpose()?.map(Arc::new),
+            templates: templates.map(Arc::new),
         })
     }
 }

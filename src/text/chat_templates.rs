@@ -1,29 +1,19 @@
 //! Renders conversations into prompts with the checkpoint's Jinja templates.
 //!
 //! A template sees the same environment as in Hugging Face transformers (`apply_chat_template`), so the same
-//! messages give the same prompt. The `minijinja` library does the rendering; this file defines the environment and its
-//! limits. Templates come with the weights and are trusted to keep their own variables small; input from a client
-//! cannot make one run or write without end.
+//! messages give the same prompt. The package `inflight-jinja` does the rendering, within limits: neither a template
+//! nor input from a client can make a rendering run, or take memory, without end.
 
-use std::fmt::Write as _;
-use std::io;
 use std::path::Path;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, context};
+use inflight_jinja::{Bound, Limits, RenderError, Template};
+use serde_json::Value;
 
 use crate::base::{LoadError, RequestError};
 use crate::text::chat_template_files;
 use crate::text::conversation::{Conversation, MessageForm, PromptEnding};
-use crate::text::python_json;
+use crate::text::strftime;
 
-/// Maximum number of template instructions per rendering: about one second. A long conversation needs tens of thousands.
-const MAX_INSTRUCTIONS: u64 = 10_000_000;
-/// Maximum depth of nested macro calls and the like. Templates need a handful of levels, and each uses stack.
-const MAX_RECURSION: usize = 100;
-/// Maximum size of a rendered prompt: millions of tokens.
-const MAX_PROMPT_BYTES: usize = 64 << 20;
 /// The template of conversations without tools, and the only one of most checkpoints.
 const DEFAULT: &str = "default";
 /// The template of conversations with tools, where there is one.
@@ -31,31 +21,35 @@ const TOOL_USE: &str = "tool_use";
 
 /// A checkpoint's chat templates, compiled: one, or several with names.
 pub struct ChatTemplates {
-    environment: Environment<'static>,
-    /// Their names and sources, in the order of the files.
-    sources: Vec<(String, String)>,
+    /// In the order of the files.
+    templates: Vec<NamedTemplate>,
+    /// Special tokens with their names; of equal names the last counts.
+    special_tokens: Vec<(String, Value)>,
+}
+
+struct NamedTemplate {
+    name: String,
+    source: String,
+    /// The template, or why there is none.
+    compiled: Result<Template, String>,
 }
 
 impl ChatTemplates {
     /// Loads the templates from `dir`: `chat_template.jinja` and `additional_chat_templates/<name>.jinja`, or else
     /// `chat_template` in `tokenizer_config.json`, which is a template, or several with names. None if there is none.
+    /// One that does not compile is refused only where a conversation needs it ([`Self::problems`]).
     ///
     /// # Errors
-    /// A file cannot be read, or a template does not compile.
+    /// A file cannot be read.
     pub fn load(dir: &Path) -> Result<Option<Self>, LoadError> {
         let files = chat_template_files::read(dir)?;
         if files.templates.is_empty() {
             return Ok(None);
         }
-        let fail = |path: &Path, error: &Error| LoadError::File {
-            path: path.to_owned(),
-            reason: format!("chat_template: {error}"),
-        };
-        let mut templates = Self::empty(files.special_tokens).map_err(|error| fail(dir, &error))?;
+        let mut templates = Self::empty(files.special_tokens);
         for template in files.templates {
-            templates
-                .add(&template.name, &template.source)
-                .map_err(|error| fail(&template.path, &error))?;
+            let place = template.path.display().to_string();
+            templates.add(&template.name, &template.source, &place);
         }
         Ok(Some(templates))
     }
@@ -68,65 +62,55 @@ impl ChatTemplates {
         source: &str,
         special_tokens: Vec<(String, String)>,
     ) -> Result<Self, String> {
-        let mut templates = Self::empty(special_tokens).map_err(|error| error.to_string())?;
-        let added = templates.add(DEFAULT, source);
-        added.map_err(|error| error.to_string())?;
-        Ok(templates)
+        let mut templates = Self::empty(special_tokens);
+        templates.add(DEFAULT, source, "chat_template");
+        let problem = templates.problems().next().map(str::to_owned);
+        problem.map_or(Ok(templates), Err)
     }
 
-    /// The templates with these names and sources, which find special tokens by name.
-    ///
-    /// # Errors
-    /// One does not compile.
+    /// The templates with these names and sources, which find special tokens by name. `place` says in messages where
+    /// they are from.
     pub fn with_sources(
         sources: &[(String, String)],
         special_tokens: Vec<(String, String)>,
-    ) -> Result<Self, String> {
-        let mut templates = Self::empty(special_tokens).map_err(|error| error.to_string())?;
+        place: &str,
+    ) -> Self {
+        let mut templates = Self::empty(special_tokens);
         for (name, source) in sources {
-            let added = templates.add(name, source);
-            added.map_err(|error| format!("{name}: {error}"))?;
+            templates.add(name, source, &format!("{place}, '{name}'"));
         }
-        Ok(templates)
+        templates
     }
 
-    fn empty(special_tokens: Vec<(String, String)>) -> Result<Self, Error> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?;
-        environment.set_syntax(syntax);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_fuel(Some(MAX_INSTRUCTIONS));
-        environment.set_recursion_limit(MAX_RECURSION);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", python_json::filter);
-        environment.add_test("iterable", is_iterable);
-        environment.add_test("sequence", is_sequence);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        for (name, token) in special_tokens {
-            environment.add_global(name, token);
+    fn empty(special_tokens: Vec<(String, String)>) -> Self {
+        let tokens = special_tokens.into_iter();
+        Self {
+            templates: Vec::new(),
+            special_tokens: tokens
+                .map(|(name, token)| (name, Value::String(token)))
+                .collect(),
         }
-        Ok(Self {
-            environment,
-            sources: Vec::new(),
-        })
     }
 
-    fn add(&mut self, name: &str, source: &str) -> Result<(), Error> {
-        let source = without_generation_tags(source);
-        self.environment
-            .add_template_owned(name.to_owned(), source.clone())?;
-        self.sources.push((name.to_owned(), source));
-        Ok(())
+    fn add(&mut self, name: &str, source: &str, place: &str) {
+        self.templates.push(NamedTemplate {
+            name: name.to_owned(),
+            source: source.to_owned(),
+            compiled: Template::compile(source).map_err(|error| format!("{place}: {error}")),
+        });
+    }
+
+    /// Why templates cannot be used, for each one that does not compile.
+    pub fn problems(&self) -> impl Iterator<Item = &str> {
+        let compiled = self.templates.iter().map(|template| &template.compiled);
+        compiled.filter_map(|compiled| compiled.as_ref().err().map(String::as_str))
     }
 
     /// The templates' texts.
     pub fn sources(&self) -> impl Iterator<Item = &str> + Clone {
-        self.sources.iter().map(|(_, source)| source.as_str())
+        self.templates
+            .iter()
+            .map(|template| template.source.as_str())
     }
 
     /// Renders a conversation into a prompt.
@@ -155,160 +139,97 @@ impl ChatTemplates {
         conversation: &Conversation,
         form: MessageForm,
     ) -> Result<String, RequestError> {
-        let name = self.name_for(conversation)?;
-        let template = self
-            .environment
-            .get_template(name)
-            .map_err(|error| invalid(&error))?;
+        let template = self.template_for(conversation)?;
+        let compiled = match &template.compiled {
+            Ok(compiled) => compiled,
+            Err(problem) => {
+                return Err(RequestError::Invalid(format!(
+                    "option 'messages': the chat template '{}' cannot be used: {problem}; write the prompt to text_input",
+                    template.name
+                )));
+            }
+        };
         let (messages, continuation) = conversation.shown(form)?;
         if let Some(continuation) = &continuation
-            && !continuation.is_read_by(template.source())
+            && !continuation.is_read_by(&template.source)
         {
             return Err(RequestError::Invalid(
                 "option 'continue_final_message': the chat template does not read this field of a message".to_owned(),
             ));
         }
-        let context = context! {
-            messages => Serde(&messages),
-            tools => conversation.tools.as_ref().map(Serde),
-            documents => conversation.documents.as_ref().map(Serde),
-            add_generation_prompt => conversation.ending == PromptEnding::NewMessage,
-            ..Serde(&conversation.variables)
-        };
-        let mut prompt = Prompt(Vec::new());
-        template
-            .render_captured_to(context, &mut prompt)
-            .map_err(|error| invalid(&error))?;
-        let prompt = String::from_utf8(prompt.0).map_err(|_| {
-            RequestError::Internal("the chat template wrote invalid UTF-8".to_owned())
-        })?;
+        let messages = Value::Array(messages);
+        let ends_in_new_message = Value::Bool(conversation.ending == PromptEnding::NewMessage);
+        let special_tokens = self
+            .special_tokens
+            .iter()
+            .map(|(name, token)| (name, token));
+        let given = special_tokens.chain(&conversation.variables);
+        let variables = given.map(|(name, value)| (name.as_str(), value)).chain([
+            ("messages", &messages),
+            ("tools", conversation.tools.as_ref().unwrap_or(&Value::Null)),
+            (
+                "documents",
+                conversation.documents.as_ref().unwrap_or(&Value::Null),
+            ),
+            ("add_generation_prompt", &ends_in_new_message),
+        ]);
+        let limits = Limits::default();
+        let prompt = compiled
+            .render(variables, &limits, &strftime::now)
+            .map_err(|error| invalid(&error, &limits))?;
         match continuation {
             Some(continuation) => continuation.cut(prompt),
             None => Ok(prompt),
         }
     }
 
-    /// The name of the template that renders a conversation.
+    /// The template that renders a conversation.
     ///
     /// # Errors
-    /// There is no template of the name that it gives, or none for it.
-    fn name_for<'a>(&'a self, conversation: &'a Conversation) -> Result<&'a str, RequestError> {
-        let has = |name: &str| self.sources.iter().any(|(known, _)| known == name);
+    /// There is none of the name that it gives, or it gives none and none of several is the default.
+    fn template_for(&self, conversation: &Conversation) -> Result<&NamedTemplate, RequestError> {
+        let find = |name: &str| self.templates.iter().find(|known| known.name == name);
         let refused = |problem: String| {
-            let names: Vec<_> = self.sources.iter().map(|(name, _)| name.as_str()).collect();
-            let names = names.join("', '");
-            Err(RequestError::Invalid(format!(
+            let names = self.templates.iter().map(|known| known.name.as_str());
+            let names = names.collect::<Vec<_>>().join("', '");
+            RequestError::Invalid(format!(
                 "option 'chat_template': {problem}; the checkpoint has '{names}'"
-            )))
+            ))
         };
-        match conversation.template.as_deref() {
-            Some(name) if has(name) => Ok(name),
-            Some(name) => refused(format!("there is no template '{name}'")),
-            None if conversation.tools.is_some() && has(TOOL_USE) => Ok(TOOL_USE),
-            None if has(DEFAULT) => Ok(DEFAULT),
-            None => refused("none of several templates is the default, name one".to_owned()),
+        if let Some(name) = conversation.template.as_deref() {
+            return find(name).ok_or_else(|| refused(format!("there is no template '{name}'")));
         }
+        let of_tools = conversation.tools.as_ref().and_then(|_| find(TOOL_USE));
+        let found = of_tools.or_else(|| find(DEFAULT));
+        found
+            .ok_or_else(|| refused("none of several templates is the default, name one".to_owned()))
     }
 }
 
-/// A prompt of bounded size.
-struct Prompt(Vec<u8>);
-
-impl io::Write for Prompt {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > MAX_PROMPT_BYTES - self.0.len() {
-            return Err(io::Error::other("the prompt is too long"));
+fn invalid(error: &RenderError, limits: &Limits) -> RequestError {
+    let problem = match error {
+        RenderError::OutOfBudget(Bound::Steps) => {
+            "the conversation takes too long to render; shorten it".to_owned()
         }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn invalid(error: &Error) -> RequestError {
-    let problem = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => "the conversation takes too long to render; shorten it".into(),
-        (ErrorKind::WriteFailure, _) => {
-            format!("the prompt has more than {MAX_PROMPT_BYTES} bytes; shorten the conversation")
-        }
-        // A message from the template (`raise_exception`).
-        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
-        _ => error.to_string(),
+        RenderError::OutOfBudget(Bound::Bytes) => format!(
+            "the conversation takes more than {} bytes of memory to render; shorten it",
+            limits.max_bytes
+        ),
+        RenderError::OutOfBudget(Bound::Output) => format!(
+            "the prompt has more than {} bytes; shorten the conversation",
+            limits.max_output_bytes
+        ),
+        // A message from the template (`raise_exception`) stands alone.
+        error => error.to_string(),
     };
     RequestError::Invalid(format!("option 'messages': chat template: {problem}"))
-}
-
-/// Jinja's test `iterable`: in Python, texts are and `None` is not.
-fn is_iterable(value: &minijinja::Value) -> bool {
-    match value.kind() {
-        ValueKind::None | ValueKind::Number | ValueKind::Bool => false,
-        ValueKind::String | ValueKind::Undefined => true,
-        _ => value.try_iter().is_ok(),
-    }
-}
-
-/// Jinja's test `sequence`: in Python, whatever has a length and can be indexed.
-fn is_sequence(value: &minijinja::Value) -> bool {
-    let kind = value.kind();
-    matches!(
-        kind,
-        ValueKind::String
-            | ValueKind::Bytes
-            | ValueKind::Seq
-            | ValueKind::Map
-            | ValueKind::Undefined
-    )
-}
-
-fn raise_exception(message: String) -> Result<String, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-fn strftime_now(format: &str) -> Result<String, Error> {
-    let mut text = String::new();
-    write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidOperation,
-            format!("strftime_now: '{format}' is not a time format"),
-        )
-    })?;
-    Ok(text)
-}
-
-/// Replaces the tags `generation` and `endgeneration`, with which transformers marks the assistant's part for training,
-/// by tags without effect.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        out.push_str(before);
-        // The `%` of `{%}` does not end the tag that it begins.
-        let Some((inside, after)) = tag["{%".len()..].split_once("%}") else {
-            rest = tag;
-            break;
-        };
-        let tag = &tag[..tag.len() - after.len()];
-        let name = inside.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char));
-        match name {
-            "generation" => out.push_str(&tag.replacen(name, "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen(name, "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::text::MessageField;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn templates(source: &str) -> ChatTemplates {
         let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
@@ -458,8 +379,8 @@ mod tests {
     #[test]
     fn tools_and_names_choose_the_template() {
         let mut templates = templates("plain");
-        templates.add(TOOL_USE, "tools").expect("compiles");
-        templates.add("rag", "documents").expect("compiles");
+        templates.add(TOOL_USE, "tools", "a file");
+        templates.add("rag", "documents", "a file");
         let rendered = |tools: Option<Value>, name: Option<&str>| {
             templates.render(&Conversation {
                 tools,
@@ -490,7 +411,7 @@ mod tests {
             "option 'messages': chat template: no user"
         );
         let error = rendered("{{ messages[0].name.first }}").expect_err("undefined");
-        assert!(error.contains("undefined"), "{error}");
+        assert!(error.ends_with("has no attribute 'name'"), "{error}");
     }
 
     #[test]
@@ -518,7 +439,8 @@ mod tests {
         let wide = format!("{{% set a = 'x' * 50000 %}}{ten_thousand}{{{{ a }}}}{{% endfor %}}");
         let error = rendered(&wide).expect_err("stopped");
         assert!(error.contains("67108864 bytes"), "{error}");
-        assert!(rendered("{{ 'x' * 10000000000 }}").is_err());
+        let error = rendered("{{ 'x' * 10000000000 }}").expect_err("stopped");
+        assert!(error.contains("bytes of memory"), "{error}");
     }
 
     #[test]
@@ -592,11 +514,19 @@ mod tests {
         assert_eq!(prompt(), Ok(Some("the file <s>".to_owned())));
 
         write("chat_template.jinja", "{% if %}");
+        let error = prompt().expect_err("no template");
         assert!(
-            prompt()
-                .expect_err("no template")
-                .contains("chat_template.jinja: ")
+            error.contains("cannot be used") && error.contains("chat_template.jinja: line 1: "),
+            "{error}"
         );
+        // Others of the folder can.
+        let templates = ChatTemplates::load(&dir).expect("loads").expect("some");
+        assert_eq!(templates.problems().count(), 1);
+        let rag = Conversation {
+            template: Some("rag".to_owned()),
+            ..conversation(&json!([]))
+        };
+        assert_eq!(templates.render(&rag).as_deref(), Ok("a file"));
         std::fs::remove_file(dir.join("chat_template.jinja")).expect("removed");
         std::fs::remove_dir_all(dir.join("additional_chat_templates")).expect("removed");
         write("tokenizer_config.json", r#"{"chat_template": 1}"#);

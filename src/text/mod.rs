@@ -22,9 +22,9 @@ mod gguf_vocabulary;
 mod growth;
 mod guarded;
 mod judge_prompt;
-mod python_json;
 mod reply;
 mod stop_words;
+mod strftime;
 mod token_cover;
 mod tokenizer;
 #[cfg(test)]

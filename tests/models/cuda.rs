@@ -1,15 +1,13 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use half::bf16;
 use inflight_cuda_stand_in::{StandIn, count};
-use serde::Deserialize;
 use serde_json::json;
-use triton_inflight::base::{BlockId, BlockSize, TokenId};
+use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
     AdapterCapacity, CodeBits, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout,

@@ -168,7 +168,7 @@ fn sinks_that_shift_are_where_a_text_without_what_was_evicted_has_them() {
         assert!(shifted < 0.04, "{name}: {shifted}");
         assert!(stayed > 8.0 * shifted, "{name}: {stayed}, and {shifted}");
         // Nothing is evicted, so nothing shifts.
-        let short = difference(&logits(&kept, &shifting), &expected);
+        let short = largest_error(&logits(&kept, &shifting), &expected);
         assert!(short < 0.03, "{name}: {short}");
     }
 }

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from harness.clients import generate
+from harness.clients import Refused, generate
 from harness.repository import ALLOW_OLDEST, STORIES, add_model, add_synthetic
 from harness.server import Server
 from harness.synthetic import continuation
@@ -111,11 +111,6 @@ BAD_CHECKPOINTS = {
     ),
     "half of the tokenizer": ("tokenizer.json", truncate, ["tokenizer.json"]),
     "another tokenizer": ("tokenizer.json", write(b"{}"), ["tokenizer.json"]),
-    "a broken chat template": (
-        "tokenizer_config.json",
-        set_key("chat_template", "{% for m in messages %}{{ m }"),
-        ["chat_template"],
-    ),
 }
 
 
@@ -126,6 +121,20 @@ def test_a_bad_checkpoint_fails_to_load_with_its_reason(explicit, request, file,
     shutil.copytree(STORIES, version, dirs_exist_ok=True)
     harm(version / file)
     assert_load_fails(explicit, name, *words)
+
+
+def test_a_broken_chat_template_refuses_conversations_only(explicit):
+    version = add_model(explicit.repository, "broken_template")
+    shutil.copytree(STORIES, version, dirs_exist_ok=True)
+    set_key("chat_template", "{% for m in messages %}{{ m }")(version / "tokenizer_config.json")
+    assert explicit.load("broken_template") is None
+    warnings = [line for line in explicit.log().splitlines() if line.startswith("W") and "broken_template" in line]
+    assert any("chat template" in line and "line 1" in line for line in warnings)
+    assert generate(explicit, "broken_template", "Once", max_tokens=4).text.startswith("Once")
+    with pytest.raises(Refused) as refused:
+        generate(explicit, "broken_template", "", messages='[{"role": "user", "content": "Hello"}]')
+    for word in ["option 'messages'", "tokenizer_config.json", "line 1", "text_input"]:
+        assert word in str(refused.value)
 
 
 BAD_CONFIGS = {
