@@ -33,7 +33,6 @@ struct Text {
     pair: Option<String>,
     max_tokens: Option<usize>,
     ids: Vec<TokenId>,
-    numbers: Vec<f32>,
     rounded: Vec<f32>,
     bf16_cost: f32,
 }

@@ -147,7 +147,6 @@ struct ExpectedClasses {
 struct Classified {
     ids: Vec<TokenId>,
     second_text: Option<u32>,
-    numbers: Vec<f32>,
     rounded: Vec<f32>,
     bf16_cost: f32,
 }
