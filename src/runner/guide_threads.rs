@@ -25,8 +25,8 @@ use crate::sampling::Guide;
 /// How long a step waits for the masks that may soon be done: for all of them together.
 const MAX_WAIT: Duration = Duration::from_micros(500);
 
-/// How long a step waits for any mask if it is for nothing else: otherwise one step after the other would compute the same tokens
-/// again. Other requests join after that.
+/// How long a step waits for any mask if it is for nothing else: otherwise each step would compute what the one before has
+/// computed. Other requests join after that.
 const MAX_WAIT_ALONE: Duration = Duration::from_millis(5);
 
 /// A guide whose last token took longer is not waited for.

@@ -257,8 +257,7 @@ fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
     agree_with_the_reference(test, &WITH_LAYER_NORM);
 }
 
-/// Each with the texts of its fixture as they are, so that every step is compared, and whether a request alone gives the same
-/// bits.
+/// Compares every step: the texts of the fixtures are given as they are. A request alone gives equal bits.
 #[test]
 fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
     /// How far logits may be from transformers', in costs of rounding to bf16: a GPU rounds activations in more places.

@@ -1,6 +1,6 @@
 //! How far numbers are from others.
 
-/// The largest difference between two numbers at the same place; not a number if any of them is none, which no limit admits.
+/// The largest difference between a number and its counterpart; NaN, which no limit admits, if there is one among them.
 ///
 /// # Panics
 /// If there are not as many of one as of the other.

@@ -46,7 +46,7 @@ fn agrees_with_transformers(name: &str) {
 
 /// The same for quantised weights. There a number that falls on the other side may be the largest of its 32 neighbours,
 /// which all are rounded anew then, so what remains is as if both had been rounded at random: up to twice what the
-/// rounding costs. (The weights themselves are compared one by one in src/runner/store.rs.)
+/// rounding costs. (The weights themselves are compared one by one in src/runner/model_source.rs.)
 pub fn quantised_agrees_with_transformers(name: &str) {
     agrees_within(&format!("quantised/{name}"), 1.5);
 }

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import ssl
 import subprocess
 
@@ -17,7 +18,10 @@ FIELDS = {"model": "stories", "prompt": "Once upon a time", "max_tokens": 5}
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A certificate of this machine, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
+    return new_pair(tmp_path_factory.mktemp("tls"))
+
+
+def new_pair(folder):
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -out {certificate} -keyout {key}"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
@@ -50,6 +54,35 @@ def test_requests_are_encrypted_on_both_ways(server, pair):
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             plain.request("GET", "/health")
             plain.getresponse()
+
+
+def test_a_certificate_is_read_again_when_the_front_is_told_so(server, pair, tmp_path):
+    (tmp_path / "first").mkdir()
+    certificate, key = new_pair(tmp_path / "first")
+    first = certificate.read_bytes()
+
+    def read_again():
+        front.process.send_signal(signal.SIGHUP)
+        # It says when it has.
+        while "read again" not in (line := log.readline()):
+            said.append(line)
+
+    def shown():
+        return ssl.get_server_certificate(tuple(front.address.split(":"))).encode()
+
+    said = []
+    with open(tmp_path / "log", "w") as file, open(tmp_path / "log") as log:
+        tls = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--triton-ca={pair[0]}"]
+        with Front(server, *tls, log=file) as front:
+            assert shown().strip() == first.strip()
+            certificate.write_bytes(pair[0].read_bytes())
+            # A certificate with the key of another one.
+            read_again()
+            assert shown().strip() == first.strip()
+            key.write_bytes(pair[1].read_bytes())
+            read_again()
+            assert shown().strip() == pair[0].read_bytes().strip()
+    assert "stay" in "".join(said)
 
 
 def test_another_server_behind_the_front_is_not_trusted(server, pair, tmp_path):

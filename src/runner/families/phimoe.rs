@@ -10,7 +10,7 @@
 //! factor that Phi-3's formula gives, and no `router_jitter_noise`. llama.cpp weights the experts by a softmax of the chosen
 //! two, and normalises by RMS; the weights are the same.
 //!
-//! Source: modeling_phimoe.py of transformers; conversion/phi.py and src/models/phi3.cpp of llama.cpp; Abdin et al.,
+//! Source: modeling_phimoe.py of transformers; phi.py and phi3.cpp of llama.cpp; Abdin et al.,
 //! arXiv:2404.14219; Liu et al., arXiv:2409.12136.
 
 use super::dimensions::{Defaults, Dimensions, Sizes};

@@ -1,9 +1,9 @@
 //! A preprocessor of mdBook: links between files of the repository become links between pages of the book.
 //!
-//! In the repository, README.md links to `docs/src/x.md`, and a page of the book to `../../README.md`. In the book both
+//! In the repository, README.md links to `docs/src/<page>.md`, and a page of the book to `../../README.md`. In the book both
 //! are pages beside each other. A page that includes another file gets its text here, while it is still known which
-//! folder its links start from. Files that are not in the book are linked to in the checkout: `target/book/x.html` is as
-//! deep in it as `docs/src/x.md`, so `../../` leads to the root from both.
+//! folder its links start from. Files that are not in the book are linked to in the checkout: `target/book/<page>.html` is as
+//! deep in it as `docs/src/<page>.md`, so `../../` leads to the root from both.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
