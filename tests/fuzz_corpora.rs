@@ -8,8 +8,11 @@ use std::fs;
 
 use inputs::Input;
 
+/// The code of a target.
+type Target = fn(&[u8]) -> Input;
+
 /// The targets, by name.
-const TARGETS: [(&str, fn(&[u8]) -> Input); 8] = [
+const TARGETS: [(&str, Target); 8] = [
     ("chat_template", inputs::chat_template::run),
     ("config_json", inputs::config_json::run),
     ("detokenizer", inputs::detokenizer::run),

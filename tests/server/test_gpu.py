@@ -114,7 +114,7 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
     texts = [(prompt["prompt"] + prompt["greedy"][:-1], options) for prompt in prompts]
     errors = []
     for prompt, answer in zip(prompts, clients.streams(families, name, texts), strict=True):
-        rows = answer.tensors("context_logits")[0][0, 0][len(prompt["prompt"]) - 1 :]
+        rows = answer.tensors("context_logits")[0][0][len(prompt["prompt"]) - 1 :]
         errors += list(numpy.abs(rows - numpy.array(prompt["logits"])).max(axis=1) / prompt["bf16_cost"])
     print(name, "errors in costs of rounding:", numpy.round(errors, 2))
     # A GPU rounds activations in more places than the fixture. What is no number is not near.

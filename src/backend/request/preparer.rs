@@ -33,7 +33,10 @@ pub struct Preparer<I, O> {
 }
 
 /// An input that has been submitted. If it is dropped before its turn, nothing is done for it.
-pub struct Preparation<O>(Arc<Outcome<O>>);
+pub struct Preparation<O> {
+    outcome: Arc<Outcome<O>>,
+    num_bytes: usize,
+}
 
 /// The output, or the message of a panic; `None` until it is there.
 type Outcome<O> = Mutex<Option<Result<O, String>>>;
@@ -134,7 +137,7 @@ impl<I: Send + 'static, O: Send + 'static> Preparer<I, O> {
         queue.waiting.add(client, job);
         // Not every thread may take it.
         self.shared.submitted.notify_all();
-        Ok(Preparation(outcome))
+        Ok(Preparation { outcome, num_bytes })
     }
 
     /// Waits until one of `preparations` is done, for at most `max_wait`.
@@ -184,18 +187,26 @@ impl<I, O> Drop for Preparer<I, O> {
 impl<O> Preparation<O> {
     /// One that is done already, with this output.
     pub fn done(output: O) -> Self {
-        Self(Arc::new(Mutex::new(Some(Ok(output)))))
+        Self {
+            outcome: Arc::new(Mutex::new(Some(Ok(output)))),
+            num_bytes: 0,
+        }
+    }
+
+    /// Whether it may take long, so that what arrives later is not to wait for it.
+    pub fn is_large(&self) -> bool {
+        self.num_bytes > MAX_BYTES_OF_THREADS[0]
     }
 
     /// Whether [`Preparation::take`] has an outcome to give.
     pub fn is_done(&self) -> bool {
-        self.0.lock().is_some()
+        self.outcome.lock().is_some()
     }
 
     /// The output, or the message of the panic that preparing it ended in; `None` until it is done, and once it has
     /// been taken.
     pub fn take(&self) -> Option<Result<O, String>> {
-        self.0.lock().take()
+        self.outcome.lock().take()
     }
 }
 

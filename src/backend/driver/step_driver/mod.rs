@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::backend::driver::in_flight::InFlightTable;
+use crate::backend::driver::in_flight::{InFlightTable, Stage};
 use crate::backend::driver::leaving::Leaving;
 use crate::backend::driver::service::Service;
 use crate::backend::driver::slots_in_doubt::SlotsInDoubt;
@@ -132,14 +132,25 @@ impl StepDriver {
         }
     }
 
-    /// How many further requests could start in the next step, beside those that are still being prepared. At most as
-    /// many as the engine has rows are in flight, so that those that wait for guides and adapters are not without number.
+    /// How many further requests could start in the next step, beside those that will soon be prepared: what follows a large
+    /// prompt does not wait until it is tokenised. At most as many as the engine has rows are in flight, so that those that are
+    /// prepared, or wait for guides and adapters, are not without number.
     pub(super) fn num_startable(&self) -> usize {
         let of_engine = self.manager.num_startable();
         let max_in_flight = self.manager.max_num_requests();
         of_engine
-            .saturating_sub(self.preparing.len())
+            .saturating_sub(self.num_small_preparing())
             .min(max_in_flight.saturating_sub(self.in_flight.len()))
+    }
+
+    fn num_small_preparing(&self) -> usize {
+        let stages = self
+            .preparing
+            .iter()
+            .filter_map(|id| self.in_flight.get(*id));
+        let small =
+            stages.filter(|it| matches!(&it.stage, Stage::Preparing(input) if !input.is_large()));
+        small.count()
     }
 
     /// What the engine has room for.
