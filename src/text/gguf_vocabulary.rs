@@ -8,7 +8,7 @@
 //!
 //! A SentencePiece vocabulary has scores instead of merges: two neighbours are merged if both and their union are tokens,
 //! those with the best union first, as its own encoder does (Kudo and Richardson 2018, `bpe_model.cc`).
-//! Source: ggml's docs/gguf.md, and `llama-vocab.cpp` of llama.cpp for what is missing there: the defaults of the keys.
+//! Source: ggml's gguf.md, and `llama-vocab.cpp` of llama.cpp for what is missing there: the defaults of the keys.
 
 use std::collections::HashMap;
 

@@ -2,7 +2,7 @@
 //! behind all of them. What is before the arguments is the id of the call, which the chat template writes into later prompts, so it
 //! stays the id.
 //!
-//! Source: docs/tool_call_guidance.md of MoonshotAI/Kimi-K2.
+//! Source: tool_call_guidance.md of MoonshotAI/Kimi-K2.
 
 use super::call::ToolCall;
 use super::pieces::CallHead;
