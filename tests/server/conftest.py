@@ -42,15 +42,16 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A test that fails because the server that it shares has died says so. The next one has a new server."""
+    """A test that fails because a server of its fixtures has died says so. The next one has a new server."""
     try:
         return (yield)
     except Exception as error:
-        server = pyfuncitem.funcargs.get("server")
-        if not isinstance(server, Server) or not server.has_ended():
+        servers = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Server) and value.has_ended()]
+        if not servers:
             raise
-        death = server.death()
-        server.start()
+        death = servers[0].death()
+        for server in servers:
+            server.start()
         raise death from error
 
 
