@@ -1,12 +1,12 @@
 """The server with OpenAI's API, in front of a real tritonserver."""
 
 import concurrent.futures
+import contextlib
 import gzip
 import http.server
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import threading
@@ -371,14 +371,10 @@ def test_clients_that_send_slowly_are_sent_away(server):
     fields = json.dumps({"model": "stories", "prompt": PROMPT, "max_tokens": 1})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: front\r\nContent-Length: {len(fields)}\r\n\r\n"
     with Front(server, "--request-timeout=1", "--max-requests=1") as front:
-
-        def sent(text):
-            connection = socket.create_connection(front.address.split(":"), timeout=60)
-            connection.sendall(text.encode())
-            return connection
-
         # A body that is not there yet takes no room from others.
-        with sent(head + fields[:10]) as slow_body, sent(head[:30]) as slow_head, sent("") as silent:
+        pieces = [(head + fields[:10]).encode(), head[:30].encode(), b""]
+        with contextlib.ExitStack() as stack:
+            slow_body, slow_head, silent = (stack.enter_context(front.sent(piece)) for piece in pieces)
             assert front.call("POST", "/v1/completions", fields).status == 200
             answer = slow_body.makefile("rb").read().decode()
             assert answer.startswith("HTTP/1.1 408 ") and "within 1 s" in answer
@@ -406,8 +402,7 @@ def test_a_client_that_leaves_has_its_request_stopped_and_not_cancelled(server, 
     body = json.dumps(fields)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: front\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(4):
-        with socket.create_connection(front.address.split(":"), timeout=60) as connection:
-            connection.sendall((head + body).encode())
+        with front.sent((head + body).encode()) as connection:
             connection.recv(100)
     deadline = time.monotonic() + 60
     # Each request succeeds; those that are stopped early have a stop request, which succeeds, too.
@@ -438,8 +433,7 @@ def test_a_client_that_takes_nothing_gives_its_place_back(server):
 
 def test_half_a_head_does_not_keep_the_front_from_stopping(server):
     with Front(server, "--request-timeout=3600") as front:
-        with socket.create_connection(front.address.split(":"), timeout=60) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: fr")
+        with front.sent(b"POST /v1/completions HTTP/1.1\r\nHost: fr"):
             assert front.call("GET", "/health").status == 200
             assert front.stop() == 0
 
@@ -495,22 +489,15 @@ def test_keys_are_read_again_when_the_front_is_told_so(server, tmp_path):
     def status(key):
         return front.call("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status
 
-    def read_again():
-        front.process.send_signal(signal.SIGHUP)
-        # It says when it has.
-        while "read again" not in (line := log.readline()):
-            said.append(line)
-
-    said = []
     with open(tmp_path / "log", "w") as file, open(tmp_path / "log") as log:
         with Front(server, f"--api-key-file={keys}", log=file) as front:
             keys.write_text("sk-two\n")
-            read_again()
+            front.reload(log)
             assert (status("sk-one"), status("sk-two")) == (401, 200)
             keys.write_text("# nobody\n")
-            read_again()
+            said = front.reload(log)
             assert (status("sk-one"), status("sk-two")) == (401, 200)
-    assert "has no key; write one a line; the keys of before stay" in "".join(said)
+    assert "has no key; write one a line; the keys of before stay" in said
 
 
 def test_each_request_has_a_line_in_the_log(server, tmp_path):

@@ -4,11 +4,10 @@ import contextlib
 import http.client
 import json
 import select
-import socket
 
 import pytest
 
-from harness.front import TIMEOUT_S, Front
+from harness.front import Front
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -24,23 +23,14 @@ def server(tmp_path_factory):
         yield server
 
 
-@contextlib.contextmanager
-def sent(front, text):
-    """A connection on which this has been sent."""
-    host, port = front.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
-        connection.sendall(text)
-        yield connection
-
-
 def test_a_connection_beyond_the_limit_waits_until_another_one_closes(server):
     health = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
     with Front(server, "--max-connections=2") as front, contextlib.ExitStack() as stack:
-        first, second = (stack.enter_context(sent(front, health)) for _ in range(2))
+        first, second = (stack.enter_context(front.sent(health)) for _ in range(2))
         for connection in (first, second):
             # The connection stays open behind its answer.
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        with sent(front, health) as third:
+        with front.sent(health) as third:
             assert select.select([third], [], [], LONG_S)[0] == []
             first.close()
             assert third.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -55,7 +45,7 @@ def test_bodies_have_a_limit_together(server):
         def answer():
             return front.call("POST", "/v1/completions", {"model": "stories", "prompt": "a" * 300_000})
 
-        with sent(front, head.encode() + body[:800_000]) as slow:
+        with front.sent(head.encode() + body[:800_000]) as slow:
             # Until the front has read what was sent: then there is no room for another.
             while (refused := answer()).status != 429:
                 assert refused.json["error"]["code"] == "context_length_exceeded", refused

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 
 from harness.server import STOP_TIMEOUT_S, die_with_parent
@@ -50,6 +51,21 @@ class Front:
         else:
             self.process.kill()
             self.process.wait()
+
+    def reload(self, log):
+        """Has the front read its files again. Returns what it has written to its log, which is read from `log`, until it has."""
+        self.process.send_signal(signal.SIGHUP)
+        said = []
+        while "read again" not in (line := log.readline()):
+            said.append(line)
+        return "".join(said)
+
+    def sent(self, data):
+        """A connection on which these bytes have been sent."""
+        host, port = self.address.split(":")
+        connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        connection.sendall(data)
+        return connection
 
     def stop(self):
         """Stops the front; returns its exit status."""
