@@ -264,12 +264,10 @@ impl Interpreter<'_> {
         body: &[Statement],
         scope: &Rc<Scope>,
     ) -> Outcome<Flow> {
-        let inner = Scope::within(scope);
-        let (text, flow) = self.captured(|interpreter| interpreter.statements(body, &inner))?;
-        if flow != Flow::Next {
-            return Ok(flow);
-        }
-        let value = self.filtered(Value::Str(text), filters, &inner)?;
+        let value = match self.filtered_body(filters, body, scope)? {
+            Ok(value) => value,
+            Err(flow) => return Ok(flow),
+        };
         self.check_namespaces(target, scope)?;
         self.assign(target, value, scope)?;
         Ok(Flow::Next)
@@ -281,27 +279,30 @@ impl Interpreter<'_> {
         body: &[Statement],
         scope: &Rc<Scope>,
     ) -> Outcome<Flow> {
+        match self.filtered_body(filters, body, scope)? {
+            Ok(value) => self.write_value(&value).map(|()| Flow::Next),
+            Err(flow) => Ok(flow),
+        }
+    }
+
+    /// Runs a block in a scope of its own and filters its text, unless `break` or `continue` leaves the block.
+    fn filtered_body(
+        &mut self,
+        filters: &[FilterStep],
+        body: &[Statement],
+        scope: &Rc<Scope>,
+    ) -> Outcome<Result<Value, Flow>> {
         let inner = Scope::within(scope);
         let (text, flow) = self.captured(|interpreter| interpreter.statements(body, &inner))?;
         if flow != Flow::Next {
-            return Ok(flow);
+            return Ok(Err(flow));
         }
-        let value = self.filtered(Value::Str(text), filters, &inner)?;
-        self.write_value(&value)?;
-        Ok(Flow::Next)
-    }
-
-    fn filtered(
-        &mut self,
-        mut value: Value,
-        filters: &[FilterStep],
-        scope: &Rc<Scope>,
-    ) -> Outcome<Value> {
+        let mut value = Value::Str(text);
         for step in filters {
-            let arguments = self.arguments(&step.arguments, scope)?;
+            let arguments = self.arguments(&step.arguments, &inner)?;
             value = self.filter(&step.name, value, arguments)?;
         }
-        Ok(value)
+        Ok(Ok(value))
     }
 
     fn for_loop(&mut self, parsed: &Arc<For>, scope: &Rc<Scope>) -> Outcome<Flow> {
