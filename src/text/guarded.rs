@@ -1,11 +1,10 @@
 //! Calls of the `tokenizers` library.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::base::catch_panic;
 
 /// Calls the library. A malicious tokenizer.json can make it panic, which becomes an error.
 pub(super) fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("the tokenizer library panicked; check tokenizer.json".to_owned()),
-    }
+    catch_panic(call)
+        .map_err(|_| "the tokenizer library panicked; check tokenizer.json".to_owned())?
+        .map_err(|error| error.to_string())
 }
