@@ -18,10 +18,10 @@ use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 /// visible (3 bytes), or bytes that become characters (2), are the most that known tokenizers do.
 const MAX_GROWTH: usize = 8;
 
-/// The same for what a step could make at worst, where that is not counted.
+/// Growth limit for the worst case of a step whose output size is estimated, not counted.
 const MAX_GROWTH_OF_STEP: usize = 64;
 
-/// What is allowed to any text, in bytes.
+/// Bytes that any text may grow by, however short it is.
 const FREE_BYTES: usize = 64 << 10;
 
 /// The steps of a tokenizer's normalizer.
@@ -43,7 +43,7 @@ enum Growth {
     Added(usize),
     /// `content` bytes for each `pattern`.
     Literal { pattern: String, content: usize },
-    /// What a table says for the character, and a few behind it.
+    /// Looked up in a table, by the character and a few bytes behind it.
     Table,
 }
 

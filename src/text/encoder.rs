@@ -23,7 +23,7 @@ use crate::text::coverage;
 use crate::text::guarded::guarded;
 use crate::text::token_cover::{Alphabet, TokenCover};
 
-/// What becomes of a prompt with more tokens than a limit.
+/// How a prompt with more tokens than a limit is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthLimit {
     /// There is no limit.

@@ -28,7 +28,7 @@ pub(super) enum Alphabet {
     Bytes,
 }
 
-/// What becomes of a place where no token begins.
+/// How a model handles a place where no token begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unknown {
     /// A token for each byte.

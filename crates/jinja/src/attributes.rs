@@ -51,7 +51,7 @@ const HIDDEN_OF_CONTAINERS: [&str; 13] = [
     "__getnewargs__",
 ];
 
-/// What looking up an attribute finds.
+/// Result of an attribute lookup.
 enum Found {
     Value(Value),
     /// One that the sandbox does not give.

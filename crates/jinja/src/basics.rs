@@ -1,4 +1,4 @@
-//! What every value has: a type, a truth, levels; and how values are made.
+//! Properties of all values (type, truth, nesting depth), and constructors.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Text {
         indices.nth(char).map_or(self.text.len(), |(at, _)| at)
     }
 
-    /// The same kind of text with other contents.
+    /// A text with new contents, marked as markup if this one is.
     pub(crate) fn with(&self, text: impl Into<Arc<str>>) -> Value {
         let mut text = Self::new(text);
         text.is_markup = self.is_markup;

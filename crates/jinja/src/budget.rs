@@ -29,7 +29,7 @@ const BYTES_PER_STEP: usize = 32;
 /// Depth of nested calls, statements and expressions under evaluation, each of which uses stack.
 const MAX_DEPTH: u32 = 500;
 
-/// What is left of the limits.
+/// The remaining steps and bytes, and the current depth.
 pub(crate) struct Budget {
     steps: u64,
     bytes: u64,

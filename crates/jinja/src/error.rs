@@ -7,7 +7,7 @@ use std::fmt;
 pub struct CompileError {
     /// The line of the template, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The problem on that line.
     pub problem: String,
 }
 
@@ -30,7 +30,7 @@ pub enum RenderError {
     Failed {
         /// The line of the template, from 1.
         line: usize,
-        /// What went wrong there.
+        /// The problem on that line.
         problem: String,
     },
 }

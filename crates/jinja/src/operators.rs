@@ -9,7 +9,7 @@ use crate::filters::escaped;
 use crate::interpreter::Interpreter;
 use crate::value::{Iter, Key, Text, Value};
 
-/// What an integer that no longer fits is answered with.
+/// Error of an integer overflow.
 const TOO_LARGE: &str = "the result is too large for an integer of 128 bits";
 
 fn unsupported<T>(operator: &str, left: &Value, right: &Value) -> Outcome<T> {

@@ -83,7 +83,7 @@ impl Parser {
         Ok(())
     }
 
-    /// What an assignment assigns to: a name, or several.
+    /// The target of an assignment: a name, or several.
     pub(super) fn target(&mut self, with_attributes: bool) -> Parsed<Target> {
         let line = self.line();
         let first = self.single_target(with_attributes)?;

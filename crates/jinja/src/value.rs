@@ -30,7 +30,7 @@ pub(crate) enum Value {
     Object(Rc<Object>),
 }
 
-/// What is missing.
+/// An undefined value, with the message of the error that its use raises.
 #[derive(Debug)]
 pub(crate) struct Undefined {
     pub(crate) message: String,
@@ -132,7 +132,7 @@ pub(crate) enum Function {
     StrftimeNow,
 }
 
-/// What is left to iterate over.
+/// An iterator, with its remaining items.
 pub(crate) enum Iter {
     Empty,
     Items(Rc<Sequence>, usize),
@@ -169,7 +169,7 @@ pub(crate) enum Iter {
     },
 }
 
-/// What the filter `map` does with an item.
+/// The operation of the filter `map`.
 pub(crate) enum Mapping {
     Attribute { path: Path, default: Option<Value> },
     Filter(Text, Arguments),
@@ -187,7 +187,7 @@ pub(crate) struct Loop {
     pub(crate) index: usize,
     pub(crate) changed: Option<Vec<Value>>,
     pub(crate) depth0: usize,
-    /// What a call of the loop runs.
+    /// The body and the scope of a recursive loop.
     pub(crate) recursion: Option<(Arc<ast::For>, Rc<Scope>)>,
 }
 

@@ -148,7 +148,7 @@ fn recursion_is_bounded() {
     }
 }
 
-/// What holds itself, or is held by others of its kind without end, is freed one by one.
+/// Reference cycles and long chains are freed without recursion.
 #[test]
 fn long_chains_are_freed() {
     for source in [
@@ -206,7 +206,7 @@ fn templates_cannot_nest_without_end() {
     }
 }
 
-/// What is allowed to nest fits the stack.
+/// The deepest nesting that the limits allow fits the stack.
 #[test]
 fn the_deepest_templates_fit_the_stack() {
     let deepest = |nested: &dyn Fn(usize) -> String| {

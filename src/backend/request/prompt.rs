@@ -183,7 +183,7 @@ impl PromptEncoder {
         }
     }
 
-    /// What becomes of a long text before it is encoded.
+    /// Whether a prompt that is too long is cut, refused or encoded in full.
     fn length_limit(&self, options: &RequestOptions) -> LengthLimit {
         let asked = options.truncate_prompt_tokens.map(|num| num as usize);
         if let KeptPart::Beginning { max_tokens } = self.kept

@@ -7,7 +7,7 @@ use crate::operators::as_float;
 use crate::repr::{push_escape, push_repr, str_of};
 use crate::value::{Key, Text, Value};
 
-/// What is written between `%` and the letter.
+/// Flags, width and precision of a conversion such as `%-5.2f`.
 #[derive(Default)]
 struct Directive {
     is_left: bool,

@@ -1,4 +1,4 @@
-//! What comes after the colon in `{:>10.2f}`.
+//! Format specifications: `>10.2f` in `{:>10.2f}`.
 
 use std::fmt::Write as _;
 

@@ -32,11 +32,11 @@ pub(crate) struct Interpreter<'t> {
     max_output: usize,
     /// The line under evaluation.
     line: usize,
-    /// What may hold itself, to be emptied at the end.
+    /// Objects that may be part of a reference cycle, to be emptied at the end.
     held: Vec<Held>,
 }
 
-/// What may hold itself, or others of its kind without end.
+/// An object that may be part of a reference cycle or of a long chain.
 enum Held {
     Scope(Rc<Scope>),
     Object(Rc<Object>),
