@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::engine::{Engine, EngineConfig, NewRequest};
-use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_engine::{Engine, EngineConfig, NewRequest};
+use inflight_sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
 use support::{NUM_STEPS, demo_model, generation_steps};
 

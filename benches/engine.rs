@@ -6,10 +6,8 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::engine::{
-    CapacityPolicy, Engine, EngineConfig, NewRequest, Sampled, StepOutput,
-};
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_engine::{CapacityPolicy, Engine, EngineConfig, NewRequest, Sampled, StepOutput};
 
 const NUM_PROMPT_TOKENS: u32 = 512;
 const NUM_STEPS: u32 = 512;
@@ -44,7 +42,7 @@ fn generating(num_requests: u32, policy: CapacityPolicy) -> Engine {
 fn step(
     engine: &mut Engine,
     output: &mut StepOutput,
-    events: &mut Vec<triton_inflight::engine::Event>,
+    events: &mut Vec<inflight_engine::Event>,
 ) -> Duration {
     let start = Instant::now();
     let decided = engine.schedule();

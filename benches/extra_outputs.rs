@@ -10,9 +10,9 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, OutputOptions};
-use triton_inflight::sampling::LogProbs;
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_engine::{BlockReuse, Engine, EngineConfig, NewRequest, OutputOptions};
+use inflight_sampling::LogProbs;
 
 use support::{NUM_STEPS, demo_model, generation_steps, logits, step};
 

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use inflight_guidance::{Compiler, GuideSpec};
+use inflight_sampling::Guide;
+use inflight_text::Tokenizer;
 use serde_json::{Value, json};
-use triton_inflight::guidance::{Compiler, GuideSpec};
-use triton_inflight::sampling::Guide;
-use triton_inflight::text::Tokenizer;
 
 const VOCAB_SIZE: usize = 128_256;
 const END_ID: u32 = 0;

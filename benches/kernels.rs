@@ -9,13 +9,15 @@
 use std::num::NonZeroUsize;
 
 use half::bf16;
-use inflight_roofline::{Clock, MachineLimits, seconds_of};
-use triton_inflight::base::{BlockId, BlockSize};
-use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
-use triton_inflight::device::{
-    AttentionParams, Dtype, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues,
-    LayerGroups, Output, Pool, RawMatrix, RopeTable, Stacking,
+use inflight_base::{BlockId, BlockSize};
+use inflight_device::{
+    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
+    Output, RopeTable,
 };
+use inflight_device_cpu::{Cpu, CpuOptions, KvCache, Simd};
+use inflight_numbers::{Dtype, RawMatrix, Stacking};
+use inflight_roofline::{Clock, MachineLimits, seconds_of};
+use inflight_threads::Pool;
 
 fn main() {
     let filter = std::env::args()

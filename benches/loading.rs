@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cpu::{Cpu, CpuOptions};
-use triton_inflight::engine::EngineConfig;
-use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
+use inflight_base::{BlockSize, Blocks, Tokens};
+use inflight_device_cpu::{Cpu, CpuOptions};
+use inflight_engine::EngineConfig;
+use inflight_numbers::CodeBits;
+use inflight_runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
 
 const NUM_ROUNDS: usize = 4;
 

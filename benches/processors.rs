@@ -12,10 +12,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
-use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::sampling::{Owner, Sampler, SamplingInput, SamplingParams, prepare_batches};
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_engine::{BlockReuse, Engine, EngineConfig, NewRequest};
+use inflight_post_processors::{PostProcessors, ProcessedRequest};
+use inflight_sampling::{Owner, Sampler, SamplingInput, SamplingParams, prepare_batches};
 
 use support::{NUM_STEPS, demo_model, generation_steps, logits};
 

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use triton_inflight::sampling::{Owner, Sampler, SamplingInput, SamplingParams, TopPDecay};
+use inflight_sampling::{Owner, Sampler, SamplingInput, SamplingParams, TopPDecay};
 
 const VOCAB_SIZE: usize = 128_256;
 

@@ -1,20 +1,21 @@
 //! Gain and cost of speculation: generation with and without, by number of requests.
 //!
-//! `cargo bench --bench speculation -- [--int4] [--fresh] [MODEL_DIR [DRAFT_MODEL_DIR]]`; the default is the demo model, in the
-//! precision of the checkpoint or in 4 bits. Each figure is the best
-//! of five runs: output tokens per second, and the share of accepted draft tokens:
+//! `cargo bench --bench speculation -- [--int4] [--fresh] [MODEL_DIR [DRAFT_MODEL_DIR]]`; the default is the demo
+//! model, in the precision of the checkpoint or in 4 bits. Each figure is the best of five runs: output tokens per
+//! second, and the share of accepted draft tokens:
 //!
 //! - `told again`: greedy, after a story by the model itself whose beginning is repeated; prompt lookup;
 //! - `all right`: greedy, with the whole answer as the request's expected output;
 //! - `all wrong`: tokens sampled almost at random, lookup by single tokens.
 //!
-//! With a draft model, its drafts instead: for a story, and for tokens sampled almost at random after a prompt of 512 tokens: 128
-//! of them, and 8. The latter are those of 16 times as many requests, one after the other, and their prompts count.
+//! With a draft model, its drafts instead: for a story, and for tokens sampled almost at random after a prompt of 512
+//! tokens: 128 of them, and 8. The latter are of 16 times as many requests, one after the other, and their prompts
+//! count.
 //!
-//! Each is compared with the same run without drafts: with all drafts that are allowed, and with as many as are worth what
-//! they cost. The runs of the three take turns. A draft model's runs follow the same requests in the same engine, as they do on a server;
-//! `--fresh` measures them in an engine that has served none. The last lines are the engine's own time per step, without a model, when it
-//! looks up the last tokens in long texts.
+//! Each is compared with the same run without drafts: with all drafts that are allowed, and with as many as are worth
+//! what they cost. The three kinds of runs take turns. With a draft model, runs reuse the engine and its requests, as
+//! on a server; `--fresh` measures them in a new engine. The last lines are the engine's own time per step, without a
+//! model, when it looks up the last tokens in long texts.
 
 mod support;
 
@@ -22,17 +23,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{
+use inflight_base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{
     BlockReuse, DraftOptions, DraftTotals, Engine, EngineConfig, Event, NewRequest, PromptLookup,
     Sampled, Speculation, StepOutput,
 };
-use triton_inflight::manager::measure_costs;
-use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits, WeightPrecision};
-use triton_inflight::sampling::SamplingParams;
-use triton_inflight::text::Tokenizer;
+use inflight_manager::measure_costs;
+use inflight_numbers::CodeBits;
+use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits, WeightPrecision};
+use inflight_sampling::SamplingParams;
+use inflight_text::Tokenizer;
 
 use support::demo_folder;
 

@@ -13,13 +13,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{env, fs, io};
 
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
-use triton_inflight::manager::{BatchManager, Callbacks, Response, Submission, serve};
-use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
-use triton_inflight::sampling::SamplingParams;
-use triton_inflight::text::{Detokenizer, Tokenizer};
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{EngineConfig, NewRequest, StepStats};
+use inflight_manager::{BatchManager, Callbacks, Response, Submission, serve};
+use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_sampling::SamplingParams;
+use inflight_text::{Detokenizer, Tokenizer};
 
 const MAX_NEW_TOKENS: Tokens = Tokens(64);
 

@@ -1,5 +1,5 @@
 // Changes of logits before a token is chosen: biases, forbidden tokens, and penalties of tokens that have occurred, with the
-// order and the roundings of src/sampling/processors.rs.
+// order and the roundings of crates/sampling/src/processors.rs.
 //
 //   logits [num_rows][vocab_size] f32, changed in place    rows [num_rows]    words: the lists of all rows
 //   counts [gridDim.x][vocab_size] u32: 0 before and afterwards

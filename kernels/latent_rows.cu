@@ -1,5 +1,5 @@
 // Around latent_attention.cu: what is stored of a token, and the queries and results of heads on their way to the products with
-// the heads' matrices (src/device/latent.rs has the formulas).
+// the heads' matrices (crates/device/src/latent.rs has the formulas).
 //
 //   store_latents       keys[slot] = (norm(kv[row][.. latent_dim]), rotate(kv[row][latent_dim ..]))
 //   split_queries       by_heads[head][row] = q[row][first + head][.. content_dim]

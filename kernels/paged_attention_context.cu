@@ -17,7 +17,7 @@
 // tile, and what only other queries of the block see. Four warps read a tile of keys and values from shared memory with
 // ldmatrix, 1024 * D bytes, and write it once, 256 * D, for 16384 * D operations: 12.8 a byte. With 128 bytes a clock that
 // bounds a multiprocessor to 1638 operations a clock: an H200 to 380 TFLOP/s (132, 1.755 GHz), an A100 to 250 (108, 1.41
-// GHz). Measured on an H200: 252 TFLOP/s for a prompt of 8192 tokens, 135 for 1024 (benches/RESULTS.md). Queries of two tiles of 16 a warp would halve the reads; but their sums and
+// GHz). Measured on an H200: 252 TFLOP/s for a prompt of 8192 tokens, 135 for 1024 (docs/src/results-gpus.md). Queries of two tiles of 16 a warp would halve the reads; but their sums and
 // totals need twice the registers and shared memory. Memory: each block reads the keys and values that its queries see,
 // mostly from the L2 cache: 64 operations a byte.
 // Totals are read and written once a split: 2 * 256 * D bytes beside the 5120 * D of its four tiles.

@@ -47,7 +47,7 @@
 //
 // fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Measured on an
 // H200 with 1024 positions: 3.2 TB/s with 256 sequences, 2.3 with 32; fp8 2.3 and 1.9
-// (benches/RESULTS.md).
+// (docs/src/results-gpus.md).
 // To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
 // positions a split, for fewer partial results.
 #include "paged_attention.cuh"

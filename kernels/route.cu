@@ -1,4 +1,4 @@
-// The experts of each row, by the logits of a router: src/device/experts.rs has the rules.
+// The experts of each row, by the logits of a router: crates/device/src/experts.rs has the rules.
 //
 //   route_softmax        the largest logits; weights are their softmax, over the chosen ones or over all
 //   route_sparse_mixer   one after the other; the weight of each is its share among those of the rest that are near it

@@ -1,5 +1,5 @@
 // The next token of each row of logits: the most likely one, or one drawn from the softmax after top-k, top-p and min-p. The
-// tokens are those of src/sampling/sampler.rs, whose steps and roundings these are.
+// tokens are those of crates/sampling/src/sampler.rs, whose steps and roundings these are.
 //
 //   logits [num_rows][vocab_size] f32    rows [num_rows]: how to sample    tokens [num_rows] u32, or a code below
 //
@@ -18,7 +18,7 @@
 // Grid (num_rows); dynamic shared memory for ceil(vocab_size / 64) doubles. Reads the logits twice without a cut, and once more
 // per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row. 24 KiB of static
 // shared memory. Measured on an H100 with one row of 128256 logits: 21 us greedy, 93 us for a draw from all tokens, and 620 us with
-// top-p if many logits are equal (benches/RESULTS.md).
+// top-p if many logits are equal (docs/src/results-gpus.md).
 #include "sampling.cuh"
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
@@ -46,7 +46,7 @@ __device__ __forceinline__ float logit_of(u64 rank) {
     return __uint_as_float(order ^ (order >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-// e^x for x <= 0: src/sampling/exp.rs, with its roundings.
+// e^x for x <= 0: crates/sampling/src/exp.rs, with its roundings.
 __device__ __forceinline__ float exp_nonpositive(float x) {
     constexpr float ROUNDER = 12582912.0f;
     const float shifted = __fadd_rn(__fmul_rn(x, 1.44269504f), ROUNDER);
@@ -72,7 +72,7 @@ struct Softmax {
     }
 };
 
-// A uniform number of [0, 1): src/sampling/random.rs (Philox4x32-10; Salmon et al., SC 2011).
+// A uniform number of [0, 1): crates/sampling/src/random.rs (Philox4x32-10; Salmon et al., SC 2011).
 __device__ __forceinline__ double uniform(u64 seed, u64 num_generated) {
     u32 counter[4] = {static_cast<u32>(num_generated), static_cast<u32>(num_generated >> 32), 0, 0};
     u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
@@ -222,7 +222,7 @@ __device__ __forceinline__ Search find_cut(const float* logits, int vocab_size, 
     return search;
 }
 
-// Sums of masses of 64 tokens: eight lanes, then the lanes, as in src/sampling/draw.rs.
+// Sums of masses of 64 tokens: eight lanes, then the lanes, as in crates/sampling/src/draw.rs.
 __device__ __forceinline__ void find_masses(double* masses, const float* logits, int vocab_size, Softmax softmax, u64 cut) {
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, num_warps = blockDim.x / WARP_SIZE;
     const int num_blocks = (vocab_size + MASS_BLOCK - 1) / MASS_BLOCK;

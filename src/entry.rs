@@ -1,11 +1,11 @@
-//! L8: the functions that tritonserver and the program of other ranks find in the library, each behind a guard.
+//! The functions that tritonserver and the program of other ranks find in the library, each behind a guard.
 
 use std::ffi::{c_int, c_void};
 
-use crate::backend::Inflight;
-use crate::base::catch_panic;
-use crate::runner::{leave_mpi_world, rank_main};
-use crate::triton::{lifecycle, sys};
+use crate::Inflight;
+use inflight_base::catch_panic;
+use inflight_runner::{leave_mpi_world, rank_main};
+use inflight_triton::{lifecycle, sys};
 
 type Outcome = *mut sys::TRITONSERVER_Error;
 

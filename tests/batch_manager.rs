@@ -9,27 +9,25 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use regex::Regex;
-use triton_inflight::base::{
-    BlockSize, Blocks, ClientId, RequestError, SequenceId, TokenId, Tokens,
-};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{
+use inflight_base::{BlockSize, Blocks, ClientId, RequestError, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, ExtraOutputs, NewRequest,
     OutputOptions, Speculation, Stage, StepStats,
 };
-use triton_inflight::manager::{
+use inflight_manager::{
     BatchManager, Callbacks, LandedStep, ManagerOptions, Response, Submission, measure_costs,
     measure_step_cost, serve, statistics_json,
 };
-use triton_inflight::runner::{
+use inflight_runner::{
     CpuRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
     next_token,
 };
-use triton_inflight::sampling::{
+use inflight_sampling::{
     FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
     SamplingParams, forbid_all_but,
 };
+use regex::Regex;
 
 const VOCAB_SIZE: u32 = 1000;
 
@@ -415,8 +413,8 @@ fn a_record_sums_up_the_requests_of_its_step() {
             assert_eq!(stats.ended.num_requests, num_ended);
             assert!(stats.kv.num_used <= stats.kv.num_blocks);
             num_paused += stats.num_paused;
-            let finished = |event: &triton_inflight::engine::Event| {
-                matches!(event, triton_inflight::engine::Event::Finished(..))
+            let finished = |event: &inflight_engine::Event| {
+                matches!(event, inflight_engine::Event::Finished(..))
             };
             num_ended += events.drain(..).filter(finished).count() as u64;
         }

@@ -1,50 +1,89 @@
-//! The documentation says what the code says. `UPDATE_DOCS=1 cargo test --test docs` rewrites its reference tables.
+//! The documentation says what the code says. `UPDATE_DOCS=1 cargo test --test docs` rewrites its references.
+
+#[path = "docs_support/limits.rs"]
+mod limits;
 
 use std::path::Path;
 
-use triton_inflight::{backend, config, post_processors};
-
 #[test]
-fn the_table_of_parameters_is_that_of_the_code() {
-    compare("configuration.md", &[("knobs", config::reference_table())]);
+fn the_reference_of_parameters_is_made_from_the_code() {
+    compare(
+        "configuration.md",
+        &[("knobs", inflight_config::reference())],
+    );
 }
 
 #[test]
 fn the_table_of_request_options_is_that_of_the_code() {
     compare(
         "request-options.md",
-        &[("options", backend::reference_table())],
+        &[("options", triton_inflight::reference_table())],
     );
 }
 
 #[test]
 fn the_tables_of_other_backends_clients_are_those_of_the_code() {
-    compare("clients.md", &backend::client_tables());
+    compare("clients.md", &triton_inflight::client_tables());
 }
 
 #[test]
 fn the_table_of_built_in_post_processors_is_that_of_the_code() {
     compare(
         "logits-processors.md",
-        &[("built_in", post_processors::reference_table())],
+        &[("built_in", inflight_post_processors::reference_table())],
     );
 }
 
 #[test]
-fn the_architecture_page_has_every_room() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page =
-        std::fs::read_to_string(root.join("docs/src/architecture.md")).expect("the page is there");
-    for entry in std::fs::read_dir(root.join("src")).expect("the sources are there") {
-        let entry = entry.expect("an entry");
-        if entry.file_type().expect("a type").is_dir() {
-            let room = format!("| `src/{}/` |", entry.file_name().display());
-            assert!(
-                page.contains(&room),
-                "docs/src/architecture.md has no row {room}"
-            );
+fn the_refusals_that_a_page_lists_are_the_answers_of_the_code() {
+    compare("limitations.md", &[("limits", limits::table())]);
+}
+
+#[test]
+fn the_architecture_page_has_every_crate() {
+    let page = page_of("architecture.md");
+    for entry in std::fs::read_dir(root().join("crates")).expect("the crates are there") {
+        let name = format!(
+            "`crates/{}/`",
+            entry.expect("an entry").file_name().display()
+        );
+        assert!(
+            page.contains(&name),
+            "docs/src/architecture.md names no {name}"
+        );
+    }
+}
+
+#[test]
+fn the_picture_of_rooms_has_each_crate_at_its_level() {
+    let picture = page_of("rooms.svg");
+    // The height at which a text stands.
+    let height_of = |text: &str| -> f64 {
+        let end = format!(">{text}</text>");
+        let line = picture.lines().find(|line| line.ends_with(&end));
+        let line = line.unwrap_or_else(|| panic!("docs/src/rooms.svg has no {text}"));
+        let height = line
+            .split("y=\"")
+            .nth(1)
+            .and_then(|it| it.split('"').next());
+        height.and_then(|it| it.parse().ok()).expect("a number")
+    };
+    let page = page_of("architecture.md");
+    let mut num_rooms = 0;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, name, level, ..] = cells[..] else {
+            continue;
+        };
+        let room = name.trim_matches('`').trim_start_matches("crates/");
+        if level.parse::<u32>().is_ok() {
+            let name = room.strip_suffix('/').filter(|&name| name != "src");
+            let below = height_of(level) - height_of(name.unwrap_or("src/"));
+            assert!((0.0..20.0).contains(&below), "{room} is not at {level}");
+            num_rooms += 1;
         }
     }
+    assert!(num_rooms > 15, "{num_rooms}");
 }
 
 #[test]
@@ -124,12 +163,25 @@ fn without_spaces(text: &str) -> String {
         .collect()
 }
 
-/// The texts of the files of tests that a page calls `file`.
+/// The texts of the files of tests that a page calls `file`: a file of `tests/` or `src/`, or `package/file`.
 fn sources_of(file: &str) -> impl Iterator<Item = String> {
+    let (package, inner) = file.split_once('/').unwrap_or((file, file));
     let paths = [
         root().join("tests/server").join(file).with_extension("py"),
         root().join("tests").join(file).with_extension("rs"),
         root().join("src").join(file).with_extension("rs"),
+        root()
+            .join("crates")
+            .join(package)
+            .join("src")
+            .join(inner)
+            .with_extension("rs"),
+        root()
+            .join("crates")
+            .join(package)
+            .join("tests")
+            .join(inner)
+            .with_extension("rs"),
         root().join(file).with_extension("rs"),
     ];
     paths

@@ -1,4 +1,5 @@
-//! Runs the code of the fuzz targets (tests/fuzz) on the committed inputs. `cargo xtask fuzz` derives others from those.
+//! Runs the code of the fuzz targets (tests/fuzz) on the committed inputs. `cargo xtask fuzz` derives others from
+//! those.
 
 #[path = "fuzz/src/inputs/mod.rs"]
 mod inputs;
@@ -12,12 +13,13 @@ use inputs::Input;
 type Target = fn(&[u8]) -> Input;
 
 /// The targets, by name.
-const TARGETS: [(&str, Target); 8] = [
+const TARGETS: [(&str, Target); 9] = [
     ("chat_template", inputs::chat_template::run),
     ("config_json", inputs::config_json::run),
     ("detokenizer", inputs::detokenizer::run),
     ("ebnf", inputs::ebnf::run),
     ("gguf", inputs::gguf::run),
+    ("guide", inputs::guide::run),
     ("replies", inputs::replies::run),
     ("request_options", inputs::request_options::run),
     ("safetensors", inputs::safetensors::run),

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use triton_inflight::base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{EngineConfig, NewRequest};
-use triton_inflight::manager::{
+use inflight_base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{EngineConfig, NewRequest};
+use inflight_manager::{
     BatchManager, Callbacks, Executor, ExecutorOptions, HostTensor, HostTensors, ManagerOptions,
     ManagerThread, Response, Submission, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,
     TensorRequest, TensorType, serve,
 };
-use triton_inflight::runner::{
+use inflight_runner::{
     CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
-use triton_inflight::sampling::{
+use inflight_sampling::{
     FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
 };
+use parking_lot::Mutex;
 
 const VOCAB_SIZE: u32 = 1000;
 /// Longer than any test takes, unless it hangs.

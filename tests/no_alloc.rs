@@ -9,16 +9,16 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::device::KvDtype;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{
+use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
+use inflight_device::KvDtype;
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, Stage, StepOutput,
 };
-use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
-use triton_inflight::sampling::{LogitsProcessor, SamplingParams, TopPDecay};
+use inflight_post_processors::{PostProcessors, ProcessedRequest};
+use inflight_runner::{CpuRunner, ModelSource, RunnerLimits};
+use inflight_sampling::{LogitsProcessor, SamplingParams, TopPDecay};
 
 thread_local! {
     /// Allocations of this thread: others, the test harness among them, do as they like. A runner of

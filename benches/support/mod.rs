@@ -6,9 +6,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
-use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{Engine, EngineConfig, StepOutput};
+use inflight_runner::{CpuRunner, ModelSource, RunnerLimits};
 
 /// Maximum number of generation steps per engine.
 pub const NUM_STEPS: u32 = 200;

@@ -1,9 +1,10 @@
 //! Hides the C functions of dependencies, so that the library exports only its entry points.
 //!
-//! The grammar parser has a C interface besides the Rust one, and rustc exports the C functions of all dependencies from
-//! a `cdylib` (rust-lang/rust issue 73958). A second version script hides the functions listed in `hidden_symbols.map`.
-//! LLD, rustc's bundled linker on x86-64 Linux, accepts a second version script; GNU ld does not. With another linker the
-//! library exports these functions too, which is harmless: the server loads every backend with its own symbol scope.
+//! The grammar parser has a C interface besides the Rust one, and rustc exports the C functions of all dependencies
+//! from a `cdylib` (rust-lang/rust issue 73958). A second version script hides the functions listed in
+//! `hidden_symbols.map`. LLD, rustc's bundled linker on x86-64 Linux, accepts a second version script; GNU ld does not.
+//! With another linker the library exports these functions too, which is harmless: the server loads every backend with
+//! its own symbol scope.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Builds `libcuda.so.1`, `libcublasLt.so.12` and `libnccl.so.2` from `cpp/`, the project's kernels and the machine that runs them.
+//! Builds `libcuda.so.1`, `libcublasLt.so.12` and `libnccl.so.2` from `cpp/`, the project's kernels and the machine
+//! that runs them.
 
 use std::env;
 use std::fs;

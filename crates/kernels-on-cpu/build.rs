@@ -43,7 +43,9 @@ fn main() {
         .cpp(true)
         .std("c++20")
         .opt_level(1)
-        .debug(true)
+        // Lines for the reports of the sanitizers; more would double the time that the kernels take.
+        .debug(false)
+        .flag("-g1")
         .warnings(true)
         .extra_warnings(true)
         .warnings_into_errors(true)
@@ -57,8 +59,8 @@ fn main() {
         build.flag(format!("-fsanitize={sanitizer}"));
         build.flag("-fno-sanitize-recover=all");
     }
-    // rustc links without the compiler's default libraries, so the sanitizer's is named here: all of it, because it takes
-    // the place of functions of the C library.
+    // rustc links without the compiler's default libraries, so the sanitizer's is named here: all of it, because it
+    // takes the place of functions of the C library.
     for file in runtime {
         let file = library(&build, file);
         println!("cargo::rustc-link-arg-tests=-Wl,--whole-archive,{file},--no-whole-archive");

@@ -1,12 +1,12 @@
-//! Gives the program every function that the library imports from tritonserver, so that it can be opened where no server is. All are
-//! one instruction that ends the process: a rank calls none of them.
+//! Gives the program every function that the library imports from tritonserver, so that it can be opened where no
+//! server is. All are one instruction that ends the process: a rank calls none of them.
 
 use std::env;
 use std::fs;
 use std::path::PathBuf;
 
 /// The bindings, with a line for each function.
-const BINDINGS: &str = "../../src/triton/sys.rs";
+const BINDINGS: &str = "../triton/src/sys.rs";
 
 fn main() {
     println!("cargo::rerun-if-changed={BINDINGS}");

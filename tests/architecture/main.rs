@@ -1,43 +1,48 @@
-//! The rules for rooms: which may import which, and where `unsafe` is allowed (see `docs/src/architecture.md`).
+//! The rules for rooms: which crates may import which, and where `unsafe` is allowed (see `docs/src/architecture.md`).
 //!
 //! Sources are read as tokens, tests and macros included: comments and strings are no code, and a path may be
 //! written over as many lines as it likes.
 
 mod circles;
+mod manifests;
 mod paths;
 mod sources;
 mod words;
 
 use std::fs;
-use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 
 use circles::circles;
 use sources::Sources;
 
-/// Rooms and their levels: a room imports only rooms of a lower level.
+/// The crates of the library and their levels: a crate imports only crates of a lower level.
 const LEVELS: &[(&str, u32)] = &[
     ("base", 0),
+    ("jinja", 0),
+    ("mpi-interface", 0),
+    ("numbers", 0),
+    ("collective", 1),
     ("config", 1),
     ("sampling", 1),
+    ("threads", 1),
+    ("triton", 1),
+    ("checkpoint", 2),
+    ("device", 2),
     ("engine", 2),
-    ("collective", 2),
-    ("post_processors", 2),
-    ("device", 3),
-    ("checkpoint", 4),
-    ("text", 4),
-    ("triton", 4),
-    ("runner", 5),
-    ("guidance", 5),
-    ("manager", 6),
-    ("backend", 7),
-    ("entry", 8),
+    ("post-processors", 2),
+    ("text", 2),
+    ("device-cpu", 3),
+    ("device-cuda", 3),
+    ("guidance", 3),
+    ("runner", 4),
+    ("manager", 5),
 ];
 
-/// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C
-/// functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, memory that processes
-/// share, where the library lies, the program that opens it as a rank, and the process group of a server.
+/// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the
+/// C functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, memory
+/// that processes share, where the library lies, the program that opens it as a rank, and the process group of a
+/// server.
 const UNSAFE: &[&str] = &[
     "crates/cuda-stand-in/src/",
     "crates/embed/src/",
@@ -46,14 +51,17 @@ const UNSAFE: &[&str] = &[
     "crates/mpi-interface/src/",
     "crates/rank/src/",
     "crates/roofline/src/",
-    "src/triton/",
-    "src/collective/library.rs",
-    "src/collective/shm/",
-    "src/collective/mpi/plugin.rs",
-    "src/device/",
+    "crates/triton/src/",
+    "crates/collective/src/library.rs",
+    "crates/collective/src/shm/",
+    "crates/collective/src/mpi/plugin.rs",
+    "crates/device/src/",
+    "crates/device-cpu/src/",
+    "crates/device-cuda/src/",
+    "crates/threads/src/",
     "src/entry.rs",
     "xtask/src/process.rs",
-    "src/post_processors/library/",
+    "crates/post-processors/src/library/",
 ];
 
 /// What the engine must not use, so that its decisions do not depend on it: the clock, threads, files, processes, the
@@ -83,30 +91,31 @@ const IMPURE: &[&str] = &[
 ];
 
 #[test]
-fn a_room_imports_only_rooms_of_a_lower_level() {
-    let mut wrong = Vec::new();
-    let mut num_imports = 0;
-    for file in Sources::read("src").files {
-        let room = file.room();
-        assert!(
-            file.path == Path::new("src/lib.rs") || level_of(room).is_some(),
-            "{} is in no known room: give '{room}' a level",
-            file.path.display()
-        );
-        for path in file.paths.iter().filter(|path| path.is_rooted) {
-            num_imports += 1;
-            let imported = path.names.first().map_or("*", String::as_str);
-            if !room.is_empty() && !may_import(room, imported) {
-                wrong.push(format!("{}:{}: {imported}", file.path.display(), path.line));
-            }
+fn a_crate_imports_only_crates_of_a_lower_level() {
+    for (name, level) in LEVELS {
+        for imported in manifests::dependencies(&format!("crates/{name}")) {
+            let other = level_of(&imported);
+            assert!(
+                other.is_some_and(|other| other < *level),
+                "crates/{name} of level {level} imports {imported} of level {other:?}"
+            );
         }
     }
-    assert!(num_imports > 200, "only {num_imports} imports found");
-    assert_eq!(
-        wrong,
-        Vec::<String>::new(),
-        "imports that go up or sideways"
-    );
+    for imported in manifests::dependencies(".") {
+        let level = level_of(&imported);
+        assert!(level.is_some(), "give crates/{imported} a level");
+    }
+}
+
+/// A rank of another build computes other bits: what it runs is hashed, all of it.
+#[test]
+fn the_name_of_a_build_is_a_hash_of_all_that_a_rank_runs() {
+    let script = fs::read_to_string("crates/runner/build.rs").expect("the build script");
+    let list = script.split_once("const CRATES").expect("the list").1;
+    let list = list.split_once(';').expect("a length").1;
+    let list = list.split_once("];").expect("the end of the list").0;
+    let hashed: Vec<_> = list.split('"').skip(1).step_by(2).collect();
+    assert_eq!(hashed, manifests::all_below("runner"));
 }
 
 #[test]
@@ -130,11 +139,10 @@ fn no_files_use_each_other_in_a_circle() {
 
 #[test]
 fn the_engine_decides_without_clock_threads_files_or_chance() {
-    let sources = Sources::read("src");
-    let engine = sources.files.iter().filter(|file| file.room() == "engine");
+    let engine = Sources::read("crates/engine/src").files;
     let mut num_paths = 0;
     let mut wrong = Vec::new();
-    for file in engine {
+    for file in &engine {
         for path in file.shipped_paths().filter(|path| !path.is_rooted) {
             num_paths += 1;
             if is_impure(&path.names.join("::")) {
@@ -188,11 +196,6 @@ fn level_of(room: &str) -> Option<u32> {
     found.map(|(_, level)| *level)
 }
 
-/// Names of the crate's root that are no rooms, such as macros, may be imported by nobody: there are none.
-fn may_import(room: &str, imported: &str) -> bool {
-    room == imported || level_of(imported).is_some_and(|level| Some(level) < level_of(room))
-}
-
 /// Lines on which a keyword stands.
 fn lines_of(tokens: &TokenStream, keyword: &str) -> Vec<usize> {
     let mut lines = Vec::new();
@@ -229,26 +232,6 @@ fn impure_paths_are_told_from_pure_ones() {
         "logits::Row",
     ] {
         assert!(!is_impure(pure), "{pure}");
-    }
-}
-
-#[test]
-fn rooms_may_import_down_and_themselves() {
-    for (room, imported, allowed) in [
-        ("engine", "base", true),
-        ("engine", "engine", true),
-        ("engine", "runner", false),
-        ("config", "sampling", false),
-        ("triton", "text", false),
-        ("entry", "backend", true),
-        ("backend", "*", false),
-        ("backend", "some_macro", false),
-    ] {
-        assert_eq!(
-            may_import(room, imported),
-            allowed,
-            "{room} imports {imported}"
-        );
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Sources {
 pub struct Source {
     pub path: PathBuf,
     pub tokens: TokenStream,
-    /// Its module, from the crate's root: `[room, ..]`; empty for `src/lib.rs`.
+    /// Its module, from the crate's root: `[folder, ..]`; empty for `lib.rs`.
     pub module: Vec<String>,
     pub paths: Vec<PathUse>,
     /// Whether only test builds have it.
@@ -68,7 +68,8 @@ impl Sources {
     /// The files that the shipped code of a file uses, with the names that it takes from them.
     ///
     /// A re-export is no use, and a name that is re-exported leads to the file that defines it. What the `mod.rs` of a
-    /// folder and the files of that folder use of each other is not counted: the folder is one module.
+    /// folder, or the `lib.rs` of a crate, and the files below it use of each other is not counted: the folder is one
+    /// module.
     pub fn uses(&self, file: usize) -> BTreeMap<usize, BTreeSet<String>> {
         let mut uses = BTreeMap::<_, BTreeSet<_>>::new();
         let source = &self.files[file];
@@ -85,11 +86,14 @@ impl Sources {
         uses
     }
 
-    /// Whether one of two files is the `mod.rs` of a folder that the other is in.
+    /// Whether one of two files is the `mod.rs` of a folder that the other is in, or the `lib.rs` of its crate.
     fn is_one_folder(&self, a: usize, b: usize) -> bool {
         let is_root = |root: usize, other: usize| {
             let root = &self.files[root];
-            root.path.ends_with("mod.rs") && self.files[other].module.starts_with(&root.module)
+            let is_root = ["mod.rs", "lib.rs"]
+                .iter()
+                .any(|name| root.path.ends_with(name));
+            is_root && self.files[other].module.starts_with(&root.module)
         };
         is_root(a, b) || is_root(b, a)
     }
@@ -154,11 +158,6 @@ impl Source {
             tokens,
             module,
         }
-    }
-
-    /// Its room; empty for `src/lib.rs`.
-    pub fn room(&self) -> &str {
-        self.module.first().map_or("", String::as_str)
     }
 
     /// The paths of code that is shipped, not only tested with.

@@ -1,10 +1,10 @@
-//! The real backend in the fake server: the parts of a reply, whole and streamed. A guide with a single choice makes the model
-//! write the reply.
+//! The real backend in the fake server: the parts of a reply, whole and streamed. A guide with a single choice makes
+//! the model write the reply.
 
 use std::ffi::{CStr, CString};
 
+use inflight_config::{OutputKind, Task};
 use serde_json::{Value, json};
-use triton_inflight::config::{OutputKind, Task};
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
 use crate::odd_options::Folder;

@@ -4,10 +4,10 @@ use std::ffi::CString;
 use std::fs;
 use std::path::PathBuf;
 
+use inflight_config::Task;
+use inflight_triton::DataType;
 use serde::Deserialize;
 use serde_json::json;
-use triton_inflight::config::Task;
-use triton_inflight::triton::DataType;
 
 use crate::INVALID;
 use crate::embeddings::{ask_task, load_task, load_task_with, spec};

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use triton_inflight::triton::sys;
+use inflight_triton::sys;
 
 use crate::fake_triton::{Correlation, Parameter, Spec, Where};
 use crate::served::{ClientRequest, RawRequest, Server, error_code, numbers, output_ids};

@@ -3,9 +3,9 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 
+use inflight_config::{OutputKind, Task};
+use inflight_triton::DataType;
 use serde_json::json;
-use triton_inflight::config::{OutputKind, Task};
-use triton_inflight::triton::DataType;
 
 use crate::INVALID;
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};

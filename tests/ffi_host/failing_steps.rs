@@ -3,9 +3,9 @@
 
 use std::ptr::NonNull;
 
+use inflight_triton::{Model, Serving, lifecycle};
 use serde_json::json;
-use triton_inflight::backend::Inflight;
-use triton_inflight::triton::{Model, Serving, lifecycle};
+use triton_inflight::Inflight;
 
 use crate::fake_triton::Where;
 use crate::served::{ClientRequest, Server, error_code, output_ids};

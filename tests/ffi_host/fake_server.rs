@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use triton_inflight::triton::{MetricFamily, sys};
+use inflight_triton::{MetricFamily, sys};
 
 use crate::fake_triton::{Host, Spec};
 use crate::take;

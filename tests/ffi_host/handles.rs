@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use triton_inflight::triton::{
+use inflight_triton::{
     BackendAttributes, ErrorCode, Instance, Model, Timestamps, check_api_version, now_ns, sys,
 };
 

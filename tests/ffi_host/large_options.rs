@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 
-use triton_inflight::triton::DataType;
+use inflight_triton::DataType;
 
 use crate::fake_triton::{Input, Parameter};
 use crate::served::{ClientRequest, Server, error_code, output_ids};

@@ -4,12 +4,12 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-use triton_inflight::triton::lifecycle::{self, Implementation};
-use triton_inflight::triton::{
+use inflight_triton::lifecycle::{self, Implementation};
+use inflight_triton::{
     BackendAttributes, Completion, Error, Health, Instance, Model, Request, ResponseFactory,
     check_api_version, sys,
 };
+use parking_lot::Mutex;
 
 use crate::fake_triton::{Host, Spec, Where};
 use crate::{Failure, INTERNAL, INVALID, UNAVAILABLE, error_codes, outcome};

@@ -30,8 +30,8 @@ mod sequences;
 use std::ptr::NonNull;
 
 use fake_triton::Host;
+use inflight_triton::{Request, sys};
 use served::{Failure, RawRequest, outcome};
-use triton_inflight::triton::{Request, sys};
 
 const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
 const INVALID: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INVALID_ARG.0;

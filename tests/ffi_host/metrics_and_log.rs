@@ -1,6 +1,6 @@
 //! Metrics and the log.
 
-use triton_inflight::triton::{MetricFamily, install_logger, verbose_enabled};
+use inflight_triton::{MetricFamily, install_logger, verbose_enabled};
 
 use crate::fake_triton::Host;
 

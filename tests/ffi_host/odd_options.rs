@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 use serde_json::json;
-use triton_inflight::backend::reference_table;
+use triton_inflight::reference_table;
 
 use crate::INVALID;
 use crate::draw::Draw;

@@ -8,8 +8,8 @@
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use inflight_triton::sys;
 use serde_json::json;
-use triton_inflight::triton::sys;
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec, Where};
 use crate::served::{RawRequest, Server, error_code, numbers};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::triton::sys;
+use inflight_triton::sys;
 
 use crate::draw::Draw;
 use crate::fake_triton::Where;

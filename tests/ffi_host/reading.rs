@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::CString;
 
-use triton_inflight::triton::{
+use inflight_triton::{
     CorrelationId, DataType, Error, ErrorCode, ParameterValue, Request, strings,
 };
 
@@ -159,7 +159,7 @@ fn with_input(host: &Host, input: Input) -> Request {
 }
 
 /// The elements of a copy of an input.
-fn elements(input: &triton_inflight::triton::Input<'_>) -> Result<Vec<i32>, Error> {
+fn elements(input: &inflight_triton::Input<'_>) -> Result<Vec<i32>, Error> {
     input.to_owned()?.elements::<i32>()
 }
 

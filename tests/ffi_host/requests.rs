@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use triton_inflight::triton::{Completion, Error, ErrorCode};
+use inflight_triton::{Completion, Error, ErrorCode};
 
 use crate::fake_triton::{Host, Spec, Where};
 use crate::{INTERNAL, INVALID, error_codes, take};

@@ -1,6 +1,6 @@
 //! Responses: clients get what is written, and nothing leaks.
 
-use triton_inflight::triton::{Completion, DataType, ErrorCode};
+use inflight_triton::{Completion, DataType, ErrorCode};
 
 use crate::fake_triton::{Host, Spec};
 use crate::take;

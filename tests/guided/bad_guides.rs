@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use inflight_base::RequestError;
+use inflight_guidance::{GuideSpec, Structure};
+use inflight_sampling::{FinishReason, SampleError};
 use serde_json::{Value, json};
-use triton_inflight::base::RequestError;
-use triton_inflight::guidance::{GuideSpec, Structure};
-use triton_inflight::sampling::{FinishReason, SampleError};
 
 use crate::support::{MODEL, Request, roomy, serve};
 
@@ -208,7 +208,8 @@ fn a_hostile_guide_compiles_or_fails_soon() {
     }
 }
 
-/// Each can be derived in more and more ways the longer the output is. The work that a token may take ends them, not a time.
+/// Each can be derived in more and more ways the longer the output is. The work that a token may take ends them, not a
+/// time.
 #[test]
 fn an_ambiguous_grammar_ends_with_the_reason_and_the_same_way_each_time() {
     for text in [

@@ -1,12 +1,10 @@
 //! A guided request gets, bit for bit, what it gets alone.
 
+use inflight_base::{Blocks, Tokens};
+use inflight_engine::{BatchingScheme, CapacityPolicy, EngineConfig, PromptLookup, Speculation};
+use inflight_guidance::GuideSpec;
+use inflight_sampling::SamplingParams;
 use serde_json::json;
-use triton_inflight::base::{Blocks, Tokens};
-use triton_inflight::engine::{
-    BatchingScheme, CapacityPolicy, EngineConfig, PromptLookup, Speculation,
-};
-use triton_inflight::guidance::GuideSpec;
-use triton_inflight::sampling::SamplingParams;
 
 use crate::support::{Answer, MODEL, Request, roomy, serve};
 

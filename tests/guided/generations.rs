@@ -1,8 +1,8 @@
 //! Random outputs of the demo model, checked by independent validators.
 
+use inflight_guidance::GuideSpec;
+use inflight_sampling::{FinishReason, SampleError, SamplingParams};
 use serde_json::{Value, json};
-use triton_inflight::guidance::GuideSpec;
-use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams};
 
 use crate::support::{MODEL, Request, roomy, serve};
 

@@ -1,7 +1,7 @@
 //! Structural tags: the texts that they allow, and random outputs.
 
+use inflight_guidance::{GuideSpec, Structure};
 use serde_json::{Value, json};
-use triton_inflight::guidance::{GuideSpec, Structure};
 
 use crate::support::{MODEL, Request, roomy, serve};
 

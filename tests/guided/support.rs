@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{BlockSize, Blocks, RequestError, SequenceId, TokenId, Tokens};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{EngineConfig, Event, NewRequest};
-use triton_inflight::guidance::{Compiler, GuideSpec};
-use triton_inflight::manager::BatchManager;
-use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
-use triton_inflight::sampling::{FinishReason, Guide, SamplingParams};
-use triton_inflight::text::{Detokenizer, Tokenizer};
+use inflight_base::{BlockSize, Blocks, RequestError, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{EngineConfig, Event, NewRequest};
+use inflight_guidance::{Compiler, GuideSpec};
+use inflight_manager::BatchManager;
+use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_sampling::{FinishReason, Guide, SamplingParams};
+use inflight_text::{Detokenizer, Tokenizer};
 
 /// The demo model, and a compiler of guides for it.
 pub struct Model {

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use inflight_base::{ClientId, SequenceId, TokenId};
+use inflight_engine::{PromptLookup, Speculation};
+use inflight_post_processors::{PostProcessors, ProcessedRequest};
 use support::{TestRequest, c_library, folder, run, run_with, rust_library};
-use triton_inflight::base::{ClientId, SequenceId, TokenId};
-use triton_inflight::engine::{PromptLookup, Speculation};
-use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 
 const C_EXAMPLE: &str = "examples/logits_processor_c/logits_processors.c";
 const MISBEHAVING: &str = "tests/logits_processors/misbehaving.c";

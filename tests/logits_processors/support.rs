@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
-use triton_inflight::manager::BatchManager;
-use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
-use triton_inflight::sampling::{
-    BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams,
-};
+use inflight_base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
+use inflight_manager::BatchManager;
+use inflight_post_processors::{PostProcessors, ProcessedRequest};
+use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_sampling::{BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams};
 
 /// Number of tokens that every request generates.
 pub const NUM_TOKENS: usize = 12;

@@ -4,18 +4,19 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use safetensors::tensor::{TensorView, serialize_to_file};
-use serde::Deserialize;
-use triton_inflight::base::TokenId;
-use triton_inflight::checkpoint::{AdapterArrays, AdapterFiles};
-use triton_inflight::collective::Grid;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::device::{AdapterWeights, CodeBits, Device, Dtype, KvDtype, Tiling};
-use triton_inflight::engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
-use triton_inflight::runner::{
+use inflight_base::TokenId;
+use inflight_checkpoint::{AdapterArrays, AdapterFiles};
+use inflight_collective::Grid;
+use inflight_device::{AdapterWeights, Device, KvDtype, Tiling};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
+use inflight_numbers::{CodeBits, Dtype};
+use inflight_runner::{
     AdapterParts, CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter,
     WeightPrecision,
 };
+use safetensors::tensor::{TensorView, serialize_to_file};
+use serde::Deserialize;
 
 use crate::batching::{assert_same_bits, requests};
 use crate::errors::largest_error;
@@ -131,7 +132,7 @@ fn agrees_with_peft(name: &str) {
             simd: Some(simd),
             ..CpuOptions::default()
         };
-        agrees_on::<triton_inflight::device::cpu::Cpu>(name, 0.5, &options);
+        agrees_on::<inflight_device_cpu::Cpu>(name, 0.5, &options);
     }
     for has_whole_sums in [true, false] {
         agrees_on::<Reference>(

@@ -6,10 +6,10 @@
 use std::fs;
 use std::path::Path;
 
+use inflight_base::LoadError;
+use inflight_runner::ModelSource;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
-use triton_inflight::base::LoadError;
-use triton_inflight::runner::ModelSource;
 
 use crate::copy::Copy;
 use crate::support::Setup;

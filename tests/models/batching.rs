@@ -2,15 +2,14 @@
 //!
 //! The oracle of every test is the same request alone, on a runner with room for everything.
 
-use triton_inflight::base::TokenId;
-use triton_inflight::device::{CodeBits, KvDtype};
-use triton_inflight::engine::{
+use inflight_base::TokenId;
+use inflight_device::KvDtype;
+use inflight_engine::{
     BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation, StepCost,
 };
-use triton_inflight::runner::WeightPrecision;
-use triton_inflight::sampling::{
-    BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs,
-};
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
+use inflight_sampling::{BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs};
 
 use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};

@@ -2,10 +2,10 @@
 
 use std::fs;
 
+use inflight_base::TokenId;
+use inflight_engine::{BlockReuse, CapacityPolicy, OutputOptions};
+use inflight_sampling::{BeamSearch, EarlyStopping, SamplingParams};
 use serde::Deserialize;
-use triton_inflight::base::TokenId;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, OutputOptions};
-use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
 use crate::batching::assert_same_bits;
 use crate::support::{Request, Setup, fixture, serve, serve_alone};

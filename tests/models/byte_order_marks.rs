@@ -1,12 +1,13 @@
-//! Checkpoints whose JSON files and chat templates start with a byte order mark, as some editors write it: they are read as without.
+//! Checkpoints whose JSON files and chat templates start with a byte order mark, as some editors write it: they are
+//! read as without.
 
 use std::fs;
 use std::path::Path;
 
+use inflight_checkpoint::AdapterFiles;
+use inflight_runner::{ModelSource, PreparedAdapter};
+use inflight_text::{ChatTemplates, Conversation, Tokenizer};
 use serde_json::json;
-use triton_inflight::checkpoint::AdapterFiles;
-use triton_inflight::runner::{ModelSource, PreparedAdapter};
-use triton_inflight::text::{ChatTemplates, Conversation, Tokenizer};
 
 use crate::copy::Copy;
 use crate::devices::requests;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use triton_inflight::checkpoint::AdapterFiles;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::runner::{CpuRunner, ModelSource, PreparedAdapter, WeightPrecision};
+use inflight_checkpoint::AdapterFiles;
+use inflight_device_cpu::CpuOptions;
+use inflight_numbers::CodeBits;
+use inflight_runner::{CpuRunner, ModelSource, PreparedAdapter, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};

@@ -1,17 +1,17 @@
-//! Models with classes, against transformers: see tests/fixtures/make_classifier_fixtures.py, and make_reranker_fixtures.py for those
-//! that generate.
+//! Models with classes, against transformers: see tests/fixtures/make_classifier_fixtures.py, and
+//! make_reranker_fixtures.py for those that generate.
 
 use std::fs;
 use std::num::NonZeroUsize;
 
+use inflight_base::TokenId;
+use inflight_config::PoolingMode;
+use inflight_device::Device;
+use inflight_device_cpu::{Cpu, CpuOptions};
+use inflight_engine::BlockReuse;
+use inflight_runner::{ClassTransform, ModelRunner, ModelSource};
+use inflight_text::{LengthLimit, Tokenizer};
 use serde::Deserialize;
-use triton_inflight::base::TokenId;
-use triton_inflight::config::PoolingMode;
-use triton_inflight::device::Device;
-use triton_inflight::device::cpu::{Cpu, CpuOptions};
-use triton_inflight::engine::BlockReuse;
-use triton_inflight::runner::{ClassTransform, ModelRunner, ModelSource};
-use triton_inflight::text::{LengthLimit, Tokenizer};
 
 use crate::copy::Copy;
 use crate::embeddings::embed;
@@ -177,8 +177,8 @@ fn a_reranker_that_generates_is_asked_as_its_card_says() {
     assert!(error.contains("20 tokens"), "{error}");
 }
 
-/// Pooled states have the width of the embeddings. A score is a product with the difference of two rows of the output layer, so it is the
-/// difference of two logits.
+/// Pooled states have the width of the embeddings. A score is a product with the difference of two rows of the output
+/// layer, so it is the difference of two logits.
 #[test]
 fn narrow_embeddings_have_states_of_their_width() {
     let (name, setup, prompt) = ("opt-350m", Setup::default(), vec![9, 80, 31, 7, 120]);
@@ -255,7 +255,8 @@ fn what_has_no_classes_or_too_many_is_refused() {
         error.contains("score.weight") && error.contains("[2, 32]"),
         "{error}"
     );
-    // Scores by tokens that there are not, of a family whose logits are more than products, and of a model with classes.
+    // Scores by tokens that there are not, of a family whose logits are more than products, and of a model with
+    // classes.
     let by_tokens =
         |name: &str, tokens| ModelSource::open_token_scorer(&fixture(name), None, tokens);
     for (name, tokens, part) in [

@@ -3,13 +3,13 @@
 use std::fs;
 use std::num::NonZeroU32;
 
+use inflight_base::BlockSize;
+use inflight_device::KvDtype;
+use inflight_runner::{CpuRunner, ModelSource, Rope, RopeScaling};
 use log::Level;
 use safetensors::SafeTensors;
 use safetensors::tensor::serialize_to_file;
 use serde_json::{Value, json};
-use triton_inflight::base::BlockSize;
-use triton_inflight::device::KvDtype;
-use triton_inflight::runner::{CpuRunner, ModelSource, Rope, RopeScaling};
 
 use crate::copy::Copy;
 use crate::families::FAMILIES;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::bf16;
+use inflight_base::LoadError;
+use inflight_device_cpu::CpuOptions;
+use inflight_runner::{CpuRunner, ModelSource};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
-use triton_inflight::base::LoadError;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::runner::{CpuRunner, ModelSource};
 
 use crate::support::{Setup, fixture};
 

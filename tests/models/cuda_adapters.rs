@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use inflight_cuda_stand_in::StandIn;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::KvDtype;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::engine::BlockReuse;
-use triton_inflight::runner::WeightPrecision;
+use inflight_device::KvDtype;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::BlockReuse;
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
 
 use crate::adapters::{adapter, agrees_on, mixed, num_bytes};
 use crate::cuda::on_any_gpu;

@@ -1,10 +1,10 @@
 //! Mixtures of experts on the stand-in for a GPU; `cuda.rs` compares them with the reference device.
 
 use inflight_cuda_stand_in::StandIn;
+use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes};
+use inflight_numbers::CodeBits;
+use inflight_runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 use serde_json::json;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
-use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::{on_any_gpu, on_stand_in};

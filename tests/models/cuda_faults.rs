@@ -1,10 +1,10 @@
 //! Errors of a GPU on purpose: while a model is loaded, and in a step.
 
+use inflight_base::{LoadError, SequenceId, StepError, TokenId, Tokens};
 use inflight_cuda_stand_in::{StandIn, count, set};
-use triton_inflight::base::{LoadError, SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes, has_kernels};
-use triton_inflight::engine::{Engine, Event, NewRequest, StepOutput};
-use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource};
+use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes, has_kernels};
+use inflight_engine::{Engine, Event, NewRequest, StepOutput};
+use inflight_runner::{CudaRunner, ModelRunner, ModelSource};
 
 use crate::cuda::on_stand_in;
 use crate::missing::present_or_reported;
@@ -104,8 +104,8 @@ fn a_lost_gpu_is_an_error_wherever_it_is_noticed() {
     );
 }
 
-/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own, which must leave no allocation
-/// behind.
+/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own, which must leave no
+/// allocation behind.
 pub fn without_leaks(test: &str, body: impl FnOnce()) {
     if !present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
         return;

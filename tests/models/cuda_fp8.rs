@@ -3,15 +3,18 @@
 use std::path::Path;
 
 use half::bf16;
+use inflight_base::{BlockId, BlockSize};
 use inflight_cuda_stand_in::StandIn;
-use triton_inflight::base::{BlockId, BlockSize};
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::device::{
-    AdapterCapacity, CodeBits, Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues,
-    LayerGroups, Linear, LogitsTransform, Norm, Output, QuantFormat, QuantisedRow, QuantisedRows,
-    QuantisedShape, RawMatrix, Stacking, StepCapacity, StepInputs, from_e4m3,
+use inflight_device::{
+    AdapterCapacity, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Linear,
+    Load, LogitsTransform, Norm, Ops, Output, StepCapacity, StepInputs, StepIo,
 };
-use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_numbers::{
+    CodeBits, Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix, Stacking,
+    from_e4m3,
+};
+use inflight_runner::{CudaRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::{on_any_gpu, on_stand_in};
@@ -30,8 +33,8 @@ pub fn with_fp8_activations() -> CudaOptions {
     }
 }
 
-/// Both devices round a row of activations to the same codes, but where their sums differ in the last bits. Then a code is the next
-/// one, by 1/8 of it, and later layers have other inputs: so logits are compared by their mean difference.
+/// Both devices round a row of activations to the same codes, but where their sums differ in the last bits. Then a code
+/// is the next one, by 1/8 of it, and later layers have other inputs: so logits are compared by their mean difference.
 #[test]
 fn products_of_fp8_with_fp8_agree_with_the_reference_device() {
     let test = "cuda_fp8::products_of_fp8_with_fp8_agree_with_the_reference_device";
@@ -66,8 +69,9 @@ fn products_of_fp8_with_fp8_agree_with_the_reference_device() {
                     let mut reference = setup.load_on::<Reference>(dir, &options);
                     serve(&mut reference, &setup, &long_requests()).0
                 });
-                // Most of the error of the rounding is what both have in common: of two independent ones, the difference would be
-                // 1.4 times as large as each. The rest are codes that differ, for which later layers have other inputs.
+                // Most of the error of the rounding is what both have in common: of two independent ones, the
+                // difference would be 1.4 times as large as each. The rest are codes that differ, for which later
+                // layers have other inputs.
                 let [of_device, of_rounding] =
                     [&on_gpu, &exact].map(|other| mean_difference(&rounded, other));
                 println!("{what}: {of_device} between devices, {of_rounding} by rounding");
@@ -89,9 +93,9 @@ pub fn mean_difference(ours: &[Served], theirs: &[Served]) -> f32 {
     differences.sum::<f32>() / ours.len() as f32
 }
 
-/// After a few tokens, most activations still have the same codes on both devices. Then all logits are the same but for the
-/// order of sums, and one wrong scale shows, even if it is that of one output. Tensor cores round sums of FP8 otherwise, so that
-/// this needs the stand-in.
+/// After a few tokens, most activations still have the same codes on both devices. Then all logits are the same but for
+/// the order of sums, and one wrong scale shows, even if it is that of one output. Tensor cores round sums of FP8
+/// otherwise, so that this needs the stand-in.
 #[test]
 fn each_logit_shows_one_wrong_scale() {
     let test = "cuda_fp8::each_logit_shows_one_wrong_scale";
@@ -276,7 +280,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
         gpu.embed(&step, EmbeddingTable::Own(&table), 1.0, &mut embedded);
         gpu.norm(NUM_ROWS, &embedded, norm(&narrow_norm), &mut narrow);
         for output in [Output::Store, Output::Add] {
-            gpu.project(NUM_ROWS, &narrow, &widening, output, &mut sums);
+            gpu.project(NUM_ROWS, &narrow, &widening, output, None, &mut sums);
         }
         gpu.norm(NUM_ROWS, &sums, norm(&wide_norm), &mut wide);
         gpu.logits(
@@ -284,6 +288,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             &wide,
             &narrowing,
             LogitsTransform::IDENTITY,
+            None,
             &mut logits,
         );
         gpu.end_step(step);

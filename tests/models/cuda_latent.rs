@@ -2,10 +2,11 @@
 
 use half::bf16;
 use inflight_cuda_stand_in::StandIn;
+use inflight_device::KvDtype;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_numbers::CodeBits;
+use inflight_runner::{CudaRunner, ModelSource, WeightPrecision};
 use serde_json::json;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::device::{CodeBits, KvDtype};
-use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::on_any_gpu;
@@ -94,7 +95,8 @@ fn a_request_has_the_same_bits_alone_with_latent_attention() {
     });
 }
 
-/// Positions from 256 on have splits of their own. With memory for many rows, the two groups are computed one after the other.
+/// Positions from 256 on have splits of their own. With memory for many rows, the two groups are computed one after the
+/// other.
 #[test]
 fn groups_of_heads_give_the_same_bits_one_after_the_other() {
     let test = "cuda_latent::groups_of_heads_give_the_same_bits_one_after_the_other";

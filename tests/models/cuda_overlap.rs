@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use inflight_base::{Blocks, SequenceId, StepError, TokenId, Tokens};
 use inflight_cuda_stand_in::{StandIn, count, set};
-use triton_inflight::base::{Blocks, SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::engine::{
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{
     CapacityPolicy, EngineConfig, Event, NewRequest, OutputOptions, Speculation,
 };
-use triton_inflight::manager::BatchManager;
-use triton_inflight::runner::Runner;
-use triton_inflight::sampling::{FinishReason, SamplingParams, TokenLogProbs};
+use inflight_manager::BatchManager;
+use inflight_runner::Runner;
+use inflight_sampling::{FinishReason, SamplingParams, TokenLogProbs};
 
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_faults::without_leaks;

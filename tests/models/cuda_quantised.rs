@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
-use triton_inflight::engine::OutputOptions;
-use triton_inflight::runner::{CpuRunner, CudaRunner, ModelRunner, ModelSource, WeightPrecision};
+use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes};
+use inflight_engine::OutputOptions;
+use inflight_numbers::CodeBits;
+use inflight_runner::{CpuRunner, CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
 use inflight_cuda_stand_in::StandIn;
 use serde_json::json;
@@ -76,7 +76,8 @@ pub fn long_requests() -> Vec<Request> {
         .collect()
 }
 
-/// On both devices weights are those of the checkpoint and activations are bf16, whether few rows are multiplied or many.
+/// On both devices weights are those of the checkpoint and activations are bf16, whether few rows are multiplied or
+/// many.
 #[test]
 fn quantised_checkpoints_on_a_gpu_agree_with_the_reference_device() {
     let test = "cuda_quantised::quantised_checkpoints_on_a_gpu_agree_with_the_reference_device";

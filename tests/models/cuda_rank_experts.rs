@@ -2,11 +2,11 @@
 
 use half::bf16;
 use inflight_cuda_stand_in::StandIn;
+use inflight_device_cuda::Cuda;
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
 use safetensors::tensor::TensorView;
 use serde_json::json;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::Cuda;
-use triton_inflight::runner::WeightPrecision;
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
@@ -44,7 +44,8 @@ fn with_narrow_shared_expert() -> Copy {
     copy
 }
 
-/// qwen2-moe, with so many elements inside its experts: the rows and columns of the fixture again and again, in other sizes.
+/// qwen2-moe, with so many elements inside its experts: the rows and columns of the fixture again and again, in other
+/// sizes.
 fn with_wide_experts(width: usize) -> Copy {
     const NUM_EXPERTS: usize = 7;
     let mut copy = with_all_experts("qwen2-moe").config(json!({"moe_intermediate_size": width}));

@@ -4,16 +4,17 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use inflight_base::{LoadError, StepError};
+use inflight_collective::{Grid, Local};
 use inflight_cuda_stand_in::{StandIn, set};
-use serde_json::json;
-use triton_inflight::base::{LoadError, StepError};
-use triton_inflight::collective::{Grid, Local};
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::device::{CodeBits, RankRole};
-use triton_inflight::engine::{Engine, OutputOptions, StepOutput};
-use triton_inflight::runner::{
+use inflight_device::RankRole;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{Engine, OutputOptions, StepOutput};
+use inflight_numbers::CodeBits;
+use inflight_runner::{
     CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport, WeightPrecision,
 };
+use serde_json::json;
 
 use crate::adapters::{adapter, adapter_of_gpus, in_turns};
 use crate::cuda::{on_stand_in, sampled_requests};

@@ -5,10 +5,10 @@
 use std::time::{Duration, Instant};
 
 use inflight_cuda_stand_in::{StandIn, set};
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::engine::OutputOptions;
-use triton_inflight::runner::{Runner, WeightPrecision};
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::OutputOptions;
+use inflight_numbers::CodeBits;
+use inflight_runner::{Runner, WeightPrecision};
 
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_ranks::{PATIENT, lead_on, serve_on};

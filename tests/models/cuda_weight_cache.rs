@@ -3,10 +3,10 @@
 use std::fs;
 
 use inflight_cuda_stand_in::{StandIn, count, set};
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_numbers::CodeBits;
+use inflight_runner::{ModelRunner, ModelSource, WeightPrecision};
 use log::Level;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::runner::{ModelRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;

@@ -1,10 +1,12 @@
 //! One decoder on two devices: the CPU, and another one.
 
+use std::panic::catch_unwind;
 use std::path::Path;
 
-use triton_inflight::device::cpu::{Cpu, CpuOptions};
-use triton_inflight::device::{Device, KvDtype};
-use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
+use inflight_device::{Device, KvDtype};
+use inflight_device_cpu::{Cpu, CpuOptions};
+use inflight_device_cuda::Cuda;
+use inflight_engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
 
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
@@ -120,13 +122,28 @@ pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
 }
 
 /// Compares what two devices have served: logits differ by less than `tolerance`, and tokens are the same but for near
-/// ties.
+/// ties. The tolerance is of logits that spread by 1, as most of them do, and less where they spread less.
 pub fn assert_near(what: &str, ours: &[Served], theirs: &[Served], tolerance: f32) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let tolerance = tolerance * spread(theirs).min(1.0);
     let pairs = ours.iter().zip(theirs);
     let num_same: usize = pairs.map(|(a, b)| num_same(what, a, b, tolerance)).sum();
     let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
     println!("{what}: {num_same} of {num_tokens} tokens are the same");
     assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
+}
+
+/// The standard deviation of the logits of the generated tokens.
+fn spread(served: &[Served]) -> f32 {
+    let logits = || {
+        served
+            .iter()
+            .flat_map(|served| served.logits.iter().flatten())
+    };
+    let num = logits().count() as f32;
+    let mean = logits().sum::<f32>() / num;
+    let squares: f32 = logits().map(|logit| (logit - mean).powi(2)).sum();
+    (squares / num).sqrt()
 }
 
 /// How many tokens are the same before the first near tie, which rounding may decide either way. Up to there, logits
@@ -148,6 +165,24 @@ fn num_same(what: &str, ours: &Served, theirs: &Served, tolerance: f32) -> usize
         }
     }
     ours.tokens.len()
+}
+
+#[test]
+fn noise_is_near_no_logits_however_flat_they_are() {
+    let setup = Setup::default();
+    for name in ["llama3", "cohere"] {
+        let (theirs, _) = serve(&mut setup.load(name), &setup, &requests());
+        let is_near = |change: &dyn Fn(&mut f32)| {
+            let mut ours = theirs.clone();
+            let tenth = ours[3].logits[5].iter_mut().step_by(10);
+            tenth.for_each(change);
+            catch_unwind(|| assert_near(name, &ours, &theirs, 0.1)).is_ok()
+        };
+        assert!(is_near(&|_| ()));
+        assert!(!is_near(&|logit| *logit = 0.0), "{name}: missing");
+        assert!(!is_near(&|logit| *logit = f32::NAN), "{name}: NaN");
+        assert!(!is_near(&|logit| *logit *= 1.3), "{name}: too large");
+    }
 }
 
 #[test]
@@ -177,7 +212,8 @@ pub fn assert_agrees_with_reference<D: Device>(
     assert_near(what, &ours, &theirs, tolerance);
 }
 
-/// Serves requests together, and each of them alone with its prompt in one step and without drafts, and compares every bit.
+/// Serves requests together, and each of them alone with its prompt in one step and without drafts, and compares every
+/// bit.
 pub fn assert_same_alone<D: Device>(
     what: &str,
     dir: &Path,
@@ -255,4 +291,14 @@ pub fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
         (b.len(), None),
         "{what}: context logits"
     );
+}
+
+#[test]
+fn each_constant_of_devices_sets_some_apart() {
+    fn constants<D: Device>() -> (bool, bool, bool, bool) {
+        let has_own_files = D::PACKED_FILE_KIND.is_some();
+        (D::SAMPLES, D::HAS_FP8, D::PACKS_E2M1, has_own_files)
+    }
+    assert_eq!(constants::<Cpu>(), (false, false, false, false));
+    assert_eq!(constants::<Cuda>(), (true, true, true, true));
 }

@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use inflight_base::{BlockSize, SequenceId, TokenId, Tokens};
+use inflight_config::Settings;
+use inflight_engine::{DraftTotals, Engine, NewRequest, Speculation, StepOutput};
+use inflight_manager::ManagerOptions;
+use inflight_manager::sizing::{ConfiguredModel, ModelDimensions};
+use inflight_runner::ModelSource;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
-use triton_inflight::config::Settings;
-use triton_inflight::engine::{DraftTotals, Engine, NewRequest, Speculation, StepOutput};
-use triton_inflight::manager::ManagerOptions;
-use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
-use triton_inflight::runner::ModelSource;
 
 use crate::adapters::random_adapter;
 use crate::batching::requests_that_share;
@@ -159,7 +159,8 @@ fn requests_with_adapters_are_the_same_with_a_head() {
     }
 }
 
-/// Each is made from the state of the right token, also where blocks are shared, moved to host memory, or computed again.
+/// Each is made from the state of the right token, also where blocks are shared, moved to host memory, or computed
+/// again.
 #[test]
 fn all_drafts_of_a_head_that_knows_the_model_are_right() {
     let [name, head] = RIGHT;

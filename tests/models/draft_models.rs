@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use inflight_base::{BlockSize, Tokens};
+use inflight_config::Settings;
+use inflight_engine::{BlockReuse, CapacityPolicy, OutputOptions, Speculation};
+use inflight_manager::ManagerOptions;
+use inflight_manager::sizing::{ConfiguredModel, ModelDimensions};
+use inflight_runner::ModelSource;
+use inflight_sampling::SamplingParams;
 use serde_json::{Value, json};
-use triton_inflight::base::{BlockSize, Tokens};
-use triton_inflight::config::Settings;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, OutputOptions, Speculation};
-use triton_inflight::manager::ManagerOptions;
-use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
-use triton_inflight::runner::ModelSource;
-use triton_inflight::sampling::SamplingParams;
 
 use crate::batching::{assert_same_bits, requests, requests_that_share};
 use crate::support::{Happened, Request, Setup, fixture, serve, serve_alone};
@@ -30,7 +30,8 @@ fn roomy(draft_model: &'static str) -> Setup {
     }
 }
 
-/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model or head has to catch up on for all.
+/// In chunks, with shared beginnings, and with fewer tokens a step than the draft model or head has to catch up on for
+/// all.
 pub fn chunked(roomy: Setup) -> Setup {
     Setup {
         max_num_tokens: 72,

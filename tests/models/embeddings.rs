@@ -4,14 +4,14 @@ use std::fs;
 use std::num::NonZeroUsize;
 
 use half::bf16;
+use inflight_base::{SequenceId, TokenId, Tokens};
+use inflight_config::PoolingMode;
+use inflight_device::Device;
+use inflight_device_cpu::{Cpu, CpuOptions};
+use inflight_engine::{BlockReuse, Engine, EngineConfig, Event, NewRequest, StepOutput};
+use inflight_runner::{ModelRunner, ModelSource, Pooling};
+use inflight_sampling::{FinishReason, SampleError};
 use serde::Deserialize;
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
-use triton_inflight::config::PoolingMode;
-use triton_inflight::device::Device;
-use triton_inflight::device::cpu::{Cpu, CpuOptions};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Event, NewRequest, StepOutput};
-use triton_inflight::runner::{ModelRunner, ModelSource, Pooling};
-use triton_inflight::sampling::{FinishReason, SampleError};
 
 use crate::copy::Copy;
 use crate::errors::largest_error;

@@ -2,15 +2,15 @@
 
 use std::fs;
 
+use inflight_base::{BlockSize, SequenceId, TokenId, Tokens};
+use inflight_config::{PoolingMode, Settings};
+use inflight_device::{Device, KvDtype};
+use inflight_device_cpu::{Cpu, CpuOptions};
+use inflight_engine::{BlockReuse, Engine, EngineConfig, NewRequest};
+use inflight_manager::sizing::{ConfiguredModel, ModelDimensions};
+use inflight_runner::{CpuRunner, ModelRunner, ModelSource};
 use serde::Deserialize;
 use serde_json::json;
-use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
-use triton_inflight::config::{PoolingMode, Settings};
-use triton_inflight::device::cpu::{Cpu, CpuOptions};
-use triton_inflight::device::{Device, KvDtype};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
-use triton_inflight::manager::sizing::{ConfiguredModel, ModelDimensions};
-use triton_inflight::runner::{CpuRunner, ModelRunner, ModelSource};
 
 use crate::copy::Copy;
 use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};

@@ -3,11 +3,12 @@
 use std::fs;
 use std::num::NonZeroU32;
 
+use inflight_device::{Gating, RoutingRule};
+use inflight_numbers::CodeBits;
+use inflight_runner::spec::FeedForward;
+use inflight_runner::{ModelSource, ModelSpec, RopeScaling, WeightPrecision};
 use safetensors::tensor::Dtype;
 use serde_json::json;
-use triton_inflight::device::{CodeBits, Gating, RoutingRule};
-use triton_inflight::runner::spec::FeedForward;
-use triton_inflight::runner::{ModelSource, ModelSpec, RopeScaling, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::devices::{assert_near, requests, setups};

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use inflight_runner::ModelSource;
 use serde_json::json;
-use triton_inflight::runner::ModelSource;
 
 use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use inflight_engine::OutputOptions;
+use inflight_runner::ModelSource;
 use serde_json::Value;
-use triton_inflight::engine::OutputOptions;
-use triton_inflight::runner::ModelSource;
 
 use crate::copy::Copy;
 use crate::devices::{assert_near, assert_same_bits, requests};
@@ -116,8 +116,8 @@ crate::transformers::agree! {
     a_granite_is_near_its_checkpoint: "granite",
 }
 
-/// Families of which llama.cpp's converter makes no file of their own: it does not know three of them, and makes a Mistral a
-/// llama.
+/// Families of which llama.cpp's converter makes no file of their own: it does not know three of them, and makes a
+/// Mistral a llama.
 const WITHOUT_FILE: [&str; 4] = [
     "HeliumForCausalLM",
     "MinistralForCausalLM",

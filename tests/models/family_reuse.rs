@@ -1,6 +1,6 @@
 //! Prefix reuse in all families: a prompt whose beginning an earlier sequence has computed.
 
-use triton_inflight::engine::BlockReuse;
+use inflight_engine::BlockReuse;
 
 use crate::batching::{each_as_alone, prompt};
 use crate::families::FAMILIES;

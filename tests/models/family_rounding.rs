@@ -1,10 +1,10 @@
 //! Weights of all families that are rounded to 8 or 4 bits at load.
 
 use half::bf16;
-use triton_inflight::base::TokenId;
-use triton_inflight::device::CodeBits;
-use triton_inflight::engine::OutputOptions;
-use triton_inflight::runner::WeightPrecision;
+use inflight_base::TokenId;
+use inflight_engine::OutputOptions;
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
 
 use crate::copy::Copy;
 use crate::families::FAMILIES;

@@ -3,11 +3,11 @@
 use std::fs;
 
 use half::bf16;
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
-use triton_inflight::device::CodeBits;
-use triton_inflight::runner::WeightPrecision;
 
 use crate::copy::Copy;
 use crate::devices::requests;
@@ -43,13 +43,14 @@ pub fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
     copies_of("stored-f32", scales, scale_name, config)
 }
 
-/// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
+/// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in
+/// f32.
 pub fn copies_of(name: &str, scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
     rounded([(); 2].map(|()| Copy::of(name)), scales, scale_name, config)
 }
 
-/// Two copies with the blocks of DeepSeek-V3 and Qwen 3, of a model whose matrices have up to three of them each way, the last of
-/// which are narrower.
+/// Two copies with the blocks of DeepSeek-V3 and Qwen 3, of a model whose matrices have up to three of them each way,
+/// the last of which are narrower.
 pub fn copies_with_blocks_of_128() -> [Copy; 2] {
     let config = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
     let copies = [(); 2].map(|()| widened());

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use inflight_runner::spec::LayerSpec;
+use inflight_runner::{ModelSource, ModelSpec, RopeScaling};
 use serde_json::json;
-use triton_inflight::runner::spec::LayerSpec;
-use triton_inflight::runner::{ModelSource, ModelSpec, RopeScaling};
 
 use crate::copy::Copy;
 use crate::support::fixture;

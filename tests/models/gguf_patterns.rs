@@ -1,11 +1,12 @@
-//! Which layers of a model in a GGUF file have a window or a rotation, where llama.cpp's code decides it or the metadata do.
+//! Which layers of a model in a GGUF file have a window or a rotation, where llama.cpp's code decides it or the
+//! metadata do.
 //!
-//! The files of tests have fewer layers than a pattern, so that their metadata are made to tell of more. Only the description
-//! is read here: the tensors of those layers are not there.
+//! The files of tests have fewer layers than a pattern, so that their metadata are made to tell of more. Only the
+//! description is read here: the tensors of those layers are not there.
 
 use std::fs;
 
-use triton_inflight::runner::{ModelSource, ModelSpec};
+use inflight_runner::{ModelSource, ModelSpec};
 
 use crate::family_gguf::gguf;
 

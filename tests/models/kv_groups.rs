@@ -4,15 +4,15 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::slice;
 
+use inflight_base::{Blocks, SequenceId, TokenId, Tokens};
 use inflight_cuda_stand_in::StandIn;
-use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
-use triton_inflight::device::KvDtype;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::engine::{
+use inflight_device::KvDtype;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput, StepPlan,
 };
-use triton_inflight::runner::{GroupedLayers, KvFile, ModelSource, Runner};
+use inflight_runner::{GroupedLayers, KvFile, ModelSource, Runner};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
 use crate::cuda::{on_any_gpu, on_stand_in};
@@ -266,8 +266,8 @@ fn several_gpus_keep_the_same_groups() {
     });
 }
 
-/// An engine serves one request. Returns its tokens, the tokens of its prompt that were reused, and the most blocks that it
-/// held: while it computed its context, and afterwards.
+/// An engine serves one request. Returns its tokens, the tokens of its prompt that were reused, and the most blocks
+/// that it held: while it computed its context, and afterwards.
 fn serve_one(
     engine: &mut Engine,
     mut run: impl FnMut(StepPlan<'_>, &mut StepOutput),

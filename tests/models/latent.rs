@@ -2,11 +2,11 @@
 
 use std::fs;
 
+use inflight_base::BlockSize;
+use inflight_device::{GroupedRouting, KvDtype, LatentShape, RouterScores, RoutingRule};
+use inflight_runner::spec::FeedForward;
+use inflight_runner::{CpuRunner, ModelSource, ModelSpec};
 use serde_json::json;
-use triton_inflight::base::BlockSize;
-use triton_inflight::device::{GroupedRouting, KvDtype, LatentShape, RouterScores, RoutingRule};
-use triton_inflight::runner::spec::FeedForward;
-use triton_inflight::runner::{CpuRunner, ModelSource, ModelSpec};
 
 use crate::copy::Copy;
 use crate::support::{Setup, fixture};
@@ -146,7 +146,7 @@ fn missing_keys_have_the_defaults_of_the_family() {
         ],
     ];
     let v3 = without("deepseek-v3", &all.concat());
-    let is_dense = |layer: &triton_inflight::runner::spec::LayerSpec| {
+    let is_dense = |layer: &inflight_runner::spec::LayerSpec| {
         matches!(layer.feed_forward, FeedForward::Gated { .. })
     };
     assert!(v3.layers.iter().all(is_dense), "the first three");

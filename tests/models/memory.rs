@@ -1,7 +1,7 @@
 //! Memory that the system refuses at load.
 
-use triton_inflight::base::LoadError;
-use triton_inflight::runner::{CpuRunner, ModelSource};
+use inflight_base::LoadError;
+use inflight_runner::{CpuRunner, ModelSource};
 
 use crate::support::{Setup, fixture};
 

@@ -1,8 +1,8 @@
 //! Relocates KV blocks between engine and runner: in every step, some blocks are copied elsewhere, and blocks
 //! that no query attends to are taken away. A runner that follows its plan does not notice.
 
-use triton_inflight::base::BlockId;
-use triton_inflight::engine::{BlockCopy, BlockMove, KvGroups, PlannedSequence, StepPlan};
+use inflight_base::BlockId;
+use inflight_engine::{BlockCopy, BlockMove, KvGroups, PlannedSequence, StepPlan};
 
 /// The real location of each of the engine's blocks.
 pub struct Moves {

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use inflight_device::KvDtype;
 use inflight_measure::divergence::Divergence;
-use triton_inflight::device::{CodeBits, KvDtype};
-use triton_inflight::runner::WeightPrecision;
-use triton_inflight::text::Tokenizer;
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
+use inflight_text::Tokenizer;
 
 use crate::support::{Request, Served, Setup, serve};
 

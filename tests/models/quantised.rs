@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
+use inflight_numbers::CodeBits;
+use inflight_runner::{ModelSource, WeightPrecision};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-use triton_inflight::device::CodeBits;
-use triton_inflight::runner::{ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::support::fixture;

@@ -1,11 +1,11 @@
 //! Adapters on several ranks, each of which has a part of them.
 //!
-//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the runner that cuts
-//! nothing.
+//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the
+//! runner that cuts nothing.
 
 use std::path::Path;
 
-use triton_inflight::engine::Adapter;
+use inflight_engine::Adapter;
 
 use crate::adapters::{adapter, adapter_of_processes, adapter_of_rank, cut_adapter, in_turns};
 use crate::devices::assert_near;
@@ -34,8 +34,8 @@ fn serve_alone(dir: &Path, names: [&str; 2]) -> Vec<Served> {
 
 #[test]
 fn adapters_are_the_same_on_1_2_and_4_ranks() {
-    // Also with factors, biases, other weights of the embedding and of the output layer, rows in other orders, and norms of
-    // results.
+    // Also with factors, biases, other weights of the embedding and of the output layer, rows in other orders, and
+    // norms of results.
     for (base, names) in [
         ("llama3", ["all-modules", "rank-33"]),
         ("llama3", ["outside-layers", "all-modules"]),

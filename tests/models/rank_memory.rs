@@ -1,17 +1,15 @@
-//! Ranks that have different amounts of memory: the KV cache is the largest that all of them can hold, and one that cannot hold a
-//! sequence is refused with the rank or the GPU that has the least.
+//! Ranks that have different amounts of memory: the KV cache is the largest that all of them can hold, and one that
+//! cannot hold a sequence is refused with the rank or the GPU that has the least.
 
 use std::path::Path;
 
+use inflight_base::LoadError;
+use inflight_config::{AutoComplete, ModelConfig};
 use inflight_cuda_stand_in::StandIn;
+use inflight_device::available_host_bytes;
+use inflight_manager::sizing::{ConfiguredModel, LoadedRunner, ModelDimensions, load_runner};
+use inflight_runner::{AdapterRoom, ModelSource, Runner};
 use serde_json::{Map, Value, json};
-use triton_inflight::base::LoadError;
-use triton_inflight::config::{AutoComplete, ModelConfig};
-use triton_inflight::device::available_host_bytes;
-use triton_inflight::manager::sizing::{
-    ConfiguredModel, LoadedRunner, ModelDimensions, load_runner,
-};
-use triton_inflight::runner::{AdapterRoom, ModelSource, Runner};
 
 use crate::cuda::on_stand_in;
 use crate::cuda_ranks::serve_on;

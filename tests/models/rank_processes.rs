@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
-use triton_inflight::collective::Grid;
-use triton_inflight::engine::{Engine, NewRequest, StepOutput};
-use triton_inflight::runner::{
+use inflight_base::{LoadError, SequenceId, StepError, Tokens};
+use inflight_collective::Grid;
+use inflight_engine::{Engine, NewRequest, StepOutput};
+use inflight_runner::{
     AdapterRoom, LeadingRunner, ModelSource, RankLimits, RankTransport, RunnerLimits, rank_main,
 };
 
@@ -84,8 +84,8 @@ impl Script {
         let folder = copy.dir().to_str().expect("a name");
         let script = script.replace("PROGRAM", PROGRAM).replace("FOLDER", folder);
         let path = copy.path("program");
-        // Written by another process: one that a thread of this one starts in the meantime would hold the file open, and the
-        // system runs no such program.
+        // Written by another process: one that a thread of this one starts in the meantime would hold the file open,
+        // and the system runs no such program.
         let written = Command::new("/bin/sh")
             .args([
                 "-c",

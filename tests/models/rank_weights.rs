@@ -1,13 +1,13 @@
 //! Weights of every format on several ranks: rounded at load, or quantised by the checkpoint.
 //!
-//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the runner that
-//! cuts nothing.
+//! The oracle is one process, whose sums are cut into the same tiles: every bit is the same. That one is near the
+//! runner that cuts nothing.
 
 use std::path::Path;
 
+use inflight_numbers::CodeBits;
+use inflight_runner::WeightPrecision;
 use serde_json::json;
-use triton_inflight::device::CodeBits;
-use triton_inflight::runner::WeightPrecision;
 
 use crate::devices::assert_near;
 use crate::family_gguf::gguf;
@@ -87,8 +87,9 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
 
 #[test]
 fn experts_are_the_same_on_1_2_and_4_ranks() {
-    // With norms over all heads, with a shared expert, with biases, clamped gates and logits of no position, with norms of results, all in one tensor, in
-    // GGUF files, and in MXFP4, whose 3 groups of inputs leave the first of 4 ranks nothing.
+    // With norms over all heads, with a shared expert, with biases, clamped gates and logits of no position, with norms
+    // of results, all in one tensor, in GGUF files, and in MXFP4, whose 3 groups of inputs leave the first of 4 ranks
+    // nothing.
     for name in [
         "mixtral",
         "mixtral-stacked",

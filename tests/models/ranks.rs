@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use inflight_base::LoadError;
+use inflight_collective::{Collective, Local, Shm, ShmWorld};
+use inflight_device::{KvDtype, RankRole};
+use inflight_engine::{Engine, StepOutput};
+use inflight_runner::{CpuRunner, ModelSource, RankOptions};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
-use triton_inflight::base::LoadError;
-use triton_inflight::collective::{Collective, Local, Shm, ShmWorld};
-use triton_inflight::device::{KvDtype, RankRole};
-use triton_inflight::engine::{Engine, StepOutput};
-use triton_inflight::runner::{CpuRunner, ModelSource, RankOptions};
 
 use crate::batching;
 use crate::copy::Copy;
@@ -434,10 +434,10 @@ fn steps_until_failure(
     let mut runner = load(&fixture("llama3"), &setup, collective).expect("it loads");
     let mut engine = Engine::new(setup.engine_config());
     let prompt = (3..3 + prompt_len).collect();
-    let request = triton_inflight::engine::NewRequest::new(
-        triton_inflight::base::SequenceId(0),
+    let request = inflight_engine::NewRequest::new(
+        inflight_base::SequenceId(0),
         prompt,
-        triton_inflight::base::Tokens(60),
+        inflight_base::Tokens(60),
     );
     engine.add(request).expect("a valid request");
     let (mut output, mut events) = (StepOutput::default(), Vec::new());

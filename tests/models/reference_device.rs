@@ -9,15 +9,20 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
-use triton_inflight::device::{
-    Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
-    EmbeddingTable, Expert, Experts, FloatRows, Gating, GroupBlocks, GroupedRouting, HeadBiases,
-    HeadShape, KvBatch, KvDtype, KvLayout, KvSpan, LatentParams, LayerGroups, Linear,
-    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
-    QkNormKind, QuantisedRow, QuantisedRows, RopeParams, RopeTable, RouterScores, Routing,
-    RoutingRule, Stacking, StepCapacity, StepInputs,
+use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
+use inflight_collective::Collective;
+use inflight_device::{
+    Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
+    Experts, Gating, GroupBlocks, GroupedRouting, HeadBiases, HeadShape, InnerActivation, KvBatch,
+    KvDtype, KvLayout, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear, Load,
+    LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind, RankRole,
+    RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity, StepInputs,
+    StepIo,
 };
+use inflight_numbers::{
+    CodeBits, Dtype, FloatRows, NotFinite, QuantisedRow, QuantisedRows, Stacking,
+};
+use inflight_threads::Pool;
 
 /// A device of plain loops.
 pub struct Reference {
@@ -43,6 +48,10 @@ impl Default for ReferenceOptions {
         }
     }
 }
+
+/// What it computes of pooling models and draft heads.
+#[derive(Clone, Copy, Debug)]
+pub struct ReferenceStates;
 
 /// Rows of activations.
 pub struct Rows {
@@ -206,7 +215,7 @@ fn nearest_e4m3(x: f64) -> f64 {
     ((x / step).round_ties_even() * step).clamp(-448.0, 448.0)
 }
 
-impl Device for Reference {
+impl Load for Reference {
     type Options = ReferenceOptions;
     type Matrix = Weights;
     type Vector = Vec<f32>;
@@ -218,14 +227,8 @@ impl Device for Reference {
     type ExpertRows = ExpertRows;
     type KvCache = Cache;
     type HostBlocks = Cache;
-    type Step<'a> = Step<'a>;
 
     const HAS_FP8: bool = true;
-
-    const HAS_ADAPTERS: bool = true;
-
-    const HAS_SINK_LOGITS: bool = true;
-    const HAS_POOLING: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
@@ -374,6 +377,10 @@ impl Device for Reference {
     fn reserve(&mut self, _: &Cache, _: &StepCapacity) -> Result<(), LoadError> {
         Ok(())
     }
+}
+
+impl StepIo for Reference {
+    type Step<'a> = Step<'a>;
 
     fn copy_positions(
         &mut self,
@@ -415,6 +422,18 @@ impl Device for Reference {
         }
     }
 
+    fn end_step(&mut self, _: Step<'_>) {}
+
+    fn host_logits<'l>(
+        &mut self,
+        logits: &'l mut Rows,
+        num_rows: usize,
+    ) -> Result<&'l mut [f32], StepError> {
+        Ok(&mut logits.values[..num_rows * logits.width])
+    }
+}
+
+impl Ops for Reference {
     fn embed(
         &mut self,
         step: &Step<'_>,
@@ -454,27 +473,14 @@ impl Device for Reference {
         }
     }
 
-    fn add_to_rows(&mut self, rows: Range<usize>, added: &Vec<f32>, out: &mut Rows) {
-        for row in rows {
-            for (column, &value) in added.iter().enumerate() {
-                out.set(row, column, exact(out.row(row)[column]) + exact(value));
-            }
-        }
-    }
-
     fn norm_in_place(
         &mut self,
         num_rows: usize,
         hidden: &mut Rows,
-        norm: Norm<'_, Vec<f32>>,
+        norm: LayerNorm<'_, Vec<f32>>,
         out: &mut Rows,
     ) {
-        for row in 0..num_rows {
-            for (column, value) in normed(hidden.row(row), norm).into_iter().enumerate() {
-                hidden.set(row, column, value);
-                out.set(row, column, value);
-            }
-        }
+        normalise_in_place(num_rows, hidden, norm.into(), out);
     }
 
     fn add_normed(
@@ -514,8 +520,10 @@ impl Device for Reference {
         x: &Rows,
         linear: &Linear<Self>,
         output: Output,
+        adapted: Option<AdaptedRows<'_>>,
         out: &mut Rows,
     ) {
+        let before = out.values.clone();
         assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
         for row in 0..num_rows {
             let inputs = linear.matrix.inputs(x.row(row));
@@ -527,58 +535,7 @@ impl Device for Reference {
                 out.set(row, column, before + linear_output(linear, column, &inputs));
             }
         }
-    }
-
-    fn project_gated(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        activation: Activation,
-        out: &mut Rows,
-    ) {
-        assert_eq!(linear.matrix.stacking, Stacking::Interleaved);
-        let width = linear.matrix.n() / 2;
-        for row in 0..num_rows {
-            let inputs = linear.matrix.inputs(x.row(row));
-            for column in 0..width {
-                let gate = linear_output(linear, column, &inputs);
-                let up = linear_output(linear, width + column, &inputs);
-                out.set(row, column, activated(activation, gate) * up);
-            }
-        }
-    }
-
-    fn project_activated(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        activation: Activation,
-        out: &mut Rows,
-    ) {
-        assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
-        for row in 0..num_rows {
-            let inputs = linear.matrix.inputs(x.row(row));
-            for column in 0..linear.matrix.n() {
-                let sum = linear_output(linear, column, &inputs);
-                out.set(row, column, activated(activation, sum));
-            }
-        }
-    }
-
-    fn project_adapted(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        output: Output,
-        adapted: AdaptedRows<'_>,
-        out: &mut Rows,
-    ) {
-        let before = out.values.clone();
-        self.project(num_rows, x, linear, output, out);
-        for (run, place) in adapted.changed() {
+        for (run, place) in adapted.into_iter().flat_map(AdaptedRows::changed) {
             for row in run.rows.clone().map(|row| row as usize) {
                 let inputs = linear.matrix.inputs(x.row(row));
                 for column in 0..out.width {
@@ -588,6 +545,51 @@ impl Device for Reference {
                         Output::Add => exact(before[row * out.width + column]),
                     };
                     out.set(row, column, before + changed);
+                }
+            }
+        }
+    }
+
+    fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        activation: InnerActivation,
+        adapted: Option<AdaptedRows<'_>>,
+        out: &mut Rows,
+    ) {
+        let n = linear.matrix.n();
+        let width = match activation {
+            InnerActivation::Gated(_) => n / 2,
+            InnerActivation::Plain(_) => n,
+        };
+        let stacking = match activation {
+            InnerActivation::Gated(_) => Stacking::Interleaved,
+            InnerActivation::Plain(_) => Stacking::Concatenated,
+        };
+        assert_eq!(linear.matrix.stacking, stacking);
+        let inner = |column: usize, output: &dyn Fn(usize) -> f64| match activation {
+            InnerActivation::Gated(activation) => {
+                activated(activation, output(column)) * output(width + column)
+            }
+            InnerActivation::Plain(activation) => activated(activation, output(column)),
+        };
+        for row in 0..num_rows {
+            let inputs = linear.matrix.inputs(x.row(row));
+            for column in 0..width {
+                let value = inner(column, &|output| linear_output(linear, output, &inputs));
+                out.set(row, column, value);
+            }
+        }
+        for (run, place) in adapted.into_iter().flat_map(AdaptedRows::changed) {
+            for row in run.rows.clone().map(|row| row as usize) {
+                let inputs = linear.matrix.inputs(x.row(row));
+                for column in 0..width {
+                    let value = inner(column, &|output| {
+                        changed_output(linear, place, output, x.row(row), &inputs)
+                    });
+                    out.set(row, column, value);
                 }
             }
         }
@@ -617,96 +619,6 @@ impl Device for Reference {
                         exact(scale) * exact(part.scale()) * ranks.sum::<f64>()
                     });
                     out.set(row, column, own + parts.sum::<f64>());
-                }
-            }
-        }
-    }
-
-    fn logits_adapted(
-        &mut self,
-        num_rows: usize,
-        states: &Rows,
-        lm_head: &Linear<Self>,
-        transform: LogitsTransform,
-        adapted: AdaptedRows<'_>,
-        out: &mut Rows,
-    ) {
-        let width = out.width;
-        let values = &mut out.values[..num_rows * width];
-        self.context_logits_adapted(states, 0..num_rows, lm_head, transform, adapted, values);
-    }
-
-    fn context_logits_adapted(
-        &mut self,
-        states: &Rows,
-        rows: Range<usize>,
-        lm_head: &Linear<Self>,
-        transform: LogitsTransform,
-        adapted: AdaptedRows<'_>,
-        out: &mut [f32],
-    ) {
-        let width = lm_head.matrix.n();
-        self.context_logits(states, rows.clone(), lm_head, transform, out);
-        for (run, place) in adapted.changed() {
-            for row in run.rows.clone().map(|row| row as usize) {
-                let x = states.row(rows.start + row);
-                let inputs = lm_head.matrix.inputs(x);
-                for column in 0..width {
-                    let own = match place.replacement() {
-                        Some(rows) => dot(x, rows.row(column)),
-                        None => lm_head.matrix.product(column, &inputs),
-                    };
-                    let bias = lm_head
-                        .bias
-                        .as_ref()
-                        .map_or(0.0, |bias| exact(bias[column]));
-                    let changed = finished(place, column, own + added(place, column, x), bias);
-                    let scaled = changed * exact(transform.scale);
-                    out[row * width + column] = capped(scaled, transform.soft_cap) as f32;
-                }
-            }
-        }
-    }
-
-    fn project_gated_adapted(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        activation: Activation,
-        adapted: AdaptedRows<'_>,
-        out: &mut Rows,
-    ) {
-        self.project_gated(num_rows, x, linear, activation, out);
-        let width = linear.matrix.n() / 2;
-        for (run, place) in adapted.changed() {
-            for row in run.rows.clone().map(|row| row as usize) {
-                let inputs = linear.matrix.inputs(x.row(row));
-                for column in 0..width {
-                    let [gate, up] = [column, width + column]
-                        .map(|output| changed_output(linear, place, output, x.row(row), &inputs));
-                    out.set(row, column, activated(activation, gate) * up);
-                }
-            }
-        }
-    }
-
-    fn project_activated_adapted(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        activation: Activation,
-        adapted: AdaptedRows<'_>,
-        out: &mut Rows,
-    ) {
-        self.project_activated(num_rows, x, linear, activation, out);
-        for (run, place) in adapted.changed() {
-            for row in run.rows.clone().map(|row| row as usize) {
-                let inputs = linear.matrix.inputs(x.row(row));
-                for column in 0..linear.matrix.n() {
-                    let sum = changed_output(linear, place, column, x.row(row), &inputs);
-                    out.set(row, column, activated(activation, sum));
                 }
             }
         }
@@ -1052,22 +964,12 @@ impl Device for Reference {
         states: &Rows,
         lm_head: &Linear<Self>,
         transform: LogitsTransform,
+        adapted: Option<AdaptedRows<'_>>,
         out: &mut Rows,
     ) {
-        for row in 0..num_rows {
-            let inputs = lm_head.matrix.inputs(states.row(row));
-            for token in 0..lm_head.matrix.n() {
-                let logit = linear_output(lm_head, token, &inputs) * exact(transform.scale);
-                out.set(row, token, capped(logit, transform.soft_cap));
-            }
-        }
-    }
-
-    fn read_states(&mut self, states: &Rows, num_rows: usize, out: &mut [f32]) {
-        let rows = (0..num_rows).map(|row| states.row(row));
-        for (row, out) in rows.zip(out.chunks_mut(states.width)) {
-            out.copy_from_slice(row);
-        }
+        let width = out.width;
+        let values = &mut out.values[..num_rows * width];
+        self.context_logits(states, 0..num_rows, lm_head, transform, adapted, values);
     }
 
     fn context_logits(
@@ -1076,25 +978,106 @@ impl Device for Reference {
         rows: Range<usize>,
         lm_head: &Linear<Self>,
         transform: LogitsTransform,
+        adapted: Option<AdaptedRows<'_>>,
         out: &mut [f32],
     ) {
-        for (row, out) in rows.zip(out.chunks_mut(lm_head.matrix.n())) {
+        let width = lm_head.matrix.n();
+        for (row, out) in rows.clone().zip(out.chunks_mut(width)) {
             let inputs = lm_head.matrix.inputs(states.row(row));
             for (token, out) in out.iter_mut().enumerate() {
                 let logit = linear_output(lm_head, token, &inputs) * exact(transform.scale);
                 *out = capped(logit, transform.soft_cap) as f32;
             }
         }
+        for (run, place) in adapted.into_iter().flat_map(AdaptedRows::changed) {
+            for row in run.rows.clone().map(|row| row as usize) {
+                let x = states.row(rows.start + row);
+                let inputs = lm_head.matrix.inputs(x);
+                for column in 0..width {
+                    let own = match place.replacement() {
+                        Some(rows) => dot(x, rows.row(column)),
+                        None => lm_head.matrix.product(column, &inputs),
+                    };
+                    let bias = lm_head
+                        .bias
+                        .as_ref()
+                        .map_or(0.0, |bias| exact(bias[column]));
+                    let changed = finished(place, column, own + added(place, column, x), bias);
+                    let scaled = changed * exact(transform.scale);
+                    out[row * width + column] = capped(scaled, transform.soft_cap) as f32;
+                }
+            }
+        }
+    }
+}
+
+impl Device for Reference {
+    type Stacks = Lacking;
+    type Tiles = Lacking;
+    type States = ReferenceStates;
+    type Ranks = Lacking;
+
+    const STACKS: Option<Lacking> = None;
+    const TILES: Option<Lacking> = None;
+    const STATES: Option<ReferenceStates> = Some(ReferenceStates);
+
+    fn join_ranks(&mut self, _: Box<dyn Collective>, _: RankRole) -> Result<Lacking, LoadError> {
+        Err(LoadError::Resource("it is the only one".to_owned()))
+    }
+}
+
+impl StateOps<Reference> for ReferenceStates {
+    fn add_to_rows(self, _: &mut Reference, rows: Range<usize>, added: &Vec<f32>, out: &mut Rows) {
+        for row in rows {
+            for (column, &value) in added.iter().enumerate() {
+                out.set(row, column, exact(out.row(row)[column]) + exact(value));
+            }
+        }
     }
 
-    fn end_step(&mut self, _: Step<'_>) {}
+    fn add_table_rows(self, _: &mut Reference, table: &Rows, rows: &[u32], out: &mut Rows) {
+        for (row, &added) in rows.iter().enumerate() {
+            for (column, &value) in table.row(added as usize).iter().enumerate() {
+                out.set(row, column, exact(out.row(row)[column]) + exact(value));
+            }
+        }
+    }
 
-    fn host_logits<'l>(
-        &mut self,
-        logits: &'l mut Rows,
+    fn norm_in_place(
+        self,
+        _: &mut Reference,
         num_rows: usize,
-    ) -> Result<&'l mut [f32], StepError> {
-        Ok(&mut logits.values[..num_rows * logits.width])
+        hidden: &mut Rows,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows,
+    ) {
+        normalise_in_place(num_rows, hidden, norm, out);
+    }
+
+    fn write_sums(self, _: &mut Reference, rows: &[f32], out: &mut Rows) {
+        out.values[..rows.len()].copy_from_slice(rows);
+    }
+
+    fn read_states(self, _: &mut Reference, states: &Rows, num_rows: usize, out: &mut [f32]) {
+        let rows = (0..num_rows).map(|row| states.row(row));
+        for (row, out) in rows.zip(out.chunks_mut(states.width)) {
+            out.copy_from_slice(row);
+        }
+    }
+}
+
+/// `hidden = norm(hidden); out = hidden`.
+fn normalise_in_place(
+    num_rows: usize,
+    hidden: &mut Rows,
+    norm: Norm<'_, Vec<f32>>,
+    out: &mut Rows,
+) {
+    for row in 0..num_rows {
+        for (column, value) in normed(hidden.row(row), norm).into_iter().enumerate() {
+            hidden.set(row, column, value);
+            out.set(row, column, value);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Ways to schedule requests, which change no bit of an answer, whatever computes it.
 
-use triton_inflight::collective::Grid;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, OutputOptions};
+use inflight_collective::Grid;
+use inflight_engine::{BlockReuse, CapacityPolicy, OutputOptions};
 
 use crate::batching;
 use crate::devices::{requests, setups};

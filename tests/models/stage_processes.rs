@@ -1,4 +1,5 @@
-//! One model whose layers are in stages, on ranks that are processes, and two micro-batches that the stages compute at a time.
+//! One model whose layers are in stages, on ranks that are processes, and two micro-batches that the stages compute at
+//! a time.
 
 use std::fs;
 use std::path::Path;
@@ -6,11 +7,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{SequenceId, StepError, Tokens};
-use triton_inflight::collective::Grid;
-use triton_inflight::engine::{Engine, EngineConfig, Event, NewRequest, Step, StepOutput};
-use triton_inflight::manager::BatchManager;
-use triton_inflight::runner::{LeadingRunner, RankLimits, Runner};
+use inflight_base::{SequenceId, StepError, Tokens};
+use inflight_collective::Grid;
+use inflight_engine::{Engine, EngineConfig, Event, NewRequest, Step, StepOutput};
+use inflight_manager::BatchManager;
+use inflight_runner::{LeadingRunner, RankLimits, Runner};
 
 use crate::batching;
 use crate::devices::{requests, setups};

@@ -1,17 +1,18 @@
 //! One model whose layers are in stages, each on a rank or on several: threads that serve the same requests.
 //!
-//! The oracle of stages of one rank is the runner of one process, and that of others is one stage of as many ranks: every bit is
-//! the same. Only the first rank samples; the others take its results.
+//! The oracle of stages of one rank is the runner of one process, and that of others is one stage of as many ranks:
+//! every bit is the same. Only the first rank samples; the others take its results.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use triton_inflight::base::{BlockSize, LoadError, StepError};
-use triton_inflight::collective::{Collective, Grid, Local};
-use triton_inflight::device::{CodeBits, KvDtype, RankRole};
-use triton_inflight::engine::{StepOutput, StepPlan};
-use triton_inflight::runner::{
+use inflight_base::{BlockSize, LoadError, StepError};
+use inflight_collective::{Collective, Grid, Local};
+use inflight_device::{KvDtype, RankRole};
+use inflight_engine::{StepOutput, StepPlan};
+use inflight_numbers::CodeBits;
+use inflight_runner::{
     AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, RunnerLimits, WeightPrecision,
 };
 

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, Simd};
-use triton_inflight::device::{Device, KvDtype};
-use triton_inflight::engine::{
+use inflight_base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
+use inflight_device::{Device, KvDtype};
+use inflight_device_cpu::{CpuOptions, Simd};
+use inflight_engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
     Sampled, Speculation, Step, StepCost, StepOutput, StepPlan,
 };
-use triton_inflight::runner::{
+use inflight_runner::{
     AdapterRoom, AttentionWindows, CpuRunner, GroupedLayers, LeadingRunner, ModelRunner,
     ModelSource, RankDevice, RunnerLimits, SyntheticRunner, WeightPrecision,
 };
-use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
+use inflight_sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
 use crate::missing;
 use crate::moves::Moves;
@@ -27,6 +27,16 @@ pub fn simds() -> impl Iterator<Item = Simd> {
     Simd::ALL
         .into_iter()
         .filter(|simd| missing::present_or_reported(simd, simd.is_supported()))
+}
+
+/// Of these, the third that `INFLIGHT_SAMPLE` chooses, a number that the quick tier sets; all without it.
+pub fn sampled<T>(all: &[T]) -> impl Iterator<Item = &T> {
+    let sample = std::env::var("INFLIGHT_SAMPLE").ok();
+    let sample: Option<usize> = sample.map(|number| number.parse().expect("a number"));
+    let indexed = all.iter().enumerate();
+    let chosen =
+        indexed.filter(move |(index, _)| sample.is_none_or(|sample| (index + sample) % 3 == 0));
+    chosen.map(|(_, item)| item)
 }
 
 /// The folder of a fixture, in the checkout or in the folder that `INFLIGHT_FIXTURES` names.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
-use triton_inflight::engine::{
+use inflight_base::{SequenceId, TokenId, Tokens};
+use inflight_engine::{
     CapacityPolicy, Engine, Event, NewRequest, PromptLookup, Speculation, StepOutput,
 };
-use triton_inflight::runner::{Runner, SyntheticOptions, SyntheticRunner, synthetic};
+use inflight_runner::{Runner, SyntheticOptions, SyntheticRunner, synthetic};
 
 use crate::support::Setup;
 

@@ -2,13 +2,13 @@
 
 use std::fs;
 
+use inflight_base::TokenId;
+use inflight_device::Device;
+use inflight_engine::OutputOptions;
+use inflight_sampling::TokenLogProbs;
 use serde::Deserialize;
-use triton_inflight::base::TokenId;
-use triton_inflight::device::Device;
-use triton_inflight::engine::OutputOptions;
-use triton_inflight::sampling::TokenLogProbs;
 
-use triton_inflight::runner::ModelRunner;
+use inflight_runner::ModelRunner;
 
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
@@ -46,7 +46,7 @@ fn agrees_with_transformers(name: &str) {
 
 /// The same for quantised weights. There a number that falls on the other side may be the largest of its 32 neighbours,
 /// which all are rounded anew then, so what remains is as if both had been rounded at random: up to twice what the
-/// rounding costs. (The weights themselves are compared one by one in src/runner/model_source.rs.)
+/// rounding costs. (The weights themselves are compared one by one in crates/runner/src/model_source.rs.)
 pub fn quantised_agrees_with_transformers(name: &str) {
     agrees_within(&format!("quantised/{name}"), 1.5);
 }

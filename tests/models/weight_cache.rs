@@ -4,10 +4,10 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use inflight_device_cpu::{CpuOptions, Simd};
+use inflight_numbers::CodeBits;
+use inflight_runner::{CpuRunner, ModelSource, WeightPrecision};
 use log::Level;
-use triton_inflight::device::CodeBits;
-use triton_inflight::device::cpu::{CpuOptions, Simd};
-use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::log_lines;

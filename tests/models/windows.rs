@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use serde_json::json;
-use triton_inflight::base::{BlockId, SequenceId, Tokens};
-use triton_inflight::engine::{Engine, NewRequest, StepOutput};
-use triton_inflight::runner::{
+use inflight_base::{BlockId, SequenceId, Tokens};
+use inflight_engine::{Engine, NewRequest, StepOutput};
+use inflight_runner::{
     AttentionWindows, ModelSource, ModelSpec, SyntheticOptions, SyntheticRunner,
 };
+use serde_json::json;
 
 use crate::copy::Copy;
 use crate::errors::largest_error;

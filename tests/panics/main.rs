@@ -12,9 +12,9 @@ mod served;
 
 use std::sync::Once;
 
+use inflight_triton::sys;
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
-use triton_inflight::triton::sys;
 
 use fake_triton::{Parameter, Where};
 use served::{ClientRequest, Server, error_code, output_ids};

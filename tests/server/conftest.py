@@ -3,11 +3,12 @@
 import pytest
 
 from harness import tiers
+from harness.cancelling import forgiveness
 from harness.deployments import DEPLOYMENTS
 from harness.front import Front
 from harness.libraries import MISBEHAVING, compile_c
 from harness.repository import ALLOW_OLDEST, FULL_ANSWER, QUEUED, STORIES, TIGHT
-from harness.server import Server
+from harness.server import Server, log_states
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 BOTH_DRIVERS = ("iterative", "queued")
@@ -38,6 +39,24 @@ def pytest_collection_modifyitems(config, items):
         return order.index(parameters.get("deployment", order[0]))
 
     items.sort(key=position)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Only a test that is marked may cancel streams."""
+    forgiveness.may_cancel = forgiveness.is_watched = item.get_closest_marker("cancelling") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """While a test may cancel streams, Triton logs what becomes of them."""
+    if not forgiveness.is_watched:
+        return (yield)
+    log_states(True)
+    try:
+        return (yield)
+    finally:
+        log_states(False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -184,6 +184,7 @@ def test_a_large_adapter_is_copied_while_steps_go_on(uploads, model):
 
 
 @pytest.mark.parametrize("model", DRIVERS)
+@pytest.mark.cancelling
 def test_a_request_may_be_cancelled_while_its_adapter_is_copied(uploads, model):
     """Whatever has been copied is given back: as much memory as all adapters may take is free in the end."""
     (expected,) = ask(uploads, "files", naming(31))

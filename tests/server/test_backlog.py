@@ -9,6 +9,7 @@ from harness.server import num_pending, until
 from harness.synthetic import ENDLESS, continuation
 
 
+@pytest.mark.cancelling
 def test_a_backlog_is_served_in_order_and_every_answer_is_right(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -29,6 +30,7 @@ def test_a_backlog_is_served_in_order_and_every_answer_is_right(server):
 
 # In Triton's queue a request's own timeout needs the policy's `allow_timeout_override` (test_queue.py).
 @pytest.mark.deployments("iterative")
+@pytest.mark.cancelling
 def test_a_timeout_in_the_backlog_fails_that_request_alone(server):
     async def main():
         async with clients.grpc(server) as client:

@@ -36,7 +36,7 @@ OPTIONS = [
     ("top_p", -0.01, "from 0 to 1"),
     ("top_p", 1.01, "from 0 to 1"),
     ("min_p", 2, "from 0 to 1"),
-    ("seed", -1, "from 0"),
+    ("seed", -2, "from 0"),
     ("repetition_penalty", 0, "above 0"),
     ("presence_penalty", 1e9, "number"),
     ("frequency_penalty", "inf", "number"),

@@ -77,7 +77,7 @@ def test_beams_of_every_width_are_the_same_among_others_and_in_a_full_cache(serv
 
 def candidates(tokens, num, vocab_size=32000):
     """The candidates of a beam of the synthetic runner, as its documentation defines them
-    (src/runner/synthetic.rs)."""
+    (crates/runner/src/synthetic.rs)."""
     entry = 0
     for token in tokens:
         entry = _mix((entry + 0x9E3779B97F4A7C15 * (token + 1)) & MASK)
@@ -168,6 +168,7 @@ def test_a_post_processor_processes_every_beam(server):
     assert len(answer.sequences()) == 4
 
 
+@pytest.mark.cancelling
 def test_a_cancelled_request_with_beams_leaves_nothing_behind(server, tmp_path):
     async def main():
         async with clients.grpc(server) as client:

@@ -27,6 +27,7 @@ def wait_for_failed(server, model, reason, count):
         time.sleep(0.02)
 
 
+@pytest.mark.cancelling
 def test_a_cancelled_streams_slot_is_reused_at_once(server, deployment):
     # With sequences, one is the cancelled request, and the other is Triton's own request that ends the sequence.
     # Otherwise Triton counts a failure that the backend reports.
@@ -54,6 +55,7 @@ def test_a_cancelled_streams_slot_is_reused_at_once(server, deployment):
     assert_blocks_come_back(server, "one_slot")
 
 
+@pytest.mark.cancelling
 def test_a_cancelled_client_gets_the_status_cancelled(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -78,6 +80,7 @@ def test_an_http_client_that_disconnects_frees_its_slot(server):
     assert generate_stream(server, "one_slot", [9], max_tokens=10).ids == continuation([9], 10)
 
 
+@pytest.mark.cancelling
 def test_cancelling_half_of_the_streams_does_not_affect_the_others(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -102,6 +105,7 @@ def test_cancelling_half_of_the_streams_does_not_affect_the_others(server):
     assert_blocks_come_back(server, "endless")
 
 
+@pytest.mark.cancelling
 def test_a_cancelled_single_stream_frees_its_blocks_although_no_request_follows(server):
     """At 5 ms per step, Triton ends most of them between two steps, without notifying the backend."""
 
@@ -120,6 +124,7 @@ def test_a_cancelled_single_stream_frees_its_blocks_although_no_request_follows(
         assert_blocks_come_back(server, "one_slot")
 
 
+@pytest.mark.cancelling
 def test_a_request_cancelled_in_the_backlog_never_starts(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -189,6 +194,7 @@ sequence_batching {{
 @pytest.mark.deployments("iterative")
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
 @pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
+@pytest.mark.cancelling
 def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
     repository, tmp_path, monkeypatch, strategy, after
 ):
@@ -224,6 +230,7 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
 
 @pytest.mark.deployments("iterative")
 @pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
+@pytest.mark.cancelling
 def test_a_cancelled_streams_slot_is_reused_beside_another_that_goes_on(repository, strategy):
     """Triton gets a cancelled request back at the end of a later step of the other."""
     parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 2000}
@@ -253,6 +260,7 @@ sequence_batching {
 
 
 @pytest.mark.deployments("iterative")
+@pytest.mark.cancelling
 def test_a_cancelled_request_that_no_step_follows_frees_its_slot(repository):
     """Its step rescheduled the other one, which Triton ends before it comes back: it is cancelled, too."""
     parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 2000}

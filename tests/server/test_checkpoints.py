@@ -7,7 +7,7 @@ import gguf
 import numpy
 import pytest
 
-from harness.clients import described, generate, streams
+from harness.clients import Refused, described, generate, streams
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server
 
@@ -54,7 +54,7 @@ def test_a_gguf_file_without_a_tokenizer_takes_no_text(quantised):
     assert generate(quantised, "stories", "Once", max_tokens=1).text
 
 
-def write_gguf(path):
+def write_gguf(path, pre="gpt-2"):
     """The demo model, its tokenizer and its chat template in one file, as llama.cpp's converter writes them."""
     config, tokenizer, tokenizer_config = (
         json.loads((STORIES / name).read_text()) for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -73,7 +73,8 @@ def write_gguf(path):
     tokens = sorted(vocabulary, key=vocabulary.get)
     special = {token["content"] for token in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    if pre:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
@@ -131,3 +132,16 @@ def test_a_single_gguf_file_serves_text_and_conversations(tmp_path):
         ):
             answers = [generate(server, model, prompt, max_tokens=40, **options) for model in ("stories", "single")]
             assert answers[0].text and described(answers[0]) == described(answers[1])
+
+
+@pytest.mark.parametrize("pre, reason", [(None, "has no tokenizer.ggml.pre"), ("of-tomorrow", "'of-tomorrow' is not supported")])
+def test_a_gguf_file_whose_words_cannot_be_split_says_so_once_and_takes_ids(tmp_path, pre, reason):
+    repository = tmp_path / "repository"
+    write_gguf(add_model(repository, "unsplit") / "model.gguf", pre)
+    with Server(repository) as server:
+        ids = generate(server, "unsplit", [1, 44, 464], max_tokens=3).ids
+        assert ids[:3] == [1, 44, 464] and len(ids) == 6
+        with pytest.raises(Refused, match="expected 1 inputs but got 0"):
+            generate(server, "unsplit", "Once", max_tokens=3)
+        lines = [line for line in server.log().splitlines() if reason in line]
+        assert len(lines) == 1 and "takes input_ids only" in lines[0] and "tokenizer.json" in lines[0], lines

@@ -120,6 +120,7 @@ def test_outputs_have_the_names_that_users_of_other_servers_know(server):
         assert status == 200 and expected | {"num_input_tokens"} <= json.loads(body).keys()
 
 
+@pytest.mark.cancelling
 def test_requests_that_clients_leave_disturb_no_others(server):
     text = max(texts("qwen3"), key=lambda text: len(text["ids"]))["text"]
     alone = infer(server, "qwen3", text).last.arrays["probs"].tobytes()

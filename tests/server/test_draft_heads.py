@@ -70,6 +70,7 @@ def test_a_full_batch_with_pauses_gets_what_each_request_gets_alone(server):
 
 
 @pytest.mark.parametrize("model", ["tight", "overlap"])
+@pytest.mark.cancelling
 def test_cancelled_requests_leave_those_beside_them_the_same(server, model):
     async def main():
         async with clients.grpc(server) as client:

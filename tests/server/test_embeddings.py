@@ -114,6 +114,7 @@ def test_a_text_is_cut_at_its_end_and_keeps_its_special_tokens(server):
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
+@pytest.mark.cancelling
 def test_cancelled_requests_leave_those_beside_them_the_same(server, name):
     words = [chr(ord("a") + index % 26) for index in range(90)]
     asked = [" ".join(words[: 1 + 11 * index % 90]) for index in range(64)]

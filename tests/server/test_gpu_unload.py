@@ -97,6 +97,7 @@ def test_an_unload_lets_the_requests_on_a_gpu_finish(explicit):
     assert generate(explicit, "overlap", PROMPTS[0], **OPTIONS).text == expected[0]
 
 
+@pytest.mark.cancelling
 def test_requests_that_are_cancelled_between_steps_change_no_other_answer(explicit):
     """With overlap a step of theirs is already under way."""
     expected = expected_texts(explicit)

@@ -144,11 +144,21 @@ def test_a_bad_guide_is_an_error_of_its_own_request(server, given, words):
     assert generate(server, "stories", PROMPT, max_tokens=2).last.num_output_tokens == 2
 
 
+@pytest.mark.parametrize("model", ["stories", "stories_full", "stories_oldest"])
+def test_an_ambiguous_guide_names_its_cause_also_when_its_grammar_is_cached(server, model):
+    grammar = "root ::= s\ns ::= [a-zA-Z ,.] | s s | s s s"
+    expected = "its rule 's' can begin with itself and end with itself.*write 's ::= \\[a-zA-Z ,.\\]\\+'"
+    for _ in range(2):
+        with pytest.raises(Refused, match=expected):
+            generate(server, model, PROMPT, guided_grammar=grammar, max_tokens=120, temperature=1.0, seed=38)
+
+
 def test_models_without_logits_or_text_cannot_be_guided(server):
     with pytest.raises(Refused, match="synthetic runner has no logits"):
         generate(server, "synthetic", [1], guided_regex="a")
 
 
+@pytest.mark.cancelling
 def test_cancelling_a_guided_request_does_not_affect_the_server(server):
     async def main():
         async with clients.grpc(server) as client:

@@ -14,9 +14,10 @@ import grpc
 import pytest
 
 from harness import clients, tiers
-from harness.clients import in_flight
+from harness.cancelling import forgiveness, is_in_frontend, num_lost
+from harness.clients import GrpcStream, in_flight
 from harness.repository import add_synthetic
-from harness.server import FrontendDied, Server, die_with_parent, is_in_frontend
+from harness.server import FrontendDied, Server, ServerDied, die_with_parent
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 
@@ -43,6 +44,7 @@ def test_programs_start_while_grpc_clients_are_busy():
     assert statuses == [0] * 150
 
 
+@pytest.mark.cancelling
 def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
     add_synthetic(repository, "endless", {"max_seq_len": ENDLESS_SEQ_LEN})
 
@@ -60,13 +62,15 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
 
 def test_a_failure_tells_how_the_server_has_died(repository):
     add_synthetic(repository, "synthetic")
-    with pytest.warns(match="exit status"), pytest.raises(FrontendDied) as death, Server(repository) as server:
+    with pytest.raises(ServerDied) as death, Server(repository) as server:
         os.kill(server.pid, signal.SIGSEGV)
         while True:
             server.is_ready()
     status, signal_line, *frames = str(death.value).splitlines()
     assert "exit status -" in status and signal_line == "Signal (11) received."
     assert any("tritonserver" in frame for frame in frames)
+    # This test cancels nothing.
+    assert not isinstance(death.value, FrontendDied)
 
 
 IN_THE_HANDLER = """\
@@ -95,10 +99,10 @@ def test_a_server_that_ends_without_a_signal_is_not_a_crash_of_its_frontend():
     assert not is_in_frontend(["error: creating server: Internal - failed to load all models"])
 
 
-def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(repository, tmp_path):
-    """A test file of its own: its first run kills the server that its tests share."""
+def test_only_a_test_that_cancels_runs_again_after_a_crash_in_the_frontend_and_once_in_a_run(repository, tmp_path):
+    """A test file of its own, of which three tests kill the server that they share, the first one only when it runs first."""
     file = tmp_path / "test_it.py"
-    file.write_text(ENDS_ITS_SERVER_ONCE)
+    file.write_text(END_THEIR_SERVER)
     add_synthetic(repository, "synthetic")
     here = pathlib.Path(__file__).parent
     shutil.copy(here / "conftest.py", tmp_path)
@@ -106,11 +110,14 @@ def test_after_a_crash_in_the_frontend_a_test_runs_again_with_another_server(rep
     environment = {**os.environ, "REPOSITORY": str(repository)}
     command = [sys.executable, "-m", "pytest", *arguments]
     done = subprocess.run(command, env=environment, cwd=here, capture_output=True, text=True, timeout=120)
-    assert "2 passed, 1 warning, 1 rerun" in done.stdout and done.returncode == 0, done.stdout
-    assert "RERUN" in done.stdout and "Signal (11) received." in done.stdout
+    assert "2 failed, 2 passed, 1 warning, 1 rerun" in done.stdout and done.returncode == 1, done.stdout
+    reruns = [line.split("::")[1] for line in done.stdout.splitlines() if line.startswith("RERUN")]
+    failures = [line.split("::")[1].split(" - ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert (reruns, failures) == (["test_one"], ["test_that_cancels_nothing", "test_another"]), done.stdout
+    assert "Signal (11) received." in done.stdout
 
 
-ENDS_ITS_SERVER_ONCE = """
+END_THEIR_SERVER = """
 import os, signal
 import pytest
 from harness.server import Server
@@ -122,17 +129,86 @@ def server():
     with Server(os.environ["REPOSITORY"]) as server:
         yield server
 
+def end(server):
+    os.kill(server.pid, signal.SIGSEGV)
+    while True:
+        server.is_ready()
+
+def test_that_cancels_nothing(server):
+    end(server)
+
+@pytest.mark.cancelling
 def test_one(server):
     pids.append(server.pid)
     if len(pids) == 1:
-        os.kill(server.pid, signal.SIGSEGV)
-        while True:
-            server.is_ready()
+        end(server)
     assert server.is_ready()
 
 def test_two(server):
     assert server.is_ready() and server.pid == pids[1] != pids[0]
+
+@pytest.mark.cancelling
+def test_another(server):
+    end(server)
 """
+
+
+def test_a_test_that_is_not_marked_cannot_cancel():
+    assert not forgiveness.may_cancel
+    with pytest.raises(AssertionError, match="pytest.mark.cancelling"):
+        GrpcStream.cancel(None)
+
+
+def stream_log(num_streams, num_done, num_given=1, num_given_back=1):
+    """What Triton logs of streams with a request each."""
+    of_stream = "ModelStreamInferHandler"
+    begun = [f'"New request handler for {of_stream}, 0"', f'"Process for {of_stream}, rpc_ok=1, context 0, 7 step READ"']
+    # Reading a cancelled stream.
+    none = f'"Process for {of_stream}, rpc_ok=0, context 0, 7 step READ"'
+    states = "[request id: <id_unknown>] Setting state from"
+    given = [f'"{states} INITIALIZED to PENDING"', f'"{states} PENDING to EXECUTING"', f'"{states} EXECUTING to EXECUTING"']
+    lines = num_streams * [*begun, none] + num_given * given
+    lines += num_given_back * [f'"{states} EXECUTING to RELEASED"'] + num_done * [f'"Done for {of_stream}, 0"']
+    return "\n".join(lines)
+
+
+def test_tritons_own_log_says_what_its_frontend_has_lost():
+    assert num_lost("") == 0
+    assert num_lost(stream_log(num_streams=9, num_done=18)) == 0
+    assert num_lost(stream_log(num_streams=9, num_done=16)) == 2
+    # The backend has one of the requests.
+    assert num_lost(stream_log(num_streams=9, num_done=16, num_given=3, num_given_back=2)) == 0
+
+
+@pytest.mark.complete
+@pytest.mark.cancelling
+def test_a_model_that_stays_is_one_of_which_triton_logs_a_loss(repository):
+    """Streams that are cut off at their last response, some of which the frontend of server 2.51 loses."""
+    add_synthetic(repository, "synthetic")
+
+    async def cut_off(client):
+        stream = GrpcStream(client, "synthetic", [1], stream=True, max_tokens=30)
+        num_responses = 0
+        async for _ in stream:
+            num_responses += 1
+            if num_responses == 29:
+                stream.cancel()
+                break
+
+    async def main(server):
+        async with clients.grpc(server) as client:
+            for _ in range(10):
+                await asyncio.gather(*(cut_off(client) for _ in range(10)))
+
+    server = Server(repository)
+    try:
+        server.log_states(True)
+        asyncio.run(main(server))
+        left = server.unload_all()
+        assert (left != []) == (num_lost(server.log()) > 0), server.state_of(left)
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 class Item:

@@ -16,6 +16,7 @@ def server(tmp_path_factory, deployment):
     repository = tmp_path_factory.mktemp("interruption") / "repository"
     slow = {"synthetic_step_us": 3000, "max_seq_len": ENDLESS_SEQ_LEN}
     add_synthetic(repository, "slow", slow)
+    add_synthetic(repository, "two_instances", slow, fields="instance_group [ { count: 2, kind: KIND_CPU } ]")
     add_synthetic(repository, "overlap", {**slow, "enable_trt_overlap": "true"})
     add_synthetic(repository, "one_by_one", {**slow, "max_num_requests": 1})
     add_synthetic(repository, "lockstep", {**slow, "gpt_model_type": "V1"})
@@ -52,6 +53,33 @@ def test_a_stop_request_ends_the_request_with_its_id_within_a_few_steps(server, 
     clients.run(main())
 
 
+def test_a_stop_request_reaches_the_instance_that_has_its_target(server):
+    num_targets = 6
+
+    async def main():
+        async with clients.grpc(server) as client:
+            begun = asyncio.Semaphore(0)
+
+            async def endless(number):
+                stream = GrpcStream(client, "two_instances", [number], request_id=f"me {number}", max_tokens=ENDLESS, stream=True)
+                num_responses = 0
+                async for response in stream:
+                    num_responses += 1
+                    if num_responses == 1:
+                        begun.release()
+                    if response.finish_reason:
+                        return response.finish_reason
+
+            running = [asyncio.create_task(endless(number)) for number in range(num_targets)]
+            for _ in running:
+                await begun.acquire()
+            for number in range(num_targets):
+                await stop(client, "two_instances", f"me {number}")
+            assert await asyncio.gather(*running) == ["cancelled"] * num_targets
+
+    clients.run(main())
+
+
 def test_a_stop_request_for_an_unknown_id_does_nothing_and_one_without_an_id_is_rejected(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -67,6 +95,7 @@ def test_a_stop_request_for_an_unknown_id_does_nothing_and_one_without_an_id_is_
 
 # Triton's queue holds back what could not start, and has priorities of its own (test_queue.py).
 @pytest.mark.deployments("iterative")
+@pytest.mark.cancelling
 def test_the_smaller_priority_number_is_served_first(server):
     async def main():
         async with clients.grpc(server) as client:

@@ -58,6 +58,7 @@ def serve(server, model, asked):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.cancelling
 def test_requests_get_the_answers_that_they_get_alone(repository, tmp_path, way):
     how, roomy = WAYS[way]
     on_gpu = "gpu_device_ids" in how

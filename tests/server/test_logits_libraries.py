@@ -193,6 +193,7 @@ def test_a_processor_gets_the_request_id(libraries):
     assert (none[0] - one[0]) % 1536 == 5 * 96
 
 
+@pytest.mark.cancelling
 def test_a_cancelled_request_destroys_its_state(libraries, tmp_path):
     diary = tmp_path / "diary"
 

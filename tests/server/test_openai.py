@@ -129,6 +129,21 @@ def test_a_stream_has_the_same_text_and_usage(front):
     ("/v1/completions", {"prompt": PROMPT}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
 ])
+def test_a_choice_that_ends_before_the_others_ends_once(front, path, prompt):
+    fields = {"model": "stories", "max_tokens": 40, "n": 4, "seed": 7, "stop": ["."], **prompt}
+    ends = {}
+    for number, chunk in enumerate(front.stream(path, **fields)):
+        for choice in chunk["choices"]:
+            assert choice["index"] not in ends, "a chunk behind the end"
+            if choice["finish_reason"]:
+                ends[choice["index"]] = number
+    assert ends.keys() == {0, 1, 2, 3} and max(ends.values()) - min(ends.values()) > 4, ends
+
+
+@pytest.mark.parametrize("path, prompt", [
+    ("/v1/completions", {"prompt": PROMPT}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+])
 def test_every_chunk_may_have_the_usage_so_far(front, path, prompt):
     fields = {"model": "stories", "max_tokens": 12, "n": 2, "seed": 5, **prompt}
     options = {"include_usage": True, "continuous_usage_stats": True}

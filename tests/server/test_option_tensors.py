@@ -313,6 +313,7 @@ def waits_for_other_inputs(server, model):
 
 
 @pytest.mark.deployments("iterative")
+@pytest.mark.cancelling
 def test_other_inputs_wait_with_direct_and_not_by_default(tensor_server):
     assert not waits_for_other_inputs(tensor_server, "ids")
     assert waits_for_other_inputs(tensor_server, "ids_direct")

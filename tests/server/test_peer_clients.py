@@ -243,6 +243,7 @@ def test_the_inflight_client_gets_all_outputs(server, csv):
 
 
 @pytest.mark.parametrize("how", [(), ("--stop-via-request-cancel",)], ids=["stop request", "cancellation"])
+@pytest.mark.cancelling
 def test_the_inflight_client_stops_its_request(server, how):
     options = ("--streaming", "--request-output-len", 400, "--request-id", "9", "--stop-after-ms", 20, "--end-id", -1)
     inflight_client(server, "tensorrt_llm_same", *options, *how)

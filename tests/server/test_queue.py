@@ -1,7 +1,6 @@
 """Models with `dynamic_batching`: requests wait in Triton's own queue, and its settings act on them."""
 
 import asyncio
-import time
 
 import numpy
 import pytest
@@ -68,6 +67,7 @@ def start_time(answer):
 
 
 @pytest.mark.parametrize("model", ["levels", "levels_of_eight"])
+@pytest.mark.cancelling
 def test_a_higher_priority_that_arrives_later_starts_earlier(queues, model):
     async def main():
         async with clients.grpc(queues) as client:
@@ -124,6 +124,7 @@ def test_with_max_utilization_a_higher_priority_that_arrives_later_pauses_a_lowe
     assert ended[0] == first_ended
 
 
+@pytest.mark.cancelling
 def test_requests_beyond_max_queue_size_are_refused(queues):
     async def main():
         async with clients.grpc(queues) as client:
@@ -136,6 +137,7 @@ def test_requests_beyond_max_queue_size_are_refused(queues):
     assert [answer.ids for answer in clients.run(main())] == [continuation([n], 5) for n in range(2)]
 
 
+@pytest.mark.cancelling
 def test_a_request_whose_time_in_the_queue_is_over_is_refused_alone(queues):
     async def main():
         async with clients.grpc(queues) as client:
@@ -149,6 +151,7 @@ def test_a_request_whose_time_in_the_queue_is_over_is_refused_alone(queues):
     assert clients.run(main()).ids == continuation([2], 5)
 
 
+@pytest.mark.cancelling
 def test_with_the_action_delay_it_is_served_after_the_others(queues):
     timeout_s = 0.5
 
@@ -166,29 +169,34 @@ def test_with_the_action_delay_it_is_served_after_the_others(queues):
     assert start_time(other) < start_time(delayed)
 
 
-@pytest.mark.parametrize(("model", "is_held_back"), [("in_order", True), ("wide_full", False)])
-def test_preserve_ordering_holds_answers_back(queues, model, is_held_back):
-    ended = {}
-
+def test_preserve_ordering_holds_answers_back(queues):
     async def main():
         async with clients.grpc(queues) as client:
 
-            async def one(name, prompt, max_tokens):
-                options = {"max_tokens": max_tokens, "stream": False, "exclude_input_in_output": True}
-                answer = await clients.stream(client, model, prompt, **options)
-                ended[name] = time.monotonic()
-                return answer
+            def one(prompt, max_tokens, **options):
+                options = {"max_tokens": max_tokens, "stream": False, "exclude_input_in_output": True, **options}
+                return clients.stream(client, "in_order", prompt, **options)
 
-            first = asyncio.create_task(one("long", [1], 1000))
-            await until(lambda: value(queues, "nv_trt_llm_request_metrics", model, request_type="active") == 1)
-            sent = time.monotonic()
-            return sent, *await asyncio.gather(first, one("short", [2], 3))
+            long = asyncio.create_task(one([1], ENDLESS, request_id="long"))
+            await until(lambda: value(queues, "nv_trt_llm_request_metrics", "in_order", request_type="active") == 1)
+            short = asyncio.create_task(one([2], 3))
+            await until(lambda: value(queues, "nv_inflight_e2e_seconds_count", "in_order") == 1)
+            # It has ended, and its answer waits.
+            assert not short.done() and not long.done()
+            stop = one([1], 1, request_id="long", **{"stop": True})
+            return await asyncio.gather(long, short, stop)
 
-    sent, long, short = clients.run(main())
-    assert (long.ids, short.ids) == (continuation([1], 1000), continuation([2], 3))
-    # Those that are held back are sent with the one before, over another stream: either may come first.
-    share = (ended["short"] - sent) / (ended["long"] - sent)
-    assert (share > 0.9) == is_held_back, share
+    long, short, _ = clients.run(main())
+    assert (long.finish_reason, short.ids) == ("cancelled", continuation([2], 3))
+
+
+@pytest.mark.cancelling
+def test_without_it_a_short_answer_does_not_wait_for_a_long_one(queues):
+    async def main():
+        async with clients.grpc(queues) as client, clients.in_flight(client, "wide", [1]):
+            return await clients.stream(client, "wide", [2], max_tokens=3, stream=False)
+
+    assert clients.run(main()).ids[-3:] == continuation([2], 3)
 
 
 def test_a_preferred_batch_starts_together(queues):
@@ -205,6 +213,7 @@ def test_a_preferred_batch_starts_together(queues):
     assert max(started) - min(started) < 1000
 
 
+@pytest.mark.cancelling
 def test_a_request_that_is_cancelled_in_the_queue_never_starts(queues):
     async def main():
         async with clients.grpc(queues) as client:
@@ -224,6 +233,7 @@ def test_a_request_that_is_cancelled_in_the_queue_never_starts(queues):
 
 
 @pytest.mark.parametrize("model", ["plain", "levels"])
+@pytest.mark.cancelling
 def test_a_running_request_that_is_cancelled_makes_room_at_once(queues, model):
     async def main():
         async with clients.grpc(queues) as client:

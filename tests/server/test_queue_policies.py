@@ -46,6 +46,7 @@ async def queued(server, client, model, requests):
 
 
 @pytest.mark.parametrize("model", ["strict", "lenient"])
+@pytest.mark.cancelling
 def test_a_request_cannot_raise_the_time_limit_of_the_queue(policies, model):
     """`allow_timeout_override` lets it lower the limit only."""
 
@@ -62,6 +63,7 @@ def test_a_request_cannot_raise_the_time_limit_of_the_queue(policies, model):
     assert clients.run(main()).ids == continuation([3], 5)
 
 
+@pytest.mark.cancelling
 def test_a_million_levels_are_in_order(policies):
     priorities = [0, 999_999, 1_000_000, 1, 2, 499_999]
 
@@ -80,6 +82,7 @@ def test_a_million_levels_are_in_order(policies):
     assert by_start == sorted(levels)
 
 
+@pytest.mark.cancelling
 def test_each_level_has_its_own_policy(policies):
     async def main():
         async with clients.grpc(policies) as client:
@@ -110,6 +113,7 @@ def test_a_batch_below_the_preferred_size_starts_when_the_delay_is_over(policies
 
 
 @pytest.mark.parametrize("model", ["levels", "direct", "oldest"])
+@pytest.mark.cancelling
 def test_the_gauge_counts_the_requests_that_wait(policies, model):
     """`nv_inference_pending_request_count`."""
 
@@ -125,12 +129,13 @@ def test_the_gauge_counts_the_requests_that_wait(policies, model):
     assert [answer.ids for answer in clients.run(main())] == [continuation([n], 3) for n in range(5)]
 
 
+@pytest.mark.cancelling
 def test_a_slot_is_free_although_triton_has_answered_its_cancelled_request(policies):
     """The batcher of `oldest` keeps the slot of a request that is cancelled in its queue, which happens to some of these."""
 
     async def main():
         async with clients.grpc(policies) as client:
-            for n in range(300):
+            for n in range(100):
                 async with clients.in_flight(client, "oldest", [n]):
                     pass
                 answer = await clients.stream(client, "oldest", [n], max_tokens=3)

@@ -159,6 +159,7 @@ def test_beams_are_the_same_on_any_number_of_processes(server):
     assert all(len(beams) == 4 for beams in two)
 
 
+@pytest.mark.cancelling
 def test_cancelled_and_bad_requests_change_nothing_for_the_others(server):
     expected = bits(clients.streams(server, "two", requests()))
 

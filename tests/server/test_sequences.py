@@ -170,6 +170,7 @@ def test_sequences_wait_for_rows_and_blocks_and_all_are_served(server):
     assert_blocks_come_back(server, "synthetic_tight")
 
 
+@pytest.mark.cancelling
 def test_all_sequences_of_a_cancelled_request_end(server):
     async def main():
         async with clients.grpc(server) as client:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -14,8 +15,12 @@ SOAK = pathlib.Path(__file__).resolve().parents[2] / "tools" / "soak"
 sys.path.insert(0, str(SOAK))
 
 import answers  # noqa: E402  the soak is a script
+import bodies  # noqa: E402
 import contents  # noqa: E402
+import steps  # noqa: E402
 import watch  # noqa: E402
+import whole  # noqa: E402
+from transport import NotEndedOnce  # noqa: E402
 
 
 def arrays(text, ids, counts, reasons):
@@ -71,6 +76,90 @@ def test_a_cancelled_answer_must_be_a_prefix():
     assert answers.difference(whole, {"text": ["a"], "ids": [[1]]}, cut_off=True) is None
     assert "not a prefix" in answers.difference(whole, {"text": ["b"], "ids": [[2]]}, cut_off=True)
     assert "here {'error'" in answers.difference(whole, {"error": "lost"}, cut_off=True)
+
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def chunk(index, *, finish_reason=None, logprobs=None, **more):
+    """A chunk of a stream with one choice."""
+    return {"usage": None, "choices": [{"index": index, "finish_reason": finish_reason, "logprobs": logprobs, **more}]}
+
+
+def test_chunks_of_a_stream_make_the_whole_answer():
+    def call(**more):
+        return {"tool_calls": [{"index": 0, **more}]}
+
+    chunks = [
+        chunk(1, delta={"role": "assistant", "content": ""}),
+        chunk(0, delta={"role": "assistant", "content": "A"}, logprobs={"content": [1], "refusal": None}),
+        chunk(0, delta={"content": "B"}, logprobs={"content": [2], "refusal": None}, finish_reason="stop"),
+        chunk(1, delta=call(id="7", type="function", function={"name": "tell", "arguments": "{"})),
+        chunk(1, delta=call(function={"arguments": "}"}), finish_reason="tool_calls"),
+        {"usage": USAGE, "choices": []},
+    ]
+    called = {"id": "8", "type": "function", "function": {"name": "tell", "arguments": "{}"}}
+    choices = [
+        {"index": 1, "message": {"role": "assistant", "content": None, "refusal": None, "tool_calls": [called]}, "finish_reason": "tool_calls"},
+        {"index": 0, "message": {"role": "assistant", "content": "AB", "refusal": None}, "finish_reason": "stop",
+         "logprobs": {"content": [1, 2], "refusal": None}},
+    ]
+    expected = whole.whole({"choices": choices, "usage": USAGE})
+    assert whole.joined(chunks) == expected
+    assert whole.unlike(expected, whole.joined(chunks)) is None
+
+
+def test_a_choice_that_ends_twice_or_not_at_all_is_a_fault():
+    end = chunk(0, text="a", finish_reason="length")
+    for chunks in ([end, end], [end, chunk(0, text="b")], [end, chunk(1, text="b")]):
+        with pytest.raises(NotEndedOnce):
+            whole.joined(chunks)
+    cut_off = whole.joined([chunk(0, text="a"), chunk(1, text="b")], cut_off=True)
+    assert [choice["text"] for choice in cut_off["choices"]] == ["a", "b"]
+
+
+def test_differences_of_whole_answers_are_found():
+    def answer(text, reason="length", num_tokens=4):
+        choices = [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]
+        return whole.whole({"choices": choices, "usage": {**USAGE, "completion_tokens": num_tokens}})
+
+    expected = answer("fox")
+    assert whole.unlike(expected, answer("fox")) is None
+    for found in (answer("fix"), answer("fox", "stop"), answer("fox", num_tokens=5), {"error": "no"}):
+        assert whole.unlike(expected, found) is not None
+    assert whole.unlike(expected, answer("fo"), cut_off=True) is None
+    assert "not a prefix" in whole.unlike(expected, answer("fi"), cut_off=True)
+    assert whole.unlike({"error": "no"}, {"error": "never"}) is not None
+
+
+def test_bodies_are_the_same_for_a_seed_and_have_every_kind():
+    made = bodies.bodies(1, len(bodies.KINDS))
+    assert made == bodies.bodies(1, len(bodies.KINDS)) != bodies.bodies(2, len(bodies.KINDS))
+    paths = {body.path for body in bodies.bodies(1, 100)}
+    assert paths == {bodies.COMPLETIONS, bodies.CHAT}
+    assert {body.guide for body in bodies.costly_bodies(1)} == set(bodies.GUIDES)
+    named = bodies.Body(bodies.CHAT, '{"n": 2}', adapter="5")
+    assert named.of("m", stream=True) == {"model": "m:5", "n": 2, "stream": True}
+
+
+def test_counts_connections_that_somebody_holds():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert watch.connections(port) == 0
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
+            assert watch.connections(port) == 1
+        assert watch.connections(port) == 0
+
+
+def test_a_step_that_was_held_is_found_once(tmp_path):
+    def record(number, step_s, model_s):
+        return json.dumps({"Iteration Counter": number, "Step Duration (us)": step_s * 1e6, "Model Duration (us)": model_s * 1e6})
+
+    (tmp_path / "m.jsonl").write_text("\n".join([record(1, 9, 8.9), record(2, 7, 0.5)]) + "\n")
+    found = steps.Steps(tmp_path)
+    assert found.look() == ["step 2 of m took 6.5 s besides the model"]
+    assert found.look() == []
+    assert found.figures() == {"m": {"steps": 2, "besides_model_ms_mean": 3300.0, "besides_model_ms_max": 6500.0}}
 
 
 def test_reports_gauges_that_are_not_zero_and_blocks_that_are_not_free():
@@ -153,5 +242,19 @@ def test_a_short_run_tries_everything_and_finds_nothing():
         assert counts[f"{how}: requests"] > 0, how
     for name in ["SIGSTOP and SIGCONT", "HTTP nonsense: refused", "gRPC nonsense: refused", "tokens compared"]:
         assert counts[name] > 0, name
+    for how in ["whole", "stream", "one connection", "neighbour", "costly guide", "slow reader", "leaves"]:
+        assert counts[f"front, {how}: requests"] > 0, how
+    assert found["slowest_token_s"] > 0
     assert counts["models loaded over themselves"] + counts["models unloaded and loaded"] > 0
     assert counts["rounds in which the gauges showed work"] > 0
+
+
+def test_clients_that_leave_the_front_leave_nothing_behind():
+    command = [sys.executable, SOAK / "leaving.py", "--leaving-clients=1000", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [report["driver"] for report in reports] == ["iterative", "queued"]
+    for report in reports:
+        assert report["findings"] == [] and report["servers"] == 1, report
+        assert report["counts"]["clients that left"] == 1000 and report["counts"]["clients that stayed"] > 0
+    assert done.returncode == 0

@@ -1,4 +1,5 @@
-/// The probability that a standard normal variable is at most `x`: by its series, or by its continued fraction in the tails.
+/// The probability that a standard normal variable is at most `x`: by its series, or by its continued fraction in the
+/// tails.
 fn normal_distribution(x: f64) -> f64 {
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
     let size = x.abs();

@@ -3,11 +3,11 @@
 use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
+use inflight_base::TokenId;
+use inflight_runner::next_token;
+use inflight_triton::{DataType, lifecycle, sys};
 use serde_json::{Value, json};
-use triton_inflight::backend::Inflight;
-use triton_inflight::base::TokenId;
-use triton_inflight::runner::next_token;
-use triton_inflight::triton::{DataType, lifecycle, sys};
+use triton_inflight::Inflight;
 
 use crate::fake_triton::{Correlation, Host, Input, Parameter, Sent, Spec, Where};
 

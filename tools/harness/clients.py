@@ -11,6 +11,7 @@ import tritonclient.grpc.aio as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from harness.cancelling import forgiveness
 from harness.synthetic import ENDLESS
 
 TIMEOUT_S = 120
@@ -261,6 +262,7 @@ class GrpcStream:
             pass
 
     def cancel(self):
+        assert forgiveness.may_cancel, "a test that cancels is marked: pytest.mark.cancelling"
         self._cancelled = True
         self._done.set()
         self._call.cancel()

@@ -1,4 +1,4 @@
-"""The tokens of the synthetic runner, computed as its documentation defines them (src/runner/synthetic.rs)."""
+"""The tokens of the synthetic runner, computed as its documentation defines them (crates/runner/src/synthetic.rs)."""
 
 import os
 import pathlib

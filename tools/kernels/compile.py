@@ -1,9 +1,9 @@
 """Compiles kernels/*.cu with NVRTC into one image for each file and kind of GPU, and checks their registers.
 
-    compile.py NVRTC SOURCES OUT
+    compile.py NVRTC SOURCES OUT ARCHITECTURE...
 
-NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are OUT/NAME.sm_80.cubin and so on, and
-OUT/NAME.compute_90.ptx for later GPUs; OUT/registers.json has the registers of each kernel. It fails if a kernel
+NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are OUT/NAME.sm_80.cubin for the
+architecture sm_80 and so on, and OUT/NAME.compute_90.ptx for compute_90; OUT/registers.json has the registers of each kernel. It fails if a kernel
 spills registers to memory, or takes more than the head of its file allows ("at most N registers"), or if the next
 compilation would give another image.
 """
@@ -15,10 +15,6 @@ import json
 import pathlib
 import re
 import sys
-
-# Ampere, its desktop GPUs, Ada and Hopper. Binaries run on the same major version from this minor one on.
-BINARIES = ["sm_80", "sm_86", "sm_89", "sm_90"]
-PORTABLE = "compute_90"
 
 HEADERS = pathlib.Path(__file__).parents[2] / "kernels"
 
@@ -109,14 +105,15 @@ def problems_of(kernel: str, numbers: dict[str, int], limit: re.Match[str] | Non
 
 
 def main() -> None:
-    package, sources, out = map(pathlib.Path, sys.argv[1:])
+    package, sources, out = map(pathlib.Path, sys.argv[1:4])
+    architectures = sys.argv[4:]
     out.mkdir(parents=True, exist_ok=True)
     used, problems = {}, []
     with concurrent.futures.ProcessPoolExecutor() as processes:
         # Long compilations first.
         files = [sources] if sources.is_file() else sources.glob("*.cu")
         files = sorted(files, key=lambda source: -source.stat().st_size)
-        pairs = [(source, architecture) for source in files for architecture in [*BINARIES, PORTABLE]]
+        pairs = [(source, architecture) for source in files for architecture in architectures]
         futures = [processes.submit(compile_for, package, *pair, out) for pair in pairs]
         for (source, architecture), future in zip(pairs, futures):
             limit = LIMIT.search(source.read_text())

@@ -7,8 +7,10 @@ import threading
 
 import numpy
 
+from harness.front import Front
 from harness.server import Server
-from models import add_reference
+from exchange import answer, close, connect, post
+from models import REFERENCE, add_reference
 from transport import Failed, infer
 
 # Outputs that describe the circumstances of a request, not its result.
@@ -125,17 +127,18 @@ class Oracle:
         repository = folder / "reference"
         add_reference(repository)
         self._server = Server(repository)
+        self._front = Front(self._server)
         self._lock = threading.Lock()
         self._answers = {}
         self.num_asked = 0
 
     def alone(self, content):
         """The answer to a request alone."""
-        with self._lock:
-            if content not in self._answers:
-                self._answers[content] = self._ask(content)
-                self.num_asked += 1
-            return self._answers[content]
+        return self._answer(content, self._ask)
+
+    def alone_behind_front(self, body):
+        """The answer to a request alone, by OpenAI's API."""
+        return self._answer(body, self._ask_front)
 
     def forget(self):
         """Clears the cache: memory is for the contents in current use."""
@@ -143,11 +146,29 @@ class Oracle:
             self._answers.clear()
 
     def stop(self):
-        """Stops the server; returns its exit status."""
-        return self._server.stop()
+        """Stops the server and its front."""
+        self._front.stop()
+        self._server.stop()
+
+    def _answer(self, request, ask):
+        with self._lock:
+            if request not in self._answers:
+                self._answers[request] = ask(request)
+                self.num_asked += 1
+            return self._answers[request]
 
     def _ask(self, content):
         try:
-            return answer_of([infer(self._server, "ids" if content.is_ids else "full", content)], content.has_beams)
+            return answer_of([infer(self._server, "ids" if content.is_ids else REFERENCE, content)], content.has_beams)
         except Failed as failed:
             return {"error": failed.text}
+
+    def _ask_front(self, body):
+        connection = connect(self._front)
+        try:
+            post(connection, body.path, body.of(REFERENCE))
+            return answer(connection, REFERENCE)
+        except Failed as failed:
+            return {"error": failed.text}
+        finally:
+            close(connection)

@@ -1,9 +1,9 @@
-"""The served models: both strategies, two instances, few blocks, speculation, and one that is loaded and
+"""The served models: both strategies and both drivers, two instances, few blocks, speculation, and one that is loaded and
 unloaded."""
 
 from contents import ADAPTERS
 from harness.adapters import page_bytes, write_adapter
-from harness.repository import ALLOW_OLDEST, FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
+from harness.repository import ALLOW_OLDEST, FULL_ANSWER, QUEUED, STORIES, TIGHT, add_model, add_synthetic
 
 IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
 TWO_INSTANCES = "instance_group [{ count: 2 kind: KIND_CPU }]"
@@ -28,8 +28,12 @@ FEW_BLOCKS = {**TIGHT, **COMMON, "max_tokens_in_paged_kv_cache": 1280}
 # By input: text or ids. The decoupled models stream.
 DECOUPLED = ["direct", "oldest", "guessing", "guest"]
 WHOLE = ["full"]
+# Those of the server with OpenAI's API: with the queued driver, too.
+BEHIND_FRONT = [*DECOUPLED, "queued"]
 DECOUPLED_IDS = ["ids"]
 GUEST = "guest"
+# The model of the reference server.
+REFERENCE = "full"
 # Cancelled gRPC calls sometimes make server 2.51 keep a request, and with it the model: they are only sent to
 # a model that is not unloaded before the end.
 CANCELLED_OVER_GRPC = "direct"
@@ -38,14 +42,26 @@ CANCELLED_OVER_GRPC = "direct"
 def add_models(repository):
     """Writes the models of the server under load."""
     add_adapters(repository)
-    add_model(repository, "direct", {**COMMON, **BLOCKS}, fields=f"max_batch_size: 12 {TWO_INSTANCES}", checkpoint=STORIES)
-    add_model(repository, "oldest", FEW_BLOCKS, fields=f"max_batch_size: 24 {OLDEST} {TWO_INSTANCES}", checkpoint=STORIES)
-    guessing = {**COMMON, **BLOCKS, "speculation": "prompt_lookup", "enable_trt_overlap": "true"}
-    add_model(repository, "guessing", guessing, fields="max_batch_size: 12", checkpoint=STORIES)
-    add_model(repository, "full", {**COMMON, **BLOCKS}, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
+    steps_of(repository).mkdir()
+
+    def add(name, parameters, fields):
+        parameters = {**parameters, "stats_file": steps_of(repository) / f"{name}.jsonl"}
+        add_model(repository, name, parameters, fields=fields, checkpoint=STORIES)
+
+    usual = {**COMMON, **BLOCKS}
+    add("direct", usual, f"max_batch_size: 12 {TWO_INSTANCES}")
+    add("oldest", FEW_BLOCKS, f"max_batch_size: 24 {OLDEST} {TWO_INSTANCES}")
+    add("guessing", {**usual, "speculation": "prompt_lookup", "enable_trt_overlap": "true"}, "max_batch_size: 12")
+    add("full", usual, f"max_batch_size: 12 {FULL_ANSWER}")
+    add("queued", usual, f"max_batch_size: 12 {QUEUED}")
     add_guest(repository, 0)
     steps = {"synthetic_step_us": 500, "max_seq_len": 256}
     add_synthetic(repository, "ids", steps, fields=f"max_batch_size: 12 {IDS} {TWO_INSTANCES}")
+
+
+def steps_of(repository):
+    """The folder of the models' records."""
+    return repository.parent / "steps"
 
 
 def add_adapters(repository):
@@ -70,5 +86,5 @@ def add_reference(repository):
     earlier blocks."""
     add_adapters(repository)
     plain = {**COMMON, "enable_kv_cache_reuse": "false"}
-    add_model(repository, "full", plain, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
+    add_model(repository, REFERENCE, plain, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
     add_synthetic(repository, "ids", {"max_seq_len": 256, "synthetic_step_us": 0}, fields=f"max_batch_size: 12 {IDS} {FULL_ANSWER}")

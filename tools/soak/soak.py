@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import collections
 import concurrent.futures
-import json
 import pathlib
 import random
 import signal
@@ -23,22 +22,39 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import grpc  # noqa: E402  the harness configures gRPC
 import harness  # noqa: E402,F401
 import tritonclient.grpc.aio as grpcclient  # noqa: E402
+import clients  # noqa: E402
+import front_checks  # noqa: E402
+import front_clients  # noqa: E402
+import rude  # noqa: E402
 import watch  # noqa: E402
 from answers import Oracle  # noqa: E402
-from clients import POLITE  # noqa: E402
+from bodies import bodies, costly_bodies  # noqa: E402
 from contents import BY_CLIENTS, documented_options, pool  # noqa: E402
+from harness.front import Front  # noqa: E402
 from harness.server import Server  # noqa: E402
-from models import CANCELLED_OVER_GRPC, GUEST, add_models  # noqa: E402
-from rude import RUDE  # noqa: E402
-from tally import Tally  # noqa: E402
+from models import CANCELLED_OVER_GRPC, GUEST, add_models, steps_of  # noqa: E402
+from steps import Steps  # noqa: E402
+from tally import Tally, show  # noqa: E402
 
 ROUND_S = 40
-# Contents per epoch: few enough to recur in other batches, while a run has many epochs and so many contents.
+# Contents per epoch, and bodies for the front: few enough to recur in other batches, while a run has many epochs and so many
+# contents.
 CONTENTS = 400
+BODIES = 300
 ROUNDS_OF_AN_EPOCH = 10
-UNLOAD_LIMIT_S = 30
+UNLOAD_LIMIT_S = 120
+# The longest time from what clients see of a server's death to its end.
+DEATH_LIMIT_S = 1
 # Counts of requests whose clients left before the end.
-ABANDONED = ["HTTP streams that were left", "HTTP requests that nobody waits for", "gRPC calls that were cancelled"]
+ABANDONED = [
+    "HTTP streams that were left",
+    "HTTP requests that nobody waits for",
+    "gRPC calls that were cancelled",
+    "front: streams that were left",
+    "front: requests that nobody waits for",
+]
+# More than there are clients, each of which may wait in a thread.
+MAX_THREADS = 128
 SERVER = ["--model-control-mode=explicit", "--load-model=*", "--metrics-interval-ms=100"]
 
 
@@ -52,16 +68,36 @@ class World:
         self.cancel_every_s = cancel_every_s
         self.tally = Tally()
         self.contents = []
+        self.bodies = []
+        self.costly = []
         self.guest_version = 0
         self.next_cancellation = 0.0
         # By model: requests whose time was over in Triton's backlog, since the server started.
         self.expired = collections.Counter()
         # Set when no new requests may be sent.
         self.closing = threading.Event()
-        self.server = self.grpc = self.channel = None
+        self.server = self.front = self.grpc = self.channel = None
+        # The longest time that a client without a guide waited for a token.
+        self.slowest_token_s = 0.0
         self._ids = 0
         add_models(self.repository)
+        self.steps = Steps(steps_of(self.repository))
+        self.front_log = folder / "front.log"
         self.oracle = Oracle(folder)
+
+    def start(self):
+        """Starts the server, and OpenAI's API in front of it."""
+        self.server = Server(self.repository, *SERVER)
+        self.expired.clear()
+        with open(self.front_log, "a") as log:
+            self.front = Front(self.server, "--access-log", *front_checks.arguments(self.server), log=log)
+
+    def draw(self, seed):
+        """Draws new requests."""
+        self.oracle.forget()
+        self.contents = pool(seed, CONTENTS)
+        self.bodies = bodies(seed, BODIES)
+        self.costly = costly_bodies(seed)
 
     def next_id(self, count=1):
         """Unique numbers."""
@@ -69,16 +105,21 @@ class World:
         return self._ids - count
 
     def lost(self, how, why, *, is_fault=True):
-        """Whether the cause of a failure is that the server died, which is investigated once, later."""
-        try:
-            self.server.process.wait(1)
-        except Exception:  # It is alive: waiting for its death could not end.
-            if is_fault:
-                self.tally.finding("a connection broke", f"{how}: {why}")
-            return False
+        """Whether the cause of a failure is that the server or its front died, which is investigated once, later."""
+        deadline = time.monotonic() + DEATH_LIMIT_S
+        while not self.has_died():
+            if time.monotonic() > deadline:
+                if is_fault:
+                    self.tally.finding("a connection broke", f"{how}: {why}")
+                return False
+            time.sleep(0.05)
         self.closing.set()
         self.tally.count("requests that a server's death took along")
         return True
+
+    def has_died(self):
+        """Whether the server or its front has ended."""
+        return self.server.process.poll() is not None or self.front.process.poll() is not None
 
     async def pause(self, seconds):
         """Waits, but not beyond the end of the round."""
@@ -90,8 +131,9 @@ class World:
 async def one_round(world, number, seconds, num_clients, is_over):
     """Load for `seconds` seconds, until each client has received its last answer."""
     world.closing.clear()
-    actors = [act for act, count in RUDE for _ in range(count)]
-    actors += [POLITE[n % len(POLITE)] for n in range(num_clients)]
+    actors = [act for act, count in rude.RUDE + front_clients.RUDE for _ in range(count)]
+    polite = clients.POLITE + front_clients.POLITE
+    actors += [polite[n % len(polite)] for n in range(num_clients)]
 
     async def client(n, act):
         rng = random.Random(f"{world.seed} {number} {n}")
@@ -101,7 +143,7 @@ async def one_round(world, number, seconds, num_clients, is_over):
 
     async with grpcclient.InferenceServerClient(world.server.grpc_url) as world.grpc:
         async with grpc.aio.insecure_channel(world.server.grpc_url) as world.channel:
-            clients = [asyncio.create_task(client(n, act)) for n, act in enumerate(actors)]
+            tasks = [asyncio.create_task(client(n, act)) for n, act in enumerate(actors)]
             deadline = time.monotonic() + seconds
             busy = False
             while time.monotonic() < deadline and not is_over.is_set() and not world.closing.is_set():
@@ -109,7 +151,7 @@ async def one_round(world, number, seconds, num_clients, is_over):
                 busy = busy or await asyncio.to_thread(is_busy, world)
             world.closing.set()
             world.tally.count("rounds in which the gauges showed work", busy)
-            for outcome in await asyncio.gather(*clients, return_exceptions=True):
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     world.tally.finding("a client of the soak failed", repr(outcome))
 
@@ -123,28 +165,51 @@ def is_busy(world):
 
 
 def look_at(world, series):
-    """Checks after a round that the server is alive and idle, or records what happened to it; returns its
-    figures."""
-    if world.server.process.poll() is not None:
-        num_cancelled = world.tally.counts["gRPC calls that were cancelled"]
-        is_tritons, evidence = watch.death(world.server.log(), num_cancelled)
-        note = world.tally.tritons if is_tritons else world.tally.finding
-        note("the server died", f"exit status {world.server.process.returncode}\n{evidence}")
-        look_at_log(world)
+    """Checks after a round that the servers are alive and idle, or records what happened to them."""
+    if world.has_died():
+        look_at_death(world)
         return False
-    for gauge in watch.wait_for_idle(world.server):
+    for gauge in watch.wait_for_idle(lambda: watch.not_idle(world.server.metrics())):
         world.tally.finding("a gauge is not zero when nothing runs", gauge)
     for model, count in watch.pending(world.server.metrics()).items():
         # Counts requests in Triton, some of which cancelled calls leave behind.
         known = model == CANCELLED_OVER_GRPC and world.tally.counts["gRPC calls that were cancelled"]
         note = world.tally.tritons if known else world.tally.finding
         note("Triton counts requests as pending", f"{model}: {count}")
-    series.append(watch.figures(world.server.process.pid))
+    of_front = front_checks.look_at_idle(world.front, world.tally, "direct")
+    for text in world.steps.look():
+        world.tally.finding("a step was held", text)
+    series.append({**watch.figures(world.server.process.pid), **of_front})
     return True
 
 
+def look_at_death(world):
+    """Records why the server or its front has ended, and ends the other one."""
+    front = world.front.process
+    if world.server.process.poll() is None:
+        world.tally.finding("the front died", f"exit status {front.returncode}\n{tail(world.front_log)}")
+        world.server.process.kill()
+        world.server.process.wait()
+    else:
+        num_cancelled = world.tally.counts["gRPC calls that were cancelled"]
+        is_tritons, evidence = watch.death(world.server.log(), num_cancelled)
+        note = world.tally.tritons if is_tritons else world.tally.finding
+        note("the server died", f"exit status {world.server.process.returncode}\n{evidence}")
+        look_at_log(world)
+        front.kill()
+        front.wait()
+
+
+def tail(path):
+    """The last lines of a file."""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+
+
 def end_of(world):
-    """Unloads all models, and stops the server."""
+    """Stops the front, unloads all models, and stops the server."""
+    status = world.front.stop()
+    if status != 0:
+        world.tally.finding("the front's exit status", f"{status}\n{tail(world.front_log)}")
     models = [path.name for path in world.repository.iterdir()]
     cancelled = world.tally.counts["gRPC calls that were cancelled"]
     for model in models:
@@ -162,17 +227,19 @@ def end_of(world):
     if status != 0:
         note = world.tally.tritons if left == {CANCELLED_OVER_GRPC} else world.tally.finding
         note("the server's exit status", f"{status}\n{world.server.log_tail()[-2000:]}")
-    look_at_log(world)
+    look_at_log(world, tritons_own=status != 0 and left == {CANCELLED_OVER_GRPC})
 
 
-def look_at_log(world):
-    """Error lines of the log: each has a known cause, or is a finding."""
+def look_at_log(world, *, tritons_own=False):
+    """Error lines of the log: each has a known cause, or is a finding. If it is Triton's own fault that the server could not stop,
+    its line is counted so."""
     num_abandoned = sum(world.tally.counts[name] for name in ABANDONED)
     known, unknown = watch.errors(world.server.log(), world.expired, num_abandoned)
     for cause, num_lines in known.items():
         world.tally.count(f"lines of the log: {cause}", num_lines)
     for line in unknown:
-        world.tally.finding("a line of the log", line[:500])
+        note = world.tally.tritons if tritons_own and "failed to stop server" in line else world.tally.finding
+        note("a line of the log", line[:500])
 
 
 def run(options, folder):
@@ -187,16 +254,14 @@ def run(options, folder):
 
     # One for the whole run: tritonclient's HTTP client leaks open files in each thread that uses it.
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(64))
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(MAX_THREADS))
 
     while time.monotonic() - start < options.minutes * 60 and not is_over.is_set():
         if world.server is None:
-            world.server = Server(world.repository, *SERVER)
-            world.expired.clear()
+            world.start()
             lives.append([])
         if rounds % ROUNDS_OF_AN_EPOCH == 0:
-            world.oracle.forget()
-            world.contents = pool(f"{options.seed} {rounds}", CONTENTS)
+            world.draw(f"{options.seed} {rounds}")
         left = options.minutes * 60 - (time.monotonic() - start)
         seconds = min(options.round, max(1, left))
         loop.run_until_complete(one_round(world, rounds, seconds, options.clients, is_over))
@@ -209,6 +274,7 @@ def run(options, folder):
     if world.server is not None:
         end_of(world)
     world.oracle.stop()
+    front_checks.look_at_log(world.front_log, world.tally)
     for series in lives:
         for text in watch.growth(series):
             world.tally.finding("something grows", text)
@@ -230,27 +296,12 @@ def report(options, world, minutes, rounds, lives):
         "options_not_tried": sorted(names - tried),
         "answers_alone": world.oracle.num_asked,
         "counts": dict(sorted(tally.counts.items())),
+        "slowest_token_s": round(world.slowest_token_s, 3),
+        "steps": world.steps.figures(),
         "figures_of_servers": [{"first": life[0], "last": life[-1]} for life in lives if life],
         "of_triton": tally.of_triton,
         "findings": tally.findings,
     }
-
-
-def show(found, as_json):
-    if as_json:
-        print(json.dumps(found), flush=True)
-        return
-    for name, value in found.items():
-        if isinstance(value, dict):
-            print(f"{name}:")
-            for key, number in value.items():
-                print(f"  {number:>9}  {key}")
-        elif isinstance(value, list):
-            print(f"{name}: {len(value)}")
-            for item in value:
-                print(f"  {item}")
-        else:
-            print(f"{name}: {value}")
 
 
 def main():

@@ -1,6 +1,7 @@
-"""Counts of what was tried, and findings."""
+"""Counts of what was tried, findings, and how a report is shown."""
 
 import collections
+import json
 import sys
 import threading
 
@@ -40,3 +41,21 @@ class Tally:
             self.counts[f"of Triton's own: {kind}"] += 1
             if len(self.of_triton) < MAX_TOLD:
                 self.of_triton.append(f"{kind}: {text}")
+
+
+def show(found, as_json):
+    """Prints a report."""
+    if as_json:
+        print(json.dumps(found), flush=True)
+        return
+    for name, value in found.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, of_key in value.items():
+                print(f"  {str(of_key):>9}  {key}")
+        elif isinstance(value, list):
+            print(f"{name}: {len(value)}")
+            for item in value:
+                print(f"  {item}")
+        else:
+            print(f"{name}: {value}")

@@ -1,4 +1,4 @@
-//! `cargo xtask bindings`: generates `src/triton/sys.rs` from Triton's own headers.
+//! `cargo xtask bindings`: generates `crates/triton/src/sys.rs` from Triton's own headers.
 //!
 //! The headers come from a pinned package of the registry that cargo fetches, or from the include folder of a
 //! Triton install named by `TRITON_INCLUDE`. The result is committed, so that a build needs neither libclang
@@ -15,7 +15,7 @@ use bindgen::{Builder, EnumVariation, Formatter, RustEdition, RustTarget};
 /// The package with the headers, and its version.
 const HEADERS: (&str, &str) = ("tritonserver-rs", "0.4.1");
 
-/// Every function that `src/triton/` calls. Server 2.51.0 (r24.10) exports all of them.
+/// Every function that `crates/triton/src/` calls. Server 2.51.0 (r24.10) exports all of them.
 const FUNCTIONS: &[&str] = &[
     // Errors, messages, logs.
     "TRITONSERVER_ErrorCode",
@@ -127,7 +127,7 @@ const CONSTANTS: &[&str] = &[
     "TRITONBACKEND_API_VERSION_MINOR",
 ];
 
-/// Generates the bindings and writes them to `src/triton/sys.rs`.
+/// Generates the bindings and writes them to `crates/triton/src/sys.rs`.
 pub fn run() -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -136,7 +136,7 @@ pub fn run() -> Result<(), String> {
         Some(folder) => PathBuf::from(folder),
         None => fetch_headers(root)?,
     };
-    let file = root.join("src/triton/sys.rs");
+    let file = root.join("crates/triton/src/sys.rs");
     fs::write(&file, generate(root, &include)?)
         .map_err(|error| format!("{}: {error}", file.display()))
 }

@@ -45,7 +45,7 @@ const KERNEL_TESTS: [&str; 12] = [
 
 /// Packs the bundle.
 pub fn run(options: &Options) -> Result<()> {
-    kernels::run()?;
+    kernels::run(kernels::ALL)?;
     let parent = workspace::target("gpu-bundle");
     if parent.exists() {
         fs::remove_dir_all(&parent)?;
@@ -58,7 +58,8 @@ pub fn run(options: &Options) -> Result<()> {
         command("tar")
             .args([
                 "--create",
-                // The kernels are in it as files, in the library and in `gpu-check`: the window must reach from one to the next.
+                // The kernels are in it as files, in the library and in `gpu-check`: the window must reach from one to
+                // the next.
                 "--use-compress-program=xz --lzma2=preset=6,dict=256MiB",
                 "--owner=0",
                 "--group=0",
@@ -113,6 +114,7 @@ fn fill(folder: &Path) -> Result<()> {
     kernels::compile(
         &root.join("crates/kernels-on-cpu/tests/kernels/fp8.cu"),
         &conversions,
+        kernels::ALL,
     )?;
     copy_images(&conversions, &images)?;
     copy_folder(&root.join("tests/fixtures"), &folder.join("fixtures"))?;
@@ -135,7 +137,7 @@ fn copy_images(source: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The server, and those of its libraries that it needs.
+/// The server, and the libraries beside it that it needs.
 fn copy_server(server: &Path, folder: &Path) -> Result<()> {
     let libraries = server
         .ancestors()

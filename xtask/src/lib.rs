@@ -1,5 +1,6 @@
 //! The drawing part of the commands, as a library for the tests that draw the documentation's pictures.
 
+pub mod charts;
 pub mod schemes;
 pub mod timeline;
 

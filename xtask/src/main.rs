@@ -9,6 +9,7 @@ mod gpu_bundle;
 mod kernels;
 mod library;
 mod package;
+mod pictures;
 mod process;
 mod sanitize;
 mod serve;
@@ -56,6 +57,8 @@ enum Command {
     Timeline(timeline::Options),
     /// Build the documentation as a site below target/book/, and check its links
     Book,
+    /// Draw the documentation's pictures of recorded results
+    Pictures(pictures::Options),
     /// The preprocessor that docs/book.toml makes mdBook run
     #[command(hide = true)]
     PreprocessBook { arguments: Vec<String> },
@@ -67,7 +70,8 @@ enum Command {
     Package(package::Options),
     /// Pack what checks and measures the library on a GPU machine that reaches no registry
     GpuBundle(gpu_bundle::Options),
-    /// Write a checkpoint for measurements: with random weights, or with another number of layers than one that is there
+    /// Write a checkpoint for measurements: with random weights, or with another number of layers than one that is
+    /// there
     MakeModel {
         /// Random weights: llama-160m, llama-160m-experts, llama-3.2-1b, llama-3.1-8b or tiny
         #[arg(long, required_unless_present = "like")]
@@ -86,7 +90,7 @@ enum Command {
         /// The folder to write; created if it is missing
         dir: PathBuf,
     },
-    /// Regenerate src/triton/sys.rs from Triton's headers; needs libclang
+    /// Regenerate crates/triton/src/sys.rs from Triton's headers; needs libclang
     Bindings,
 }
 
@@ -102,9 +106,10 @@ fn main() -> ExitCode {
         Command::Sanitize(options) => sanitize::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
+        Command::Pictures(options) => pictures::run(&options),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
         Command::Mpi => library::mpi_plugin(library::Build::Shipped),
-        Command::Kernels => kernels::run(),
+        Command::Kernels => kernels::run(kernels::ALL),
         Command::Package(options) => package::run(&options),
         Command::GpuBundle(options) => gpu_bundle::run(&options),
         Command::MakeModel {
@@ -153,4 +158,33 @@ fn bindings() -> Result<()> {
         "--",
         "bindings",
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The commands after `cargo xtask` in a text.
+    fn commands(text: &str) -> impl Iterator<Item = &str> {
+        text.lines()
+            .filter_map(|line| Some(line.split_once("- run: cargo xtask ")?.1.trim()))
+    }
+
+    #[test]
+    fn the_commands_of_workflows_exist() {
+        let folder = workspace::root().join(".github/workflows");
+        let mut num_commands = 0;
+        for entry in std::fs::read_dir(folder).expect("there are workflows") {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("a text");
+            for command in commands(&text.replace("${{ matrix.part }}", "9")) {
+                let words = ["xtask"].into_iter().chain(command.split_whitespace());
+                if let Err(error) = Arguments::try_parse_from(words) {
+                    panic!("{}: {command}: {error}", path.display());
+                }
+                num_commands += 1;
+            }
+        }
+        assert!(num_commands >= 4, "{num_commands}");
+    }
 }

@@ -61,16 +61,29 @@ impl Sanitizer {
     /// Arguments of `cargo test`.
     const fn tests(self) -> &'static [&'static [&'static str]] {
         match self {
-            Self::Address => &[&[
-                "--no-fail-fast",
-                "--test=kernels",
-                "--test=ffi_host",
-                "--test=panics",
-                "--test=logits_processors",
-            ]],
+            Self::Address => &[
+                &["--package=inflight-device-cpu", "--test=kernels"],
+                &[
+                    "--package=triton-inflight",
+                    "--no-fail-fast",
+                    "--test=ffi_host",
+                    "--test=panics",
+                    "--test=logits_processors",
+                ],
+            ],
             Self::Thread => &[
-                &["--lib", "--", "pool", "guid", "compil", "respon"],
-                &["--test=ffi_host"],
+                &["--package=inflight-threads", "--lib"],
+                &[
+                    "--package=inflight-runner",
+                    "--package=inflight-guidance",
+                    "--package=triton-inflight",
+                    "--lib",
+                    "--",
+                    "guid",
+                    "compil",
+                    "respon",
+                ],
+                &["--package=triton-inflight", "--test=ffi_host"],
             ],
         }
     }
@@ -86,7 +99,7 @@ impl Sanitizer {
         };
         run_command(
             cargo()
-                .args(["test", "--package=triton-inflight", "--target", &machine])
+                .args(["test", "--target", &machine])
                 // Less than other tests have, because all dependencies are compiled anew.
                 .args(["--config", "profile.dev.package.\"*\".opt-level=1"])
                 .arg("--target-dir")

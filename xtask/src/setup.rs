@@ -14,7 +14,7 @@ use crate::workspace::{root, target};
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 const MDBOOK: &str = "mdbook@0.5.4";
 
-/// A Chromium that needs no libraries beyond those of a machine with a C compiler, and the checksum of its
+/// A Chromium that needs no libraries beyond a C compiler's, and the checksum of its
 /// package.
 const CHROMIUM: [&str; 2] = [
     "@sparticuz/chromium@153.0.0",
@@ -40,8 +40,9 @@ pub fn python() -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
-/// The Python environment with NVIDIA's AIPerf, our plugin for it, LiteLLM, lm-evaluation-harness, and the dependencies of
-/// other backends' clients; returns the path of its interpreter. Separate because it is large and only server tests need it.
+/// The Python environment with NVIDIA's AIPerf, our plugin for it, LiteLLM, lm-evaluation-harness, and the dependencies
+/// of other backends' clients; returns the path of its interpreter. Separate because it is large and only server tests
+/// need it.
 pub fn aiperf() -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target("aiperf");
@@ -104,7 +105,8 @@ pub fn nvrtc() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What models of Triton's Python backend import; returns the folder for the environment variable `PYTHON_BACKEND_PACKAGES`.
+/// What models of Triton's Python backend import; returns the folder for the environment variable
+/// `PYTHON_BACKEND_PACKAGES`.
 pub fn python_backend_packages() -> Result<PathBuf> {
     let python = python()?;
     let _lock = lock()?;
@@ -192,8 +194,8 @@ fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(name.trim()))
 }
 
-/// Open MPI with its compiler, and libclang, which Debian has; returns the folder of libclang. Other systems, and users who may
-/// not install packages, install them themselves.
+/// Open MPI with its compiler, and libclang, which Debian has; returns the folder of libclang. Other systems, and users
+/// who may not install packages, install them themselves.
 pub fn mpi() -> Result<PathBuf> {
     let _lock = lock()?;
     if !has_mpi() {
@@ -281,8 +283,8 @@ pub fn mdbook() -> Result<PathBuf> {
     Ok(cargo_install("mdbook", MDBOOK)?.join("mdbook"))
 }
 
-/// A program from crates.io, built into a folder below `target/`, without optimisation, which would take longer than it saves;
-/// returns the folder of its executable.
+/// A program from crates.io, built into a folder below `target/`, without optimisation, which would take longer than it
+/// saves; returns the folder of its executable.
 fn cargo_install(folder: &str, package: &str) -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target(folder);

@@ -1,5 +1,5 @@
-//! Commands of this program that run beside each other. Each line of their output starts with a name, so that the lines of
-//! one command can be told from those of others.
+//! Commands of this program that run beside each other. Each line of their output starts with a name, so that the lines
+//! of one command can be told from those of others.
 
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -20,8 +20,8 @@ pub fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to completion. Its output goes to standard error, line by line, after the name. The error of a command that
-/// fails has the lines that name its failures.
+/// Runs a command to completion. Its output goes to standard error, line by line, after the name. The error of a
+/// command that fails has the lines that name its failures.
 pub fn run(name: &str, command: &mut Command) -> Result<()> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command

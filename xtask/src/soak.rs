@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: a long load from good and bad clients, with checks of the server's invariants
-//! (tools/soak).
+//! `cargo xtask soak`: a long load from good and bad clients, through the server with OpenAI's API too, with checks of
+//! the invariants (tools/soak).
 
 use std::path::PathBuf;
 
@@ -26,6 +26,18 @@ pub struct Options {
     /// Minimum seconds between two cancelled gRPC calls: they can crash Triton 2.51 itself
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
     cancel_every: f64,
+    /// Instead, have so many clients leave the server with OpenAI's API in the middle of a stream, on a model of each
+    /// driver, and count crashes, lost requests and what stays held
+    #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "clients", "round", "cancel_every"])]
+    leaving_clients: Option<u32>,
+    /// The most clients in a second that leave
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 200.0,
+        requires = "leaving_clients"
+    )]
+    rate: f64,
     /// Keep the model repository and the server's logs in this folder, which must not exist
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -37,21 +49,28 @@ pub struct Options {
 /// Runs the soak test and prints a summary; an error if it found a problem.
 pub fn run(options: &Options) -> Result<()> {
     let mut script = command(setup::python()?);
-    script
-        .arg(workspace::root().join("tools/soak/soak.py"))
-        .args([
+    let folder = workspace::root().join("tools/soak");
+    match options.leaving_clients {
+        None => script.arg(folder.join("soak.py")).args([
             format!("--minutes={}", options.minutes),
-            format!("--seed={}", options.seed),
             format!("--clients={}", options.clients),
             format!("--round={}", options.round),
             format!("--cancel-every={}", options.cancel_every),
-        ])
+        ]),
+        Some(number) => script.arg(folder.join("leaving.py")).args([
+            format!("--leaving-clients={number}"),
+            format!("--rate={}", options.rate),
+        ]),
+    };
+    script
+        .arg(format!("--seed={}", options.seed))
         .args(options.json.then_some("--json"))
         .env("TRITONSERVER", setup::tritonserver()?)
         .env(
             "TRITON_BACKENDS",
             library::backend_directory(Build::Shipped)?,
-        );
+        )
+        .env("INFLIGHT_OPENAI", library::openai(Build::Shipped)?);
     if let Some(folder) = &options.keep {
         script.arg("--keep").arg(std::path::absolute(folder)?);
     }

@@ -1,5 +1,5 @@
-//! Where sources lie on this machine. Programs that are given away must not show it, so that their bytes are the same wherever they
-//! are built.
+//! Where sources lie on this machine. Programs that are given away must not show it, so that their bytes are the same
+//! wherever they are built.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use crate::Result;
 use crate::process::{cargo, command, output};
 use crate::workspace::root;
 
-/// Options of cargo with which built programs show the paths of `shown`. They add to those of config files; where `RUSTFLAGS`
-/// is set, that holds instead.
+/// Options of cargo with which built programs show the paths of `shown`. They add to those of config files; where
+/// `RUSTFLAGS` is set, that holds instead.
 pub fn options() -> Result<[String; 2]> {
     let flags = serde_json::to_string(&rustflags()?)?;
     Ok(["--config".into(), format!("build.rustflags={flags}")])

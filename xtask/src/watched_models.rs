@@ -1,4 +1,4 @@
-//! Models whose steps can be watched: those of a repository, with a statistics file for each that has none.
+//! Models whose steps can be watched: a repository's, with a statistics file for each that has none.
 
 use std::fs::{self, DirEntry, File};
 use std::io::ErrorKind;

@@ -15,9 +15,10 @@
 //! | ranks that call different collective operations, or with other counts | `ncclInvalidUsage`, and a line that says who |
 //! | what is forbidden while a stream is captured | the driver's errors |
 //!
-//! A program takes the stand-in for the real libraries if it finds them in `LD_LIBRARY_PATH`: [`StandIn::apply`]. A test
-//! that uses CUDA itself runs in a process of its own: [`StandIn::run`]. By hand, `cargo run -p inflight-cuda-stand-in --
-//! PROGRAM ARGUMENT...` runs a program on it, and without a program prints the folder of the libraries.
+//! A program takes the stand-in for the real libraries if it finds them in `LD_LIBRARY_PATH`: [`StandIn::apply`]. A
+//! test that uses CUDA itself runs in a process of its own: [`StandIn::run`]. By hand, `cargo run -p
+//! inflight-cuda-stand-in -- PROGRAM ARGUMENT...` runs a program on it, and without a program prints the folder of the
+//! libraries.
 //!
 //! # Options
 //!
@@ -34,6 +35,7 @@
 //! | `DRIVER_VERSION` | what `cuDriverGetVersion` says | 12040 |
 //! | `SEED` | of the order in which streams, graphs, blocks and threads run | 0 |
 //! | `RUN_AFTER_MS` | work that nobody waits for runs all the same, a part every so many milliseconds | never |
+//! | `PRINT_WORK` | 1: lists all work as it is enqueued or captured: kernels with their grid, blocks, shared memory and arguments | 0 |
 //! | `REPORT_LEAKS` | 1: lists what was not freed when a context ends and at exit | 0 |
 //! | `INIT_ERROR` | what `cuInit` returns, such as 803 for a driver that does not fit | none |
 //! | `MODULE_ERROR` | what loading a module returns, such as 222 or 209 for a driver that is too old | none |
@@ -49,15 +51,16 @@
 //! # Where it is stricter than a GPU
 //!
 //! Memory must not be freed while work that uses it waits, although `cuMemFree` of a real driver waits for that work.
-//! Nothing runs unless somebody waits or asks, so that a host that watches pinned memory, or is told by a host function,
-//! needs `RUN_AFTER_MS`. Copies of pageable memory cannot be captured. cuBLASLt checks the alignment that an algorithm was found for.
+//! Nothing runs unless somebody waits or asks, so that a host that watches pinned memory, or is told by a host
+//! function, needs `RUN_AFTER_MS`. Copies of pageable memory cannot be captured. cuBLASLt checks the alignment that an
+//! algorithm was found for.
 //!
 //! # What it does not have
 //!
 //! Contexts besides the primary ones, managed memory, cooperative launches, launch attributes, child graphs, and
-//! allocations in graphs: calls return an error, or have no symbol. `cuGetProcAddress` is missing on purpose: without it
-//! NVIDIA's runtime library, which Triton links, finds no GPU, and Triton itself stays on the CPU. Pointers that a kernel
-//! reads from device memory are not translated, so that following one is a fault.
+//! allocations in graphs: calls return an error, or have no symbol. `cuGetProcAddress` is missing on purpose: without
+//! it NVIDIA's runtime library, which Triton links, finds no GPU, and Triton itself stays on the CPU. Pointers that a
+//! kernel reads from device memory are not translated, so that following one is a fault.
 
 use std::env;
 use std::ffi::{CString, OsString, c_char, c_int, c_void};
@@ -205,7 +208,8 @@ fn function(name: &str) -> *mut c_void {
     let library =
         CString::new(format!("{LIBRARY_DIR}/libcuda.so.1")).expect("a path without zeros");
     let symbol = CString::new(name).expect("a name without zeros");
-    // SAFETY: both are C strings. The library is loaded already, if the process runs on the stand-in, and is never closed.
+    // SAFETY: both are C strings. The library is loaded already, if the process runs on the stand-in, and is never
+    // closed.
     let found = unsafe {
         let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         match library.is_null() {

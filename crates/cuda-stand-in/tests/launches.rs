@@ -182,6 +182,33 @@ fn functions_are_found_by_name_and_end_with_their_module() {
 }
 
 #[test]
+fn all_work_is_listed_with_the_arguments_of_kernels() {
+    let options = StandIn::new().set("PRINT_WORK", 1);
+    let output = options.output("all_work_is_listed_with_the_arguments_of_kernels", || {
+        let context = context();
+        let stream = context.new_stream().unwrap();
+        let kernel = kernel(&context, "stand_in_scale_add");
+        let x = stream.clone_htod(&[1.0f32; 8]).unwrap();
+        let mut out = stream.alloc_zeros::<f32>(8).unwrap();
+        scale_add(&stream, &kernel, &mut out, &x, 1.0).unwrap();
+        stream.synchronize().unwrap();
+    });
+    if let Some(output) = output {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let start = "cuda-stand-in: work of device 0: stand_in_scale_add <1 1 1 x ";
+        let launched = said.lines().filter(|line| line.starts_with(start));
+        let launched: Vec<_> = launched.collect();
+        // The factor, as bits of a float, and the length.
+        let has_arguments = |line: &&str| line.ends_with(" 3f800000 8");
+        assert!(
+            launched.len() == 1 && launched.iter().all(has_arguments),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn a_launch_fails_on_purpose() {
     StandIn::new()
         .set("FAIL_LAUNCH", 2)

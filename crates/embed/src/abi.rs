@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
-use triton_inflight::base::{ClientId, SequenceId};
-use triton_inflight::manager::{HostTensor, HostTensors, TensorRequest, TensorType};
+use inflight_base::{ClientId, SequenceId};
+use inflight_manager::{HostTensor, HostTensors, TensorRequest, TensorType};
 
 pub(crate) const VERSION: u32 = 4;
 const ERROR_SIZE: usize = 512;

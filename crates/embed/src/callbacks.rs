@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use triton_inflight::base::{RequestError, SequenceId};
-use triton_inflight::manager::{HostTensors, TensorCallbacks, TensorRequest};
+use inflight_base::{RequestError, SequenceId};
+use inflight_manager::{HostTensors, TensorCallbacks, TensorRequest};
 
 use crate::abi::{Batch, Callbacks, Stops};
 use crate::responses::{BorrowedTensors, c_text};

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::time::Duration;
 
-use triton_inflight::base::SequenceId;
-use triton_inflight::manager::{self, ManagerOptions, ServingRank, TensorExecutor};
+use inflight_base::SequenceId;
+use inflight_manager::{ManagerOptions, ServingRank, TensorExecutor};
 
 use crate::abi::{self, ExecutorOptions, Request};
 use crate::responses::{Responses, c_text};
@@ -55,8 +55,8 @@ pub unsafe extern "C" fn inflight_executor_create(
             Loaded::Rank(rank) => return Ok(Box::new(Executor::Rank(rank))),
         };
         let size = |size: u64| usize::try_from(size).unwrap_or(usize::MAX);
-        let default = manager::ExecutorOptions::default();
-        let stored = manager::ExecutorOptions {
+        let default = inflight_manager::ExecutorOptions::default();
+        let stored = inflight_manager::ExecutorOptions {
             max_queue_size: match options.max_queue_size {
                 0 => default.max_queue_size,
                 given => size(given),

@@ -18,8 +18,8 @@ mod responses;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use triton_inflight::base::{LoadError, SequenceId, StepError};
-use triton_inflight::manager::{
+use inflight_base::{LoadError, SequenceId, StepError};
+use inflight_manager::{
     BatchManager, ManagerOptions, ManagerThread, ServingRank, TensorLayer, TensorModel,
 };
 

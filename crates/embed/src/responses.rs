@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_char};
 
-use triton_inflight::manager::{HostTensors, TensorResponse};
+use inflight_manager::{HostTensors, TensorResponse};
 
 use crate::abi::CTensor;
 
@@ -33,7 +33,7 @@ impl BorrowedTensors {
     }
 }
 
-fn describe(name: &CString, tensor: &triton_inflight::manager::HostTensor) -> CTensor {
+fn describe(name: &CString, tensor: &inflight_manager::HostTensor) -> CTensor {
     CTensor {
         name: name.as_ptr(),
         data_type: tensor.data_type as u32,

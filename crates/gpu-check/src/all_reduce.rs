@@ -1,14 +1,14 @@
-//! Sums over several GPUs, as each layer of a model has two: whether they are right, and what one takes by the size of the
-//! message, beside a copy from one GPU to another.
+//! Sums over several GPUs, as each layer of a model has two: whether they are right, and what one takes by the size of
+//! the message, beside a copy from one GPU to another.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
+use inflight_collective::Local;
+use inflight_device::{Device, Load, RankOps, RankRole, StepIo};
+use inflight_device_cuda::{Cuda, CudaOptions, num_gpus};
 use serde_json::{Value, json};
-use triton_inflight::collective::Local;
-use triton_inflight::device::cuda::{Cuda, CudaOptions, num_gpus};
-use triton_inflight::device::{Device, RankRole};
 
 use crate::budget::Budget;
 use crate::check::Check;
@@ -144,18 +144,18 @@ impl Sums {
             max_graphs: 0,
             ..CudaOptions::default()
         })?;
-        device.join_ranks(Box::new(rank), RankRole::Samples)?;
-        device.meet_ranks(TIME_LIMIT)?;
+        let ranks = device.join_ranks(Box::new(rank), RankRole::Samples)?;
+        ranks.meet(&mut device, TIME_LIMIT)?;
         let (width, sizes) = self.sizes();
         let max_rows = sizes.iter().copied().max().unwrap_or(1);
         let mut rows = device.alloc_sums(max_rows, width)?;
         let mut logits = device.alloc_logits(1, width)?;
-        let ranks = (gpu, self.num_ranks);
-        let mut checked = CheckedSums::new(&mut device, ranks, max_rows, width)?;
+        let place = (gpu, self.num_ranks);
+        let mut checked = CheckedSums::new(&mut device, place, max_rows, width)?;
         let mut sums = Vec::new();
         for &num_rows in sizes {
             // The first GPU says for all whether there is time.
-            if !device.agree(!budget.is_over())? {
+            if !ranks.host(&mut device).agree(!budget.is_over())? {
                 break;
             }
             let num_calls = match self.is_quick {
@@ -165,12 +165,12 @@ impl Sums {
                     .div_ceil(4 * num_rows * width)
                     .clamp(20, 200),
             };
-            let wrong = checked.check(&mut device, num_rows, &mut rows)?;
-            device.all_reduce(num_rows, &mut rows);
+            let wrong = checked.check(&mut device, ranks, num_rows, &mut rows)?;
+            ranks.all_reduce(&mut device, num_rows, &mut rows);
             device.results(&mut logits, 0)?;
             let start = Instant::now();
             for _ in 0..num_calls {
-                device.all_reduce(num_rows, &mut rows);
+                ranks.all_reduce(&mut device, num_rows, &mut rows);
             }
             let launched = start.elapsed();
             device.results(&mut logits, 0)?;
@@ -192,8 +192,8 @@ impl Sums {
         format!("{num_bytes} bytes of {} GPUs, {order}", self.num_ranks)
     }
 
-    /// `bus_gb_per_s` is what a GPU sends in a second, at least: 2 (n - 1) / n of the message where parts are summed and then
-    /// distributed, and all of it to each other GPU where each collects all.
+    /// `bus_gb_per_s` is what a GPU sends in a second, at least: 2 (n - 1) / n of the message where parts are summed
+    /// and then distributed, and all of it to each other GPU where each collects all.
     fn figures(&self, sum: &Sum, copy_bytes_per_s: f64) -> Value {
         let (n, num_bytes) = (self.num_ranks as f64, sum.num_bytes as f64);
         let sent = match self.is_deterministic {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::CudaContext;
+use inflight_device::{AttentionParams, HeadShape};
+use inflight_device_cuda::Cuda;
 use serde_json::json;
-use triton_inflight::device::cuda::Cuda;
-use triton_inflight::device::{AttentionParams, HeadShape};
 
 use crate::check::Check;
 use crate::error::Result;

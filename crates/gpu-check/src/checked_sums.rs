@@ -8,11 +8,12 @@
 //! ```
 
 use half::bf16;
-use triton_inflight::base::TokenId;
-use triton_inflight::device::cuda::Cuda;
-use triton_inflight::device::{
-    Device, Dtype, EmbeddingTable, HeadShape, Linear, LogitsTransform, Norm, RawMatrix, Stacking,
+use inflight_base::TokenId;
+use inflight_device::{
+    EmbeddingTable, HeadShape, Linear, Load, LogitsTransform, Norm, Ops, RankOps, StepIo,
 };
+use inflight_device_cuda::{Cuda, CudaRanks};
+use inflight_numbers::{Dtype, RawMatrix, Stacking};
 
 use crate::error::Result;
 use crate::one_step::OneStep;
@@ -31,11 +32,11 @@ const READ_ROWS: usize = 256;
 pub struct CheckedSums {
     num_ranks: usize,
     width: usize,
-    cache: <Cuda as Device>::KvCache,
-    table: <Cuda as Device>::Embedding,
-    weight: <Cuda as Device>::Vector,
+    cache: <Cuda as Load>::KvCache,
+    table: <Cuda as Load>::Embedding,
+    weight: <Cuda as Load>::Vector,
     identity: Linear<Cuda>,
-    states: <Cuda as Device>::Inputs,
+    states: <Cuda as Load>::Inputs,
 }
 
 impl CheckedSums {
@@ -87,15 +88,16 @@ impl CheckedSums {
     pub fn check(
         &mut self,
         device: &mut Cuda,
+        ranks: CudaRanks,
         num_rows: usize,
-        rows: &mut <Cuda as Device>::Sums,
+        rows: &mut <Cuda as Load>::Sums,
     ) -> Result<Option<String>> {
         let mut step = OneStep::prompt(num_rows);
         let tokens = (0..num_rows).map(|row| (row % NUM_TOKENS) as TokenId);
         step.token_ids = tokens.collect();
         let begun = device.begin_step(&self.cache, step.inputs());
         device.embed(&begun, EmbeddingTable::Own(&self.table), 1.0, rows);
-        device.all_reduce(num_rows, rows);
+        ranks.all_reduce(device, num_rows, rows);
         let norm = Norm::Rms {
             weight: &self.weight,
             eps: EPS,
@@ -107,7 +109,7 @@ impl CheckedSums {
             let mut sums = vec![0.0; part.len() * self.width];
             let unchanged = LogitsTransform::IDENTITY;
             let states = &self.states;
-            device.context_logits(states, part, &self.identity, unchanged, &mut sums);
+            device.context_logits(states, part, &self.identity, unchanged, None, &mut sums);
             // The others wait for this GPU until the last part.
             wrong = wrong.or_else(|| self.first_wrong(first, &sums));
         }

@@ -1,11 +1,11 @@
-//! How long the GPU waits for the host between two steps: what a step takes, less what its graph takes when it is launched again
-//! and again.
+//! How long the GPU waits for the host between two steps: what a step takes, less what its graph takes when it is
+//! launched again and again.
 
 use std::time::{Duration, Instant};
 
+use inflight_engine::{Engine, EngineConfig, StepOutput};
 use inflight_measure::load::Load;
-use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
-use triton_inflight::runner::CudaRunner;
+use inflight_runner::CudaRunner;
 
 use crate::error::Result;
 

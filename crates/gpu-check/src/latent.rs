@@ -1,7 +1,7 @@
 //! The time of latent attention of the size of DeepSeek-V3, beside what the machine can do.
 
-use triton_inflight::device::{
-    AttentionParams, Device, LatentHeads, LatentParams, LatentShape, Linear, RopeTable,
+use inflight_device::{
+    AttentionParams, LatentHeads, LatentParams, LatentShape, Linear, Load, Ops, RopeTable, StepIo,
 };
 
 use crate::bench::{Bench, ROTATED_BYTES, Work, attention_params};
@@ -114,7 +114,7 @@ fn measure(
         device.store_latents(&begun, &params(0), &kv, &mut cache, 0);
     })?;
     let attended = Work {
-        // A prompt's positions are read once, as those of a sequence that generates.
+        // A prompt's positions are read once, as by a sequence that generates.
         num_bytes: weight_bytes
             + 2 * step.num_positions() * shape.key_dim()
             + num_rows * (4 * shape.q_len() + 2 * shape.out_len()),

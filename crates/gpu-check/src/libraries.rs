@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cudarc::{cublaslt, driver};
-use triton_inflight::device::cuda::num_gpus;
+use inflight_device_cuda::num_gpus;
 
 const CUBLASLT: [&str; 2] = ["libcublasLt.so.12", "libcublasLt.so.13"];
 const NCCL: [&str; 1] = ["libnccl.so.2"];
@@ -20,8 +20,8 @@ const MAX_DEPTH: usize = 9;
 /// Set for a program that was started again with the libraries' folders.
 const STARTED_AGAIN: &str = "INFLIGHT_GPU_CHECK_LIBRARIES";
 
-/// Starts this program again with the folders of cuBLASLt and, for several GPUs, of NCCL in `LD_LIBRARY_PATH`, if it needs
-/// that. Returns if the libraries are found already, or nowhere: then the stages that need them say so.
+/// Starts this program again with the folders of cuBLASLt and, for several GPUs, of NCCL in `LD_LIBRARY_PATH`, if it
+/// needs that. Returns if the libraries are found already, or nowhere: then the stages that need them say so.
 pub fn find() {
     if env::var_os(STARTED_AGAIN).is_some() {
         return;

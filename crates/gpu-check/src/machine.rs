@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use cudarc::driver::CudaContext;
 use half::bf16;
+use inflight_device::{Linear, Load, Ops, Output, StepIo};
+use inflight_device_cuda::{Cuda, CudaOptions, has_kernels, num_gpus};
+use inflight_numbers::{Dtype, RawMatrix, Stacking};
 use serde_json::json;
-use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels, num_gpus};
-use triton_inflight::device::{Device, Dtype, Linear, Output, RawMatrix, Stacking};
 
 use crate::check::Check;
 use crate::error::Result;
@@ -77,7 +78,7 @@ fn product_flops(gpu: usize, context: &CudaContext, is_quick: bool) -> Result<f6
     let x = device.alloc_inputs(n, n)?;
     let mut out = device.alloc_sums(n, n)?;
     let seconds = best_of(&mut || {
-        device.project(n, &x, &linear, Output::Store, &mut out);
+        device.project(n, &x, &linear, Output::Store, None, &mut out);
         Ok(context.synchronize()?)
     })?;
     check_device(&mut device)?;
@@ -114,7 +115,7 @@ pub fn check_device(device: &mut Cuda) -> Result<()> {
 }
 
 /// A matrix of small numbers, which repeat themselves.
-pub fn random_matrix(device: &mut Cuda, n: usize, k: usize) -> Result<<Cuda as Device>::Matrix> {
+pub fn random_matrix(device: &mut Cuda, n: usize, k: usize) -> Result<<Cuda as Load>::Matrix> {
     const NUM_DIFFERENT: usize = 65_521;
     let numbers = (0..NUM_DIFFERENT).map(|i| bf16::from_f32((i * 7919 % 251) as f32 / 251.0 - 0.5));
     let block: Vec<u8> = numbers.flat_map(bf16::to_le_bytes).collect();

@@ -1,12 +1,12 @@
 //! One step of a model with one layer.
 
-use triton_inflight::base::{BlockId, BlockSize, TokenId};
-use triton_inflight::device::cuda::Cuda;
-use triton_inflight::device::{
-    AdapterCapacity, Device, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
+use inflight_base::{BlockId, BlockSize, TokenId};
+use inflight_device::{
+    AdapterCapacity, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Load,
     StepCapacity, StepInputs,
 };
-use triton_inflight::sampling::DeviceSampling;
+use inflight_device_cuda::Cuda;
+use inflight_sampling::DeviceSampling;
 
 use crate::error::Result;
 
@@ -83,7 +83,7 @@ impl OneStep {
     ///
     /// # Errors
     /// There is not enough memory.
-    pub fn cache(&self, device: &mut Cuda, heads: HeadShape) -> Result<<Cuda as Device>::KvCache> {
+    pub fn cache(&self, device: &mut Cuda, heads: HeadShape) -> Result<<Cuda as Load>::KvCache> {
         self.cache_of(device, heads, KvValues::OfTheirOwn)
     }
 
@@ -96,7 +96,7 @@ impl OneStep {
         device: &mut Cuda,
         heads: HeadShape,
         values: KvValues,
-    ) -> Result<<Cuda as Device>::KvCache> {
+    ) -> Result<<Cuda as Load>::KvCache> {
         let layout = KvLayout {
             num_kv_heads: heads.num_kv_heads,
             head_dim: heads.head_dim,

@@ -5,15 +5,13 @@
 
 use cudarc::driver::CudaContext;
 use half::bf16;
-use triton_inflight::base::TokenId;
-use triton_inflight::device::{
-    Activation, Device, EmbeddingTable, HeadBiases, HeadShape, Linear, LogitsTransform, Norm,
-    Output, RopeParams, RopeTable,
+use inflight_base::TokenId;
+use inflight_device::{
+    Activation, EmbeddingTable, HeadBiases, HeadShape, InnerActivation, Linear, Load,
+    LogitsTransform, Norm, Ops, Output, RopeParams, RopeTable, StepIo,
 };
-use triton_inflight::runner::{ModelSource, ModelSpec};
-use triton_inflight::sampling::{
-    ChangeLists, DeviceSampling, Owner, SamplingInput, SamplingParams,
-};
+use inflight_runner::{ModelSource, ModelSpec};
+use inflight_sampling::{ChangeLists, DeviceSampling, Owner, SamplingInput, SamplingParams};
 
 use crate::bench::{Bench, ROTATED_BYTES, Work, attention_params};
 use crate::budget::Budget;
@@ -104,9 +102,11 @@ impl Bench<'_> {
                 let linear = &linears[call % num_copies];
                 match is_gated {
                     true => {
-                        device.project_gated(num_rows, &x, linear, Activation::Silu, &mut inner);
+                        let activation = InnerActivation::Gated(Activation::Silu);
+                        device
+                            .project_activated(num_rows, &x, linear, activation, None, &mut inner);
                     }
-                    false => device.project(num_rows, &x, linear, Output::Store, &mut out),
+                    false => device.project(num_rows, &x, linear, Output::Store, None, &mut out),
                 }
             })?;
         }
@@ -260,7 +260,7 @@ impl Bench<'_> {
             };
             device.norm(num_rows, &sums, norm, &mut states);
             let unchanged = LogitsTransform::IDENTITY;
-            device.logits(num_rows, &states, &lm_head, unchanged, &mut logits);
+            device.logits(num_rows, &states, &lm_head, unchanged, None, &mut logits);
             let work = Work {
                 num_bytes: num_rows * vocab_size * 4,
                 num_operations: 0,

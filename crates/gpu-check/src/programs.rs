@@ -37,8 +37,8 @@ pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()
 
 /// Tests of models on a GPU, by parts of their paths.
 const MODEL_TESTS: [&str; 2] = ["cuda", "change_nothing_on_a_gpu"];
-/// Those among them that need the stand-in: they count launches and free bytes, know its order of sums, provoke faults, or have
-/// several GPUs.
+/// Those among them that need the stand-in: they count launches and free bytes, know its order of sums, provoke faults,
+/// or have several GPUs.
 const STAND_IN_TESTS: [&str; 13] = [
     "cuda_faults::",
     "cuda_overlap::",
@@ -55,7 +55,7 @@ const STAND_IN_TESTS: [&str; 13] = [
     "the_memory_of_quantised_products_is_counted",
 ];
 
-/// Whole models with checked-in weights: logits beside those of the CPU.
+/// Whole models with checked-in weights: logits beside the CPU's.
 pub fn models(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
     let program = check.bundle.join("tests/models");
     if !program.is_file() {

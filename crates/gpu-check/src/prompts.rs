@@ -51,13 +51,13 @@ pub fn prompt(number: usize, num_tokens: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
-    use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, StepOutput};
-    use triton_inflight::runner::{RunnerLimits, SyntheticOptions, SyntheticRunner};
+    use inflight_base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
+    use inflight_engine::{BlockReuse, Engine, EngineConfig, NewRequest, StepOutput};
+    use inflight_runner::{RunnerLimits, SyntheticOptions, SyntheticRunner};
 
     use super::*;
 
-    /// The smallest vocabulary that the loads are meant for: that of the `tiny` shape if they are quick.
+    /// The smallest vocabulary that the loads are meant for: the `tiny` shape's if they are quick.
     const fn vocab_size(is_quick: bool) -> u32 {
         if is_quick { 512 } else { 32_000 }
     }

@@ -55,7 +55,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Later rows are those of this stage.
+    /// Later rows belong to this stage.
     pub fn begin(&mut self, stage: &'static str) {
         self.stage = stage;
         eprintln!("{:>4.0} s  {stage}", self.start.elapsed().as_secs_f64());

@@ -52,8 +52,8 @@ impl Stage {
         }
     }
 
-    /// The most seconds that it may take of the default 480. On a GPU most of them are for measurements, and on a stand-in,
-    /// where these are quick, for tests.
+    /// The most seconds that it may take of the default 480. On a GPU most of them are for measurements, and on a
+    /// stand-in, where these are quick, for tests.
     pub const fn seconds(self, is_quick: bool) -> u64 {
         let (on_gpu, quick) = match self {
             Self::Machine => (20, 10),

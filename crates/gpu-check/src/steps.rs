@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
+use inflight_base::{BlockSize, Blocks, Tokens};
+use inflight_device::KvDtype;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{BlockReuse, EngineConfig};
 use inflight_measure::load::Load;
 use inflight_measure::roofline::{ModelCost, Precision};
+use inflight_runner::{CudaRunner, ModelRunner, ModelSource, RunnerLimits};
 use serde_json::{Value, json};
-use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::device::KvDtype;
-use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::engine::{BlockReuse, EngineConfig};
-use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, RunnerLimits};
 
 use crate::budget::Budget;
 use crate::check::Check;

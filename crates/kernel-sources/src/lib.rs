@@ -35,8 +35,8 @@ pub fn files_with_extension(folders: &[&Path], extension: &str) -> Result<Vec<Pa
     Ok(all)
 }
 
-/// Whether this build script runs for Clippy, which runs and links nothing. Cargo runs it in a folder of its own then, so that nobody
-/// else misses what it does not compile.
+/// Whether this build script runs for Clippy, which runs and links nothing. Cargo runs it in a folder of its own then,
+/// so that nobody else misses what it does not compile.
 pub fn is_for_clippy() -> bool {
     let wrapper = std::env::var_os("RUSTC_WORKSPACE_WRAPPER").map(PathBuf::from);
     wrapper.is_some_and(|it| it.file_stem() == Some(OsStr::new("clippy-driver")))

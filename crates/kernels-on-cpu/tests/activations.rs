@@ -129,7 +129,8 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The standard normal distribution function, by its series around 0 (Marsaglia, Journal of Statistical Software 11(4)).
+/// The standard normal distribution function, by its series around 0 (Marsaglia, Journal of Statistical Software
+/// 11(4)).
 fn normal_distribution(x: f64) -> f64 {
     if x.abs() > 8.0 {
         return if x > 0.0 { 1.0 } else { 0.0 };

@@ -1,4 +1,5 @@
-//! Mixtures of experts: the choice of experts, the order of rows, the experts' products, and the sums of what they give.
+//! Mixtures of experts: the choice of experts, the order of rows, the experts' products, and the sums of what they
+//! give.
 
 mod support;
 
@@ -505,7 +506,8 @@ impl Experts {
         ];
         let dims = Dims::new(self.inner_size.div_ceil(64), sorted.tiles.len(), 128);
         let kernel = format!("expert_gate_up_m{tile_rows}");
-        // SAFETY: tiles and places are those of the rows of `x`, and weights have the shapes that the kernel's head says.
+        // SAFETY: tiles and places are those of the rows of `x`, and weights have the shapes that the kernel's head
+        // says.
         unsafe { random.launch(&kernel, dims, &mut args) };
 
         let mut sums = unwritten(num_places * self.hidden_size);
@@ -555,8 +557,8 @@ impl Experts {
     }
 }
 
-/// Checks the inner activations of an expert. `product` is that with a row of gate, or of up: the sum, and what its rounding is relative
-/// to.
+/// Checks the inner activations of an expert. `product` is that with a row of gate, or of up: the sum, and what its
+/// rounding is relative to.
 fn check_inner(gating: usize, inner: &[bf16], product: impl Fn(bool, usize) -> [f64; 2]) {
     for (output, inner) in inner.iter().enumerate() {
         let [gate, gate_size] = product(false, output);

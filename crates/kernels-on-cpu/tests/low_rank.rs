@@ -1,5 +1,5 @@
-//! Adapters: products of two narrow matrices that are added to rows, factors of the sums, biases, and weights in place of those of
-//! the model.
+//! Adapters: products of two narrow matrices that are added to rows, factors of the sums, biases, and weights in place
+//! of those of the model.
 
 mod support;
 

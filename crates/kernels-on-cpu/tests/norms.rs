@@ -9,8 +9,8 @@ use support::{BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, 
 
 const NUM_CASES: usize = 30;
 const EPSILON: f32 = 1e-5;
-/// The mean is up to 20 times as large as what is left, and rounded. So a small result has the error of a larger one, and any
-/// may be on the wrong side of the middle between two bf16 numbers.
+/// The mean is up to 20 times as large as what is left, and rounded. So a small result has the error of a larger one,
+/// and any may be on the wrong side of the middle between two bf16 numbers.
 const MEAN_ROUNDING: f64 = 5e-2;
 const PAST_THE_MIDDLE: f64 = 1.1;
 

@@ -169,8 +169,8 @@ impl Case {
             (self.block_size as i32).into(),
         ]);
         let dims = Dims::new(self.num_rows, random.between(1, 3), random.block(4));
-        // SAFETY: `Case::new` makes arrays of these sizes, positions that have angles, and slots of the cache, for which
-        // the callers make arrays of `num_vectors` vectors.
+        // SAFETY: `Case::new` makes arrays of these sizes, positions that have angles, and slots of the cache, for
+        // which the callers make arrays of `num_vectors` vectors.
         unsafe { random.launch(kernel, dims, &mut outputs) };
     }
 

@@ -4,7 +4,7 @@ mod support;
 
 use bytemuck::{Pod, Zeroable};
 use inflight_kernels_on_cpu::{Arg, Dims};
-use triton_inflight::sampling::{
+use inflight_sampling::{
     ChangeLists, DeviceSampling, SampleError, Sampler, SamplingInput, SamplingParams,
 };
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use clap::Args;
 use half::bf16;
+use inflight_device::{AdapterWeights, LowRank};
+use inflight_engine::Adapter;
+use inflight_runner::{ModelSpec, UsedAdapter};
 use serde_json::json;
-use triton_inflight::device::{AdapterWeights, LowRank};
-use triton_inflight::engine::Adapter;
-use triton_inflight::runner::{ModelSpec, UsedAdapter};
 
 use crate::Result;
 use crate::figures::{median, round};

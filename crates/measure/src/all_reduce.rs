@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use inflight_collective::{Collective, CollectiveError, Shm, ShmWorld};
+use inflight_device_cpu::Simd;
 use inflight_roofline::MachineLimits;
 use serde_json::{Value, json};
-use triton_inflight::collective::{Collective, CollectiveError, Shm, ShmWorld};
-use triton_inflight::device::cpu::Simd;
 
 use crate::Result;
 use crate::figures::{median, round};
@@ -65,7 +65,7 @@ pub fn run(options: &Options) -> Result<String> {
     }
     let rows = options.values.iter().zip(seconds).map(|(values, seconds)| {
         let seconds = median(seconds);
-        // A rank reads its own values, writes them to the shared memory, reads those of all, and writes the sums.
+        // A rank reads its own values, writes them to the shared memory, reads everybody's, and writes the sums.
         let bytes = num_ranks * (num_ranks + 3) * size_of::<f32>() * *values as usize;
         let least_seconds = bytes as f64 / limits.read_bytes_per_s;
         json!({

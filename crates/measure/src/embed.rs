@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use clap::Args;
+use inflight_base::{SequenceId, TokenId, Tokens};
+use inflight_engine::{Engine, EngineConfig, NewRequest, StepOutput};
+use inflight_runner::{CpuRunner, ModelSource};
 use serde_json::json;
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
-use triton_inflight::engine::{Engine, EngineConfig, NewRequest, StepOutput};
-use triton_inflight::runner::{CpuRunner, ModelSource};
 
 use crate::Result;
 use crate::figures::{median, round};
@@ -26,7 +26,8 @@ pub struct Options {
     /// Texts in a step at most
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     concurrency: u32,
-    /// Tokens per text, one row for each; with `16-128`, texts of that row have all lengths from 16 to 128, in a mixed order
+    /// Tokens per text, one row for each; with `16-128`, texts of that row have all lengths from 16 to 128, in a mixed
+    /// order
     #[arg(
         long,
         value_name = "TOKENS,...",

@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::device::Device;
-use triton_inflight::engine::{
-    Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput, StepPlan,
-};
-use triton_inflight::manager::{StepComputer, StepLoop};
-use triton_inflight::runner::{ModelRunner, Probe};
+use inflight_base::{SequenceId, StepError, TokenId, Tokens};
+use inflight_device::Device;
+use inflight_engine::{Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput, StepPlan};
+use inflight_manager::{StepComputer, StepLoop};
+use inflight_runner::{ModelRunner, Probe};
 
 use crate::Result;
 

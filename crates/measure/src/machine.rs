@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use inflight_device_cpu::Simd;
 use inflight_roofline::MachineLimits;
 use serde_json::{Value, json};
-use triton_inflight::device::cpu::Simd;
 
 use crate::Result;
 use crate::figures::round;

@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
-use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::device::KvDtype;
-use triton_inflight::device::cpu::{Cpu, CpuOptions, Simd};
-use triton_inflight::engine::{BlockReuse, EngineConfig};
-use triton_inflight::runner::{CpuRunner, ModelSource, Probe, RunnerLimits};
+use inflight_base::{BlockSize, Blocks, Tokens};
+use inflight_device::KvDtype;
+use inflight_device_cpu::{Cpu, CpuOptions, Simd};
+use inflight_engine::{BlockReuse, EngineConfig};
+use inflight_runner::{CpuRunner, ModelSource, Probe, RunnerLimits};
 
 use crate::Result;
 use crate::load::Load;

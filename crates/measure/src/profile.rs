@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::time::Instant;
 
 use clap::Args;
+use inflight_engine::{Engine, EngineConfig, StepOutput};
+use inflight_runner::{CpuRunner, Operation};
 use serde_json::{Value, json};
-use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
-use triton_inflight::runner::{CpuRunner, Operation};
 
 use crate::Result;
 use crate::figures::{median, round};

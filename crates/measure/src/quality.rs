@@ -8,10 +8,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
+use inflight_numbers::CodeBits;
+use inflight_runner::{ModelSource, WeightPrecision};
+use inflight_text::Tokenizer;
 use serde_json::{Map, Value, json};
-use triton_inflight::device::CodeBits;
-use triton_inflight::runner::{ModelSource, WeightPrecision};
-use triton_inflight::text::Tokenizer;
 
 use crate::Result;
 use crate::divergence::{Divergence, log_prob};

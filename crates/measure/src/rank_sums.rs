@@ -1,4 +1,5 @@
-//! What of a step of generation ranks spend in sums and in waiting for each other: no more than that can overlapping save.
+//! What of a step of generation ranks spend in sums and in waiting for each other: no more than that can overlapping
+//! save.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -6,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use triton_inflight::collective::{Collective, CollectiveError, Grid, ShmWorld};
-use triton_inflight::device::RankRole;
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::EngineConfig;
-use triton_inflight::runner::{CpuRunner, ModelSource, RankOptions, RunnerLimits};
+use inflight_collective::{Collective, CollectiveError, Grid, ShmWorld};
+use inflight_device::RankRole;
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::EngineConfig;
+use inflight_runner::{CpuRunner, ModelSource, RankOptions, RunnerLimits};
 
 use crate::Result;
 use crate::load::Load;
@@ -18,8 +19,8 @@ use crate::load::Load;
 /// Longer than any step takes.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// The shares of each rank, in the steps in which all sequences generate: the mean over the ranks, and that of the rank which waits
-/// least.
+/// The shares of each rank, in the steps in which all sequences generate: the mean over the ranks, and the rank that
+/// waits least.
 #[derive(Clone, Copy, Debug)]
 pub struct SumShares {
     /// The mean.

@@ -1,5 +1,5 @@
-//! `cargo xtask bench ranks`: several ranks beside one that has as many threads as all of them; and with several stages, two
-//! micro-batches that they compute at a time.
+//! `cargo xtask bench ranks`: several ranks beside one that has as many threads as all of them; and with several
+//! stages, two micro-batches that they compute at a time.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::{Map, Value, json};
-use triton_inflight::base::{CpuSet, StepError};
-use triton_inflight::collective::{Grid, MpiWorld};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{EngineConfig, Step, StepOutput};
-use triton_inflight::manager::{ComputedStep, StepComputer};
-use triton_inflight::runner::{
+use inflight_base::{CpuSet, StepError};
+use inflight_collective::{Grid, MpiWorld};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{EngineConfig, Step, StepOutput};
+use inflight_manager::{ComputedStep, StepComputer};
+use inflight_runner::{
     CpuRunner, LeadingRunner, RankLimits, RankTransport, RunnerLimits, leave_mpi_world,
 };
+use serde_json::{Map, Value, json};
 
 use crate::Result;
 use crate::figures::{median, round};

@@ -7,10 +7,10 @@
 use std::fmt;
 
 use clap::ValueEnum;
+use inflight_numbers::CodeBits;
 use inflight_roofline::MachineLimits;
+use inflight_runner::{ModelSpec, WeightPrecision};
 use serde::Serialize;
-use triton_inflight::device::CodeBits;
-use triton_inflight::runner::{ModelSpec, WeightPrecision};
 
 use crate::load::Load;
 
@@ -68,7 +68,7 @@ impl fmt::Display for Precision {
 pub struct ModelCost {
     /// Storage type of the weights.
     pub precision: Precision,
-    /// Number of weights in all layers, without those of experts.
+    /// Number of weights in all layers, without experts.
     layer_weights: f64,
     /// Number of weights of the experts of all layers.
     expert_weights: f64,
@@ -227,8 +227,8 @@ mod tests {
         let of_expert = 12.0 * 768.0 * 3.0 * 3072.0;
         cost.layer_weights -= of_expert;
         (cost.expert_weights, cost.chosen_share) = (8.0 * of_expert, 0.25);
-        // Computed by hand: 87 MB for all tokens and 170 MB for each expert; one token has 2 of them, 8 tokens have 7.2,
-        // and 32 tokens all, with 434 MFLOP for each.
+        // Computed by hand: 87 MB for all tokens and 170 MB for each expert; one token has 2 of them, 8 tokens have
+        // 7.2, and 32 tokens all, with 434 MFLOP for each.
         assert_near(generation(&cost), [123.5, 319.1, 1114.9]);
     }
 

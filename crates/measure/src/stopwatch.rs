@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use triton_inflight::runner::{Operation, Probe, Work};
+use inflight_runner::{Operation, Probe, Work};
 
 /// One operation's totals in a step, over all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -4,13 +4,13 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
-use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{
+use inflight_base::{BlockSize, SequenceId, TokenId, Tokens};
+use inflight_device_cpu::CpuOptions;
+use inflight_engine::{
     BlockReuse, Engine, EngineConfig, Event, NewRequest, OutputOptions, StepOutput,
 };
-use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
-use triton_inflight::text::Tokenizer;
+use inflight_runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
+use inflight_text::Tokenizer;
 
 use crate::Result;
 use crate::model::BLOCK_SIZE;

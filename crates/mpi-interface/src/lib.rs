@@ -1,9 +1,11 @@
 //! The functions of `libinflight_mpi.so`, the plug-in through which the ranks of a model use MPI.
 //!
-//! The library needs no MPI: it opens the plug-in, which lies beside it, where ranks of several hosts are asked for. Implementations
-//! of MPI are binary compatible with themselves at most, so the plug-in, which is small, is built on each system.
+//! The library needs no MPI: it opens the plug-in, which lies beside it, where ranks of several hosts are asked for.
+//! Implementations of MPI are binary compatible with themselves at most, so the plug-in, which is small, is built on
+//! each system.
 //!
-//! Functions return 0 or MPI's number of an error. All but `join` and `leave` may be called by any thread at any time in between.
+//! Functions return 0 or MPI's number of an error. All but `join` and `leave` may be called by any thread at any time
+//! in between.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -39,9 +41,9 @@ pub struct Handle(pub usize);
 pub struct Interface {
     /// [`VERSION`]. The rest is unknown if it is another one.
     pub version: u32,
-    /// Waits until all processes have called it. Initialises MPI, unless the process has done so before; in both cases all
-    /// threads must be allowed to call it, or the result is [`TOO_FEW_THREADS`]. Messages are apart from all others of the
-    /// process.
+    /// Waits until all processes have called it. Initialises MPI, unless the process has done so before; in both cases
+    /// all threads must be allowed to call it, or the result is [`TOO_FEW_THREADS`]. Messages are apart from all others
+    /// of the process.
     pub join: unsafe extern "C" fn(world: *mut World) -> c_int,
     /// Waits until all processes have called it. Finalises MPI, if `join` has initialised it. For the thread of `join`.
     pub leave: unsafe extern "C" fn() -> c_int,

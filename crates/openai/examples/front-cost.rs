@@ -1,8 +1,9 @@
-//! What the server with OpenAI's API costs: `cargo xtask bench front` runs this beside a running one and its tritonserver.
+//! What the server with OpenAI's API costs: `cargo xtask bench front` runs this beside a running one and its
+//! tritonserver.
 //!
 //! The time to the first token is taken in turns of two clients, this crate's own of Triton's gRPC and one of HTTP on a
-//! connection that is kept. The CPU time is that of the server's threads, as Linux counts it in `schedstat`. Its limit is what a
-//! thread takes that does nothing but write as many bytes to as many clients, as often.
+//! connection that is kept. The CPU time is that of the server's threads, as Linux counts it in `schedstat`. Its limit
+//! is what a thread takes that does nothing but write as many bytes to as many clients, as often.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -132,7 +133,8 @@ async fn first_token(triton: &Triton, options: &Options, turn: usize) -> Result<
     Ok(time)
 }
 
-/// The CPU time of the server for a token of many streams, in microseconds, and the time between two tokens of a stream.
+/// The CPU time of the server for a token of many streams, in microseconds, and the time between two tokens of a
+/// stream.
 fn cost_of_a_token(options: &Options) -> Result<(f64, Duration)> {
     let clients = (0..options.streams).map(|_| Client::connect(&options.front));
     let clients: Vec<_> = clients.collect::<Result<_>>()?;
@@ -153,7 +155,8 @@ fn cost_of_a_token(options: &Options) -> Result<(f64, Duration)> {
     Ok((spent.as_secs_f64() * 1e6 / num_tokens as f64, step))
 }
 
-/// The CPU time of a thread for an event, in microseconds, that only writes: one to each client that waits for it, once a step.
+/// The CPU time of a thread for an event, in microseconds, that only writes: one to each client that waits for it, once
+/// a step.
 fn cost_of_a_write(options: &Options, step: Duration) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();

@@ -17,7 +17,7 @@ const MAX_LISTED: usize = 10_000;
 /// The largest file with names of adapters.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The model and the adapter that a name stands for. A name without a colon is that of a model.
+/// The model and the adapter that a name stands for. A name without a colon is a model's.
 pub fn split(name: &str) -> (&str, Option<&str>) {
     match name.split_once(SEPARATOR) {
         Some((model, adapter)) => (model, Some(adapter)),
@@ -66,7 +66,8 @@ impl Adapters {
         Ok(Self(places))
     }
 
-    /// Names such as `stories:poet` by the name of their model, in order. A place that cannot be read any more has none.
+    /// Names such as `stories:poet` by the name of their model, in order. A place that cannot be read any more has
+    /// none.
     pub fn names(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for place in &self.0 {

@@ -72,7 +72,7 @@ impl Body {
         }
     }
 
-    /// The name of the model, with that of an adapter or without.
+    /// The name of the model, with or without an adapter's.
     ///
     /// # Errors
     /// There is none, or the request names an adapter in two ways.

@@ -28,7 +28,7 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// The request in a body. `seed` is that of a request which gives none.
+    /// The request in a body. `seed` is for a request that gives none.
     ///
     /// # Errors
     /// A field that is missing, refused, or of another type or range.
@@ -80,8 +80,8 @@ impl Chat {
         })
     }
 
-    /// The `finish_reason` of a choice. A call of the function that the request names ends with `stop`, as with OpenAI's
-    /// server and vLLM's.
+    /// The `finish_reason` of a choice. A call of the function that the request names ends with `stop`, as with
+    /// OpenAI's server and vLLM's.
     pub fn finish_reason(&self, of_reply: Option<&'static str>) -> Option<&'static str> {
         match of_reply {
             Some("tool_calls") if self.names_function => Some("stop"),
@@ -200,7 +200,7 @@ fn strict(schema: &Value) -> Value {
     schema
 }
 
-/// The variables of the chat template: those of the request, and its `reasoning_effort`.
+/// The variables of the chat template: `chat_template_kwargs`, and the request's `reasoning_effort`.
 fn variables(body: &mut Body) -> Result<Option<Value>, Error> {
     const NAME: &str = "chat_template_kwargs";
     let effort = body.text("reasoning_effort")?;

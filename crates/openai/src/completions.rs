@@ -36,7 +36,7 @@ pub struct Completions {
     /// What the choices of each prompt begin with; empty without `echo`.
     echoes: Vec<String>,
     echo: bool,
-    /// Whether there are tokens besides those of the prompt.
+    /// Whether there are tokens besides the prompt's.
     continues: bool,
     /// How many candidates each position has.
     logprobs: Option<u32>,
@@ -44,7 +44,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// The request in a body. `seed` is that of a request which gives none.
+    /// The request in a body. `seed` is for a request that gives none.
     ///
     /// # Errors
     /// A field that is missing, refused, or of another type or range.
@@ -81,7 +81,8 @@ impl Completions {
         })
     }
 
-    /// Requests to Triton for the texts that choices begin with and that only the model knows, each with the index of its prompt.
+    /// Requests to Triton for the texts that choices begin with and that only the model knows, each with the index of
+    /// its prompt.
     pub fn unread(&self, id: &str) -> Vec<(usize, ModelInferRequest)> {
         let prompts = self.prompts.iter().enumerate();
         let unread = prompts.filter_map(|(index, prompt)| match prompt {
@@ -192,7 +193,8 @@ struct Choice {
     finish_reason: Option<&'static str>,
 }
 
-/// The log-probabilities of a choice, each list with one element for each token. Those of a prompt's first token are null.
+/// The log-probabilities of a choice, each list with one element for each token. Those of a prompt's first token are
+/// null.
 #[derive(Default, Serialize)]
 struct Logprobs {
     tokens: Vec<String>,
@@ -222,8 +224,8 @@ impl Logprobs {
         }
     }
 
-    /// Adds the tokens of the prompt that the choice begins with, whose text has `num_chars`. Where the texts of the tokens
-    /// have more, the first ones are no part of it, such as a token before all texts.
+    /// Adds the tokens of the prompt that the choice begins with, whose text has `num_chars`. Where the texts of the
+    /// tokens have more, the first ones are no part of it, such as a token before all texts.
     fn add_prompt(&mut self, tokens: &PromptTokens, num_candidates: u32, num_chars_of_text: usize) {
         self.tokens.push(tokens.first.key());
         self.token_logprobs.push(None);

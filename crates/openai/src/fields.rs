@@ -24,7 +24,7 @@ pub enum Fate {
     Refused {
         /// What to do instead.
         instead: &'static str,
-        /// Values that say the same as leaving the field out, which are no error.
+        /// Values that mean as much as leaving the field out, and are no error.
         unless: fn(&Value) -> bool,
     },
 }

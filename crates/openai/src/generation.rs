@@ -152,16 +152,18 @@ pub struct Row {
     pub logprobs: Option<Vec<Position>>,
     /// What the model thought, or the new part of it, which is not in the text.
     pub reasoning: String,
-    /// The calls of functions that are new, in OpenAI's form, which are not in the text; in a stream, what is new of them.
+    /// The calls of functions that are new, in OpenAI's form, which are not in the text; in a stream, what is new of
+    /// them.
     pub tool_calls: Vec<Value>,
 }
 
-/// A token, with its log-probability and that of the most likely ones in its place.
+/// A token with its log-probability, and the most likely tokens in its place with theirs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Position {
     /// The token itself.
     pub token: Candidate,
-    /// As many of the most likely tokens as the request asked for, best first. Behind them the token itself, if it is none.
+    /// As many of the most likely tokens as the request asked for, best first. Behind them the token itself, if it is
+    /// none.
     pub ranked: Vec<Candidate>,
 }
 
@@ -229,6 +231,24 @@ impl Reply {
     }
 }
 
+/// Which sequences of a stream have ended. Each reply of the backend says of all of them how they did.
+#[derive(Debug, Default)]
+pub struct Ends(Vec<bool>);
+
+impl Ends {
+    /// The reply, with the ends that are new.
+    pub fn once(&mut self, mut reply: Reply) -> Reply {
+        self.0.resize(reply.rows.len().max(self.0.len()), false);
+        for (row, has_ended) in reply.rows.iter_mut().zip(&mut self.0) {
+            match row.finish_reason {
+                Some(_) if *has_ended => row.finish_reason = None,
+                reason => *has_ended |= reason.is_some(),
+            }
+        }
+        reply
+    }
+}
+
 /// OpenAI's word for the end of a sequence.
 fn finish_reason(name: &str) -> Option<&'static str> {
     match name {
@@ -245,7 +265,7 @@ fn positions(json: &str) -> Option<Vec<Position>> {
     list(json)?.iter().map(position).collect()
 }
 
-/// The tokens in the text of an output `prompt_logprobs`, which is the same list with a first token that has no
+/// The tokens in the text of an output `prompt_logprobs`: a list like `logprobs`, whose first token has no
 /// log-probability. All replies but the first have none.
 fn prompt_tokens(json: &str) -> Option<Option<PromptTokens>> {
     let list = list(json)?;
@@ -259,7 +279,7 @@ fn prompt_tokens(json: &str) -> Option<Option<PromptTokens>> {
     }))
 }
 
-/// The text of an entry: its bytes, where they are not those of the decoded token.
+/// The text of an entry: its bytes, where the decoded token has others.
 fn token_text(entry: &Value) -> Option<TokenText> {
     let Some(bytes) = entry.get("bytes") else {
         return Some(entry["decoded_token"].as_str()?.into());
@@ -388,6 +408,18 @@ mod tests {
             ..Reply::default()
         };
         assert_eq!(Reply::read(&response(&two_rows())), Ok(expected));
+    }
+
+    #[test]
+    fn a_sequence_ends_once() {
+        let mut ends = Ends::default();
+        let reply = Reply::read(&response(&two_rows())).expect("sound");
+        assert_eq!(ends.once(reply.clone()), reply);
+        let mut last = reply;
+        last.rows[0].finish_reason = Some("length");
+        let found = ends.once(last).rows;
+        let reasons: Vec<_> = found.iter().map(|row| row.finish_reason).collect();
+        assert_eq!(reasons, [Some("length"), None]);
     }
 
     #[test]

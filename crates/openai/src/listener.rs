@@ -54,8 +54,8 @@ enum Phase {
     Ended,
 }
 
-/// Serves whoever connects until `stop` is ready, and then until the requests in flight are answered, or the time for that
-/// is over.
+/// Serves whoever connects until `stop` is ready, and then until the requests in flight are answered, or the time for
+/// that is over.
 pub async fn serve(listener: TcpListener, service: Service, stop: impl Future<Output = ()>) {
     let max = service.max_connections;
     let max_drain_time = service.max_drain_time;

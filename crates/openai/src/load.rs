@@ -52,8 +52,8 @@ impl Load {
         })
     }
 
-    /// Counts a request that was refused. Returns after how many seconds there should be room for it: when as many requests
-    /// have ended as were refused so far, at the rate at which those in flight end.
+    /// Counts a request that was refused. Returns after how many seconds there should be room for it: when as many
+    /// requests have ended as were refused so far, at the rate at which those in flight end.
     pub fn refuse(&self) -> u64 {
         let num_refused = self.num_refused.fetch_add(1, Ordering::Relaxed) + 1;
         let num_in_flight = self.max_requests - self.room.available_permits();

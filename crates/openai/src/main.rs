@@ -30,11 +30,12 @@ struct Options {
     /// The tritonserver's address for gRPC
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8001")]
     triton: String,
-    /// A PEM file with the certificates that the tritonserver's may be signed by: connects with TLS [default: without TLS]
+    /// A PEM file with the certificates that the tritonserver's may be signed by: connects with TLS [default: without
+    /// TLS]
     #[arg(long, value_name = "FILE")]
     triton_ca: Option<PathBuf>,
-    /// The tritonserver's address for metrics, without TLS: /health says that a model is not ready whose instance has failed, which
-    /// servers before 25.12 call ready
+    /// The tritonserver's address for metrics, without TLS: /health says that a model is not ready whose instance has
+    /// failed, which servers before 25.12 call ready
     #[arg(long, value_name = "HOST:PORT")]
     triton_metrics: Option<String>,
     /// The address to listen on
@@ -46,8 +47,8 @@ struct Options {
     /// The largest body of a request
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     max_request_bytes: usize,
-    /// The most bytes that the bodies of all requests have together until they are passed on; requests beyond them are refused
-    /// with status 429
+    /// The most bytes that the bodies of all requests have together until they are passed on; requests beyond them are
+    /// refused with status 429
     #[arg(long, value_name = "BYTES", default_value_t = 128 << 20)]
     max_body_bytes: usize,
     /// The most prompts that are in flight; requests beyond them are refused with status 429
@@ -59,15 +60,15 @@ struct Options {
     /// The most connections of clients; further ones wait in the system's queue
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
     max_connections: u32,
-    /// How long the head of a request may take to arrive, and after it its body. A connection without a request, or whose client
-    /// takes nothing of its answer, is closed after this time, too
+    /// How long the head of a request may take to arrive, and after it its body. A connection without a request, or
+    /// whose client takes nothing of its answer, is closed after this time, too
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     request_timeout: u64,
     /// How long requests in flight may take after SIGTERM. Those that are not answered by then are stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     drain_timeout: u64,
-    /// Lists the adapters of a model, which are named MODEL:ADAPTER. PATH is the model's lora_dir or multi_lora.json. May be given
-    /// several times
+    /// Lists the adapters of a model, which are named MODEL:ADAPTER. PATH is the model's lora_dir or multi_lora.json.
+    /// May be given several times
     #[arg(long, value_name = "MODEL=PATH")]
     adapters: Vec<Place>,
     /// A PEM file with the server's certificate, and those that it is signed by: serves HTTPS only [default: HTTP]
@@ -76,17 +77,20 @@ struct Options {
     /// A PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// A file with the keys of clients, one a line [default: clients need none]. SIGHUP reads it again, and the certificate
+    /// A file with the keys of clients, one a line [default: clients need none]. SIGHUP reads it again, and the
+    /// certificate
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be given several
-    /// times
+    /// Shows the steps of a model at /live, and on the page. PATH is the model's stats_file, on this machine. May be
+    /// given several times
     #[arg(long, value_name = "[NAME=]PATH")]
     stats_file: Vec<Source>,
-    /// Pages of this origin may use the server in a browser: https://chat.example, or * for any. May be given several times
+    /// Pages of this origin may use the server in a browser: https://chat.example, or * for any. May be given several
+    /// times
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<Origin>,
-    /// The request options that clients may send besides OpenAI's fields, such as top_k,min_p; others are refused [default: all]
+    /// The request options that clients may send besides OpenAI's fields, such as top_k,min_p; others are refused
+    /// [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     allow_options: Vec<String>,
     /// Write a line of JSON for each request to standard error
@@ -207,8 +211,8 @@ fn read_keys(options: &Options) -> Result<Keys, String> {
     }
 }
 
-/// Reads keys and certificate again with each signal. Those of before stay if a file is wrong, and connections that are open
-/// keep theirs.
+/// Reads keys and certificate again with each signal. Those of before stay if a file is wrong, and connections that are
+/// open keep theirs.
 async fn reload(
     options: &Options,
     mut signals: Signal,

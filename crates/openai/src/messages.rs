@@ -8,8 +8,8 @@ use crate::body::wrong;
 /// The most messages of a conversation.
 const MAX_MESSAGES: usize = 16384;
 
-/// The messages of a request. Templates know texts, and no lists of parts; and they know no `developer`, which is OpenAI's
-/// newer word for `system`.
+/// The messages of a request. Templates know texts, and no lists of parts; and they know no `developer`, which is
+/// OpenAI's newer word for `system`.
 ///
 /// # Errors
 /// They are no messages, or have parts that are not text.

@@ -35,7 +35,8 @@ impl Model {
     }
 }
 
-/// The models, each with its adapters behind it. Triton does not say when a model was made, so all are as old as the front.
+/// The models, each with its adapters behind it. Triton does not say when a model was made, so all are as old as the
+/// front.
 pub fn list(
     models: &[Model],
     adapters: &BTreeMap<String, BTreeSet<String>>,

@@ -89,7 +89,7 @@ impl Names {
         first.map(|(_, name)| name).or_else(quoted)
     }
 
-    /// A message with the names of fields for those of options.
+    /// A message with the names of fields in place of options' names.
     fn told(&self, message: &str) -> String {
         let prompt = format!("'{}'", self.prompt);
         let mut message = message

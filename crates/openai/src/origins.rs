@@ -38,8 +38,8 @@ impl FromStr for Origin {
     }
 }
 
-/// Tells browsers that pages of these origins may send requests and read responses, refusals included. What a browser asks before
-/// it sends a request is answered here, and needs no key.
+/// Tells browsers that pages of these origins may send requests and read responses, refusals included. What a browser
+/// asks before it sends a request is answered here, and needs no key.
 pub fn layer(origins: Vec<Origin>) -> CorsLayer {
     let is_any = origins.iter().any(|origin| origin.0 == "*");
     let allowed = match is_any {

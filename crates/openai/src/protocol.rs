@@ -1,6 +1,6 @@
 //! The messages of Triton's gRPC protocol that the front sends and reads.
 //!
-//! Names, types and field numbers are those of `grpc_service.proto` and `model_config.proto` in the folder `protobuf` of
+//! Names, types and field numbers come from `grpc_service.proto` and `model_config.proto` in the folder `protobuf` of
 //! triton-inference-server/common (r24.10).
 //! Fields that the front has no use for are left out: a reader skips what it does not know, as the wire format demands.
 //! `tests/server/test_openai.py` compares the numbers with the descriptors of Triton's own client.

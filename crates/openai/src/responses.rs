@@ -1,4 +1,4 @@
-//! `/v1/responses`: the request, which is that of a conversation in other words.
+//! `/v1/responses`: the request, a conversation in other words.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use crate::sampling::MAX_CANDIDATES;
 
 /// What may be included.
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// Options that have the same name for a conversation.
+/// Options that `/v1/chat/completions` calls alike.
 const SHARED: [&str; 2] = ["seed", "stop"];
 
 /// A request for a response.
@@ -24,7 +24,7 @@ pub struct Responses {
 }
 
 impl Responses {
-    /// The request in a body. `seed` is that of a request which gives none.
+    /// The request in a body. `seed` is for a request that gives none.
     ///
     /// # Errors
     /// A field that is missing, refused, or of another type or range.
@@ -204,8 +204,8 @@ fn effort(reasoning: Option<Value>) -> Result<Option<String>, Error> {
     }
 }
 
-/// Tools as conversations have them: with the function one level deeper, which is accepted here, too: OpenAI's own helpers
-/// (`pydantic_function_tool`) write it so for both endpoints.
+/// Tools as conversations have them: with the function one level deeper, which is accepted here, too: OpenAI's own
+/// helpers (`pydantic_function_tool`) write it so for both endpoints.
 fn functions(tools: Value) -> Result<Value, Error> {
     let Value::Array(tools) = tools else {
         return Err(wrong("tools", &tools, "a list of functions"));

@@ -28,7 +28,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Takes the fields out of a body. `seed` is that of a request which gives none.
+    /// Takes the fields out of a body. `seed` is for a request that gives none.
     ///
     /// # Errors
     /// A field of another type or range.
@@ -74,8 +74,8 @@ impl Sampling {
     }
 }
 
-/// The seed of a request: `drawn` if it gives none, or -1, which other servers take for none. Other numbers below 0 count from
-/// the end of those that the backend knows.
+/// The seed of a request: `drawn` if it gives none, or -1, which other servers take for none. Other numbers below 0
+/// count from the end of those that the backend knows.
 fn seed(value: Option<Value>, drawn: u64) -> Result<Value, Error> {
     let Some(value) = value else {
         return Ok(json!(drawn));

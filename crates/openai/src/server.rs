@@ -63,8 +63,8 @@ pub struct Access {
     pub failures: Option<Failures>,
 }
 
-/// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a time: as many as
-/// a model has slots for by default.
+/// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
+/// time: as many as a model has slots for by default.
 const MAX_INPUTS_AT_ONCE: usize = 64;
 
 /// Work on the bytes of a larger body takes milliseconds.
@@ -402,7 +402,7 @@ impl Server {
             .ok_or_else(|| Error::bad_response("no outputs"))
     }
 
-    /// Has models read prompts, several at the same time.
+    /// Has models read prompts, several at once.
     async fn read(
         &self,
         triton: &Triton,
@@ -442,7 +442,7 @@ impl Server {
         }
     }
 
-    /// Sends requests to Triton, all at the same time.
+    /// Sends requests to Triton, all at once.
     fn answers(&self, triton: Triton, generations: Vec<Generation>) -> Result<Answers, Error> {
         let held = self.hold(generations.len())?;
         let generations = generations.into_iter();

@@ -148,7 +148,8 @@ impl<C: Chunks> Source<C> {
         Poll::Ready((!out.is_empty()).then_some(out))
     }
 
-    /// Reads the answers that are there, if no frame has been asked for since the last time. Returns whether there may be more.
+    /// Reads the answers that are there, if no frame has been asked for since the last time. Returns whether there may
+    /// be more.
     fn read_ahead(&mut self) -> bool {
         if !std::mem::take(&mut self.is_taken)
             && let Some(waker) = self.waker.clone()

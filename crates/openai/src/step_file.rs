@@ -53,7 +53,7 @@ pub struct StepFile {
 
 #[derive(Clone, Copy)]
 struct Place {
-    /// The file's number: another one is another file of the same name. 0 if there was none.
+    /// The file's inode: a new one means that another file has the name now. 0 if there was none.
     inode: u64,
     offset: u64,
 }

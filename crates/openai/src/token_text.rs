@@ -23,8 +23,8 @@ impl TokenText {
         String::from_utf8_lossy(&self.0)
     }
 
-    /// The text, or if it is none, `bytes:` and the bytes as a literal of Python has them, as in the completions of OpenAI's API:
-    /// different tokens have different keys.
+    /// The text, or if it is none, `bytes:` and the bytes as a literal of Python has them, as in the completions of
+    /// OpenAI's API: different tokens have different keys.
     pub fn key(&self) -> String {
         if let Ok(text) = std::str::from_utf8(&self.0) {
             return text.to_owned();

@@ -22,7 +22,7 @@ use tonic_prost::ProstCodec;
 use crate::Error;
 use crate::embeddings::Embedding;
 use crate::error::OF_THE_BACKEND;
-use crate::generation::{Generation, Reply};
+use crate::generation::{Ends, Generation, Reply};
 use crate::load::Held;
 use crate::names::Names;
 use crate::protocol::{
@@ -37,10 +37,13 @@ use crate::trace::Trace;
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 /// The most requests that run to their end without a client. Those beyond are cancelled.
 const MAX_LEFT: u32 = 4096;
-/// How long a request is asked to stop until it is cancelled.
-const MAX_STOP_TIME: Duration = Duration::from_secs(5);
-/// How long a request may go on before it is asked again to stop: the first time it may not have begun.
-const STOP_PERIOD: Duration = Duration::from_millis(100);
+/// How long a request is asked to stop until it is cancelled. A step of a long prompt takes seconds.
+const MAX_STOP_TIME: Duration = Duration::from_secs(60);
+/// How long a request may go on before it is asked again to stop, at first and at most: it may not have begun, or be
+/// one of another instance of its model.
+const STOP_PERIODS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// How long a process that ends waits for requests without a client.
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 /// How long a new connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,6 +61,7 @@ pub struct Replies {
     model: String,
     names: Names,
     call: Call,
+    ends: Ends,
     /// Stops the request.
     stop: Option<Box<(Triton, ModelInferRequest)>>,
     /// The request's place among those in flight, until the model is done with it.
@@ -151,6 +155,7 @@ impl Triton {
             names: generation.names.clone(),
             stop: Some(Box::new((self.clone(), generation.stop_message()))),
             call: Call::Starting(self.clone().infer(generation.into_message()).boxed()),
+            ends: Ends::default(),
             place: None,
         }
     }
@@ -158,7 +163,7 @@ impl Triton {
     /// Waits for the requests whose clients have left, for a bounded time.
     pub async fn drained(&self) {
         let all = self.left.acquire_many(MAX_LEFT);
-        let _ = tokio::time::timeout(MAX_STOP_TIME * 2, all).await;
+        let _ = tokio::time::timeout(MAX_DRAIN_TIME, all).await;
     }
 
     /// Runs a call to its end, even if the client leaves: server 2.51 may lose a cancelled request, or crash.
@@ -324,7 +329,7 @@ impl Stream for Replies {
             self.place = None;
         }
         Poll::Ready(next.map(|response| match response {
-            Ok(response) => Reply::read(&response),
+            Ok(response) => Reply::read(&response).map(|reply| self.ends.once(reply)),
             Err(status) => Err(self.names.apply(text_refusal(&status, &self.model))),
         }))
     }
@@ -362,17 +367,18 @@ impl Drop for Replies {
 }
 
 impl Triton {
-    /// Asks that a request be stopped, until its last response has come. One that is not stopped in time, because Triton
-    /// has no room for the stop requests, is cancelled.
+    /// Asks that a request be stopped, until its last response has come. One that is not stopped in time, because
+    /// Triton has no room for the stop requests, is cancelled.
     async fn stop(self, call: Call, message: ModelInferRequest) {
         let stops = async {
-            let mut period = STOP_PERIOD;
+            let [mut period, longest] = STOP_PERIODS;
             loop {
-                // Refusals are those of a full queue.
+                // A stop request is refused if the queue is full. The request may end before the answer to this one,
+                // which must not be cancelled either.
                 let stop = self.clone().infer(message.clone()).try_flatten_stream();
-                let _: Result<Vec<_>, _> = stop.try_collect().await;
+                let _: Result<Vec<_>, _> = self.to_its_end(stop.try_collect()).await;
                 tokio::time::sleep(period).await;
-                period *= 2;
+                period = longest.min(period * 2);
             }
         };
         let rest = call.read().boxed();
@@ -437,8 +443,8 @@ fn of_the_backend(status: Status) -> Status {
     }
 }
 
-/// The status of a refusal in a stream, which has only a text. That of the backend begins with its code; details of the status
-/// say so. Triton's own have none, so their words tell.
+/// The status of a refusal in a stream, which has only a text. That of the backend begins with its code; details of the
+/// status say so. Triton's own have none, so their words tell.
 fn refusal(message: String) -> Status {
     const OF_A_MODEL: [&str; 1] = ["unknown model"];
     const OF_THE_MOMENT: [&str; 4] = [

@@ -1,4 +1,5 @@
-//! The page about OpenAI's API says what the code says. `UPDATE_DOCS=1 cargo test -p inflight-openai --test docs` rewrites its tables.
+//! The page about OpenAI's API says what the code says. `UPDATE_DOCS=1 cargo test -p inflight-openai --test docs`
+//! rewrites its tables.
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use triton_inflight::device::cpu::Simd;
+use inflight_device_cpu::Simd;
 
 /// A few milliseconds of arithmetic.
 pub(crate) struct Kernel {

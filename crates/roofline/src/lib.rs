@@ -9,7 +9,7 @@ pub mod gpu;
 mod memory;
 mod timing;
 
-use triton_inflight::device::cpu::Simd;
+use inflight_device_cpu::Simd;
 
 pub use timing::{Clock, seconds_of};
 

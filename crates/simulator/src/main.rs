@@ -17,7 +17,7 @@ use inflight_simulator::{Result, plots, trace};
 use inflight_step_records::read;
 use serde_json::json;
 
-/// Measured cost of a step outside of the model (benches/RESULTS.md).
+/// Measured cost of a step outside of the model (docs/src/results-server.md).
 const DEFAULT_OVERHEAD_US: f64 = 100.0;
 const DEFAULT_OVERHEAD_SEQUENCE_US: f64 = 1.0;
 

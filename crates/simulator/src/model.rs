@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use inflight_config::{AutoComplete, ModelConfig, RunnerKind};
+use inflight_engine::EngineConfig;
+use inflight_manager::sizing::{ConfiguredModel, engine_config, open_model_source};
 use serde_json::Value;
-use triton_inflight::config::{AutoComplete, ModelConfig, RunnerKind};
-use triton_inflight::engine::EngineConfig;
-use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_model_source};
 
 use crate::cost::CostModel;
 use crate::{Result, pbtxt};
@@ -92,8 +92,8 @@ fn check_instances(config: &Value) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use triton_inflight::base::{Blocks, Tokens};
-    use triton_inflight::engine::CapacityPolicy;
+    use inflight_base::{Blocks, Tokens};
+    use inflight_engine::CapacityPolicy;
 
     use super::*;
 

@@ -10,8 +10,8 @@ use std::fmt;
 use std::iter::Peekable;
 use std::str::Chars;
 
+use inflight_base::nearest_name;
 use serde_json::{Map, Value};
-use triton_inflight::base::nearest_name;
 
 /// The fields of a model configuration.
 const FIELDS: &[&str] = &[

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use chrono::DateTime;
+use inflight_manager::StepTimes;
 use serde::Serialize;
-use triton_inflight::manager::StepTimes;
 
 use crate::Result;
 use crate::step_loop::Landed;

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::io::Write;
 
-use triton_inflight::engine::{EngineConfig, Event};
+use inflight_engine::{EngineConfig, Event};
 
 use crate::Result;
 use crate::cost::CostModel;

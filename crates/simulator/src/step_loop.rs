@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use triton_inflight::base::{SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::engine::{
+use inflight_base::{SequenceId, StepError, TokenId, Tokens};
+use inflight_engine::{
     EngineConfig, Event, NewRequest, RequestStage, Sampled, Step, StepOutput, StepStats,
 };
-use triton_inflight::manager::{self, ComputedStep, StepComputer};
+use inflight_manager::{ComputedStep, StepComputer};
 
 use crate::cost::{CostModel, Work};
 use crate::time::Time;
@@ -17,7 +17,7 @@ const COMMON_TOKEN: TokenId = 0;
 
 /// The batch manager of a simulation.
 pub struct StepLoop {
-    steps: manager::StepLoop<VirtualRunner>,
+    steps: inflight_manager::StepLoop<VirtualRunner>,
     /// Length of the prefix that all prompts share.
     num_shared_tokens: u32,
     next_id: u64,
@@ -129,7 +129,7 @@ impl StepLoop {
             spare: Vec::new(),
         };
         Self {
-            steps: manager::StepLoop::new(config, runner),
+            steps: inflight_manager::StepLoop::new(config, runner),
             num_shared_tokens,
             next_id: 0,
             batch_began: None,

@@ -1,5 +1,7 @@
 //! The simulator's clock and slots, and the conservation of requests, tokens and blocks.
 
+use inflight_base::{BlockSize, Blocks, Tokens};
+use inflight_engine::{BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig};
 use inflight_simulator::cost::CostModel;
 use inflight_simulator::fit::fit;
 use inflight_simulator::report::Report;
@@ -8,8 +10,6 @@ use inflight_simulator::time::Time;
 use inflight_simulator::trace;
 use inflight_simulator::workload::{Arrivals, Lengths, Workload};
 use inflight_step_records::read;
-use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::engine::{BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig};
 
 const COST: CostModel = CostModel {
     step_us: 1000.0,

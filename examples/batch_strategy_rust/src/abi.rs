@@ -1,5 +1,5 @@
-//! The few declarations of `tritonbackend.h` and `tritonserver.h` that a batch strategy needs. The server that opens the
-//! library has these functions.
+//! The few declarations of `tritonbackend.h` and `tritonserver.h` that a batch strategy needs. The server that opens
+//! the library has these functions.
 
 use std::ffi::{c_char, c_void};
 

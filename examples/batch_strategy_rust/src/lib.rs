@@ -1,8 +1,8 @@
 //! Batches by total volume: a batch ends before the request with which its inputs would have more than
 //! `MAX_BATCH_VOLUME_BYTES` bytes, a parameter of the model's config.pbtxt. See README.md.
 //!
-//! Triton calls the five functions at the end of this file. It holds the lock of the model's queue while it forms a batch,
-//! so a strategy must neither wait nor compute much.
+//! Triton calls the five functions at the end of this file. It holds the lock of the model's queue while it forms a
+//! batch, so a strategy must neither wait nor compute much.
 
 mod abi;
 

@@ -172,8 +172,8 @@ unsafe extern "C" fn receive(message: *mut Handle, bytes: *mut u8, len: usize) -
     let Ok(len) = c_int::try_from(len) else {
         return sys::MPI_ERR_COUNT as c_int;
     };
-    // SAFETY: the handle is that of a message that was found; then it is that of a request, for which it has room. The bytes
-    // are written until `is_done`.
+    // SAFETY: the handle is that of a message that was found; then it is that of a request, for which it has room. The
+    // bytes are written until `is_done`.
     unsafe {
         let mut found = message.cast::<sys::MPI_Message>().read();
         let kind = sys::RSMPI_UINT8_T;

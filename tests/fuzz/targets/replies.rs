@@ -1,5 +1,5 @@
-//! The reply of a model, taken apart. The first byte is the format, the second where the reply begins and the length of the pieces
-//! in which it arrives; the rest is the text.
+//! The reply of a model, taken apart. The first byte is the format, the second where the reply begins and the length of
+//! the pieces in which it arrives; the rest is the text.
 
 #![no_main]
 

@@ -23,8 +23,8 @@ mod world;
 use std::ffi::CString;
 use std::thread;
 
+use inflight_triton::{DataType, sys};
 use parking_lot::{Mutex, MutexGuard};
-use triton_inflight::triton::{DataType, sys};
 
 pub use world::{AskInstance, Family, LogRecord, MemoryReport, RequestStatistics, Sent, Where};
 use world::{FakeInput, FakeInstance, FakeModel, FakeRequest, Submitted, World, handle, id, world};

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 
-use triton_inflight::triton::sys::{self, *};
+use inflight_triton::sys::{self, *};
 
 use super::server::export;
 use super::world::{handle, id, world};

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::ptr;
 
-use triton_inflight::triton::DataType;
-use triton_inflight::triton::sys::{self, *};
+use inflight_triton::DataType;
+use inflight_triton::sys::{self, *};
 
 use super::server::{export, text};
 use super::world::{FakeOutput, FakeRequest, FakeResponse, Sent, Where, World, handle, id, world};

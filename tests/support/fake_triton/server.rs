@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
-use triton_inflight::triton::sys::{self, *};
+use inflight_triton::sys::{self, *};
 
 use super::world::{Family, LogRecord, Metric, handle, id, world};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::ptr;
 
+use inflight_triton::{DataType, sys};
 use parking_lot::{Mutex, MutexGuard};
-use triton_inflight::triton::{DataType, sys};
 
 use super::{Correlation, Input, Parameter};
 

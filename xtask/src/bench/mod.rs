@@ -27,7 +27,8 @@ pub enum Bench {
     Batchers(Batchers),
     /// Time to first token of conversations that return, with and without KV cache blocks in host memory
     Returning(Returning),
-    /// What the server with OpenAI's API adds to the time to first token, and its CPU time for a token, on the demo model
+    /// What the server with OpenAI's API adds to the time to first token, and its CPU time for a token, on the demo
+    /// model
     Front(Front),
     /// Accuracy of inflight-sim's predictions, on the synthetic runner
     Simulator(Simulator),

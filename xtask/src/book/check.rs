@@ -9,7 +9,7 @@ use super::pages::{BOOK, Pages, SUMMARY, local, resolve};
 use crate::Result;
 
 /// Files about the past: what they name may be gone.
-const HISTORY: &[&str] = &["CHANGELOG.md", "RESULTS.md"];
+const HISTORY: &[&str] = &["CHANGELOG.md"];
 
 /// The problems found, one per line.
 pub fn problems(root: &Path) -> Result<Vec<String>> {

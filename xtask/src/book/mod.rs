@@ -12,23 +12,32 @@ mod markdown;
 mod pages;
 mod preprocess;
 
+use std::path::PathBuf;
+
 use crate::process::{command, run as run_command};
 use crate::{Result, setup, workspace};
 use pages::Pages;
 
 /// Checks the links of the documentation, and builds the book.
 pub fn run() -> Result<()> {
+    build().map(|_| ())
+}
+
+/// Checks the links of the documentation, and builds the book; returns its folder.
+pub fn build() -> Result<PathBuf> {
     let problems = check::problems(workspace::root())?;
     if !problems.is_empty() {
         return Err(format!("the documentation has\n  {}", problems.join("\n  ")).into());
     }
-    // This program itself instead of `cargo xtask`, which would wait for whatever else cargo builds here.
-    let preprocessor = format!("{} preprocess-book", std::env::current_exe()?.display());
+    // This program itself instead of `cargo xtask`, which would wait for whatever else cargo builds here; by its
+    // process, as a build may have replaced its file.
+    let preprocessor = format!("/proc/{}/exe preprocess-book", std::process::id());
     run_command(
         command(setup::mdbook()?)
             .args(["build", "docs"])
             .env("MDBOOK_PREPROCESSOR__REPOSITORY__COMMAND", preprocessor),
-    )
+    )?;
+    Ok(workspace::target("book"))
 }
 
 /// The preprocessor that docs/book.toml names: reads a book from standard input and writes it to

@@ -1,9 +1,9 @@
 //! A preprocessor of mdBook: links between files of the repository become links between pages of the book.
 //!
-//! In the repository, README.md links to `docs/src/<page>.md`, and a page of the book to `../../README.md`. In the book both
-//! are pages beside each other. A page that includes another file gets its text here, while it is still known which
-//! folder its links start from. Files that are not in the book are linked to in the checkout: `target/book/<page>.html` is as
-//! deep in it as `docs/src/<page>.md`, so `../../` leads to the root from both.
+//! In the repository, README.md links to `docs/src/<page>.md`, and a page of the book to `../../README.md`. In the book
+//! both are pages beside each other. A page that includes another file gets its text here, while it is still known
+//! which folder its links start from. Files that are not in the book are linked to in the checkout:
+//! `target/book/<page>.html` is as deep in it as `docs/src/<page>.md`, so `../../` leads to the root from both.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -89,7 +89,7 @@ mod tests {
         let all = vec![
             page("front.md", "README.md"),
             page("page.md", "docs/src/page.md"),
-            page("results.md", "benches/RESULTS.md"),
+            page("changes.md", "CHANGELOG.md"),
         ];
         Pages { all }
     }
@@ -103,8 +103,9 @@ mod tests {
 
     #[test]
     fn links_of_a_page_lead_to_included_files_as_pages() {
-        let text = "[a](../../README.md) [b](../../benches/RESULTS.md#x) [c](front.md) `[d](../../README.md)`";
-        let expected = "[a](front.md) [b](results.md#x) [c](front.md) `[d](../../README.md)`";
+        let text =
+            "[a](../../README.md) [b](../../CHANGELOG.md#x) [c](front.md) `[d](../../README.md)`";
+        let expected = "[a](front.md) [b](changes.md#x) [c](front.md) `[d](../../README.md)`";
         let source = Path::new("docs/src/page.md");
         assert_eq!(rewrite(&pages(), source, text), expected);
     }

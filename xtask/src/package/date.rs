@@ -10,7 +10,8 @@ use crate::process::{command, output};
 pub struct Date(DateTime<Utc>);
 
 impl Date {
-    /// That of `SOURCE_DATE_EPOCH` (<https://reproducible-builds.org/specs/source-date-epoch/>), or else of the last commit.
+    /// That of `SOURCE_DATE_EPOCH` (<https://reproducible-builds.org/specs/source-date-epoch/>), or else of the last
+    /// commit.
     pub fn of_sources() -> Result<Self> {
         let given = std::env::var("SOURCE_DATE_EPOCH");
         let seconds = match given {

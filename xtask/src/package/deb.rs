@@ -37,8 +37,8 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// A package of files in the layout of a prefix, that needs at least these versions of others, and for some of its uses the
-/// suggested ones.
+/// A package of files in the layout of a prefix, that needs at least these versions of others, and for some of its uses
+/// the suggested ones.
 pub fn package(
     files: &Tree,
     needed: &BTreeMap<&str, String>,
@@ -66,8 +66,8 @@ pub fn package(
     Ok(archive.into_inner()?)
 }
 
-/// The files where Debian and Triton have them: backends at Triton's own prefix, the rest below /usr. Documents are compressed, as
-/// Debian's policy asks.
+/// The files where Debian and Triton have them: backends at Triton's own prefix, the rest below /usr. Documents are
+/// compressed, as Debian's policy asks.
 fn installed(files: &Tree) -> Result<Tree> {
     let documents = format!("usr/share/doc/{NAME}");
     let mut installed = Tree::default();

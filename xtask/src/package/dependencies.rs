@@ -42,8 +42,8 @@ pub struct Dependencies {
 }
 
 impl Dependencies {
-    /// Those that packages are compiled with, directly or not; each is a folder of a workspace, relative to the project's, and a
-    /// name. What only builds or tests them is left out.
+    /// Those that packages are compiled with, directly or not; each is a folder of a workspace, relative to the
+    /// project's, and a name. What only builds or tests them is left out.
     pub fn of(packages: &[(&str, &str)]) -> Result<Self> {
         let mut all = Self {
             crates: BTreeMap::new(),
@@ -166,14 +166,14 @@ mod tests {
     #[test]
     fn every_crate_of_a_registry_has_a_checksum_and_a_licence() {
         let found = Dependencies::of(&[("", "triton-inflight")]).expect("cargo answers");
-        let library = &found.crates[&format!("triton-inflight-{}", env!("CARGO_PKG_VERSION"))];
-        assert!(library.checksum.is_none());
-        assert!(
-            library
-                .dependencies
-                .iter()
-                .any(|id| id.starts_with("tokenizers-"))
-        );
+        let own = |name: &str| &found.crates[&format!("{name}-{}", env!("CARGO_PKG_VERSION"))];
+        let depends = |name: &str, other: &str| {
+            let mut dependencies = own(name).dependencies.iter();
+            dependencies.any(|id| id.starts_with(other))
+        };
+        assert!(own("triton-inflight").checksum.is_none());
+        assert!(depends("triton-inflight", "inflight-text-"));
+        assert!(depends("inflight-text", "tokenizers-"));
         let from_registry = found
             .crates
             .values()

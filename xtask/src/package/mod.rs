@@ -1,7 +1,8 @@
-//! `cargo xtask package`: the library and the programs as a tar archive and a Debian package, with checksums and a bill of materials.
+//! `cargo xtask package`: the library and the programs as a tar archive and a Debian package, with checksums and a bill
+//! of materials.
 //!
-//! The same sources give the same bytes in any folder, on any day: paths are remapped, entries are sorted, owners are root, and every
-//! date is that of the commit, or of `SOURCE_DATE_EPOCH`.
+//! The same sources give the same bytes in any folder, on any day: paths are remapped, entries are sorted, owners are
+//! root, and every date is the commit's, or `SOURCE_DATE_EPOCH`.
 
 mod contents;
 mod date;
@@ -42,7 +43,7 @@ pub fn run(options: &Options) -> Result<()> {
     let programs = match &options.programs {
         Some(folder) => Programs::read(folder)?,
         None => {
-            kernels::run()?;
+            kernels::run(kernels::ALL)?;
             Programs::build()?
         }
     };

@@ -83,7 +83,7 @@ fn of_crate(found: &Crate) -> Value {
         "licenseDeclared": found.licence,
         "copyrightText": "NOASSERTION",
     });
-    // The others are those of this repository.
+    // The others belong to this repository.
     if let Some(checksum) = &found.checksum {
         package["downloadLocation"] =
             format!("https://static.crates.io/crates/{name}/{name}-{version}.crate").into();

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use super::binaries::{self, TestBinary};
 use super::report::skipped_tests_file;
 use super::step::Step;
 use super::tier::Tier;
@@ -15,7 +16,10 @@ use crate::{Result, book, fuzz, kernels, library, setup, source_paths, workspace
 /// A check fails, or what it needs cannot be installed.
 pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
     match step {
-        Step::Kernels => kernels::run(),
+        Step::Kernels => kernels::run(match tier {
+            Tier::Quick => kernels::FEW,
+            Tier::Step | Tier::Part(_) | Tier::All => kernels::ALL,
+        }),
         Step::Fmt => {
             run(cargo().args(["fmt", "--all", "--check"]))?;
             let fuzz = "--manifest-path=tests/fuzz/Cargo.toml";
@@ -31,11 +35,17 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
         Step::Deny => dependencies(),
         Step::Book => book::run(),
         Step::Build => {
-            run(cargo().args(["test", "--workspace", "--no-run"]))?;
+            binaries::compile()?;
             build_programs(Build::Tested)
         }
         Step::Release => build_programs(Build::Shipped),
-        Step::Unit => unit_tests(tier),
+        Step::Models => unit_tests(tier, &|binary| binary.name == MODELS),
+        Step::Unit => {
+            let models_are_apart = tier != Tier::Step;
+            let is_ours = |binary: &TestBinary| !(models_are_apart && binary.name == MODELS);
+            let tests = unit_tests(tier, &is_ours);
+            tests.and(run(cargo().args(["test", "--workspace", "--doc"])))
+        }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
         Step::Pages => page_tests(tier.build(), pytest),
         Step::Server => {
@@ -98,13 +108,17 @@ fn build_programs(build: Build) -> Result<()> {
     Ok(())
 }
 
-fn unit_tests(tier: Tier) -> Result<()> {
+/// The executable of the step `models`.
+const MODELS: &str = "models";
+
+fn unit_tests(tier: Tier, is_chosen: &dyn Fn(&TestBinary) -> bool) -> Result<()> {
     // Some of the tests use the plug-in.
     build_mpi_plugin(tier.build());
-    run(cargo()
-        .args(["test", "--workspace", "--no-fail-fast"])
-        .envs(tier.seeds())
-        .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()))
+    let mut variables = tier.seeds();
+    let skipped = skipped_tests_file().display().to_string();
+    variables.push(("INFLIGHT_SKIPPED_TESTS", skipped));
+    let all = binaries::compile()?;
+    binaries::run(all.iter().filter(|binary| is_chosen(binary)), &variables)
 }
 
 fn page_tests(build: Build, pytest: &[String]) -> Result<()> {
@@ -114,6 +128,7 @@ fn page_tests(build: Build, pytest: &[String]) -> Result<()> {
         .args(pytest)
         .env("XTASK", library::xtask()?)
         .env("CHROMIUM", setup::browser()?)
+        .env("BOOK", book::build()?)
         .env("INFLIGHT_SIM", library::simulator(build)?))
 }
 

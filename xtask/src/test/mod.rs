@@ -1,5 +1,6 @@
 //! `cargo xtask test`: checks and tests as named steps, with a summary at the end.
 
+mod binaries;
 mod commands;
 mod report;
 mod step;

@@ -72,8 +72,8 @@ pub(super) fn skipped_tests_file() -> PathBuf {
     workspace::target("skipped-tests.txt")
 }
 
-/// The number of tests that were skipped in whole or in part, by program and reason. Each line names a program, a test and a
-/// reason, and is written as often as the test skips something.
+/// The number of tests that were skipped in whole or in part, by program and reason. Each line names a program, a test
+/// and a reason, and is written as often as the test skips something.
 fn skipped_tests(lines: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for line in lines.lines().collect::<BTreeSet<_>>() {

@@ -25,9 +25,11 @@ pub enum Step {
     Release,
     /// The parsers of files and requests, for a few seconds on inputs that libFuzzer derives from the committed ones
     Fuzz,
+    /// Whole models on fixtures: on each instruction set, on several ranks, and on the stand-in for a GPU
+    Models,
     /// Unit, integration and documentation tests
     Unit,
-    /// The pages drawn by commands, in a real browser
+    /// The book, and the pages drawn by commands, in a real browser
     Pages,
     /// The backend in a real tritonserver, with real clients
     Server,

@@ -8,8 +8,8 @@ use crate::workspace;
 /// The number of parts into which what the quick tier leaves out is divided.
 pub const NUM_PARTS: u32 = 10;
 
-/// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other waits for the
-/// network, a linker or a server.
+/// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other
+/// waits for the network, a linker or a server.
 type Stages = &'static [[&'static [Step]; 2]];
 
 /// How much of the checks and tests a run has.
@@ -25,13 +25,13 @@ pub enum Tier {
     All,
 }
 
-/// Kernels come before what embeds them. No stage compiles behind those before the tests: a build would keep commands that
-/// tests give to cargo waiting. The limits of the server's clients are a minute and more, so that they hold on two cores that
-/// the other row shares.
+/// Kernels come before what embeds them. No stage compiles behind those before the tests: a build would keep commands
+/// that tests give to cargo waiting. The limits of the server's clients are a minute and more, so that they hold on two
+/// cores that the other row shares.
 const QUICK: Stages = &[
     [&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
     [&[Step::Build], &[]],
-    [&[Step::Unit], &[Step::Server]],
+    [&[Step::Models, Step::Unit], &[Step::Server]],
 ];
 
 const ALL: Stages = &[
@@ -43,7 +43,7 @@ const ALL: Stages = &[
         &[Step::Clippy, Step::Doc, Step::Build],
         &[Step::Release, Step::Fuzz],
     ],
-    [&[Step::Unit, Step::Pages], &[Step::Server]],
+    [&[Step::Models, Step::Unit, Step::Pages], &[Step::Server]],
 ];
 
 /// Each part has its share of the tests of the server.
@@ -52,8 +52,12 @@ const PARTS: [Stages; NUM_PARTS as usize] = [
     &[[&[Step::Deny, Step::Book], &[Step::Server]]],
     &[[&[Step::Fuzz], &[Step::Server]]],
     &[[&[Step::Server], &[]], [&[Step::Pages], &[]]],
-    &[[&[Step::Release], &[]], [&[Step::Shipped], &[Step::Server]]],
-    &[[&[Step::Server], &[]]],
+    &[
+        [&[Step::Kernels], &[]],
+        [&[Step::Release], &[]],
+        [&[Step::Shipped], &[Step::Server]],
+    ],
+    &[[&[Step::Models], &[Step::Server]]],
     &[[&[Step::Server], &[]]],
     &[[&[Step::Server], &[]]],
     &[[&[Step::Server], &[]]],
@@ -98,18 +102,24 @@ impl Tier {
         }
     }
 
-    /// The variables that give random tests their seed. Without them each run has a fresh one, which a failing test prints: in a
-    /// run of everything, since a rare fault must not refuse a change that has nothing to do with it.
+    /// The variables that give random tests their seed. Without them each run has a fresh one, which a failing test
+    /// prints: in a run of everything, since a rare fault must not refuse a change that has nothing to do with it.
     pub fn seeds(self) -> Vec<(&'static str, String)> {
-        match self {
-            Self::Quick | Self::Part(_) => {
-                let seed = seed_of_commit().to_string();
-                ["PROPTEST_RNG_SEED", "KERNEL_SEED", "INFLIGHT_SEED"]
-                    .map(|name| (name, seed.clone()))
-                    .to_vec()
-            }
-            Self::Step | Self::All => Vec::new(),
-        }
+        // The last one chooses a third of the model families where each takes long.
+        let names: &[_] = match self {
+            Self::Quick => &[
+                "PROPTEST_RNG_SEED",
+                "KERNEL_SEED",
+                "INFLIGHT_SEED",
+                "INFLIGHT_SAMPLE",
+            ],
+            Self::Part(_) => &["PROPTEST_RNG_SEED", "KERNEL_SEED", "INFLIGHT_SEED"],
+            Self::Step | Self::All => &[],
+        };
+        names
+            .iter()
+            .map(|&name| (name, seed_of_commit().to_string()))
+            .collect()
     }
 }
 

@@ -1,5 +1,6 @@
 // Launches of kernels, which run as C++ that was compiled from the same sources (crates/kernels-on-cpu).
 #include <cstring>
+#include <sstream>
 
 #include "captures.h"
 #include "memory.h"
@@ -38,6 +39,16 @@ public:
         return arguments;
     }
 
+    // In hexadecimal, with spaces between arguments and commas between the words of one.
+    std::string text() const {
+        std::ostringstream out;
+        out << std::hex;
+        for (const auto& words : arguments_) {
+            for (size_t i = 0; i < words.size(); ++i) out << (i == 0 ? ' ' : ',') << words[i];
+        }
+        return out.str();
+    }
+
 private:
     std::vector<std::vector<uint64_t>> arguments_;  // in words, so that they are aligned
     std::vector<size_t> num_bytes_;
@@ -54,6 +65,13 @@ void run_kernel(const Context& context, const Function& function, const cuda_cpu
     } catch (const cuda_cpu::LaunchError& error) {
         die("%s: %s", function.name.c_str(), error.what());
     }
+}
+
+std::string described(const CUlaunchConfig& config, const Arguments& arguments) {
+    std::ostringstream out;
+    out << " <" << config.grid_x << ' ' << config.grid_y << ' ' << config.grid_z << " x " << config.block_x << ' '
+        << config.block_y << ' ' << config.block_z << ", " << config.shared_bytes << '>' << arguments.text();
+    return out.str();
 }
 
 CUresult check_sizes(const Function& function, const CUlaunchConfig& config) {
@@ -104,9 +122,11 @@ CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** values, 
         shape.shared_bytes = config.shared_bytes;
         shape.seed = driver().random();
         const auto arguments = std::make_shared<const Arguments>(*function, values);
-        return enqueue(lock, stream, {Work::Kind::Kernel, function->name, [&context, function, shape, arguments] {
-                                          run_kernel(context, *function, shape, *arguments);
-                                      }});
+        Work work{Work::Kind::Kernel, function->name, [&context, function, shape, arguments] {
+                      run_kernel(context, *function, shape, *arguments);
+                  }};
+        if (driver().options.print_work != 0) work.details = described(config, *arguments);
+        return enqueue(lock, stream, std::move(work));
     });
 }
 

@@ -34,6 +34,7 @@ constexpr Number NUMBERS[] = {
     {"SEED", &Options::seed},
     {"RUN_AFTER_MS", &Options::run_after_ms},
     {"REPORT_LEAKS", &Options::report_leaks},
+    {"PRINT_WORK", &Options::print_work},
 };
 
 struct NamedFault {

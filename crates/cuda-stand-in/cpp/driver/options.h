@@ -34,6 +34,7 @@ struct Options {
     uint64_t seed = 0;                                 // of the order in which streams run
     uint64_t run_after_ms = 0;                         // work that nobody waits for runs after this time; 0: never
     uint64_t report_leaks = 0;                         // 1: lists what was not freed, at exit
+    uint64_t print_work = 0;                           // 1: lists all work as it is enqueued or captured
 
     Fault fail_allocation;       // the n-th allocation of device memory: CUDA_ERROR_OUT_OF_MEMORY
     Fault fail_host_allocation;  // the n-th allocation of pinned host memory: CUDA_ERROR_OUT_OF_MEMORY

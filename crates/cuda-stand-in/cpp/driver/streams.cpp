@@ -121,6 +121,9 @@ std::shared_ptr<Stream> find_stream(Context& context, CUstream handle) {
 }
 
 CUresult enqueue(Lock& lock, Stream& stream, Work work) {
+    if (driver().options.print_work != 0) {
+        note("work of device %d: %s%s", stream.context->device.ordinal, work.name.c_str(), work.details.c_str());
+    }
     if (stream.capture != nullptr) return capture(stream, std::move(work));
     if (const CUresult error = refuse_implicit(stream, work.name.c_str()); error != CUDA_SUCCESS) return error;
     Context* context = stream.context.get();

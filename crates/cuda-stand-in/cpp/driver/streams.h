@@ -20,6 +20,7 @@ struct Work {
     std::function<void()> run;  // without the driver's mutex
     // Instead of it, for work that waits for another device: called again and again until it returns true.
     std::function<bool()> poll = nullptr;
+    std::string details = {};  // for the option PRINT_WORK: a kernel's shape and arguments
 };
 
 // The end of the work that a stream had at some time.

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
-use triton_inflight::engine::{Event, NewRequest};
-use triton_inflight::manager::ManagerOptions;
+use inflight_base::{SequenceId, TokenId, Tokens};
+use inflight_engine::{Event, NewRequest};
+use inflight_manager::ManagerOptions;
 
 #[path = "../../../../tests/support/missing.rs"]
 mod missing;

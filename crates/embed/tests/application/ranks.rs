@@ -1,4 +1,4 @@
-//! C applications on several ranks: processes that rank 0 starts, and those of `mpirun`.
+//! C applications on several ranks: processes that rank 0 starts, or `mpirun`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -36,7 +36,7 @@ fn over_mpi(ranks: &str, library: &Path) -> String {
     format!(r#"{ranks}, "rank_transport": "mpi", "mpi_library": "{library}""#)
 }
 
-/// With this very program as that of the other ranks.
+/// This very program runs the other ranks.
 fn spawned(ranks: &str, program: &Path) -> String {
     let program = program.display();
     format!(r#"{ranks}, "rank_program": "{program}""#)
@@ -52,7 +52,8 @@ fn output(mut command: Command, more_options: &str) -> Output {
         .expect("it runs")
 }
 
-/// The responses that a program prints, each with all bits of its log-probability, in an order that does not depend on time.
+/// The responses that a program prints, each with all bits of its log-probability, in an order that does not depend on
+/// time.
 fn responses(command: Command, more_options: &str) -> Vec<String> {
     let output = output(command, more_options);
     let [text, errors] =

@@ -1,8 +1,8 @@
 //! The same launches on a real GPU, for the programs that `cargo xtask gpu-bundle` packs.
 //!
-//! `KERNEL_GPU` is the GPU's number, and `KERNEL_IMAGES` the folder that `cargo xtask kernels` fills. Kernels read and write
-//! operands where the tests have them, so tests do not differ: all that such a program allocates is in one piece of
-//! memory, which is pinned, and has the same addresses on the GPU.
+//! `KERNEL_GPU` is the GPU's number, and `KERNEL_IMAGES` the folder that `cargo xtask kernels` fills. Kernels read and
+//! write operands where the tests have them, so tests do not differ: all that such a program allocates is in one piece
+//! of memory, which is pinned, and has the same addresses on the GPU.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::{CString, c_void};

@@ -130,7 +130,8 @@ pub const BF16_ROUNDING: f64 = 1.0 / 256.0;
 /// The largest relative error of the f32 arithmetic of a short formula.
 pub const F32_ROUNDING: f64 = 1e-6;
 
-/// Checks that elements are those of a reference up to an error relative to the element, or to `size` if that is larger.
+/// Checks that elements are those of a reference up to an error relative to the element, or to `size` if that is
+/// larger.
 #[track_caller]
 pub fn assert_close<T: Into<f64> + Copy>(actual: &[T], expected: &[f64], relative: f64, size: f64) {
     assert_eq!(actual.len(), expected.len());
@@ -144,7 +145,8 @@ pub fn assert_close<T: Into<f64> + Copy>(actual: &[T], expected: &[f64], relativ
     }
 }
 
-/// The value of a code of 4 bits of exponent and 3 of mantissa: IEEE's interpretation with a bias of 7, but no infinities.
+/// The value of a code of 4 bits of exponent and 3 of mantissa: IEEE's interpretation with a bias of 7, but no
+/// infinities.
 pub fn e4m3(code: u8) -> f64 {
     let fraction = f64::from(code & 7) / 8.0;
     let magnitude = match i32::from(code >> 3 & 0xf) {

@@ -18,7 +18,7 @@ const BLOCK_LEN: usize = 64;
 const GROUP_SIZE: usize = 128;
 /// The rank of adapters.
 const ADAPTER_RANK: usize = 16;
-/// Splits of a product with `gate_up`, and of one with `o`: num_splits of src/device/cuda/quantised_gemm.rs.
+/// Splits of a product with `gate_up`, and of one with `o`: num_splits of crates/device-cuda/src/quantised_gemm.rs.
 const GATE_UP_SPLITS: usize = 2;
 const O_SPLITS: usize = 16;
 

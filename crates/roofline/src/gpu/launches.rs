@@ -9,8 +9,8 @@ pub struct Launch {
     pub registers: usize,
     /// Threads of a block.
     pub threads: usize,
-    /// Bytes of static and dynamic shared memory of a block, the latter for Llama 3.1 8B's vocabulary, or for the kernel's head
-    /// size and a context of more than 256 positions.
+    /// Bytes of static and dynamic shared memory of a block, the latter for Llama 3.1 8B's vocabulary, or for the
+    /// kernel's head size and a context of more than 256 positions.
     pub shared_bytes: usize,
 }
 

@@ -1,5 +1,5 @@
-//! What a step of a model must read and compute on a GPU, kernel by kernel, and how long that takes at least. Arithmetic
-//! on paper: nothing here was measured by this project.
+//! What a step of a model must read and compute on a GPU, kernel by kernel, and how long that takes at least.
+//! Arithmetic on paper: nothing here was measured by this project.
 //!
 //! ```text
 //! steps.rs       kernels of generation steps and of prompts, in bf16 and in FP8
@@ -47,9 +47,9 @@ pub struct Gpu {
     pub num_multiprocessors: usize,
 }
 
-/// The H200 SXM: 4.8 TB/s, of which kernels reach some 4.3, and 989 TFLOP/s (FP8: 1979), of which large products reach some 790
-/// (1580). The other two are two thirds of 380, and half of 500: the heads of `paged_attention_context.cu`, and
-/// docs/src/gpus.md, derive them.
+/// The H200 SXM: 4.8 TB/s, of which kernels reach some 4.3, and 989 TFLOP/s (FP8: 1979), of which large products reach
+/// some 790 (1580). The other two are two thirds of 380, and half of 500: the heads of `paged_attention_context.cu`,
+/// and docs/src/gpus.md, derive them.
 pub const H200: Gpu = Gpu {
     name: "H200",
     bytes_per_s: 4.3e12,

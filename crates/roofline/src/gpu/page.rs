@@ -26,7 +26,7 @@ const BATCHES: [usize; 4] = [1, 32, 128, 256];
 const INTRODUCTION: &str = "\
 # Expected on a GPU
 
-**Nothing on this page was measured on a GPU**, unlike [the figures of an H100](../../benches/RESULTS.md#on-an-h100). It says what a step of Llama 3.1 8B must read and compute, kernel by kernel, and how
+**Nothing on this page was measured on a GPU**, unlike [the figures of an H100](results-gpus.md#on-an-h100). It says what a step of Llama 3.1 8B must read and compute, kernel by kernel, and how
 long an H200 needs for that at least. `crates/roofline/src/gpu/` computes it, and `UPDATE_DOCS=1 cargo test -p inflight-roofline`
 writes this page.
 

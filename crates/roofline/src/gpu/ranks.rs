@@ -109,8 +109,8 @@ pub struct RankPromptTime {
     pub left: f64,
 }
 
-/// The time of a step that computes a prompt of `len` tokens on `num_gpus` GPUs of a host. The rows of a product and its sum are cut into
-/// `num_pieces`, and a piece is summed while the next one is multiplied:
+/// The time of a step that computes a prompt of `len` tokens on `num_gpus` GPUs of a host. The rows of a product and
+/// its sum are cut into `num_pieces`, and a piece is summed while the next one is multiplied:
 ///
 /// ```text
 /// products   | 1 | 2 | 3 | 4 |
@@ -166,7 +166,8 @@ pub fn all_reduce_seconds(num_gpus: usize, message: f64) -> f64 {
     one_shot.min(split)
 }
 
-/// The same over two hosts: each GPU sums a part within its host, exchanges it with its partner, and reads the other sums.
+/// The same over two hosts: each GPU sums a part within its host, exchanges it with its partner, and reads the other
+/// sums.
 fn two_host_seconds(num_gpus: usize, message: f64) -> f64 {
     let part = message / num_gpus as f64;
     let within = NVLINK.seconds_per_round + (message - part) / NVLINK.bytes_per_s;

@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
+use inflight_text::{ChatTemplates, Conversation, MessageField, PromptEnding};
 use serde_json::Value;
-use triton_inflight::text::{ChatTemplates, Conversation, MessageField, PromptEnding};
 
 use super::{Folder, Input};
 

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use triton_inflight::text::{Detokenizer, Tokenizer};
+use inflight_text::{Detokenizer, Tokenizer};
 
 use super::{Input, repository};
 

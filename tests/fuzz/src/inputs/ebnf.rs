@@ -1,6 +1,6 @@
 //! An EBNF grammar of a request, converted to Lark's syntax.
 
-use triton_inflight::guidance::{GuideSpec, ebnf_to_lark};
+use inflight_guidance::{GuideSpec, ebnf_to_lark};
 
 use super::Input;
 

@@ -1,11 +1,12 @@
-//! The code that each fuzz target runs, and what the targets share: the repository's files, and a folder for the files of one
-//! input. A test of the library runs it on the committed inputs (tests/fuzz_corpora.rs), without libFuzzer.
+//! The code that each fuzz target runs, and what the targets share: the repository's files, and a folder for the files
+//! of one input. A test of the library runs it on the committed inputs (tests/fuzz_corpora.rs), without libFuzzer.
 
 pub mod chat_template;
 pub mod config_json;
 pub mod detokenizer;
 pub mod ebnf;
 pub mod gguf;
+pub mod guide;
 pub mod replies;
 pub mod request_options;
 pub mod safetensors;

@@ -1,8 +1,8 @@
-//! The reply of a model, taken apart. The first byte is the format, the second where the reply begins and the length of the pieces
-//! in which it arrives; the rest is the text.
+//! The reply of a model, taken apart. The first byte is the format, the second where the reply begins and the length of
+//! the pieces in which it arrives; the rest is the text.
 
-use triton_inflight::config::{ReasoningFormat, ToolCallFormat};
-use triton_inflight::text::{ReplyFormat, ReplyParts, ReplyStart};
+use inflight_config::{ReasoningFormat, ToolCallFormat};
+use inflight_text::{ReplyFormat, ReplyParts, ReplyStart};
 
 use super::Input;
 

@@ -1,8 +1,8 @@
 //! The parameters of a request, as a JSON object like the body of Triton's `/generate`.
 
+use inflight_base::RequestError;
 use serde_json::{Map, Value};
-use triton_inflight::backend::RequestOptions;
-use triton_inflight::base::RequestError;
+use triton_inflight::RequestOptions;
 
 use super::Input;
 

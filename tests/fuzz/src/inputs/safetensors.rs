@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use triton_inflight::runner::ModelSource;
+use inflight_runner::ModelSource;
 
 use super::{Folder, Input};
 

@@ -1,0 +1,116 @@
+//! Quantised safetensors checkpoints.
+//!
+//! ```text
+//! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
+//! awq.rs          AWQ, 4 bits, version gemm
+//! compressed.rs   compressed-tensors, int-quantized, pack-quantized and float-quantized
+//! fp8.rs          FP8, of several methods
+//! bitsandbytes.rs 4 bits (NF4, FP4) and 8 bits of bitsandbytes
+//! mxfp4.rs        MXFP4 of gpt-oss
+//! groups.rs       scales and zeros of GPTQ and AWQ
+//! words.rs        codes in 32-bit words, scales, act order
+//! module.rs       a linear layer by name, and what the methods share when they read the config
+//! section.rs      where the method and its settings are found
+//! ```
+//!
+//! Modules that a method leaves unquantised (mostly the output projection, and those that the config ignores) are
+//! stored under their usual names. The tensors that a module has decide how it is read, and their shapes are checked.
+
+mod awq;
+mod bitsandbytes;
+mod compressed;
+mod fp8;
+mod gptq;
+mod groups;
+mod module;
+mod mxfp4;
+mod section;
+mod words;
+
+use self::awq::Awq;
+use self::bitsandbytes::BitsAndBytes;
+use self::compressed::CompressedTensors;
+use self::fp8::Fp8;
+use self::gptq::Gptq;
+use self::module::{Module, refused};
+use self::mxfp4::MxFp4;
+pub use self::section::QuantisationSection;
+use super::matrix::Matrix;
+use super::safetensors::SafetensorsFolder;
+use inflight_base::LoadError;
+
+/// The quantisation method of a checkpoint.
+#[derive(Debug)]
+pub enum Quantisation {
+    Gptq(Gptq),
+    Awq(Awq),
+    CompressedTensors(CompressedTensors),
+    Fp8(Fp8),
+    BitsAndBytes(BitsAndBytes),
+    MxFp4(MxFp4),
+}
+
+impl Quantisation {
+    /// Reads how the weights are quantised.
+    ///
+    /// # Errors
+    /// The method, or one of its settings, is not supported.
+    pub fn from_section(found: &QuantisationSection) -> Result<Self, LoadError> {
+        let section = &found.section;
+        let quantisation = match found.method()? {
+            Some("gptq") => Self::Gptq(Gptq::from_config(section)?),
+            Some("awq") => Self::Awq(Awq::from_config(section)?),
+            Some("compressed-tensors") => {
+                Self::CompressedTensors(CompressedTensors::from_config(section)?)
+            }
+            Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
+            Some("bitsandbytes") => Self::BitsAndBytes(BitsAndBytes::from_config(section)?),
+            Some("mxfp4") => Self::MxFp4(MxFp4),
+            Some("modelopt") => Self::Fp8(Fp8::from_modelopt(section)?),
+            other => {
+                return Err(refused(
+                    section,
+                    "quant_method",
+                    format_args!("'{}'", other.unwrap_or("none")),
+                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitsandbytes', 'mxfp4' or 'modelopt'",
+                ));
+            }
+        };
+        Ok(quantisation)
+    }
+
+    /// The weights of a module, `[outputs, inputs]`, quantised or not.
+    ///
+    /// # Errors
+    /// A tensor is missing, or does not have the shape or type that the method gives it.
+    pub fn matrix<'a>(
+        &self,
+        tensors: &'a SafetensorsFolder,
+        module: &str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let module = Module {
+            tensors,
+            name: module,
+            outputs,
+            inputs,
+        };
+        let quantised = match self {
+            Self::Gptq(gptq) => gptq.matrix(&module)?,
+            Self::Awq(awq) => awq.matrix(&module)?,
+            Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
+            Self::Fp8(fp8) => fp8.matrix(&module)?,
+            Self::BitsAndBytes(method) => method.matrix(&module)?,
+            // Only experts are.
+            Self::MxFp4(_) => None,
+        };
+        match quantised {
+            Some(matrix) => Ok(matrix),
+            None => {
+                let weight = tensors.get(&module.tensor("weight"), &[outputs, inputs])?;
+                Ok(Matrix::Float(weight.to_float()?))
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Blocks that the pool gave up, in memory of their own.
+
+use super::KvCache;
+use crate::kv_cache::GroupedLayout;
+use inflight_base::{BlockId, HostBlockId, LoadError};
+use inflight_device::memory::Buffer;
+
+/// Copies of blocks, `[num_blocks][layers_per_group]` of what a block has in a layer. Physical memory is taken when one
+/// is first written.
+pub struct HostBlocks {
+    /// Words of a block in all layers of its group.
+    block_len: usize,
+    buffer: Buffer,
+}
+
+impl HostBlocks {
+    /// Reserves `num_blocks` blocks of the shape of those of `cache`.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses the address space.
+    pub(in super::super) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
+        let block_len = cache.groups.layers_per_group() * cache.layout.block_len();
+        let len = block_len.saturating_mul(num_blocks);
+        Ok(Self {
+            block_len,
+            buffer: Buffer::zeroed(len)?,
+        })
+    }
+
+    /// Copies a block of `cache` to one of these.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block in either.
+    pub(in super::super) fn offload(
+        &mut self,
+        cache: &KvCache,
+        source: BlockId,
+        target: HostBlockId,
+    ) {
+        let words = self.words_of(target);
+        let layers = self.buffer.as_mut_slice()[words].chunks_exact_mut(cache.layout.block_len());
+        for (layer, words) in layers.enumerate() {
+            words.copy_from_slice(&cache.buffer.as_slice()[cache.words_of(source, layer)]);
+        }
+    }
+
+    /// Copies one of these to a block of `cache`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block in either.
+    pub(in super::super) fn onboard(
+        &self,
+        source: HostBlockId,
+        cache: &mut KvCache,
+        target: BlockId,
+    ) {
+        let words = &self.buffer.as_slice()[self.words_of(source)];
+        let layers = words.chunks_exact(cache.layout.block_len());
+        for (layer, words) in layers.enumerate() {
+            let target = cache.words_of(target, layer);
+            cache.buffer.as_mut_slice()[target].copy_from_slice(words);
+        }
+    }
+
+    /// The bytes of a block.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block.
+    pub(in super::super) fn bytes_mut(&mut self, block: HostBlockId) -> &mut [u8] {
+        let words = self.words_of(block);
+        bytemuck::cast_slice_mut(&mut self.buffer.as_mut_slice()[words])
+    }
+
+    fn words_of(&self, block: HostBlockId) -> std::ops::Range<usize> {
+        block.index() * self.block_len..(block.index() + 1) * self.block_len
+    }
+}

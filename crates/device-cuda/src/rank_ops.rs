@@ -1,0 +1,139 @@
+//! A GPU as one of the ranks of a model, as a device is one.
+
+use std::time::Duration;
+
+use cudarc::driver::PushKernelArg;
+use half::bf16;
+
+use super::Cuda;
+use super::kernels::{VECTOR, launch, shared_row_grid};
+use super::logits::Logits;
+use super::rows::Rows;
+use super::step::CudaStep;
+use super::uploads::Vector;
+use inflight_base::LoadError;
+use inflight_collective::Collective;
+use inflight_device::{
+    EmbeddingTable, HeadPlaces, HeadShape, Linear, PackedWeights, QkNorm, RankHost, RankOps,
+    RankRole,
+};
+
+/// Collective operations of a GPU. Only a GPU that has joined ranks has this value.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaRanks(());
+
+impl CudaRanks {
+    /// Makes a GPU one of several ranks.
+    pub(super) fn join(
+        cuda: &mut Cuda,
+        collective: Box<dyn Collective>,
+        role: RankRole,
+    ) -> Result<Self, LoadError> {
+        cuda.join(collective, role)?;
+        Ok(Self(()))
+    }
+}
+
+impl RankOps<Cuda> for CudaRanks {
+    fn host(self, cuda: &mut Cuda) -> &mut RankHost {
+        &mut cuda.ranks.as_mut().expect("it has joined ranks").host
+    }
+
+    fn check_alike(self, cuda: &mut Cuda) -> Result<(), LoadError> {
+        cuda.check_kind_of_ranks()
+    }
+
+    fn meet(self, cuda: &mut Cuda, time_limit: Duration) -> Result<(), LoadError> {
+        cuda.meet(time_limit)
+    }
+
+    fn reserve_rows_between_stages(
+        self,
+        cuda: &mut Cuda,
+        max_rows: usize,
+        max_sequences: usize,
+        width: usize,
+    ) -> Result<(), LoadError> {
+        cuda.reserve_stage_rows(max_rows, max_sequences, width)
+    }
+
+    fn all_reduce(self, cuda: &mut Cuda, num_rows: usize, rows: &mut Rows<f32>) {
+        cuda.sum_over_ranks(num_rows, rows);
+    }
+
+    fn project_and_sum(
+        self,
+        cuda: &mut Cuda,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Cuda>,
+        out: &mut Rows<f32>,
+    ) {
+        cuda.project_rows_and_sum(num_rows, x, linear, out);
+    }
+
+    fn norm_over_ranks(
+        self,
+        cuda: &mut Cuda,
+        num_rows: usize,
+        heads: HeadShape,
+        norm: QkNorm<'_, Vector>,
+        places: &HeadPlaces,
+        qkv: &mut Rows<f32>,
+        squares: &mut Rows<f32>,
+    ) {
+        cuda.normalise_rows_over_ranks(num_rows, heads, places, norm, qkv, squares);
+    }
+
+    fn embed_part(
+        self,
+        cuda: &mut Cuda,
+        step: &CudaStep,
+        table: EmbeddingTable<'_, Cuda>,
+        first_token: usize,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
+        let width = out.width();
+        let (table, num_tokens) = match table {
+            EmbeddingTable::Own(embedding) => {
+                let num_tokens = embedding.memory.num_bytes() / (2 * width);
+                (embedding.memory.address(), num_tokens)
+            }
+            EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.n()),
+        };
+        launch!(
+            cuda,
+            cuda.kernels.embed_part,
+            "embed_part",
+            shared_row_grid(step.num_rows, width.div_ceil(VECTOR)),
+            out.address(),
+            table,
+            step.token_ids,
+            first_token as i32,
+            num_tokens as i32,
+            scale,
+            width as i32
+        );
+    }
+
+    fn gather_logits(
+        self,
+        cuda: &mut Cuda,
+        num_rows: usize,
+        _greedy_rows: &[u32],
+        widths: &[usize],
+        part: &mut Logits,
+        out: &mut Logits,
+    ) {
+        cuda.gather_parts(num_rows, widths, part.rows.address(), &out.rows);
+    }
+
+    fn send_rows(self, cuda: &mut Cuda, num_rows: usize, rows: &Rows<f32>) {
+        cuda.send_later(num_rows, rows);
+    }
+
+    fn receive_rows(self, cuda: &mut Cuda, num_rows: usize, rows: &mut Rows<f32>) {
+        cuda.receive_from_stage(num_rows, rows);
+    }
+}

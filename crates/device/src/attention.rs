@@ -1,0 +1,157 @@
+//! The heads of an attention layer, and which positions its queries see.
+
+use std::num::NonZeroU32;
+
+/// The heads of an attention layer. A row of the QKV projection holds all query heads, then all key heads,
+/// then all value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads, a multiple of `num_kv_heads`.
+    pub num_q_heads: usize,
+    /// Key heads, and equally many value heads.
+    pub num_kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of the queries.
+    pub const fn q_len(&self) -> usize {
+        self.num_q_heads * self.head_dim
+    }
+
+    /// Width of the QKV projection.
+    pub const fn qkv_len(&self) -> usize {
+        (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+}
+
+/// The norms of queries and keys before rotation. `V` is a vector of the device.
+pub struct QkNorm<'a, V: ?Sized = [f32]> {
+    /// Weight of the query norm, `[head_dim]` or as wide as all query heads.
+    pub q: &'a V,
+    /// Weight of the key norm, `[head_dim]` or as wide as all key heads.
+    pub k: &'a V,
+    /// Which norms they are.
+    pub kind: QkNormKind,
+    /// Added to the mean square, or to the variance.
+    pub eps: f32,
+}
+
+impl<V: ?Sized> Clone for QkNorm<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V: ?Sized> Copy for QkNorm<'_, V> {}
+
+/// How queries and keys are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormKind {
+    /// The RMS norm of each head by itself, with the same weights (Qwen 3).
+    Head,
+    /// The RMS norm of all heads of a token together (OLMo 2).
+    Row,
+    /// The layer norm of each head by itself, with weights of its own and no bias (Command R+).
+    LayerOfHead,
+}
+
+impl QkNormKind {
+    /// Of so many query heads and key heads, how many have weights of their own.
+    pub const fn num_weighted_heads(self, num_heads: [usize; 2]) -> [usize; 2] {
+        match self {
+            Self::Head => [1, 1],
+            Self::Row | Self::LayerOfHead => num_heads,
+        }
+    }
+}
+
+/// The heads of a rank of several among those of the model, for norms over all of these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadPlaces {
+    /// Query and key heads of the model.
+    pub num_heads: [usize; 2],
+    /// For each query head of the rank, and then for each of its key heads, its place among those of the model, queries
+    /// first. `None` for a key head that another one has the place of.
+    pub places: Vec<Option<usize>>,
+}
+
+/// Attention parameters of each query head. `V` is a vector of the device, `[num_q_heads]`.
+pub struct HeadBiases<'a, V: ?Sized = [f32]> {
+    /// Scores of no position, which only add to the sum that results are divided by.
+    pub sink_logits: Option<&'a V>,
+    /// Linear biases of scores (ALiBi; Press et al., arXiv:2108.12409): a scaled score loses so much for each position
+    /// that its key is in front of its query. They are behind the [bound](AttentionParams::soft_cap) of scores.
+    pub slopes: Option<&'a V>,
+}
+
+impl<V: ?Sized> HeadBiases<'_, V> {
+    /// Attention without any.
+    pub const NONE: Self = Self {
+        sink_logits: None,
+        slopes: None,
+    };
+}
+
+impl<V: ?Sized> Clone for HeadBiases<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V: ?Sized> Copy for HeadBiases<'_, V> {}
+
+/// Which positions queries attend to, and how.
+///
+/// ```text
+/// positions   | sinks |                 |---- window ----|
+/// seen        *********                 ******************
+///                                                  query ^
+/// ```
+///
+/// Positions are absolute: those between the sinks and the window are still counted, and rotary angles are
+/// those of the full sequence, unless the sinks [shift](Self::shifts_sinks). The sinks (StreamingLLM; Xiao et al.,
+/// arXiv:2309.17453) are seen in addition to the window.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionParams {
+    /// The heads.
+    pub shape: HeadShape,
+    /// The factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// The bound `c` of a score `s` after that, which becomes `c * tanh(s / c)`.
+    pub soft_cap: Option<f32>,
+    /// The number of positions that a query sees, up to and including its own. `None` for all.
+    pub window: Option<NonZeroU32>,
+    /// Whether a query also sees the positions behind it: all of its sequence, or as many as before it in a window. All
+    /// of them are in the step then. Only on devices that [pool](super::Device::STATES).
+    pub is_bidirectional: bool,
+    /// Positions at the start of the sequence that every later query sees in addition.
+    pub num_sinks: u32,
+    /// Whether only the positions that a query sees count for its distance to the sinks, as if these were in front of
+    /// the window.
+    pub shifts_sinks: bool,
+}
+
+impl AttentionParams {
+    /// Where a query at `position` is for the sinks, if these shift.
+    ///
+    /// ```text
+    /// text       | 0 1 |                | 12 13 14 15 |      window 4, 2 sinks: the query at 15 sees what it would
+    /// cache      | 0 1 | 2  3  4  5 |                        see at 5
+    /// ```
+    ///
+    /// It is as far from the positions of its window as in the text. So of two queries, one with the rotation of the
+    /// text and one with that of this position, each meets the stored keys at the right distance.
+    pub fn shifted(&self, position: u32) -> u32 {
+        match self.window {
+            Some(window) => position.min((window.get() - 1).saturating_add(self.num_sinks)),
+            None => position,
+        }
+    }
+
+    /// Whether queries have another rotation for the sinks.
+    pub fn has_sink_queries(&self) -> bool {
+        self.shifts_sinks && self.window.is_some() && self.num_sinks > 0
+    }
+}

@@ -1,0 +1,64 @@
+//! A device with all that it has.
+
+use super::operands::{RankRole, Tiling};
+use super::ops::Ops;
+use super::rank_ops::RankOps;
+use super::stacks::Stacks;
+use super::states::StateOps;
+use super::tiles::TileOps;
+use inflight_base::LoadError;
+use inflight_collective::Collective;
+
+/// A machine that a decoder runs on: [`Ops`], and operations that not all devices have. Those are methods of a value of
+/// their own, so that who has the value can call them; a device without them has [`Lacking`](super::Lacking) in its
+/// place, of which there is no value.
+///
+/// ```text
+/// Load      memory and weights             open, pack..., upload..., alloc..., reserve
+/// StepIo    what comes and goes            copy_positions, offload, onboard; begin_step, end_step, results
+/// Ops       what a forward pass computes   embed, norm, project, rope_and_store, ..., logits
+///   Stacks  experts as one matrix          while it is loaded
+///   TileOps sums that are cut into tiles
+///   StateOps pooling models and draft heads
+///   RankOps one of several ranks
+/// ```
+pub trait Device: Ops {
+    /// Packs the matrices of many experts, or heads, as one.
+    type Stacks: Stacks<Self>;
+    /// Cuts sums over the inputs of a product into tiles.
+    type Tiles: TileOps<Self>;
+    /// Computes pooling models and draft heads.
+    type States: StateOps<Self>;
+    /// Computes a model together with other ranks.
+    type Ranks: RankOps<Self>;
+
+    /// There if the experts of a layer are one matrix, and so are the heads of [latent attention](super::LatentHeads).
+    /// If not, each is packed by itself.
+    const STACKS: Option<Self::Stacks>;
+
+    /// There if it can cut sums.
+    const TILES: Option<Self::Tiles>;
+
+    /// There if it computes pooling models and draft heads, and has
+    /// [bidirectional](super::AttentionParams::is_bidirectional) attention.
+    const STATES: Option<Self::States>;
+
+    /// When it cuts sums into tiles, with these options.
+    fn tiling(_options: &Self::Options) -> Tiling {
+        match Self::TILES {
+            Some(_) => Tiling::OfRanks,
+            None => Tiling::Never,
+        }
+    }
+
+    /// Makes it one of the ranks of a model, which compute all steps together.
+    ///
+    /// # Errors
+    ///
+    /// It can only be alone, or the other ranks cannot be reached.
+    fn join_ranks(
+        &mut self,
+        collective: Box<dyn Collective>,
+        role: RankRole,
+    ) -> Result<Self::Ranks, LoadError>;
+}

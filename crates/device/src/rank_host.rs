@@ -1,0 +1,409 @@
+//! Messages between the hosts of ranks.
+
+use std::hash::Hasher;
+use std::time::Duration;
+
+use rustc_hash::FxHasher;
+
+use super::{RankRole, StepInputs};
+use inflight_base::{LoadError, SequenceId, StepError};
+use inflight_collective::{Collective, CollectiveError, MAX_RANKS};
+
+/// What ranks that each have an engine have to be given alike: a request, or the end of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankInput {
+    /// The request.
+    pub id: SequenceId,
+    /// A hash of all of it; `None` if it is to be stopped.
+    pub digest: Option<u64>,
+}
+
+/// The words of an input.
+const INPUT_WORDS: usize = 5;
+
+/// What an application that has made ranks differ has to do.
+const SAME_INPUTS: &str = "give every rank the same requests and stop signals, in the same order and in the same iteration";
+
+/// The other ranks.
+pub struct RankHost {
+    collective: Box<dyn Collective>,
+    role: RankRole,
+    /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
+    gets_logits: bool,
+    /// A hash of the current step, which is the same on all ranks.
+    step: u64,
+    /// What went wrong first. Nothing is sent after that.
+    failure: Option<CollectiveError>,
+}
+
+impl RankHost {
+    /// The rank of this process, or of this thread.
+    pub fn new(collective: Box<dyn Collective>, role: RankRole) -> Self {
+        let sends_results = is_last_of_several(&*collective) && collective.rank() == 0;
+        Self {
+            gets_logits: role != RankRole::Computes || sends_results,
+            collective,
+            role,
+            step: 0,
+            failure: None,
+        }
+    }
+
+    /// Waits until all ranks have come this far. No later operation takes longer than `time_limit`.
+    ///
+    /// # Errors
+    ///
+    /// One has failed, or does not come in time.
+    pub fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
+        let met = self.meet_stages();
+        self.collective.set_time_limit(time_limit);
+        met.map_err(|error| LoadError::Resource(error.to_string()))
+    }
+
+    fn meet_stages(&mut self) -> Result<(), CollectiveError> {
+        let collective = self.collective.as_mut();
+        collective.broadcast(0, 0, &mut [0])?;
+        if collective.grid().num_stages == 1 {
+            return Ok(());
+        }
+        // What has gone once through all stages says that all are there. The second time all learn it.
+        for _ in 0..2 {
+            if collective.stage() == 0 {
+                collective.send(0, &[0.0])?;
+            }
+            collective.receive(0, &mut [0.0])?;
+            if collective.stage() > 0 {
+                collective.send(0, &[0.0])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a product on this rank is a whole sum.
+    pub fn has_whole_sums(&self) -> bool {
+        self.collective.num_ranks() == 1
+    }
+
+    /// The current step.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Begins a step, whose plan all ranks must have.
+    pub fn begin_step(&mut self, inputs: &StepInputs<'_>) {
+        self.step = hash_of(inputs, self.step);
+    }
+
+    /// What went wrong.
+    ///
+    /// # Errors
+    ///
+    /// Something did.
+    pub fn check(&self) -> Result<(), StepError> {
+        match &self.failure {
+            None => Ok(()),
+            Some(error @ CollectiveError::Diverged { .. }) if self.role == RankRole::AllSample => {
+                Err(StepError(format!("{error}: {SAME_INPUTS}")))
+            }
+            Some(error) => Err(StepError(error.to_string())),
+        }
+    }
+
+    /// Compares what the ranks of the stage compute with: `own` and what the first one has are told by `describe`.
+    ///
+    /// # Errors
+    ///
+    /// It is something else, which `remedy` changes, or something went wrong.
+    pub fn check_alike(
+        &mut self,
+        own: u32,
+        describe: impl Fn(u32) -> String,
+        remedy: &str,
+    ) -> Result<(), LoadError> {
+        let mut of_first = [own];
+        let failed = |error: StepError| LoadError::Resource(error.0);
+        self.take_first(&mut of_first).map_err(failed)?;
+        if of_first == [own] {
+            // No rank goes on before all have compared.
+            self.all_reduce(&mut [0.0]);
+            return self.check().map_err(failed);
+        }
+        let [rank, first] = self.own_and_first();
+        let problem = format!(
+            "rank {rank} has {}, and rank {first} {}: each chooses the experts of a row by itself, and could choose others",
+            describe(own),
+            describe(of_first[0])
+        );
+        self.abort(&problem);
+        Err(LoadError::Config {
+            problem,
+            remedy: remedy.to_owned(),
+        })
+    }
+
+    /// This rank and the first one of its stage, among those of all stages.
+    fn own_and_first(&self) -> [usize; 2] {
+        let first = self.collective.stage() * self.collective.grid().ranks_per_stage;
+        [first + self.collective.rank(), first]
+    }
+
+    /// Compares what the engine of this rank was given before a step with what the others were.
+    ///
+    /// # Errors
+    ///
+    /// It is something else, or something went wrong.
+    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        let own: Vec<u32> = inputs.iter().flat_map(input_words).collect();
+        let mut first = own.clone();
+        self.take_first(&mut first)?;
+        let alike = own.chunks(INPUT_WORDS).zip(first.chunks(INPUT_WORDS));
+        let differing = inputs.iter().zip(alike).find(|(_, (a, b))| a != b);
+        if let Some((input, _)) = differing {
+            let RankInput { id, digest } = input;
+            let [rank, first] = self.own_and_first();
+            let what = match digest {
+                Some(_) => "request",
+                None => "stop signal for request",
+            };
+            let reason = format!(
+                "{what} {id} of rank {rank} is not what rank {first} was given: {SAME_INPUTS}"
+            );
+            self.abort(&reason);
+            return Err(StepError(reason));
+        }
+        // So that stages compare them as well.
+        let mut hasher = FxHasher::default();
+        hasher.write_u64(self.step);
+        own.iter().for_each(|word| hasher.write_u32(*word));
+        self.step = hasher.finish();
+        Ok(())
+    }
+
+    /// This rank, of those of its stage.
+    pub fn rank(&self) -> usize {
+        self.collective.rank()
+    }
+
+    /// The ranks of its stage.
+    pub fn num_ranks(&self) -> usize {
+        self.collective.num_ranks()
+    }
+
+    /// Whether it gets the logits of its stage.
+    pub fn gets_logits(&self) -> bool {
+        self.gets_logits
+    }
+
+    /// Replaces words by those of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub fn take_first(&mut self, words: &mut [u32]) -> Result<(), StepError> {
+        self.run(|collective, step| collective.broadcast(step, 0, words));
+        self.check()
+    }
+
+    /// Waits until all ranks of the stage have come this far in the same step.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub fn come_together(&mut self) -> Result<(), StepError> {
+        self.take_first(&mut [0])
+    }
+
+    /// Whether the others live and have not failed.
+    ///
+    /// # Errors
+    ///
+    /// One has.
+    pub fn check_others(&mut self) -> Result<(), StepError> {
+        let others = self.collective.check();
+        others.map_err(|error| StepError(error.to_string()))
+    }
+
+    /// Tells the others that this rank has failed.
+    pub fn abort(&mut self, reason: &str) {
+        self.collective.abort(reason);
+    }
+
+    /// Sums values over all ranks of the stage.
+    pub fn all_reduce(&mut self, values: &mut [f32]) {
+        self.run(|collective, step| collective.all_reduce(step, values));
+    }
+
+    /// Sums values over all ranks of the stage, which `write` writes into the message to the others, see
+    /// [`Collective::all_reduce_of`]. After a failure it may not be called.
+    pub fn all_reduce_of(&mut self, sums: &mut [f32], mut write: impl FnMut(&mut [f32])) {
+        self.run(|collective, step| collective.all_reduce_of(step, sums, &mut write));
+    }
+
+    /// Collects the columns of a matrix from all ranks of the stage: `widths` are the numbers of their columns, `part`
+    /// has this one's. Row `r` becomes row `place(r)` of `out`. On a rank that gets no logits, `out` is left as it is.
+    pub fn gather_columns(
+        &mut self,
+        widths: &[usize],
+        part: &[f32],
+        out: &mut [f32],
+        place: impl Fn(usize) -> usize,
+    ) {
+        let width: usize = widths.iter().sum();
+        let num_rows = part.len() / widths[self.collective.rank()];
+        assert!(
+            !self.gets_logits || out.len() >= num_rows * width,
+            "out is at least [m, {width}]"
+        );
+        let mut lens = [0; MAX_RANKS];
+        for (len, width) in lens.iter_mut().zip(widths) {
+            *len = num_rows * width;
+        }
+        let lens = &lens[..widths.len()];
+        let mut write = |rank: usize, first: usize, mut values: &[f32]| {
+            let first_column: usize = widths[..rank].iter().sum();
+            let (mut row, mut column) = (first / widths[rank], first % widths[rank]);
+            while !values.is_empty() {
+                let len = (widths[rank] - column).min(values.len());
+                let (copied, rest) = values.split_at(len);
+                let start = place(row) * width + first_column + column;
+                out[start..start + len].copy_from_slice(copied);
+                (values, row, column) = (rest, row + 1, 0);
+            }
+        };
+        let root = self.root_of_logits();
+        self.run(|collective, step| collective.gather(step, root, part, lens, &mut write));
+    }
+
+    /// Collects the values of all ranks of the stage, of which each has equally many, one rank after the other. Returns
+    /// whether this rank gets them.
+    pub fn gather_values(&mut self, own: &[f32], out: &mut Vec<f32>) -> bool {
+        let num_ranks = self.collective.num_ranks();
+        let lens = &[own.len(); MAX_RANKS][..num_ranks];
+        out.clear();
+        if self.gets_logits {
+            out.resize(num_ranks * own.len(), 0.0);
+        }
+        let mut write = |rank: usize, first: usize, values: &[f32]| {
+            let start = rank * own.len() + first;
+            out[start..start + values.len()].copy_from_slice(values);
+        };
+        let root = self.root_of_logits();
+        self.run(|collective, step| collective.gather(step, root, own, lens, &mut write));
+        self.gets_logits
+    }
+
+    /// Where not all ranks sample, the first one of the stage does, or sends the logits on.
+    fn root_of_logits(&self) -> Option<usize> {
+        (self.role != RankRole::AllSample).then_some(0)
+    }
+
+    /// Sends values to the next stage.
+    pub fn send(&mut self, values: &[f32]) {
+        self.run(|collective, step| collective.send(step, values));
+    }
+
+    /// Sends values that do not belong to the rows between stages.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub fn send_results(&mut self, values: &[f32]) -> Result<(), StepError> {
+        self.send(values);
+        self.check()
+    }
+
+    /// Whether all ranks of all stages go on with something: whether rank 0 does.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub fn agree(&mut self, goes_on: bool) -> Result<bool, StepError> {
+        let mut word = [u32::from(goes_on)];
+        let (stage, num_stages) = (self.stage(), self.num_stages());
+        if stage == 0 {
+            self.take_first(&mut word)?;
+        } else {
+            self.receive(bytemuck::cast_slice_mut(&mut word));
+        }
+        if stage + 1 < num_stages {
+            self.send(bytemuck::cast_slice(&word));
+        }
+        self.check()?;
+        Ok(word != [0])
+    }
+
+    /// Its stage.
+    pub fn stage(&self) -> usize {
+        self.collective.stage()
+    }
+
+    /// All stages.
+    pub fn num_stages(&self) -> usize {
+        self.collective.grid().num_stages
+    }
+
+    /// Waits for values of the previous stage.
+    pub fn receive(&mut self, values: &mut [f32]) {
+        self.run(|collective, step| collective.receive(step, values));
+    }
+
+    /// The most values that are sent without waiting for the next stage.
+    pub fn max_unread(&self) -> usize {
+        self.collective.max_unread()
+    }
+
+    /// Waits for values of the last stage, from `step`.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub fn receive_results(&mut self, step: u64, values: &mut [f32]) -> Result<(), StepError> {
+        self.run(|collective, _| collective.receive(step, values));
+        self.check()
+    }
+
+    fn run(
+        &mut self,
+        operation: impl FnOnce(&mut dyn Collective, u64) -> Result<(), CollectiveError>,
+    ) {
+        if self.failure.is_none() {
+            self.failure = operation(self.collective.as_mut(), self.step).err();
+        }
+    }
+}
+
+fn input_words(input: &RankInput) -> [u32; INPUT_WORDS] {
+    let RankInput { id, digest } = input;
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let ([id_low, id_high], [low, high]) = (halves(id.0), halves(digest.unwrap_or(0)));
+    [u32::from(digest.is_some()), id_low, id_high, low, high]
+}
+
+fn is_last_of_several(collective: &dyn Collective) -> bool {
+    let num_stages = collective.grid().num_stages;
+    num_stages > 1 && collective.stage() + 1 == num_stages
+}
+
+/// A hash of the plan of a step, and of the steps before it. Of the block tables, only what the sequences have is in
+/// it.
+fn hash_of(inputs: &StepInputs<'_>, earlier: u64) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write_u64(earlier);
+    let mut write = |values: &mut dyn Iterator<Item = u32>| {
+        let mut len = 0;
+        for value in values {
+            hasher.write_u32(value);
+            len += 1;
+        }
+        hasher.write_usize(len);
+    };
+    write(&mut inputs.token_ids.iter().copied());
+    for span in inputs.spans {
+        write(&mut [span.tokens.end, span.kv_len].into_iter());
+        let blocks = span.block_table.start as usize..span.block_table.end as usize;
+        write(&mut inputs.block_tables[blocks].iter().map(|block| block.0));
+    }
+    write(&mut inputs.kept_rows.iter().copied());
+    write(&mut inputs.sampled_rows.iter().copied());
+    hasher.finish()
+}

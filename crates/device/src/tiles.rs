@@ -1,0 +1,92 @@
+//! Sums over the inputs of products, cut into tiles.
+
+use std::ops::Range;
+
+use super::attention::{HeadPlaces, HeadShape, QkNorm};
+use super::lacking::Lacking;
+use super::linear::{Linear, Tile};
+use super::load::Load;
+use super::low_rank::AdaptedRows;
+use super::operands::Output;
+
+/// Products whose inputs are cut into tiles, each of which is summed by itself, so that the sums of 1, 2 and 4 ranks
+/// are of the same bits. `x` is `[num_rows, inputs of the rank]`, `out` is `[num_rows, outputs]`.
+pub trait TileOps<D: Load>: Copy {
+    /// `out` becomes the sum over all tiles of all ranks of `x[inputs] * W^T + bias`, in pairs. `None` is a tile
+    /// without inputs.
+    fn sum(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        x: &D::Inputs,
+        tiles: &[Option<Tile<D>>],
+        out: &mut D::Sums,
+    );
+
+    /// `out = x[inputs] * W^T + bias`, or this added to `out`. Adapters may change rows, by the same inputs.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    fn project(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        x: &D::Inputs,
+        inputs: Range<usize>,
+        linear: &Linear<D>,
+        adapted: Option<AdaptedRows<'_>>,
+        output: Output,
+        out: &mut D::Sums,
+    );
+
+    /// As [`RankOps::norm_over_ranks`](super::RankOps::norm_over_ranks), on a rank that is alone.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    fn norm_over_heads(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        heads: HeadShape,
+        norm: QkNorm<'_, D::Vector>,
+        places: &HeadPlaces,
+        qkv: &mut D::Sums,
+        squares: &mut D::Sums,
+    );
+
+    /// Makes all of `rows` -0, which changes no sum over all ranks.
+    fn clear(self, device: &mut D, num_rows: usize, rows: &mut D::Sums);
+}
+
+impl<D: Load> TileOps<D> for Lacking {
+    fn sum(self, _: &mut D, _: usize, _: &D::Inputs, _: &[Option<Tile<D>>], _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn project(
+        self,
+        _: &mut D,
+        _: usize,
+        _: &D::Inputs,
+        _: Range<usize>,
+        _: &Linear<D>,
+        _: Option<AdaptedRows<'_>>,
+        _: Output,
+        _: &mut D::Sums,
+    ) {
+        match self {}
+    }
+
+    fn norm_over_heads(
+        self,
+        _: &mut D,
+        _: usize,
+        _: HeadShape,
+        _: QkNorm<'_, D::Vector>,
+        _: &HeadPlaces,
+        _: &mut D::Sums,
+        _: &mut D::Sums,
+    ) {
+        match self {}
+    }
+
+    fn clear(self, _: &mut D, _: usize, _: &mut D::Sums) {
+        match self {}
+    }
+}

@@ -1,0 +1,56 @@
+//! How full the KV cache is, and the totals of block reuse.
+
+use inflight_base::{BlockSize, Blocks};
+
+/// How full the KV cache is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvUsage {
+    /// Blocks in the pool.
+    pub num_blocks: Blocks,
+    /// Blocks that sequences hold.
+    pub num_used: Blocks,
+    /// Blocks in host memory.
+    pub num_host_blocks: Blocks,
+    /// Those that have a content.
+    pub num_host_used: Blocks,
+    /// Positions per block.
+    pub block_size: BlockSize,
+}
+
+impl KvUsage {
+    /// Free blocks.
+    pub fn num_free(&self) -> Blocks {
+        self.num_blocks - self.num_used
+    }
+}
+
+/// The totals of block reuse since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReuseTotals {
+    /// Blocks that were taken from the free list to be written, blank or evicted.
+    pub num_taken_blocks: u64,
+    /// Context blocks that were found in the cache, whole or in part.
+    pub num_reused_blocks: u64,
+    /// Context blocks that were not found.
+    pub num_missed_blocks: u64,
+    /// Tokens that were found, and need not be computed.
+    pub num_reused_tokens: u64,
+    /// Blocks that went to host memory instead of being forgotten.
+    pub num_offloaded_blocks: u64,
+    /// Blocks that came back from there.
+    pub num_onboarded_blocks: u64,
+}
+
+impl ReuseTotals {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            num_taken_blocks: self.num_taken_blocks + other.num_taken_blocks,
+            num_reused_blocks: self.num_reused_blocks + other.num_reused_blocks,
+            num_missed_blocks: self.num_missed_blocks + other.num_missed_blocks,
+            num_reused_tokens: self.num_reused_tokens + other.num_reused_tokens,
+            num_offloaded_blocks: self.num_offloaded_blocks + other.num_offloaded_blocks,
+            num_onboarded_blocks: self.num_onboarded_blocks + other.num_onboarded_blocks,
+        }
+    }
+}

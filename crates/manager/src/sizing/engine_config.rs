@@ -1,0 +1,620 @@
+//! The engine's configuration, from the model's configuration, its dimensions and the free memory.
+
+use std::fmt::Display;
+
+use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
+use inflight_config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
+use inflight_engine::{BlockReuse, EngineConfig, PromptLookup, Speculation};
+use inflight_runner::GroupedLayers;
+
+/// The model's figures that the engine is sized by.
+pub trait ModelDimensions {
+    /// The longest sequence that the model can attend over.
+    fn max_positions(&self) -> u32;
+
+    /// Which layers share blocks, in a cache for sequences of up to `max_seq_len` tokens; all, where each sequence has
+    /// one block.
+    fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers;
+
+    /// Bytes of one KV block of a group of layers, with padding.
+    fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64;
+
+    /// The default of `max_num_tokens`, unless a full batch needs more.
+    fn default_max_num_tokens(&self) -> u32;
+
+    /// The default of `kv_cache_free_gpu_mem_fraction`.
+    fn default_kv_fraction(&self) -> f64;
+
+    /// Whether each of its tokens sees all others of a prompt, which is computed in one step then.
+    fn sees_whole_prompts(&self) -> bool {
+        false
+    }
+
+    /// Whether free memory is filled with a KV cache for prefixes, beyond what sequences in flight can use: memory that
+    /// nothing else uses.
+    fn fills_free_memory(&self) -> bool {
+        false
+    }
+
+    /// Whether its runner can begin a step before the host knows the tokens of the last one.
+    fn can_run_ahead(&self) -> bool {
+        false
+    }
+}
+
+/// The most blocks of a pool that is larger than what sequences in flight can use: the index of prefixes has an entry
+/// in host memory for each.
+pub(crate) const MAX_PREFIX_BLOCKS: u64 = 1 << 20;
+
+/// The engine's configuration, checked.
+///
+/// The KV pool is the smaller of what the memory fraction allows and `max_tokens_in_paged_kv_cache`. Without prefixes
+/// to keep it is no larger than `max_num_requests` sequences of `max_seq_len` can use with all their beams. With them,
+/// that is the limit only on a CPU without `max_tokens_in_paged_kv_cache`, whose free memory is not the cache's alone.
+///
+/// # Errors
+/// Settings that contradict each other, or a pool that cannot hold one sequence.
+pub fn engine_config(
+    config: &ModelConfig,
+    model: &impl ModelDimensions,
+    available_bytes: Option<u64>,
+) -> Result<EngineConfig, LoadError> {
+    let settings = &config.settings;
+    let max_seq_len = max_seq_len(settings, model.max_positions())?;
+    let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
+    let sees_whole_prompts = model.sees_whole_prompts();
+    if sees_whole_prompts {
+        check_whole_prompts(settings)?;
+    }
+    let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
+    let speculation = speculation(settings);
+    let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
+        let whole_context = if chunks_contexts { 0 } else { max_seq_len.0 };
+        // A full batch of generating sequences leaves room for one chunk of the next context.
+        let each = 1 + speculation.map_or(0, |it| it.max_draft_tokens);
+        let full_batch = max_num_requests
+            .saturating_mul(each)
+            .max(settings.max_beam_width)
+            .saturating_add(settings.tokens_per_block.tokens().0);
+        let default = model.default_max_num_tokens();
+        default.max(full_batch).max(whole_context)
+    });
+    let paged_kv = settings.paged_kv_cache;
+    // In a contiguous cache, one block holds a whole sequence.
+    let block_size = match paged_kv {
+        true => settings.tokens_per_block,
+        false => BlockSize::new(max_seq_len.0).unwrap_or(settings.tokens_per_block),
+    };
+    let groups = model.layer_groups(max_seq_len, paged_kv);
+    let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
+    let fraction = settings.kv_cache_free_mem_fraction;
+    let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
+    let reuse = match sees_whole_prompts {
+        true => BlockReuse::Off,
+        false => reuse(settings)?,
+    };
+    let keeps_prefixes = reuse != BlockReuse::Off
+        && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
+    let kv_bytes = available_bytes.map(|bytes| (bytes as f64 * fraction) as u64);
+    let plan_ahead = settings.enable_trt_overlap
+        && model.can_run_ahead()
+        && settings.gpt_model_type == BatchingScheme::InflightFused;
+    let engine = EngineConfig {
+        scheme: settings.gpt_model_type,
+        max_num_requests,
+        max_num_active: max_num_active(config, max_num_requests),
+        max_beam_width: settings.max_beam_width,
+        max_seq_len,
+        max_num_tokens: Tokens(max_num_tokens),
+        block_size,
+        num_blocks: num_blocks(
+            settings,
+            bytes_per_block,
+            groups.windows().num_groups() as u32,
+            block_size,
+            max_num_requests,
+            max_seq_len,
+            kv_bytes,
+            keeps_prefixes,
+        ),
+        num_host_blocks: num_host_blocks(settings, bytes_per_block)?,
+        policy: settings.batch_scheduler_policy,
+        enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
+        chunk_policy: settings.context_chunking_policy,
+        chunk_unit: settings.tokens_per_block,
+        num_micro_batches: if settings.enable_trt_overlap && !plan_ahead {
+            2
+        } else {
+            1
+        },
+        plan_ahead,
+        reuse,
+        groups: groups.windows(),
+        paged_kv,
+        speculation,
+        step_cost: None,
+        draft_cost: None,
+        num_adapter_pages: None,
+        pools: settings.task.is_pooling(),
+        whole_prompts: sees_whole_prompts,
+        record_requests: settings.stats_file.is_some(),
+    };
+    engine.check()?;
+    Ok(engine)
+}
+
+/// [`engine_config`], with the memory limit in the error if memory is all that is missing.
+///
+/// # Errors
+/// Those of [`engine_config`].
+pub(super) fn engine_config_within(
+    config: &ModelConfig,
+    model: &impl ModelDimensions,
+    available_bytes: Option<u64>,
+    limit: Option<&dyn Display>,
+) -> Result<EngineConfig, LoadError> {
+    let sized = engine_config(config, model, available_bytes);
+    sized.map_err(|error| match (error, limit) {
+        (LoadError::Config { problem, remedy }, Some(limit))
+            if engine_config(config, model, None).is_ok() =>
+        {
+            LoadError::Config {
+                problem: format!("{problem}: {limit}"),
+                remedy,
+            }
+        }
+        (error, _) => error,
+    })
+}
+
+/// The most sequences that can be in the engine: a request may ask for up to `max_batch_size`.
+fn max_num_active(config: &ModelConfig, max_num_requests: u32) -> u32 {
+    let max_requests = match config.scheduling {
+        // Triton can give a slot to the next request before a step notices that the previous one was cancelled.
+        Scheduling::Iterative { .. } => config.max_batch_size.saturating_mul(2),
+        // Triton brings a batch as long as there is room for one request.
+        Scheduling::Queued | Scheduling::Conversations { .. } => {
+            config.max_batch_size.saturating_add(max_num_requests)
+        }
+    };
+    max_requests
+        .saturating_mul(config.max_batch_size)
+        .max(max_num_requests)
+}
+
+/// Refuses settings that prompts whose tokens see all others do not have.
+fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
+    let given = [
+        (
+            "enable_chunked_context is true",
+            settings.enable_chunked_context == Some(true),
+        ),
+        (
+            "enable_kv_cache_reuse is true",
+            settings.enable_kv_cache_reuse == Some(true),
+        ),
+        (
+            "max_attention_window_size is given",
+            !settings.max_attention_window_size.is_empty(),
+        ),
+        (
+            "sink_token_length is not 0",
+            settings.sink_token_length != 0,
+        ),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((problem, _)) => Err(LoadError::Config {
+            problem: format!(
+                "{problem}, and each token of the model sees all others of its prompt"
+            ),
+            remedy: "leave it out".to_owned(),
+        }),
+    }
+}
+
+/// Whether a context may be computed over several steps.
+fn chunks_contexts(settings: &Settings) -> Result<bool, LoadError> {
+    match (settings.gpt_model_type, settings.enable_chunked_context) {
+        (BatchingScheme::V1, Some(true)) => Err(LoadError::Config {
+            problem:
+                "gpt_model_type is V1, which has no chunks, and enable_chunked_context is true"
+                    .to_owned(),
+            remedy:
+                "leave enable_chunked_context out, or set gpt_model_type to inflight_fused_batching"
+                    .to_owned(),
+        }),
+        // Its padded prompts take as many steps as they need.
+        (BatchingScheme::V1, _) => Ok(true),
+        (_, chunked) => Ok(chunked.unwrap_or(true)),
+    }
+}
+
+/// Whether and how tokens are drafted.
+pub(crate) fn speculation(settings: &Settings) -> Option<Speculation> {
+    let lookup = PromptLookup {
+        min: settings.prompt_lookup_min,
+        max: settings.prompt_lookup_max,
+    };
+    let with = |prompt_lookup| Speculation {
+        max_draft_tokens: settings.max_draft_tokens,
+        prompt_lookup,
+        has_draft_model: settings.speculation.is_by_model(),
+        recomputes_drafts: settings.speculation == SpeculationKind::Eagle3,
+    };
+    match settings.speculation {
+        SpeculationKind::None => None,
+        SpeculationKind::DraftInputIds | SpeculationKind::DraftModel | SpeculationKind::Eagle3 => {
+            Some(with(None))
+        }
+        SpeculationKind::PromptLookup => Some(with(Some(lookup))),
+    }
+}
+
+/// Which KV blocks sequences share.
+fn reuse(settings: &Settings) -> Result<BlockReuse, LoadError> {
+    let paged = settings.paged_kv_cache;
+    if settings.enable_kv_cache_reuse == Some(true) && !paged {
+        return Err(LoadError::Config {
+            problem: "enable_kv_cache_reuse is true and kv_cache_type is contiguous, whose \
+                      blocks cannot be shared"
+                .to_owned(),
+            remedy: "set kv_cache_type to paged, or enable_kv_cache_reuse to false".to_owned(),
+        });
+    }
+    Ok(match settings.enable_kv_cache_reuse.unwrap_or(paged) {
+        false => BlockReuse::Off,
+        true if settings.enable_partial_reuse => BlockReuse::PartialBlocks,
+        true => BlockReuse::WholeBlocks,
+    })
+}
+
+fn max_seq_len(settings: &Settings, max_positions: u32) -> Result<Tokens, LoadError> {
+    match settings.max_seq_len {
+        Some(max) if max > max_positions => Err(LoadError::Config {
+            problem: format!("max_seq_len is {max}, and the model has {max_positions} positions"),
+            remedy: format!("write at most {max_positions}, or leave it out"),
+        }),
+        Some(max) => Ok(Tokens(max)),
+        None => Ok(Tokens(max_positions)),
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "each bounds the pool")]
+fn num_blocks(
+    settings: &Settings,
+    bytes_per_block: u64,
+    num_groups: u32,
+    block_size: BlockSize,
+    max_num_requests: u32,
+    max_seq_len: Tokens,
+    kv_bytes: Option<u64>,
+    keeps_prefixes: bool,
+) -> Blocks {
+    let max_texts = u64::from(max_num_requests) * u64::from(settings.max_beam_width);
+    // A place in a table has a block for each group.
+    let num_groups = u64::from(num_groups);
+    let usable = max_texts * num_groups * u64::from(max_seq_len.blocks_ceil(block_size).0);
+    let usable = match keeps_prefixes {
+        true => usable.max(MAX_PREFIX_BLOCKS),
+        false => usable,
+    };
+    let by_tokens = settings
+        .max_tokens_in_paged_kv_cache
+        .map_or(u64::MAX, |tokens| {
+            num_groups * u64::from(tokens / block_size.tokens().0)
+        });
+    let by_memory = kv_bytes.map_or(u64::MAX, |bytes| bytes / bytes_per_block.max(1));
+    let blocks = usable.min(by_tokens).min(by_memory);
+    Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
+}
+
+fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, LoadError> {
+    let num_bytes = settings.kv_cache_host_memory_bytes;
+    let num_blocks = num_bytes / bytes_per_block.max(1);
+    if num_bytes > 0 && num_blocks == 0 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_host_memory_bytes is {num_bytes}, less than the {bytes_per_block} bytes of one block"
+            ),
+            remedy: "raise it, or set it to 0".to_owned(),
+        });
+    }
+    Ok(Blocks(u32::try_from(num_blocks).unwrap_or(u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::slice;
+
+    use super::*;
+    use inflight_config::InputKind;
+
+    /// A model of 1000 positions, whose blocks have 100 bytes for each, with these windows of its layers.
+    struct Small(&'static [Option<NonZeroU32>]);
+
+    impl ModelDimensions for Small {
+        fn max_positions(&self) -> u32 {
+            1000
+        }
+
+        fn layer_groups(&self, max_seq_len: Tokens, _: bool) -> GroupedLayers {
+            GroupedLayers::new(
+                self.0.iter().copied(),
+                slice::from_ref(&(0..self.0.len())),
+                Tokens(0),
+                max_seq_len,
+            )
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize, _: &GroupedLayers) -> u64 {
+            100 * u64::from(block_size.tokens().0)
+        }
+
+        fn default_max_num_tokens(&self) -> u32 {
+            512
+        }
+
+        fn default_kv_fraction(&self) -> f64 {
+            0.5
+        }
+    }
+
+    fn config(parameters: &[(&str, &str)]) -> ModelConfig {
+        ModelConfig {
+            max_batch_size: 8,
+            has_batch_dim: true,
+            decoupled: true,
+            input: InputKind::Text,
+            outputs: Vec::new(),
+            scheduling: Scheduling::Iterative {
+                max_sequence_idle_us: 0,
+                is_oldest: false,
+            },
+            takes_adapters: false,
+            controls: Vec::new(),
+            num_warm_ups: 0,
+            settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),
+        }
+    }
+
+    fn sized(parameters: &[(&str, &str)], available: Option<u64>) -> EngineConfig {
+        engine_config(&config(parameters), &Small(&[None; 3]), available).expect("good settings")
+    }
+
+    #[test]
+    fn by_default_a_full_batch_fits_at_the_models_full_length() {
+        let engine = sized(&[], None);
+        assert_eq!(
+            (engine.max_num_requests, engine.max_seq_len),
+            (8, Tokens(1000))
+        );
+        assert_eq!(engine.max_num_tokens, Tokens(512));
+        assert_eq!(
+            engine.num_blocks,
+            Blocks(8 * 32),
+            "no more than eight sequences can use"
+        );
+    }
+
+    /// [`Small`], on a GPU.
+    struct OnGpu;
+
+    impl ModelDimensions for OnGpu {
+        fn max_positions(&self) -> u32 {
+            1000
+        }
+
+        fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers {
+            Small(&[None; 3]).layer_groups(max_seq_len, is_paged)
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
+            Small(&[None; 3]).kv_bytes_per_block(block_size, groups)
+        }
+
+        fn default_max_num_tokens(&self) -> u32 {
+            8192
+        }
+
+        fn default_kv_fraction(&self) -> f64 {
+            0.9
+        }
+
+        fn fills_free_memory(&self) -> bool {
+            true
+        }
+    }
+
+    /// The Batch Manager's document: "If maxTokens is specified, allocated KV cache is the minimum of maxTokens and the
+    /// value inferred from freeGpuMemoryFraction."
+    #[test]
+    fn with_prefixes_to_keep_the_pool_is_the_minimum_of_tokens_and_fraction() {
+        let on_gpu = |parameters: &[(&str, &str)], available| {
+            let engine = engine_config(&config(parameters), &OnGpu, Some(available));
+            engine.expect("good settings").num_blocks
+        };
+        // Eight sequences of 1000 tokens can use 256 blocks of 3200 bytes; 0.9 of these bytes are 900.
+        let bytes = 1000 * 3200;
+        assert_eq!(on_gpu(&[], bytes), Blocks(900));
+        assert_eq!(
+            on_gpu(&[("kv_cache_free_gpu_mem_fraction", "0.5")], bytes),
+            Blocks(500)
+        );
+        let tokens = ("max_tokens_in_paged_kv_cache", "16000");
+        assert_eq!(on_gpu(&[tokens], bytes), Blocks(500));
+        assert_eq!(on_gpu(&[tokens], bytes / 10), Blocks(90));
+        // On a CPU, whose free memory is not the cache's alone, if it is asked for.
+        assert_eq!(sized(&[tokens], Some(2 * bytes)).num_blocks, Blocks(500));
+        assert_eq!(sized(&[tokens], Some(bytes / 10)).num_blocks, Blocks(50));
+        // Nothing would use the rest.
+        let without = ("enable_kv_cache_reuse", "false");
+        assert_eq!(on_gpu(&[without], bytes), Blocks(256));
+        assert_eq!(on_gpu(&[without, tokens], bytes), Blocks(256));
+        // The index has a size of its own.
+        let huge = u64::MAX / 2;
+        assert_eq!(on_gpu(&[], huge), Blocks(MAX_PREFIX_BLOCKS as u32));
+    }
+
+    #[test]
+    fn the_smallest_limit_sets_the_pool() {
+        // 64 blocks of 32 positions of 100 bytes, as half of what is free.
+        assert_eq!(sized(&[], Some(2 * 64 * 32 * 100)).num_blocks, Blocks(64));
+        let tokens = [("max_tokens_in_paged_kv_cache", "1100")];
+        assert_eq!(
+            sized(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
+            Blocks(34)
+        );
+    }
+
+    #[test]
+    fn a_group_of_layers_has_a_block_at_every_place() {
+        const WINDOW: Option<NonZeroU32> = NonZeroU32::new(100);
+        let model = Small(&[WINDOW, WINDOW, None, WINDOW, WINDOW, None]);
+        let sized = |parameters, available| {
+            engine_config(&config(parameters), &model, available).expect("good settings")
+        };
+        let engine = sized(&[], None);
+        assert_eq!(engine.groups.num_groups(), 3);
+        assert_eq!(engine.num_blocks, Blocks(3 * 8 * 32));
+        // A sequence's token has memory in all layers.
+        let tokens = [("max_tokens_in_paged_kv_cache", "1100")];
+        assert_eq!(sized(&tokens, None).num_blocks, Blocks(3 * 34));
+        let available = Some(2 * 160 * 32 * 100);
+        assert_eq!(sized(&[], available).num_blocks, Blocks(160));
+    }
+
+    #[test]
+    fn host_memory_is_cut_into_blocks_of_its_own() {
+        let engine = sized(&[("kv_cache_host_memory_bytes", "10000")], None);
+        assert_eq!(engine.num_host_blocks, Blocks(3), "of 3200 bytes");
+        assert_eq!(engine.num_blocks, Blocks(8 * 32));
+        assert_eq!(sized(&[], None).num_host_blocks, Blocks(0));
+    }
+
+    #[test]
+    fn a_contiguous_cache_is_a_block_for_each_request_and_shares_nothing() {
+        let engine = sized(&[("kv_cache_type", "contiguous")], None);
+        assert_eq!(engine.block_size.tokens(), Tokens(1000));
+        assert_eq!((engine.num_blocks, engine.paged_kv), (Blocks(8), false));
+        assert_eq!(engine.chunk_unit.tokens(), Tokens(32));
+        assert_eq!(engine.reuse, BlockReuse::Off);
+    }
+
+    #[test]
+    fn a_full_batch_leaves_room_for_a_chunk() {
+        let engine = sized(&[("max_num_requests", "600")], None);
+        assert_eq!(engine.max_num_tokens, Tokens(632));
+    }
+
+    #[test]
+    fn a_full_batch_with_drafts_leaves_room_for_a_chunk() {
+        let [kind, drafts] = [("speculation", "prompt_lookup"), ("max_draft_tokens", "9")];
+        let engine = sized(&[kind, drafts, ("max_num_requests", "60")], None);
+        let lookup = PromptLookup { min: 2, max: 4 };
+        let expected = Speculation {
+            max_draft_tokens: 9,
+            prompt_lookup: Some(lookup),
+            has_draft_model: false,
+            recomputes_drafts: false,
+        };
+        assert_eq!(engine.speculation, Some(expected));
+        assert_eq!(engine.max_num_tokens, Tokens(632));
+        assert_eq!(engine.max_sampled_rows(), Tokens(600));
+    }
+
+    #[test]
+    fn a_whole_context_is_one_step_without_chunking() {
+        let whole = sized(&[("enable_chunked_context", "false")], None);
+        assert_eq!(whole.max_num_tokens, Tokens(1000));
+    }
+
+    #[test]
+    fn v1_needs_no_setting_to_turn_chunking_off() {
+        for parameters in [
+            &[("gpt_model_type", "V1")][..],
+            &[
+                ("gpt_model_type", "V1"),
+                ("enable_chunked_context", "false"),
+            ],
+        ] {
+            assert_eq!(sized(parameters, None).max_num_tokens, Tokens(512));
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_the_values() {
+        for (parameters, available, words) in [
+            (
+                &[("max_seq_len", "1001")][..],
+                None,
+                ["1001", "1000 positions"],
+            ),
+            (
+                &[("max_num_tokens", "7")],
+                None,
+                ["max_num_tokens is 7", "max_num_requests"],
+            ),
+            (&[], Some(1 << 16), ["max_seq_len", "10 blocks"]),
+            (
+                &[
+                    ("kv_cache_type", "contiguous"),
+                    ("enable_kv_cache_reuse", "true"),
+                ],
+                None,
+                ["enable_kv_cache_reuse", "contiguous"],
+            ),
+            (
+                &[
+                    ("gpt_model_type", "V1"),
+                    ("batch_scheduler_policy", "max_utilization"),
+                ],
+                None,
+                ["V1", "guaranteed_no_evict"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("speculation", "draft_input_ids")],
+                None,
+                ["V1", "speculation to none"],
+            ),
+            (
+                &[("speculation", "prompt_lookup"), ("prompt_lookup_min", "5")],
+                None,
+                ["prompt_lookup_min is 5", "prompt_lookup_max is 4"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("enable_chunked_context", "true")],
+                None,
+                ["V1", "leave enable_chunked_context out"],
+            ),
+            (
+                &[("kv_cache_host_memory_bytes", "3199")],
+                None,
+                ["is 3199", "3200 bytes of one block"],
+            ),
+            (
+                &[
+                    ("kv_cache_host_memory_bytes", "3200"),
+                    ("enable_kv_cache_reuse", "false"),
+                ],
+                None,
+                ["host memory", "enable_kv_cache_reuse to true"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("enable_trt_overlap", "true")],
+                None,
+                ["V1", "enable_trt_overlap"],
+            ),
+        ] {
+            let error = engine_config(&config(parameters), &Small(&[None; 3]), available)
+                .expect_err("refused");
+            for word in words {
+                assert!(
+                    error.to_string().contains(word),
+                    "'{error}' does not say '{word}'"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,706 @@
+//! Sizes an instance and loads its runner.
+
+use std::fmt::Display;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::configured_model::ConfiguredModel;
+use super::engine_config::{ModelDimensions, engine_config_within};
+use super::gpu_memory::GpuMemory;
+use super::host_memory::{self, FreeMemory, InstanceMemory};
+use super::rank_cpus::rank_cpus;
+use super::rank_gpus::rank_gpus;
+use crate::step_cost::measure_costs;
+use inflight_base::LoadError;
+use inflight_collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
+use inflight_config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
+use inflight_device_cpu::{CpuOptions, Simd};
+use inflight_device_cuda::CudaOptions;
+use inflight_engine::EngineConfig;
+use inflight_runner::spec::{LayerSpec, ModelSpec};
+use inflight_runner::{
+    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
+    RankLimits, RankMemory, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+};
+use inflight_threads::Topology;
+
+/// The memory that an adapter takes at most where it is cut, by its size: both of its matrices are cut, but each only
+/// where the projection is, so that tiles have copies of the other one, and rank 0 keeps what it has sent.
+const ADAPTER_COPIES: u64 = 4;
+
+/// A runner, the engine configuration that it was sized for, and the memory that both may use.
+pub struct LoadedRunner {
+    /// The engine's configuration.
+    pub config: EngineConfig,
+    /// The runner, with its weights loaded.
+    pub runner: Runner,
+    /// The memory reserved for weights and KV cache.
+    pub memory: InstanceMemory,
+    /// Where KV cache blocks are kept between loads.
+    pub kv_file: Option<KvFile>,
+    /// What adapters may take there.
+    pub adapters: AdapterRoom,
+}
+
+/// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint
+/// the runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`,
+/// the model's folder. Memory for `adapters` is left on the host, and on the GPU that they are computed on. Of several
+/// ranks, all but the first are processes of `rank_program`, or of `mpirun` by the plug-in beside it.
+///
+/// # Errors
+/// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that
+/// does not suffice.
+pub fn load_runner(
+    config: &ModelConfig,
+    source: Option<&ModelSource>,
+    folder: &Path,
+    gpu: Option<usize>,
+    adapters: AdapterRoom,
+    rank_program: &Path,
+) -> Result<LoadedRunner, LoadError> {
+    let model = ConfiguredModel {
+        settings: &config.settings,
+        source,
+        gpu,
+    };
+    check_kv_file(&config.settings)?;
+    check_ranks(&model)?;
+    check_draft_model(&model)?;
+    let mut loaded = match (source, gpu) {
+        (Some(source), Some(gpu)) => {
+            load_on_gpu(config, &model, source, gpu, adapters, rank_program)
+        }
+        _ => load_on_cpu(config, &model, folder, adapters, rank_program),
+    }?;
+    if config.settings.enable_adaptive_drafts {
+        measure_costs(&mut loaded.config, &mut loaded.runner)?;
+    }
+    Ok(LoadedRunner {
+        kv_file: kv_file(&model, &loaded, folder),
+        ..loaded
+    })
+}
+
+/// Refuses weights and activations that only GPUs multiply with.
+fn check_products_on_cpu(settings: &Settings) -> Result<(), LoadError> {
+    if settings.fp8_activations {
+        return Err(LoadError::Config {
+            problem: "fp8_activations is true, and only GPUs multiply FP8".to_owned(),
+            remedy: "leave it out, or serve the model on a GPU".to_owned(),
+        });
+    }
+    match settings.weight_only_precision {
+        Some(WeightOnlyPrecision::Fp8) => Err(LoadError::Config {
+            problem: "weight_only_precision is fp8, which only GPUs compute with".to_owned(),
+            remedy: "write int8 or int4, or serve the model on a GPU".to_owned(),
+        }),
+        Some(WeightOnlyPrecision::Int8 | WeightOnlyPrecision::Int4) | None => Ok(()),
+    }
+}
+
+/// Refuses a file without the memory that it is read into.
+fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
+    match (&settings.kv_cache_file, settings.kv_cache_host_memory_bytes) {
+        (Some(path), 0) => Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_file is {}, and kv_cache_host_memory_bytes is 0",
+                path.display()
+            ),
+            remedy: "set kv_cache_host_memory_bytes to the largest size of the file".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what cannot be split over ranks yet. The runner refuses models and precisions.
+pub(crate) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(), LoadError> {
+    let grid = model.grid();
+    let Grid {
+        num_stages,
+        ranks_per_stage,
+    } = grid;
+    if grid.num_ranks() == 1 {
+        return Ok(());
+    }
+    if grid.checked_num_ranks().is_none() {
+        return Err(LoadError::Config {
+            problem: format!(
+                "pipeline_parallel_size is {num_stages} and tensor_parallel_size {ranks_per_stage}, which makes {} processes; \
+                 a model has at most {MAX_RANKS}",
+                grid.num_ranks()
+            ),
+            remedy: "lower one of them".to_owned(),
+        });
+    }
+    let num_layers = model.source.map(|source| source.spec().num_layers());
+    if let Some(num_layers) = num_layers.filter(|&num_layers| num_stages > num_layers) {
+        return Err(LoadError::Config {
+            problem: format!(
+                "pipeline_parallel_size is {num_stages}, and the model has {num_layers} layers"
+            ),
+            remedy: format!("set it to at most {num_layers}"),
+        });
+    }
+    let key = match num_stages {
+        1 => "tensor_parallel_size",
+        _ => "pipeline_parallel_size",
+    };
+    let refusals = [
+        (
+            model.source.is_none(),
+            "the synthetic runner has no weights to split",
+        ),
+        (
+            model.settings.task.is_pooling(),
+            "a model that generates nothing is computed by one process",
+        ),
+        (
+            model.settings.kv_cache_file.is_some(),
+            "kv_cache_file would have the KV cache of one rank only",
+        ),
+    ];
+    match refusals.into_iter().find(|(is_refused, _)| *is_refused) {
+        None => Ok(()),
+        Some((_, reason)) => Err(LoadError::Config {
+            problem: format!("{key} is above 1, and {reason}"),
+            remedy: format!("or leave out {key}"),
+        }),
+    }
+}
+
+/// Refuses what a draft model cannot have yet.
+pub(crate) fn check_draft_model(model: &ConfiguredModel<'_>) -> Result<(), LoadError> {
+    let kind = model.settings.speculation;
+    if !kind.is_by_model() {
+        return Ok(());
+    }
+    let refusals = [
+        (
+            model.gpu.is_some(),
+            "a draft model is computed on a CPU, and this instance is on a GPU",
+            "set instance_group to KIND_CPU, or speculation to prompt_lookup",
+        ),
+        (
+            model.grid().num_ranks() > 1,
+            "a draft model is computed by one process, and tensor_parallel_size or pipeline_parallel_size is above 1",
+            "leave these out, or set speculation to prompt_lookup",
+        ),
+        (
+            model.settings.kv_cache_file.is_some(),
+            "kv_cache_file would not have the KV cache of the draft model",
+            "leave out kv_cache_file, or set speculation to prompt_lookup",
+        ),
+    ];
+    match refusals.into_iter().find(|(is_refused, ..)| *is_refused) {
+        None => Ok(()),
+        Some((_, reason, remedy)) => Err(LoadError::Config {
+            problem: format!("speculation is {}, and {reason}", kind.name()),
+            remedy: remedy.to_owned(),
+        }),
+    }
+}
+
+/// The file that the configuration names, with all that keys and values depend on.
+fn kv_file(model: &ConfiguredModel<'_>, loaded: &LoadedRunner, folder: &Path) -> Option<KvFile> {
+    let path = folder.join(model.settings.kv_cache_file.as_ref()?);
+    let made_from = format!(
+        "inflight {}, {}, {:?}, {:?}, {:?}, deterministic {}, fp8_activations {}\n{}",
+        env!("CARGO_PKG_VERSION"),
+        loaded.runner.description(),
+        model.kv_dtype(),
+        model.weights(),
+        model.attention(),
+        model.settings.deterministic,
+        model.settings.fp8_activations,
+        model.source.map_or_else(String::new, ModelSource::stamps),
+    );
+    Some(KvFile::new(path, made_from))
+}
+
+fn load_on_cpu(
+    config: &ModelConfig,
+    model: &ConfiguredModel<'_>,
+    folder: &Path,
+    adapters: AdapterRoom,
+    rank_program: &Path,
+) -> Result<LoadedRunner, LoadError> {
+    let settings = &config.settings;
+    if model.source.is_some() {
+        model.kv_dtype().check_on_cpu()?;
+        check_products_on_cpu(settings)?;
+    }
+    let weight_bytes = model.num_weight_bytes()?;
+    let ranks = match model.grid().num_ranks() {
+        1 => None,
+        _ => Some(connect_ranks(settings, model.grid(), rank_program)?),
+    };
+    let is_cut = ranks.is_some() || settings.deterministic && !settings.task.is_pooling();
+    let on_this_host = |num_bytes| match &ranks {
+        None => num_bytes,
+        Some(ranks) => ranks.bytes_of_own_host(num_bytes),
+    };
+    let (engine, reservation) = host_memory::reserve(|free| {
+        let (available_bytes, limit) = available(ranks.as_ref(), free);
+        let limit = limit.as_ref().map(|memory| memory as &dyn Display);
+        // The KV cache shares what the weights, the host blocks and the adapters leave.
+        let adapter_bytes = match is_cut {
+            false => adapters.num_bytes,
+            true => adapters.num_bytes.saturating_mul(ADAPTER_COPIES),
+        };
+        let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
+        let taken = taken.saturating_add(adapter_bytes);
+        check_host_memory(settings, 1, available_bytes, limit)?;
+        let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
+        let engine = engine_config_within(config, model, left, limit)?;
+        let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
+        Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
+    })?;
+    let weight_bytes = on_this_host(weight_bytes);
+    let bytes_per_block = on_this_host(bytes_per_block(model, &engine));
+    if is_cut && settings.weight_cache_dir.is_some() {
+        log::warn!(
+            "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size, nor with deterministic: true: \
+             each process rounds its own parts of the weights; leave it out"
+        );
+    }
+    let limits = limits(model, &engine, adapters);
+    let runner = match model.source {
+        Some(source) => {
+            let options = cpu_options(settings)?;
+            match ranks {
+                None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
+                Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(
+                    ranks,
+                    source,
+                    limits,
+                    &options,
+                    rank_limits(settings),
+                )?)),
+            }
+        }
+        None => Runner::Synthetic(synthetic(settings, &limits, folder)?),
+    };
+    Ok(LoadedRunner {
+        config: engine,
+        runner,
+        memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
+        kv_file: None,
+        adapters,
+    })
+}
+
+/// One instance after the other: what is free must not change between the question and the allocation.
+fn load_on_gpu(
+    config: &ModelConfig,
+    model: &ConfiguredModel<'_>,
+    source: &ModelSource,
+    gpu: usize,
+    adapters: AdapterRoom,
+    rank_program: &Path,
+) -> Result<LoadedRunner, LoadError> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock();
+    let num_ranks = model.grid().num_ranks();
+    let mut ranks = match num_ranks {
+        1 => None,
+        _ => Some(connect_ranks(&config.settings, model.grid(), rank_program)?),
+    };
+    let gpus = rank_gpus(&config.settings, gpu, ranks.as_mut())?;
+    let options = CudaOptions {
+        rank_gpus: gpus.iter().map(|it| it.gpu).collect(),
+        ..cuda_options(&config.settings, gpu)
+    };
+    let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
+    let mut memory = GpuMemory::least_of(&gpus);
+    memory.weight_bytes = weight_bytes;
+    let adapters = adapters_on_gpu(&config.settings, adapters, memory.left_bytes());
+    let sized = |memory: &GpuMemory| {
+        engine_config_within(config, model, Some(memory.left_bytes()), Some(memory))
+    };
+    // The activations of a step come first, and how many there are is known from the configuration without them.
+    let largest = limits(model, &sized(&memory)?, adapters);
+    memory.step_bytes = CudaRunner::num_step_bytes(source, &largest, &options)?;
+    let engine = sized(&memory)?;
+    let of_all = |of_rank: u64| num_ranks as u64 * of_rank;
+    let on_this_host = |of_rank: u64| match &ranks {
+        None => of_rank,
+        Some(ranks) => ranks.bytes_of_own_host(of_all(of_rank)),
+    };
+    let pinned_bytes = on_this_host(host_bytes(model, &engine));
+    let gpu_bytes = on_this_host(weight_bytes + kv_bytes(model, &engine));
+    let ((), reservation) = host_memory::reserve(|free| {
+        let (available_bytes, limit) = available(ranks.as_ref(), free);
+        let limit = limit.as_ref().map(|memory| memory as &dyn Display);
+        check_host_memory(&config.settings, num_ranks, available_bytes, limit)?;
+        Ok::<_, LoadError>(((), pinned_bytes))
+    })?;
+    let limits = limits(model, &engine, adapters);
+    let runner = match ranks {
+        None => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
+        Some(ranks) => Runner::CudaRanks(Box::new(LeadingRunner::new(
+            ranks,
+            source,
+            limits,
+            &options,
+            rank_limits(&config.settings),
+        )?)),
+    };
+    let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
+    if engine.plan_ahead && !plan_ahead {
+        let reason = match num_ranks {
+            1 => format!("the vocabulary is too large for GPU {gpu} to sample from"),
+            _ => "only rank 0 has sampled tokens".to_owned(),
+        };
+        log::warn!(
+            "enable_trt_overlap is true and has no effect: {reason}, so that the host has to know the tokens of a step \
+             before the next one; leave it out"
+        );
+    }
+    // The system counts pinned memory as used from the beginning.
+    drop(reservation);
+    Ok(LoadedRunner {
+        runner,
+        memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
+        kv_file: None,
+        adapters,
+        config: EngineConfig {
+            plan_ahead,
+            ..engine
+        },
+    })
+}
+
+/// Bytes of the weights of any of the ranks, at most, where all have so many.
+fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
+    let num_ranks = grid.num_ranks() as u64;
+    if num_ranks == 1 {
+        return weight_bytes;
+    }
+    // Shares differ by a token, a head, or the heads and inputs of a group of quantised weights, and each has the
+    // norms.
+    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 32;
+    if grid.num_stages == 1 {
+        return even;
+    }
+    // A stage begins and ends with whole layers, and the first one has the embedding besides.
+    let layers = || spec.layers.iter().map(LayerSpec::num_weights);
+    let num_weights = layers().sum::<u64>() + spec.num_output_weights();
+    let largest = u128::from(layers().max().unwrap_or(0)) * u128::from(weight_bytes)
+        / u128::from(num_weights.max(1));
+    let embedding = 2 * spec.num_output_weights();
+    let uneven = largest as u64 + embedding;
+    (even + uneven.div_ceil(grid.ranks_per_stage as u64)).min(weight_bytes + embedding)
+}
+
+/// The part of the room for adapters that a GPU gives them, whose weights leave `free_bytes`. The rule comes from
+/// TensorRT-LLM's cache (`peftCacheManager.cpp`): a number of rows is taken instead of the fraction.
+fn adapters_on_gpu(settings: &Settings, adapters: AdapterRoom, free_bytes: u64) -> AdapterRoom {
+    if settings.lora_cache_num_device_module_layer != 0 || adapters.page_bytes == 0 {
+        return adapters;
+    }
+    let max_bytes = free_bytes as f64 * settings.lora_cache_gpu_memory_fraction;
+    let max_pages = u32::try_from(max_bytes as u64 / adapters.page_bytes).unwrap_or(u32::MAX);
+    if max_pages < adapters.num_running_pages {
+        log::info!(
+            "adapters take {max_pages} pages of {} bytes of GPU memory: lora_cache_gpu_memory_fraction ({}) of the \
+             {free_bytes} bytes that the weights leave",
+            adapters.page_bytes,
+            settings.lora_cache_gpu_memory_fraction,
+        );
+    }
+    AdapterRoom {
+        num_running_pages: adapters.num_running_pages.min(max_pages),
+        ..adapters
+    }
+}
+
+fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
+    CudaOptions {
+        gpu,
+        rank_gpus: Vec::new(),
+        num_threads: settings.num_threads,
+        deterministic: settings.deterministic,
+        fp8_activations: settings.fp8_activations,
+        max_graphs: match settings.cuda_graph_mode {
+            true => settings.cuda_graph_cache_size as usize,
+            false => 0,
+        },
+    }
+}
+
+/// Host memory that is available to all ranks together, or to the only one, and the limit that ranks have.
+fn available(
+    ranks: Option<&RankConnections>,
+    free: FreeMemory,
+) -> (Option<u64>, Option<RankMemory>) {
+    match ranks {
+        None => (free.available_bytes(), None),
+        Some(ranks) => {
+            let memory = ranks.memory(free.host_bytes, free.process_bytes);
+            (memory.map(|memory| memory.num_bytes), memory)
+        }
+    }
+}
+
+/// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later. Each of
+/// `num_gpus` GPUs has as much as the setting says; of the ranks on CPUs, for which it is 1, all have it together.
+/// `limit` says which rank can have the least.
+fn check_host_memory(
+    settings: &Settings,
+    num_gpus: usize,
+    available_bytes: Option<u64>,
+    limit: Option<&dyn Display>,
+) -> Result<(), LoadError> {
+    let num_bytes = settings.kv_cache_host_memory_bytes;
+    let Some(available) = available_bytes else {
+        return Ok(());
+    };
+    if u128::from(num_bytes) * num_gpus as u128 <= u128::from(available) {
+        return Ok(());
+    }
+    let of_each = match num_gpus {
+        1 => String::new(),
+        _ => format!(" for each of {num_gpus} GPUs"),
+    };
+    let limit = limit.map_or(String::new(), |limit| format!(": {limit}"));
+    Err(LoadError::Config {
+        problem: format!(
+            "kv_cache_host_memory_bytes is {num_bytes}{of_each}, and {available} bytes of host memory are available{limit}"
+        ),
+        remedy: "lower it".to_owned(),
+    })
+}
+
+fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine)
+}
+
+fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    u64::from(engine.num_blocks.0) * bytes_per_block(model, engine)
+}
+
+fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
+    model.kv_bytes_per_block(engine.block_size, &groups)
+}
+
+fn limits(
+    model: &ConfiguredModel<'_>,
+    engine: &EngineConfig,
+    adapters: AdapterRoom,
+) -> RunnerLimits {
+    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
+    let layers = groups.layers();
+    RunnerLimits {
+        layer_groups: (layers.num_groups() > 1).then(|| layers.clone()),
+        adapters,
+        kv_dtype: model.kv_dtype(),
+        weights: model.weights(),
+        attention: model.attention(),
+        ..RunnerLimits::of(engine)
+    }
+}
+
+fn synthetic(
+    settings: &Settings,
+    limits: &RunnerLimits,
+    folder: &Path,
+) -> Result<SyntheticRunner, LoadError> {
+    let options = SyntheticOptions {
+        vocab_size: settings.synthetic_vocab_size,
+        step_base_us: settings.synthetic_step_us,
+        step_per_token_us: settings.synthetic_token_us,
+    };
+    let gate = settings.synthetic_gate.as_ref();
+    Ok(SyntheticRunner::new(options, limits)?
+        .failing_after(settings.synthetic_fail_after)
+        .gated_by(gate.map(|path| folder.join(path))))
+}
+
+/// Connects with the other ranks.
+fn connect_ranks(
+    settings: &Settings,
+    grid: Grid,
+    rank_program: &Path,
+) -> Result<RankConnections, LoadError> {
+    let mpi_library = rank_program.with_file_name(MPI_LIBRARY);
+    let transport = rank_transport(settings, rank_program, &mpi_library)?;
+    transport.connect(grid, rank_limits(settings).load)
+}
+
+/// How the ranks reach each other: processes of this program, or of `mpirun` by this plug-in.
+pub(crate) fn rank_transport(
+    settings: &Settings,
+    rank_program: &Path,
+    mpi_library: &Path,
+) -> Result<RankTransport, LoadError> {
+    Ok(match settings.rank_transport {
+        RankTransportKind::Processes => RankTransport::Processes(rank_program.to_owned()),
+        RankTransportKind::Mpi => {
+            let world = MpiWorld::join(mpi_library, Some(rank_limits(settings).load));
+            let world = world.map_err(|error| LoadError::Resource(error.to_string()))?;
+            RankTransport::Mpi(world)
+        }
+    })
+}
+
+pub(crate) fn rank_limits(settings: &Settings) -> RankLimits {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    RankLimits {
+        load: seconds(settings.rank_load_timeout_seconds),
+        step: seconds(settings.rank_timeout_seconds),
+    }
+}
+
+pub(crate) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
+    let simd = settings.cpu_instruction_set.as_deref().map(|name| {
+        name.parse::<Simd>().map_err(|_| LoadError::Knob {
+            key: "cpu_instruction_set".to_owned(),
+            value: name.to_owned(),
+            expected: "one that this build has".to_owned(),
+        })
+    });
+    let num_ranks = (settings.tensor_parallel_size * settings.pipeline_parallel_size) as usize;
+    let rank_cpus = rank_cpus(settings, num_ranks, Topology::of_caller)?;
+    // By default the ranks share the cores, or have a thread for each CPU that they are given.
+    let is_given = matches!(settings.rank_cpus, RankCpus::Sets(_));
+    let shared = |num: NonZeroUsize| NonZeroUsize::new(num.get() / num_ranks);
+    let num_threads = match (settings.num_threads, num_ranks) {
+        (None, 2..) if !is_given => {
+            let of_all = thread::available_parallelism().ok();
+            of_all.map(|num| shared(num).unwrap_or(NonZeroUsize::MIN))
+        }
+        (given, _) => given,
+    };
+    Ok(CpuOptions {
+        num_threads,
+        simd: simd.transpose()?,
+        rank_cpus,
+        deterministic: settings.deterministic,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inflight_base::{BlockSize, Tokens};
+    use inflight_runner::GroupedLayers;
+
+    #[test]
+    fn the_largest_stage_has_room() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        for name in ["llama2", "qwen3-windows", "deepseek-v3"] {
+            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
+            let grid = |num_stages, ranks_per_stage| Grid {
+                num_stages,
+                ranks_per_stage,
+            };
+            let bytes = |grid: Grid| {
+                let all = source.num_weight_bytes_in(None, grid.num_stages);
+                bytes_of_rank(all.expect("its tensors"), source.spec(), grid)
+            };
+            let whole = bytes(grid(1, 1));
+            for num_stages in [2, source.spec().num_layers()] {
+                let specs = source.specs_of_ranks(grid(num_stages, 1)).expect("stages");
+                let layers = specs.iter().map(|spec| {
+                    let layers = spec.layers.iter().map(LayerSpec::num_weights);
+                    2 * layers.sum::<u64>()
+                });
+                let largest = layers.max().expect("a stage");
+                let output = 2 * source.spec().num_output_weights();
+                let of_rank = bytes(grid(num_stages, 1));
+                assert!(of_rank >= largest.max(output), "{name}: {of_rank}");
+                assert!(of_rank <= whole + output, "{name}: {of_rank} of {whole}");
+                assert!(bytes(grid(num_stages, 2)) < of_rank, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_have_room_for_the_layers_of_a_group_in_each_stage() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let source = ModelSource::open(&fixtures.join("llama3")).expect("the checkpoint opens");
+        let block_size = BlockSize::new(16).expect("not zero");
+        let blocks = |gpu: Option<usize>, parameters: &[(&str, &str)]| {
+            let windows = ("max_attention_window_size", "96,13");
+            let parameters = parameters.iter().copied().chain([windows]);
+            let settings = Settings::parse(parameters).expect("valid");
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu,
+            };
+            let max_seq_len = Tokens(source.spec().max_seq_len() as u32);
+            let groups = model.layer_groups(max_seq_len, true);
+            let num_layers = groups.layers().num_layers();
+            let one = GroupedLayers::one(num_layers, None);
+            let of_blocks = [&groups, &one].map(|it| model.kv_bytes_per_block(block_size, it));
+            let sizes = [&groups, &one].map(|it| it.layers().layers_per_group());
+            (groups.windows().num_groups(), of_blocks, sizes)
+        };
+        let (num_groups, [grouped, whole], [in_group, in_all]) = blocks(None, &[]);
+        assert!(num_groups > 1);
+        assert_eq!(grouped * in_all as u64, whole * in_group as u64);
+        assert_eq!(blocks(Some(0), &[]).0, num_groups);
+        // Two ranks have the same layers, and half of each.
+        assert_eq!(
+            blocks(None, &[("tensor_parallel_size", "2")]),
+            (num_groups, [grouped, whole], [in_group, in_all])
+        );
+        // Stages have a layer of each group more, at most.
+        let (_, [of_stages, of_all], _) = blocks(None, &[("pipeline_parallel_size", "2")]);
+        assert_eq!(of_all, whole);
+        let of_layer = whole / in_all as u64;
+        assert!(
+            (grouped..=grouped + of_layer).contains(&of_stages),
+            "{of_stages} of {whole}"
+        );
+    }
+
+    #[test]
+    fn the_cache_has_more_of_a_gpus_memory_than_of_the_hosts() {
+        let settings = Settings::default();
+        let fraction = |gpu| {
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: None,
+                gpu,
+            };
+            model.default_kv_fraction()
+        };
+        assert_eq!([None, Some(0)].map(fraction), [0.5, 0.9]);
+    }
+
+    #[test]
+    fn adapters_on_a_gpu_take_a_fraction_of_what_the_weights_leave_or_rows() {
+        let room = AdapterRoom {
+            max_rank: 64,
+            num_bytes: 100_000,
+            page_bytes: 1000,
+            num_running_pages: 100,
+        };
+        let pages = |parameters: &[(&str, &str)], free_bytes| {
+            let settings = Settings::parse(parameters.iter().copied()).expect("valid");
+            adapters_on_gpu(&settings, room, free_bytes).num_running_pages
+        };
+        assert_eq!(pages(&[], 1_000_000), 50);
+        assert_eq!(
+            pages(&[], 1_000_000_000),
+            100,
+            "never more than on the host"
+        );
+        let half = ("lora_cache_gpu_memory_fraction", "0.5");
+        assert_eq!(pages(&[half], 21_999), 10);
+        assert_eq!(pages(&[half], 0), 0);
+        let rows = ("lora_cache_num_device_module_layer", "7");
+        assert_eq!(
+            pages(&[half, rows], 21_999),
+            100,
+            "as many as the rows gave"
+        );
+    }
+}

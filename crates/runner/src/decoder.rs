@@ -1,0 +1,844 @@
+//! The decoder-only transformer: one forward pass for every model and every device.
+//!
+//! A step is one pass over the weights for all tokens of all sequences, packed:
+//!
+//! ```text
+//! token ids -> hidden [m, hidden_size], the residual stream
+//! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))      with norms where the model has them,
+//!              hidden += down(activation(gate) * up of norm(hidden))      or both from the same hidden;
+//!                        or the sum of a few experts of this form
+//! kept rows -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size]
+//! ```
+//!
+//! The inputs of matrix products and the KV cache are bf16; all sums are f32. Only attention combines rows,
+//! and only rows of the same sequence, so what is computed for a sequence does not depend on the rest of
+//! the step.
+
+use std::ops::Range;
+
+use super::alibi;
+use super::draft_head::StateTap;
+use super::latent::{LatentBuffers, LatentStep};
+use super::limits::RunnerLimits;
+use super::model_source::ModelSource;
+use super::positions::Positions;
+use super::probe::{Operation, Probe, Work};
+use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
+use super::rope::Rope;
+use super::share::ModelShare;
+use super::spec::{ModelSpec, Norms};
+use super::stage::ModelPart;
+use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
+use inflight_base::{BlockSize, LoadError, Tokens};
+use inflight_device::{
+    AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
+    KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormKind,
+    RankOps, RopeParams, RopeTable, Routing, StateOps, StepInputs, TileOps,
+};
+
+/// A model's weights on a device, and the activations of its largest step.
+pub(super) struct Decoder<D: Device> {
+    /// Only for a rank of several.
+    ranks: Option<D::Ranks>,
+    /// Where it gets the rows of the previous stage from; `None`: it embeds tokens.
+    previous_stage: Option<D::Ranks>,
+    /// Where it sends its rows to; `None`: it has the output layer.
+    next_stage: Option<D::Ranks>,
+    /// Only for models that generate nothing.
+    states: Option<D::States>,
+    /// Those of the stage, as all that is said of layers here.
+    weights: Weights<D>,
+    /// One table for each position embedding that the layers have.
+    angles: Vec<D::Angles>,
+    heads: HeadShape,
+    attention: Vec<LayerAttention>,
+    /// The slopes of linear biases, one for each query head.
+    slopes: Option<D::Vector>,
+    logits: LogitsTransform,
+    /// Of the output layer, in the weights of adapters.
+    output_place: usize,
+    /// Only for a rank of several.
+    vocabulary: Option<VocabularyPart<D>>,
+    kv_bytes_per_position: usize,
+    residual: ResidualStream<D>,
+    buffers: Buffers<D>,
+    /// Only for a model with latent attention.
+    latent: Option<LatentBuffers<D>>,
+    /// Only for a rank of a model with norms over all heads.
+    row_norm: Option<RowNorm<D>>,
+    /// Only for a model with experts.
+    mixture: Option<MixtureBuffers<D>>,
+    /// Only with a head that makes drafts.
+    tap: Option<StateTap<D>>,
+}
+
+/// The parameters of a layer's attention besides its weights.
+#[derive(Clone, Copy)]
+struct LayerAttention {
+    params: AttentionParams,
+    /// The index of its table in [`Decoder::angles`].
+    angles: usize,
+    /// How queries and keys are normalised, and the epsilon.
+    qk_norm: Option<(QkNormKind, f32)>,
+}
+
+/// Activations, each `[max_num_tokens, width]`.
+struct Buffers<D: Device> {
+    /// Queries, keys and values before rotation; with latent attention, queries or their latents.
+    qkv: D::Sums,
+    /// Rotated queries, unless attention is latent.
+    q: D::Inputs,
+    /// The same for the sinks, if they are others.
+    sink_q: Option<D::Inputs>,
+    /// The output of attention.
+    attended: D::Inputs,
+    /// `intermediate_size` wide: the input of the down projection.
+    inner: D::Inputs,
+}
+
+/// The part of the vocabulary that a rank of several has the embeddings and the logits of.
+struct VocabularyPart<D: Device> {
+    ranks: D::Ranks,
+    first_token: usize,
+    /// Tokens of all ranks.
+    widths: Vec<usize>,
+    /// `[max_sampled_rows, num_tokens]`.
+    logits: D::Logits,
+    num_tokens: usize,
+}
+
+/// What norms over the heads of all ranks need.
+struct RowNorm<D: Device> {
+    ops: RowNormOps<D>,
+    places: HeadPlaces,
+    /// `[max_num_tokens, heads of the model]`.
+    squares: D::Sums,
+}
+
+/// What computes norms over the heads of all ranks.
+enum RowNormOps<D: Device> {
+    /// One of several ranks.
+    Ranks(D::Ranks),
+    /// The only one, which sums in the tiles of several.
+    Tiles(D::Tiles),
+}
+
+/// What mixtures of experts need.
+struct MixtureBuffers<D: Device> {
+    routing: Routing,
+    /// `[max_num_tokens, num_logits]`.
+    logits: D::Sums,
+    rows: D::ExpertRows,
+}
+
+impl<D: Device> Decoder<D> {
+    /// Loads the weights of the part of a rank, and sizes everything for `limits`. `spec` has the sizes of this part,
+    /// with all layers.
+    pub(super) fn new(
+        source: &ModelSource,
+        spec: &ModelSpec,
+        part: &ModelPart,
+        limits: &RunnerLimits,
+        device: &mut D,
+        ranks: Option<D::Ranks>,
+    ) -> Result<Self, LoadError> {
+        let max_rows = limits.max_num_tokens.index();
+        let states = match spec.pooling {
+            Some(_) => Some(pooling_ops::<D>()?),
+            None => None,
+        };
+        check_norms(spec)?;
+        if let Some(latent) = spec.latent_shape() {
+            check_latent(spec.family, &latent, limits)?;
+        }
+        if limits.attention.shifts_sinks {
+            check_shift(spec)?;
+        }
+        // Before the weights: not all devices have experts.
+        let mixture = match spec.mixture() {
+            Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
+            None => None,
+        };
+        let weights = Weights::load(source, limits.weights, part, device)?;
+        let vocabulary = match &part.share {
+            Some(share) if !share.is_whole() => {
+                let ranks = ranks.ok_or_else(alone)?;
+                Some(VocabularyPart::new(device, ranks, share, limits)?)
+            }
+            _ => None,
+        };
+        // A sequence is not longer than the pool, unless it gives blocks back.
+        let longest = limits.num_blocks.tokens(limits.block_size);
+        let num_positions = match spec.largest_window(&limits.attention, limits.max_seq_len) {
+            Some(_) => limits.max_seq_len,
+            None => limits.max_seq_len.min(longest),
+        };
+        let (mut attention, ropes) = layer_attention(spec, limits);
+        let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+        let heads = head_shape(spec);
+        let latent = spec.layers[0].attention.latent.as_ref();
+        let [qkv_len, q_len, attended_len] = match latent {
+            Some(latent) => {
+                let qkv_len = match &latent.queries {
+                    Some(queries) => queries.projection.num_inputs,
+                    None => latent.shape.q_len(),
+                };
+                [qkv_len, 0, latent.shape.out_len()]
+            }
+            None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
+        };
+        let other_stage = |is_there: bool| match is_there {
+            true => ranks.ok_or_else(alone).map(Some),
+            false => Ok(None),
+        };
+        let previous_stage = other_stage(!part.stage.is_first())?;
+        let next_stage = other_stage(!part.stage.is_last())?;
+        if let Some(ranks) = previous_stage.or(next_stage) {
+            let (max_sequences, width) = (limits.max_num_requests as usize, spec.hidden_size);
+            ranks.reserve_rows_between_stages(device, max_rows, max_sequences, width)?;
+        }
+        let num_tiles = part.num_tiles();
+        let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
+        Ok(Self {
+            ranks,
+            previous_stage,
+            next_stage,
+            states,
+            weights,
+            angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
+            heads,
+            slopes: match spec.slope_factor {
+                Some(factor) => {
+                    // Those of a rank's heads among all of the model's.
+                    let slopes = alibi::slopes(source.spec().num_heads);
+                    let own = match &part.share {
+                        Some(share) => share.heads.queries.clone(),
+                        None => 0..slopes.len(),
+                    };
+                    let own = slopes[own].iter().map(|slope| slope * factor);
+                    Some(device.upload_vector(own.collect())?)
+                }
+                None => None,
+            },
+            attention: attention.drain(part.stage.layers.clone()).collect(),
+            logits: spec.logits,
+            output_place: spec.output_place() * num_tiles,
+            vocabulary,
+            kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
+                / layout.block_size.tokens().index(),
+            residual: ResidualStream::new(device, max_rows, spec, num_tiles)?,
+            row_norm: match &part.share {
+                Some(share) => RowNorm::new(device, ranks, max_rows, source.spec(), share)?,
+                None => None,
+            },
+            buffers: Buffers {
+                qkv: device.alloc_sums(max_rows, qkv_len)?,
+                q: device.alloc_inputs(max_rows, q_len)?,
+                sink_q: match has_sink_queries {
+                    true => Some(device.alloc_inputs(max_rows, q_len)?),
+                    false => None,
+                },
+                attended: device.alloc_inputs(max_rows, attended_len)?,
+                inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
+            },
+            latent: match latent {
+                Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
+                None => None,
+            },
+            mixture,
+            tap: match source.draft_head() {
+                Some(head) => Some(StateTap::new(
+                    head,
+                    limits,
+                    device,
+                    draft_head_ops::<D>(ranks.is_some())?,
+                )?),
+                None => None,
+            },
+        })
+    }
+
+    /// Computes a step except for the logits: stores keys and values in `cache`, and leaves the normalised hidden
+    /// states of the kept rows. A stage begins with the rows of the one before, and sends its own to the one behind.
+    pub(super) fn forward(
+        &mut self,
+        device: &mut D,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'_>,
+        probe: &mut impl Probe,
+    ) {
+        let run = &mut Probed {
+            device,
+            ranks: self.ranks,
+            probe,
+            adapters: inputs.adapters,
+        };
+        let mut num_rows = inputs.token_ids.len();
+        let weights = &self.weights;
+        if let Some(ranks) = self.previous_stage {
+            self.residual.receive(run.device, ranks, num_rows);
+        } else {
+            let vocabulary = self.vocabulary.as_ref();
+            let part = vocabulary.map(|part| (part.ranks, part.first_token));
+            let positions = weights.positions();
+            let in_order = positions.and_then(Positions::in_order);
+            let table = (weights.embedding(), part);
+            let projection = weights.embedding_projection.as_ref();
+            let residual = &mut self.residual;
+            residual.embed(run, step, num_rows, table, projection, in_order);
+            if let Some(ops) = self.states {
+                if let Some((table, rows)) = positions.and_then(|it| it.without_padding(&inputs)) {
+                    residual.add_table_rows(run.device, ops, table, &rows);
+                }
+                let all = 0..num_rows as u32;
+                let rows = [std::slice::from_ref(&all), inputs.second_texts];
+                for (rows, added) in rows.into_iter().zip(&weights.types) {
+                    self.residual.add_to_rows(run.device, ops, rows, added);
+                }
+            }
+            if let Some(norm) = &weights.embedding_norm {
+                self.residual.norm_in_place(run, num_rows, norm);
+            }
+        }
+        let first = weights.layers[0].norms.first();
+        self.residual.norm(run, num_rows, first);
+        let num_layers = weights.layers.len();
+        for index in 0..num_layers {
+            if let Some(tap) = &mut self.tap {
+                tap.read(run.device, index, num_rows, self.residual.hidden());
+            }
+            self.attend(run, cache, step, inputs, index);
+            let is_last = self.next_stage.is_none() && index + 1 == num_layers;
+            if is_last {
+                // The cache is complete. From here on only the kept rows matter.
+                num_rows = inputs.kept_rows.len();
+                if num_rows == 0 {
+                    return;
+                }
+                let attended = &mut self.buffers.attended;
+                self.residual.keep_rows(run.device, step, attended);
+                run.adapters = inputs.kept_adapters;
+            }
+            self.end_layer(run, index, num_rows, is_last);
+        }
+        if let Some(ranks) = self.next_stage {
+            self.residual.send(run.device, ranks, num_rows);
+        }
+        let head = self.weights.head.as_ref();
+        if let Some(projection) = head.and_then(|head| head.projection.as_ref()) {
+            self.residual.narrow(run.device, num_rows, projection);
+        }
+    }
+
+    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters, and of some of which only
+    /// the largest logit is needed. Only the last stage has logits.
+    pub(super) fn logits(
+        &mut self,
+        device: &mut D,
+        num_rows: usize,
+        (adapters, greedy_rows): (&[AdapterRun], &[u32]),
+        out: &mut D::Logits,
+        probe: &mut impl Probe,
+    ) {
+        if num_rows == 0 {
+            return;
+        }
+        let lm_head = self.weights.output_layer();
+        let states = self.residual.states();
+        let adapted = adapted_rows(adapters, Some(self.output_place));
+        let compute = |device: &mut D, out: &mut D::Logits| {
+            device.logits(num_rows, states, lm_head, self.logits, adapted, out);
+        };
+        match &mut self.vocabulary {
+            None => compute(device, out),
+            Some(VocabularyPart {
+                ranks,
+                widths,
+                logits,
+                ..
+            }) => {
+                compute(device, logits);
+                ranks.gather_logits(device, num_rows, greedy_rows, widths, logits, out);
+            }
+        }
+        probe.ended(Operation::LmHead, || {
+            Work::product(num_rows, &lm_head.matrix, false)
+        });
+    }
+
+    /// Computes the logits of some of the kept rows, which may have an adapter, in memory of the host, `[rows.len(),
+    /// vocab_size]`.
+    pub(super) fn context_logits(
+        &mut self,
+        device: &mut D,
+        rows: Range<usize>,
+        adapter: Option<&AdapterRun>,
+        out: &mut [f32],
+        probe: &mut impl Probe,
+    ) {
+        let num_rows = rows.len();
+        let lm_head = self.weights.output_layer();
+        let states = self.residual.states();
+        let own = adapter.map(|run| AdapterRun {
+            rows: 0..num_rows as u32,
+            ..run.clone()
+        });
+        let adapted = adapted_rows(own.as_slice(), Some(self.output_place));
+        let compute = |device: &mut D, out: &mut [f32]| {
+            device.context_logits(states, rows, lm_head, self.logits, adapted, out);
+        };
+        match &self.vocabulary {
+            None => compute(device, out),
+            Some(part) => {
+                let mut logits = vec![0.0; num_rows * part.num_tokens];
+                compute(device, &mut logits);
+                part.ranks
+                    .gather_context_logits(device, &part.widths, &logits, out);
+            }
+        }
+        probe.ended(Operation::LmHead, || {
+            Work::product(num_rows, &lm_head.matrix, false)
+        });
+    }
+
+    /// Writes the normalised hidden states of the first `num_rows` kept rows, `[num_rows, embedding_width]`.
+    /// Only for models that generate nothing.
+    pub(super) fn states(&self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+        out.resize(num_rows * self.residual.state_width(), 0.0);
+        if let Some(ops) = self.states.filter(|_| num_rows > 0) {
+            ops.read_states(device, self.residual.states(), num_rows, out);
+        }
+    }
+
+    /// Writes what the head that makes drafts reads of the tokens of a step. Nothing without a head.
+    pub(super) fn tapped_states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+        if let Some(tap) = &mut self.tap {
+            tap.states(device, num_rows, out);
+        }
+    }
+
+    /// The rows of the token embedding. Only in the first stage.
+    pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
+        self.weights.embedding()
+    }
+
+    /// Whether it has the output layer: it is the last stage of a model that generates.
+    pub(super) fn has_logits(&self) -> bool {
+        self.weights.lm_head().is_some()
+    }
+
+    /// Whether other ranks have the logits of other tokens.
+    pub(super) fn has_part_of_logits(&self) -> bool {
+        self.has_logits() && self.vocabulary.is_some()
+    }
+
+    /// The width of the residual stream.
+    pub(super) fn hidden_size(&self) -> usize {
+        self.residual.hidden_size()
+    }
+
+    /// Leaves only the sampled rows of the kept ones.
+    pub(super) fn keep_sampled_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
+        device.keep_sampled_rows(step, self.residual.states_mut());
+    }
+
+    /// `attended = attention(rope(qkv(normed)))`.
+    fn attend<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'_>,
+        index: usize,
+    ) {
+        let Layer {
+            qkv,
+            latent,
+            qk_norm,
+            sink_logits,
+            ..
+        } = &self.weights.layers[index];
+        let num_rows = inputs.token_ids.len();
+        let heads = self.heads;
+        let attention = self.attention[index];
+        let params = attention.params;
+        let buffers = &mut self.buffers;
+        if let Some((latent, latent_buffers)) = latent.as_ref().zip(self.latent.as_mut()) {
+            let at = LatentStep {
+                step,
+                num_rows,
+                spans: inputs.spans,
+                layer: index,
+                angles: &self.angles[attention.angles],
+                params,
+                kv_bytes_per_position: self.kv_bytes_per_position,
+            };
+            let Buffers {
+                qkv: sums,
+                attended,
+                ..
+            } = buffers;
+            let x = self.residual.normed();
+            return latent_buffers.attend(run, &at, (qkv, latent), x, sums, cache, attended);
+        }
+        run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
+        let mut norm = qk_norm
+            .as_ref()
+            .zip(attention.qk_norm)
+            .map(|([q, k], (kind, eps))| QkNorm { q, k, kind, eps });
+        if let Some(over_ranks) = &mut self.row_norm
+            && let Some(row_norm) = norm.take_if(|norm| norm.kind == QkNormKind::Row)
+        {
+            let RowNorm {
+                ops,
+                places,
+                squares,
+            } = over_ranks;
+            let (device, qkv) = (&mut *run.device, &mut buffers.qkv);
+            match ops {
+                RowNormOps::Ranks(ranks) => {
+                    ranks.norm_over_ranks(device, num_rows, heads, row_norm, places, qkv, squares);
+                }
+                RowNormOps::Tiles(tiles) => {
+                    tiles.norm_over_heads(device, num_rows, heads, row_norm, places, qkv, squares);
+                }
+            }
+        }
+        let rope = RopeParams {
+            heads,
+            qk_norm: norm,
+            angles: &self.angles[attention.angles],
+        };
+        let Buffers {
+            qkv,
+            q,
+            sink_q,
+            attended,
+            ..
+        } = buffers;
+        let mut sink_q = sink_q.as_mut().filter(|_| params.has_sink_queries());
+        let for_sinks = sink_q.as_deref_mut().map(|sink_q| (&params, sink_q));
+        run.device
+            .rope_and_store(step, rope, qkv, cache, index, q, for_sinks);
+        let kv_bytes = self.kv_bytes_per_position;
+        run.probe.ended(Operation::Rope, || {
+            let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
+            let rotated = Work::elements(num_rows, heads.q_len(), 2, 3);
+            Work {
+                num_bytes: read.num_bytes + rotated.num_bytes + (num_rows * kv_bytes) as u64,
+                num_operations: rotated.num_operations,
+            }
+        });
+        run.device.paged_attention(
+            step,
+            &params,
+            HeadBiases {
+                sink_logits: sink_logits.as_ref(),
+                slopes: self.slopes.as_ref(),
+            },
+            (q, sink_q.as_deref()),
+            cache,
+            index,
+            attended,
+        );
+        run.probe.ended(Operation::Attention, || {
+            Work::attention(inputs.spans, &params, kv_bytes as u64)
+        });
+    }
+
+    /// Adds the results of both blocks to the residual stream, and leaves the input of the next layer or of the output
+    /// layer.
+    fn end_layer<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        index: usize,
+        num_rows: usize,
+        is_last: bool,
+    ) {
+        let Weights { layers, head, .. } = &self.weights;
+        let layer = &layers[index];
+        let o = &layer.o;
+        let Buffers {
+            attended, inner, ..
+        } = &mut self.buffers;
+        let residual = &mut self.residual;
+        let next = match layers.get(index + 1) {
+            Some(next) => next.norms.first(),
+            // The next stage normalises what it receives.
+            None => head.as_ref().and_then(|head| head.final_norm.as_ref()),
+        };
+        match (&layer.norms, &layer.feed_forward) {
+            (
+                Norms::Sequential {
+                    attention,
+                    feed_forward,
+                },
+                weights,
+            ) => {
+                let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
+                residual.add(run, Operation::O, num_rows, (attended, o), after, before);
+                let after = feed_forward.after.as_ref();
+                match (weights, &mut self.mixture) {
+                    (FeedForwardWeights::Dense(dense), _) => {
+                        feed_forward_up(run, num_rows, residual, dense, inner);
+                        let down = (&*inner, &dense.down);
+                        residual.add(run, Operation::Down, num_rows, down, after, next);
+                    }
+                    (
+                        FeedForwardWeights::Experts {
+                            router,
+                            correction,
+                            experts,
+                        },
+                        Some(mixture),
+                    ) => {
+                        let MixtureBuffers {
+                            routing,
+                            logits,
+                            rows,
+                        } = mixture;
+                        let rule = (&*routing, correction.as_ref());
+                        run.route(num_rows, residual.normed(), router, rule, logits, rows);
+                        let num_chosen = routing.num_chosen;
+                        residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
+                    }
+                    (FeedForwardWeights::Experts { .. }, None) => {
+                        unreachable!("the model's description has experts")
+                    }
+                }
+            }
+            (
+                Norms::Parallel {
+                    attention,
+                    feed_forward,
+                },
+                FeedForwardWeights::Dense(dense),
+            ) => {
+                // What attention has read is there, unless rows have moved since.
+                let norm = feed_forward.as_ref();
+                if let Some(norm) = norm.or(is_last.then_some(attention)) {
+                    residual.norm(run, num_rows, Some(norm));
+                }
+                feed_forward_up(run, num_rows, residual, dense, inner);
+                residual.add_both(run, num_rows, (attended, o), (inner, &dense.down), next);
+            }
+            (
+                Norms::OfSums {
+                    attention,
+                    feed_forward,
+                },
+                FeedForwardWeights::Dense(dense),
+            ) => {
+                residual.add_in_norm(run, Operation::O, num_rows, (attended, o), attention);
+                feed_forward_up(run, num_rows, residual, dense, inner);
+                let down = (&*inner, &dense.down);
+                residual.add_in_norm(run, Operation::Down, num_rows, down, feed_forward);
+            }
+            (Norms::Parallel { .. } | Norms::OfSums { .. }, FeedForwardWeights::Experts { .. }) => {
+                unreachable!("no family has such norms and experts")
+            }
+        }
+    }
+}
+
+impl<D: Device> VocabularyPart<D> {
+    fn new(
+        device: &mut D,
+        ranks: D::Ranks,
+        share: &ModelShare,
+        limits: &RunnerLimits,
+    ) -> Result<Self, LoadError> {
+        let num_tokens = share.vocabulary.len();
+        Ok(Self {
+            ranks,
+            first_token: share.vocabulary.start,
+            widths: share.vocabulary_sizes.clone(),
+            logits: device.alloc_logits(limits.max_sampled_rows.index(), num_tokens)?,
+            num_tokens,
+        })
+    }
+}
+
+impl<D: Device> RowNorm<D> {
+    /// `None` if the model has none.
+    fn new(
+        device: &mut D,
+        ranks: Option<D::Ranks>,
+        max_rows: usize,
+        spec: &ModelSpec,
+        share: &ModelShare,
+    ) -> Result<Option<Self>, LoadError> {
+        let mut norms = spec.layers.iter().map(|layer| layer.attention.qk_norm);
+        if !norms.any(|norm| norm.is_some_and(|norm| norm.kind == QkNormKind::Row)) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            ops: match (ranks, D::TILES) {
+                (Some(ranks), _) => RowNormOps::Ranks(ranks),
+                (None, Some(tiles)) => RowNormOps::Tiles(tiles),
+                (None, None) => return Err(alone()),
+            },
+            places: share.heads.places(spec.num_heads, spec.num_kv_heads),
+            squares: device.alloc_sums(max_rows, spec.num_heads + spec.num_kv_heads)?,
+        }))
+    }
+}
+
+impl<D: Device> MixtureBuffers<D> {
+    fn new(device: &mut D, max_rows: usize, shape: &MixtureShape) -> Result<Self, LoadError> {
+        let routing = shape.routing;
+        Ok(Self {
+            routing,
+            logits: device.alloc_sums(max_rows, routing.num_logits())?,
+            rows: device.alloc_expert_rows(max_rows, shape)?,
+        })
+    }
+}
+
+/// The input of the down projection.
+fn feed_forward_up<D: Device, P: Probe>(
+    run: &mut Probed<'_, D, P>,
+    num_rows: usize,
+    residual: &ResidualStream<D>,
+    weights: &DenseWeights<D>,
+    inner: &mut D::Inputs,
+) {
+    let DenseWeights { up, activation, .. } = weights;
+    run.project_activated(num_rows, residual.normed(), up, *activation, inner);
+}
+
+/// What a device computes of models that generate nothing.
+fn pooling_ops<D: Device>() -> Result<D::States, LoadError> {
+    D::STATES.ok_or_else(|| {
+        LoadError::Resource(
+            "models that generate nothing are computed on the CPU only: use an instance_group of kind KIND_CPU".to_owned(),
+        )
+    })
+}
+
+/// What a device computes of heads that make drafts, unless it is a rank.
+pub(super) fn draft_head_ops<D: Device>(is_rank: bool) -> Result<D::States, LoadError> {
+    D::STATES.filter(|_| !is_rank).ok_or_else(|| {
+        LoadError::Resource(
+            "heads that make drafts are computed on the CPU, by one process".to_owned(),
+        )
+    })
+}
+
+/// The error of a part of a model on a device that has joined no other ranks.
+fn alone() -> LoadError {
+    LoadError::Resource(
+        "a part of a model is computed together with other ranks, and the device has joined none"
+            .to_owned(),
+    )
+}
+
+/// Refuses a cache of latents in anything but bf16.
+fn check_latent(family: &str, shape: &LatentShape, limits: &RunnerLimits) -> Result<(), LoadError> {
+    if limits.kv_dtype != KvDtype::Bf16 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_dtype is {}, but the cache of {family} holds latents, which are stored in bf16",
+                limits.kv_dtype
+            ),
+            remedy: format!(
+                "write bf16: it takes {} bytes for a position of a layer",
+                2 * shape.key_dim()
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// Refuses sinks that shift where queries cannot have another rotation for them.
+fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
+    let family = spec.family;
+    let mut rotated = spec.layers.iter().map(|layer| &layer.attention.rope);
+    let cannot = if spec.learned_positions.is_some() {
+        "adds learned positions to the embedded tokens, which cannot shift"
+    } else if spec.latent_shape().is_some() {
+        "has latent attention, whose sinks keep their positions"
+    } else if !rotated.any(|rope| rope.rotary_dim > 0) {
+        "has no rotary positions"
+    } else {
+        return Ok(());
+    };
+    Err(LoadError::Config {
+        problem: format!("enable_sink_token_shift is true, and {family} {cannot}"),
+        remedy: "set it to false, or leave it out".to_owned(),
+    })
+}
+
+/// The attention of each layer, and the position embeddings that it refers to.
+fn layer_attention<'a>(
+    spec: &'a ModelSpec,
+    limits: &RunnerLimits,
+) -> (Vec<LayerAttention>, Vec<&'a Rope>) {
+    let mut ropes: Vec<&Rope> = Vec::new();
+    let windows = spec.windows_within(&limits.attention);
+    let layers = spec.layers.iter().zip(windows).map(|(layer, window)| {
+        let attention = &layer.attention;
+        let known = ropes.iter().position(|&rope| *rope == attention.rope);
+        let angles = known.unwrap_or_else(|| {
+            ropes.push(&attention.rope);
+            ropes.len() - 1
+        });
+        LayerAttention {
+            params: AttentionParams {
+                shape: head_shape(spec),
+                scale: attention.scale,
+                soft_cap: attention.soft_cap,
+                window,
+                is_bidirectional: spec.is_bidirectional,
+                num_sinks: limits.attention.num_sinks.0,
+                shifts_sinks: limits.attention.shifts_sinks,
+            },
+            angles,
+            qk_norm: attention.qk_norm.map(|norm| (norm.kind, norm.eps)),
+        }
+    });
+    (layers.collect(), ropes)
+}
+
+/// The cosines and sines of each position embedding.
+pub(super) fn upload_angles<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    ropes: &[&Rope],
+    max_seq_len: Tokens,
+    num_positions: Tokens,
+) -> Result<Vec<D::Angles>, LoadError> {
+    let tables = ropes.iter().map(|rope| {
+        let head_dim = spec
+            .latent_shape()
+            .map_or(spec.head_dim, |latent| latent.rotary_dim);
+        let frequencies = rope.frequencies(head_dim, max_seq_len.index());
+        let factor = rope.attention_factor(max_seq_len.index());
+        let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
+        device.upload_angles(table)
+    });
+    tables.collect()
+}
+
+/// The heads of a model's attention.
+pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
+    HeadShape {
+        num_q_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+    }
+}
+
+/// The blocks of a model's KV cache.
+pub(super) fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayout {
+    KvLayout {
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        values: spec
+            .latent_shape()
+            .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
+        block_size,
+        dtype,
+    }
+}

@@ -1,0 +1,377 @@
+//! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight and Kimi K2.
+//!
+//! Attention is latent: keys and values of all heads are made of one latent of `kv_lora_rank` elements, which is all
+//! that the cache holds of a position besides `qk_rope_head_dim` rotated elements that all heads share. Queries come
+//! from a latent too, unless `q_lora_rank` is null (V2-Lite). RoPE rotates adjacent elements of the last part of each
+//! query. With YaRN, scores are multiplied by the square of a temperature (`mscale_all_dim`).
+//!
+//! Layers from `first_k_dense_replace` on have experts, and `n_shared_experts` that all tokens have, which are one wide
+//! block. V2 chooses experts by a softmax, of all experts or of those in the groups with the largest scores
+//! (`topk_method`); weights are multiplied by `routed_scaling_factor`. V3 chooses by sigmoids, to which a correction of
+//! each expert is added for the choice alone, in the groups with the largest sums of two scores; weights are divided by
+//! their sum first if `norm_topk_prob` says so. The layer behind the last one that V3's checkpoints have, for
+//! predicting several tokens, is not used.
+//!
+//! Source: modeling_deepseek_v2.py and modeling_deepseek_v3.py of transformers; DeepSeek-AI, arXiv:2405.04434 and
+//! arXiv:2412.19437.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
+use super::experts::{EXPERT_MODULES, width};
+use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
+use super::rope_config::{rope, rope_parameters};
+use super::windows::no_windows;
+use crate::spec::{
+    AttentionSpec, ExpertsSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Projection,
+};
+use inflight_base::LoadError;
+use inflight_checkpoint::{JsonFile, RowOrder};
+use inflight_device::{GroupedRouting, LatentShape, RouterScores, Routing, RoutingRule};
+
+pub const V2: Family = Family {
+    class: "DeepseekV2ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts {
+            has_scale: true,
+            ..GgufExperts::softmax(false)
+        }),
+        add_fixed: |config| {
+            add_groups(config);
+            let has_groups = config.get(GROUPS).and_then(Json::as_u64) > Some(1);
+            let method = match has_groups {
+                true => "group_limited_greedy",
+                false => "greedy",
+            };
+            config.insert("topk_method".to_owned(), json!(method));
+        },
+        ..GGUF
+    }),
+    describe: |config| describe(config, &GENERATIONS[0]),
+};
+
+pub const V3: Family = Family {
+    class: "DeepseekV3ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts {
+            is_normalised: false,
+            has_scale: true,
+            gating: 2,
+        }),
+        add_fixed: add_groups,
+        ..GGUF
+    }),
+    describe: |config| describe(config, &GENERATIONS[1]),
+};
+
+/// What both have in GGUF files. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("self_attn.q_a_proj", "attn_q_a"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+        ("self_attn.q_b_proj", "attn_q_b"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+        ("self_attn.kv_b_proj", "attn_kv_b"),
+        ("self_attn.k_b_proj", "attn_k_b"),
+        ("self_attn.v_b_proj", "attn_v_b"),
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b"),
+    ],
+    keys: &[
+        ("expert_count", "n_routed_experts"),
+        ("expert_shared_count", "n_shared_experts"),
+        ("expert_group_count", GROUPS),
+        ("expert_group_used_count", CHOSEN_GROUPS),
+        ("leading_dense_block_count", "first_k_dense_replace"),
+    ],
+    has_latents: true,
+    ..GgufArchitecture::named("deepseek2")
+};
+
+const GROUPS: &str = "n_group";
+const CHOSEN_GROUPS: &str = "topk_group";
+
+/// What llama.cpp takes for metadata that files of before September 2025 do not have: no groups.
+fn add_groups(config: &mut Map<String, Json>) {
+    for key in [GROUPS, CHOSEN_GROUPS] {
+        config.entry(key).or_insert(json!(1));
+    }
+}
+
+/// The epsilon of the norms of latents, whatever that of the other norms is.
+const LATENT_EPS: f32 = 1e-6;
+
+/// What one of the two assumes where config.json is silent, and what sets them apart.
+struct Generation {
+    class: &'static str,
+    sizes: Sizes,
+    scores: RouterScores,
+    num_experts: usize,
+    num_chosen: Option<usize>,
+    num_shared: usize,
+    expert_size: usize,
+    num_dense_layers: usize,
+    num_groups: Option<usize>,
+    num_chosen_groups: Option<usize>,
+    /// How many of its scores a group is chosen by.
+    num_group_scores: usize,
+    is_normalised: bool,
+    routed_scale: f64,
+}
+
+const GENERATIONS: [Generation; 2] = [
+    Generation {
+        class: "DeepseekV2ForCausalLM",
+        sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
+        scores: RouterScores::Softmax,
+        num_experts: 64,
+        num_chosen: None,
+        num_shared: 2,
+        expert_size: 1407,
+        num_dense_layers: 0,
+        num_groups: None,
+        num_chosen_groups: None,
+        num_group_scores: 1,
+        is_normalised: false,
+        routed_scale: 1.0,
+    },
+    Generation {
+        class: "DeepseekV3ForCausalLM",
+        sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
+        scores: RouterScores::Sigmoid,
+        num_experts: 256,
+        num_chosen: Some(8),
+        num_shared: 1,
+        expert_size: 2048,
+        num_dense_layers: 3,
+        num_groups: Some(8),
+        num_chosen_groups: Some(4),
+        num_group_scores: 2,
+        is_normalised: true,
+        routed_scale: 2.5,
+    },
+];
+
+fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, LoadError> {
+    let rotary_dim = part(config, "qk_rope_head_dim", 64, true)?;
+    let defaults = Defaults {
+        sizes: Some(generation.sizes),
+        head_dim: Some(rotary_dim),
+        keys: Keys {
+            // All heads have keys of their own, whatever the config says.
+            num_kv_heads: Keys::LLAMA.num_heads,
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    let positions = dimensions.max_position_embeddings;
+    dimensions.rope = rope(config, positions, rotary_dim, defaults.rope)?;
+    let shape = LatentShape {
+        num_heads: dimensions.num_heads,
+        content_dim: part(config, "qk_nope_head_dim", 128, false)?,
+        rotary_dim,
+        latent_dim: part(config, "kv_lora_rank", 512, true)?,
+        value_dim: part(config, "v_head_dim", 128, false)?,
+    };
+    let mut layer = dimensions.llama_layer();
+    layer.attention = attention(config, &dimensions, shape)?;
+    layer
+        .feed_forward
+        .set_biases(config.bool_or("mlp_bias", false)?);
+    let experts = experts(config, &dimensions, generation)?;
+    let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
+    let num_dense = num_dense.unwrap_or(generation.num_dense_layers);
+    (dimensions.num_kv_heads, dimensions.head_dim) = (1, shape.key_dim());
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = dimensions.model(generation.class, layer, windows);
+    for layer in spec.layers.iter_mut().skip(num_dense) {
+        layer.feed_forward = FeedForward::Experts(experts.clone());
+    }
+    Ok(spec)
+}
+
+/// The size of a part of heads, or of latents.
+fn part(config: &JsonFile, key: &str, default: usize, is_even: bool) -> Result<usize, LoadError> {
+    const MAX: usize = 4 * MAX_HEAD_DIM;
+    let size = config.size(key, 1..=MAX)?.unwrap_or(default);
+    match is_even && !size.is_multiple_of(2) {
+        true => Err(config.unexpected(key, size, format!("an even number up to {MAX}"))),
+        false => Ok(size),
+    }
+}
+
+fn attention(
+    config: &JsonFile,
+    dimensions: &Dimensions,
+    shape: LatentShape,
+) -> Result<AttentionSpec, LoadError> {
+    let hidden = dimensions.hidden_size;
+    let has_bias = config.bool_or("attention_bias", false)?;
+    let is_interleaved = config.bool_or("rope_interleave", true)?;
+    let in_tails = |head_dim, mut projection: Projection| {
+        if is_interleaved {
+            projection.parts[0].row_order = RowOrder::AdjacentTails {
+                head_dim,
+                rotary_dim: shape.rotary_dim,
+            };
+        }
+        projection
+    };
+    let rank = config.size_or("q_lora_rank", 1..=MAX_WIDTH, Some(1536))?;
+    let queries = |module, num_inputs| {
+        let projection = Projection::single(module, shape.q_len(), num_inputs);
+        in_tails(shape.query_dim(), projection)
+    };
+    let kv = Projection::single("self_attn.kv_a_proj_with_mqa", shape.key_dim(), hidden);
+    let num_rows = shape.num_heads * (shape.content_dim + shape.value_dim);
+    Ok(AttentionSpec {
+        qkv: match rank {
+            Some(rank) => {
+                Projection::single("self_attn.q_a_proj", rank, hidden).with_bias(has_bias)
+            }
+            None => queries("self_attn.q_proj", hidden),
+        },
+        latent: Some(LatentSpec {
+            shape,
+            queries: rank.map(|rank| LatentQueries {
+                norm: "self_attn.q_a_layernorm",
+                projection: queries("self_attn.q_b_proj", rank),
+            }),
+            kv: in_tails(shape.key_dim(), kv).with_bias(has_bias),
+            kv_norm: "self_attn.kv_a_layernorm",
+            heads: Projection::single("self_attn.kv_b_proj", num_rows, shape.latent_dim),
+            parted_heads: ["self_attn.k_b_proj", "self_attn.v_b_proj"],
+            norm_eps: LATENT_EPS,
+        }),
+        qk_norm: None,
+        rope: dimensions.rope.clone(),
+        scale: (shape.query_dim() as f64).sqrt().recip() as f32 * temperature(config)?.powi(2),
+        soft_cap: None,
+        window: None,
+        sink_logits: None,
+        o: Projection::single("self_attn.o_proj", hidden, shape.out_len()).with_bias(has_bias),
+    })
+}
+
+/// The temperature of scores with scaled positions.
+fn temperature(config: &JsonFile) -> Result<f32, LoadError> {
+    let Some(parameters) = rope_parameters(config)? else {
+        return Ok(1.0);
+    };
+    let kind = parameters.string("rope_type")?;
+    let kind = kind.or(parameters.string("type")?);
+    let mscale = parameters.number("mscale_all_dim", 0.0..=1e6)?;
+    let factor = parameters.number("factor", 0.0..=1e6)?;
+    Ok(match (kind, mscale, factor) {
+        (None | Some("default"), ..) => 1.0,
+        (_, Some(mscale), Some(factor)) if mscale > 0.0 && factor > 1.0 => {
+            (0.1 * mscale * factor.ln() + 1.0) as f32
+        }
+        _ => 1.0,
+    })
+}
+
+fn experts(
+    config: &JsonFile,
+    dimensions: &Dimensions,
+    generation: &Generation,
+) -> Result<ExpertsSpec, LoadError> {
+    if let Some(step) = config.size("moe_layer_freq", 1..=MAX_LAYERS)?
+        && step != 1
+    {
+        return Err(config.unexpected("moe_layer_freq", step, "supported; only 1 is"));
+    }
+    let routing = routing(config, generation)?;
+    let expert_size = width(config, "moe_intermediate_size", generation.expert_size)?;
+    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
+    let default = Some(generation.num_shared);
+    let num_shared = config.size_or("n_shared_experts", 0..=MAX_EXPERTS, default)?;
+    if let Some(num_shared @ 1..) = num_shared {
+        let modules = [
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+            "mlp.shared_experts.down_proj",
+        ];
+        let mut shared = dimensions.shared_expert(modules, num_shared * expert_size);
+        let has_bias = config.bool_or("mlp_bias", false)?;
+        (shared.gate_up.has_bias, shared.down.has_bias) = (has_bias, has_bias);
+        experts.shared = Some(shared);
+    }
+    if generation.scores == RouterScores::Sigmoid {
+        experts.correction = Some("mlp.gate.e_score_correction_bias");
+    }
+    Ok(experts)
+}
+
+fn routing(config: &JsonFile, generation: &Generation) -> Result<Routing, LoadError> {
+    const CHOSEN: &str = "num_experts_per_tok";
+    const NORMALISED: &str = "norm_topk_prob";
+    let (score, methods): (_, &[_]) = match generation.scores {
+        RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
+        RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
+    };
+    if let Some(other) = config.string("scoring_func")?
+        && other != score
+    {
+        let expected = format!("'{score}' in this family");
+        return Err(config.unexpected("scoring_func", format_args!("'{other}'"), expected));
+    }
+    let method = config.string("topk_method")?.unwrap_or(methods[0]);
+    if !methods.contains(&method) {
+        let expected = format!("supported; '{}' is", methods.join("' and '"));
+        return Err(config.unexpected("topk_method", format_args!("'{method}'"), expected));
+    }
+    let is_normalised = config.bool_or(NORMALISED, generation.is_normalised)?;
+    if is_normalised && generation.scores == RouterScores::Softmax {
+        let expected = "supported in this family, where transformers ignores it; only false is";
+        return Err(config.unexpected(NORMALISED, true, expected));
+    }
+    let num_experts = config.size("n_routed_experts", 1..=MAX_EXPERTS)?;
+    let num_experts = num_experts.unwrap_or(generation.num_experts);
+    let [num_groups, num_chosen_groups] = match method {
+        "greedy" => [1, 1],
+        _ => {
+            let groups = config.size_or(GROUPS, 1..=num_experts, generation.num_groups)?;
+            let groups = groups.unwrap_or(1);
+            let chosen = config.size_or(CHOSEN_GROUPS, 1..=groups, generation.num_chosen_groups)?;
+            [groups, chosen.unwrap_or(groups)]
+        }
+    };
+    let group_len = num_experts / num_groups;
+    if !num_experts.is_multiple_of(num_groups) || group_len < generation.num_group_scores {
+        let expected = format!(
+            "a divisor of the number of experts, {num_experts}, with groups of at least {}",
+            generation.num_group_scores
+        );
+        return Err(config.unexpected(GROUPS, num_groups, expected));
+    }
+    let num_candidates = num_chosen_groups * group_len;
+    let num_chosen = match generation.num_chosen {
+        Some(default) => config.size(CHOSEN, 1..=MAX_EXPERTS)?.unwrap_or(default),
+        None => config.required_size(CHOSEN, 1..=MAX_EXPERTS)?,
+    };
+    if num_chosen > num_candidates {
+        let expected = format!("at most {num_candidates}, the experts of the chosen groups");
+        return Err(config.unexpected(CHOSEN, num_chosen, expected));
+    }
+    let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
+    Ok(Routing {
+        num_experts,
+        num_chosen,
+        rule: RoutingRule::Grouped(GroupedRouting {
+            scores: generation.scores,
+            num_groups,
+            num_chosen_groups,
+            num_group_scores: match num_groups {
+                1 => 1,
+                _ => generation.num_group_scores,
+            },
+            is_normalised,
+            scale: scale.unwrap_or(generation.routed_scale) as f32,
+        }),
+        has_shared_gate: false,
+    })
+}

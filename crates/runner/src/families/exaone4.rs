@@ -1,0 +1,85 @@
+//! EXAONE 4.0, by LG AI Research, the dense models.
+//!
+//! Llama whose blocks read the residual stream as it is, and whose results are normalised before they are added; each
+//! head of queries and keys is normalised. With a `sliding_window`, three of four layers have it
+//! (`sliding_window_pattern`, or `layer_types`), and the others have no position embedding.
+//!
+//! Source: modeling_exaone4.py of transformers; LG AI Research, arXiv:2507.11407.
+
+use std::num::NonZeroU32;
+
+use super::bounds::MAX_LAYERS;
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::family::Family;
+use super::gguf::{GgufArchitecture, NORMS_AROUND};
+use super::windows::{no_windows, window, windows_except_every};
+use crate::rope::Rope;
+use crate::spec::{ModelSpec, Norms, QkNormSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::QkNormKind;
+
+pub const FAMILY: Family = Family {
+    class: "Exaone4ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        modules: NORMS_AROUND,
+        has_windows: true,
+        ..GgufArchitecture::named("exaone4")
+    }),
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(102_400, 4096, 16_384, 32, 32, 2048)),
+        num_kv_heads: Some(32),
+        norm_eps: 1e-5,
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let mut layer = dimensions.llama_layer();
+    layer.norms = Norms::after("post_attention_layernorm", "post_feedforward_layernorm");
+    layer.attention.qk_norm = Some(QkNormSpec {
+        q: "self_attn.q_norm",
+        k: "self_attn.k_norm",
+        kind: QkNormKind::Head,
+        eps: dimensions.norm.eps,
+    });
+    let num_layers = dimensions.num_layers;
+    if window(config)?.is_none() {
+        let windows = no_windows(num_layers);
+        return Ok(dimensions.model(FAMILY.class, layer, windows));
+    }
+    let windows = windows(config, num_layers)?;
+    let mut spec = dimensions.model(FAMILY.class, layer, windows);
+    for layer in &mut spec.layers {
+        if layer.attention.window.is_none() {
+            layer.attention.rope = Rope::none();
+        }
+    }
+    Ok(spec)
+}
+
+/// `sliding_window_pattern` is a number, or a text that is repeated: L for layers with a window, G for those without,
+/// which the last one always is.
+fn windows(config: &JsonFile, num_layers: usize) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    const KEY: &str = "sliding_window_pattern";
+    let pattern = config.get(KEY).and_then(|pattern| pattern.as_str());
+    let (Some(pattern), None) = (pattern, config.get("layer_types")) else {
+        let interval = match pattern {
+            Some(_) => None,
+            None => config.size(KEY, 1..=MAX_LAYERS)?,
+        };
+        return windows_except_every(config, num_layers, interval.unwrap_or(4));
+    };
+    if pattern.is_empty() || pattern.chars().any(|kind| !"LG".contains(kind)) {
+        return Err(config.unexpected(KEY, pattern, "a number, or a text of L and G"));
+    }
+    let window = window(config)?;
+    let kinds = pattern.chars().cycle().take(num_layers).enumerate();
+    let windows = kinds.map(|(layer, kind)| {
+        let has_window = kind == 'L' && layer + 1 < num_layers;
+        window.filter(|_| has_window)
+    });
+    Ok(windows.collect())
+}

@@ -1,0 +1,167 @@
+//! Keys of config.json that describe mixtures of experts, and the names of their modules.
+
+use serde_json::Value;
+
+use super::bounds::{MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH};
+use super::dimensions::Dimensions;
+use crate::spec::{ExpertsSpec, Projection, SharedExpert, StackedExperts, StackedLayout};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{Routing, RoutingRule};
+use inflight_numbers::Stacking;
+
+/// The modules of a mixture of experts.
+pub struct ExpertModules {
+    pub router: &'static str,
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+    pub stacked: StackedExperts,
+}
+
+/// The names of most families.
+pub const EXPERT_MODULES: ExpertModules = ExpertModules {
+    router: "mlp.gate",
+    gate: "mlp.experts.{}.gate_proj",
+    up: "mlp.experts.{}.up_proj",
+    down: "mlp.experts.{}.down_proj",
+    stacked: StackedExperts {
+        router: "mlp.gate",
+        gate_up: "mlp.experts.gate_up_proj",
+        down: "mlp.experts.down_proj",
+        layout: StackedLayout::Outputs,
+    },
+};
+
+/// What transformers assumes of a family where config.json is silent.
+pub struct ExpertDefaults {
+    pub num_experts: usize,
+    pub num_chosen: usize,
+}
+
+/// `num_experts`, or `num_local_experts`, and `num_experts_per_tok`.
+///
+/// # Errors
+/// One of them is out of range.
+pub fn routing(
+    config: &JsonFile,
+    defaults: &ExpertDefaults,
+    rule: RoutingRule,
+) -> Result<Routing, LoadError> {
+    const CHOSEN: &str = "num_experts_per_tok";
+    let mut num_experts = None;
+    for key in ["num_experts", "num_local_experts"] {
+        num_experts = num_experts.or(config.size(key, 1..=MAX_EXPERTS)?);
+    }
+    let num_experts = num_experts.unwrap_or(defaults.num_experts);
+    let num_chosen = config.size(CHOSEN, 1..=MAX_EXPERTS)?;
+    let num_chosen = num_chosen.unwrap_or(defaults.num_chosen);
+    match num_chosen <= num_experts {
+        true => Ok(Routing {
+            num_experts,
+            num_chosen,
+            rule,
+            has_shared_gate: false,
+        }),
+        false => Err(config.unexpected(
+            CHOSEN,
+            num_chosen,
+            format_args!("at most the number of experts, {num_experts}"),
+        )),
+    }
+}
+
+/// The softmax of all logits, whose chosen ones are divided by their sum if `norm_topk_prob` says so.
+///
+/// # Errors
+/// The key is no boolean.
+pub fn softmax_rule(config: &JsonFile) -> Result<RoutingRule, LoadError> {
+    let is_normalised = config.bool_or("norm_topk_prob", false)?;
+    Ok(RoutingRule::Softmax { is_normalised })
+}
+
+/// A width of `key`, or the default.
+///
+/// # Errors
+/// It is out of range.
+pub fn width(config: &JsonFile, key: &str, default: usize) -> Result<usize, LoadError> {
+    Ok(config.size(key, 1..=MAX_WIDTH)?.unwrap_or(default))
+}
+
+/// Which layers have experts: every `decoder_sparse_step`-th one, without those that `mlp_only_layers` lists.
+///
+/// # Errors
+/// One of them is malformed.
+pub fn layers_with_experts(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    const DENSE: &str = "mlp_only_layers";
+    let step = config
+        .size("decoder_sparse_step", 1..=MAX_LAYERS)?
+        .unwrap_or(1);
+    let mut has_experts: Vec<_> = (1..=num_layers)
+        .map(|layer| layer.is_multiple_of(step))
+        .collect();
+    let dense = config.get(DENSE).unwrap_or(&Value::Null);
+    let wrong = || {
+        let expected = format!("a list of layers below {num_layers}");
+        config.unexpected(DENSE, dense, expected)
+    };
+    let listed = match dense {
+        Value::Null => &[],
+        Value::Array(listed) => listed.as_slice(),
+        _ => return Err(wrong()),
+    };
+    for layer in listed {
+        let layer = layer.as_u64().and_then(|layer| usize::try_from(layer).ok());
+        let layer = layer.and_then(|layer| has_experts.get_mut(layer));
+        *layer.ok_or_else(wrong)? = false;
+    }
+    Ok(has_experts)
+}
+
+impl ExpertsSpec {
+    /// Gives gate, up and down of each expert the names of `EXPERT_MODULES`, whose weights are `[outputs, inputs]`.
+    pub fn unstack(&mut self) {
+        let (width, hidden) = (self.down.num_inputs, self.gate_up.num_inputs);
+        let gate_up = [(EXPERT_MODULES.gate, width), (EXPERT_MODULES.up, width)];
+        self.gate_up.parts = Projection::stacked(&gate_up, hidden, self.gate_up.stacking).parts;
+        self.down.parts = Projection::single(EXPERT_MODULES.down, hidden, width).parts;
+        self.stacked = EXPERT_MODULES.stacked;
+    }
+}
+
+impl Dimensions {
+    /// Experts of a width, without biases.
+    pub fn experts(
+        &self,
+        modules: &ExpertModules,
+        routing: Routing,
+        expert_size: usize,
+    ) -> ExpertsSpec {
+        let hidden = self.hidden_size;
+        let gate_up = [(modules.gate, expert_size), (modules.up, expert_size)];
+        ExpertsSpec {
+            router: Projection::single(modules.router, routing.num_experts, hidden),
+            routing,
+            correction: None,
+            gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
+            gating: self.activation.into(),
+            down: Projection::single(modules.down, hidden, expert_size),
+            shared: None,
+            stacked: modules.stacked,
+        }
+    }
+
+    /// An expert that all tokens have, without biases.
+    pub fn shared_expert(
+        &self,
+        [gate, up, down]: [&'static str; 3],
+        shared_size: usize,
+    ) -> SharedExpert {
+        let hidden = self.hidden_size;
+        let gate_up = [(gate, shared_size), (up, shared_size)];
+        SharedExpert {
+            gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
+            down: Projection::single(down, hidden, shared_size),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Gemma 2 and Gemma 3, by Google, for text.
+//!
+//! Llama with four norms in a layer, in front of each block and behind it; GELU as the activation; and tokens that are
+//! embedded with a factor of the square root of the hidden size, rounded to bf16 as transformers does. Checkpoints
+//! store the weights of norms as differences from 1. Scores have the factor `query_pre_attn_scalar^-0.5`.
+//!
+//! - Gemma 2 bounds scores and logits (`attn_logit_softcapping`, `final_logit_softcapping`). Every second layer has a
+//!   window.
+//! - Gemma 3 normalises the heads of queries and keys. Five of six layers have a window (`sliding_window_pattern`, or
+//!   `layer_types`) and a position embedding of their own, with the base `rope_local_base_freq` and without scaling. Of
+//!   a checkpoint with an image encoder, the language model is served.
+//!
+//! Source: modeling_gemma2.py and modeling_gemma3.py of transformers; Gemma Team, arXiv:2408.00118 and
+//! arXiv:2503.19786.
+
+use half::bf16;
+use serde_json::{Map, Value, json};
+
+use super::bounds::MAX_POSITIONS;
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
+use super::family::Family;
+use super::gguf::{GgufArchitecture, NORMS_AROUND};
+use super::rope_config::{RopeDefaults, rope_of};
+use super::windows::windows_except_every;
+use crate::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{Activation, LogitsTransform, QkNormKind};
+
+pub const GEMMA2: Family = Family {
+    class: "Gemma2ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        name: "gemma2",
+        keys: &[
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+        ],
+        add_fixed: |config| add_scale(config, 46),
+        ..GGUF
+    }),
+    describe: |config| {
+        let mut spec = describe(config, GEMMA2.class, &Special::GEMMA2)?;
+        let interval = 2;
+        set_windows(&mut spec, config, interval)?;
+        Ok(spec)
+    },
+};
+
+pub const GEMMA3: Family = Family {
+    class: "Gemma3ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        name: "gemma3",
+        keys: &[
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("rope.freq_base_swa", "rope_local_base_freq"),
+        ],
+        add_fixed: |config| add_scale(config, 62),
+        ..GGUF
+    }),
+    describe: |config| describe_gemma3(config, GEMMA3.class),
+};
+
+/// Gemma 3 with an image encoder.
+pub const GEMMA3_WITH_IMAGES: Family = Family {
+    class: "Gemma3ForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let text = config.object("text_config")?;
+        let text = text.ok_or_else(|| config.error("text_config is missing".to_owned()))?;
+        describe_gemma3(&text, GEMMA3_WITH_IMAGES.class)
+    },
+};
+
+/// What GGUF files of both have in common.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: NORMS_AROUND,
+    has_windows: true,
+    norms_include_one: true,
+    ..GgufArchitecture::named("gemma")
+};
+
+/// Adds `query_pre_attn_scalar`, which GGUF files lack: the width of a head or, in the largest model, which has so many
+/// layers, its share of the hidden size (gemma2.cpp and gemma3.cpp of llama.cpp).
+fn add_scale(config: &mut Map<String, Value>, num_layers_of_largest: u64) {
+    let number = |key| config.get(key).and_then(Value::as_u64);
+    let is_largest = number("num_hidden_layers") == Some(num_layers_of_largest);
+    let share = number("hidden_size").zip(number("num_attention_heads"));
+    let scalar = match share {
+        Some((size, num_heads)) if is_largest && num_heads > 0 => Some(size / num_heads),
+        _ => number("head_dim"),
+    };
+    if let Some(scalar) = scalar {
+        config.insert("query_pre_attn_scalar".to_owned(), json!(scalar));
+    }
+}
+
+/// What differs between the generations.
+struct Special {
+    sizes: Sizes,
+    /// The default bounds of scores and of logits.
+    soft_caps: [Option<f64>; 2],
+    has_qk_norm: bool,
+    rope: RopeDefaults,
+}
+
+impl Special {
+    const GEMMA2: Self = Self {
+        sizes: Sizes::new(256_000, 2304, 9216, 26, 8, 8192),
+        soft_caps: [Some(50.0), Some(30.0)],
+        has_qk_norm: false,
+        rope: Defaults::LLAMA.rope,
+    };
+    const GEMMA3: Self = Self {
+        sizes: Sizes::new(262_208, 2304, 9216, 26, 8, 131_072),
+        soft_caps: [None, None],
+        has_qk_norm: true,
+        rope: RopeDefaults {
+            theta: 1e6,
+            section: Some("full_attention"),
+            ..Defaults::LLAMA.rope
+        },
+    };
+}
+
+fn describe_gemma3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let mut spec = describe(config, class, &Special::GEMMA3)?;
+    let interval = config.size("sliding_window_pattern", 1..=MAX_POSITIONS)?;
+    set_windows(&mut spec, config, interval.unwrap_or(6))?;
+    let parameters = config.object("rope_parameters")?;
+    let local = match parameters {
+        Some(parameters) => parameters.object("sliding_attention")?,
+        None => None,
+    };
+    let theta = config.number("rope_local_base_freq", 1.0..=1e15)?;
+    let local = rope_of(
+        config,
+        local.as_ref(),
+        theta,
+        spec.max_position_embeddings,
+        spec.head_dim,
+        Defaults::LLAMA.rope,
+    )?;
+    for layer in &mut spec.layers {
+        if layer.attention.window.is_some() {
+            layer.attention.rope = local.clone();
+        }
+    }
+    Ok(spec)
+}
+
+fn describe(
+    config: &JsonFile,
+    class: &'static str,
+    special: &Special,
+) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(special.sizes),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        rope: special.rope,
+        tied_embeddings: true,
+        activation: Activation::GeluTanh,
+        keys: Keys {
+            activation: "hidden_activation",
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    if config.bool_or("use_bidirectional_attention", false)? {
+        let expected = "supported; only false is: tokens see those before them";
+        return Err(config.unexpected("use_bidirectional_attention", true, expected));
+    }
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    dimensions.norm.weight_offset = 1.0;
+    let mut layer = dimensions.llama_layer();
+    let block = |before, after| BlockNorms {
+        before: Some(before),
+        after: Some(after),
+    };
+    layer.norms = Norms::Sequential {
+        attention: block("input_layernorm", "post_attention_layernorm"),
+        feed_forward: block("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    };
+    let attention = &mut layer.attention;
+    attention.set_biases(config.bool_or("attention_bias", false)?);
+    let scalar = config.number("query_pre_attn_scalar", 1e-6..=1e9)?;
+    attention.scale = scalar.unwrap_or(256.0).sqrt().recip() as f32;
+    attention.soft_cap = soft_cap(config, "attn_logit_softcapping", special.soft_caps[0])?;
+    attention.qk_norm = special.has_qk_norm.then_some(QkNormSpec {
+        q: "self_attn.q_norm",
+        k: "self_attn.k_norm",
+        kind: QkNormKind::Head,
+        eps: dimensions.norm.eps,
+    });
+    let num_layers = dimensions.num_layers;
+    let mut spec = dimensions.model(class, layer, vec![None; num_layers]);
+    spec.embedding_scale = bf16::from_f64((spec.hidden_size as f64).sqrt()).to_f32();
+    spec.logits = LogitsTransform {
+        scale: 1.0,
+        soft_cap: soft_cap(config, "final_logit_softcapping", special.soft_caps[1])?,
+    };
+    Ok(spec)
+}
+
+fn set_windows(spec: &mut ModelSpec, config: &JsonFile, interval: usize) -> Result<(), LoadError> {
+    let windows = windows_except_every(config, spec.num_layers(), interval)?;
+    for (layer, window) in spec.layers.iter_mut().zip(windows) {
+        layer.attention.window = window;
+    }
+    Ok(())
+}
+
+/// A bound. An explicit `null` is none.
+fn soft_cap(config: &JsonFile, key: &str, default: Option<f64>) -> Result<Option<f32>, LoadError> {
+    let cap = match config.has(key) {
+        true => config.number(key, 1e-3..=1e6)?,
+        false => default,
+    };
+    Ok(cap.map(|cap| cap as f32))
+}

@@ -1,0 +1,787 @@
+//! Models in GGUF files: the names and the row order of their tensors, and their metadata as a config.
+//!
+//! llama.cpp gives the tensors of all architectures the same names (`TENSOR_NAMES` of gguf-py's constants.py), and the
+//! metadata the same keys behind the name of the architecture. The metadata are turned into what config.json would
+//! say, so that one reader checks both.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::bounds::{MAX_LAYERS, MAX_WIDTH};
+use crate::rope::RopeScaling;
+use crate::spec::{FeedForward, ModelSpec, Module};
+use inflight_base::LoadError;
+use inflight_checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
+
+/// The way out for a model whose metadata do not tell enough.
+const REMEDY: &str = "put the config.json of the model that it was made from beside the file";
+
+/// What the keys begin with, behind the name of the architecture, that change what is computed: one that is not known
+/// is refused.
+const NUMERIC: [&str; 8] = [
+    "rope.",
+    "attention.",
+    "expert",
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+];
+
+/// Those of them that are factors, so that 1 changes nothing.
+const FACTORS: [&str; 4] = [
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.output_scale",
+];
+
+/// Modules outside of the layers, by their names in transformers and in GGUF files.
+const MODEL_MODULES: &[(&str, &str)] = &[
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("gpt_neox.embed_in", "token_embd"),
+    ("gpt_neox.final_layer_norm", "output_norm"),
+    ("embed_out", "output"),
+    ("transformer.wte", "token_embd"),
+    ("transformer.wpe", "position_embd"),
+    ("transformer.word_embeddings", "token_embd"),
+    ("transformer.word_embeddings_layernorm", "token_embd_norm"),
+    ("transformer.ln_f", "output_norm"),
+];
+/// Modules of a layer, likewise.
+const LAYER_MODULES: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    // Of experts, a tensor has the weights of all.
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.{}.up_proj", "ffn_up_exps"),
+    ("mlp.experts.{}.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
+    ("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),
+    ("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    // Of GPT-NeoX, GPT-2, Falcon and BLOOM.
+    ("attention.query_key_value", "attn_qkv"),
+    ("attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("ln_1", "attn_norm"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("self_attention.query_key_value", "attn_qkv"),
+    ("self_attention.dense", "attn_output"),
+    ("ln_mlp", "attn_norm"),
+    ("ln_attn", "attn_norm_2"),
+];
+
+/// Names of the norms in front of blocks and behind them, likewise.
+pub const NORMS_AROUND: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// The modules whose rows the converter permutes for most architectures.
+pub const QUERIES_AND_KEYS: &[&str] = &["self_attn.q_proj", "self_attn.k_proj"];
+
+/// An architecture of llama.cpp.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufArchitecture {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// Modules of a layer with names of their own.
+    pub modules: &'static [(&'static str, &'static str)],
+    /// Modules of a layer whose rows the converter permutes: queries and keys, if it does.
+    pub permuted: &'static [&'static str],
+    /// Further metadata, behind the name of the architecture, and the keys of config.json that they are.
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Whether layers have windows.
+    pub has_windows: bool,
+    /// Whether a part of a head may be rotated.
+    pub has_partial_rotary: bool,
+    /// Whether the converter adds 1 to the weights of norms, which are stored as differences from 1 otherwise.
+    pub norms_include_one: bool,
+    /// Whether the converter puts all queries of a module before its keys, and those before its values, which alternate
+    /// by groups of heads otherwise.
+    pub has_ordered_qkv: bool,
+    /// Of an architecture with experts, how llama.cpp weighs those of a token.
+    pub experts: Option<GgufExperts>,
+    /// Whether attention is latent.
+    pub has_latents: bool,
+    /// Whether the converter turns the weights of all experts, `[inputs, outputs]` with gate and up in one tensor, into
+    /// those of most architectures.
+    pub unstacks_experts: bool,
+    /// Adds what is a part of llama.cpp's code, and not of the metadata.
+    pub add_fixed: fn(&mut Map<String, Json>),
+    /// Keys of config.json for modules of a layer that not all models have: whether the file has the module's weights.
+    pub optional_modules: &'static [(&'static str, &'static str)],
+}
+
+/// The experts of an architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufExperts {
+    /// Whether weights are divided by their sum, if the metadata do not say so.
+    pub is_normalised: bool,
+    /// Whether they may be multiplied by `expert_weights_scale`.
+    pub has_scale: bool,
+    /// The score of an expert, `expert_gating_func`, which tells families of one architecture apart; 1, if the metadata
+    /// do not say, is a softmax, and 2 a sigmoid.
+    pub gating: u64,
+}
+
+impl GgufExperts {
+    /// Weights of a softmax.
+    pub const fn softmax(is_normalised: bool) -> Self {
+        Self {
+            is_normalised,
+            has_scale: false,
+            gating: 1,
+        }
+    }
+}
+
+impl GgufArchitecture {
+    /// An architecture whose tensors have the usual names and rows, and whose layers have no window.
+    pub const fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            modules: &[],
+            permuted: &[],
+            keys: &[],
+            has_windows: false,
+            has_partial_rotary: false,
+            norms_include_one: false,
+            has_ordered_qkv: false,
+            experts: None,
+            has_latents: false,
+            unstacks_experts: false,
+            add_fixed: |_| {},
+            optional_modules: &[],
+        }
+    }
+
+    /// The name of a module in GGUF files, such as `blk.3.ffn_up`; `None` if it has none.
+    pub fn module_name(&self, module: Module) -> Option<String> {
+        let find = |names: &[(&str, &'static str)]| {
+            let found = names.iter().find(|(name, _)| *name == module.name);
+            found.map(|(_, gguf)| *gguf)
+        };
+        match module.layer {
+            Some(layer) => {
+                let name = find(self.modules).or_else(|| find(LAYER_MODULES))?;
+                Some(format!("blk.{layer}.{name}"))
+            }
+            None => find(MODEL_MODULES).map(str::to_owned),
+        }
+    }
+
+    /// Whether GGUF files have this parameter of a module.
+    pub fn has_parameter(&self, gguf: &GgufFolder, module: Module, parameter: &str) -> bool {
+        let name = self.module_name(module);
+        name.is_some_and(|name| gguf.shape(&format!("{name}.{parameter}")).is_some())
+    }
+
+    /// Changes a spec that describes safetensors to what the converter has made of them.
+    pub fn convert(&self, spec: &mut ModelSpec) {
+        if self.norms_include_one {
+            spec.norm.weight_offset = 0.0;
+        }
+        if self.has_ordered_qkv {
+            for layer in &mut spec.layers {
+                layer.attention.qkv.join_runs();
+            }
+        }
+        if self.unstacks_experts {
+            for layer in &mut spec.layers {
+                if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                    experts.unstack();
+                }
+            }
+        }
+    }
+
+    /// The row order of a module.
+    pub fn row_order(&self, module: Module, head_dim: usize) -> RowOrder {
+        match module.layer.is_some() && self.permuted.contains(&module.name) {
+            true => RowOrder::of_heads(head_dim, head_dim, RotaryPairs::Adjacent),
+            false => RowOrder::Same,
+        }
+    }
+}
+
+/// Reads the config of a model from the metadata of its GGUF files.
+pub struct GgufConfig<'a> {
+    gguf: &'a GgufFolder,
+    architecture: GgufArchitecture,
+    /// The keys that have been looked for, behind the name of the architecture.
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> GgufConfig<'a> {
+    pub fn new(gguf: &'a GgufFolder, architecture: GgufArchitecture) -> Self {
+        // Looked at to tell families apart, or in place of newer keys only.
+        let asked = [
+            "expert_count",
+            "expert_gating_func",
+            "attention.key_length",
+            "attention.value_length",
+        ];
+        let asked = asked.map(str::to_owned);
+        Self {
+            gguf,
+            architecture,
+            asked: RefCell::new(asked.into()),
+        }
+    }
+
+    /// The equivalent values of config.json for a model of this class.
+    ///
+    /// # Errors
+    /// A key is missing, or its value is not supported.
+    pub fn config(&self, class: &str) -> Result<JsonFile, LoadError> {
+        let Self { gguf, .. } = self;
+        let num_heads = self.required("attention.head_count")?;
+        let mut config = match self.architecture.experts {
+            Some(experts) => self.experts(experts)?,
+            None => Map::new(),
+        };
+        let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
+        set("architectures", json!([class]));
+        set("hidden_size", self.required("embedding_length")?);
+        set("intermediate_size", self.required("feed_forward_length")?);
+        set("num_hidden_layers", self.required("block_count")?);
+        set(
+            "num_key_value_heads",
+            self.number("attention.head_count_kv")?
+                .unwrap_or(num_heads.clone()),
+        );
+        set("num_attention_heads", num_heads);
+        set("max_position_embeddings", self.required("context_length")?);
+        const RMS_NORM_EPS: &str = "attention.layer_norm_rms_epsilon";
+        let eps = self.number("attention.layer_norm_epsilon")?;
+        let rms_eps = match eps {
+            Some(_) => self.number(RMS_NORM_EPS)?,
+            None => Some(self.required(RMS_NORM_EPS)?),
+        };
+        // A file may have both; the family knows which one is its own.
+        for (key, eps) in [("layer_norm_eps", eps), ("rms_norm_eps", rms_eps)] {
+            if let Some(eps) = eps {
+                set(key, eps);
+            }
+        }
+        let embedding = gguf.shape("token_embd.weight");
+        let vocab_size = embedding.and_then(<[usize]>::first).copied();
+        set("vocab_size", json!(vocab_size.unwrap_or(0)));
+        if self.architecture.has_latents {
+            for (key, value) in self.latents()? {
+                set(key, value);
+            }
+            set("rope_parameters", self.rope(None)?);
+        } else {
+            let head_dim = self.head_dim()?;
+            set("rope_parameters", self.rope(head_dim.as_ref())?);
+            // An explicit null is the share of a head in the hidden size, and not the default of the family.
+            set("head_dim", head_dim.unwrap_or(Json::Null));
+        }
+        // In transformers, a llama has biases on all projections of a block or on none.
+        let bias = |module| {
+            let module = Module::of_layer(0, module);
+            json!(self.architecture.has_parameter(gguf, module, "bias"))
+        };
+        set("attention_bias", bias("self_attn.o_proj"));
+        set("attention_out_bias", bias("self_attn.o_proj"));
+        set("mlp_bias", bias("mlp.down_proj"));
+        set("use_bias", bias("mlp.down_proj"));
+        let output = Module::of_model("lm_head");
+        let has_output_bias = self.architecture.has_parameter(gguf, output, "bias");
+        set("lm_head_bias", json!(has_output_bias));
+        for (key, module) in self.architecture.optional_modules {
+            let module = Module::of_layer(0, module);
+            let is_there = self.architecture.has_parameter(gguf, module, "weight");
+            set(key, json!(is_there));
+        }
+        for (key, ours) in self.architecture.keys {
+            if let Some(value) = self.value(key)? {
+                set(ours, value);
+            }
+        }
+        self.add_windows(&mut config)?;
+        self.refuse_unknown()?;
+        (self.architecture.add_fixed)(&mut config);
+        Ok(JsonFile::new(
+            gguf.path(),
+            "its metadata as config.json: ",
+            config,
+        ))
+    }
+
+    /// Refuses a key that changes what is computed and that nothing has looked for. Other keys say something about the
+    /// model, and change no number.
+    fn refuse_unknown(&self) -> Result<(), LoadError> {
+        let mut keys: Vec<_> = self
+            .gguf
+            .keys()
+            .filter_map(|key| self.own_key(key))
+            .collect();
+        keys.sort_unstable();
+        // A copy, because what follows asks for more.
+        let asked = self.asked.borrow().clone();
+        for key in keys {
+            let is_numeric = NUMERIC.iter().any(|prefix| key.starts_with(prefix));
+            if is_numeric && !asked.contains(key) && !self.is_neutral(key)? {
+                return Err(self.error(key, "is not known", REMEDY));
+            }
+        }
+        Ok(())
+    }
+
+    /// A key behind the name of the architecture.
+    fn own_key<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(self.architecture.name)?.strip_prefix('.')
+    }
+
+    /// Whether the value of a key changes nothing: 0 is the default of llama.cpp, and what layers with windows have of
+    /// their own may be what the others have.
+    fn is_neutral(&self, key: &str) -> Result<bool, LoadError> {
+        let value = self.gguf.metadata(&self.key(key));
+        let is_neutral = match value {
+            Some(MetadataValue::Text(_)) | None => false,
+            Some(&MetadataValue::Bool(value)) => value == (key == "attention.causal"),
+            Some(MetadataValue::Array(_)) => {
+                let numbers = self.gguf.numbers(&self.key(key))?;
+                numbers.is_some_and(|all| all.iter().all(|&number| number == 0.0))
+            }
+            Some(_) => {
+                let number = self.number(key)?.and_then(|it| it.as_f64());
+                let is_factor = FACTORS.contains(&key);
+                number == Some(0.0) || is_factor && number == Some(1.0)
+            }
+        };
+        let others = key.strip_suffix("_swa").map(|key| self.key(key));
+        let is_shared = others.is_some_and(|others| self.gguf.metadata(&others) == value);
+        Ok(is_neutral || is_shared || key == "rope.scaling.finetuned")
+    }
+
+    /// The sizes of latents and of what heads make of them. Until April 2025, the width of a head was that of its key.
+    fn latents(&self) -> Result<[(&'static str, Json); 5], LoadError> {
+        const KEYS: [&str; 2] = ["attention.key_length_mla", "attention.key_length"];
+        const VALUES: [&str; 2] = ["attention.value_length_mla", "attention.value_length"];
+        const ROTARY: &str = "rope.dimension_count";
+        let width = |[key, older]: [&str; 2]| match self.number(key)? {
+            Some(width) => Ok(width),
+            None => self.required(older),
+        };
+        let (keys, rotary) = (width(KEYS)?, self.required(ROTARY)?);
+        let content = match (keys.as_u64(), rotary.as_u64()) {
+            (Some(keys), Some(rotary)) if rotary < keys => keys - rotary,
+            _ => return Err(self.error(ROTARY, "is not a part of a key", "the file is damaged")),
+        };
+        let rank = self.number("attention.q_lora_rank")?;
+        Ok([
+            // An explicit null is none, and not the default of the family.
+            ("q_lora_rank", rank.unwrap_or(Json::Null)),
+            ("kv_lora_rank", self.required("attention.kv_lora_rank")?),
+            ("qk_nope_head_dim", json!(content)),
+            ("qk_rope_head_dim", rotary),
+            ("v_head_dim", width(VALUES)?),
+        ])
+    }
+
+    /// The width of a head, if the metadata tell it.
+    fn head_dim(&self) -> Result<Option<Json>, LoadError> {
+        const ROTARY: &str = "rope.dimension_count";
+        let (key_length, rotary) = (self.number("attention.key_length")?, self.number(ROTARY)?);
+        let has_partial_rotary = self.architecture.has_partial_rotary;
+        let head_dim = match key_length {
+            None if !has_partial_rotary => rotary.clone(),
+            key_length => key_length,
+        };
+        let value_length = self.number("attention.value_length")?;
+        let rotary = rotary.filter(|_| !has_partial_rotary);
+        for (key, other) in [("attention.value_length", value_length), (ROTARY, rotary)] {
+            if let (Some(other), Some(head_dim)) = (other, &head_dim)
+                && other != *head_dim
+            {
+                let problem = "is not the width of a head";
+                return Err(self.error(key, problem, "such models are not supported"));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    /// The width of windows, and the layers that have them, if the metadata tell which. 0 is no window.
+    fn add_windows(&self, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+        const WINDOW: &str = "attention.sliding_window";
+        const LAYERS: &str = "attention.sliding_window_pattern";
+        let window = self.number(WINDOW)?;
+        let window = window.filter(|window| window.as_u64() != Some(0));
+        if window.is_some() && !self.architecture.has_windows {
+            return Err(self.error(WINDOW, "is not supported in a GGUF file", REMEDY));
+        }
+        config.insert("sliding_window".to_owned(), window.unwrap_or(Json::Null));
+        let is_local = match self.get(LAYERS) {
+            None => return Ok(()),
+            Some(&MetadataValue::Unsigned(interval)) => self.except_every(interval)?,
+            Some(_) => {
+                let layers = self.gguf.numbers(&self.key(LAYERS))?.ok_or_else(|| {
+                    let problem = "is neither a number nor a list of numbers";
+                    self.error(LAYERS, problem, "the file is damaged")
+                })?;
+                layers.into_iter().map(|layer| layer != 0.0).collect()
+            }
+        };
+        let kinds = is_local.into_iter().map(|is_local| match is_local {
+            true => "sliding_attention",
+            false => "full_attention",
+        });
+        let kinds: Vec<_> = kinds.collect();
+        config.insert("layer_types".to_owned(), json!(kinds));
+        Ok(())
+    }
+
+    /// All layers but every `interval`-th one; 0 for all.
+    fn except_every(&self, interval: u64) -> Result<Vec<bool>, LoadError> {
+        let num_layers = self.required("block_count")?.as_u64().unwrap_or(0);
+        // The reader of the config refuses more.
+        let layers = 1..=num_layers.min(MAX_LAYERS as u64);
+        let is_local = layers.map(|layer| interval == 0 || !layer.is_multiple_of(interval));
+        Ok(is_local.collect())
+    }
+
+    /// The keys of mixtures of experts.
+    fn experts(&self, experts: GgufExperts) -> Result<Map<String, Json>, LoadError> {
+        const WEIGHTS_SCALE: &str = "expert_weights_scale";
+        let scale = self.number(WEIGHTS_SCALE)?;
+        // 0 stands for none.
+        let scale = scale.filter(|scale| ![Some(0.0), Some(1.0)].contains(&scale.as_f64()));
+        if scale.is_some() && !experts.has_scale {
+            return Err(self.error(WEIGHTS_SCALE, "is not supported", REMEDY));
+        }
+        let is_normalised = match self.get("expert_weights_norm") {
+            Some(&MetadataValue::Bool(is_normalised)) => is_normalised,
+            _ => experts.is_normalised,
+        };
+        let mut config = Map::new();
+        let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
+        set("num_experts", self.required("expert_count")?);
+        set("num_experts_per_tok", self.required("expert_used_count")?);
+        set("norm_topk_prob", json!(is_normalised));
+        if experts.has_scale {
+            set("routed_scaling_factor", scale.unwrap_or(json!(1.0)));
+        }
+        for (key, ours) in [
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+            (
+                "expert_shared_feed_forward_length",
+                "shared_expert_intermediate_size",
+            ),
+        ] {
+            if let Some(width) = self.number(key)? {
+                set(ours, width);
+            }
+        }
+        Ok(config)
+    }
+
+    /// Adds to a spec what no key of a config tells: biases of queries, keys and values, and divisors of frequencies.
+    ///
+    /// # Errors
+    /// The number of divisors is wrong, or one of them is not above 0.
+    pub fn complete(&self, spec: &mut ModelSpec) -> Result<(), LoadError> {
+        let first = spec.layers.first().map(|layer| &layer.attention.qkv);
+        let has_bias = first.and_then(|qkv| qkv.parts.first()).is_some_and(|q| {
+            let module = Module::of_layer(0, q.module);
+            self.architecture.has_parameter(self.gguf, module, "bias")
+        });
+        let divisors = self.rope_divisors(spec.head_dim)?;
+        for layer in &mut spec.layers {
+            layer.attention.qkv.has_bias = has_bias;
+            if let Some(divisors) = &divisors {
+                if layer.attention.rope.scaling != RopeScaling::None {
+                    let problem = "is not supported together with rope_freqs.weight";
+                    return Err(self.error("rope.scaling.type", problem, REMEDY));
+                }
+                let divisors = divisors.clone();
+                layer.attention.rope.scaling = RopeScaling::Divided { divisors };
+            }
+        }
+        Ok(())
+    }
+
+    /// The divisors of the RoPE frequencies, `[head_dim / 2]`, if the files have them (Llama 3.1 and later).
+    fn rope_divisors(&self, head_dim: usize) -> Result<Option<Vec<f32>>, LoadError> {
+        const NAME: &str = "rope_freqs.weight";
+        if self.gguf.shape(NAME).is_none() {
+            return Ok(None);
+        }
+        let tensor = self.gguf.vector(NAME, head_dim / 2, RowOrder::Same)?;
+        let divisors = tensor.to_f32()?;
+        match divisors.iter().all(|&divisor| divisor > 0.0) {
+            true => Ok(Some(divisors)),
+            false => Err(tensor
+                .location()
+                .error("has a value that is not above 0".to_owned())),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&'a MetadataValue> {
+        self.asked.borrow_mut().insert(key.to_owned());
+        self.gguf.metadata(&self.key(key))
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture.name)
+    }
+
+    /// A number or a truth value, which the reader of the config checks.
+    fn value(&self, key: &str) -> Result<Option<Json>, LoadError> {
+        match self.get(key) {
+            Some(MetadataValue::Bool(value)) => Ok(Some(json!(value))),
+            _ => self.number(key),
+        }
+    }
+
+    /// A number, which the reader of the config checks.
+    fn number(&self, key: &str) -> Result<Option<Json>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(MetadataValue::Unsigned(number)) => Ok(Some(json!(number))),
+            Some(MetadataValue::Signed(number)) => Ok(Some(json!(number))),
+            Some(MetadataValue::Float(number)) if number.is_finite() => Ok(Some(json!(number))),
+            Some(MetadataValue::Array(_)) => self.number_of_all_layers(key).map(Some),
+            Some(_) => Err(self.error(key, "is not a number", "the file is damaged")),
+        }
+    }
+
+    /// The number that an array has for every layer.
+    fn number_of_all_layers(&self, key: &str) -> Result<Json, LoadError> {
+        let numbers = self.gguf.numbers(&self.key(key))?;
+        match numbers.as_deref() {
+            Some([first, others @ ..]) if others.iter().all(|other| other == first) => {
+                let is_whole = first.fract() == 0.0 && (0.0..1e15).contains(first);
+                Ok(if is_whole {
+                    json!(*first as u64)
+                } else {
+                    json!(first)
+                })
+            }
+            Some([_, ..]) => {
+                Err(self.error(key, "differs from layer to layer", "all have to be alike"))
+            }
+            _ => Err(self.error(key, "is not numbers", "the file is damaged")),
+        }
+    }
+
+    fn required(&self, key: &str) -> Result<Json, LoadError> {
+        self.number(key)?
+            .ok_or_else(|| self.error(key, "is missing", REMEDY))
+    }
+
+    /// `rope_parameters` of config.json.
+    fn rope(&self, head_dim: Option<&Json>) -> Result<Json, LoadError> {
+        let mut rope = Map::new();
+        if self.architecture.has_partial_rotary
+            && let Some(rotary) = self.number("rope.dimension_count")?
+        {
+            let widths = [
+                self.number("embedding_length")?,
+                self.number("attention.head_count")?,
+            ];
+            let [hidden_size, num_heads] = widths.map(|it| it.and_then(|it| it.as_f64()));
+            let share = hidden_size.zip(num_heads).map(|(size, num)| size / num);
+            let head_dim = head_dim.and_then(Json::as_f64).or(share);
+            let factor = rotary.as_f64().zip(head_dim).map(|(part, all)| part / all);
+            rope.insert("partial_rotary_factor".to_owned(), json!(factor));
+        } else if self.architecture.has_partial_rotary {
+            // Whole heads, whatever the family's default is.
+            rope.insert("partial_rotary_factor".to_owned(), json!(1.0));
+        }
+        let theta = self.number("rope.freq_base")?;
+        rope.insert("rope_theta".to_owned(), theta.unwrap_or(json!(10_000.0)));
+        let kind = self.scaling(&mut rope)?;
+        for (theirs, ours) in [
+            (
+                "original_context_length",
+                "original_max_position_embeddings",
+            ),
+            ("yarn_beta_fast", "beta_fast"),
+            ("yarn_beta_slow", "beta_slow"),
+        ] {
+            if let Some(value) = self.number(&format!("rope.scaling.{theirs}"))? {
+                rope.insert(ours.to_owned(), value);
+            }
+        }
+        if let Some([long, short]) = self.long_rope()? {
+            if !["default", "longrope"].contains(&kind) {
+                let problem = "is not supported together with rope_factors_long.weight";
+                return Err(self.error("rope.scaling.type", problem, REMEDY));
+            }
+            rope.insert("rope_type".to_owned(), json!("longrope"));
+            rope.insert("long_factor".to_owned(), json!(long));
+            rope.insert("short_factor".to_owned(), json!(short));
+            if let Some(factor) = self.number("rope.scaling.attn_factor")? {
+                // Some families have one for each set of frequencies.
+                for key in ["attention_factor", "short_mscale", "long_mscale"] {
+                    rope.insert(key.to_owned(), factor.clone());
+                }
+            }
+            return Ok(Json::Object(rope));
+        }
+        const LOG_MULTIPLIER: &str = "yarn_log_multiplier";
+        if self.architecture.has_latents
+            && let Some(multiplier) = self.number(&format!("rope.scaling.{LOG_MULTIPLIER}"))?
+        {
+            // A tenth of the scale, as f32. The factor of cosines and sines is 1, as for equal scales.
+            let tenth = multiplier.as_f64().map(|it| (it as f32).to_string());
+            let tenth = tenth.and_then(|tenth| tenth.parse::<f64>().ok());
+            for key in ["mscale", "mscale_all_dim"] {
+                rope.insert(key.to_owned(), json!(tenth.map(|tenth| 10.0 * tenth)));
+            }
+        }
+        for other in [
+            "attn_factor",
+            "yarn_attn_factor",
+            "yarn_ext_factor",
+            LOG_MULTIPLIER,
+        ] {
+            let key = format!("rope.scaling.{other}");
+            let is_known = other == LOG_MULTIPLIER && self.architecture.has_latents;
+            let is_neutral = |value: f64| match other {
+                // The share of "NTK by parts", which only YaRN has; below 0 is none given.
+                "yarn_ext_factor" => value < 0.0 || value == f64::from(u8::from(kind == "yarn")),
+                _ => value == 1.0,
+            };
+            if let Some(value) = self.number(&key)?
+                && !value.as_f64().is_some_and(is_neutral)
+                && !is_known
+            {
+                return Err(self.error(&key, "is not supported", REMEDY));
+            }
+        }
+        Ok(Json::Object(rope))
+    }
+
+    /// Adds the kind of scaling and its factor. As llama.cpp has it, a factor without a kind is linear, its key was
+    /// `rope.scale_linear` until the end of 2023, and 0 or none is 1.
+    fn scaling(&self, rope: &mut Map<String, Json>) -> Result<&'a str, LoadError> {
+        const TYPE: &str = "rope.scaling.type";
+        let factors = ["rope.scaling.factor", "rope.scale_linear"].map(|key| self.number(key));
+        let [factor, older] = factors;
+        let factor = factor?
+            .or(older?)
+            .filter(|factor| factor.as_f64() != Some(0.0));
+        let factor = factor.unwrap_or(json!(1.0));
+        let is_one = factor.as_f64() == Some(1.0);
+        let kind = match self.get(TYPE) {
+            None => "linear",
+            Some(MetadataValue::Text(kind)) => kind.as_str(),
+            Some(_) => return Err(self.error(TYPE, "is not a text", "the file is damaged")),
+        };
+        let kind = match kind {
+            "none" => "default",
+            "linear" if is_one => "default",
+            other => other,
+        };
+        rope.insert("rope_type".to_owned(), json!(kind));
+        // Otherwise that of LongRoPE follows from the lengths.
+        if kind != "default" && (kind != "longrope" || !is_one) {
+            rope.insert("factor".to_owned(), factor);
+        }
+        Ok(kind)
+    }
+
+    /// The divisors of LongRoPE, for long and for short sequences, if the files have them.
+    fn long_rope(&self) -> Result<Option<[Vec<f32>; 2]>, LoadError> {
+        let names = ["rope_factors_long.weight", "rope_factors_short.weight"];
+        let [Some(&[num_long]), Some(&[num_short])] = names.map(|name| self.gguf.shape(name))
+        else {
+            return Ok(None);
+        };
+        if num_long.max(num_short) > MAX_WIDTH {
+            return Err(self.gguf.error(format!(
+                "{} has {num_long} values, and {} {num_short}; the file is damaged",
+                names[0], names[1]
+            )));
+        }
+        let read = |name, len| self.gguf.vector(name, len, RowOrder::Same)?.to_f32();
+        Ok(Some([
+            read(names[0], num_long)?,
+            read(names[1], num_short)?,
+        ]))
+    }
+
+    fn error(&self, key: &str, problem: &str, remedy: &str) -> LoadError {
+        let value = match self.get(key) {
+            Some(value) => format!("{value} "),
+            None => String::new(),
+        };
+        self.gguf.error(format!(
+            "{}.{key}: {value}{problem}; {remedy}",
+            self.architecture.name
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_have_names_and_permuted_ones_their_row_order() {
+        let layer = |index, name| Module::of_layer(index, name);
+        let llama = GgufArchitecture {
+            permuted: &["self_attn.k_proj"],
+            ..GgufArchitecture::named("llama")
+        };
+        for (module, name) in [
+            (Module::of_model("model.embed_tokens"), "token_embd"),
+            (Module::of_model("lm_head"), "output"),
+            (Module::of_model("model.norm"), "output_norm"),
+            (layer(11, "self_attn.q_proj"), "blk.11.attn_q"),
+            (layer(0, "post_attention_layernorm"), "blk.0.ffn_norm"),
+        ] {
+            assert_eq!(llama.module_name(module).as_deref(), Some(name));
+        }
+        assert_eq!(llama.module_name(layer(0, "mlp.router")), None);
+        assert_eq!(
+            llama.module_name(Module::of_model("self_attn.q_proj")),
+            None
+        );
+        let gemma = GgufArchitecture {
+            modules: NORMS_AROUND,
+            ..llama
+        };
+        let norm = layer(1, "post_attention_layernorm");
+        let name = gemma.module_name(norm);
+        assert_eq!(name.as_deref(), Some("blk.1.post_attention_norm"));
+        let order = |name| llama.row_order(layer(0, name), 16);
+        let pairs = RowOrder::of_heads(16, 16, RotaryPairs::Adjacent);
+        assert_eq!(order("self_attn.k_proj"), pairs);
+        assert_eq!(order("self_attn.k_norm"), RowOrder::Same);
+    }
+}

@@ -1,0 +1,62 @@
+//! Granite 3, by IBM, the dense models.
+//!
+//! Llama with four multipliers: of embedded tokens (`embedding_multiplier`), of scores, in place of the usual factor
+//! (`attention_multiplier`), of what a block adds to the residual stream (`residual_multiplier`), and a divisor of
+//! logits (`logits_scaling`).
+//!
+//! With a residual multiplier `r`, the residual stream `x + r * block(norm(x))` is computed as `x / r +
+//! block(norm(x))`: all that reads it are norms, which do not see a factor if their epsilon, which is added to a mean
+//! square, is divided by `r^2`. So only the embedding is divided by `r`.
+//!
+//! Source: modeling_granite.py of transformers.
+
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::family::Family;
+use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
+use super::windows::no_windows;
+use crate::spec::ModelSpec;
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::LogitsTransform;
+
+pub const FAMILY: Family = Family {
+    class: "GraniteForCausalLM",
+    gguf: Some(GgufArchitecture {
+        permuted: QUERIES_AND_KEYS,
+        keys: &[
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ],
+        ..GgufArchitecture::named("granite")
+    }),
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
+    let residual = multiplier("residual_multiplier")?;
+    dimensions.norm.eps = (f64::from(dimensions.norm.eps) / residual.powi(2)) as f32;
+    let mut layer = dimensions.llama_layer();
+    layer.attention.scale = multiplier("attention_multiplier")? as f32;
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
+    layer
+        .feed_forward
+        .set_biases(config.bool_or("mlp_bias", false)?);
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = dimensions.model(FAMILY.class, layer, windows);
+    spec.embedding_scale = (multiplier("embedding_multiplier")? / residual) as f32;
+    spec.logits = LogitsTransform {
+        scale: multiplier("logits_scaling")?.recip() as f32,
+        soft_cap: None,
+    };
+    Ok(spec)
+}

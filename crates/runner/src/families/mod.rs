@@ -1,0 +1,315 @@
+//! Model families. Each has a file that turns config.json into a [`ModelSpec`]; the rest of the runner knows no
+//! family.
+//!
+//! ```text
+//! llama.rs mistral.rs qwen2.rs ...    the families: what is special about each, with its source
+//! bert.rs modernbert.rs    encoders
+//! family.rs        what such a file provides
+//! dimensions.rs    keys of config.json that all families share, and the layer that they start from
+//! bounds.rs        the largest sizes that a config may have
+//! windows.rs       keys of sliding windows
+//! experts.rs       keys of mixtures of experts
+//! rope_config.rs   keys of the position embedding
+//! unsupported.rs   families that are refused, and why
+//! gguf.rs          GGUF files: names of tensors, and metadata as config.json
+//! ```
+//!
+//! To add a family, write its file and add it to `FAMILIES`. What no family has needed so far, such as another
+//! activation or norm, is a new field or variant of [`ModelSpec`], and the compiler names the places that must
+//! compute it.
+
+mod bert;
+mod bloom;
+mod bounds;
+mod cohere;
+mod deepseek;
+mod dimensions;
+mod ernie4_5;
+mod exaone4;
+mod experts;
+mod falcon;
+mod family;
+mod gemma;
+mod gguf;
+mod glm;
+mod gpt2;
+mod gpt_neox;
+mod gpt_oss;
+mod granite;
+mod helium;
+mod llama;
+mod mistral;
+mod mixtral;
+mod modernbert;
+mod nemotron;
+mod olmo2;
+mod olmoe;
+mod opt;
+mod phi3;
+mod phimoe;
+mod qwen2;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
+mod rope_config;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+#[cfg(test)]
+mod tests;
+mod unsupported;
+mod windows;
+
+use self::family::Family;
+use self::gguf::GgufConfig;
+use super::spec::{ClassModules, ModelSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::{GgufFolder, JsonFile, MetadataValue};
+use inflight_config::PoolingMode;
+
+pub(super) use gguf::GgufArchitecture;
+
+const FAMILIES: [Family; 36] = [
+    llama::FAMILY,
+    mistral::FAMILY,
+    mistral::MINISTRAL,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    phi3::FAMILY,
+    smollm3::FAMILY,
+    seed_oss::FAMILY,
+    glm::FAMILY,
+    glm::GLM4,
+    ernie4_5::FAMILY,
+    helium::FAMILY,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    gemma::GEMMA3_WITH_IMAGES,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    exaone4::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
+    phimoe::FAMILY,
+    phimoe::ORIGINAL,
+    deepseek::V2,
+    deepseek::V3,
+    gpt_oss::FAMILY,
+    gpt_neox::FAMILY,
+    opt::FAMILY,
+    gpt2::FAMILY,
+    cohere::COHERE,
+    cohere::COHERE2,
+    stablelm::FAMILY,
+    nemotron::FAMILY,
+    falcon::FAMILY,
+    bloom::FAMILY,
+];
+
+/// Families whose tokens see all others of a prompt, by the classes of their models without a head.
+/// Each with its head for classes.
+const ENCODERS: [(Family, ClassesOf); 5] = [
+    (bert::BERT, |_| Ok(bert::CLASSES)),
+    (bert::ROBERTA, |_| Ok(bert::ROBERTA_CLASSES)),
+    (bert::XLM_ROBERTA, |_| Ok(bert::ROBERTA_CLASSES)),
+    (bert::CAMEMBERT, |_| Ok(bert::ROBERTA_CLASSES)),
+    (modernbert::FAMILY, modernbert::classes),
+];
+
+/// The head for classes of a config.json.
+type ClassesOf = fn(&JsonFile) -> Result<ClassModules, LoadError>;
+
+/// What an error says before the list of families.
+const KNOWN: &str = "one of";
+
+/// Describes the model of a config.json.
+///
+/// # Errors
+/// The family, or a value, is not supported.
+pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    describe_if(config, KNOWN, |family, class| family.class == class)
+}
+
+/// Describes the layer of an EAGLE-3 head, which is that of Llama but for its inputs.
+///
+/// # Errors
+/// A value is not supported.
+pub(super) fn describe_draft_head(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    (llama::FAMILY.describe)(config)
+}
+
+/// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).
+const CLASSES_OF_DECODER: ClassModules = ClassModules {
+    pooling: PoolingMode::Last,
+    dense: None,
+    output: "score",
+    has_bias: false,
+};
+
+/// Describes the model of a config.json that sorts prompts into classes, such as `Qwen3ForSequenceClassification`, and
+/// its head.
+///
+/// # Errors
+/// As [`describe_decoder`].
+pub(super) fn describe_classifier(
+    config: &JsonFile,
+) -> Result<(ModelSpec, ClassModules), LoadError> {
+    if let Some((encoder, classes)) = encoder(config, &["ForSequenceClassification"]) {
+        return Ok(((encoder.describe)(config)?, classes(config)?));
+    }
+    check_causal(config)?;
+    let known = "a ...ForSequenceClassification, such as Qwen3ForSequenceClassification, of one of";
+    let spec = describe_if(config, known, |family, class| {
+        let base = family.base_class();
+        base.is_some() && class.strip_suffix("ForSequenceClassification") == base
+    })?;
+    Ok((spec, CLASSES_OF_DECODER))
+}
+
+/// Describes the model of a config.json that embeds: an encoder, or a decoder.
+///
+/// # Errors
+/// As [`describe_decoder`].
+pub(super) fn describe_embedder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    match encoder(config, &["Model", "ForMaskedLM"]) {
+        Some((encoder, _)) => (encoder.describe)(config),
+        None => describe_decoder(config),
+    }
+}
+
+/// The encoder of a config.json whose class has one of these ends.
+fn encoder(config: &JsonFile, ends: &[&str]) -> Option<(Family, ClassesOf)> {
+    let class = class_of(config)?;
+    ENCODERS.into_iter().find(|(family, _)| {
+        let base = family.base_class();
+        let end = base.and_then(|base| class.strip_prefix(base));
+        end.is_some_and(|end| ends.contains(&end))
+    })
+}
+
+/// The first of a config's classes.
+fn class_of(config: &JsonFile) -> Option<&str> {
+    config.get("architectures")?.as_array()?.first()?.as_str()
+}
+
+/// Describes the model of a config.json, which may be a decoder without its output layer, such as `Qwen3Model`.
+///
+/// # Errors
+/// As [`describe`], or its tokens see those after them.
+fn describe_decoder(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    check_causal(config)?;
+    describe_if(config, KNOWN, |family, class| {
+        let base = family.base_class();
+        family.class == class || base.is_some() && class.strip_suffix("Model") == base
+    })
+}
+
+/// Refuses models whose tokens see those after them.
+fn check_causal(config: &JsonFile) -> Result<(), LoadError> {
+    let is_causal = config.bool_or("is_causal", true)?;
+    for (key, sees_later) in [
+        ("is_causal", !is_causal),
+        (
+            "use_bidirectional_attention",
+            config.bool_or("use_bidirectional_attention", false)?,
+        ),
+    ] {
+        if sees_later {
+            return Err(config.unexpected(
+                key,
+                config
+                    .get(key)
+                    .map_or_else(String::new, ToString::to_string),
+                "supported in this family, whose tokens see those before them only; encoders are those of docs/src/embeddings.md",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// `known`: what comes before the list of families in an error.
+fn describe_if(
+    config: &JsonFile,
+    known: &str,
+    has_class: impl Fn(&Family, &str) -> bool,
+) -> Result<ModelSpec, LoadError> {
+    let known = format!("{known} {}", FAMILIES.map(|family| family.class).join(", "));
+    let Some(value) = config.get("architectures") else {
+        return Err(config.error(format!("architectures is missing; it must be {known}")));
+    };
+    let class = class_of(config);
+    let family = FAMILIES
+        .into_iter()
+        .find(|family| class.is_some_and(|class| has_class(family, class)))
+        .ok_or_else(|| {
+            let hint = class.and_then(|class| unsupported::class_hint(class, &FAMILIES));
+            let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+            config.unexpected("architectures", value, format!("{known}{hint}"))
+        })?;
+    (family.describe)(config)
+}
+
+/// The architecture of GGUF files.
+///
+/// # Errors
+/// It is not supported.
+pub(super) fn gguf_architecture(gguf: &GgufFolder) -> Result<GgufArchitecture, LoadError> {
+    let (architecture, _) = find_gguf(gguf)?;
+    Ok(architecture)
+}
+
+/// Describes the model of GGUF files without a config.json. Also returns the equivalent config, made from their
+/// metadata.
+///
+/// # Errors
+/// The architecture, or a value, is not supported.
+pub(super) fn describe_gguf(gguf: &GgufFolder) -> Result<(JsonFile, ModelSpec), LoadError> {
+    let (architecture, family) = find_gguf(gguf)?;
+    let reader = GgufConfig::new(gguf, architecture);
+    let config = reader.config(family.class)?;
+    let mut spec = (family.describe)(&config)?;
+    reader.complete(&mut spec)?;
+    Ok((config, spec))
+}
+
+fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError> {
+    let name = match gguf.metadata("general.architecture") {
+        Some(MetadataValue::Text(name)) => name,
+        _ => "none",
+    };
+    let num_experts = gguf.metadata(&format!("{name}.expert_count"));
+    let has_experts = num_experts.is_some_and(|num| *num != MetadataValue::Unsigned(0));
+    let gating = gguf.metadata(&format!("{name}.expert_gating_func"));
+    let gating = gating.unwrap_or(&MetadataValue::Unsigned(1));
+    let families = FAMILIES.into_iter();
+    let same_name: Vec<_> = families
+        .filter_map(|family| Some((family.gguf?, family)))
+        .filter(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
+        .collect();
+    let has_gating = |known: &GgufArchitecture| {
+        let experts = known.experts.as_ref();
+        experts.is_none_or(|experts| *gating == MetadataValue::Unsigned(experts.gating))
+    };
+    let same_gating = same_name.iter().position(|(known, _)| has_gating(known));
+    same_name
+        .into_iter()
+        .nth(same_gating.unwrap_or(0))
+        .ok_or_else(|| {
+            let mut known: Vec<_> = FAMILIES
+                .into_iter()
+                .filter_map(|family| Some(family.gguf?.name))
+                .collect();
+            known.sort_unstable();
+            known.dedup();
+            let known = known.join(", ");
+            let hint = unsupported::gguf_hint(name).map_or_else(String::new, |hint| format!("; {hint}"));
+            gguf.error(match has_experts {
+                true => format!(
+                    "general.architecture: '{name}' with {name}.expert_count is not one of {known}{hint}"
+                ),
+                false => format!("general.architecture: '{name}' is not one of {known}{hint}"),
+            })
+        })
+}

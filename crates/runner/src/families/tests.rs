@@ -1,0 +1,111 @@
+//! What transformers' config classes make of missing keys: see tests/fixtures/make_config_fixtures.py.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{FAMILIES, describe};
+use crate::spec::ModelSpec;
+use inflight_checkpoint::JsonFile;
+
+/// Values of a config by key.
+type Config = Map<String, Value>;
+
+#[derive(Deserialize)]
+struct File {
+    fixtures: BTreeMap<String, Defaults>,
+}
+
+/// What transformers fills in for a fixture.
+#[derive(Deserialize)]
+struct Defaults {
+    /// The value of each key if it alone is missing.
+    missing: Config,
+    /// All values of the class.
+    class: Config,
+}
+
+/// Fixtures, their configs and what transformers fills in.
+fn fixtures() -> Vec<(String, Config, Defaults)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let read = |file: &Path| fs::read_to_string(folder.join(file)).expect("the file");
+    let file: File = serde_json::from_str(&read("config_defaults.json".as_ref())).expect("JSON");
+    let fixtures = file.fixtures.into_iter().map(|(name, defaults)| {
+        let config = read(&Path::new(&name).join("config.json"));
+        (name, serde_json::from_str(&config).expect("JSON"), defaults)
+    });
+    fixtures.collect()
+}
+
+fn spec(config: &Config) -> Result<ModelSpec, String> {
+    let file = JsonFile::new(Path::new("config.json"), "", config.clone());
+    describe(&file).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_missing_key_has_the_value_that_transformers_fills_in() {
+    let mut num_valid = 0;
+    for (name, config, defaults) in fixtures() {
+        for (key, value) in defaults.missing {
+            let (mut silent, mut filled) = (config.clone(), config.clone());
+            silent.remove(&key);
+            filled.insert(key.clone(), value.clone());
+            let (silent, filled) = (spec(&silent), spec(&filled));
+            num_valid += usize::from(filled.is_ok());
+            assert_eq!(silent, filled, "{name} without {key}, which is {value}");
+        }
+    }
+    assert!(num_valid > 700, "{num_valid} configs");
+}
+
+#[test]
+fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
+    let mut classes = BTreeSet::new();
+    for (name, config, defaults) in fixtures() {
+        let class = &config["architectures"];
+        let mut filled = defaults.class;
+        filled.insert("architectures".to_owned(), class.clone());
+        let silent = Config::from_iter([("architectures".to_owned(), class.clone())]);
+        let (silent, filled) = (spec(&silent), spec(&filled));
+        assert_eq!(silent, filled, "{name}");
+        // Its class does not say how many experts a token has.
+        assert_eq!(
+            silent.is_ok(),
+            !name.starts_with("deepseek-v2"),
+            "{silent:?}"
+        );
+        classes.insert(class[0].as_str().expect("a class").to_owned());
+    }
+    let all = FAMILIES.map(|family| family.class);
+    // Other names of two that have a fixture.
+    let others = ["Gemma3ForConditionalGeneration", "PhiMoEForCausalLM"];
+    let expected = all.into_iter().filter(|class| !others.contains(class));
+    assert_eq!(classes, expected.map(str::to_owned).collect());
+}
+
+/// As in the checkpoints of Gemma 3 4B to 27B, which say no more than this.
+#[test]
+fn a_gemma_3_with_images_has_the_defaults_of_its_language_model() {
+    let text = json!({"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024});
+    let config = |class: &str, rest: Value| {
+        let mut config = rest.as_object().expect("an object").clone();
+        config.insert("architectures".to_owned(), json!([class]));
+        spec(&config).expect("a model")
+    };
+    let alone = config("Gemma3ForCausalLM", text.clone());
+    let with_images = config(
+        "Gemma3ForConditionalGeneration",
+        json!({"text_config": text}),
+    );
+    assert_eq!((alone.vocab_size, alone.num_heads), (262_208, 8));
+    assert_eq!(alone.max_position_embeddings, 131_072);
+    let expected = ModelSpec {
+        family: with_images.family,
+        modules: with_images.modules,
+        ..alone
+    };
+    assert_eq!(with_images, expected);
+}

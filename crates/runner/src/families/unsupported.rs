@@ -1,0 +1,429 @@
+//! Families that are not supported: what is near to them, and what differs.
+//!
+//! Sources: the classes of transformers and of the models' own code, the architectures of llama.cpp.
+
+use super::family::Family;
+use inflight_base::nearest_name;
+
+/// A family that people ask for.
+struct Unsupported {
+    /// Its class, which config.json names under `architectures`.
+    class: &'static str,
+    /// Its name in GGUF files.
+    gguf: Option<&'static str>,
+    /// The class of the nearest supported family; `None` if none is near.
+    nearest: Option<&'static str>,
+    differs: &'static str,
+}
+
+const STATE_SPACE: &str =
+    "its layers, or most of them, have a recurrent state instead of attention";
+const MPT: &str = "its projections and norms have no biases, embedded tokens have no norm, and it can clip queries, keys and values";
+const IMAGES: &str = "it also takes images, which the backend does not";
+const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
+const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
+
+const GEMMA3N: &str = "it has embeddings for each layer, several residual streams, and layers that share keys and values";
+const GEMMA4: &str = "it has embeddings for each layer, and layers that share keys and values";
+
+const FAMILIES: &[Unsupported] = &[
+    decoder(
+        "GemmaForCausalLM",
+        "gemma",
+        "Gemma2ForCausalLM",
+        "it has no norms after blocks, no soft caps and no windows",
+    ),
+    decoder(
+        "Gemma3nForConditionalGeneration",
+        "gemma3n",
+        "Gemma3ForCausalLM",
+        GEMMA3N,
+    ),
+    decoder(
+        "Gemma3nForCausalLM",
+        "gemma3n",
+        "Gemma3ForCausalLM",
+        GEMMA3N,
+    ),
+    decoder("Gemma4ForCausalLM", "gemma4", "Gemma3ForCausalLM", GEMMA4),
+    decoder(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        "Gemma3ForCausalLM",
+        GEMMA4,
+    ),
+    decoder(
+        "Ministral3ForCausalLM",
+        "mistral3",
+        "MistralForCausalLM",
+        "its queries have a factor that grows with their position",
+    ),
+    decoder(
+        "ExaoneForCausalLM",
+        "exaone",
+        "LlamaForCausalLM",
+        "its tensors have names of its own",
+    ),
+    decoder(
+        "BitNetForCausalLM",
+        "bitnet",
+        "LlamaForCausalLM",
+        "its weights are ternary, and the inputs of output and down projections are normalised",
+    ),
+    decoder(
+        "Dots1ForCausalLM",
+        "dots1",
+        "Qwen3MoeForCausalLM",
+        "its first layers have no experts, its router is that of DeepSeek-V3, and it has shared experts",
+    ),
+    converted(
+        "Glm4MoeLiteForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "mlp_layer_types lists its layers with experts",
+    ),
+    converted(
+        "GPTNeoForCausalLM",
+        "GPT2LMHeadModel",
+        "every second layer has a window, scores have no factor, and queries, keys and values are apart and without biases",
+    ),
+    converted(
+        "CodeGenForCausalLM",
+        "GPTNeoXForCausalLM",
+        "attention and feed-forward share one norm, and the output layer has biases",
+    ),
+    converted(
+        "PersimmonForCausalLM",
+        "GPTNeoXForCausalLM",
+        "it normalises queries and keys, and its activation is squared ReLU",
+    ),
+    converted(
+        "BioGptForCausalLM",
+        "OPTForCausalLM",
+        "its activation is GELU, and embedded tokens have a factor",
+    ),
+    decoder(
+        "OlmoForCausalLM",
+        "olmo",
+        "LlamaForCausalLM",
+        "its norms are LayerNorms without weights, and it can clip queries, keys and values",
+    ),
+    converted(
+        "Olmo3ForCausalLM",
+        "Olmo2ForCausalLM",
+        "three of four layers have sliding windows, and only the others scale positions",
+    ),
+    decoder(
+        "PhiForCausalLM",
+        "phi2",
+        "GPTNeoXForCausalLM",
+        "attention and feed-forward share one norm, and the output layer has biases",
+    ),
+    decoder(
+        "GPTJForCausalLM",
+        "gptj",
+        "GPTNeoXForCausalLM",
+        "attention and feed-forward share one norm, and the output layer has biases",
+    ),
+    decoder(
+        "GPTBigCodeForCausalLM",
+        "starcoder",
+        "GPT2LMHeadModel",
+        "all queries share one key head",
+    ),
+    decoder(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        "NemotronForCausalLM",
+        "its activation is GELU, its projections have biases, and LayerNorm does not add 1 to its weights",
+    ),
+    decoder("MptForCausalLM", "mpt", "BloomForCausalLM", MPT),
+    decoder("MPTForCausalLM", "mpt", "BloomForCausalLM", MPT),
+    decoder(
+        "BaichuanForCausalLM",
+        "baichuan",
+        "LlamaForCausalLM",
+        "its tensors are fused in its own way, and the larger models have linear biases (ALiBi)",
+    ),
+    decoder(
+        "InternLM2ForCausalLM",
+        "internlm2",
+        "LlamaForCausalLM",
+        "queries, keys and values are fused by groups, under names of its own",
+    ),
+    decoder(
+        "QWenLMHeadModel",
+        "qwen",
+        "Qwen2ForCausalLM",
+        "it is the first Qwen, with fused tensors of other names",
+    ),
+    decoder(
+        "ChatGLMModel",
+        "chatglm",
+        "GlmForCausalLM",
+        "it is in its authors' own format: use the checkpoint whose name ends with -hf",
+    ),
+    decoder(
+        "MiniCPMForCausalLM",
+        "minicpm",
+        "GraniteForCausalLM",
+        "its multipliers have other names, and other scales",
+    ),
+    decoder(
+        "DeciLMForCausalLM",
+        "deci",
+        "LlamaForCausalLM",
+        "its layers differ in their numbers of heads, and some have no attention",
+    ),
+    decoder(
+        "ArceeForCausalLM",
+        "arcee",
+        "LlamaForCausalLM",
+        "its feed-forward has no gate, and squares a ReLU",
+    ),
+    decoder(
+        "ApertusForCausalLM",
+        "apertus",
+        "Qwen3ForCausalLM",
+        "its feed-forward has no gate, and the activation xIELU",
+    ),
+    decoder(
+        "HunYuanDenseV1ForCausalLM",
+        "hunyuan-dense",
+        "Qwen3ForCausalLM",
+        "it normalises queries and keys after rotating them",
+    ),
+    decoder(
+        "DeepseekForCausalLM",
+        "deepseek",
+        "DeepseekV2ForCausalLM",
+        "its attention caches keys and values instead of latents",
+    ),
+    decoder(
+        "Glm4MoeForCausalLM",
+        "glm4moe",
+        "Qwen3MoeForCausalLM",
+        "its first layers have no experts, and its router corrects sigmoids with biases",
+    ),
+    decoder(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5-moe",
+        "Qwen2MoeForCausalLM",
+        "its first layers have no experts, and its router has a correction",
+    ),
+    decoder(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        "MixtralForCausalLM",
+        "its experts are fused, and it has Granite's multipliers",
+    ),
+    decoder(
+        "DbrxForCausalLM",
+        "dbrx",
+        "MixtralForCausalLM",
+        "its norms are LayerNorms, and it clips queries, keys and values",
+    ),
+    decoder(
+        "MiniMaxM2ForCausalLM",
+        "minimax-m2",
+        "Qwen3MoeForCausalLM",
+        "its router corrects sigmoids with biases, and it normalises queries over all heads",
+    ),
+    decoder(
+        "Llama4ForCausalLM",
+        "llama4",
+        "Qwen2MoeForCausalLM",
+        "its attention is in chunks, and only some layers have experts",
+    ),
+    decoder(
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        "Qwen2MoeForCausalLM",
+        "its attention is in chunks, only some layers have experts, and it takes images",
+    ),
+    decoder(
+        "Qwen3NextForCausalLM",
+        "qwen3next",
+        "Qwen3MoeForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5ForCausalLM",
+        "qwen35",
+        "Qwen3ForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen35",
+        "Qwen3ForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5MoeForCausalLM",
+        "qwen35moe",
+        "Qwen3MoeForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen35moe",
+        "Qwen3MoeForCausalLM",
+        STATE_SPACE,
+    ),
+    decoder(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        "Qwen3ForCausalLM",
+        "most of its layers have short convolutions instead of attention",
+    ),
+    decoder(
+        "Qwen2VLForConditionalGeneration",
+        "qwen2vl",
+        "Qwen2ForCausalLM",
+        IMAGES,
+    ),
+    decoder(
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2vl",
+        "Qwen2ForCausalLM",
+        IMAGES,
+    ),
+    decoder(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3vl",
+        "Qwen3ForCausalLM",
+        IMAGES,
+    ),
+    converted(
+        "Mistral3ForConditionalGeneration",
+        "MistralForCausalLM",
+        IMAGES,
+    ),
+    converted("LlavaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
+    converted("MllamaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
+    converted("Phi3VForCausalLM", "Phi3ForCausalLM", IMAGES),
+    converted(
+        "Phi4MMForCausalLM",
+        "Phi3ForCausalLM",
+        "it also takes images and sound, which the backend does not",
+    ),
+    far("MambaForCausalLM", "mamba", STATE_SPACE),
+    far("Mamba2ForCausalLM", "mamba2", STATE_SPACE),
+    far("FalconMambaForCausalLM", "mamba", STATE_SPACE),
+    far("JambaForCausalLM", "jamba", STATE_SPACE),
+    far("FalconH1ForCausalLM", "falcon-h1", STATE_SPACE),
+    far("NemotronHForCausalLM", "nemotron_h", STATE_SPACE),
+    far("GraniteMoeHybridForCausalLM", "granitehybrid", STATE_SPACE),
+    far("RwkvForCausalLM", "rwkv6", STATE_SPACE),
+    far("T5ForConditionalGeneration", "t5", ENCODER_DECODER),
+    far("BertModel", "bert", ENCODER),
+    far("ModernBertModel", "modern-bert", ENCODER),
+];
+
+/// Why models of a class are refused: the nearest family, and what differs. `None` if nothing is known of it.
+pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
+    let mut unsupported = FAMILIES.iter();
+    match unsupported.find(|family| family.class == class) {
+        Some(family) => Some(family.hint()),
+        None => {
+            let base = |class| str::strip_suffix(class, "ForCausalLM").unwrap_or(class);
+            let bases = known.iter().map(|family| base(family.class));
+            let nearest = nearest_name(base(class), bases)?;
+            let mut known = known.iter().map(|family| family.class);
+            let nearest = known.find(|class| base(class) == nearest)?;
+            Some(format!("did you mean {nearest}?"))
+        }
+    }
+}
+
+/// Why GGUF files of an architecture are refused.
+pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
+    let mut unsupported = FAMILIES.iter();
+    let family = unsupported.find(|family| family.gguf == Some(architecture));
+    family.map(Unsupported::hint)
+}
+
+impl Unsupported {
+    fn hint(&self) -> String {
+        match self.nearest {
+            Some(nearest) => format!(
+                "the nearest supported family is {nearest}, but {}",
+                self.differs
+            ),
+            None => self.differs.to_owned(),
+        }
+    }
+}
+
+/// A family that llama.cpp supports, too.
+const fn decoder(
+    class: &'static str,
+    gguf: &'static str,
+    nearest: &'static str,
+    differs: &'static str,
+) -> Unsupported {
+    Unsupported {
+        class,
+        gguf: Some(gguf),
+        nearest: Some(nearest),
+        differs,
+    }
+}
+
+/// A family that llama.cpp converts to another one's architecture.
+const fn converted(
+    class: &'static str,
+    nearest: &'static str,
+    differs: &'static str,
+) -> Unsupported {
+    Unsupported {
+        class,
+        gguf: None,
+        nearest: Some(nearest),
+        differs,
+    }
+}
+
+/// A family that no supported one is near to.
+const fn far(class: &'static str, gguf: &'static str, differs: &'static str) -> Unsupported {
+    Unsupported {
+        class,
+        gguf: Some(gguf),
+        nearest: None,
+        differs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FAMILIES as SUPPORTED;
+    use super::*;
+
+    #[test]
+    fn hints_name_supported_families_only() {
+        let is_supported = |class| SUPPORTED.iter().any(|family| family.class == class);
+        for family in FAMILIES {
+            assert!(!is_supported(family.class), "{}", family.class);
+            assert!(family.nearest.is_none_or(is_supported), "{}", family.class);
+        }
+        let mut classes: Vec<_> = FAMILIES.iter().map(|family| family.class).collect();
+        classes.sort_unstable();
+        assert!(classes.is_sorted_by(|a, b| a < b), "each class once");
+    }
+
+    #[test]
+    fn only_a_name_that_is_nearly_the_same_is_suggested() {
+        let hint = |class| class_hint(class, &SUPPORTED);
+        for (class, meant) in [
+            ("LLamaForCausalLM", "LlamaForCausalLM"),
+            ("Gemma3ForCausualLM", "Gemma3ForCausalLM"),
+            ("GPT2LMHead", "GPT2LMHeadModel"),
+        ] {
+            assert_eq!(hint(class), Some(format!("did you mean {meant}?")));
+        }
+        // They only end as others do.
+        for class in ["BambaForCausalLM", "JetMoeForCausalLM"] {
+            assert_eq!(hint(class), None, "{class}");
+        }
+    }
+}

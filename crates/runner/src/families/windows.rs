@@ -1,0 +1,84 @@
+//! Keys of config.json that limit how far a layer's attention looks back. Missing keys have transformers' defaults.
+
+use std::num::NonZeroU32;
+
+use serde_json::Value;
+
+use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+
+/// The default of `sliding_window`.
+const DEFAULT_WINDOW: usize = 4096;
+/// The default of `max_window_layers`.
+const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
+
+/// No layer has a window.
+pub fn no_windows(num_layers: usize) -> Vec<Option<NonZeroU32>> {
+    vec![None; num_layers]
+}
+
+/// `sliding_window` in all layers.
+pub fn windows_in_all_layers(
+    config: &JsonFile,
+    num_layers: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    Ok(vec![window(config)?; num_layers])
+}
+
+/// `sliding_window` in the layers that `layer_types` lists or, in older configs, in all from `max_window_layers` on.
+pub fn windows_in_some_layers(
+    config: &JsonFile,
+    num_layers: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    let is_windowed = windowed_layers(config, num_layers)?;
+    let window = window(config)?;
+    let windows = is_windowed.into_iter().map(|is| window.filter(|_| is));
+    Ok(windows.collect())
+}
+
+/// `sliding_window` in the layers that `layer_types` lists or, if config.json is silent, in all but every `interval`-th
+/// one.
+pub fn windows_except_every(
+    config: &JsonFile,
+    num_layers: usize,
+    interval: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    if config.get("layer_types").is_some() {
+        return windows_in_some_layers(config, num_layers);
+    }
+    let window = window(config)?;
+    let layers = 1..=num_layers;
+    let windows = layers.map(|layer| window.filter(|_| !layer.is_multiple_of(interval)));
+    Ok(windows.collect())
+}
+
+/// `sliding_window`. An explicit `null` means that there is none.
+pub fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
+    let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(DEFAULT_WINDOW))?;
+    Ok(window.and_then(|window| NonZeroU32::new(window as u32)))
+}
+
+/// The layers with a window: those that `layer_types` lists or, in older configs, all from `max_window_layers` on.
+pub fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    let Some(types) = config.get("layer_types") else {
+        let first = config.size("max_window_layers", 0..=MAX_LAYERS)?;
+        let first = first.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
+        return Ok((0..num_layers).map(|layer| layer >= first).collect());
+    };
+    let is_windowed = |kind: &Value| match kind.as_str() {
+        Some("sliding_attention") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
+    };
+    types
+        .as_array()
+        .filter(|types| types.len() == num_layers)
+        .and_then(|types| types.iter().map(is_windowed).collect())
+        .ok_or_else(|| {
+            let expected = format!(
+                "a list of {num_layers} entries, each 'sliding_attention' or 'full_attention'"
+            );
+            config.unexpected("layer_types", types, expected)
+        })
+}

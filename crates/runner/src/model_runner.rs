@@ -1,0 +1,918 @@
+//! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
+
+use std::time::Duration;
+
+use super::block_moves::move_device_blocks;
+use super::decoder::{Decoder, draft_head_ops, head_shape, kv_layout};
+use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
+use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
+use super::first_steps;
+use super::latent::latent_widths;
+use super::limits::RunnerLimits;
+use super::model_source::ModelSource;
+use super::pass::{ContextLogits, PassOn};
+use super::pooler::Pooler;
+use super::precision::WeightPrecision;
+use super::probe::{Operation, Probe, Work};
+use super::ranks::{AdapterRuns, RankCall};
+use super::spec::ModelSpec;
+use super::stage::{ModelPart, Results};
+use super::step_layout::{SampledRows, StepLayout};
+use super::step_sampling::StepSampling;
+use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
+use inflight_collective::Collective;
+use inflight_device::{
+    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankInput, RankOps,
+    RankRole, StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
+};
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
+
+/// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
+///
+/// On CPU, what it computes for a sequence is bit for bit the same whatever else is in the step, however
+/// the context was chunked, and on any number of threads.
+pub struct ModelRunner<D: Device, P = ()> {
+    probe: P,
+    device: D,
+    /// Only for a rank of several.
+    ranks: Option<D::Ranks>,
+    decoder: Decoder<D>,
+    results: Results<D::Ranks>,
+    /// Of a rank of several; one that is alone samples.
+    role: RankRole,
+    cache: D::KvCache,
+    host_blocks: D::HostBlocks,
+    limits: RunnerLimits,
+    vocab_size: usize,
+    /// `[max_sampled_rows, vocab_size]`.
+    logits: D::Logits,
+    sampling: StepSampling,
+    /// Instead of sampling.
+    pooler: Option<Pooler>,
+    draft_model: Option<Box<DraftModel<ModelRunner<D>>>>,
+    draft_head: Option<Box<DraftHead<D>>>,
+    /// The model calls that were launched last, and may not have been collected.
+    calls: [LaunchedCall; 2],
+    /// Which of them is launched next.
+    next_call: usize,
+    num_launched: usize,
+    /// Whether several ranks collect the logits of greedy rows, which only tests read.
+    keeps_all_logits: bool,
+    /// Where the tokens of the last one are sampled.
+    sampled_rows: SampledRows,
+    /// For each sampled row of the one that was collected last, whether the device has sampled a token.
+    has_token: Vec<bool>,
+}
+
+/// How a runner is one of several ranks.
+pub struct RankOptions {
+    /// Its connection with the others. Its time limit is that of loading.
+    pub collective: Box<dyn Collective>,
+    /// What it does with logits.
+    pub role: RankRole,
+    /// The longest that an operation between ranks may take once all have loaded their weights.
+    pub time_limit: Duration,
+}
+
+/// A model call, besides its plan.
+struct LaunchedCall {
+    layout: StepLayout,
+    /// What was made of context logits, each with the index of its sequence.
+    context_outputs: Vec<(usize, ExtraOutputs)>,
+    /// Of the sampled rows, `[num_sampled_rows, embedding_width]`, if nothing is generated.
+    states: Vec<f32>,
+    /// The device's number of it, if its results come from the last stage and have not been received.
+    awaited: Option<u64>,
+}
+
+impl<D: Device> ModelRunner<D> {
+    /// Loads a model's weights and reserves the KV cache. The source is not needed afterwards.
+    ///
+    /// # Errors
+    /// If a tensor is missing, misshapen or not finite, if the model cannot keep the limits, or if there is
+    /// not enough memory or no thread.
+    pub fn new(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+    ) -> Result<Self, LoadError> {
+        Self::with_probe(source, limits, options, ())
+    }
+
+    /// Loads a rank's share of the weights, to compute steps together with the other ranks: each is given the same
+    /// plans. On 2 and 4 ranks of CPUs the results are the same bits; with
+    /// [`CpuOptions::deterministic`](inflight_device_cpu::CpuOptions::deterministic) also on 1, and those of
+    /// [`ModelRunner::new`]. Any number of stages gives the bits of one.
+    ///
+    /// Only the first rank has results, unless [all sample](RankRole::AllSample).
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks.
+    pub fn of_rank(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        rank: RankOptions,
+    ) -> Result<Self, LoadError> {
+        Self::load(source, limits, options, (), Some(rank))
+    }
+
+    /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
+    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
+        let num_layers = one_group(spec, spec.num_layers()).layers_per_group();
+        Self::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
+    }
+
+    /// Bytes of one block of the KV cache of a head that makes drafts, and of the states that it reads.
+    pub fn head_bytes_per_block(head: &HeadSource, block_size: BlockSize, dtype: KvDtype) -> usize {
+        let spec = head.spec();
+        Self::kv_bytes_per_block(spec, block_size, dtype)
+            + state_bytes_per_block(spec.hidden_size, block_size)
+    }
+
+    /// Bytes of one block with so many layers.
+    pub fn kv_bytes_per_layers(
+        spec: &ModelSpec,
+        num_layers: usize,
+        block_size: BlockSize,
+        dtype: KvDtype,
+    ) -> usize {
+        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), num_layers)
+    }
+
+    /// Bytes of the weights on this device, if float weights are rounded to `precision`.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has the wrong shape or type.
+    pub fn num_weight_bytes(
+        source: &ModelSource,
+        precision: Option<WeightPrecision>,
+    ) -> Result<u64, LoadError> {
+        source.num_weight_bytes_on::<D>(precision)
+    }
+}
+
+impl ModelRunner<Cuda> {
+    /// Bytes of GPU memory that the largest step takes, without the KV cache.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has the wrong shape or type.
+    pub fn num_step_bytes(
+        source: &ModelSource,
+        limits: &RunnerLimits,
+        options: &CudaOptions,
+    ) -> Result<u64, LoadError> {
+        let spec = source.spec();
+        let heads = head_shape(spec);
+        let mixture = spec.mixture();
+        let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
+        let [sums, inputs, widest_inputs] = match &spec.layers[0].attention.latent {
+            Some(latent) => latent_widths(latent),
+            // Queries, keys and values; the rotated queries, and what attention makes of them.
+            None => [heads.qkv_len(), 2 * heads.q_len(), heads.q_len()],
+        };
+        let projections = spec.embedding_projections.as_ref();
+        let embedding_width = projections.map_or(0, |_| spec.embedding_width());
+        let widths = StepWidths {
+            // The residual stream and its summand, embeddings of another width, those of attention, and what experts
+            // are chosen by.
+            sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits,
+            // Its norm, embeddings of another width, those of attention, and the inner activations.
+            inputs: spec.hidden_size + embedding_width + inputs + spec.max_intermediate_size(),
+            widest_inputs: spec.max_intermediate_size().max(widest_inputs),
+            logits: spec.vocab_size,
+            quantised: source.quantised_widths::<Cuda>(limits.weights)?,
+        };
+        let max_sampled_rows = limits.max_sampled_rows.index();
+        let capacity = step_capacity(spec, limits);
+        let num_bytes = Cuda::num_step_bytes(
+            &capacity,
+            &widths,
+            (mixture.as_ref(), spec.latent_shape().as_ref()),
+            max_sampled_rows,
+            options,
+        );
+        Ok(num_bytes)
+    }
+}
+
+impl<P> ModelRunner<Cuda, P> {
+    /// As [`Cuda::repeat_step`], for measurements.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
+        self.device.repeat_step(num_times)
+    }
+}
+
+impl<D: Device, P: Probe> ModelRunner<D, P> {
+    /// As [`ModelRunner::new`], with a probe.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`].
+    pub fn with_probe(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        probe: P,
+    ) -> Result<Self, LoadError> {
+        Self::load(source, limits, options, probe, None)
+    }
+
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        probe: P,
+        rank: Option<RankOptions>,
+    ) -> Result<Self, LoadError> {
+        check(source.spec(), &limits)?;
+        let pooler = pooler(source, rank.is_some())?;
+        let pooling = source.spec().pooling.map(|pooling| pooling.mode);
+        let draft_model = match source.draft_model() {
+            Some(draft_model) => {
+                let limits = limits_of_draft_model(&limits);
+                let runner = ModelRunner::new(draft_model, limits, options)?;
+                Some(Box::new(DraftModel::new(runner)))
+            }
+            None => None,
+        };
+        let draft_head = match source.draft_head() {
+            Some(head) => {
+                let ops = draft_head_ops::<D>(rank.is_some())?;
+                Some(Box::new(DraftHead::new(head, &limits, options, ops)?))
+            }
+            None => None,
+        };
+        let mut device = D::open(options)?;
+        let time_limit = rank.as_ref().map(|rank| rank.time_limit);
+        let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
+        let (part, ranks) = match rank {
+            Some(rank) => join_ranks(&mut device, source, rank, D::tiling(options))?,
+            None => (source.part(1.into(), 0, D::tiling(options))?, None),
+        };
+        let spec = &part.local_spec(source.spec());
+        let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device, ranks)?;
+        let num_threads = device.host_threads().num_threads();
+        let groups = layer_groups(&part, spec, &limits)?;
+        let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
+        let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
+        device.reserve(&cache, &step_capacity(spec, &limits))?;
+        let num_logits = match &pooler {
+            None => limits.max_sampled_rows.index(),
+            Some(_) => 0,
+        };
+        let mut logits = device.alloc_logits(num_logits, spec.vocab_size)?;
+        if let Some((ranks, time_limit)) = ranks.zip(time_limit) {
+            ranks.meet(&mut device, time_limit)?;
+        }
+        first_steps::compute(
+            &mut device,
+            ranks,
+            &mut decoder,
+            &mut cache,
+            &limits,
+            &mut logits,
+        )?;
+        Ok(Self {
+            pooler,
+            draft_model,
+            draft_head,
+            decoder,
+            results: part.stage.results(ranks),
+            role,
+            cache,
+            host_blocks,
+            vocab_size: spec.vocab_size,
+            logits,
+            calls: [(); 2].map(|()| LaunchedCall {
+                layout: StepLayout::new(&limits, pooling),
+                context_outputs: Vec::new(),
+                states: Vec::new(),
+                awaited: None,
+            }),
+            next_call: 0,
+            num_launched: 0,
+            keeps_all_logits: false,
+            sampled_rows: SampledRows::default(),
+            has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
+            sampling: StepSampling::new(
+                spec.vocab_size,
+                &limits,
+                num_threads,
+                role == RankRole::AllSample,
+            ),
+            device,
+            ranks,
+            limits,
+            probe,
+        })
+    }
+
+    /// Has the draft model or head make the drafts that a step asks for, before its first model call is run or
+    /// launched. Each step comes here, in order, for its moves of blocks. Without either, nothing happens.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
+        if let Some(draft_head) = &mut self.draft_head {
+            let decoder = &self.decoder;
+            return draft_head.make(step, || decoder.embedding());
+        }
+        match &mut self.draft_model {
+            Some(draft_model) => draft_model.make(step),
+            None => Ok(()),
+        }
+    }
+
+    /// The probe.
+    pub fn probe_mut(&mut self) -> &mut P {
+        &mut self.probe
+    }
+
+    /// The size of the vocabulary: token ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Computes one model call of a step and appends its results to `output`, unless it is a rank that does not sample.
+    /// After the first steps it allocates nothing.
+    ///
+    /// # Errors
+    /// If a token id is not in the vocabulary, for the request was not checked, or if the device fails.
+    ///
+    /// # Panics
+    /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        match self.role {
+            RankRole::Samples | RankRole::AllSample => {
+                self.launch(&plan)?;
+                self.collect(&plan, output)
+            }
+            RankRole::Computes => {
+                self.check_plan(&plan)?;
+                let gathers_largest = self.gathers_largest();
+                let layout = &mut self.calls[0].layout;
+                layout.set(&plan);
+                if gathers_largest {
+                    layout.set_greedy(&plan);
+                }
+                let mut call = RankCall::default();
+                call.set(&plan, layout, None);
+                let adapters = AdapterRuns::of(&layout.inputs(&plan));
+                layout.forget_adapters();
+                self.run_share(&call, &adapters)
+            }
+        }
+    }
+
+    /// Whether a model call may be launched before the one before it was collected, with tokens that that one samples.
+    pub fn can_run_ahead(&self) -> bool {
+        self.device.can_run_ahead(&self.logits)
+    }
+
+    /// Whether a model call may be launched before the one before it was collected, if it does not depend on it: other
+    /// stages compute that one in the meantime.
+    pub fn has_stages(&self) -> bool {
+        matches!(self.results, Results::Awaited { .. })
+    }
+
+    /// Starts a model call of a step. A device that [can run ahead](ModelRunner::can_run_ahead) computes it while the
+    /// caller does something else, and so do [other stages](ModelRunner::has_stages); at most two are launched and not
+    /// collected then.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::run`]; the device's errors come when the call is collected.
+    ///
+    /// # Panics
+    /// As [`ModelRunner::run`].
+    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        let max_launched = 1 + usize::from(self.can_run_ahead() || self.has_stages());
+        assert!(
+            self.num_launched < max_launched,
+            "a call is launched after another one was collected"
+        );
+        self.check_plan(plan)?;
+        let (gathers_largest, has_stages) = (self.gathers_largest(), self.has_stages());
+        let call = &mut self.calls[self.next_call];
+        call.context_outputs.clear();
+        call.layout.set(plan);
+        call.layout.set_ahead(plan, &self.sampled_rows);
+        if gathers_largest {
+            call.layout.set_greedy(plan);
+        }
+        // Logits of other stages come to the host.
+        if D::SAMPLES && !has_stages {
+            call.layout.set_sampling(plan);
+        }
+        self.sampled_rows.set(plan, &call.layout);
+        self.move_blocks(plan.moves);
+        if !plan.token_ids.is_empty() {
+            if !has_stages && self.pooler.is_none() {
+                let layout = &self.calls[self.next_call].layout;
+                self.sampling.begin(plan, layout);
+            }
+            self.forward(plan);
+        }
+        self.next_call = 1 - self.next_call;
+        self.num_launched += 1;
+        Ok(())
+    }
+
+    /// Waits for the oldest model call that was launched and has not been collected, whose plan is given, and appends
+    /// its results to `output`.
+    ///
+    /// # Errors
+    /// The device has failed.
+    ///
+    /// # Panics
+    /// There is no such call.
+    pub fn collect(
+        &mut self,
+        plan: &StepPlan<'_>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        assert!(self.num_launched > 0, "a call is launched first");
+        let is_last = self.num_launched == 1;
+        self.num_launched -= 1;
+        if plan.token_ids.is_empty() {
+            return Ok(());
+        }
+        if let Some(pooler) = &self.pooler {
+            // They tell whether the device has failed.
+            self.device.results(&mut self.logits, 0)?;
+            let call = &self.calls[1 - self.next_call];
+            pooler.append(plan, &call.layout, &call.states, output);
+            return Ok(());
+        }
+        if let Results::Sent(ranks) = self.results {
+            let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
+            let results = self.device.results(&mut self.logits, num_rows)?;
+            ranks.host(&mut self.device).send_results(results.logits)?;
+        }
+        let call = match is_last {
+            true => 1 - self.next_call,
+            false => self.next_call,
+        };
+        let has_stages = self.has_stages();
+        if has_stages {
+            // Guides work while other stages compute. Of two calls, this one is sampled first.
+            self.sampling.begin(plan, &self.calls[call].layout);
+            self.receive_results_of(call)?;
+        }
+        // The next call would have replaced the logits where this device computes them.
+        let has_logits = is_last || has_stages;
+        let LaunchedCall {
+            layout,
+            context_outputs,
+            ..
+        } = &mut self.calls[call];
+        layout.set_lost(plan, &self.has_token);
+        let num_rows = layout.num_sampled_rows();
+        let results = match has_logits {
+            true => self.device.results(&mut self.logits, num_rows)?,
+            false => StepResults {
+                logits: &mut [],
+                samples: self.device.earlier_samples(&mut self.logits)?,
+            },
+        };
+        let samples = results.samples.iter();
+        self.has_token.clear();
+        self.has_token
+            .extend(samples.map(|sample| matches!(sample, DeviceSample::Sampled(Ok(_)))));
+        for (index, outputs) in context_outputs.drain(..) {
+            self.sampling.add_context_outputs(index, outputs);
+        }
+        match has_logits {
+            true => {
+                let threads = self.device.host_threads();
+                self.sampling.sample(threads, plan, layout, results, output);
+            }
+            false => self
+                .sampling
+                .take_samples(plan, layout, results.samples, output),
+        }
+        let vocab_size = self.vocab_size;
+        self.probe.ended(Operation::Sampling, || {
+            Work::elements(num_rows, vocab_size, 4, 0)
+        });
+        Ok(())
+    }
+
+    /// The most tokens of a call that can be launched while other stages compute the one before.
+    pub(super) fn max_unread_rows(&mut self) -> usize {
+        let width = self.decoder.hidden_size();
+        match self.has_stages() {
+            true => self.host().map_or(0, |host| host.max_unread()) / width,
+            false => usize::MAX,
+        }
+    }
+
+    /// Receives the results of the model call that was launched and has not been collected, if there is one.
+    ///
+    /// # Errors
+    /// The device or another rank has failed.
+    pub(super) fn receive_results(&mut self) -> Result<(), StepError> {
+        match self.num_launched {
+            1 => self.receive_results_of(1 - self.next_call),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives the results of a model call from the last stage, unless they are here.
+    fn receive_results_of(&mut self, call: usize) -> Result<(), StepError> {
+        let LaunchedCall {
+            layout,
+            context_outputs,
+            awaited,
+            ..
+        } = &mut self.calls[call];
+        let Results::Awaited { ranks, passes_on } = self.results else {
+            return Ok(());
+        };
+        let Some(step) = awaited.take() else {
+            return Ok(());
+        };
+        for context in layout.contexts() {
+            let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
+            let host = ranks.host(&mut self.device);
+            host.receive_results(step, &mut logits)?;
+            if passes_on {
+                host.send_results(&logits)?;
+            }
+            let threads = self.device.host_threads();
+            let outputs = self.sampling.context_outputs(threads, context, logits);
+            context_outputs.push((context.sequence, outputs));
+        }
+        let num_rows = layout.num_sampled_rows();
+        let results = self.device.results(&mut self.logits, num_rows)?;
+        let host = ranks.host(&mut self.device);
+        host.receive_results(step, results.logits)?;
+        match passes_on {
+            true => host.send_results(results.logits),
+            false => Ok(()),
+        }
+    }
+
+    /// Compares what the engine of this rank was given before the next step with what those of the others were, where
+    /// each rank has one. All ranks call it before the same step.
+    ///
+    /// # Errors
+    /// It is something else, or a rank has failed.
+    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
+        match self.host() {
+            Some(host) => host.compare_inputs(inputs),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes this rank's share of a model call, for the rank that samples. It has no results.
+    ///
+    /// # Errors
+    /// The call is not one of this model, or the device or another rank has failed.
+    ///
+    /// # Panics
+    /// If it exceeds the limits that the runner was made for, or names blocks outside of the pool.
+    pub(super) fn run_share(
+        &mut self,
+        call: &RankCall,
+        adapters: &AdapterRuns,
+    ) -> Result<(), StepError> {
+        self.check_tokens(&call.token_ids)?;
+        self.move_blocks(&call.moves);
+        if call.token_ids.is_empty() {
+            return Ok(());
+        }
+        let inputs = call.inputs(adapters);
+        let receiver = match self.results {
+            Results::Sent(ranks) => Some(ranks),
+            Results::Here | Results::Awaited { .. } | Results::Elsewhere => None,
+        };
+        let mut sent = Ok(());
+        let contexts = ContextLogits {
+            rows: call.context_rows.iter().cloned(),
+            // Only the rank that sends them gets them.
+            width: receiver.map_or(0, |_| self.vocab_size),
+            take: |device: &mut D, _, logits: Vec<f32>| {
+                if let Some(ranks) = receiver
+                    && sent.is_ok()
+                {
+                    sent = ranks.host(device).send_results(&logits);
+                }
+            },
+        };
+        self.pass().compute(inputs, contexts);
+        sent?;
+        let num_rows = inputs.sampled_rows.len();
+        let results = self.device.results(&mut self.logits, num_rows)?;
+        match receiver {
+            Some(ranks) => ranks.host(&mut self.device).send_results(results.logits),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether ranks send only the largest logit of a row where nothing else is needed. Logits that another stage sends
+    /// on are whole.
+    pub(super) fn gathers_largest(&self) -> bool {
+        let samples_here = matches!(self.results, Results::Here) && !D::SAMPLES;
+        samples_here && self.decoder.has_part_of_logits() && !self.keeps_all_logits
+    }
+
+    /// Makes [`ModelRunner::logits`] complete on several ranks, each of which must be told so. Otherwise the rows of
+    /// greedy sequences are undefined there.
+    pub fn keep_all_logits(&mut self) {
+        self.keeps_all_logits = true;
+    }
+
+    /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
+    /// its output, followed within a sequence by those of its rejected drafts. Where a token was chosen,
+    /// penalties and biases are applied; temperature is not.
+    pub fn logits(&mut self) -> &[f32] {
+        let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
+        let logits = self.device.host_logits(&mut self.logits, num_rows);
+        // The run would have failed before.
+        logits.map_or(&[], |logits| logits)
+    }
+
+    /// What it computes with.
+    pub fn description(&self) -> String {
+        self.device.description()
+    }
+
+    /// The bytes of a block in host memory.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        self.device.host_block(&mut self.host_blocks, block)
+    }
+
+    /// Makes moves of blocks, one after the other.
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
+        let Self {
+            device,
+            cache,
+            host_blocks,
+            ..
+        } = self;
+        move_device_blocks(device, moves, cache, host_blocks);
+    }
+
+    /// What the host of this rank says to the others; `None` if it is the only one.
+    fn host(&mut self) -> Option<&mut RankHost> {
+        let ranks = self.ranks?;
+        Some(ranks.host(&mut self.device))
+    }
+
+    fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
+        assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
+        assert_eq!(plan.block_size, self.limits.block_size);
+        let num_groups = self.limits.num_groups();
+        assert_eq!(plan.num_groups, num_groups, "groups of layers");
+        self.check_tokens(plan.token_ids)
+    }
+
+    fn check_tokens(&self, token_ids: &[TokenId]) -> Result<(), StepError> {
+        let vocab_size = self.vocab_size;
+        match token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            Some(id) => Err(StepError(format!(
+                "token id {id} is not below the vocabulary size {vocab_size}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// What a pass runs on.
+    fn pass(&mut self) -> PassOn<'_, D, P> {
+        PassOn {
+            device: &mut self.device,
+            decoder: &mut self.decoder,
+            cache: &mut self.cache,
+            logits: &mut self.logits,
+            probe: &mut self.probe,
+        }
+    }
+
+    /// This rank's part of a model call, up to the logits.
+    fn forward(&mut self, plan: &StepPlan<'_>) {
+        let Self {
+            probe,
+            device,
+            decoder,
+            cache,
+            logits,
+            calls,
+            next_call,
+            draft_head,
+            sampling,
+            ..
+        } = self;
+        let LaunchedCall {
+            layout,
+            context_outputs,
+            states,
+            awaited,
+        } = &mut calls[*next_call];
+        let (inputs, results) = (layout.inputs(plan), self.results);
+        let contexts = layout.contexts();
+        let pass = PassOn {
+            device,
+            decoder,
+            cache,
+            logits,
+            probe,
+        };
+        let contexts = ContextLogits {
+            rows: contexts.iter().map(|context| context.rows.clone()),
+            width: self.vocab_size,
+            take: |device: &mut D, index: usize, logits: Vec<f32>| {
+                if let Results::Sent(ranks) = results {
+                    // An error comes with the results.
+                    let _ = ranks.host(device).send_results(&logits);
+                }
+                let context = &contexts[index];
+                let outputs = sampling.context_outputs(device.host_threads(), context, logits);
+                context_outputs.push((context.sequence, outputs));
+            },
+        };
+        pass.compute(inputs, contexts);
+        if let Some(draft_head) = draft_head {
+            let num_rows = inputs.token_ids.len();
+            draft_head.keep_states(inputs, |out| decoder.tapped_states(device, num_rows, out));
+        }
+        if let Results::Awaited { ranks, .. } = results {
+            *awaited = Some(ranks.host(device).step());
+            return;
+        }
+        let num_rows = layout.num_sampled_rows();
+        match self.pooler {
+            Some(_) => decoder.states(device, num_rows, states),
+            None => device.keep_samples(logits, num_rows),
+        }
+        layout.forget_adapters();
+    }
+}
+
+impl<D: Device> ComputeRows for ModelRunner<D> {
+    fn compute_rows(&mut self, inputs: StepInputs<'_>) -> Result<&[f32], StepError> {
+        self.check_tokens(inputs.token_ids)?;
+        self.pass().compute_rows(inputs);
+        let num_rows = inputs.sampled_rows.len();
+        Ok(self.device.results(&mut self.logits, num_rows)?.logits)
+    }
+
+    fn move_blocks(&mut self, moves: &[BlockMove]) {
+        self.move_blocks(moves);
+    }
+
+    fn max_num_tokens(&self) -> usize {
+        self.limits.max_num_tokens.index()
+    }
+
+    fn block_size(&self) -> BlockSize {
+        self.limits.block_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+}
+
+/// What pools the states of a model that generates nothing.
+fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadError> {
+    if is_rank && source.spec().pooling.is_some() {
+        return Err(LoadError::Resource(
+            "models that generate nothing are computed by one rank: leave out tensor_parallel_size and \
+             pipeline_parallel_size"
+                .to_owned(),
+        ));
+    }
+    Pooler::load(source)
+}
+
+/// Makes a device one of several ranks, unless it is the only one, and tells which part of the model it has.
+fn join_ranks<D: Device>(
+    device: &mut D,
+    source: &ModelSource,
+    options: RankOptions,
+    tiling: Tiling,
+) -> Result<(ModelPart, Option<D::Ranks>), LoadError> {
+    let RankOptions {
+        collective, role, ..
+    } = options;
+    let grid = collective.grid();
+    let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
+    let mut part = source.part(grid, rank, tiling)?;
+    if role == RankRole::AllSample {
+        part.stage.let_all_sample();
+    }
+    if rank > 0 && role == RankRole::Samples {
+        return Err(LoadError::Resource(format!(
+            "rank {rank} gets no logits to sample from: only rank 0 does, unless all ranks sample"
+        )));
+    }
+    if grid.num_ranks() == 1 {
+        return Ok((part, None));
+    }
+    let ranks = device.join_ranks(collective, role)?;
+    if grid.ranks_per_stage > 1 && source.spec().mixture().is_some() {
+        ranks.check_alike(device)?;
+    }
+    Ok((part, Some(ranks)))
+}
+
+/// The groups of the layers that this part of a model has.
+fn layer_groups(
+    part: &ModelPart,
+    spec: &ModelSpec,
+    limits: &RunnerLimits,
+) -> Result<LayerGroups, LoadError> {
+    let (layers, num_layers) = (part.stage.layers.clone(), spec.num_layers());
+    let Some(groups) = &limits.layer_groups else {
+        return Ok(one_group(spec, layers.len()));
+    };
+    match groups.num_layers() == num_layers {
+        true => Ok(groups.with_layers(layers)),
+        false => Err(LoadError::Resource(format!(
+            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers",
+            groups.num_groups(),
+            groups.num_layers()
+        ))),
+    }
+}
+
+/// So many layers of a model in one group.
+fn one_group(spec: &ModelSpec, num_layers: usize) -> LayerGroups {
+    match spec.is_bidirectional {
+        // Its prompts are computed in one step, which reads what a layer has stored before the next one stores.
+        true => LayerGroups::of_one_step(num_layers),
+        false => LayerGroups::one(num_layers),
+    }
+}
+
+fn kv_cache<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    groups: &LayerGroups,
+    limits: &RunnerLimits,
+) -> Result<D::KvCache, LoadError> {
+    let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+    let cache = device.alloc_kv_cache(layout, groups, limits.num_blocks.index());
+    cache.map_err(|error| {
+        LoadError::Resource(format!(
+            "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \
+             kv_cache_free_gpu_mem_fraction, or max_num_requests or max_seq_len with a contiguous cache",
+            limits.num_blocks,
+            limits.block_size.tokens()
+        ))
+    })
+}
+
+fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
+    StepCapacity {
+        max_num_tokens: limits.max_num_tokens.index(),
+        max_num_sequences: limits.max_num_requests as usize,
+        max_seq_len: limits.max_seq_len.index(),
+        max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index()
+            * limits.num_groups(),
+        num_layer_groups: limits.num_groups(),
+        num_q_heads: spec.num_heads,
+        has_slopes: spec.slope_factor.is_some(),
+        adapters: AdapterCapacity {
+            max_rank: limits.adapters.max_rank,
+            max_bytes: limits.adapters.num_running_bytes() as usize,
+            num_places: spec.num_places(),
+        },
+    }
+}
+
+/// Refuses limits that the model cannot keep.
+fn check(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
+    let max_seq_len = spec.max_seq_len();
+    if limits.max_seq_len.index() > max_seq_len {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_seq_len {} is above {max_seq_len}, the model's max_position_embeddings",
+                limits.max_seq_len
+            ),
+            remedy: format!("set it to at most {max_seq_len}"),
+        });
+    }
+    let num_windows = limits.attention.windows.len();
+    if num_windows > spec.num_layers() {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_attention_window_size has {num_windows} windows for {} layers",
+                spec.num_layers()
+            ),
+            remedy: "write one for each layer, or a shorter list, which is repeated".to_owned(),
+        });
+    }
+    Ok(())
+}

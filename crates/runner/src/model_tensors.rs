@@ -1,0 +1,262 @@
+//! The weights of a model by transformers' names, whatever format its checkpoint has.
+
+use super::families::GgufArchitecture;
+use super::module_names::ModuleNames;
+use super::spec::{Linear, ModelSpec, Module, StackedLayout};
+use inflight_base::LoadError;
+use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Store, Tensor};
+
+/// Finds weights, and checks their shapes. Rows come in transformers' order.
+pub(super) struct ModelTensors<'a> {
+    spec: &'a ModelSpec,
+    store: Store<'a>,
+    /// The architecture of GGUF files, which have their own names and row order.
+    gguf: Option<GgufArchitecture>,
+    /// What modules are called in safetensors.
+    names: Option<ModuleNames>,
+}
+
+impl<'a> ModelTensors<'a> {
+    pub(super) fn new(
+        spec: &'a ModelSpec,
+        store: Store<'a>,
+        gguf: Option<GgufArchitecture>,
+    ) -> Self {
+        let names = gguf
+            .is_none()
+            .then(|| ModuleNames::find(spec, |module| store.has(&format!("{module}.weight"))));
+        Self {
+            spec,
+            store,
+            gguf,
+            names,
+        }
+    }
+
+    /// The weights of a linear layer or of the embedding, `[num_rows, num_columns]`.
+    ///
+    /// # Errors
+    /// They are missing, or have another shape or a type that is not supported.
+    pub(super) fn matrix(
+        &self,
+        module: Module,
+        num_rows: usize,
+        num_columns: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let name = self.stored_name(module);
+        let row_order = self.row_order(module);
+        self.store.matrix(&name, num_rows, num_columns, row_order)
+    }
+
+    /// The weights of a linear layer with `num_inputs` inputs: of its module, the rows that are its own.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn linear(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_inputs: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let num_rows = part.num_module_outputs();
+        // Converters to GGUF transpose such weights.
+        let matrix = match part.is_transposed && self.gguf.is_none() {
+            true => {
+                let name = self.stored_name(module);
+                self.store.transposed_matrix(&name, num_rows, num_inputs)?
+            }
+            false => self.matrix(module, num_rows, num_inputs)?,
+        };
+        Ok(match part.selected_rows() {
+            Some(rows) => matrix.select(rows),
+            None => matrix,
+        })
+    }
+
+    /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. With a layout,
+    /// the tensor of its name has those of all experts, as it has in GGUF files.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn expert_matrix(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_inputs: usize,
+        num_experts: usize,
+        layout: Option<StackedLayout>,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let num_rows = part.num_module_outputs();
+        let stacked_name = match self.gguf {
+            Some(gguf) => gguf
+                .module_name(module)
+                .map(|name| format!("{name}.weight")),
+            None => layout.map(|_| self.stored_name(module)),
+        };
+        let Some(name) = stacked_name else {
+            return self.linear(module, part, num_inputs);
+        };
+        let shape = [num_experts, num_rows, num_inputs];
+        let expert = module.index.unwrap_or(0);
+        let rows = RowSelection {
+            first: part.fused.map_or(0, |fused| fused.first),
+            len: part.num_outputs,
+            order: part.row_order,
+            runs: part.fused.and_then(|fused| fused.runs),
+        };
+        if layout == Some(StackedLayout::Inputs) {
+            return self.store.one_of_transposed(&name, shape, expert, rows);
+        }
+        let all = self.store.stacked_matrices(&name, shape)?;
+        Ok(all.select(RowSelection {
+            first: expert * num_rows + rows.first,
+            ..rows
+        }))
+    }
+
+    /// The biases of a linear layer of one of `num_experts` experts, `[part.num_outputs]`, from a tensor with those of
+    /// all.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn expert_bias(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_experts: usize,
+    ) -> Result<Tensor<'a>, LoadError> {
+        let len = part.num_module_outputs();
+        let separator = if self.gguf.is_some() { '.' } else { '_' };
+        let name = format!("{}{separator}bias", self.stored_name(module));
+        let all = self.store.stacked_vectors(&name, [num_experts, len])?;
+        let first = part.fused.map_or(0, |fused| fused.first);
+        Ok(all.flattened().select(RowSelection {
+            first: module.index.unwrap_or(0) * len + first,
+            len: part.num_outputs,
+            order: part.row_order,
+            runs: part.fused.and_then(|fused| fused.runs),
+        }))
+    }
+
+    /// The weights of equal linear layers in one tensor, `[num_matrices, num_rows, num_columns]`, all rows below one
+    /// another. `None` if there is no tensor of this name.
+    ///
+    /// # Errors
+    /// They have another shape or a type that is not supported.
+    pub(super) fn stacked_matrices(
+        &self,
+        module: Module,
+        shape: [usize; 3],
+    ) -> Result<Option<Matrix<'a>>, LoadError> {
+        let name = format!("{}.weight", self.stored_name(module));
+        match self.store.has(&name) {
+            true => self.store.stacked_matrices(&name, shape).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether there is a tensor with the name of this module.
+    pub(super) fn has_tensor(&self, module: Module) -> bool {
+        self.store.has(&self.stored_name(module))
+    }
+
+    /// The weight of a norm, `[len]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn norm(&self, module: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
+        self.vector(module, "weight", len)
+    }
+
+    /// The weights of the norms of heads, `[head_dim]` each in this order: from a tensor of each, or from one of all.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn head_norms(
+        &self,
+        layer: usize,
+        name: &'static str,
+        [num_heads, head_dim]: [usize; 2],
+        order: RowOrder,
+    ) -> Result<Vec<Tensor<'a>>, LoadError> {
+        let of_head = |head| Module::one_of(layer, head, name);
+        let rows = |first| RowSelection {
+            first,
+            len: head_dim,
+            order,
+            runs: None,
+        };
+        if name.contains("{}") && self.gguf.is_none() {
+            let norms = (0..num_heads).map(|head| self.norm(of_head(head), head_dim));
+            return norms.map(|norm| Ok(norm?.select(rows(0)))).collect();
+        }
+        let stored = format!("{}.weight", self.stored_name(of_head(0)));
+        let all = self.store.stacked_vectors(&stored, [num_heads, head_dim])?;
+        let all = all.flattened();
+        let heads = 0..num_heads;
+        Ok(heads
+            .map(|head| all.select(rows(head * head_dim)))
+            .collect())
+    }
+
+    /// The bias of a linear layer, `[len]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn bias(&self, module: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
+        self.vector(module, "bias", len)
+    }
+
+    /// A parameter that is no weight or bias of a module, `[len]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
+        let mut stored = self.stored_name(name);
+        if self.gguf.is_some() {
+            stored += match name.name.ends_with("bias") {
+                true => ".bias",
+                false => ".weight",
+            };
+        }
+        self.store.vector(&stored, len, RowOrder::Same)
+    }
+
+    pub(super) fn store(&self) -> &Store<'a> {
+        &self.store
+    }
+
+    fn vector(&self, module: Module, parameter: &str, len: usize) -> Result<Tensor<'a>, LoadError> {
+        let module_name = self.stored_name(module);
+        let name = format!("{module_name}.{parameter}");
+        // What the first checkpoints of BERT, from TensorFlow, call those of their norms; transformers reads them too.
+        let older = match parameter {
+            "weight" => format!("{module_name}.gamma"),
+            _ => format!("{module_name}.beta"),
+        };
+        let stored = match !self.store.has(&name) && self.store.has(&older) {
+            true => &older,
+            false => &name,
+        };
+        self.store.vector(stored, len, self.row_order(module))
+    }
+
+    /// The name of a module in the checkpoint.
+    pub(super) fn stored_name(&self, module: Module) -> String {
+        let gguf = self.gguf.and_then(|gguf| gguf.module_name(module));
+        gguf.unwrap_or_else(|| {
+            let path = self.spec.module_path(module);
+            match &self.names {
+                Some(names) => names.stored(path),
+                None => path,
+            }
+        })
+    }
+
+    fn row_order(&self, module: Module) -> RowOrder {
+        let gguf = self.gguf.as_ref();
+        gguf.map_or(RowOrder::Same, |gguf| {
+            gguf.row_order(module, self.spec.head_dim)
+        })
+    }
+}

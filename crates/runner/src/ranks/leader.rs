@@ -1,0 +1,304 @@
+//! Rank 0: the runner of a model that several processes compute.
+
+use std::io;
+use std::time::Duration;
+
+use super::other_rank::{OtherRank, explain};
+use super::rank_adapters::{SentAdapters, for_each_piece};
+use super::rank_call::RankCall;
+use super::rank_device::RankDevice;
+use super::rank_process::Ending;
+use super::task::{Instruction, Task};
+use super::transport::RankConnections;
+use crate::limits::RunnerLimits;
+use crate::model_runner::{ModelRunner, RankOptions};
+use crate::model_source::ModelSource;
+use crate::step_layout::StepLayout;
+use inflight_base::{HostBlockId, LoadError, StepError};
+use inflight_collective::Grid;
+use inflight_device::RankRole;
+use inflight_device_cpu::Cpu;
+use inflight_engine::{BlockMove, StepOutput, StepPlan};
+
+/// The most words of a call that a rank need not read for it to be sent: systems have at least thrice as much room.
+const MAX_UNREAD_WORDS: usize = 16 * 1024;
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankLimits {
+    /// Until all have loaded their weights.
+    pub load: Duration,
+    /// In an operation of a step.
+    pub step: Duration,
+}
+
+/// Rank 0 of a model, and the others.
+pub struct LeadingRunner<D: RankDevice = Cpu> {
+    grid: Grid,
+    runner: ModelRunner<D>,
+    others: Vec<OtherRank>,
+    /// The number of the next call.
+    number: u32,
+    /// Those of the last call.
+    layout: StepLayout,
+    call: RankCall,
+    adapters: SentAdapters,
+    words: Vec<u32>,
+    failure: Option<StepError>,
+}
+
+/// Tells whether the processes live that rank 0 has started. (`mpirun` ends all when one ends.)
+#[derive(Clone)]
+pub struct RankWatch(Vec<(usize, Ending)>);
+
+impl<D: RankDevice> LeadingRunner<D> {
+    /// Loads the parts of all ranks at the same time.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::of_rank`], or a rank has other files, ends, or does not load in time.
+    pub fn new(
+        connections: RankConnections,
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        time_limits: RankLimits,
+    ) -> Result<Self, LoadError> {
+        let RankLimits { load, step } = time_limits;
+        let resource = |error: &dyn ToString| LoadError::Resource(error.to_string());
+        let RankConnections {
+            grid,
+            collective,
+            mut others,
+            ..
+        } = connections;
+        // Before the others read their parts.
+        source.part(grid, 0, D::tiling(options))?;
+        let task = Task::new(
+            grid,
+            source.folder().to_owned(),
+            source.stamps(),
+            &limits,
+            D::of_rank(options, 0),
+            [load, step],
+        );
+        for (other, rank) in others.0.iter_mut().zip(1..) {
+            let mut task = task.clone();
+            task.rank = rank;
+            task.device = D::of_rank(options, rank);
+            other.instruct(&Instruction::Load(Box::new(task)))?;
+        }
+        for other in &mut others.0 {
+            other.wait_until_ready()?;
+        }
+        let layout = StepLayout::new(&limits, None);
+        let rank = RankOptions {
+            collective,
+            role: RankRole::Samples,
+            time_limit: step,
+        };
+        let runner = ModelRunner::of_rank(source, limits, options, rank)
+            .map_err(|error| others.explain_load(error))?;
+        for other in &mut others.0 {
+            let limited = other.set_time_limit(step);
+            limited.map_err(|error| resource(&error))?;
+        }
+        Ok(Self {
+            grid,
+            runner,
+            others: std::mem::take(&mut others.0),
+            number: 0,
+            layout,
+            call: RankCall::default(),
+            adapters: SentAdapters::default(),
+            words: Vec::new(),
+            failure: None,
+        })
+    }
+
+    /// Computes one model call of a step together with the other ranks, see [`ModelRunner::run`].
+    ///
+    /// # Errors
+    /// As there, or a rank has failed. The others are ended then, and no further call is computed.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.launch(&plan)?;
+        self.collect(&plan, output)
+    }
+
+    /// Whether the layers are in stages, so that one may compute a call while another one computes the call before, see
+    /// [`ModelRunner::has_stages`].
+    pub fn has_stages(&self) -> bool {
+        self.runner.has_stages()
+    }
+
+    /// Computes this rank's share of a model call, see [`ModelRunner::launch`].
+    ///
+    /// # Errors
+    /// As [`LeadingRunner::run`].
+    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        self.layout.set(plan);
+        if self.runner.gathers_largest() {
+            self.layout.set_greedy(plan);
+        }
+        self.send_adapters(plan)?;
+        self.call.set(plan, &self.layout, Some(&self.adapters));
+        self.layout.forget_adapters();
+        self.adapters.forget(&mut self.call.forgotten);
+        self.send()?;
+        let launched = self.runner.launch(plan);
+        launched.map_err(|error| self.fail(error))
+    }
+
+    /// Waits for the results of the oldest model call that was launched, see [`ModelRunner::collect`].
+    ///
+    /// # Errors
+    /// As [`LeadingRunner::run`].
+    pub fn collect(
+        &mut self,
+        plan: &StepPlan<'_>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        let collected = self.runner.collect(plan, output);
+        collected.map_err(|error| self.fail(error))
+    }
+
+    /// Makes moves of blocks on all ranks. A failure is an error of the next call.
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
+        self.call.set_moves(moves);
+        if self.send().is_ok() {
+            self.runner.move_blocks(moves);
+        }
+    }
+
+    /// This rank's part of a block in host memory, see [`ModelRunner::host_block`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        self.runner.host_block(block)
+    }
+
+    /// What it computes with.
+    pub fn description(&self) -> String {
+        let own = self.runner.description();
+        let Grid {
+            num_stages,
+            ranks_per_stage,
+        } = self.grid;
+        match num_stages {
+            1 => format!("{ranks_per_stage} ranks, each {own}"),
+            _ => format!("{num_stages} stages of {ranks_per_stage} ranks, each {own}"),
+        }
+    }
+
+    /// The size of the vocabulary: token ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+
+    /// See [`ModelRunner::keep_all_logits`]; it tells the other ranks with each call.
+    pub fn keep_all_logits(&mut self) {
+        self.runner.keep_all_logits();
+    }
+
+    /// See [`ModelRunner::logits`].
+    pub fn logits(&mut self) -> &[f32] {
+        self.runner.logits()
+    }
+
+    /// Tells whether the other ranks live.
+    pub fn watch(&self) -> RankWatch {
+        let others = self.others.iter().zip(1..);
+        let endings = others.filter_map(|(other, rank)| Some((rank, other.ending()?.clone())));
+        RankWatch(endings.collect())
+    }
+
+    /// Sends the other ranks their parts of the adapters of a plan that they do not have yet.
+    fn send_adapters(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let Self {
+            adapters,
+            others,
+            words,
+            ..
+        } = self;
+        let sent = adapters.send(plan, |number, parts| {
+            if parts.others().len() != others.len() {
+                return Err(StepError(format!(
+                    "an adapter has {} parts for {} ranks",
+                    1 + parts.others().len(),
+                    1 + others.len()
+                )));
+            }
+            let mut ranks = others.iter_mut().zip(1..).zip(parts.others());
+            ranks.try_for_each(|((other, rank), part)| {
+                let sent = for_each_piece(number, part, words, |words| {
+                    other.send(bytemuck::cast_slice(words))
+                });
+                sent.map_err(|error| {
+                    StepError(format!("rank {rank} has not taken an adapter: {error}"))
+                })
+            })
+        });
+        sent.map_err(|error| self.fail(error))
+    }
+
+    /// Sends the call to the other ranks.
+    fn send(&mut self) -> Result<(), StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.call.write(self.number, &mut self.words);
+        self.number = self.number.wrapping_add(1);
+        let num_rows = self.call.token_ids.len();
+        if self.words.len() > MAX_UNREAD_WORDS || num_rows > self.runner.max_unread_rows() {
+            // The call might wait for a rank that waits in turn until the results of the one before are received.
+            let received = self.runner.receive_results();
+            received.map_err(|error| self.fail(error))?;
+        }
+        let message = bytemuck::cast_slice(&self.words);
+        let mut others = self.others.iter_mut().zip(1..);
+        let sent = others.try_for_each(|(other, rank)| {
+            other.send(message).map_err(|error: io::Error| {
+                StepError(format!("rank {rank} has not taken a model call: {error}"))
+            })
+        });
+        sent.map_err(|error| self.fail(error))
+    }
+
+    /// Ends the other ranks, and says what is known of them.
+    fn fail(&mut self, error: StepError) -> StepError {
+        let explained = StepError(explain(&error.0, &mut self.others));
+        self.others.iter_mut().for_each(OtherRank::close);
+        self.failure.insert(explained).clone()
+    }
+}
+
+impl RankWatch {
+    /// Whether there are processes that rank 0 has started, and can start anew.
+    pub fn has_processes(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Whether all live.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub fn check(&self) -> Result<(), StepError> {
+        let mut endings = self.0.iter();
+        let ended = endings.find_map(|(rank, ending)| Some((rank, ending.get()?)));
+        match ended {
+            None => Ok(()),
+            Some((rank, how)) => Err(StepError(format!(
+                "the process of rank {rank} has ended ({how})"
+            ))),
+        }
+    }
+}
+
+impl<D: RankDevice> Drop for LeadingRunner<D> {
+    fn drop(&mut self) {
+        self.others.iter_mut().for_each(OtherRank::close);
+    }
+}

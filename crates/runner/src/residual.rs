@@ -1,0 +1,646 @@
+//! The residual stream, and what reads from it and adds to it.
+
+use std::ops::Range;
+
+use super::linear_weights::{NormWeights, SummedLinear, linears_of};
+use super::probe::{Operation, Probe, Work};
+use super::spec::{ModelSpec, NormKind, NormSpec};
+use super::summed::Summed;
+
+use inflight_base::LoadError;
+use inflight_device::{
+    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerNorm, Linear,
+    Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
+};
+
+/// The hidden states of a step, and their normalised form, which the next projection reads.
+///
+/// Where a projection on this rank gives the whole sum, it adds to the residual stream itself, unless its result is
+/// normalised first. Otherwise its part is summed over the ranks first, and added together with the norm.
+pub(super) struct ResidualStream<D: Device> {
+    hidden_size: usize,
+    embedding_scale: f32,
+    /// Of the embedding, in the weights of adapters.
+    embedding_place: usize,
+    norm: NormSpec,
+    has_whole_sums: bool,
+    hidden: D::Sums,
+    normed: D::Inputs,
+    /// Only for embeddings of another width.
+    narrow: Option<NarrowRows<D>>,
+    /// The result of a block that is not added at once: a sum of tiles, this rank's part of a sum, or what is
+    /// normalised first.
+    result: Option<D::Sums>,
+    /// Sums of later tiles.
+    tile_sums: Vec<D::Sums>,
+}
+
+/// Rows as wide as embeddings, if those differ from the residual stream: of embedded tokens at the beginning of a step,
+/// and at its end of what the output layer reads.
+struct NarrowRows<D: Device> {
+    width: usize,
+    sums: D::Sums,
+    inputs: D::Inputs,
+}
+
+/// A device, the profiling probe, and the rows that have adapters.
+pub(super) struct Probed<'a, D: Device, P> {
+    pub device: &'a mut D,
+    /// The operations of several ranks, if it is one of them.
+    pub ranks: Option<D::Ranks>,
+    pub probe: &'a mut P,
+    pub adapters: &'a [AdapterRun],
+}
+
+impl<D: Device> ResidualStream<D> {
+    /// Reserves `[max_rows, hidden_size]`, for projections in so many tiles.
+    pub fn new(
+        device: &mut D,
+        max_rows: usize,
+        spec: &ModelSpec,
+        num_tiles: usize,
+    ) -> Result<Self, LoadError> {
+        let hidden_size = spec.hidden_size;
+        let has_whole_sums = device.has_whole_sums() && num_tiles == 1;
+        // Of each level of pairs but the first, which adds to the sum of its first tile.
+        let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
+        let has_after = spec.layers.iter().any(|layer| layer.norms.has_after());
+        let result = match has_whole_sums && !has_after {
+            true => None,
+            false => Some(device.alloc_sums(max_rows, hidden_size)?),
+        };
+        Ok(Self {
+            hidden_size,
+            embedding_scale: spec.embedding_scale,
+            embedding_place: spec.embedding_place() * num_tiles,
+            norm: spec.norm,
+            has_whole_sums,
+            hidden: device.alloc_sums(max_rows, hidden_size)?,
+            normed: device.alloc_inputs(max_rows, hidden_size)?,
+            narrow: match spec.embedding_projections {
+                Some(_) => Some(NarrowRows {
+                    width: spec.embedding_width(),
+                    sums: device.alloc_sums(max_rows, spec.embedding_width())?,
+                    inputs: device.alloc_inputs(max_rows, spec.embedding_width())?,
+                }),
+                None => None,
+            },
+            result,
+            tile_sums: (0..num_tile_sums)
+                .map(|_| device.alloc_sums(max_rows, hidden_size))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Its width.
+    pub fn hidden_size(&self) -> usize {
+        self.hidden_size
+    }
+
+    /// The rows themselves.
+    pub fn hidden(&self) -> &D::Sums {
+        &self.hidden
+    }
+
+    /// The rows as they were normalised last.
+    pub fn normed(&self) -> &D::Inputs {
+        &self.normed
+    }
+
+    /// What the output layer reads, at the end of a step.
+    pub fn states(&self) -> &D::Inputs {
+        self.narrow.as_ref().map_or(&self.normed, |it| &it.inputs)
+    }
+
+    /// The same, mutably.
+    pub fn states_mut(&mut self) -> &mut D::Inputs {
+        match &mut self.narrow {
+            Some(narrow) => &mut narrow.inputs,
+            None => &mut self.normed,
+        }
+    }
+
+    /// Their width.
+    pub fn state_width(&self) -> usize {
+        self.narrow.as_ref().map_or(self.hidden_size, |it| it.width)
+    }
+
+    /// Starts with the embeddings of a step's tokens, which `projection` makes as wide as the residual stream, and of
+    /// their positions. With `part`, the table is the part of a rank of several, and its first row is the one of this
+    /// token.
+    pub fn embed<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        step: &D::Step<'_>,
+        num_rows: usize,
+        (table, part): (EmbeddingTable<'_, D>, Option<(D::Ranks, usize)>),
+        projection: Option<&Linear<D>>,
+        positions: Option<&D::Embedding>,
+    ) {
+        let scale = self.embedding_scale;
+        let embedded = match &mut self.narrow {
+            Some(narrow) => &mut narrow.sums,
+            None => &mut self.hidden,
+        };
+        let device = &mut *run.device;
+        match part {
+            None => device.embed(step, table, scale, embedded),
+            Some((ranks, first)) => ranks.embed_part(device, step, table, first, scale, embedded),
+        }
+        if let Some(adapted) = adapted_rows(run.adapters, Some(self.embedding_place)) {
+            let first = part.map_or(0, |(_, first_token)| first_token);
+            run.device
+                .adapt_embeddings(step, first, adapted, scale, embedded);
+        }
+        if let Some((ranks, _)) = part {
+            ranks.all_reduce(run.device, num_rows, embedded);
+        }
+        if let Some((NarrowRows { sums, inputs, .. }, linear)) =
+            self.narrow.as_mut().zip(projection)
+        {
+            // As wide as the stream only now, and the same on all ranks, each of which has these weights.
+            let device = &mut *run.device;
+            device.norm(num_rows, sums, Norm::Identity, inputs);
+            device.project(
+                num_rows,
+                inputs,
+                linear,
+                Output::Store,
+                None,
+                &mut self.hidden,
+            );
+        }
+        if let Some(positions) = positions {
+            run.device.add_positions(step, positions, &mut self.hidden);
+        }
+        run.probe.ended(Operation::Embed, || {
+            Work::elements(num_rows, self.hidden_size, 6, 0)
+        });
+    }
+
+    /// Ends with what the output layer reads: `states = linear(normed)`, as wide as embeddings.
+    pub fn narrow(&mut self, device: &mut D, num_rows: usize, linear: &Linear<D>) {
+        if let Some(NarrowRows { sums, inputs, .. }) = &mut self.narrow {
+            device.project(num_rows, &self.normed, linear, Output::Store, None, sums);
+            device.norm(num_rows, sums, Norm::Identity, inputs);
+        }
+    }
+
+    /// Adds a row of a table to each token's row.
+    pub fn add_table_rows(
+        &mut self,
+        device: &mut D,
+        ops: D::States,
+        table: &D::Embedding,
+        rows: &[u32],
+    ) {
+        ops.add_table_rows(device, table, rows, &mut self.hidden);
+    }
+
+    /// Adds a row to those of some tokens.
+    pub fn add_to_rows(
+        &mut self,
+        device: &mut D,
+        ops: D::States,
+        rows: &[Range<u32>],
+        row: &D::Vector,
+    ) {
+        for rows in rows {
+            let rows = rows.start as usize..rows.end as usize;
+            ops.add_to_rows(device, rows, row, &mut self.hidden);
+        }
+    }
+
+    /// Starts with the rows of the previous stage.
+    pub fn receive(&mut self, device: &mut D, ranks: D::Ranks, num_rows: usize) {
+        ranks.receive_rows(device, num_rows, &mut self.hidden);
+    }
+
+    /// Ends with the rows as the next stage starts with them.
+    pub fn send(&self, device: &mut D, ranks: D::Ranks, num_rows: usize) {
+        ranks.send_rows(device, num_rows, &self.hidden);
+    }
+
+    /// `normed = norm(hidden)`; without a norm, the residual stream itself.
+    pub fn norm<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        norm: Option<&NormWeights<D>>,
+    ) {
+        let norm = norm_of(&self.norm, norm);
+        run.device
+            .norm(num_rows, &self.hidden, norm, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
+    /// `hidden += after(linear(x)); normed = next(hidden)`. The projection is `operation`.
+    pub fn add<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let work = || work_of(num_rows, linear);
+        if self.has_whole_sums
+            && after.is_none()
+            && let Some(tile) = linear.whole()
+        {
+            run.project(num_rows, x, &tile.linear, Output::Add, &mut self.hidden);
+            run.probe.ended(operation, work);
+            return self.norm(run, num_rows, next);
+        }
+        self.sum(run, num_rows, x, linear);
+        run.probe.ended(operation, work);
+        self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden = norm(hidden + linear(x)); normed = hidden`. The projection is `operation`.
+    pub fn add_in_norm<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        norm: &NormWeights<D>,
+    ) {
+        match linear.whole() {
+            Some(whole) if self.has_whole_sums => {
+                run.project(num_rows, x, &whole.linear, Output::Add, &mut self.hidden);
+            }
+            _ => {
+                self.sum(run, num_rows, x, linear);
+                if let Some(result) = &self.result {
+                    let hidden = &mut self.hidden;
+                    run.device
+                        .add_normed(num_rows, result, Norm::Identity, hidden);
+                }
+            }
+        }
+        run.probe.ended(operation, || work_of(num_rows, linear));
+        self.norm_in_place(run, num_rows, norm);
+    }
+
+    /// `hidden = norm(hidden); normed = hidden`, with a layer norm, which [`check_norms`] has demanded.
+    pub fn norm_in_place<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        norm: &NormWeights<D>,
+    ) {
+        let norm = LayerNorm {
+            weight: &norm.weight,
+            bias: norm.bias.as_ref(),
+            eps: self.norm.eps,
+        };
+        run.device
+            .norm_in_place(num_rows, &mut self.hidden, norm, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
+    /// `hidden += o(attended) + down(inner); normed = next(hidden)`, of blocks side by side.
+    pub fn add_both<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        (attended, o): (&D::Inputs, &SummedLinear<D>),
+        (inner, down): (&D::Inputs, &SummedLinear<D>),
+        next: Option<&NormWeights<D>>,
+    ) {
+        if self.has_whole_sums
+            && let Some((whole_o, whole_down)) = o.whole().zip(down.whole())
+        {
+            let hidden = &mut self.hidden;
+            run.project(num_rows, attended, &whole_o.linear, Output::Add, hidden);
+            run.probe.ended(Operation::O, || work_of(num_rows, o));
+            run.project(num_rows, inner, &whole_down.linear, Output::Add, hidden);
+            run.probe.ended(Operation::Down, || work_of(num_rows, down));
+            return self.norm(run, num_rows, next);
+        }
+        self.sum(run, num_rows, attended, o);
+        if let Some(result) = &self.result {
+            let hidden = &mut self.hidden;
+            run.device
+                .add_normed(num_rows, result, Norm::Identity, hidden);
+        }
+        run.probe.ended(Operation::O, || work_of(num_rows, o));
+        self.sum(run, num_rows, inner, down);
+        run.probe.ended(Operation::Down, || work_of(num_rows, down));
+        self.add_result(run, num_rows, None, next);
+    }
+
+    /// `result = linear(x)`, summed over all tiles of all ranks.
+    fn sum<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &SummedLinear<D>,
+    ) {
+        let Some(result) = &mut self.result else {
+            unreachable!("it was reserved, for not all results are added at once")
+        };
+        match linear {
+            Summed::Tiles(ops, tiles) if !run.has_adapters(linear) => {
+                return ops.sum(run.device, num_rows, x, tiles, result);
+            }
+            Summed::Whole(Tile { linear, .. }) => match run.ranks {
+                Some(ranks) if run.adapted_rows(linear).is_none() => {
+                    return ranks.project_and_sum(run.device, num_rows, x, linear, result);
+                }
+                _ => run.project(num_rows, x, linear, Output::Store, result),
+            },
+            Summed::Tiles(ops, tiles) => match &tiles[..] {
+                [Some(Tile { linear, .. })] => {
+                    run.project(num_rows, x, linear, Output::Store, result);
+                }
+                tiles => {
+                    let others = &mut self.tile_sums;
+                    let adapters = run.adapters;
+                    let project =
+                        &mut |device: &mut D, tile: &Tile<D>, output, out: &mut D::Sums| {
+                            let Tile { inputs, linear } = tile;
+                            let adapted = adapted_rows(adapters, linear.place);
+                            let inputs = inputs.clone();
+                            ops.project(device, num_rows, x, inputs, linear, adapted, output, out);
+                        };
+                    sum_all_tiles(run.device, *ops, num_rows, tiles, project, result, others);
+                }
+            },
+        }
+        if let Some(ranks) = run.ranks {
+            ranks.all_reduce(run.device, num_rows, result);
+        }
+    }
+
+    /// `hidden += after(experts(normed)); normed = next(hidden)`, of all tiles. The experts of each row were chosen.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub fn add_experts<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        summed: &Summed<D, Experts<D>>,
+        rows: &mut D::ExpertRows,
+        num_chosen: usize,
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let normed = &self.normed;
+        let mut mix = |device: &mut D, experts: &Experts<D>, output, out: &mut D::Sums| {
+            device.mix_experts(num_rows, normed, experts, rows, output, out);
+        };
+        let is_added = match (&mut self.result, summed.whole()) {
+            (_, Some(experts)) if self.has_whole_sums && after.is_none() => {
+                mix(run.device, experts, Output::Add, &mut self.hidden);
+                true
+            }
+            (Some(result), _) => {
+                match summed {
+                    Summed::Whole(experts) => mix(run.device, experts, Output::Store, result),
+                    Summed::Tiles(ops, tiles) => {
+                        let others = &mut self.tile_sums;
+                        sum_all_tiles(run.device, *ops, num_rows, tiles, &mut mix, result, others);
+                    }
+                }
+                if let Some(ranks) = run.ranks {
+                    ranks.all_reduce(run.device, num_rows, result);
+                }
+                false
+            }
+            (None, _) => unreachable!("it was reserved, for not all results are added at once"),
+        };
+        let device = &*run.device;
+        run.probe.ended(Operation::Experts, || {
+            let num_touched = device.num_touched_experts(rows);
+            let works = summed
+                .parts()
+                .map(|it| Work::experts(num_rows, it, num_touched, num_chosen));
+            works.fold(Work::default(), Work::plus)
+        });
+        if is_added {
+            return self.norm(run, num_rows, next);
+        }
+        self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden += after(result); normed = next(hidden)`, for a block that was not added at once.
+    fn add_result<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let Some(result) = &self.result else {
+            return self.norm(run, num_rows, next);
+        };
+        if after.is_some() {
+            let after = norm_of(&self.norm, after);
+            run.device
+                .add_normed(num_rows, result, after, &mut self.hidden);
+            return self.norm(run, num_rows, next);
+        }
+        let next = norm_of(&self.norm, next);
+        run.device
+            .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
+    /// Keeps a step's kept rows, and those of `attended`.
+    pub fn keep_rows(&mut self, device: &mut D, step: &D::Step<'_>, attended: &mut D::Inputs) {
+        device.keep_rows(step, &mut self.hidden, attended);
+    }
+
+    fn norm_ended<P: Probe>(&self, run: &mut Probed<'_, D, P>, num_rows: usize) {
+        // f32 in, bf16 out.
+        run.probe.ended(Operation::Norm, || {
+            Work::elements(num_rows, self.hidden_size, 6, 4)
+        });
+    }
+}
+
+impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
+    /// Queries, keys and values: `out = linear(x)`.
+    pub fn project_qkv(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &Linear<D>,
+        out: &mut D::Sums,
+    ) {
+        self.project(num_rows, x, linear, Output::Store, out);
+        self.probe.ended(Operation::Qkv, || {
+            Work::product(num_rows, &linear.matrix, false)
+        });
+    }
+
+    /// Chooses the experts of rows: `rows = route(router(x))`.
+    pub fn route(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        router: &Linear<D>,
+        (routing, correction): (&Routing, Option<&D::Vector>),
+        logits: &mut D::Sums,
+        rows: &mut D::ExpertRows,
+    ) {
+        self.device
+            .project(num_rows, x, router, Output::Store, None, logits);
+        self.device
+            .route(num_rows, logits, routing, correction, rows);
+        self.probe.ended(Operation::Router, || {
+            Work::product(num_rows, &router.matrix, false)
+        });
+    }
+
+    /// The input of the down projection: `out = activation(linear(x))`, gated or not.
+    pub fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &Linear<D>,
+        activation: InnerActivation,
+        out: &mut D::Inputs,
+    ) {
+        let adapted = self.adapted_rows(linear);
+        self.device
+            .project_activated(num_rows, x, linear, activation, adapted, out);
+        self.probe.ended(Operation::GateUp, || match activation {
+            InnerActivation::Gated(_) => Work::gated_product(num_rows, &linear.matrix),
+            InnerActivation::Plain(_) => Work::product(num_rows, &linear.matrix, false),
+        });
+    }
+
+    /// A projection with what adapters make of their rows.
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &Linear<D>,
+        output: Output,
+        out: &mut D::Sums,
+    ) {
+        let adapted = self.adapted_rows(linear);
+        self.device
+            .project(num_rows, x, linear, output, adapted, out);
+    }
+
+    /// Whether adapters change any rows of a projection.
+    fn has_adapters(&self, linear: &SummedLinear<D>) -> bool {
+        let mut linears = linears_of(linear);
+        linears.any(|linear| self.adapted_rows(linear).is_some())
+    }
+
+    /// The rows of a projection that adapters change, if there are any.
+    fn adapted_rows(&self, linear: &Linear<D>) -> Option<AdaptedRows<'a>> {
+        adapted_rows(self.adapters, linear.place)
+    }
+}
+
+/// `out` becomes the sum of the products of tiles, in pairs. What changes no sum, if none has inputs. `project` has a
+/// tile stored in, or added to, a buffer.
+fn sum_all_tiles<D: Device, T>(
+    device: &mut D,
+    ops: D::Tiles,
+    num_rows: usize,
+    tiles: &[Option<T>],
+    project: &mut impl FnMut(&mut D, &T, Output, &mut D::Sums),
+    out: &mut D::Sums,
+    others: &mut [D::Sums],
+) {
+    if !sum_tiles(device, num_rows, tiles, project, out, others) {
+        ops.clear(device, num_rows, out);
+    }
+}
+
+/// The same. `false` if none has inputs; then `out` stays as it is.
+fn sum_tiles<D: Device, T>(
+    device: &mut D,
+    num_rows: usize,
+    tiles: &[Option<T>],
+    project: &mut impl FnMut(&mut D, &T, Output, &mut D::Sums),
+    out: &mut D::Sums,
+    others: &mut [D::Sums],
+) -> bool {
+    match tiles {
+        [] | [None] | [None, None] => false,
+        [Some(one)] | [Some(one), None] | [None, Some(one)] => {
+            project(device, one, Output::Store, out);
+            true
+        }
+        [Some(first), Some(second)] => {
+            project(device, first, Output::Store, out);
+            project(device, second, Output::Add, out);
+            true
+        }
+        _ => {
+            let (first, second) = tiles.split_at(tiles.len() / 2);
+            if !sum_tiles(device, num_rows, first, project, out, others) {
+                return sum_tiles(device, num_rows, second, project, out, others);
+            }
+            let Some((own, others)) = others.split_first_mut() else {
+                unreachable!("a buffer for each level of pairs was reserved")
+            };
+            if sum_tiles(device, num_rows, second, project, own, others) {
+                device.add_normed(num_rows, own, Norm::Identity, out);
+            }
+            true
+        }
+    }
+}
+
+/// The work of a projection to the residual stream.
+fn work_of<D: Device>(num_rows: usize, linear: &SummedLinear<D>) -> Work {
+    let works = linears_of(linear).map(|tile| Work::product(num_rows, &tile.matrix, true));
+    works.fold(Work::default(), Work::plus)
+}
+
+/// Refuses norms of sums in place that are not layer norms.
+///
+/// # Errors
+/// The model has others.
+pub(super) fn check_norms(spec: &ModelSpec) -> Result<(), LoadError> {
+    let mut layers = spec.layers.iter();
+    let is_in_place =
+        spec.embedding_norm.is_some() || layers.any(|layer| layer.norms.are_of_sums());
+    match spec.norm.kind {
+        NormKind::Rms if is_in_place => Err(LoadError::Resource(format!(
+            "{} has RMS norms of sums, and only layer norms are computed in place",
+            spec.family
+        ))),
+        NormKind::Rms | NormKind::Layer { .. } => Ok(()),
+    }
+}
+
+/// The rows that adapters change at a place, if there are any.
+pub(super) fn adapted_rows(runs: &[AdapterRun], place: Option<usize>) -> Option<AdaptedRows<'_>> {
+    let adapted = AdaptedRows {
+        runs,
+        place: place?,
+    };
+    adapted.changed().next().is_some().then_some(adapted)
+}
+
+/// A norm of the residual stream.
+fn norm_of<'a, D: Device>(
+    spec: &NormSpec,
+    weights: Option<&'a NormWeights<D>>,
+) -> Norm<'a, D::Vector> {
+    let Some(NormWeights { weight, bias }) = weights else {
+        return Norm::Identity;
+    };
+    match spec.kind {
+        NormKind::Rms => Norm::Rms {
+            weight,
+            eps: spec.eps,
+        },
+        NormKind::Layer { .. } => Norm::Layer {
+            weight,
+            bias: bias.as_ref(),
+            eps: spec.eps,
+        },
+    }
+}

@@ -1,0 +1,279 @@
+//! Rotary position embedding: the frequency of each pair of a head's elements.
+//!
+//! Pair `i` of the `head_dim / 2` pairs of a head is rotated by `position * frequency[i]` (Su et al., RoFormer,
+//! arXiv:2104.09864). Families differ in how they scale the frequencies for contexts longer than those of the first
+//! training; the device makes one table of cosines and sines from whatever results.
+
+use std::f64::consts::PI;
+
+/// A position embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// The base of the geometric series of wavelengths.
+    pub theta: f64,
+    /// Elements of a head that are rotated, the first ones: all, in most families; an even number.
+    pub rotary_dim: usize,
+    /// How the series is changed.
+    pub scaling: RopeScaling,
+}
+
+/// How the frequencies are changed for contexts longer than those of the first training.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All divided by `factor` (kaiokendev, "Extending context to 8K", 2023).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Frequencies of long waves divided by `factor`, of short waves kept, and a ramp between (Llama 3.1 and later).
+    Llama3 {
+        /// The divisor of the long waves.
+        factor: f64,
+        /// Waves longer than `original_len / low_freq_factor` are long.
+        low_freq_factor: f64,
+        /// Waves shorter than `original_len / high_freq_factor` are short.
+        high_freq_factor: f64,
+        /// Positions of the first training.
+        original_len: f64,
+    },
+    /// Each divided by its own divisor, `[head_dim / 2]`: how GGUF files store the scaling of Llama 3.
+    Divided {
+        /// The divisors.
+        divisors: Vec<f32>,
+    },
+    /// Each divided by its own divisor, which depends on the length that sequences may have (Ding et al., LongRoPE,
+    /// arXiv:2402.13753). transformers chooses by the length that a sequence has reached, which changes the keys that
+    /// are in the cache; a server chooses once.
+    Long {
+        /// The divisors for sequences up to `original_len`, `[rotary_dim / 2]`.
+        short_divisors: Vec<f64>,
+        /// The divisors for longer ones.
+        long_divisors: Vec<f64>,
+        /// Positions of the first training.
+        original_len: usize,
+        /// The factors of cosines and sines, for sequences up to `original_len` and for longer ones.
+        attention_factors: [f64; 2],
+    },
+    /// "NTK by parts" with attention temperature (Peng et al., YaRN, 2023).
+    Yarn {
+        /// The divisor of the long waves.
+        factor: f64,
+        /// The factor of cosines and sines, which sharpens attention.
+        attention_factor: f64,
+        /// Pairs that rotate more often than this over `original_len` keep their frequency.
+        beta_fast: f64,
+        /// Frequencies of pairs that rotate less often than this are divided by `factor`.
+        beta_slow: f64,
+        /// Positions of the first training.
+        original_len: f64,
+        /// Whether the ramp's ends are rounded to whole pairs.
+        truncate: bool,
+    },
+}
+
+impl Rope {
+    /// None: no element is rotated.
+    pub fn none() -> Self {
+        Self {
+            theta: 1.0,
+            rotary_dim: 0,
+            scaling: RopeScaling::None,
+        }
+    }
+
+    /// The positions that a scaled embedding reaches: with YaRN those of the first training times the factor, which
+    /// model cards leave `max_position_embeddings` below. `None` where config.json alone says.
+    pub fn scaled_positions(&self) -> Option<usize> {
+        match self.scaling {
+            RopeScaling::Yarn {
+                factor,
+                original_len,
+                ..
+            } => Some((factor * original_len) as usize),
+            _ => None,
+        }
+    }
+
+    /// Radians per position of each pair, `[head_dim / 2]`, for sequences of up to `max_seq_len` tokens. Pairs that are
+    /// not rotated are the last ones, with a frequency of 0.
+    pub fn frequencies(&self, head_dim: usize, max_seq_len: usize) -> Vec<f32> {
+        let rotary_dim = self.rotary_dim;
+        let pairs = rotary_dim / 2;
+        let plain = (0..pairs).map(|i| self.theta.powf(-((2 * i) as f64) / rotary_dim as f64));
+        let scaled: Vec<f64> = match self.scaling {
+            RopeScaling::None => plain.collect(),
+            RopeScaling::Divided { ref divisors } => plain
+                .zip(divisors)
+                .map(|(frequency, &divisor)| frequency / f64::from(divisor))
+                .collect(),
+            RopeScaling::Long {
+                ref short_divisors,
+                ref long_divisors,
+                original_len,
+                ..
+            } => {
+                let divisors = match max_seq_len > original_len {
+                    true => long_divisors,
+                    false => short_divisors,
+                };
+                plain
+                    .zip(divisors)
+                    .map(|(frequency, divisor)| frequency / divisor)
+                    .collect()
+            }
+            RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_len,
+            } => plain
+                .map(|frequency| {
+                    let waves = original_len * frequency / (2.0 * PI);
+                    let kept = (waves - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    blend(frequency / factor, frequency, kept)
+                })
+                .collect(),
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_len,
+                truncate,
+                ..
+            } => {
+                // The fractional pair that rotates `beta` times over the original length.
+                let pair = |beta: f64| {
+                    rotary_dim as f64 * (original_len / (beta * 2.0 * PI)).ln()
+                        / (2.0 * self.theta.ln())
+                };
+                let (mut low, mut high) = (pair(beta_fast), pair(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                low = low.max(0.0);
+                high = high.min((rotary_dim - 1) as f64);
+                // An empty ramp is a step, as in the reference implementation.
+                let width = if low == high { 0.001 } else { high - low };
+                plain
+                    .enumerate()
+                    .map(|(i, frequency)| {
+                        let scaled = (i as f64 - low) / width;
+                        blend(frequency, frequency / factor, scaled)
+                    })
+                    .collect()
+            }
+        };
+        let mut frequencies: Vec<f32> = scaled
+            .into_iter()
+            .map(|frequency| frequency as f32)
+            .collect();
+        frequencies.resize(head_dim / 2, 0.0);
+        frequencies
+    }
+
+    /// The factor of cosines and sines, for sequences of up to `max_seq_len` tokens: 1 except for YaRN and LongRoPE.
+    pub fn attention_factor(&self, max_seq_len: usize) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn {
+                attention_factor, ..
+            } => attention_factor as f32,
+            RopeScaling::Long {
+                attention_factors: [short, long],
+                original_len,
+                ..
+            } => match max_seq_len > original_len {
+                true => long as f32,
+                false => short as f32,
+            },
+            _ => 1.0,
+        }
+    }
+}
+
+/// `from` where `share` is at most 0, `to` where it is at least 1, and linear between.
+fn blend(from: f64, to: f64, share: f64) -> f64 {
+    let share = share.clamp(0.0, 1.0);
+    from * (1.0 - share) + to * share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unscaled_frequencies_are_a_geometric_series() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 8,
+            scaling: RopeScaling::None,
+        };
+        let frequencies = rope.frequencies(8, 100);
+        for (frequency, expected) in frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+            assert!((frequency - expected).abs() < 1e-7, "{frequencies:?}");
+        }
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_short_waves_and_divides_long_ones() {
+        let rope = Rope {
+            theta: 500_000.0,
+            rotary_dim: 64,
+            scaling: RopeScaling::Llama3 {
+                factor: 32.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_len: 8192.0,
+            },
+        };
+        let plain = Rope {
+            scaling: RopeScaling::None,
+            ..rope.clone()
+        };
+        let ratios: Vec<f32> = rope
+            .frequencies(64, 100)
+            .iter()
+            .zip(plain.frequencies(64, 100))
+            .map(|(scaled, plain)| plain / scaled)
+            .collect();
+        assert_eq!(ratios[0], 1.0);
+        assert_eq!(ratios[31], 32.0);
+        assert!(ratios.is_sorted(), "{ratios:?}");
+        assert!(
+            ratios.iter().any(|ratio| (1.5..31.0).contains(ratio)),
+            "{ratios:?}"
+        );
+    }
+
+    #[test]
+    fn pairs_beyond_the_rotary_width_are_not_rotated() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 4,
+            scaling: RopeScaling::None,
+        };
+        let frequencies = rope.frequencies(8, 100);
+        assert_eq!(frequencies, [1.0, 0.01, 0.0, 0.0]);
+        assert_eq!(Rope::none().frequencies(8, 100), [0.0; 4]);
+    }
+
+    #[test]
+    fn long_rope_chooses_by_the_longest_sequence() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 4,
+            scaling: RopeScaling::Long {
+                short_divisors: vec![1.0, 2.0],
+                long_divisors: vec![4.0, 10.0],
+                original_len: 100,
+                attention_factors: [1.25, 1.5],
+            },
+        };
+        assert_eq!(rope.frequencies(4, 100), [1.0, 0.005]);
+        assert_eq!(rope.frequencies(4, 101), [0.25, 0.001]);
+        assert_eq!(rope.attention_factor(100), 1.25);
+        assert_eq!(rope.attention_factor(101), 1.5);
+    }
+}

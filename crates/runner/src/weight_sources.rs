@@ -1,0 +1,562 @@
+//! All weights of a model in its checkpoint: found, and their shapes checked, before any is packed.
+//!
+//! So sizes that a config makes up cost no memory, and a bad checkpoint fails at once.
+
+use std::ops::Range;
+
+use super::latent::LatentSource;
+use super::linear_weights::{NormSource, ProjectionSource};
+use super::model_tensors::ModelTensors;
+use super::packer::{PackedForm, Packing};
+use super::precision::WeightPrecision;
+use super::share::{CutUnits, ModelShare, gcd, whole};
+use super::spec::{
+    ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, Projection,
+    QkNormSpec, StackedLayout,
+};
+use inflight_base::{LoadError, TokenId};
+use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
+use inflight_device::{Device, Gating, LatentShape, QkNormKind, QuantisedWidths};
+
+/// The weights of a model, not yet read.
+pub(super) struct WeightSources<'a> {
+    pub(super) embedding: Matrix<'a>,
+    /// From embeddings of another width to the residual stream, and back.
+    pub(super) embedding_projections: Option<[ProjectionSource<'a>; 2]>,
+    /// The rows of learned positions, from position 0 on.
+    /// With the token whose row is the first of them, if there is one.
+    pub(super) positions: Option<(Matrix<'a>, Option<TokenId>)>,
+    /// The rows of the types of tokens.
+    pub(super) token_types: Option<Matrix<'a>>,
+    pub(super) embedding_norm: Option<NormSource<'a>>,
+    pub(super) layers: Vec<LayerSource<'a>>,
+    pub(super) final_norm: Option<NormSource<'a>>,
+    /// `None` if it is the embedding, or if there is none.
+    pub(super) output_layer: Option<Matrix<'a>>,
+    /// Whether there is an output layer.
+    pub(super) has_output_layer: bool,
+    /// The bias of the output layer.
+    pub(super) output_bias: Option<Tensor<'a>>,
+}
+
+/// The weights of a layer.
+pub(super) struct LayerSource<'a> {
+    pub(super) norms: Norms<NormSource<'a>>,
+    pub(super) qkv: ProjectionSource<'a>,
+    pub(super) latent: Option<LatentSource<'a>>,
+    /// The norms of queries and of keys.
+    pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
+    /// Of each query head, the logit of no position.
+    pub(super) sink_logits: Option<Tensor<'a>>,
+    pub(super) o: ProjectionSource<'a>,
+    pub(super) feed_forward: FeedForwardSource<'a>,
+}
+
+/// The weights of a feed-forward block.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub(super) enum FeedForwardSource<'a> {
+    /// A block without experts.
+    Dense(&'a FeedForward, DenseSource<'a>),
+    /// A mixture of experts.
+    Experts {
+        router: ProjectionSource<'a>,
+        /// The corrections of the scores of experts.
+        correction: Option<Tensor<'a>>,
+        gating: Gating,
+        /// One, or those of a rank, each with some of the inside of all experts.
+        tiles: Vec<ExpertsSource<'a>>,
+    },
+}
+
+/// The weights of experts.
+pub(super) struct ExpertsSource<'a> {
+    /// Empty for a tile with nothing of them.
+    pub(super) chosen: Vec<DenseSource<'a>>,
+    pub(super) shared: Option<DenseSource<'a>>,
+}
+
+/// The weights of a block without experts, or of an expert.
+pub(super) struct DenseSource<'a> {
+    pub(super) up: ProjectionSource<'a>,
+    pub(super) down: ProjectionSource<'a>,
+}
+
+impl<'a> WeightSources<'a> {
+    /// Finds all weights that the description calls for.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has another shape or a type that is not supported.
+    pub(super) fn find(tensors: &ModelTensors<'a>, spec: &'a ModelSpec) -> Result<Self, LoadError> {
+        let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+        let width = spec.embedding_width();
+        let modules = &spec.modules;
+        let embedding = tensors.matrix(Module::of_model(modules.embedding), vocab, width)?;
+        let has_output_layer = spec.pooling.is_none();
+        let output_layer = match spec.tied_embeddings || !has_output_layer {
+            true => None,
+            false => {
+                let module = Module::of_model(modules.output_layer);
+                Some(tensors.matrix(module, vocab, width)?)
+            }
+        };
+        let layers = spec.layers.iter().enumerate();
+        let norm = |name: Option<&'static str>| {
+            let find = |name| NormSource::find(tensors, &spec.norm, Module::of_model(name), hidden);
+            name.map(find).transpose()
+        };
+        Ok(Self {
+            embedding,
+            embedding_projections: match &spec.embedding_projections {
+                Some(projections) => {
+                    let find = |it| ProjectionSource::find(tensors, None, it);
+                    Some([find(&projections.input)?, find(&projections.output)?])
+                }
+                None => None,
+            },
+            positions: positions(tensors, spec)?,
+            token_types: match spec.token_types {
+                Some(types) => {
+                    let module = Module::of_model(types.module);
+                    Some(tensors.matrix(module, types.num_types, hidden)?)
+                }
+                None => None,
+            },
+            embedding_norm: norm(spec.embedding_norm)?,
+            layers: layers
+                .map(|(index, layer)| LayerSource::find(tensors, spec, index, layer))
+                .collect::<Result<_, _>>()?,
+            final_norm: norm(modules.final_norm)?,
+            output_layer,
+            has_output_layer,
+            output_bias: match spec.output_bias && has_output_layer {
+                true => Some(tensors.bias(Module::of_model(modules.output_layer), vocab)?),
+                false => None,
+            },
+        })
+    }
+
+    /// What a rank has of them, whose layers are these.
+    pub(super) fn share(self, share: &ModelShare, layers: &[LayerSpec], head_dim: usize) -> Self {
+        let rows = |matrix: &Matrix<'a>| {
+            let columns = 0..matrix.columns();
+            matrix.part(share.vocabulary.clone(), columns)
+        };
+        let layers = self.layers.into_iter().zip(layers);
+        Self {
+            embedding: rows(&self.embedding),
+            layers: layers
+                .map(|(layer, of_layer)| layer.share(share, of_layer, head_dim))
+                .collect(),
+            output_layer: self.output_layer.as_ref().map(rows),
+            output_bias: self
+                .output_bias
+                .map(|bias| bias.elements(share.vocabulary.clone())),
+            ..self
+        }
+    }
+
+    /// What stays together in every tile of a rank.
+    pub(super) fn cut_units(&self, spec: &ModelSpec) -> CutUnits {
+        let mut units = CutUnits::SINGLE;
+        for layer in &self.layers {
+            for matrix in &layer.o.matrices {
+                // Whole groups of inputs that are whole heads.
+                let group = matrix.columns_of_group();
+                units.join_heads(group / gcd(group, spec.attended_dim()));
+            }
+            let blocks = layer.feed_forward.blocks().into_iter();
+            for matrix in blocks.flat_map(|(block, _)| &block.down.matrices) {
+                units.join_inner(matrix.columns_of_group());
+            }
+        }
+        units
+    }
+
+    /// The matrix of the output layer, if there is one.
+    pub(super) fn output_matrix(&self) -> Option<&Matrix<'a>> {
+        let own = self.output_layer.as_ref().unwrap_or(&self.embedding);
+        self.has_output_layer.then_some(own)
+    }
+
+    /// All projections, as those [of a layer](LayerSource::projections).
+    fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
+        let outside = self.embedding_projections.iter().flatten();
+        let of_layers = self.layers.iter().flat_map(LayerSource::projections);
+        of_layers.chain(outside.map(|it| (it, false)))
+    }
+
+    /// Bytes of all weights of all stages once they are packed, if float weights are rounded to `precision`: with the
+    /// padding of stacked experts, without any other.
+    pub(super) fn num_bytes<D: Device>(
+        &self,
+        precision: Option<WeightPrecision>,
+        num_stages: usize,
+    ) -> u64 {
+        let output = self.output_matrix().map(std::slice::from_ref);
+        let output = output.map(|it| {
+            let form = PackedForm::of_output_layer(it, precision, D::HAS_FP8);
+            (it, form)
+        });
+        let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
+        let embedding_bytes = match (&output, &self.output_layer) {
+            // The first stage has rows of its own, unless it is the last one.
+            (Some((_, PackedForm::Float(_))), None) if num_stages == 1 => 0,
+            _ => bytes(&self.embedding),
+        } + self.positions.as_ref().map_or(0, |(rows, _)| bytes(rows));
+        let projections = self.projections();
+        let projection_bytes = projections.map(|(projection, is_stacked)| {
+            let form = projection.form(precision, D::HAS_FP8);
+            match D::STACKS.filter(|_| is_stacked) {
+                Some(stacks) => form.num_stacked_bytes::<D>(stacks, &projection.matrices),
+                None => form.num_bytes::<D>(&projection.matrices),
+            }
+        });
+        let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes::<D>(matrix));
+        embedding_bytes + output_bytes + projection_bytes.sum::<u64>()
+    }
+
+    /// The widths of the matrices that are quantised once they are packed, but for stacked experts.
+    pub(super) fn quantised_widths<D: Device>(
+        &self,
+        precision: Option<WeightPrecision>,
+    ) -> QuantisedWidths {
+        let mut widths = QuantisedWidths::default();
+        for (projection, is_stacked) in self.projections() {
+            if D::STACKS.is_some() && is_stacked {
+                continue;
+            }
+            let form = projection.form(precision, D::HAS_FP8);
+            form.add_to(&mut widths, &projection.matrices);
+        }
+        if let Some(output) = self.output_matrix().map(std::slice::from_ref) {
+            PackedForm::of_output_layer(output, precision, D::HAS_FP8).add_to(&mut widths, output);
+        }
+        widths
+    }
+}
+
+impl<'a> LayerSource<'a> {
+    fn find(
+        tensors: &ModelTensors<'a>,
+        spec: &ModelSpec,
+        index: usize,
+        layer: &'a LayerSpec,
+    ) -> Result<Self, LoadError> {
+        let hidden = spec.hidden_size;
+        let norm = |name, kind: &NormSpec, len| {
+            NormSource::find(tensors, kind, Module::of_layer(index, name), len)
+        };
+        let find = |projection| {
+            let source = ProjectionSource::find(tensors, Some(index), projection)?;
+            let place = spec.place_of(projection);
+            Ok(ProjectionSource { place, ..source })
+        };
+        let LayerSpec {
+            norms,
+            attention,
+            feed_forward,
+        } = layer;
+        Ok(Self {
+            norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
+            qkv: find(&attention.qkv)?,
+            latent: match &attention.latent {
+                Some(latent) => Some(LatentSource::find(tensors, index, spec, latent, find)?),
+                None => None,
+            },
+            qk_norm: match attention.qk_norm {
+                Some(QkNormSpec { q, k, kind, .. }) => {
+                    let num_heads = [spec.num_heads, spec.num_kv_heads];
+                    let [num_q, num_k] = kind.num_weighted_heads(num_heads);
+                    let order = attention.qkv.parts[0].row_order;
+                    let find = |name, num_heads| {
+                        let weight = match kind {
+                            QkNormKind::LayerOfHead => {
+                                let shape = [num_heads, spec.head_dim];
+                                tensors.head_norms(index, name, shape, order)?
+                            }
+                            QkNormKind::Head | QkNormKind::Row => {
+                                let len = num_heads * spec.head_dim;
+                                let norm = tensors.norm(Module::of_layer(index, name), len)?;
+                                vec![in_order_of_heads(norm, len, order)]
+                            }
+                        };
+                        Ok::<_, LoadError>(NormSource {
+                            weight,
+                            weight_offset: spec.norm.weight_offset,
+                            bias: None,
+                        })
+                    };
+                    Some([find(q, num_q)?, find(k, num_k)?])
+                }
+                None => None,
+            },
+            sink_logits: match attention.sink_logits {
+                Some(name) => {
+                    let module = Module::of_layer(index, name);
+                    Some(tensors.parameter(module, spec.num_heads)?)
+                }
+                None => None,
+            },
+            o: find(&attention.o)?,
+            feed_forward: match feed_forward {
+                FeedForward::Gated {
+                    gate_up: up, down, ..
+                }
+                | FeedForward::Plain { up, down, .. } => {
+                    let up = find(up)?;
+                    let down = find(down)?;
+                    FeedForwardSource::Dense(feed_forward, DenseSource { up, down })
+                }
+                FeedForward::Experts(experts) => find_experts(tensors, index, experts)?,
+            },
+        })
+    }
+
+    fn share(self, share: &ModelShare, spec: &LayerSpec, head_dim: usize) -> Self {
+        let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let queries = vec![of_heads(&share.heads.queries)];
+        let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
+        let (qkv, attended_dim) = match &self.latent {
+            // Latents, of which each rank makes queries of its own.
+            Some(latent) if latent.has_query_latents() => (self.qkv, latent.shape().value_dim),
+            Some(latent) => {
+                let LatentShape { value_dim, .. } = latent.shape();
+                let width = latent.shape().query_dim();
+                let Range { start, end } = share.heads.queries;
+                let own = self.qkv.same_outputs(start * width..end * width);
+                (own, value_dim)
+            }
+            None => {
+                let kept = [queries.clone(), keys.clone(), keys.clone()];
+                (self.qkv.outputs(&kept), head_dim)
+            }
+        };
+        let feed_forward = match self.feed_forward {
+            FeedForwardSource::Dense(kind, block) => {
+                let tiles = share.inner(kind.width());
+                let block = DenseSource {
+                    up: block.up.same_outputs(whole(&tiles)).placed(share),
+                    down: block.down.inputs(&tiles, share).placed(share),
+                };
+                FeedForwardSource::Dense(kind, block)
+            }
+            FeedForwardSource::Experts {
+                router,
+                correction,
+                gating,
+                tiles,
+            } => FeedForwardSource::Experts {
+                router,
+                correction,
+                gating,
+                tiles: tiles
+                    .into_iter()
+                    .flat_map(|experts| experts.tiles(share))
+                    .collect(),
+            },
+        };
+        Self {
+            qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
+                (Some([q, k]), Some(norm)) => Some(match norm.kind {
+                    QkNormKind::Head => [q, k],
+                    QkNormKind::Row => [q.elements(&queries), k.elements(&keys)],
+                    QkNormKind::LayerOfHead => [
+                        q.parts(std::slice::from_ref(&share.heads.queries)),
+                        k.parts(&share.heads.key_runs()),
+                    ],
+                }),
+                (norm, _) => norm,
+            },
+            qkv: qkv.placed(share),
+            latent: self.latent.map(|latent| latent.share(share)),
+            sink_logits: self
+                .sink_logits
+                .map(|logits| logits.elements(share.heads.queries.clone())),
+            o: self
+                .o
+                .inputs(&share.attended(attended_dim), share)
+                .placed(share),
+            feed_forward,
+            ..self
+        }
+    }
+
+    /// All projections, and whether they belong to an expert or a head, which a device may [stack](Device::STACKS).
+    fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
+        let router = match &self.feed_forward {
+            FeedForwardSource::Dense(..) => None,
+            FeedForwardSource::Experts { router, .. } => Some(router),
+        };
+        let blocks = self.feed_forward.blocks().into_iter();
+        let blocks = blocks
+            .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
+        let latent = self.latent.iter().flat_map(LatentSource::projections);
+        let whole = [&self.qkv, &self.o].into_iter().chain(router);
+        whole.map(|it| (it, false)).chain(latent).chain(blocks)
+    }
+}
+
+impl<'a> FeedForwardSource<'a> {
+    /// The block, or all experts, and whether they are chosen ones.
+    fn blocks(&self) -> Vec<(&DenseSource<'a>, bool)> {
+        match self {
+            Self::Dense(_, block) => vec![(block, false)],
+            Self::Experts { tiles, .. } => {
+                let chosen = tiles.iter().flat_map(|tile| &tile.chosen);
+                let shared = tiles.iter().flat_map(|tile| &tile.shared);
+                let chosen = chosen.map(|expert| (expert, true));
+                chosen.chain(shared.map(|it| (it, false))).collect()
+            }
+        }
+    }
+}
+
+impl<'a> ExpertsSource<'a> {
+    /// What the tiles of a rank have of them.
+    fn tiles(&self, share: &ModelShare) -> Vec<Self> {
+        let tiles = (0..share.num_tiles()).map(|tile| {
+            let of_tile = |expert: &DenseSource<'a>| expert.tile(share, tile);
+            Self {
+                chosen: self.chosen.iter().filter_map(of_tile).collect(),
+                shared: self.shared.as_ref().and_then(of_tile),
+            }
+        });
+        tiles.collect()
+    }
+}
+
+impl<'a> DenseSource<'a> {
+    /// What a tile of a rank has of an expert, if anything.
+    fn tile(&self, share: &ModelShare, tile: usize) -> Option<Self> {
+        let inner = &share.inner(self.down.matrices[0].columns())[tile];
+        let is_last = tile + 1 == share.num_tiles();
+        (!inner.is_empty()).then(|| Self {
+            up: self.up.same_outputs(inner.clone()),
+            down: self
+                .down
+                .some_inputs(inner.clone(), is_last && share.has_biases_of_sums()),
+        })
+    }
+}
+
+/// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
+fn find_experts<'a>(
+    tensors: &ModelTensors<'a>,
+    layer: usize,
+    experts: &ExpertsSpec,
+) -> Result<FeedForwardSource<'a>, LoadError> {
+    let ExpertsSpec {
+        gate_up,
+        down,
+        stacked,
+        ..
+    } = experts;
+    let layout = stacked.layout;
+    let is_stacked = layout == StackedLayout::Inputs
+        || tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
+    let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
+    if is_stacked {
+        router.parts[0].module = stacked.router;
+        let (inputs, stacking) = (gate_up.num_inputs, gate_up.stacking);
+        let inner = down.num_inputs;
+        let fused = match layout {
+            StackedLayout::Outputs => {
+                Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
+            }
+            StackedLayout::Inputs => {
+                Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
+            }
+        };
+        of_one[0].parts = fused.parts;
+        of_one[1].parts[0].module = stacked.down;
+    }
+    let layout = is_stacked.then_some(layout);
+    let num_experts = experts.routing.num_experts;
+    let find = |expert, projection: &Projection| {
+        let matrices = projection.parts.iter().map(|part| {
+            let module = Module::one_of(layer, expert, part.module);
+            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
+        });
+        let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
+        let biases = with_bias.map(|part| {
+            let module = Module::one_of(layer, expert, part.module);
+            tensors.expert_bias(module, part, num_experts)
+        });
+        Ok::<_, LoadError>(ProjectionSource {
+            matrices: matrices.collect::<Result<_, _>>()?,
+            biases: biases.collect::<Result<_, _>>()?,
+            packing: Packing {
+                stacking: projection.stacking,
+                index: Some(expert),
+                is_exact: false,
+            },
+            place: None,
+            tiles: Vec::new(),
+        })
+    };
+    let chosen = (0..num_experts).map(|expert| {
+        let [gate_up, down] = &of_one;
+        Ok(DenseSource {
+            up: find(expert, gate_up)?,
+            down: find(expert, down)?,
+        })
+    });
+    let router = ProjectionSource::find(tensors, Some(layer), &router)?;
+    Ok(FeedForwardSource::Experts {
+        router: ProjectionSource {
+            packing: Packing {
+                is_exact: true,
+                ..router.packing
+            },
+            ..router
+        },
+        correction: match experts.correction {
+            Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
+            None => None,
+        },
+        gating: experts.gating,
+        tiles: vec![ExpertsSource {
+            chosen: chosen.collect::<Result<_, LoadError>>()?,
+            shared: match &experts.shared {
+                Some(shared) => Some(DenseSource {
+                    up: ProjectionSource::find(tensors, Some(layer), &shared.gate_up)?,
+                    down: ProjectionSource::find(tensors, Some(layer), &shared.down)?,
+                }),
+                None => None,
+            },
+        }],
+    })
+}
+
+/// The learned positions that sequences may have, behind the row of padding if there is one.
+fn positions<'a>(
+    tensors: &ModelTensors<'a>,
+    spec: &ModelSpec,
+) -> Result<Option<(Matrix<'a>, Option<TokenId>)>, LoadError> {
+    let Some(positions) = spec.learned_positions else {
+        return Ok(None);
+    };
+    let module = Module::of_model(positions.module);
+    let matrix = tensors.matrix(module, positions.num_rows, spec.hidden_size)?;
+    let num_of_padding = usize::from(positions.padding_id.is_some());
+    let rows = matrix.select(RowSelection {
+        first: positions.first_row - num_of_padding,
+        len: num_of_padding + spec.max_position_embeddings,
+        order: RowOrder::Same,
+        runs: None,
+    });
+    Ok(Some((rows, positions.padding_id)))
+}
+
+/// The norm of heads, `[len]`, in the order in which their rows are read.
+fn in_order_of_heads(norm: Tensor<'_>, len: usize, order: RowOrder) -> Tensor<'_> {
+    match order {
+        RowOrder::Same => norm,
+        RowOrder::Heads { .. } | RowOrder::AdjacentTails { .. } => norm.select(RowSelection {
+            first: 0,
+            len,
+            order,
+            runs: None,
+        }),
+    }
+}

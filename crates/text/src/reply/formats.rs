@@ -1,0 +1,309 @@
+//! The formats of replies by name, and the one that a chat template is written for.
+
+use std::sync::Arc;
+
+use super::blocks::Blocks;
+use super::deepseek::DeepSeek;
+use super::glm::Glm;
+use super::granite::Granite;
+use super::harmony::{Harmony, HarmonyParts};
+use super::hermes::Hermes;
+use super::kimi::Kimi;
+use super::llama::Llama;
+use super::marked_block::MarkedBlock;
+use super::mistral::Mistral;
+use super::parameter_types::ParameterTypes;
+use super::pythonic::Pythonic;
+use super::qwen_coder::QwenCoder;
+use super::sections::Sections;
+use super::thought::{Thought, ThoughtMarks};
+use super::{Format, ReplyReader, ReplyStart};
+use inflight_config::{ReasoningFormat, ReplyParser, ToolCallFormat};
+
+/// How the replies of a model are taken apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyFormat {
+    /// How reasoning is written; `None` if it is content.
+    pub reasoning: Option<ReasoningFormat>,
+    /// How calls are written; `None` if they are content.
+    pub tool_calls: Option<ToolCallFormat>,
+}
+
+/// The reasoning that a reply may begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// None.
+    Never,
+    /// None, or some between these marks.
+    Perhaps(&'static str, &'static str),
+    /// Some, up to this mark.
+    Begun(&'static str),
+}
+
+impl ReplyFormat {
+    /// The format that the parameters of a model name, or else the one of its chat templates.
+    pub fn new<'a>(
+        reasoning: ReplyParser<ReasoningFormat>,
+        tool_calls: ReplyParser<ToolCallFormat>,
+        templates: impl Iterator<Item = &'a str> + Clone,
+    ) -> Self {
+        Self {
+            reasoning: match reasoning {
+                ReplyParser::Auto => templates.clone().find_map(reasoning_of),
+                ReplyParser::None => None,
+                ReplyParser::Named(format) => Some(format),
+            },
+            tool_calls: match tool_calls {
+                ReplyParser::Auto => templates.clone().find_map(tool_calls_of),
+                ReplyParser::None => None,
+                ReplyParser::Named(format) => Some(format),
+            },
+        }
+    }
+
+    /// Where the reply to a prompt begins.
+    pub fn start_after(&self, prompt: &str) -> ReplyStart {
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return ReplyStart::Beginning;
+        };
+        let prompt = prompt.trim_end();
+        if prompt.ends_with(marks.start) {
+            ReplyStart::Reasoning
+        } else if prompt.ends_with(marks.end) {
+            ReplyStart::Content
+        } else {
+            ReplyStart::Beginning
+        }
+    }
+
+    /// Where the reply begins that continues a message with this content.
+    pub fn start_within(&self, content: &str) -> ReplyStart {
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return ReplyStart::Content;
+        };
+        match (content.rfind(marks.start), content.rfind(marks.end)) {
+            (Some(start), Some(end)) if start > end => ReplyStart::Reasoning,
+            (Some(_), None) => ReplyStart::Reasoning,
+            _ => ReplyStart::Content,
+        }
+    }
+
+    /// The reasoning of a reply that begins at `start`.
+    pub fn thinking(&self, start: ReplyStart) -> Thinking {
+        if self.reasoning == Some(ReasoningFormat::Harmony) {
+            const FIRST: &str = "<|channel|>analysis<|message|>";
+            const LAST: &str = "<|end|><|start|>assistant";
+            return match start {
+                ReplyStart::Beginning => Thinking::Perhaps(FIRST, LAST),
+                ReplyStart::Reasoning => Thinking::Begun(LAST),
+                ReplyStart::Content => Thinking::Never,
+            };
+        }
+        let Some(marks) = self.reasoning.and_then(marks) else {
+            return Thinking::Never;
+        };
+        match start {
+            ReplyStart::Content => Thinking::Never,
+            ReplyStart::Beginning if !marks.is_assumed => Thinking::Perhaps(marks.start, marks.end),
+            _ => Thinking::Begun(marks.end),
+        }
+    }
+
+    /// What stands before the content of a reply that begins at `start`, behind its reasoning.
+    pub fn content_header(&self, start: ReplyStart) -> Option<&'static str> {
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        (is_harmony && start != ReplyStart::Content).then_some("<|channel|>final<|message|>")
+    }
+
+    /// A reader of replies that begin at `start`, whose calls have texts as arguments where the format does not show
+    /// what they are.
+    pub fn reader(&self, start: ReplyStart) -> ReplyReader {
+        self.reader_with(start, &Arc::default())
+    }
+
+    /// The same, with arguments of these types.
+    pub fn reader_with(&self, start: ReplyStart, types: &Arc<ParameterTypes>) -> ReplyReader {
+        let mut formats: Vec<Box<dyn Format>> = Vec::new();
+        let wanted = HarmonyParts {
+            reasoning: self.reasoning == Some(ReasoningFormat::Harmony),
+            calls: self.tool_calls == Some(ToolCallFormat::Harmony),
+        };
+        if wanted.reasoning || wanted.calls {
+            formats.push(Box::new(Harmony::new(wanted, start)));
+        }
+        if let Some(marks) = self.reasoning.and_then(marks) {
+            formats.push(Box::new(Thought::new(marks, start)));
+        }
+        match self.tool_calls {
+            None | Some(ToolCallFormat::Harmony) => {}
+            Some(ToolCallFormat::Hermes) => formats.push(Box::new(Blocks::<Hermes>::default())),
+            Some(ToolCallFormat::QwenCoder) => {
+                let block = MarkedBlock::<QwenCoder>::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
+            Some(ToolCallFormat::Mistral) => formats.push(Box::new(Blocks::<Mistral>::default())),
+            Some(ToolCallFormat::Granite) => formats.push(Box::new(Blocks::<Granite>::default())),
+            Some(ToolCallFormat::DeepSeek) => {
+                formats.push(Box::new(Blocks::<Sections<DeepSeek>>::default()));
+            }
+            Some(ToolCallFormat::Kimi) => {
+                formats.push(Box::new(Blocks::<Sections<Kimi>>::default()));
+            }
+            Some(ToolCallFormat::Glm) => {
+                let block = MarkedBlock::<Glm>::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
+            Some(ToolCallFormat::Llama3) => formats.push(Box::new(Llama::default())),
+            Some(ToolCallFormat::Pythonic) => formats.push(Box::new(Pythonic::default())),
+        }
+        ReplyReader::new(formats)
+    }
+
+    /// Whether the types of arguments are only in the schemas of functions, see [`ReplyFormat::reader_with`].
+    pub fn needs_parameter_types(&self) -> bool {
+        matches!(
+            self.tool_calls,
+            Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm)
+        )
+    }
+
+    /// The texts around reasoning.
+    pub fn thought_marks(&self) -> Vec<&'static str> {
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        match self.reasoning.and_then(marks) {
+            Some(marks) => vec![marks.start, marks.end],
+            None if is_harmony => vec!["<|channel|>"],
+            None => Vec::new(),
+        }
+    }
+
+    /// The texts that the format is made of. Where they are special tokens, they must be in the text that a reader
+    /// gets.
+    pub fn marks(&self) -> Vec<&'static str> {
+        let mut all = Vec::new();
+        if let Some(marks) = self.reasoning.and_then(marks) {
+            all.extend([marks.start, marks.end]);
+        }
+        let is_harmony = self.reasoning == Some(ReasoningFormat::Harmony)
+            || self.tool_calls == Some(ToolCallFormat::Harmony);
+        if is_harmony {
+            all.extend([
+                "<|start|>",
+                "<|channel|>",
+                "<|constrain|>",
+                "<|message|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+            ]);
+        }
+        all.extend_from_slice(match self.tool_calls {
+            None | Some(ToolCallFormat::Harmony) => &[],
+            Some(ToolCallFormat::Hermes) => &["<tool_call>", "</tool_call>"],
+            Some(ToolCallFormat::QwenCoder) => &[
+                "<tool_call>",
+                "<function=",
+                "<parameter=",
+                "</parameter>",
+                "</function>",
+                "</tool_call>",
+            ],
+            Some(ToolCallFormat::Mistral) => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+            Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
+            Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
+            Some(ToolCallFormat::Pythonic) => &["<|python_start|>", "<|python_end|>"],
+            Some(ToolCallFormat::Glm) => &[
+                "<tool_call>",
+                "<arg_key>",
+                "</arg_key>",
+                "<arg_value>",
+                "</arg_value>",
+                "</tool_call>",
+            ],
+            Some(ToolCallFormat::Kimi) => &[
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+            ],
+            Some(ToolCallFormat::DeepSeek) => &[
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁sep｜>",
+                "<｜tool▁call▁end｜>",
+            ],
+        });
+        all
+    }
+}
+
+/// The marks around reasoning, where there are two.
+fn marks(format: ReasoningFormat) -> Option<ThoughtMarks> {
+    let (start, end, is_assumed) = match format {
+        ReasoningFormat::Think => ("<think>", "</think>", false),
+        ReasoningFormat::DeepSeekR1 => ("<think>", "</think>", true),
+        ReasoningFormat::Mistral => ("[THINK]", "[/THINK]", false),
+        ReasoningFormat::SeedOss => ("<seed:think>", "</seed:think>", false),
+        ReasoningFormat::Granite => ("Here is my thought process:", "Here is my response:", false),
+        ReasoningFormat::Harmony => return None,
+    };
+    Some(ThoughtMarks {
+        start,
+        end,
+        is_assumed,
+    })
+}
+
+/// The format of reasoning that a template is written for.
+fn reasoning_of(template: &str) -> Option<ReasoningFormat> {
+    let has = |mark: &str| template.contains(mark);
+    if has("<|channel|>analysis") {
+        return Some(ReasoningFormat::Harmony);
+    }
+    let formats = [
+        ("[THINK]", ReasoningFormat::Mistral),
+        ("</seed:think>", ReasoningFormat::SeedOss),
+        ("</think>", ReasoningFormat::Think),
+        ("Here is my thought process:", ReasoningFormat::Granite),
+    ];
+    let format = formats.iter().find(|(mark, _)| has(mark));
+    format.map(|(_, format)| *format)
+}
+
+/// The format of calls that a template is written for.
+fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
+    let has = |mark: &str| template.contains(mark);
+    if has("<|channel|>commentary") {
+        return Some(ToolCallFormat::Harmony);
+    }
+    if has("<tool_call>") && has("</tool_call>") {
+        // The formats with the same marks around other texts than JSON.
+        if has("<function=") && has("<parameter=") {
+            return Some(ToolCallFormat::QwenCoder);
+        }
+        if has("<arg_key>") {
+            return Some(ToolCallFormat::Glm);
+        }
+        if !has("<function=") {
+            return Some(ToolCallFormat::Hermes);
+        }
+    }
+    let formats = [
+        ("<｜tool▁call▁begin｜>", ToolCallFormat::DeepSeek),
+        ("[TOOL_CALLS]", ToolCallFormat::Mistral),
+        ("<|tool_call|>", ToolCallFormat::Granite),
+        ("<|tool_calls_section_begin|>", ToolCallFormat::Kimi),
+        // The words of Meta's instructions for Llama 4.
+        ("func_name1(params_name1=", ToolCallFormat::Pythonic),
+    ];
+    if let Some((_, format)) = formats.iter().find(|(mark, _)| has(mark)) {
+        return Some(*format);
+    }
+    let has_header = has("<|start_header_id|>") || has("<|header_start|>");
+    let is_llama = has_header && (has("<|python_tag|>") || has("\"parameters\""));
+    is_llama.then_some(ToolCallFormat::Llama3)
+}

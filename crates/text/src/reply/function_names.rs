@@ -1,0 +1,109 @@
+//! Which names of functions can be read back from calls.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{ParameterTypes, ReplyFormat, ReplyParts, ReplyStart};
+use inflight_config::ToolCallFormat;
+
+/// The longest name. OpenAI's interface has 64 characters.
+const MAX_NAME_BYTES: usize = 256;
+
+/// Whether a call of a function of this name, in this format, is read as one.
+pub fn can_be_read_back(format: ToolCallFormat, name: &str) -> bool {
+    let is_read = |call: &String| {
+        let reply = ReplyFormat {
+            reasoning: None,
+            tool_calls: Some(format),
+        };
+        let types = Arc::new(ParameterTypes::default());
+        let mut reader = reply.reader_with(ReplyStart::Beginning, &types);
+        let mut parts = ReplyParts::default();
+        reader.push(call, &mut parts);
+        reader.finish(&mut parts);
+        parts.content.is_empty() && matches!(&parts.calls[..], [call] if call.name == name)
+    };
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && calls(format, name).iter().all(is_read)
+}
+
+/// A call without arguments, in each way that a format has.
+fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
+    let call = |key: &str| json!({"name": name, key: {}});
+    match format {
+        ToolCallFormat::Hermes => vec![format!("<tool_call>\n{}\n</tool_call>", call("arguments"))],
+        ToolCallFormat::QwenCoder => {
+            vec![format!(
+                "<tool_call>\n<function={name}>\n</function>\n</tool_call>"
+            )]
+        }
+        ToolCallFormat::Glm => vec![format!("<tool_call>{name}\n</tool_call>")],
+        ToolCallFormat::Kimi => vec![format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{{}}\
+             <|tool_call_end|><|tool_calls_section_end|>"
+        )],
+        ToolCallFormat::Pythonic => vec![format!("[{name}()]")],
+        ToolCallFormat::Llama3 => vec![call("parameters").to_string()],
+        ToolCallFormat::Mistral => vec![
+            format!("[TOOL_CALLS] [{}]", call("arguments")),
+            format!("[TOOL_CALLS]{name}[ARGS]{{}}"),
+        ],
+        ToolCallFormat::DeepSeek => vec![
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{{}}\n```\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+        ],
+        ToolCallFormat::Granite => vec![format!("<|tool_call|>[{}]", call("arguments"))],
+        ToolCallFormat::Harmony => vec![format!(
+            "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}"
+        )],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ToolCallFormat::{
+        DeepSeek, Glm, Granite, Harmony, Hermes, Kimi, Llama3, Mistral, Pythonic, QwenCoder,
+    };
+
+    const ALL: [ToolCallFormat; 10] = [
+        Hermes, QwenCoder, Glm, Kimi, Pythonic, Llama3, Mistral, DeepSeek, Granite, Harmony,
+    ];
+
+    #[test]
+    fn plain_names_are_read_back_in_every_format() {
+        for format in ALL {
+            for name in ["f", "get_time", "Weather2", "_a", "server.tool"] {
+                assert!(can_be_read_back(format, name), "{format:?}: {name}");
+            }
+            for name in ["", &"f".repeat(257)] {
+                assert!(!can_be_read_back(format, name), "{format:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_end_a_mark_of_the_format_are_not() {
+        for (format, name) in [
+            (QwenCoder, "a>b"),
+            (QwenCoder, "a\nb"),
+            (Glm, "a\nb"),
+            (Glm, "a<arg_key>"),
+            (Kimi, "a<|tool_call_argument_begin|>"),
+            (Pythonic, "a b"),
+            (Pythonic, "a("),
+            (Mistral, "a[ARGS]"),
+            (DeepSeek, "a```json"),
+            (DeepSeek, "a<｜tool▁sep｜>"),
+            (Harmony, "a b"),
+            (Harmony, "a<|message|>"),
+        ] {
+            assert!(!can_be_read_back(format, name), "{format:?}: {name}");
+        }
+    }
+}

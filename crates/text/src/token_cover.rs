@@ -1,0 +1,202 @@
+//! The fewest tokens that a text can have, without tokenising it: a model joins pieces of a word to tokens in an order
+//! of its own, but a vocabulary can only cover the text with so few.
+//!
+//! ```text
+//! vocabulary  a b ab aba    text  a b a b a a b    at least 3: aba, ba and what follows, ab
+//! ```
+//!
+//! From each place reaches the longest token that begins there. With one token more, the text is covered at most up to
+//! where a token from any place before reaches. Places inside of tokens count, too, so this is a lower bound.
+
+use tokenizers::{Model, ModelWrapper};
+
+use crate::byte_alphabet::byte_of;
+
+/// The contents of the tokens that texts are put together from.
+pub(super) struct TokenCover {
+    /// Sorted.
+    contents: Vec<Box<[u8]>>,
+    unknown: Unknown,
+}
+
+/// How a text is written in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alphabet {
+    /// As it is.
+    Characters,
+    /// A character stands for each byte.
+    Bytes,
+}
+
+/// How a model handles a place where no token begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unknown {
+    /// A token for each byte.
+    TokenPerByte,
+    /// The character is dropped, or is a part of an unknown token of any length.
+    CharacterDropped,
+    /// So is the byte.
+    ByteDropped,
+}
+
+impl TokenCover {
+    /// The cover of the words that a model is given; `None` if tokens are not parts of words as they are written.
+    pub fn of(model: &ModelWrapper, alphabet: Alphabet) -> Option<Self> {
+        let falls_back = match model {
+            ModelWrapper::BPE(bpe) => {
+                let is_bare =
+                    bpe.continuing_subword_prefix.is_none() && bpe.end_of_word_suffix.is_none();
+                is_bare.then_some(bpe.byte_fallback)?
+            }
+            // One unknown token may stand for neighbours.
+            ModelWrapper::Unigram(_) => false,
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => return None,
+        };
+        let has_byte = |byte: u8| model.token_to_id(&format!("<0x{byte:02X}>")).is_some();
+        let unknown = match alphabet {
+            Alphabet::Bytes => Unknown::ByteDropped,
+            Alphabet::Characters if falls_back && (0..=u8::MAX).all(has_byte) => {
+                Unknown::TokenPerByte
+            }
+            Alphabet::Characters => Unknown::CharacterDropped,
+        };
+        let written = |content: String| match alphabet {
+            Alphabet::Characters => Some(content.into_bytes()),
+            // What is not written in the alphabet is no part of a word.
+            Alphabet::Bytes => content.chars().map(byte_of).collect(),
+        };
+        let contents = model.get_vocab().into_keys().filter_map(written);
+        let mut contents: Vec<Box<[u8]>> = contents
+            .filter(|content| !content.is_empty())
+            .map(Vec::into_boxed_slice)
+            .collect();
+        contents.sort_unstable();
+        Some(Self { contents, unknown })
+    }
+
+    /// The fewest tokens of `text`, or `max_tokens` + 1 if they are more. Looks at no more of it than these can cover.
+    pub fn fewest(&self, text: &str, max_tokens: usize) -> usize {
+        let bytes = text.as_bytes();
+        // With `num_tokens`, all before `end` is covered; with one more, all before `next`.
+        let (mut num_tokens, mut end, mut next) = (0, 0, 0);
+        for place in 0..bytes.len() {
+            let longest = match (self.longest(&bytes[place..]), self.unknown) {
+                (0, Unknown::TokenPerByte) => 1,
+                (longest, _) => longest,
+            };
+            next = next.max(place + longest);
+            if place < end {
+                continue;
+            }
+            if next > place {
+                num_tokens += 1;
+                end = next;
+            } else {
+                end += match self.unknown {
+                    Unknown::CharacterDropped => char_len(bytes[place]),
+                    Unknown::ByteDropped | Unknown::TokenPerByte => 1,
+                };
+            }
+            if num_tokens > max_tokens {
+                break;
+            }
+        }
+        num_tokens
+    }
+
+    /// The length of the longest token that `bytes` begin with.
+    fn longest(&self, bytes: &[u8]) -> usize {
+        let (mut longest, mut num_bytes) = (0, 0);
+        let mut within = &self.contents[..];
+        while let (Some(byte), [first, .., last]) = (bytes.get(num_bytes), within) {
+            // All of these begin with the bytes up to here; those that end here are first.
+            let at = |content: &[u8]| content.get(num_bytes).copied();
+            if at(first) != Some(*byte) || at(last) != Some(*byte) {
+                let start = within.partition_point(|content| at(content) < Some(*byte));
+                within = &within[start..];
+                let len = within.partition_point(|content| at(content) <= Some(*byte));
+                within = &within[..len];
+            }
+            num_bytes += 1;
+            if within.first().is_some_and(|first| first.len() == num_bytes) {
+                longest = num_bytes;
+            }
+        }
+        match within {
+            [only] if bytes.starts_with(only) => only.len(),
+            _ => longest,
+        }
+    }
+}
+
+/// The length of the character that begins with a byte.
+fn char_len(byte: u8) -> usize {
+    match byte {
+        0..0xc0 => 1,
+        0xc0..0xe0 => 2,
+        0xe0..0xf0 => 3,
+        0xf0.. => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toys;
+
+    fn cover(json: &serde_json::Value) -> TokenCover {
+        let tokenizer: tokenizers::Tokenizer = json.to_string().parse().expect("well formed");
+        TokenCover::of(tokenizer.get_model(), Alphabet::Characters).expect("a cover")
+    }
+
+    #[test]
+    fn counts_the_longest_tokens() {
+        let cover = cover(&toys::metaspace_json());
+        let cases = [
+            ("", 0),
+            ("t", 1),
+            ("the", 1),
+            ("▁the▁the", 2),
+            // "th" and "he" is no token: the longest at "t" is "the".
+            ("tht", 2),
+            ("▁▁▁", 2),
+            // A byte each.
+            ("日本", 6),
+            ("日the", 4),
+        ];
+        for (word, expected) in cases {
+            assert_eq!(cover.fewest(word, 99), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn counts_bytes_in_an_alphabet_of_bytes() {
+        let tokenizer: tokenizers::Tokenizer = toys::byte_level_json()
+            .to_string()
+            .parse()
+            .expect("well formed");
+        let cover = TokenCover::of(tokenizer.get_model(), Alphabet::Bytes).expect("a cover");
+        for (text, expected) in [("the the", 2), ("  ", 1), ("日", 3), ("😀a", 2)] {
+            assert_eq!(cover.fewest(text, 99), expected, "{text}");
+        }
+        assert_eq!(cover.fewest(&"the".repeat(99), 10), 11, "it stops there");
+    }
+
+    #[test]
+    fn characters_that_may_be_dropped_count_nothing() {
+        let mut json = toys::metaspace_json();
+        json["model"]["byte_fallback"] = false.into();
+        let cover = cover(&json);
+        for (word, expected) in [("日本", 0), ("日the日", 1), ("the日本the", 2)] {
+            assert_eq!(cover.fewest(word, 99), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_of_continued_words_has_no_cover() {
+        let mut json = toys::metaspace_json();
+        json["model"]["end_of_word_suffix"] = "</w>".into();
+        let tokenizer: tokenizers::Tokenizer = json.to_string().parse().expect("well formed");
+        assert!(TokenCover::of(tokenizer.get_model(), Alphabet::Characters).is_none());
+    }
+}

@@ -1,0 +1,164 @@
+//! How byte-level tokenizers split a text into words, by the names that GGUF files have for it.
+//!
+//! The expressions come from the models' own tokenizer.json; the names are llama.cpp's (`llama-vocab.cpp`).
+
+use serde_json::{Value, json};
+
+/// A way to split a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    Gpt2,
+    /// As GPT-2, with every digit by itself.
+    Digits,
+    Falcon,
+    Llama3,
+    Qwen2,
+    Qwen35,
+    Tekken,
+    Gpt4o,
+    Bloom,
+    DeepSeekV3,
+}
+
+use Style::{Bloom, DeepSeekV3, Digits, Falcon, Gpt2, Gpt4o, Llama3, Qwen2, Qwen35, Tekken};
+
+/// The names, and their styles. The same style may go with other settings: see [`WordSplit`].
+const NAMES: [(&str, Style); 42] = [
+    ("gpt-2", Gpt2),
+    ("phi-2", Gpt2),
+    ("mpt", Gpt2),
+    ("olmo", Gpt2),
+    ("jais", Gpt2),
+    ("exaone4", Gpt2),
+    ("trillion", Gpt2),
+    ("mellum", Gpt2),
+    ("gigachat", Gpt2),
+    ("a.x-4.0", Gpt2),
+    ("granite-docling", Gpt2),
+    ("starcoder", Digits),
+    ("refact", Digits),
+    ("command-r", Digits),
+    ("smollm", Digits),
+    ("codeshell", Digits),
+    ("exaone", Digits),
+    ("minerva-7b", Digits),
+    ("falcon", Falcon),
+    ("llama3", Llama3),
+    ("llama-v3", Llama3),
+    ("llama-bpe", Llama3),
+    ("falcon3", Llama3),
+    ("falcon-h1", Llama3),
+    ("pixtral", Llama3),
+    ("midm-2.0", Llama3),
+    ("lfm2", Llama3),
+    ("dbrx", Llama3),
+    ("smaug-bpe", Llama3),
+    ("glm4", Llama3),
+    ("chatglm-bpe", Llama3),
+    ("qwen2", Qwen2),
+    ("deepseek-r1-qwen", Qwen2),
+    ("stablelm2", Qwen2),
+    ("hunyuan", Qwen2),
+    ("megrez", Qwen2),
+    ("qwen35", Qwen35),
+    ("tekken", Tekken),
+    ("gpt-4o", Gpt4o),
+    ("llama4", Gpt4o),
+    ("bloom", Bloom),
+    ("deepseek-v3", DeepSeekV3),
+];
+
+/// Names of [`Llama3`] whose tokenizers have merges for every word of the vocabulary, and no start token of their own.
+const PLAIN_LLAMA3: [&str; 4] = ["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"];
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+const DEEPSEEK_V3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    r"[一-龥\u3040-ゟ゠-ヿ]+",
+    r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#,
+];
+
+/// How the tokenizer of a GGUF file splits words, and what goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct WordSplit<'a> {
+    name: &'a str,
+    style: Style,
+}
+
+impl<'a> WordSplit<'a> {
+    /// By the value of `tokenizer.ggml.pre`.
+    ///
+    /// # Errors
+    /// It is missing or unknown.
+    pub fn of(name: Option<&'a str>) -> Result<Self, String> {
+        let remedy = "put the model's tokenizer.json beside the file";
+        let Some(name) = name else {
+            return Err(format!(
+                "has no tokenizer.ggml.pre, as files of before May 2024; {remedy}"
+            ));
+        };
+        match NAMES.iter().find(|(known, _)| *known == name) {
+            Some(&(_, style)) => Ok(Self { name, style }),
+            None => Err(format!(
+                "tokenizer.ggml.pre: '{name}' is not supported; {remedy}"
+            )),
+        }
+    }
+
+    /// The pre-tokenizers of tokenizer.json.
+    pub fn pre_tokenizers(self) -> Vec<Value> {
+        let bytes = |has_words| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": has_words});
+        let split = |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+        match self.style {
+            Gpt2 => vec![bytes(true)],
+            Digits => vec![
+                json!({"type": "Digits", "individual_digits": true}),
+                bytes(true),
+            ],
+            Falcon => vec![
+                json!({"type": "Punctuation", "behavior": "Contiguous"}),
+                bytes(true),
+                json!({"type": "Digits", "individual_digits": false}),
+                split("[0-9][0-9][0-9]"),
+            ],
+            Llama3 => vec![split(LLAMA3), bytes(false)],
+            Qwen2 => vec![split(QWEN2), bytes(false)],
+            Qwen35 => vec![split(QWEN35), bytes(false)],
+            Tekken => vec![split(TEKKEN), bytes(false)],
+            Gpt4o => vec![split(GPT_4O), bytes(false)],
+            Bloom => vec![split(BLOOM), bytes(false)],
+            DeepSeekV3 => DEEPSEEK_V3
+                .into_iter()
+                .map(split)
+                .chain([bytes(false)])
+                .collect(),
+        }
+    }
+
+    /// The normalizer of tokenizer.json: Qwen's composes characters.
+    pub fn normalizer(self) -> Value {
+        match self.name {
+            "qwen2" | "qwen35" => json!({"type": "NFC"}),
+            _ => Value::Null,
+        }
+    }
+
+    /// Whether a word that is a token need not be merged together from others.
+    pub fn ignores_merges(self) -> bool {
+        match self.style {
+            Llama3 => !PLAIN_LLAMA3.contains(&self.name),
+            Tekken => true,
+            _ => false,
+        }
+    }
+
+    /// Whether texts begin with a start token unless the file says something else.
+    pub fn adds_start(self) -> bool {
+        self.ignores_merges()
+    }
+}

@@ -1,0 +1,356 @@
+//! Incremental detokenisation of a sequence, cut at stop words, and taken apart.
+
+use std::sync::Arc;
+
+use inflight_base::TokenId;
+use inflight_sampling::ReadText;
+use inflight_text::{
+    Detokenizer, ParameterTypes, ReplyFormat, ReplyParts, ReplyReader, ReplyStart, StopWords,
+    Tokenizer,
+};
+
+/// Turns tokens into text that may be sent.
+#[derive(Clone)]
+pub struct TextStream {
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    stop_words: StopWords,
+    /// Tokens that end the sequence and are not shown.
+    silent: Vec<TokenId>,
+    /// Special tokens that are text although others are not, with their text.
+    marks: Vec<(TokenId, &'static str)>,
+    /// Takes the text apart; `None` if all of it is content.
+    reply: Option<ReplyReader>,
+    /// Text that may be sent, before it is taken apart.
+    ready: String,
+    /// What is known of the parts, and not taken yet.
+    parts: ReplyParts,
+    /// Buffer between the detokenizer and the stop words; empty between calls.
+    whole: String,
+}
+
+/// How tokens become text, and what ends it.
+#[derive(Clone, Debug)]
+pub struct TextRules {
+    /// Whether special tokens are left out.
+    pub skip_special_tokens: bool,
+    /// Whether the tokenizer's spaces between consecutive special tokens are kept.
+    pub spaces_between_special_tokens: bool,
+    /// Texts that end the sequence.
+    pub stop_words: Vec<String>,
+    /// Tokens that end the sequence.
+    pub last_tokens: Vec<TokenId>,
+    /// Whether the stop word, or the last token, is part of the text.
+    pub include_stop: bool,
+    /// Takes the text apart, if that is wanted.
+    pub reply: Option<ReplyRules>,
+}
+
+/// How a text is taken apart.
+#[derive(Clone, Debug)]
+pub struct ReplyRules {
+    /// The format of its parts.
+    pub format: ReplyFormat,
+    /// Where it begins.
+    pub start: ReplyStart,
+    /// The arguments of the functions that it may call.
+    pub parameters: Arc<ParameterTypes>,
+    /// Whether calls are given in pieces.
+    pub in_pieces: bool,
+}
+
+impl ReplyRules {
+    fn reader(&self) -> ReplyReader {
+        let reader = self.format.reader_with(self.start, &self.parameters);
+        match self.in_pieces {
+            true => reader.in_pieces(),
+            false => reader,
+        }
+    }
+}
+
+impl TextStream {
+    /// The stream of a sequence that follows `prompt`.
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], rules: TextRules) -> Self {
+        let mut detokenizer = Detokenizer::new(&tokenizer, prompt, rules.skip_special_tokens);
+        if !rules.spaces_between_special_tokens {
+            detokenizer = detokenizer.without_spaces_between_special_tokens();
+        }
+        let marks = rules.reply.iter().flat_map(|reply| reply.format.marks());
+        let marks = marks.filter_map(|mark| Some((tokenizer.special_id(mark)?, mark)));
+        Self {
+            detokenizer,
+            marks: match rules.skip_special_tokens {
+                true => marks.collect(),
+                false => Vec::new(),
+            },
+            reply: rules.reply.as_ref().map(ReplyRules::reader),
+            parts: ReplyParts::default(),
+            tokenizer,
+            stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
+            silent: match rules.include_stop {
+                true => Vec::new(),
+                false => rules.last_tokens,
+            },
+            ready: String::new(),
+            whole: String::new(),
+        }
+    }
+
+    /// Whether the text can end the sequence.
+    pub fn has_stop_words(&self) -> bool {
+        !self.stop_words.is_empty()
+    }
+
+    /// Adds a token. Returns whether its text completes a stop word.
+    pub fn push(&mut self, token: TokenId) -> bool {
+        if self.silent.contains(&token) {
+            return false;
+        }
+        self.whole.clear();
+        match self.marks.iter().find(|(mark, _)| *mark == token) {
+            None => self
+                .detokenizer
+                .push(&self.tokenizer, token, &mut self.whole),
+            Some((_, text)) => {
+                self.detokenizer.finish(&self.tokenizer, &mut self.whole);
+                self.whole.push_str(text);
+            }
+        }
+        self.stop_words.push(&self.whole, &mut self.ready)
+    }
+
+    /// The stop word that the text has ended with.
+    pub fn stop_word(&self) -> Option<&str> {
+        self.stop_words.matched()
+    }
+
+    /// Ends the text: releases what was held back, unless a stop word cut it off.
+    pub fn finish(&mut self) {
+        self.whole.clear();
+        self.detokenizer.finish(&self.tokenizer, &mut self.whole);
+        if !self.stop_words.push(&self.whole, &mut self.ready) {
+            self.stop_words.finish(&mut self.ready);
+        }
+        if let Some(reply) = &mut self.reply {
+            reply.push(&self.ready, &mut self.parts);
+            reply.finish(&mut self.parts);
+            self.ready.clear();
+        }
+    }
+
+    /// Adds the text that may be sent to `parts`.
+    pub fn take_ready(&mut self, parts: &mut ReplyParts) {
+        match &mut self.reply {
+            None => parts.content.push_str(&self.ready),
+            Some(reply) => {
+                parts.append(std::mem::take(&mut self.parts));
+                reply.push(&self.ready, parts);
+            }
+        }
+        self.ready.clear();
+    }
+}
+
+/// The text of a beam, which ends with its first stop word.
+pub struct BeamText(TextStream);
+
+impl BeamText {
+    /// The text of a beam without tokens yet.
+    pub fn new(text: TextStream) -> Self {
+        Self(text)
+    }
+}
+
+impl ReadText for BeamText {
+    fn push(&mut self, token: TokenId) -> bool {
+        // No response carries this text: a hypothesis's text is made of its tokens.
+        self.0.ready.clear();
+        self.0.push(token)
+    }
+
+    fn fork(&self) -> Box<dyn ReadText> {
+        Box::new(Self(self.0.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toys;
+    use inflight_config::ReasoningFormat;
+
+    /// The text that a sequence of these tokens sends, token by token, then at its end; and after which token
+    /// a stop word was complete.
+    fn sent(contents: &[&str], stop_words: &[&str]) -> (Vec<String>, Option<usize>) {
+        let stop_words = stop_words.iter().map(|word| (*word).to_owned()).collect();
+        sent_by(
+            contents,
+            TextRules {
+                stop_words,
+                ..rules()
+            },
+        )
+    }
+
+    fn rules() -> TextRules {
+        TextRules {
+            skip_special_tokens: true,
+            spaces_between_special_tokens: true,
+            stop_words: Vec::new(),
+            last_tokens: Vec::new(),
+            include_stop: false,
+            reply: None,
+        }
+    }
+
+    fn content_of(stream: &mut TextStream) -> String {
+        let mut parts = ReplyParts::default();
+        stream.take_ready(&mut parts);
+        parts.content
+    }
+
+    fn sent_by(contents: &[&str], rules: TextRules) -> (Vec<String>, Option<usize>) {
+        let tokenizer = Arc::new(toys::byte_level());
+        let mut stream = TextStream::new(tokenizer.clone(), &[], rules);
+        let mut stopped = None;
+        let mut sent = Vec::new();
+        for (i, content) in contents.iter().enumerate() {
+            if stream.push(toys::id(&tokenizer, content)) {
+                stopped.get_or_insert(i);
+            }
+            sent.push(content_of(&mut stream));
+        }
+        stream.finish();
+        sent.push(content_of(&mut stream));
+        (sent, stopped)
+    }
+
+    #[test]
+    fn half_a_character_waits_for_its_other_half_or_for_the_end() {
+        // 😀 is the tokens ðŁĺ and Ģ.
+        let whole = sent(&["a", "ðŁĺ", "Ģ", "b"], &[]);
+        assert_eq!(whole.0, ["a", "", "😀", "b", ""]);
+        let (cut, _) = sent(&["a", "ðŁĺ"], &[]);
+        assert_eq!(cut, ["a", "", "\u{fffd}"]);
+    }
+
+    #[test]
+    fn what_may_become_a_stop_word_waits_for_the_next_token_or_for_the_end() {
+        assert_eq!(
+            sent(&["a", "the", "b"], &["there"]).0,
+            ["a", "", "theb", ""]
+        );
+        assert_eq!(
+            sent(&["a", "the"], &["there"]),
+            (vec!["a".into(), String::new(), "the".into()], None)
+        );
+    }
+
+    #[test]
+    fn the_token_that_ends_a_sequence_is_no_text_unless_it_is_included() {
+        let last_tokens = vec![toys::id(&toys::byte_level(), "Ġthe")];
+        let silent = TextRules {
+            last_tokens,
+            ..rules()
+        };
+        assert_eq!(sent_by(&["a", "Ġthe"], silent.clone()).0.concat(), "a");
+        // An incomplete character before it is still written, as a replacement character.
+        let half = sent_by(&["ðŁĺ", "Ġthe"], silent.clone());
+        assert_eq!(half.0, ["", "", "\u{fffd}"]);
+        let included = TextRules {
+            include_stop: true,
+            ..silent
+        };
+        assert_eq!(sent_by(&["a", "Ġthe"], included).0.concat(), "a the");
+    }
+
+    #[test]
+    fn a_stop_word_can_be_part_of_the_text() {
+        let included = TextRules {
+            stop_words: vec!["eb".to_owned()],
+            include_stop: true,
+            ..rules()
+        };
+        let (texts, stopped) = sent_by(&["a", "the", "b", "c"], included);
+        assert_eq!((texts.concat().as_str(), stopped), ("atheb", Some(2)));
+    }
+
+    #[test]
+    fn a_beam_ends_where_its_text_does_and_its_forks_go_their_own_ways() {
+        let tokenizer = Arc::new(toys::byte_level());
+        let id = |content| toys::id(&tokenizer, content);
+        let stop_words = vec!["eb".to_owned()];
+        let rules = TextRules {
+            stop_words,
+            ..rules()
+        };
+        let text = TextStream::new(tokenizer.clone(), &[], rules);
+        let text = BeamText::new(text);
+        let mut first: Box<dyn ReadText> = Box::new(text);
+        assert!(!first.push(id("a")) && !first.push(id("the")));
+        let mut second = first.fork();
+        assert!(!second.push(id("a")));
+        assert!(
+            first.push(id("b")),
+            "the first half was in the token before"
+        );
+        assert!(!second.push(id("b")));
+        assert!(!second.push(id("e")) && second.fork().push(id("b")));
+        assert!(!second.push(id("a")), "what a fork reads is its own");
+    }
+
+    #[test]
+    fn special_tokens_are_shown_where_they_are_wanted() {
+        let shown = TextRules {
+            skip_special_tokens: false,
+            ..rules()
+        };
+        assert_eq!(sent_by(&["a", "<|end|>"], shown).0.concat(), "a<|end|>");
+    }
+
+    #[test]
+    fn marks_that_are_special_tokens_are_read_and_others_are_left_out() {
+        let tokenizer = Arc::new(toys::metaspace());
+        let format = ReplyFormat {
+            reasoning: Some(ReasoningFormat::Think),
+            tool_calls: None,
+        };
+        let start = ReplyStart::Reasoning;
+        let rules = TextRules {
+            reply: Some(ReplyRules {
+                format,
+                start,
+                parameters: Arc::default(),
+                in_pieces: false,
+            }),
+            ..rules()
+        };
+        let mut stream = TextStream::new(tokenizer.clone(), &[], rules);
+        stream.marks = vec![(toys::id(&tokenizer, "</s>"), "</think>")];
+        let mut parts = ReplyParts::default();
+        for content in ["▁the", "<s>", "<0xF0>", "</s>", "<s>", "▁the"] {
+            stream.push(toys::id(&tokenizer, content));
+            stream.take_ready(&mut parts);
+        }
+        stream.finish();
+        stream.take_ready(&mut parts);
+        let found = (&parts.reasoning[..], &parts.content[..]);
+        assert_eq!(found, ("the\u{fffd}", " the"));
+    }
+
+    #[test]
+    fn nothing_follows_a_stop_word_neither_tokens_nor_what_was_held_back() {
+        let (texts, stopped) = sent(&["a", "th", "e", "b", "ðŁĺ"], &["the"]);
+        assert_eq!(texts, ["a", "", "", "", "", ""]);
+        assert_eq!(stopped, Some(2));
+    }
+
+    #[test]
+    fn a_stop_word_that_only_the_end_completes_is_cut_off_too() {
+        // The half character becomes the word's last character when no other half can follow.
+        let (texts, stopped) = sent(&["a", "the", "ðŁĺ"], &["the\u{fffd}"]);
+        assert_eq!(texts.concat(), "a");
+        assert_eq!(stopped, None, "no token has completed it");
+    }
+}
