@@ -17,7 +17,7 @@ from harness import clients, tiers
 from harness.cancelling import forgiveness, is_in_frontend, num_lost
 from harness.clients import GrpcStream, in_flight
 from harness.repository import add_synthetic
-from harness.server import FrontendDied, Server, ServerDied, die_with_parent
+from harness.server import FrontendDied, Server, ServerDied, die_with_parent, thread_states, until
 from harness.synthetic import ENDLESS_SEQ_LEN
 
 
@@ -58,6 +58,15 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
     assert "not unloaded" in state and "['endless']" in state
     # The gauges, and the backend's threads among those of the server.
     assert "'request_type': 'active'" in state and "inflight" in state
+
+
+def test_a_thread_that_waits_is_told_from_one_that_runs():
+    program = "import sys, threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\nprint()\nsys.stdout.flush()\n"
+    with subprocess.Popen([sys.executable, "-c", program + "while True: pass"], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"\n"
+        asyncio.run(until(lambda: sorted(thread_states(process.pid).values()) == ["R", "S"]))
+        process.kill()
+    assert thread_states(process.pid) == {}
 
 
 def test_a_failure_tells_how_the_server_has_died(repository):

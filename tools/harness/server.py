@@ -20,8 +20,8 @@ from harness.processes import processes
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
-# Longer than the threads of Triton's sequence batcher take to start. A model that is unloaded before they have stays UNLOADING.
-BATCHER_START_S = 0.5
+# How long new threads of a server get until they sleep.
+THREAD_START_TIMEOUT_S = 5
 # How long the backend waits until it frees the resources of an idle model that Triton does not finalize, and a time beyond that.
 RESOURCES_TIMEOUT_S = 5
 UNLOAD_TIMEOUT_S = 15
@@ -123,7 +123,7 @@ class Server:
                 preexec_fn=die_with_parent,
             )
         self._wait_ready()
-        self.last_load = time.monotonic()
+        self.has_new_threads = True
         running.add(self)
         if cancelling.forgiveness.is_watched:
             self.log_states(True)
@@ -173,8 +173,9 @@ class Server:
         return f"127.0.0.1:{self.http_port}"
 
     def stop(self):
-        """Stops the server; returns its exit status."""
+        """Stops the server; returns its exit status. Waits a moment if a model has just been loaded."""
         if self.process.poll() is None:
+            self._wait_for_new_threads()
             os.kill(self.pid, signal.SIGTERM)
         try:
             return self.process.wait(STOP_TIMEOUT_S)
@@ -235,12 +236,12 @@ class Server:
     def load(self, model):
         """Loads a model; returns None, or the error."""
         status, body = self.http("POST", f"/v2/repository/models/{model}/load", "{}")
-        self.last_load = time.monotonic()
+        self.has_new_threads = True
         return None if status == 200 else json.loads(body)["error"]
 
     def unload(self, model):
         """Requests to unload a model; returns before it is unloaded. Waits a moment if a model has just been loaded."""
-        time.sleep(max(0, self.last_load + BATCHER_START_S - time.monotonic()))
+        self._wait_for_new_threads()
         status, body = self.http("POST", f"/v2/repository/models/{model}/unload", "{}")
         assert status == 200, body
 
@@ -328,6 +329,23 @@ class Server:
         ]
         return "\n".join([f"not unloaded: {models}", *held, *threads, ""])
 
+    def _wait_for_new_threads(self):
+        """Waits until each thread has been asleep once since a model was loaded.
+
+        Server 2.51 says that a model is loaded while its threads may still be about to start or, after the warm-up, to wait for
+        requests. A model that is unloaded then stays UNLOADING, or crashes the server (docs/src/limitations.md).
+        """
+        if not self.has_new_threads:
+            return
+        self.has_new_threads = False
+        asleep, deadline = set(), time.monotonic() + THREAD_START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            states = thread_states(self.pid)
+            asleep |= {thread for thread, state in states.items() if state != "R"}
+            if asleep >= states.keys():
+                return
+            time.sleep(0.005)
+
     def _wait_ready(self):
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -351,6 +369,15 @@ def log_states(is_on):
         with contextlib.suppress(OSError):
             if server.process.poll() is None:
                 server.log_states(is_on)
+
+
+def thread_states(pid):
+    """The state of each thread of a process by its number, as `/proc` shows it: `R` if it runs or could; none if the process is gone."""
+    states = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            states[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    return states
 
 
 async def until(condition):
