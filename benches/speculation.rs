@@ -135,7 +135,7 @@ fn story_that_begins_again(source: &ModelSource, folder: &Path) -> Vec<TokenId> 
     };
     let beginning = encode(BEGINNING, true);
     let config = bench.config(None, beginning.len());
-    let mut runner = Runner::Cpu(Box::new(load(source, &config)));
+    let mut runner = load(source, &config);
     let answers = bench
         .run(&config, &mut runner, &beginning, 0.0, &[])
         .answers;
@@ -178,7 +178,7 @@ impl Bench<'_> {
             recomputes_drafts: false,
         });
         let [off, all] = [None, speculation].map(|it| self.config(it, prompt.len()));
-        let mut runner = Runner::Cpu(Box::new(load(self.source, &all)));
+        let mut runner = load(self.source, &all);
         let mut worth_it = all.clone();
         measure_costs(&mut worth_it, &mut runner).expect("steps are computed");
         let mut best = [(); 3].map(|()| Run::default());
@@ -219,7 +219,7 @@ impl Bench<'_> {
     fn run(
         &self,
         config: &EngineConfig,
-        runner: &mut Runner,
+        runner: &mut dyn Runner,
         prompt: &[TokenId],
         temperature: f32,
         expected: &[Vec<TokenId>],
@@ -243,7 +243,7 @@ impl Bench<'_> {
     fn serve(
         &self,
         engine: &mut Engine,
-        runner: &mut Runner,
+        runner: &mut dyn Runner,
         prompt: &[TokenId],
         temperature: f32,
         expected: &[Vec<TokenId>],
@@ -287,7 +287,7 @@ impl Bench<'_> {
 }
 
 /// Serves all requests. The clock starts when the last prompt is computed, unless prompts count.
-fn generate(engine: &mut Engine, runner: &mut Runner, prompts_count: bool) -> Run {
+fn generate(engine: &mut Engine, runner: &mut dyn Runner, prompts_count: bool) -> Run {
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let mut start = Instant::now();
     let mut num_before = 0;

@@ -16,8 +16,9 @@ use std::{env, fs, io};
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, NewRequest, StepStats};
+use inflight_machines::load_on_cpus;
 use inflight_manager::{BatchManager, Callbacks, Response, Submission, serve};
-use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_runner::{ModelSource, RunnerLimits};
 use inflight_sampling::SamplingParams;
 use inflight_text::{Detokenizer, Tokenizer};
 
@@ -55,8 +56,8 @@ fn batch_manager(source: &ModelSource) -> Result<BatchManager, Box<dyn Error>> {
         ..EngineConfig::default()
     };
     let limits = RunnerLimits::of(&config);
-    let runner = CpuRunner::new(source, limits, &CpuOptions::default())?;
-    Ok(BatchManager::new(config, Runner::Cpu(Box::new(runner)))?)
+    let runner = load_on_cpus(source, limits, &CpuOptions::default())?;
+    Ok(BatchManager::new(config, runner)?)
 }
 
 /// The waiting prompts, and the answers in progress.

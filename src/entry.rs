@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::Inflight;
 use inflight_base::catch_panic;
-use inflight_runner::{leave_mpi_world, rank_main};
+use inflight_machines::{leave_mpi_world, rank_main};
 use inflight_triton::{lifecycle, sys};
 
 type Outcome = *mut sys::TRITONSERVER_Error;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::driver::watched::WatchedDriver;
 use crate::instance::load_instance;
 use crate::model::Model;
-use inflight_device_cuda::{has_kernels, num_gpus};
+use inflight_machines::has_gpus;
 use inflight_triton::lifecycle::Implementation;
 use inflight_triton::{BackendAttributes, Error, Health, Instance, Request};
 
@@ -24,7 +24,7 @@ impl Implementation for Inflight {
     }
 
     fn attributes(attributes: BackendAttributes) -> Result<(), Error> {
-        match has_kernels() && num_gpus() > 0 {
+        match has_gpus() {
             true => attributes.prefer_gpu_instances(1),
             false => attributes.prefer_cpu_instances(1),
         }

@@ -27,9 +27,10 @@ use inflight_base::{LoadError, TokenId};
 use inflight_collective::beside_library;
 use inflight_config::Scheduling;
 use inflight_engine::{EngineConfig, StepStats};
+use inflight_machines::{RANK_PROGRAM, RankWatch};
 use inflight_manager::BatchManager;
 use inflight_manager::sizing::{LoadedRunner, load_runner};
-use inflight_runner::{AdapterRoom, ModelSpec, RANK_PROGRAM, RankWatch};
+use inflight_runner::{AdapterRoom, ModelSpec};
 use inflight_text::{ReplyFormat, Tokenizer};
 use inflight_triton::{Error, Health, Instance};
 
@@ -109,6 +110,7 @@ fn load_driver(
     let LoadedRunner {
         config: engine_config,
         runner,
+        rank_watch: ranks,
         memory,
         kv_file,
         adapters,
@@ -120,7 +122,6 @@ fn load_driver(
         adapters.unwrap_or_default(),
         &beside_library(RANK_PROGRAM),
     )?;
-    let ranks = runner.rank_watch();
     let engine_config = EngineConfig {
         num_adapter_pages: model.adapters.as_ref().map(|_| adapters.num_running_pages),
         ..engine_config

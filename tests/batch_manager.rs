@@ -15,13 +15,13 @@ use inflight_engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, ExtraOutputs, NewRequest,
     OutputOptions, Speculation, Stage, StepStats,
 };
+use inflight_machines::load_on_cpus;
 use inflight_manager::{
     BatchManager, Callbacks, LandedStep, ManagerOptions, Response, Submission, measure_costs,
     measure_step_cost, serve, statistics_json,
 };
 use inflight_runner::{
-    CpuRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
-    next_token,
+    KvFile, ModelSource, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
 use inflight_sampling::{
     FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
@@ -52,7 +52,7 @@ fn manager(config: EngineConfig) -> BatchManager {
         step_per_token_us: 0.0,
     };
     let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config)).expect("memory");
-    BatchManager::new(config, Runner::Synthetic(runner)).expect("a thread")
+    BatchManager::new(config, Box::new(runner)).expect("a thread")
 }
 
 fn prompt(id: u64) -> Vec<TokenId> {
@@ -597,8 +597,8 @@ fn model(config: EngineConfig) -> BatchManager {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()
     };
-    let runner = CpuRunner::new(&source, RunnerLimits::of(&config), &options).expect("it loads");
-    BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+    let runner = load_on_cpus(&source, RunnerLimits::of(&config), &options).expect("it loads");
+    BatchManager::new(config, runner).expect("a thread")
 }
 
 #[test]
@@ -827,8 +827,7 @@ fn what_a_manager_has_cached_is_kept_in_its_file() {
             let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config)).expect("memory");
             let file = KvFile::new(path.clone(), "a model".to_owned());
             let mut manager =
-                BatchManager::with_kv_file(config, Runner::Synthetic(runner), Some(file))
-                    .expect("a thread");
+                BatchManager::with_kv_file(config, Box::new(runner), Some(file)).expect("a thread");
             let request = NewRequest::new(SequenceId(1), (0..40).collect(), Tokens(3));
             manager.add(request).expect("fits");
             manager
@@ -875,8 +874,8 @@ fn what_a_step_costs_is_measured_where_there_are_drafts() {
             step_base_us,
             step_per_token_us,
         };
-        let runner = SyntheticRunner::new(options, &RunnerLimits::of(config)).expect("memory");
-        measure_step_cost(config, &mut Runner::Synthetic(runner)).expect("steps are computed")
+        let mut runner = SyntheticRunner::new(options, &RunnerLimits::of(config)).expect("memory");
+        measure_step_cost(config, &mut runner).expect("steps are computed")
     };
     // The figures are far apart, whatever else the machine does.
     let large = cost(&config, 20_000.0, 0.0).expect("drafts are possible");
@@ -971,9 +970,8 @@ fn what_a_draft_model_costs_is_measured() {
         ..config()
     };
     let limits = RunnerLimits::of(&config);
-    let runner = CpuRunner::new(&source, limits, &CpuOptions::default()).expect("it loads");
-    let mut runner = Runner::Cpu(Box::new(runner));
-    measure_costs(&mut config, &mut runner).expect("steps are computed");
+    let mut runner = load_on_cpus(&source, limits, &CpuOptions::default()).expect("it loads");
+    measure_costs(&mut config, &mut *runner).expect("steps are computed");
     assert!(config.step_cost.is_some(), "{config:?}");
     assert!(config.draft_cost.is_some(), "{config:?}");
 }

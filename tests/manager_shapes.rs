@@ -11,14 +11,13 @@ use std::time::Duration;
 use inflight_base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, NewRequest};
+use inflight_machines::load_on_cpus;
 use inflight_manager::{
     BatchManager, Callbacks, Executor, ExecutorOptions, HostTensor, HostTensors, ManagerOptions,
     ManagerThread, Response, Submission, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,
     TensorRequest, TensorType, serve,
 };
-use inflight_runner::{
-    CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
-};
+use inflight_runner::{ModelSource, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token};
 use inflight_sampling::{
     FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
 };
@@ -49,7 +48,7 @@ fn manager() -> BatchManager {
         step_per_token_us: 0.0,
     };
     let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config())).expect("memory");
-    BatchManager::new(config(), Runner::Synthetic(runner)).expect("a thread")
+    BatchManager::new(config(), Box::new(runner)).expect("a thread")
 }
 
 fn prompt(id: u64) -> Vec<TokenId> {
@@ -362,8 +361,8 @@ fn model() -> BatchManager {
         ..CpuOptions::default()
     };
     let limits = RunnerLimits::of(&config);
-    let runner = CpuRunner::new(&source, limits, &options).expect("it loads");
-    BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+    let runner = load_on_cpus(&source, limits, &options).expect("it loads");
+    BatchManager::new(config, runner).expect("a thread")
 }
 
 /// Serves requests with it.

@@ -26,7 +26,7 @@ use crate::driver::restarts::{REMEDY, Restarts};
 use crate::driver::service::Service;
 use crate::observe::metrics::MetricsShare;
 use inflight_base::{LoadError, StepError, catch_panic};
-use inflight_runner::RankWatch;
+use inflight_machines::RankWatch;
 use inflight_triton::{Error, Health, Request, ServedModel, Serving, endpoints_are_up};
 
 /// The longest time until a request that Triton has ended is noticed.

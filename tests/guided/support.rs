@@ -10,8 +10,9 @@ use inflight_base::{BlockSize, Blocks, RequestError, SequenceId, TokenId, Tokens
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, Event, NewRequest};
 use inflight_guidance::{Compiler, GuideSpec};
+use inflight_machines::load_on_cpus;
 use inflight_manager::BatchManager;
-use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_runner::{ModelSource, RunnerLimits};
 use inflight_sampling::{FinishReason, Guide, SamplingParams};
 use inflight_text::{Detokenizer, Tokenizer};
 
@@ -60,8 +61,8 @@ impl Model {
             num_threads: NonZeroUsize::new(num_threads),
             ..CpuOptions::default()
         };
-        let runner = CpuRunner::new(&self.source, limits, &options).expect("it loads");
-        BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+        let runner = load_on_cpus(&self.source, limits, &options).expect("it loads");
+        BatchManager::new(config, runner).expect("a thread")
     }
 }
 

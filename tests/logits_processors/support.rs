@@ -9,9 +9,10 @@ use std::sync::Arc;
 use inflight_base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
+use inflight_machines::load_on_cpus;
 use inflight_manager::BatchManager;
 use inflight_post_processors::{PostProcessors, ProcessedRequest};
-use inflight_runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
+use inflight_runner::{ModelSource, RunnerLimits};
 use inflight_sampling::{BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams};
 
 /// Number of tokens that every request generates.
@@ -148,8 +149,7 @@ pub fn run_with(
         num_threads: NonZeroUsize::new(num_threads),
         ..CpuOptions::default()
     };
-    let runner = CpuRunner::new(&checkpoint(), limits, &options).expect("the fixture loads");
-    let runner = Runner::Cpu(Box::new(runner));
+    let runner = load_on_cpus(&checkpoint(), limits, &options).expect("the fixture loads");
     let mut manager = BatchManager::new(config, runner).expect("a thread");
     let mut tokens = BTreeMap::<u64, Vec<TokenId>>::new();
     let mut own: BTreeMap<u64, LogitsProcessor> = BTreeMap::new();

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use inflight_base::TokenId;
 use inflight_checkpoint::{AdapterArrays, AdapterFiles};
 use inflight_collective::Grid;
-use inflight_device::{AdapterWeights, Device, KvDtype, Tiling};
+use inflight_device::{AdapterWeights, KvDtype, Tiling};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
 use inflight_numbers::{CodeBits, Dtype};
 use inflight_runner::{
-    AdapterParts, CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter,
-    WeightPrecision,
+    AdapterParts, ModelSource, PreparedAdapter, Runner, UsedAdapter, WeightPrecision,
 };
 use safetensors::tensor::{TensorView, serialize_to_file};
 use serde::Deserialize;
@@ -21,7 +20,7 @@ use serde::Deserialize;
 use crate::batching::{assert_same_bits, requests};
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Request, Setup, fixture, serve, serve_alone, simds};
+use crate::support::{Request, Setup, TestedDevice, fixture, serve, serve_alone, simds};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -90,13 +89,13 @@ pub fn num_bytes(name: &str, base: &Path) -> u64 {
 }
 
 /// Compares an adapter on a device with PEFT; logits differ by this share of what rounding to bf16 costs.
-pub fn agrees_on<D: Device>(name: &str, share_of_cost: f32, options: &D::Options) {
+pub fn agrees_on<D: TestedDevice>(name: &str, share_of_cost: f32, options: &D::Options) {
     let text = fs::read_to_string(fixture("adapters").join(name).join("expected.json"));
     let expected: Expected =
         serde_json::from_str(&text.expect("a fixture")).expect("as it was written");
     let base = fixture(&expected.base);
     let setup = Setup::default();
-    let mut runner: ModelRunner<D> = setup.load_on(&base, options);
+    let mut runner: Box<dyn Runner> = setup.load_on::<D>(&base, options);
     let adapter = adapter(name, &base);
     let requests = expected.prompts.iter().map(|prompt| Request {
         adapter: Some(adapter.clone()),
@@ -216,7 +215,7 @@ fn each_request_as_alone(base: &Path, requests: &[Request], setup: &Setup) {
     let mut num_changed = 0;
     for (index, (served, request)) in served.iter().zip(requests).enumerate() {
         let what = format!("{}, request {index}, {setup:?}", base.display());
-        let runner: &mut CpuRunner = match request.adapter {
+        let runner: &mut Box<dyn Runner> = match request.adapter {
             Some(_) => &mut alone,
             None => &mut without,
         };

@@ -230,15 +230,15 @@ fn extra_outputs_do_not_change_a_requests_tokens() {
         let num_generation = num_rows(request.outputs.generation_logits, asked.tokens.len());
         assert_eq!(
             asked.context_logits.len(),
-            num_context * runner.vocab_size()
+            num_context * runner.vocab_size() as usize
         );
         assert_eq!(
             asked.generation_logits.len(),
-            num_generation * runner.vocab_size()
+            num_generation * runner.vocab_size() as usize
         );
         if num_context * num_generation > 0 {
-            let last = asked.context_logits.len() - runner.vocab_size();
-            let first = &asked.generation_logits[..runner.vocab_size()];
+            let last = asked.context_logits.len() - runner.vocab_size() as usize;
+            let first = &asked.generation_logits[..runner.vocab_size() as usize];
             assert_eq!(&asked.context_logits[last..], first, "one and the same row");
         }
         let num_asked = request.outputs.log_probs.map_or(0, |_| asked.tokens.len());

@@ -90,7 +90,7 @@ fn the_logits_of_a_beam_match_those_of_its_tokens_as_a_prompt() {
     let setup = setup();
     for case in cases().into_iter().step_by(5) {
         let mut runner = setup.load(&case.model);
-        let vocab_size = runner.vocab_size();
+        let vocab_size = runner.vocab_size() as usize;
         let asking = Request {
             outputs: OutputOptions {
                 generation_logits: true,

@@ -8,8 +8,9 @@ use std::time::SystemTime;
 
 use inflight_checkpoint::AdapterFiles;
 use inflight_device_cpu::CpuOptions;
+use inflight_machines::load_on_cpus;
 use inflight_numbers::CodeBits;
-use inflight_runner::{CpuRunner, ModelSource, PreparedAdapter, WeightPrecision};
+use inflight_runner::{ModelSource, PreparedAdapter, Runner, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
@@ -62,8 +63,8 @@ fn setups() -> [Setup; 2] {
 }
 
 /// Adds an instance of an open model.
-fn add_instance(source: &ModelSource, setup: &Setup) -> Result<CpuRunner, String> {
-    let runner = CpuRunner::new(source, setup.runner_limits(), &CpuOptions::default());
+fn add_instance(source: &ModelSource, setup: &Setup) -> Result<Box<dyn Runner>, String> {
+    let runner = load_on_cpus(source, setup.runner_limits(), &CpuOptions::default());
     runner.map_err(|error| error.to_string())
 }
 

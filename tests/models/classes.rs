@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 
 use inflight_base::TokenId;
 use inflight_config::PoolingMode;
-use inflight_device::Device;
 use inflight_device_cpu::{Cpu, CpuOptions};
 use inflight_engine::BlockReuse;
-use inflight_runner::{ClassTransform, ModelRunner, ModelSource};
+use inflight_machines::load_on_cpus;
+use inflight_runner::{ClassTransform, ModelSource, Runner};
 use inflight_text::{LengthLimit, Tokenizer};
 use serde::Deserialize;
 
@@ -17,7 +17,7 @@ use crate::copy::Copy;
 use crate::embeddings::embed;
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Request, Setup, fixture, serve_alone, simds};
+use crate::support::{Request, Setup, TestedDevice, fixture, serve_alone, simds};
 
 /// The results of transformers for a fixture.
 #[derive(Deserialize)]
@@ -60,26 +60,26 @@ fn whole(name: &str) -> Setup {
     }
 }
 
-fn load_on<D: Device>(name: &str, setup: &Setup, options: &D::Options) -> ModelRunner<D> {
+fn load_on<D: TestedDevice>(name: &str, setup: &Setup, options: &D::Options) -> Box<dyn Runner> {
     let dir = fixture(name);
     let source = match expected(name).tokens {
         None => ModelSource::open_classifier(&dir, None),
         Some(tokens) => ModelSource::open_token_scorer(&dir, None, tokens),
     };
     let source = source.expect("the checkpoint opens");
-    ModelRunner::new(&source, setup.runner_limits(), options).expect("the checkpoint loads")
+    D::load(&source, setup.runner_limits(), options).expect("the checkpoint loads")
 }
 
-fn load(name: &str, setup: &Setup) -> ModelRunner<Cpu> {
+fn load(name: &str, setup: &Setup) -> Box<dyn Runner> {
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(setup.num_threads),
         simd: setup.simd,
         ..CpuOptions::default()
     };
-    load_on(name, setup, &options)
+    load_on::<Cpu>(name, setup, &options)
 }
 
-fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, share_of_cost: f32) {
+fn agrees(name: &str, runner: &mut dyn Runner, setup: &Setup, share_of_cost: f32) {
     let texts = texts(name);
     let prompts: Vec<_> = texts.iter().map(|text| text.ids.clone()).collect();
     let found = embed(runner, setup, &prompts).states;
@@ -114,11 +114,11 @@ fn numbers_of_classes_agree_with_transformers() {
                 simd: Some(simd),
                 ..whole(name)
             };
-            agrees(name, &mut load(name, &setup), &setup, shares[0]);
+            agrees(name, &mut *load(name, &setup), &setup, shares[0]);
         }
         let setup = whole(name);
         let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
-        agrees(name, &mut reference, &setup, shares[1]);
+        agrees(name, &mut *reference, &setup, shares[1]);
     }
 }
 
@@ -138,7 +138,7 @@ fn have_the_same_bits_alone_in_chunks_and_after_reuse(name: &str) {
     let whole = whole(name);
     let alone = prompts.iter().map(|prompt| {
         let prompt = std::slice::from_ref(prompt);
-        embed(&mut load(name, &whole), &whole, prompt)
+        embed(&mut *load(name, &whole), &whole, prompt)
             .states
             .remove(0)
     });
@@ -153,7 +153,7 @@ fn have_the_same_bits_alone_in_chunks_and_after_reuse(name: &str) {
         num_threads: 2,
         ..whole
     };
-    let chunked = embed(&mut load(name, &in_chunks), &in_chunks, &prompts);
+    let chunked = embed(&mut *load(name, &in_chunks), &in_chunks, &prompts);
     assert!(chunked.num_steps > 5 && chunked.num_reused > 0);
     assert_eq!(chunked.states, alone);
 }
@@ -184,9 +184,9 @@ fn narrow_embeddings_have_states_of_their_width() {
     let (name, setup, prompt) = ("opt-350m", Setup::default(), vec![9, 80, 31, 7, 120]);
     let state_of = |source: ModelSource| {
         let limits = setup.runner_limits();
-        let mut runner = ModelRunner::<Cpu>::new(&source, limits, &CpuOptions::default())
-            .expect("the checkpoint loads");
-        embed(&mut runner, &setup, std::slice::from_ref(&prompt))
+        let mut runner =
+            load_on_cpus(&source, limits, &CpuOptions::default()).expect("the checkpoint loads");
+        embed(&mut *runner, &setup, std::slice::from_ref(&prompt))
             .states
             .remove(0)
     };
@@ -225,7 +225,7 @@ fn what_has_no_classes_or_too_many_is_refused() {
     let refused = |source: Result<ModelSource, _>| {
         let source = source.and_then(|source| {
             let limits = Setup::default().runner_limits();
-            ModelRunner::<Cpu>::new(&source, limits, &CpuOptions::default())
+            load_on_cpus(&source, limits, &CpuOptions::default())
         });
         source.err().expect("refused").to_string()
     };

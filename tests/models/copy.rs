@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use half::bf16;
 use inflight_base::LoadError;
 use inflight_device_cpu::CpuOptions;
-use inflight_runner::{CpuRunner, ModelSource};
+use inflight_machines::load_on_cpus;
+use inflight_runner::{ModelSource, Runner};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
@@ -144,13 +145,13 @@ impl Copy {
         self
     }
 
-    pub fn load(&self) -> Result<CpuRunner, LoadError> {
+    pub fn load(&self) -> Result<Box<dyn Runner>, LoadError> {
         self.load_with(&Setup::default())
     }
 
-    pub fn load_with(&self, setup: &Setup) -> Result<CpuRunner, LoadError> {
+    pub fn load_with(&self, setup: &Setup) -> Result<Box<dyn Runner>, LoadError> {
         let source = ModelSource::open(&self.0)?;
-        CpuRunner::new(&source, setup.runner_limits(), &CpuOptions::default())
+        load_on_cpus(&source, setup.runner_limits(), &CpuOptions::default())
     }
 
     /// Asserts that the load fails with an error that contains all of these parts.

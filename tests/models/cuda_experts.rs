@@ -2,8 +2,9 @@
 
 use inflight_cuda_stand_in::StandIn;
 use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes};
+use inflight_machines::{CudaRunner, load_on_gpu, num_step_bytes};
 use inflight_numbers::CodeBits;
-use inflight_runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
+use inflight_runner::{ModelSource, WeightPrecision};
 use serde_json::json;
 
 use crate::copy::Copy;
@@ -56,10 +57,10 @@ fn the_memory_of_mixtures_is_counted() {
                     ..Setup::default()
                 }
                 .runner_limits();
-                let counted = CudaRunner::num_step_bytes(&source, &limits, &options);
+                let counted = num_step_bytes(&source, &limits, &options);
                 let free = || free_memory_bytes(0).expect("a GPU");
                 let before = free();
-                let runner = ModelRunner::<Cuda>::new(&source, limits, &options);
+                let runner = load_on_gpu(&source, limits, &options);
                 let runner = runner.expect("the checkpoint loads");
                 let taken = before - free();
                 drop(runner);

@@ -2,9 +2,10 @@
 
 use inflight_base::{LoadError, SequenceId, StepError, TokenId, Tokens};
 use inflight_cuda_stand_in::{StandIn, count, set};
-use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes, has_kernels};
+use inflight_device_cuda::{CudaOptions, free_memory_bytes, has_kernels};
 use inflight_engine::{Engine, Event, NewRequest, StepOutput};
-use inflight_runner::{CudaRunner, ModelRunner, ModelSource};
+use inflight_machines::load_on_gpu;
+use inflight_runner::{ModelSource, Runner};
 
 use crate::cuda::on_stand_in;
 use crate::missing::present_or_reported;
@@ -41,7 +42,7 @@ fn cublaslt_of_cuda_13_serves_as_well() {
     let test = "cuda_faults::cublaslt_of_cuda_13_serves_as_well";
     on_stand_in(stand_in, test, || {
         let mut runner = load().expect("the model loads");
-        serve(&mut runner).expect("nothing fails");
+        serve(&mut *runner).expect("nothing fails");
     });
 }
 
@@ -52,22 +53,22 @@ fn a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again() {
         let free = free_bytes();
         let mut runner = load().expect("the model loads");
         let before = count("FAIL_LAUNCH");
-        let expected = serve(&mut runner).expect("nothing fails");
+        let expected = serve(&mut *runner).expect("nothing fails");
         let num_launches = count("FAIL_LAUNCH") - before;
         drop(runner);
         for failing in some_of(num_launches) {
             let mut runner = load().expect("the model loads");
             set("FAIL_LAUNCH", failing);
-            let StepError(error) = serve(&mut runner).expect_err("a launch fails");
+            let StepError(error) = serve(&mut *runner).expect_err("a launch fails");
             assert!(error.starts_with("GPU 0: "), "{error}");
             assert!(error.contains("LAUNCH_OUT_OF_RESOURCES"), "{error}");
             // What the GPU holds now is unknown, so the runner stays as it is.
-            assert_eq!(serve(&mut runner), Err(StepError(error)));
+            assert_eq!(serve(&mut *runner), Err(StepError(error)));
             drop(runner);
             assert_eq!(free_bytes(), free, "launch {failing}");
         }
         let mut runner = load().expect("the model loads");
-        assert_eq!(serve(&mut runner), Ok(expected));
+        assert_eq!(serve(&mut *runner), Ok(expected));
     });
 }
 
@@ -81,7 +82,7 @@ fn a_lost_gpu_is_an_error_wherever_it_is_noticed() {
             let before = count("LOSE_DEVICE");
             let mut runner = load().expect("the model loads");
             let num_at_load = count("LOSE_DEVICE") - before;
-            let expected = serve(&mut runner).expect("nothing fails");
+            let expected = serve(&mut *runner).expect("nothing fails");
             let num_operations = count("LOSE_DEVICE") - before;
             drop(runner);
             for failing in some_of(num_operations) {
@@ -90,7 +91,7 @@ fn a_lost_gpu_is_an_error_wherever_it_is_noticed() {
                     Err(error) => error.to_string(),
                     Ok(mut runner) => {
                         assert!(failing > num_at_load, "operation {failing} of a load");
-                        serve(&mut runner).expect_err("the GPU is lost").0
+                        serve(&mut *runner).expect_err("the GPU is lost").0
                     }
                 };
                 assert!(error.contains("GPU") || error.contains("CUDA"), "{error}");
@@ -99,7 +100,7 @@ fn a_lost_gpu_is_an_error_wherever_it_is_noticed() {
                 assert_eq!(free_bytes(), free, "operation {failing}");
             }
             let mut runner = load().expect("the model loads");
-            assert_eq!(serve(&mut runner), Ok(expected));
+            assert_eq!(serve(&mut *runner), Ok(expected));
         },
     );
 }
@@ -134,14 +135,14 @@ fn setup() -> Setup {
     }
 }
 
-fn load() -> Result<CudaRunner, LoadError> {
+fn load() -> Result<Box<dyn Runner>, LoadError> {
     let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
-    ModelRunner::<Cuda>::new(&source, setup().runner_limits(), &CudaOptions::default())
+    load_on_gpu(&source, setup().runner_limits(), &CudaOptions::default())
 }
 
 /// Two requests, whose contexts are computed in chunks beside generation; returns the tokens in the order of their
 /// arrival, or the error of the first step that fails.
-fn serve(runner: &mut CudaRunner) -> Result<Vec<TokenId>, StepError> {
+fn serve(runner: &mut dyn Runner) -> Result<Vec<TokenId>, StepError> {
     let mut engine = Engine::new(setup().engine_config());
     for (id, len) in [(0, 7), (1, 30)] {
         let prompt = (0..len).map(|i| (i * 37 + 11) % 90 + 3).collect();

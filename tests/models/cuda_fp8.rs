@@ -10,11 +10,12 @@ use inflight_device::{
     Load, LogitsTransform, Norm, Ops, Output, StepCapacity, StepInputs, StepIo,
 };
 use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_machines::load_on_gpu;
 use inflight_numbers::{
     CodeBits, Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix, Stacking,
     from_e4m3,
 };
-use inflight_runner::{CudaRunner, ModelSource, WeightPrecision};
+use inflight_runner::{ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::{on_any_gpu, on_stand_in};
@@ -388,7 +389,7 @@ fn fp8_activations_that_change_nothing_are_refused() {
     on_any_gpu(StandIn::new(), test, || {
         let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
         let limits = Setup::default().runner_limits();
-        let Err(error) = CudaRunner::new(&source, limits, &with_fp8_activations()) else {
+        let Err(error) = load_on_gpu(&source, limits, &with_fp8_activations()) else {
             panic!("it loads");
         };
         let error = error.to_string();

@@ -4,8 +4,9 @@ use half::bf16;
 use inflight_cuda_stand_in::StandIn;
 use inflight_device::KvDtype;
 use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_machines::load_on_gpu;
 use inflight_numbers::CodeBits;
-use inflight_runner::{CudaRunner, ModelSource, WeightPrecision};
+use inflight_runner::{ModelSource, WeightPrecision};
 use serde_json::json;
 
 use crate::copy::Copy;
@@ -213,7 +214,7 @@ fn latents_are_stored_in_bf16_only_on_a_gpu() {
                 kv_dtype,
                 ..Setup::default()
             };
-            let error = CudaRunner::new(&source, setup.runner_limits(), &options).err();
+            let error = load_on_gpu(&source, setup.runner_limits(), &options).err();
             let error = error.expect("refused").to_string();
             for part in [
                 &format!("kv_cache_dtype is {name}"),

@@ -9,7 +9,6 @@ use inflight_engine::{
     CapacityPolicy, EngineConfig, Event, NewRequest, OutputOptions, Speculation,
 };
 use inflight_manager::BatchManager;
-use inflight_runner::Runner;
 use inflight_sampling::{FinishReason, SamplingParams, TokenLogProbs};
 
 use crate::cuda::{on_stand_in, sampled_requests};
@@ -58,7 +57,7 @@ fn manager(setup: &Setup, options: &CudaOptions, plan_ahead: bool) -> BatchManag
         ..setup.engine_config()
     };
     let runner = setup.load_on::<Cuda>(&fixture("llama3"), options);
-    BatchManager::new(config, Runner::Cuda(Box::new(runner))).expect("no thread is needed")
+    BatchManager::new(config, runner).expect("no thread is needed")
 }
 
 fn new_request(id: usize, request: &Request) -> NewRequest {

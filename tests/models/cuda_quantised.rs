@@ -4,8 +4,9 @@ use std::path::Path;
 
 use inflight_device_cuda::{Cuda, CudaOptions, free_memory_bytes};
 use inflight_engine::OutputOptions;
+use inflight_machines::{CudaRunner, load_on_gpu, num_step_bytes};
 use inflight_numbers::CodeBits;
-use inflight_runner::{CpuRunner, CudaRunner, ModelRunner, ModelSource, WeightPrecision};
+use inflight_runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use inflight_cuda_stand_in::StandIn;
 use serde_json::json;
@@ -175,7 +176,7 @@ fn fp8_codes_that_are_not_numbers_are_found_on_a_gpu() {
         let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
         for options in [options(false), with_fp8_activations()] {
             let limits = Setup::default().runner_limits();
-            let Err(error) = CudaRunner::new(&source, limits, &options) else {
+            let Err(error) = load_on_gpu(&source, limits, &options) else {
                 panic!("it loads");
             };
             let error = error.to_string();
@@ -226,11 +227,10 @@ fn the_memory_of_quantised_products_is_counted() {
         let memory = |folder: &Path, setup: &Setup, options: &CudaOptions| {
             let source = ModelSource::open(folder).expect("the checkpoint opens");
             let limits = setup.runner_limits();
-            let counted =
-                CudaRunner::num_step_bytes(&source, &limits, options).expect("all tensors");
+            let counted = num_step_bytes(&source, &limits, options).expect("all tensors");
             let free = || free_memory_bytes(0).expect("a GPU");
             let before = free();
-            let runner = ModelRunner::<Cuda>::new(&source, limits, options);
+            let runner = load_on_gpu(&source, limits, options);
             let runner = runner.expect("the checkpoint loads");
             let taken = before - free();
             drop(runner);
@@ -274,7 +274,7 @@ fn damaged_scales_are_found_on_a_gpu() {
         });
         let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
         let limits = Setup::default().runner_limits();
-        let Err(error) = CudaRunner::new(&source, limits, &options(false)) else {
+        let Err(error) = load_on_gpu(&source, limits, &options(false)) else {
             panic!("it loads");
         };
         let error = error.to_string();

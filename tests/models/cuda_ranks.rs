@@ -10,10 +10,9 @@ use inflight_cuda_stand_in::{StandIn, set};
 use inflight_device::RankRole;
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{Engine, OutputOptions, StepOutput};
+use inflight_machines::{LeadingRunner, RankLimits, RankTransport, load_rank_on_gpu};
 use inflight_numbers::CodeBits;
-use inflight_runner::{
-    CudaRunner, LeadingRunner, ModelSource, RankLimits, RankOptions, RankTransport, WeightPrecision,
-};
+use inflight_runner::{ModelSource, RankOptions, Runner, WeightPrecision};
 use serde_json::json;
 
 use crate::adapters::{adapter, adapter_of_gpus, in_turns};
@@ -44,14 +43,14 @@ pub fn load(
     options: &CudaOptions,
     collective: Local,
     time_limit: Duration,
-) -> Result<CudaRunner, LoadError> {
+) -> Result<Box<dyn Runner>, LoadError> {
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {
         collective: Box::new(collective),
         role: RankRole::AllSample,
         time_limit,
     };
-    CudaRunner::of_rank(&source, setup.runner_limits(), options, rank)
+    load_rank_on_gpu(&source, setup.runner_limits(), options, rank)
 }
 
 /// Runs something on each rank, in a thread of its own.
@@ -240,7 +239,7 @@ fn requests_of_100_tokens(num_requests: u32) -> Vec<Request> {
 }
 
 /// Serves requests to the first error.
-fn failure(runner: &mut CudaRunner, setup: &Setup, requests: &[Request]) -> Option<StepError> {
+fn failure(runner: &mut dyn Runner, setup: &Setup, requests: &[Request]) -> Option<StepError> {
     let mut engine = Engine::new(setup.engine_config());
     for (index, request) in requests.iter().enumerate() {
         let request = new_request(index, request);
@@ -282,7 +281,7 @@ fn a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit() {
                         // Among the operations of any of the ranks.
                         set(fault, at);
                     }
-                    let error = failure(&mut runner, &setup, &requests);
+                    let error = failure(&mut *runner, &setup, &requests);
                     error.expect("a rank fails").0
                 });
                 assert!(started.elapsed() < PATIENT / 2, "{fault}");
@@ -345,7 +344,7 @@ fn a_rank_that_ends_is_noticed_by_the_others() {
             let mut runner = runner.expect("it loads");
             // Rank 1 has nothing to compute, and ends.
             (rank == 0).then(|| {
-                failure(&mut runner, &setup, &requests())
+                failure(&mut *runner, &setup, &requests())
                     .expect("it is alone")
                     .0
             })

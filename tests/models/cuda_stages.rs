@@ -8,7 +8,7 @@ use inflight_cuda_stand_in::{StandIn, set};
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::OutputOptions;
 use inflight_numbers::CodeBits;
-use inflight_runner::{Runner, WeightPrecision};
+use inflight_runner::WeightPrecision;
 
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_ranks::{PATIENT, lead_on, serve_on};
@@ -106,16 +106,16 @@ fn micro_batches_on_stages_of_gpus_change_nothing() {
             ..CudaOptions::default()
         };
         let one = setup.load_on::<Cuda>(&fixture(MODEL), &one);
-        let expected = serve_overlapped(Runner::Cuda(Box::new(one)), &setup, &asked);
+        let expected = serve_overlapped(one, &setup, &asked);
         let leader = lead_on(MODEL, &setup, &[0, 1, 2], grid(3, 1), PATIENT);
-        let leader = Runner::CudaRanks(Box::new(leader.expect("it loads")));
+        let leader = Box::new(leader.expect("it loads"));
         let served = serve_overlapped(leader, &setup, &asked);
         assert_same(&format!("{what}, micro-batches"), &expected, &served);
         // Stages of two GPUs, and one stage of two.
         let [expected, served] = [grid(1, 2), grid(2, 2)].map(|grid| {
             let gpus: Vec<_> = (0..grid.num_ranks()).collect();
             let leader = lead_on(MODEL, &setup, &gpus, grid, PATIENT);
-            let leader = Runner::CudaRanks(Box::new(leader.expect("it loads")));
+            let leader = Box::new(leader.expect("it loads"));
             serve_overlapped(leader, &setup, &asked)
         });
         let what = format!("{what}, micro-batches on stages of two GPUs");

@@ -3,9 +3,10 @@
 use std::fs;
 
 use inflight_cuda_stand_in::{StandIn, count, set};
-use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_device_cuda::CudaOptions;
+use inflight_machines::load_on_gpu;
 use inflight_numbers::CodeBits;
-use inflight_runner::{ModelRunner, ModelSource, WeightPrecision};
+use inflight_runner::{ModelSource, WeightPrecision};
 use log::Level;
 
 use crate::copy::Copy;
@@ -26,7 +27,7 @@ fn answer_on_gpu(
     if let Some(cache) = cache {
         source = source.with_weight_cache(cache.setting().to_owned(), 0o600);
     }
-    let runner = ModelRunner::<Cuda>::new(&source, setup.runner_limits(), options);
+    let runner = load_on_gpu(&source, setup.runner_limits(), options);
     let mut runner = runner.expect("it loads");
     let request = Request::greedy(&[3, 14, 15, 9, 26], 12);
     serve(&mut runner, setup, &[request]).0.remove(0)
@@ -110,7 +111,7 @@ fn the_weights_in_the_file_are_those_that_a_gpu_computes_with() {
         });
         let source = ModelSource::open(zeroed.dir()).expect("the checkpoint opens");
         let source = source.with_weight_cache(theirs.setting().to_owned(), 0o600);
-        ModelRunner::<Cuda>::new(&source, setup.runner_limits(), &options).expect("it loads");
+        load_on_gpu(&source, setup.runner_limits(), &options).expect("it loads");
         with_made_from(theirs.path(), &made_from(ours.path()));
         fs::rename(theirs.path(), ours.path()).expect("renamed");
         let with_theirs = answer_on_gpu("qwen2", &setup, &options, Some(&ours));
@@ -172,7 +173,7 @@ fn a_gpu_that_is_lost_leaves_a_whole_file_or_none() {
         let load = || {
             let source = ModelSource::open(&fixture("qwen2")).expect("the checkpoint opens");
             let source = source.with_weight_cache(cache.setting().to_owned(), 0o600);
-            ModelRunner::<Cuda>::new(&source, setup.runner_limits(), &options)
+            load_on_gpu(&source, setup.runner_limits(), &options)
         };
         const STEP: usize = 5;
         drop(load().expect("it loads"));

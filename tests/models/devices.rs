@@ -10,7 +10,7 @@ use inflight_engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Spe
 
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Request, Served, Setup, fixture, serve};
+use crate::support::{Request, Served, Setup, TestedDevice, fixture, serve};
 
 /// A key or value may be rounded to the next 8-bit integer where the devices' sums differ in the last bits.
 const INT8_TOLERANCE: f32 = 0.25;
@@ -104,7 +104,7 @@ fn the_cpu_and_the_reference_device_agree_where_sinks_shift() {
 }
 
 /// Serves the same requests on the CPU and on another device, and compares tokens and logits.
-pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
+pub fn assert_devices_agree<D: TestedDevice>(name: &str, options: &D::Options) {
     let requests = requests();
     for (what, setup) in setups() {
         let (ours, happened) = serve(&mut setup.load(name), &setup, &requests);
@@ -197,7 +197,7 @@ fn what_comes_back_from_host_memory_gives_the_same_bits() {
 }
 
 /// Serves the same requests on a device and on the reference device, and compares tokens and logits.
-pub fn assert_agrees_with_reference<D: Device>(
+pub fn assert_agrees_with_reference<D: TestedDevice>(
     what: &str,
     dir: &Path,
     options: &D::Options,
@@ -214,7 +214,7 @@ pub fn assert_agrees_with_reference<D: Device>(
 
 /// Serves requests together, and each of them alone with its prompt in one step and without drafts, and compares every
 /// bit.
-pub fn assert_same_alone<D: Device>(
+pub fn assert_same_alone<D: TestedDevice>(
     what: &str,
     dir: &Path,
     options: &D::Options,
@@ -238,7 +238,7 @@ pub fn assert_same_alone<D: Device>(
 
 /// Serves conversations that return when others have taken their blocks, once with and once without host memory, and
 /// compares every bit.
-pub fn assert_host_blocks_change_nothing<D: Device>(
+pub fn assert_host_blocks_change_nothing<D: TestedDevice>(
     name: &str,
     options: &D::Options,
     kv_dtypes: &[KvDtype],

@@ -6,17 +6,17 @@ use std::num::NonZeroUsize;
 use half::bf16;
 use inflight_base::{SequenceId, TokenId, Tokens};
 use inflight_config::PoolingMode;
-use inflight_device::Device;
 use inflight_device_cpu::{Cpu, CpuOptions};
 use inflight_engine::{BlockReuse, Engine, EngineConfig, Event, NewRequest, StepOutput};
-use inflight_runner::{ModelRunner, ModelSource, Pooling};
+use inflight_machines::load_on_cpus;
+use inflight_runner::{ModelSource, Pooling, Runner};
 use inflight_sampling::{FinishReason, SampleError};
 use serde::Deserialize;
 
 use crate::copy::Copy;
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Setup, fixture, simds};
+use crate::support::{Setup, TestedDevice, fixture, simds};
 
 /// The results of sentence-transformers for a fixture.
 #[derive(Deserialize)]
@@ -44,17 +44,17 @@ fn open(name: &str) -> ModelSource {
     ModelSource::open_embedder(&fixture(name), None, None).expect("the checkpoint opens")
 }
 
-fn load_on<D: Device>(name: &str, setup: &Setup, options: &D::Options) -> ModelRunner<D> {
-    ModelRunner::new(&open(name), setup.runner_limits(), options).expect("the checkpoint loads")
+fn load_on<D: TestedDevice>(name: &str, setup: &Setup, options: &D::Options) -> Box<dyn Runner> {
+    D::load(&open(name), setup.runner_limits(), options).expect("the checkpoint loads")
 }
 
-fn load(name: &str, setup: &Setup) -> ModelRunner<Cpu> {
+fn load(name: &str, setup: &Setup) -> Box<dyn Runner> {
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(setup.num_threads),
         simd: setup.simd,
         ..CpuOptions::default()
     };
-    load_on(name, setup, &options)
+    load_on::<Cpu>(name, setup, &options)
 }
 
 /// What each prompt got, and how many steps and reused blocks there were.
@@ -65,11 +65,7 @@ pub struct Embedded {
 }
 
 /// Embeds prompts together, all of which wait from the beginning.
-pub fn embed<D: Device>(
-    runner: &mut ModelRunner<D>,
-    setup: &Setup,
-    prompts: &[Vec<TokenId>],
-) -> Embedded {
+pub fn embed(runner: &mut dyn Runner, setup: &Setup, prompts: &[Vec<TokenId>]) -> Embedded {
     let config = EngineConfig {
         pools: true,
         ..setup.engine_config()
@@ -78,8 +74,8 @@ pub fn embed<D: Device>(
 }
 
 /// The same with a configuration of the engine.
-pub fn embed_with<D: Device>(
-    runner: &mut ModelRunner<D>,
+pub fn embed_with(
+    runner: &mut dyn Runner,
     config: EngineConfig,
     prompts: &[Vec<TokenId>],
 ) -> Embedded {
@@ -94,8 +90,8 @@ pub fn embed_with<D: Device>(
 }
 
 /// The same of requests whose ids are their indices.
-pub fn embed_requests<D: Device>(
-    runner: &mut ModelRunner<D>,
+pub fn embed_requests(
+    runner: &mut dyn Runner,
     config: EngineConfig,
     requests: Vec<NewRequest>,
 ) -> Embedded {
@@ -149,7 +145,7 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, share_of_cost: f32) {
+fn agrees(name: &str, runner: &mut dyn Runner, setup: &Setup, share_of_cost: f32) {
     let expected = Expected::read(name);
     let prompts: Vec<_> = expected.texts.iter().map(|text| text.ids.clone()).collect();
     let embedded = embed(runner, setup, &prompts);
@@ -174,11 +170,11 @@ fn embeddings_agree_with_sentence_transformers() {
                 simd: Some(simd),
                 ..Setup::default()
             };
-            agrees(name, &mut load(name, &setup), &setup, 0.6);
+            agrees(name, &mut *load(name, &setup), &setup, 0.6);
         }
         let setup = Setup::default();
         let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
-        agrees(name, &mut reference, &setup, 0.3);
+        agrees(name, &mut *reference, &setup, 0.3);
     }
 }
 
@@ -197,12 +193,12 @@ fn an_embedding_has_the_same_bits_alone_in_chunks_and_after_reuse() {
         .iter()
         .map(|prompt| {
             let prompt = std::slice::from_ref(prompt);
-            embed(&mut load(name, &whole), &whole, prompt)
+            embed(&mut *load(name, &whole), &whole, prompt)
                 .states
                 .remove(0)
         })
         .collect();
-    let together = embed(&mut load(name, &whole), &whole, &prompts);
+    let together = embed(&mut *load(name, &whole), &whole, &prompts);
     assert_eq!(together.num_steps, 1, "one step for all");
     assert_eq!(together.states, alone);
     let in_chunks = Setup {
@@ -214,7 +210,7 @@ fn an_embedding_has_the_same_bits_alone_in_chunks_and_after_reuse() {
         num_threads: 2,
         ..Setup::default()
     };
-    let chunked = embed(&mut load(name, &in_chunks), &in_chunks, &prompts);
+    let chunked = embed(&mut *load(name, &in_chunks), &in_chunks, &prompts);
     assert!(chunked.num_steps > 5, "{}", chunked.num_steps);
     assert!(chunked.num_reused > 0, "prompts begin alike");
     assert_eq!(chunked.states, alone);
@@ -228,7 +224,7 @@ fn a_prompt_may_have_all_positions() {
     };
     let mut runner = load("embeddings/qwen3", &setup);
     let prompt = vec![5; 24];
-    let embedded = embed(&mut runner, &setup, std::slice::from_ref(&prompt));
+    let embedded = embed(&mut *runner, &setup, std::slice::from_ref(&prompt));
     assert_eq!(embedded.states[0].len(), 32);
     let mut engine = Engine::new(EngineConfig {
         pools: true,
@@ -284,8 +280,7 @@ fn what_is_pooled_from_a_prompt_that_was_not_seen_is_refused() {
         let dir = fixture("embeddings/qwen3");
         let source = ModelSource::open_embedder(&dir, Some(mode), None).expect("it opens");
         let setup = Setup::default();
-        let loaded =
-            ModelRunner::<Cpu>::new(&source, setup.runner_limits(), &CpuOptions::default());
+        let loaded = load_on_cpus(&source, setup.runner_limits(), &CpuOptions::default());
         let error = loaded.err().expect("refused").to_string();
         assert!(
             error.contains("pooling") && error.contains("last"),
@@ -304,8 +299,7 @@ fn a_state_that_is_not_finite_fails_its_request() {
     let source = ModelSource::open_embedder(damaged.dir(), None, None).expect("it opens");
     let setup = Setup::default();
     let mut runner =
-        ModelRunner::<Cpu>::new(&source, setup.runner_limits(), &CpuOptions::default())
-            .expect("it loads");
+        load_on_cpus(&source, setup.runner_limits(), &CpuOptions::default()).expect("it loads");
     let mut engine = Engine::new(EngineConfig {
         pools: true,
         ..setup.engine_config()

@@ -4,11 +4,12 @@ use std::fs;
 
 use inflight_base::{BlockSize, SequenceId, TokenId, Tokens};
 use inflight_config::{PoolingMode, Settings};
-use inflight_device::{Device, KvDtype};
+use inflight_device::KvDtype;
 use inflight_device_cpu::{Cpu, CpuOptions};
 use inflight_engine::{BlockReuse, Engine, EngineConfig, NewRequest};
+use inflight_machines::load_on_cpus;
 use inflight_manager::sizing::{ConfiguredModel, ModelDimensions};
-use inflight_runner::{CpuRunner, ModelRunner, ModelSource};
+use inflight_runner::{CpuRunner, ModelSource, Runner};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -16,7 +17,7 @@ use crate::copy::Copy;
 use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Setup, fixture, simds};
+use crate::support::{Setup, TestedDevice, fixture, simds};
 
 const NAMES: [&str; 3] = [
     "encoders/bert",
@@ -53,13 +54,13 @@ fn setup() -> Setup {
     }
 }
 
-fn load_on<D: Device>(name: &str, setup: &Setup, options: &D::Options) -> ModelRunner<D> {
+fn load_on<D: TestedDevice>(name: &str, setup: &Setup, options: &D::Options) -> Box<dyn Runner> {
     let source = ModelSource::open_embedder(&fixture(name), None, None).expect("it opens");
-    ModelRunner::new(&source, setup.runner_limits(), options).expect("the checkpoint loads")
+    D::load(&source, setup.runner_limits(), options).expect("the checkpoint loads")
 }
 
-fn load(name: &str, setup: &Setup) -> ModelRunner<Cpu> {
-    load_on(name, setup, &setup.cpu_options())
+fn load(name: &str, setup: &Setup) -> Box<dyn Runner> {
+    load_on::<Cpu>(name, setup, &setup.cpu_options())
 }
 
 fn engine_config(setup: &Setup) -> EngineConfig {
@@ -70,15 +71,11 @@ fn engine_config(setup: &Setup) -> EngineConfig {
     }
 }
 
-fn encode<D: Device>(
-    runner: &mut ModelRunner<D>,
-    setup: &Setup,
-    prompts: &[Vec<TokenId>],
-) -> Embedded {
+fn encode(runner: &mut dyn Runner, setup: &Setup, prompts: &[Vec<TokenId>]) -> Embedded {
     embed_with(runner, engine_config(setup), prompts)
 }
 
-fn agrees<D: Device>(name: &str, runner: &mut ModelRunner<D>, setup: &Setup, share_of_cost: f32) {
+fn agrees(name: &str, runner: &mut dyn Runner, setup: &Setup, share_of_cost: f32) {
     let texts = texts(name);
     let prompts: Vec<_> = texts.iter().map(|text| text.ids.clone()).collect();
     let cost = texts.iter().map(|text| text.bf16_cost).fold(0.0, f32::max);
@@ -108,11 +105,11 @@ fn encoders_agree_with_sentence_transformers() {
                 simd: Some(simd),
                 ..setup()
             };
-            agrees(name, &mut load(name, &setup), &setup, 0.7);
+            agrees(name, &mut *load(name, &setup), &setup, 0.7);
         }
         let setup = setup();
         let mut reference = load_on::<Reference>(name, &setup, &ReferenceOptions::default());
-        agrees(name, &mut reference, &setup, 0.7);
+        agrees(name, &mut *reference, &setup, 0.7);
     }
 }
 
@@ -179,19 +176,17 @@ fn numbers_of_classes_agree_with_transformers() {
         };
         let config = engine_config(&setup);
         let options = ReferenceOptions::default();
-        let mut reference =
-            ModelRunner::<Reference>::new(&source, limits.clone(), &options).expect("it loads");
-        check(embed_requests(&mut reference, config.clone(), requests.clone()).states);
-        let mut runner =
-            ModelRunner::<Cpu>::new(&source, limits, &CpuOptions::default()).expect("it loads");
-        let found = embed_requests(&mut runner, config.clone(), requests.clone()).states;
+        let mut reference = Reference::load(&source, limits.clone(), &options).expect("it loads");
+        check(embed_requests(&mut *reference, config.clone(), requests.clone()).states);
+        let mut runner = load_on_cpus(&source, limits, &CpuOptions::default()).expect("it loads");
+        let found = embed_requests(&mut *runner, config.clone(), requests.clone()).states;
         check(found.clone());
         for (index, request) in requests.iter().enumerate() {
             let alone = NewRequest {
                 id: SequenceId(0),
                 ..request.clone()
             };
-            let alone = embed_requests(&mut runner, config.clone(), vec![alone]);
+            let alone = embed_requests(&mut *runner, config.clone(), vec![alone]);
             assert_eq!(alone.states[0], found[index]);
             if request.second_text.is_some() {
                 let without = NewRequest {
@@ -199,7 +194,7 @@ fn numbers_of_classes_agree_with_transformers() {
                     second_text: None,
                     ..request.clone()
                 };
-                let without = embed_requests(&mut runner, config.clone(), vec![without]);
+                let without = embed_requests(&mut *runner, config.clone(), vec![without]);
                 assert_ne!(without.states[0], found[index], "the types of tokens count");
             }
         }
@@ -220,7 +215,7 @@ fn a_text_has_the_same_bits_alone_and_in_any_batch() {
             .iter()
             .map(|prompt| {
                 let prompt = std::slice::from_ref(prompt);
-                encode(&mut runner, &whole, prompt).states.remove(0)
+                encode(&mut *runner, &whole, prompt).states.remove(0)
             })
             .collect();
         assert_eq!(alone[first], alone[first + 2]);
@@ -228,7 +223,7 @@ fn a_text_has_the_same_bits_alone_and_in_any_batch() {
             cosine(&alone[first], &alone[first + 1]) < 0.99999,
             "the tokens behind it are seen"
         );
-        let together = encode(&mut runner, &whole, &prompts);
+        let together = encode(&mut *runner, &whole, &prompts);
         assert_eq!(together.states, alone);
         let in_steps = Setup {
             max_num_tokens: 100,
@@ -239,7 +234,7 @@ fn a_text_has_the_same_bits_alone_and_in_any_batch() {
             deterministic: true,
             ..setup()
         };
-        let in_steps = encode(&mut load(name, &in_steps), &in_steps, &prompts);
+        let in_steps = encode(&mut *load(name, &in_steps), &in_steps, &prompts);
         assert!(in_steps.num_steps >= 4, "{}", in_steps.num_steps);
         assert_eq!(in_steps.states, alone);
     }
@@ -255,9 +250,9 @@ fn norms_may_have_the_names_of_the_first_checkpoints_of_bert() {
     let prompts: Vec<_> = texts(name).into_iter().map(|text| text.ids).collect();
     let setup = setup();
     let source = ModelSource::open_embedder(older.dir(), None, None).expect("it opens");
-    let runner = ModelRunner::<Cpu>::new(&source, setup.runner_limits(), &CpuOptions::default());
-    let of_older = encode(&mut runner.expect("it loads"), &setup, &prompts);
-    let expected = encode(&mut load(name, &setup), &setup, &prompts);
+    let runner = load_on_cpus(&source, setup.runner_limits(), &CpuOptions::default());
+    let of_older = encode(&mut *runner.expect("it loads"), &setup, &prompts);
+    let expected = encode(&mut *load(name, &setup), &setup, &prompts);
     assert_eq!(of_older.states, expected.states);
 }
 
@@ -311,9 +306,9 @@ fn any_state_may_stand_for_a_text() {
         let source = ModelSource::open_embedder(&dir, mode, None).expect("it opens");
         let setup = setup();
         let options = CpuOptions::default();
-        let mut runner = ModelRunner::<Cpu>::new(&source, setup.runner_limits(), &options);
+        let mut runner = load_on_cpus(&source, setup.runner_limits(), &options);
         let runner = runner.as_mut().expect("it loads");
-        encode(runner, &setup, std::slice::from_ref(&prompt))
+        encode(&mut **runner, &setup, std::slice::from_ref(&prompt))
             .states
             .remove(0)
     };

@@ -12,7 +12,7 @@ use inflight_engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput, StepPlan,
 };
-use inflight_runner::{GroupedLayers, KvFile, ModelSource, Runner};
+use inflight_runner::{GroupedLayers, KvFile, ModelSource};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
 use crate::cuda::{on_any_gpu, on_stand_in};
@@ -365,14 +365,14 @@ fn blocks_of_all_groups_are_found_after_a_restart() {
     };
     let mut results = Vec::new();
     for _ in 0..2 {
-        let mut runner = Runner::Cpu(Box::new(setup.load("gpt-oss")));
-        let restored = file.restore(&setup.engine_config(), &mut runner);
+        let mut runner = setup.load("gpt-oss");
+        let restored = file.restore(&setup.engine_config(), &mut *runner);
         let mut engine = restored.expect("our own file");
         let run = |plan: StepPlan<'_>, output: &mut StepOutput| {
             runner.run(plan, output).expect("the step runs");
         };
         results.push(serve_one(&mut engine, run, request()));
-        file.keep(&mut engine, &mut runner).expect("it is written");
+        file.keep(&mut engine, &mut *runner).expect("it is written");
     }
     let _ = std::fs::remove_dir_all(&dir);
     assert_eq!((results[0].1, results[1].1), (0, 59));

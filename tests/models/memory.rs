@@ -1,7 +1,8 @@
 //! Memory that the system refuses at load.
 
 use inflight_base::LoadError;
-use inflight_runner::{CpuRunner, ModelSource};
+use inflight_machines::load_on_cpus;
+use inflight_runner::ModelSource;
 
 use crate::support::{Setup, fixture};
 
@@ -13,7 +14,7 @@ fn a_refused_kv_cache_names_its_size_and_the_parameters_that_lower_it() {
         ..Setup::default()
     };
     let source = ModelSource::open(&fixture("llama2")).expect("the checkpoint opens");
-    let error = match CpuRunner::new(&source, setup.runner_limits(), &Default::default()) {
+    let error = match load_on_cpus(&source, setup.runner_limits(), &Default::default()) {
         Ok(_) => panic!("more than the address space was reserved"),
         Err(error @ LoadError::Resource(_)) => error.to_string(),
         Err(error) => panic!("{error:?}"),

@@ -8,7 +8,7 @@ use inflight_config::{AutoComplete, ModelConfig};
 use inflight_cuda_stand_in::StandIn;
 use inflight_device::available_host_bytes;
 use inflight_manager::sizing::{ConfiguredModel, LoadedRunner, ModelDimensions, load_runner};
-use inflight_runner::{AdapterRoom, ModelSource, Runner};
+use inflight_runner::{AdapterRoom, ModelSource};
 use serde_json::{Map, Value, json};
 
 use crate::cuda::on_stand_in;
@@ -188,11 +188,9 @@ fn the_gpu_with_the_least_memory_decides_on_the_kv_cache() {
         };
         let expected = serve_on(MODEL, &setup, &requests(), 2, (true, 0));
         let sizes = [(0, "0,1"), (1, "1,0")].map(|(gpu, ids)| {
-            let (loaded, num_bytes) = on_gpus(gpu, ids).expect("it loads");
-            let Runner::CudaRanks(mut runner) = loaded.runner else {
-                panic!("it is on two GPUs");
-            };
-            let (served, _) = serve(&mut *runner, &setup, &requests());
+            let (mut loaded, num_bytes) = on_gpus(gpu, ids).expect("it loads");
+            assert!(loaded.rank_watch.is_some(), "it is on two GPUs");
+            let (served, _) = serve(&mut loaded.runner, &setup, &requests());
             assert_same(ids, &expected, &served);
             num_bytes
         });

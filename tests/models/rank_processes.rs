@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use inflight_base::{LoadError, SequenceId, StepError, Tokens};
 use inflight_collective::Grid;
 use inflight_engine::{Engine, NewRequest, StepOutput};
-use inflight_runner::{
-    AdapterRoom, LeadingRunner, ModelSource, RankLimits, RankTransport, RunnerLimits, rank_main,
-};
+use inflight_machines::{LeadingRunner, RankLimits, RankTransport, rank_main};
+use inflight_runner::{AdapterRoom, ModelSource, RunnerLimits};
 
 use crate::copy::Copy;
 use crate::devices::requests;

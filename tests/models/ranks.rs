@@ -13,7 +13,8 @@ use inflight_base::LoadError;
 use inflight_collective::{Collective, Local, Shm, ShmWorld};
 use inflight_device::{KvDtype, RankRole};
 use inflight_engine::{Engine, StepOutput};
-use inflight_runner::{CpuRunner, ModelSource, RankOptions};
+use inflight_machines::load_rank_on_cpus;
+use inflight_runner::{ModelSource, RankOptions, Runner};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 
@@ -83,14 +84,14 @@ fn load(
     dir: &Path,
     setup: &Setup,
     collective: Box<dyn Collective>,
-) -> Result<CpuRunner, LoadError> {
+) -> Result<Box<dyn Runner>, LoadError> {
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let rank = RankOptions {
         collective,
         role: RankRole::AllSample,
         time_limit: PATIENT,
     };
-    CpuRunner::of_rank(&source, setup.runner_limits(), &setup.cpu_options(), rank)
+    load_rank_on_cpus(&source, setup.runner_limits(), &setup.cpu_options(), rank)
 }
 
 /// Serves requests on ranks, each in a thread with an engine of its own. All have the same results.

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
+use crate::support::TestedDevice;
 use half::{bf16, f16};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
@@ -22,6 +23,7 @@ use inflight_device::{
 use inflight_numbers::{
     CodeBits, Dtype, FloatRows, NotFinite, QuantisedRow, QuantisedRows, Stacking,
 };
+use inflight_runner::{ModelRunner, ModelSource, Runner, RunnerLimits};
 use inflight_threads::Pool;
 
 /// A device of plain loops.
@@ -1313,4 +1315,14 @@ fn places(
     };
     let places: Vec<_> = batch.spans().iter().flat_map(place).collect();
     places.into_iter()
+}
+
+impl TestedDevice for Reference {
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &Self::Options,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        Ok(Box::new(ModelRunner::<Self>::new(source, limits, options)?))
+    }
 }

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use inflight_base::{SequenceId, StepError, Tokens};
 use inflight_collective::Grid;
 use inflight_engine::{Engine, EngineConfig, Event, NewRequest, Step, StepOutput};
+use inflight_machines::{LeadingRunner, RankLimits};
 use inflight_manager::BatchManager;
-use inflight_runner::{LeadingRunner, RankLimits, Runner};
+use inflight_runner::Runner;
 
 use crate::batching;
 use crate::devices::{requests, setups};
@@ -55,7 +56,11 @@ fn stages_that_are_processes_change_nothing() {
 }
 
 /// Serves requests in two micro-batches, with all that they can ask for. Logits are those that they ask for.
-pub fn serve_overlapped(runner: Runner, setup: &Setup, requests: &[Request]) -> Vec<Served> {
+pub fn serve_overlapped(
+    runner: Box<dyn Runner>,
+    setup: &Setup,
+    requests: &[Request],
+) -> Vec<Served> {
     let config = EngineConfig {
         num_micro_batches: 2,
         ..setup.engine_config()
@@ -108,7 +113,7 @@ fn micro_batches_in_different_stages_change_nothing() {
             }
         }
         for grid in [grid(2, 1), grid(3, 1)] {
-            let leader = Runner::Ranks(Box::new(load_stages(&setup, grid)));
+            let leader = Box::new(load_stages(&setup, grid));
             let served = serve_overlapped(leader, &setup, &asked);
             assert_same(&format!("{what}, overlapped in {grid:?}"), &alone, &served);
         }

@@ -11,9 +11,11 @@ use inflight_base::{BlockSize, LoadError, StepError};
 use inflight_collective::{Collective, Grid, Local};
 use inflight_device::{KvDtype, RankRole};
 use inflight_engine::{StepOutput, StepPlan};
+use inflight_machines::load_rank_on_cpus;
 use inflight_numbers::CodeBits;
 use inflight_runner::{
-    AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, RunnerLimits, WeightPrecision,
+    AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, Runner, RunnerLimits,
+    WeightPrecision,
 };
 
 use crate::batching;
@@ -31,13 +33,13 @@ type Results = (StepOutput, Vec<f32>);
 
 /// The first rank.
 struct First {
-    runner: CpuRunner,
+    runner: Box<dyn Runner>,
     others: Vec<Sender<Results>>,
 }
 
 /// Another rank.
 struct Other {
-    runner: CpuRunner,
+    runner: Box<dyn Runner>,
     first: Receiver<Results>,
     logits: Vec<f32>,
 }
@@ -93,7 +95,7 @@ fn load(
     setup: &Setup,
     collective: Box<dyn Collective>,
     role: RankRole,
-) -> Result<CpuRunner, LoadError> {
+) -> Result<Box<dyn Runner>, LoadError> {
     let source = ModelSource::open(dir).expect("the checkpoint opens");
     let limits = RunnerLimits {
         adapters: AdapterRoom::default(),
@@ -104,7 +106,7 @@ fn load(
         role,
         time_limit: PATIENT,
     };
-    CpuRunner::of_rank(&source, limits, &setup.cpu_options(), rank)
+    load_rank_on_cpus(&source, limits, &setup.cpu_options(), rank)
 }
 
 /// Serves requests on stages, each rank in a thread with an engine of its own.

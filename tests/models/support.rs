@@ -5,17 +5,21 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
 
-use inflight_base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
+use inflight_base::{
+    BlockId, BlockSize, Blocks, LoadError, SequenceId, StepError, TokenId, Tokens,
+};
 use inflight_device::{Device, KvDtype};
-use inflight_device_cpu::{CpuOptions, Simd};
+use inflight_device_cpu::{Cpu, CpuOptions, Simd};
+use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
     Sampled, Speculation, Step, StepCost, StepOutput, StepPlan,
 };
+use inflight_machines::{LeadingRunner, RankDevice, load_on_cpus, load_on_gpu};
 use inflight_runner::{
-    AdapterRoom, AttentionWindows, CpuRunner, GroupedLayers, LeadingRunner, ModelRunner,
-    ModelSource, RankDevice, RunnerLimits, SyntheticRunner, WeightPrecision,
+    AdapterRoom, AttentionWindows, GroupedLayers, ModelSource, Runner, RunnerLimits,
+    SyntheticRunner, WeightPrecision,
 };
 use inflight_sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -251,13 +255,13 @@ impl Setup {
     }
 
     /// The fixture's model, loaded for this setup.
-    pub fn load(&self, name: &str) -> CpuRunner {
+    pub fn load(&self, name: &str) -> Box<dyn Runner> {
         self.load_from(&fixture(name))
     }
 
     /// The model in a folder, loaded for this setup.
-    pub fn load_from(&self, dir: &Path) -> CpuRunner {
-        self.load_on(dir, &self.cpu_options())
+    pub fn load_from(&self, dir: &Path) -> Box<dyn Runner> {
+        self.load_on::<Cpu>(dir, &self.cpu_options())
     }
 
     /// What it is computed with, on each rank.
@@ -271,7 +275,7 @@ impl Setup {
     }
 
     /// The model in a folder, loaded for this setup on a device.
-    pub fn load_on<D: Device>(&self, dir: &Path, options: &D::Options) -> ModelRunner<D> {
+    pub fn load_on<D: TestedDevice>(&self, dir: &Path, options: &D::Options) -> Box<dyn Runner> {
         let open = |dir: &Path| ModelSource::open(dir).expect("the checkpoint opens");
         let mut source = open(dir);
         if let Some(draft_model) = self.draft_model {
@@ -282,7 +286,37 @@ impl Setup {
             let drafted = source.with_draft_head(&fixture(draft_head));
             source = drafted.expect("the head is one of this model");
         }
-        ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
+        D::load(&source, self.runner_limits(), options).expect("the checkpoint loads")
+    }
+}
+
+/// A device that models are tested on. Those of the library are compiled there, once.
+pub trait TestedDevice: Device {
+    /// Loads a model on it.
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &Self::Options,
+    ) -> Result<Box<dyn Runner>, LoadError>;
+}
+
+impl TestedDevice for Cpu {
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &CpuOptions,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        load_on_cpus(source, limits, options)
+    }
+}
+
+impl TestedDevice for Cuda {
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &CudaOptions,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        load_on_gpu(source, limits, options)
     }
 }
 
@@ -374,25 +408,25 @@ pub trait CallRunner {
     fn vocab_size(&self) -> usize;
 }
 
-impl<D: Device> CallRunner for ModelRunner<D> {
+impl CallRunner for Box<dyn Runner> {
     fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
-        self.make_drafts(step)
+        (**self).make_drafts(step)
     }
 
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.run(plan, output)
+        (**self).run(plan, output)
     }
 
     fn keep_all_logits(&mut self) {
-        self.keep_all_logits();
+        (**self).keep_all_logits();
     }
 
     fn logits(&mut self) -> &[f32] {
-        self.logits()
+        (**self).logits()
     }
 
     fn vocab_size(&self) -> usize {
-        self.vocab_size()
+        (**self).vocab_size() as usize
     }
 }
 
@@ -546,7 +580,7 @@ pub fn serve(
 }
 
 /// Serves one request alone, to its end.
-pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> Served {
+pub fn serve_alone(runner: &mut impl CallRunner, setup: &Setup, request: &Request) -> Served {
     let request = Request {
         arrival: 0,
         cancelled_at: None,

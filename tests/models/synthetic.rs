@@ -6,7 +6,7 @@ use inflight_base::{SequenceId, TokenId, Tokens};
 use inflight_engine::{
     CapacityPolicy, Engine, Event, NewRequest, PromptLookup, Speculation, StepOutput,
 };
-use inflight_runner::{Runner, SyntheticOptions, SyntheticRunner, synthetic};
+use inflight_runner::{SyntheticOptions, SyntheticRunner, synthetic};
 
 use crate::support::Setup;
 
@@ -21,7 +21,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
         step_per_token_us: 0.0,
     };
     let runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
-    let mut runner = Runner::Synthetic(runner);
+    let mut runner = Box::new(runner);
     assert_eq!(runner.vocab_size(), VOCAB_SIZE);
     let mut engine = Engine::new(setup.engine_config());
     for index in 0..40 {

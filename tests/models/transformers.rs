@@ -3,12 +3,11 @@
 use std::fs;
 
 use inflight_base::TokenId;
-use inflight_device::Device;
 use inflight_engine::OutputOptions;
 use inflight_sampling::TokenLogProbs;
 use serde::Deserialize;
 
-use inflight_runner::ModelRunner;
+use inflight_runner::Runner;
 
 use crate::errors::largest_error;
 use crate::reference_device::{Reference, ReferenceOptions};
@@ -83,11 +82,11 @@ fn reference_agrees_with_transformers(name: &str) {
     }
 }
 
-fn agrees_on<D: Device>(
+fn agrees_on(
     what: &str,
     name: &str,
     setup: &Setup,
-    load: impl Fn() -> ModelRunner<D>,
+    load: impl Fn() -> Box<dyn Runner>,
     share_of_cost: f32,
 ) {
     let prompts = prompts(name);

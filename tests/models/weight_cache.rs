@@ -5,8 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use inflight_device_cpu::{CpuOptions, Simd};
+use inflight_machines::load_on_cpus;
 use inflight_numbers::CodeBits;
-use inflight_runner::{CpuRunner, ModelSource, WeightPrecision};
+use inflight_runner::{ModelSource, WeightPrecision};
 use log::Level;
 
 use crate::copy::Copy;
@@ -117,7 +118,7 @@ pub fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
         simd: setup.simd,
         ..CpuOptions::default()
     };
-    let mut runner = CpuRunner::new(&source, setup.runner_limits(), &options).expect("it loads");
+    let mut runner = load_on_cpus(&source, setup.runner_limits(), &options).expect("it loads");
     serve_alone(
         &mut runner,
         setup,
@@ -290,7 +291,7 @@ fn the_file_has_the_configured_permissions() {
         let source = ModelSource::open(copy.dir()).expect("it opens");
         let source = source.with_weight_cache(cache.path().to_owned(), file);
         let options = CpuOptions::default();
-        CpuRunner::new(&source, setup.runner_limits(), &options).expect("it loads");
+        load_on_cpus(&source, setup.runner_limits(), &options).expect("it loads");
         cache.was_written();
         assert_eq!([mode(cache.path()), mode(below)], [file, folder]);
         assert_eq!(mode(above), 0o751, "it was there");

@@ -2,7 +2,7 @@
 
 use std::panic::catch_unwind;
 
-use inflight_runner::{leave_mpi_world, rank_main};
+use inflight_machines::{leave_mpi_world, rank_main};
 
 /// Is another rank of a manager; see the header.
 #[unsafe(no_mangle)]

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use inflight_engine::{Engine, EngineConfig, StepOutput};
+use inflight_machines::CudaRunner;
 use inflight_measure::load::Load;
-use inflight_runner::CudaRunner;
 
 use crate::error::Result;
 
@@ -41,7 +41,7 @@ impl HostGap {
             step(&mut engine, runner, &mut output)?;
             let period = start.elapsed();
             let start = Instant::now();
-            let has_graph = runner.repeat_step(NUM_REPEATS)?;
+            let has_graph = runner.device().repeat_step(NUM_REPEATS)?;
             if has_graph && is_recorded {
                 steps += period;
                 graphs += start.elapsed() / NUM_REPEATS;

@@ -6,9 +6,10 @@ use inflight_base::{BlockSize, Blocks, Tokens};
 use inflight_device::KvDtype;
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{BlockReuse, EngineConfig};
+use inflight_machines::CudaRunner;
 use inflight_measure::load::Load;
 use inflight_measure::roofline::{ModelCost, Precision};
-use inflight_runner::{CudaRunner, ModelRunner, ModelSource, RunnerLimits};
+use inflight_runner::{ModelRunner, ModelSource, RunnerLimits};
 use serde_json::{Value, json};
 
 use crate::budget::Budget;

@@ -11,7 +11,7 @@ use inflight_runner::Runner;
 
 /// The runner, and the steps that are on their way. It is used on the caller's thread.
 pub(super) struct AheadRunner {
-    runner: Runner,
+    runner: Box<dyn Runner>,
     /// Its state is unknown.
     has_failed: bool,
     /// The steps that were launched and have not landed, the oldest first, and when they were launched.
@@ -23,7 +23,7 @@ pub(super) struct AheadRunner {
 }
 
 impl AheadRunner {
-    pub(super) fn new(runner: Runner) -> Self {
+    pub(super) fn new(runner: Box<dyn Runner>) -> Self {
         Self {
             runner,
             has_failed: false,
@@ -76,18 +76,18 @@ impl AheadRunner {
     }
 
     /// The runner; `None` if it has failed, or has a step.
-    pub(super) fn runner_at_rest(&mut self) -> Option<&mut Runner> {
+    pub(super) fn runner_at_rest(&mut self) -> Option<&mut dyn Runner> {
         let is_at_rest = !self.has_failed && self.launched.is_empty();
-        is_at_rest.then_some(&mut self.runner)
+        is_at_rest.then_some(&mut *self.runner)
     }
 
     fn attempt(
         &mut self,
-        work: impl FnOnce(&mut Runner) -> Result<(), StepError>,
+        work: impl FnOnce(&mut dyn Runner) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
         // It may end in a panic.
         self.has_failed = true;
-        work(&mut self.runner)?;
+        work(&mut *self.runner)?;
         self.has_failed = false;
         Ok(())
     }

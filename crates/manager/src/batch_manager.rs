@@ -13,7 +13,8 @@ use inflight_device::RankInput;
 use inflight_engine::{
     DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix, Room,
 };
-use inflight_runner::{KvFile, Peers, Runner};
+use inflight_machines::Peers;
+use inflight_runner::{KvFile, Runner};
 use inflight_sampling::{FinishReason, Hypothesis};
 
 /// A batch manager: requests in, tokens out, a step at a time.
@@ -56,7 +57,7 @@ impl BatchManager {
     ///
     /// # Panics
     /// If [`EngineConfig::check`] refuses the configuration.
-    pub fn new(config: EngineConfig, runner: Runner) -> std::io::Result<Self> {
+    pub fn new(config: EngineConfig, runner: Box<dyn Runner>) -> std::io::Result<Self> {
         Self::with_kv_file(config, runner, None)
     }
 
@@ -69,7 +70,7 @@ impl BatchManager {
     /// As for [`BatchManager::new`]; or if steps are planned ahead, and the runner cannot run ahead.
     pub fn with_kv_file(
         config: EngineConfig,
-        mut runner: Runner,
+        mut runner: Box<dyn Runner>,
         kv_file: Option<KvFile>,
     ) -> std::io::Result<Self> {
         let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
@@ -80,7 +81,7 @@ impl BatchManager {
             "the runner needs the results of a step before the next one"
         );
         let restored = kv_file.as_ref().and_then(|file| {
-            let restored = file.restore(&config, &mut runner);
+            let restored = file.restore(&config, &mut *runner);
             let path = file.path().display();
             restored
                 .inspect_err(|error| log::warn!("{path}: {error}: the KV cache begins empty"))
@@ -111,7 +112,7 @@ impl BatchManager {
     /// As for [`BatchManager::new`].
     pub fn on_every_rank(
         config: EngineConfig,
-        runner: Runner,
+        runner: Box<dyn Runner>,
         peers: Option<Peers>,
     ) -> std::io::Result<Self> {
         let mut manager = Self::new(config, runner)?;

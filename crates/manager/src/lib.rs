@@ -1,4 +1,4 @@
-//! L5: the batch manager as one object: an engine that decides and a runner that computes.
+//! L6: the batch manager as one object: an engine that decides and a runner that computes.
 //!
 //! ```text
 //! adapters/          adapters that requests name

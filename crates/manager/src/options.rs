@@ -19,10 +19,10 @@ use inflight_config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, Spe
 use inflight_device::RankRole;
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{BlockReuse, EngineConfig};
-use inflight_runner::{
-    CpuRunner, LeadingRunner, ModelSource, Peers, RANK_PROGRAM, RankOptions, RankTransport, Runner,
-    RunnerLimits,
+use inflight_machines::{
+    Peers, RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus, load_rank_on_cpus,
 };
+use inflight_runner::{ModelSource, RankOptions, Runner, RunnerLimits};
 
 /// The options of a batch manager. Names, values and defaults are as in config.pbtxt, except that nothing is sized by
 /// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length
@@ -105,7 +105,7 @@ pub struct ManagerOptions {
     /// How long they wait until all have loaded their weights.
     #[serde(default)]
     pub rank_load_timeout_seconds: Option<u32>,
-    /// The program of the processes that rank 0 starts: it runs [`rank_main`](inflight_runner::rank_main) of this
+    /// The program of the processes that rank 0 starts: it runs [`rank_main`](inflight_machines::rank_main) of this
     /// build. By default `inflight-rank` beside this program, or beside the library that has this code. With
     /// `rank_inputs: all_ranks` it is this application, by default this very program, and is started with `rank=N`
     /// before the arguments of this process.
@@ -198,20 +198,19 @@ impl ManagerOptions {
             _ if is_one_of_many => {
                 let (with, runner) = self.load_with_peers(&model, &source, &config, &options)?;
                 peers = Some(with);
-                Runner::Cpu(Box::new(runner))
+                runner
             }
-            1 => Runner::Cpu(Box::new(CpuRunner::new(&source, limits, &options)?)),
+            1 => load_on_cpus(&source, limits, &options)?,
             _ => {
                 let time_limits = rank_limits(&settings);
                 let transport = self.rank_transport(&settings)?;
                 let ranks = transport.connect(model.grid(), time_limits.load)?;
-                let runner = LeadingRunner::new(ranks, &source, limits, &options, time_limits)?;
-                Runner::Ranks(Box::new(runner))
+                lead_on_cpus(ranks, &source, limits, &options, time_limits)?.0
             }
         };
         // Peers that measured different costs would plan different steps.
         if self.enable_adaptive_drafts != Some(false) && !is_one_of_many {
-            measure_costs(&mut config, &mut runner)?;
+            measure_costs(&mut config, &mut *runner)?;
         }
         let model = TensorModel {
             vocab_size: runner.vocab_size(),
@@ -236,7 +235,7 @@ impl ManagerOptions {
         source: &ModelSource,
         config: &EngineConfig,
         options: &CpuOptions,
-    ) -> Result<(Peers, CpuRunner), LoadError> {
+    ) -> Result<(Peers, Box<dyn Runner>), LoadError> {
         let settings = model.settings;
         let time_limits = rank_limits(settings);
         let common = [
@@ -255,7 +254,7 @@ impl ManagerOptions {
             role: RankRole::AllSample,
             time_limit: time_limits.step,
         };
-        let runner = CpuRunner::of_rank(source, RunnerLimits::of(config), options, rank);
+        let runner = load_rank_on_cpus(source, RunnerLimits::of(config), options, rank);
         let runner = runner.map_err(|error| peers.explain_load(error))?;
         Ok((peers, runner))
     }

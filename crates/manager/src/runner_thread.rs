@@ -19,7 +19,7 @@ pub(super) struct RunnerThread {
     steps: Option<SyncSender<(Step, Vec<RankInput>, StepOutput)>>,
     results: Receiver<Result<ComputedStep<Duration>, StepError>>,
     /// It returns its runner, unless that has failed.
-    thread: Option<JoinHandle<Option<Runner>>>,
+    thread: Option<JoinHandle<Option<Box<dyn Runner>>>>,
     /// Outputs that came back, kept for their memory.
     spare: Vec<StepOutput>,
 }
@@ -29,13 +29,13 @@ impl RunnerThread {
     ///
     /// # Errors
     /// The system refuses it.
-    pub(super) fn start(mut runner: Runner) -> std::io::Result<Self> {
+    pub(super) fn start(mut runner: Box<dyn Runner>) -> std::io::Result<Self> {
         let (steps, to_compute) = sync_channel::<(Step, Vec<RankInput>, StepOutput)>(MAX_LAUNCHED);
         let (computed, results) = sync_channel(MAX_LAUNCHED);
         let work = move || {
             while let Ok((step, inputs, output)) = to_compute.recv() {
                 // A panic in a kernel must reach the caller as an error, not as silence.
-                let result = catch_panic(|| compute(&mut runner, step, &inputs, output))
+                let result = catch_panic(|| compute(&mut *runner, step, &inputs, output))
                     .unwrap_or_else(|panic| Err(StepError(panic)));
                 // After a failure the runner's state is unknown: it computes no more.
                 let has_failed = result.is_err();
@@ -71,7 +71,7 @@ impl RunnerThread {
     }
 
     /// Ends the thread, and returns its runner, unless that has failed.
-    pub(super) fn stop(&mut self) -> Option<Runner> {
+    pub(super) fn stop(&mut self) -> Option<Box<dyn Runner>> {
         self.steps = None;
         while self.results.recv().is_ok() {}
         // It catches its panics, so there is no error.
@@ -95,7 +95,7 @@ impl Drop for RunnerThread {
 /// # Errors
 /// As for `run`.
 pub(super) fn compute(
-    runner: &mut Runner,
+    runner: &mut dyn Runner,
     mut step: Step,
     inputs: &[RankInput],
     output: StepOutput,
@@ -116,7 +116,7 @@ pub(super) fn compute(
 /// # Errors
 /// The runner failed, or another rank has other inputs.
 pub(super) fn run(
-    runner: &mut Runner,
+    runner: &mut dyn Runner,
     step: Step,
     inputs: &[RankInput],
     mut output: StepOutput,

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use inflight_base::{StepError, catch_panic, panic_message};
 use inflight_collective::MpiWorld;
-use inflight_runner::serve_next_mpi_model;
+use inflight_machines::serve_next_mpi_model;
 
 /// Computes, on a thread of its own, what rank 0 of an MPI world asks for, until the batch manager of rank 0 has ended.
 /// It has no requests.

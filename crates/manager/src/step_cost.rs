@@ -29,7 +29,7 @@ const NUM_PROMPT_TOKENS: u32 = 64;
 ///
 /// # Errors
 /// The runner failed.
-pub fn measure_costs(config: &mut EngineConfig, runner: &mut Runner) -> Result<(), LoadError> {
+pub fn measure_costs(config: &mut EngineConfig, runner: &mut dyn Runner) -> Result<(), LoadError> {
     config.step_cost = measure_step_cost(config, runner)?;
     config.draft_cost = measure_draft_cost(config, runner)?;
     Ok(())
@@ -43,7 +43,7 @@ pub fn measure_costs(config: &mut EngineConfig, runner: &mut Runner) -> Result<(
 /// The runner failed.
 pub fn measure_step_cost(
     config: &EngineConfig,
-    runner: &mut Runner,
+    runner: &mut dyn Runner,
 ) -> Result<Option<StepCost>, LoadError> {
     let Some(speculation) = config.speculation else {
         return Ok(None);
@@ -84,7 +84,7 @@ pub fn measure_step_cost(
 /// none.
 fn measure_draft_cost(
     config: &EngineConfig,
-    runner: &mut Runner,
+    runner: &mut dyn Runner,
 ) -> Result<Option<StepCost>, LoadError> {
     let Some(speculation) = config.speculation.filter(|it| it.has_draft_model) else {
         return Ok(None);
@@ -144,7 +144,7 @@ enum Drafts<'a> {
 /// Requests without a user.
 struct Rehearsal<'a> {
     engine: Engine,
-    runner: &'a mut Runner,
+    runner: &'a mut dyn Runner,
     output: StepOutput,
     /// By the tokens of a generation step, its shortest time in nanoseconds.
     fastest: BTreeMap<u32, u64>,
@@ -153,7 +153,7 @@ struct Rehearsal<'a> {
 }
 
 impl<'a> Rehearsal<'a> {
-    fn new(config: &EngineConfig, runner: &'a mut Runner) -> Self {
+    fn new(config: &EngineConfig, runner: &'a mut dyn Runner) -> Self {
         Self {
             engine: Engine::new(EngineConfig {
                 num_micro_batches: 1,

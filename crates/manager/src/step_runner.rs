@@ -30,7 +30,7 @@ enum Place {
 
 /// A runner that computes on the caller's thread.
 struct CallerRunner {
-    runner: Runner,
+    runner: Box<dyn Runner>,
     /// Its state is unknown.
     has_failed: bool,
     /// The step that was launched and has not landed.
@@ -45,7 +45,7 @@ impl StepRunner {
     ///
     /// # Errors
     /// The system refuses the thread.
-    pub(super) fn new(runner: Runner, config: &EngineConfig) -> std::io::Result<Self> {
+    pub(super) fn new(runner: Box<dyn Runner>, config: &EngineConfig) -> std::io::Result<Self> {
         // Steps of one call each: the stages have room for two.
         let overlaps_stages = runner.has_stages() && config.scheme == BatchingScheme::InflightFused;
         let place = match config.num_micro_batches {
@@ -66,13 +66,13 @@ impl StepRunner {
     }
 
     /// The runner, when all steps have landed; `None` if it has failed. No further step is computed.
-    pub(super) fn stop(&mut self) -> Option<&mut Runner> {
+    pub(super) fn stop(&mut self) -> Option<&mut dyn Runner> {
         if let Place::Thread(thread) = &mut self.place {
             let runner = thread.stop()?;
             self.place = Place::Caller(Box::new(CallerRunner::new(runner)));
         }
         match &mut self.place {
-            Place::Caller(caller) if !caller.has_failed => Some(&mut caller.runner),
+            Place::Caller(caller) if !caller.has_failed => Some(&mut *caller.runner),
             Place::Ahead(ahead) => ahead.runner_at_rest(),
             Place::Caller(_) | Place::Thread(_) => None,
         }
@@ -80,7 +80,7 @@ impl StepRunner {
 }
 
 impl CallerRunner {
-    fn new(runner: Runner) -> Self {
+    fn new(runner: Box<dyn Runner>) -> Self {
         Self {
             runner,
             has_failed: false,
@@ -101,7 +101,7 @@ impl StepComputer for StepRunner {
                 let output = caller.spare.take().unwrap_or_default();
                 // It may end in a panic.
                 caller.has_failed = true;
-                let computed = compute(&mut caller.runner, step, &self.inputs, output)?;
+                let computed = compute(&mut *caller.runner, step, &self.inputs, output)?;
                 self.inputs.clear();
                 caller.computed = Some(computed);
                 caller.has_failed = false;

@@ -12,10 +12,9 @@ use inflight_base::{CpuSet, StepError};
 use inflight_collective::{Grid, MpiWorld};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, Step, StepOutput};
+use inflight_machines::{LeadingRunner, RankLimits, RankTransport, leave_mpi_world};
 use inflight_manager::{ComputedStep, StepComputer};
-use inflight_runner::{
-    CpuRunner, LeadingRunner, RankLimits, RankTransport, RunnerLimits, leave_mpi_world,
-};
+use inflight_runner::{CpuRunner, RunnerLimits};
 use serde_json::{Map, Value, json};
 
 use crate::Result;

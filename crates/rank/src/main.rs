@@ -1,5 +1,5 @@
 //! Another rank of a model. The backend starts this program, which lies beside `libtriton_inflight.so` and runs what is
-//! in it (`crates/runner/src/ranks/`): so every rank computes with the code of rank 0.
+//! in it (`crates/machines/`): so every rank computes with the code of rank 0.
 
 use std::arch::global_asm;
 use std::env;

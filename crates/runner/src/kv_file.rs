@@ -66,7 +66,7 @@ impl KvFile {
     pub fn restore(
         &self,
         config: &EngineConfig,
-        runner: &mut Runner,
+        runner: &mut dyn Runner,
     ) -> Result<Engine, Box<dyn Error>> {
         let started = Instant::now();
         let mut engine = Engine::new(config.clone());
@@ -126,7 +126,7 @@ impl KvFile {
     ///
     /// # Errors
     /// The device has failed, or the file cannot be written.
-    pub fn keep(&self, engine: &mut Engine, runner: &mut Runner) -> Result<(), Box<dyn Error>> {
+    pub fn keep(&self, engine: &mut Engine, runner: &mut dyn Runner) -> Result<(), Box<dyn Error>> {
         let started = Instant::now();
         let (moves, kept) = engine.keep();
         runner.move_blocks(&moves);
@@ -161,7 +161,7 @@ impl KvFile {
         path: &Path,
         config: &EngineConfig,
         kept: &[KeptBlock],
-        runner: &mut Runner,
+        runner: &mut dyn Runner,
     ) -> Result<File, Box<dyn Error>> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
@@ -432,7 +432,7 @@ mod tests {
         }
     }
 
-    fn load() -> (Engine, Runner) {
+    fn load() -> (Engine, SyntheticRunner) {
         let config = EngineConfig {
             num_host_blocks: Blocks(32),
             ..EngineConfig::default()
@@ -443,11 +443,11 @@ mod tests {
             step_per_token_us: 0.0,
         };
         let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config)).expect("memory");
-        (Engine::new(config), Runner::Synthetic(runner))
+        (Engine::new(config), runner)
     }
 
     /// Serves a request for a token. Returns it, and how many tokens of the prompt were reused.
-    fn serve(engine: &mut Engine, runner: &mut Runner, prompt: &[TokenId]) -> (TokenId, u64) {
+    fn serve(engine: &mut Engine, runner: &mut dyn Runner, prompt: &[TokenId]) -> (TokenId, u64) {
         let request = NewRequest::new(SequenceId(1), prompt.to_vec(), Tokens(1));
         engine.add(request).expect("fits");
         let (mut output, mut events) = (StepOutput::default(), Vec::new());

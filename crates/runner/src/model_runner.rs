@@ -14,7 +14,7 @@ use super::pass::{ContextLogits, PassOn};
 use super::pooler::Pooler;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
-use super::ranks::{AdapterRuns, RankCall};
+use super::rank_calls::{AdapterRuns, RankCall, ReceivedCalls};
 use super::spec::ModelSpec;
 use super::stage::{ModelPart, Results};
 use super::step_layout::{SampledRows, StepLayout};
@@ -25,7 +25,6 @@ use inflight_device::{
     AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankInput, RankOps,
     RankRole, StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
 };
-use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
@@ -151,18 +150,15 @@ impl<D: Device> ModelRunner<D> {
     ) -> Result<u64, LoadError> {
         source.num_weight_bytes_on::<D>(precision)
     }
-}
 
-impl ModelRunner<Cuda> {
-    /// Bytes of GPU memory that the largest step takes, without the KV cache.
+    /// The largest step, and the widths of its rows: what its activations take on a device depends on these.
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
-    pub fn num_step_bytes(
+    pub fn step_size(
         source: &ModelSource,
         limits: &RunnerLimits,
-        options: &CudaOptions,
-    ) -> Result<u64, LoadError> {
+    ) -> Result<(StepCapacity, StepWidths), LoadError> {
         let spec = source.spec();
         let heads = head_shape(spec);
         let mixture = spec.mixture();
@@ -182,28 +178,9 @@ impl ModelRunner<Cuda> {
             inputs: spec.hidden_size + embedding_width + inputs + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
-            quantised: source.quantised_widths::<Cuda>(limits.weights)?,
+            quantised: source.quantised_widths::<D>(limits.weights)?,
         };
-        let max_sampled_rows = limits.max_sampled_rows.index();
-        let capacity = step_capacity(spec, limits);
-        let num_bytes = Cuda::num_step_bytes(
-            &capacity,
-            &widths,
-            (mixture.as_ref(), spec.latent_shape().as_ref()),
-            max_sampled_rows,
-            options,
-        );
-        Ok(num_bytes)
-    }
-}
-
-impl<P> ModelRunner<Cuda, P> {
-    /// As [`Cuda::repeat_step`], for measurements.
-    ///
-    /// # Errors
-    /// The device has failed.
-    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
-        self.device.repeat_step(num_times)
+        Ok((step_capacity(spec, limits), widths))
     }
 }
 
@@ -327,6 +304,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
     }
 
+    /// The device, for measurements.
+    pub fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// The probe.
     pub fn probe_mut(&mut self) -> &mut P {
         &mut self.probe
@@ -363,7 +345,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
                 call.set(&plan, layout, None);
                 let adapters = AdapterRuns::of(&layout.inputs(&plan));
                 layout.forget_adapters();
-                self.run_share(&call, &adapters)
+                self.compute_share(&call, &adapters)
             }
         }
     }
@@ -502,7 +484,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     }
 
     /// The most tokens of a call that can be launched while other stages compute the one before.
-    pub(super) fn max_unread_rows(&mut self) -> usize {
+    pub fn max_unread_rows(&mut self) -> usize {
         let width = self.decoder.hidden_size();
         match self.has_stages() {
             true => self.host().map_or(0, |host| host.max_unread()) / width,
@@ -514,7 +496,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     ///
     /// # Errors
     /// The device or another rank has failed.
-    pub(super) fn receive_results(&mut self) -> Result<(), StepError> {
+    pub fn receive_results(&mut self) -> Result<(), StepError> {
         match self.num_launched {
             1 => self.receive_results_of(1 - self.next_call),
             _ => Ok(()),
@@ -575,11 +557,14 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     ///
     /// # Panics
     /// If it exceeds the limits that the runner was made for, or names blocks outside of the pool.
-    pub(super) fn run_share(
-        &mut self,
-        call: &RankCall,
-        adapters: &AdapterRuns,
-    ) -> Result<(), StepError> {
+    pub fn run_share(&mut self, calls: &mut ReceivedCalls) -> Result<(), StepError> {
+        let (call, adapters) = calls.call();
+        self.compute_share(call, adapters)?;
+        calls.forget_adapters();
+        Ok(())
+    }
+
+    fn compute_share(&mut self, call: &RankCall, adapters: &AdapterRuns) -> Result<(), StepError> {
         self.check_tokens(&call.token_ids)?;
         self.move_blocks(&call.moves);
         if call.token_ids.is_empty() {
@@ -615,7 +600,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
 
     /// Whether ranks send only the largest logit of a row where nothing else is needed. Logits that another stage sends
     /// on are whole.
-    pub(super) fn gathers_largest(&self) -> bool {
+    pub fn gathers_largest(&self) -> bool {
         let samples_here = matches!(self.results, Results::Here) && !D::SAMPLES;
         samples_here && self.decoder.has_part_of_logits() && !self.keeps_all_logits
     }

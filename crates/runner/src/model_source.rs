@@ -326,6 +326,14 @@ impl ModelSource {
         Ok(sources.quantised_widths::<D>(precision))
     }
 
+    /// Refuses ranks that it cannot be split over, whose devices cut sums into tiles or not.
+    ///
+    /// # Errors
+    /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.
+    pub fn check_ranks(&self, grid: Grid, tiling: Tiling) -> Result<(), LoadError> {
+        self.part(grid, 0, tiling).map(|_| ())
+    }
+
     /// The part of one of the ranks that it is split over, whose devices cut sums into tiles or not. A model that
     /// generates nothing has no ranks whose bits it could give.
     ///

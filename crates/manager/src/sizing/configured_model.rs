@@ -12,12 +12,20 @@ use inflight_config::{
 };
 use inflight_device::KvDtype;
 use inflight_engine::AttentionWindow;
+#[cfg(feature = "cuda")]
+use inflight_machines::CudaRunner;
 use inflight_numbers::CodeBits;
 use inflight_runner::{
-    AttentionWindows, CpuRunner, CudaRunner, GroupedLayers, ModelSource, ModelSpec,
-    SyntheticRunner, WeightPrecision,
+    AttentionWindows, CpuRunner, GroupedLayers, ModelSource, ModelSpec, SyntheticRunner,
+    WeightPrecision,
 };
 use inflight_text::Tokenizer;
+
+#[cfg(feature = "cuda")]
+type GpuRunner = CudaRunner;
+/// Only until the load is refused.
+#[cfg(not(feature = "cuda"))]
+type GpuRunner = CpuRunner;
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -254,7 +262,7 @@ impl ConfiguredModel<'_> {
             (Some(source), None) => {
                 source.num_weight_bytes_in(self.weights(), self.grid().num_stages)
             }
-            (Some(source), Some(_)) => CudaRunner::num_weight_bytes(source, self.weights()),
+            (Some(source), Some(_)) => GpuRunner::num_weight_bytes(source, self.weights()),
         }
     }
 
@@ -331,7 +339,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
                     let num_layers = groups.layers().with_layers(layers).layers_per_group();
                     let num_bytes = match self.gpu {
                         None => CpuRunner::kv_bytes_per_layers,
-                        Some(_) => CudaRunner::kv_bytes_per_layers,
+                        Some(_) => GpuRunner::kv_bytes_per_layers,
                     };
                     num_bytes(&spec, num_layers, block_size, dtype)
                 });

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use inflight_runner::RankGpu;
+use inflight_machines::RankGpu;
 
 /// Memory of the GPU with the least free memory.
 #[derive(Clone, Copy, Debug)]

@@ -6,25 +6,23 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config_within};
-use super::gpu_memory::GpuMemory;
 use super::host_memory::{self, FreeMemory, InstanceMemory};
+#[cfg(feature = "cuda")]
+use super::load_on_gpu::load_on_gpu;
 use super::rank_cpus::rank_cpus;
-use super::rank_gpus::rank_gpus;
 use crate::step_cost::measure_costs;
 use inflight_base::LoadError;
 use inflight_collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
 use inflight_config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
 use inflight_device_cpu::{CpuOptions, Simd};
-use inflight_device_cuda::CudaOptions;
 use inflight_engine::EngineConfig;
-use inflight_runner::spec::{LayerSpec, ModelSpec};
+use inflight_machines::{
+    RankConnections, RankLimits, RankMemory, RankTransport, RankWatch, lead_on_cpus, load_on_cpus,
+};
 use inflight_runner::{
-    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankConnections,
-    RankLimits, RankMemory, RankTransport, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    AdapterRoom, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 use inflight_threads::Topology;
 
@@ -37,7 +35,9 @@ pub struct LoadedRunner {
     /// The engine's configuration.
     pub config: EngineConfig,
     /// The runner, with its weights loaded.
-    pub runner: Runner,
+    pub runner: Box<dyn Runner>,
+    /// Tells whether the processes of the other ranks live; `None` if there are none.
+    pub rank_watch: Option<RankWatch>,
     /// The memory reserved for weights and KV cache.
     pub memory: InstanceMemory,
     /// Where KV cache blocks are kept between loads.
@@ -77,11 +77,27 @@ pub fn load_runner(
         _ => load_on_cpu(config, &model, folder, adapters, rank_program),
     }?;
     if config.settings.enable_adaptive_drafts {
-        measure_costs(&mut loaded.config, &mut loaded.runner)?;
+        measure_costs(&mut loaded.config, &mut *loaded.runner)?;
     }
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
         ..loaded
+    })
+}
+
+/// Refuses: this build has no CUDA.
+#[cfg(not(feature = "cuda"))]
+fn load_on_gpu(
+    _config: &ModelConfig,
+    _model: &ConfiguredModel<'_>,
+    _source: &ModelSource,
+    gpu: usize,
+    _adapters: AdapterRoom,
+    _rank_program: &Path,
+) -> Result<LoadedRunner, LoadError> {
+    Err(LoadError::Config {
+        problem: format!("the instance is on GPU {gpu}, and this build of the library has no CUDA"),
+        remedy: "write KIND_CPU, or build the library with the feature `cuda`".to_owned(),
     })
 }
 
@@ -268,172 +284,33 @@ fn load_on_cpu(
         );
     }
     let limits = limits(model, &engine, adapters);
-    let runner = match model.source {
+    let (runner, rank_watch): (Box<dyn Runner>, _) = match model.source {
         Some(source) => {
             let options = cpu_options(settings)?;
             match ranks {
-                None => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
-                Some(ranks) => Runner::Ranks(Box::new(LeadingRunner::new(
-                    ranks,
-                    source,
-                    limits,
-                    &options,
-                    rank_limits(settings),
-                )?)),
+                None => (load_on_cpus(source, limits, &options)?, None),
+                Some(ranks) => {
+                    let time_limits = rank_limits(settings);
+                    let (runner, watch) =
+                        lead_on_cpus(ranks, source, limits, &options, time_limits)?;
+                    (runner, Some(watch))
+                }
             }
         }
-        None => Runner::Synthetic(synthetic(settings, &limits, folder)?),
+        None => (Box::new(synthetic(settings, &limits, folder)?), None),
     };
     Ok(LoadedRunner {
         config: engine,
         runner,
+        rank_watch,
         memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
         kv_file: None,
         adapters,
     })
 }
 
-/// One instance after the other: what is free must not change between the question and the allocation.
-fn load_on_gpu(
-    config: &ModelConfig,
-    model: &ConfiguredModel<'_>,
-    source: &ModelSource,
-    gpu: usize,
-    adapters: AdapterRoom,
-    rank_program: &Path,
-) -> Result<LoadedRunner, LoadError> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock();
-    let num_ranks = model.grid().num_ranks();
-    let mut ranks = match num_ranks {
-        1 => None,
-        _ => Some(connect_ranks(&config.settings, model.grid(), rank_program)?),
-    };
-    let gpus = rank_gpus(&config.settings, gpu, ranks.as_mut())?;
-    let options = CudaOptions {
-        rank_gpus: gpus.iter().map(|it| it.gpu).collect(),
-        ..cuda_options(&config.settings, gpu)
-    };
-    let weight_bytes = bytes_of_rank(model.num_weight_bytes()?, source.spec(), model.grid());
-    let mut memory = GpuMemory::least_of(&gpus);
-    memory.weight_bytes = weight_bytes;
-    let adapters = adapters_on_gpu(&config.settings, adapters, memory.left_bytes());
-    let sized = |memory: &GpuMemory| {
-        engine_config_within(config, model, Some(memory.left_bytes()), Some(memory))
-    };
-    // The activations of a step come first, and how many there are is known from the configuration without them.
-    let largest = limits(model, &sized(&memory)?, adapters);
-    memory.step_bytes = CudaRunner::num_step_bytes(source, &largest, &options)?;
-    let engine = sized(&memory)?;
-    let of_all = |of_rank: u64| num_ranks as u64 * of_rank;
-    let on_this_host = |of_rank: u64| match &ranks {
-        None => of_rank,
-        Some(ranks) => ranks.bytes_of_own_host(of_all(of_rank)),
-    };
-    let pinned_bytes = on_this_host(host_bytes(model, &engine));
-    let gpu_bytes = on_this_host(weight_bytes + kv_bytes(model, &engine));
-    let ((), reservation) = host_memory::reserve(|free| {
-        let (available_bytes, limit) = available(ranks.as_ref(), free);
-        let limit = limit.as_ref().map(|memory| memory as &dyn Display);
-        check_host_memory(&config.settings, num_ranks, available_bytes, limit)?;
-        Ok::<_, LoadError>(((), pinned_bytes))
-    })?;
-    let limits = limits(model, &engine, adapters);
-    let runner = match ranks {
-        None => Runner::Cuda(Box::new(CudaRunner::new(source, limits, &options)?)),
-        Some(ranks) => Runner::CudaRanks(Box::new(LeadingRunner::new(
-            ranks,
-            source,
-            limits,
-            &options,
-            rank_limits(&config.settings),
-        )?)),
-    };
-    let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
-    if engine.plan_ahead && !plan_ahead {
-        let reason = match num_ranks {
-            1 => format!("the vocabulary is too large for GPU {gpu} to sample from"),
-            _ => "only rank 0 has sampled tokens".to_owned(),
-        };
-        log::warn!(
-            "enable_trt_overlap is true and has no effect: {reason}, so that the host has to know the tokens of a step \
-             before the next one; leave it out"
-        );
-    }
-    // The system counts pinned memory as used from the beginning.
-    drop(reservation);
-    Ok(LoadedRunner {
-        runner,
-        memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
-        kv_file: None,
-        adapters,
-        config: EngineConfig {
-            plan_ahead,
-            ..engine
-        },
-    })
-}
-
-/// Bytes of the weights of any of the ranks, at most, where all have so many.
-fn bytes_of_rank(weight_bytes: u64, spec: &ModelSpec, grid: Grid) -> u64 {
-    let num_ranks = grid.num_ranks() as u64;
-    if num_ranks == 1 {
-        return weight_bytes;
-    }
-    // Shares differ by a token, a head, or the heads and inputs of a group of quantised weights, and each has the
-    // norms.
-    let even = weight_bytes.div_ceil(num_ranks) + weight_bytes / 32;
-    if grid.num_stages == 1 {
-        return even;
-    }
-    // A stage begins and ends with whole layers, and the first one has the embedding besides.
-    let layers = || spec.layers.iter().map(LayerSpec::num_weights);
-    let num_weights = layers().sum::<u64>() + spec.num_output_weights();
-    let largest = u128::from(layers().max().unwrap_or(0)) * u128::from(weight_bytes)
-        / u128::from(num_weights.max(1));
-    let embedding = 2 * spec.num_output_weights();
-    let uneven = largest as u64 + embedding;
-    (even + uneven.div_ceil(grid.ranks_per_stage as u64)).min(weight_bytes + embedding)
-}
-
-/// The part of the room for adapters that a GPU gives them, whose weights leave `free_bytes`. The rule comes from
-/// TensorRT-LLM's cache (`peftCacheManager.cpp`): a number of rows is taken instead of the fraction.
-fn adapters_on_gpu(settings: &Settings, adapters: AdapterRoom, free_bytes: u64) -> AdapterRoom {
-    if settings.lora_cache_num_device_module_layer != 0 || adapters.page_bytes == 0 {
-        return adapters;
-    }
-    let max_bytes = free_bytes as f64 * settings.lora_cache_gpu_memory_fraction;
-    let max_pages = u32::try_from(max_bytes as u64 / adapters.page_bytes).unwrap_or(u32::MAX);
-    if max_pages < adapters.num_running_pages {
-        log::info!(
-            "adapters take {max_pages} pages of {} bytes of GPU memory: lora_cache_gpu_memory_fraction ({}) of the \
-             {free_bytes} bytes that the weights leave",
-            adapters.page_bytes,
-            settings.lora_cache_gpu_memory_fraction,
-        );
-    }
-    AdapterRoom {
-        num_running_pages: adapters.num_running_pages.min(max_pages),
-        ..adapters
-    }
-}
-
-fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
-    CudaOptions {
-        gpu,
-        rank_gpus: Vec::new(),
-        num_threads: settings.num_threads,
-        deterministic: settings.deterministic,
-        fp8_activations: settings.fp8_activations,
-        max_graphs: match settings.cuda_graph_mode {
-            true => settings.cuda_graph_cache_size as usize,
-            false => 0,
-        },
-    }
-}
-
 /// Host memory that is available to all ranks together, or to the only one, and the limit that ranks have.
-fn available(
+pub(super) fn available(
     ranks: Option<&RankConnections>,
     free: FreeMemory,
 ) -> (Option<u64>, Option<RankMemory>) {
@@ -449,7 +326,7 @@ fn available(
 /// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later. Each of
 /// `num_gpus` GPUs has as much as the setting says; of the ranks on CPUs, for which it is 1, all have it together.
 /// `limit` says which rank can have the least.
-fn check_host_memory(
+pub(super) fn check_host_memory(
     settings: &Settings,
     num_gpus: usize,
     available_bytes: Option<u64>,
@@ -475,11 +352,11 @@ fn check_host_memory(
     })
 }
 
-fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+pub(super) fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine)
 }
 
-fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     u64::from(engine.num_blocks.0) * bytes_per_block(model, engine)
 }
 
@@ -488,7 +365,7 @@ fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     model.kv_bytes_per_block(engine.block_size, &groups)
 }
 
-fn limits(
+pub(super) fn limits(
     model: &ConfiguredModel<'_>,
     engine: &EngineConfig,
     adapters: AdapterRoom,
@@ -522,7 +399,7 @@ fn synthetic(
 }
 
 /// Connects with the other ranks.
-fn connect_ranks(
+pub(super) fn connect_ranks(
     settings: &Settings,
     grid: Grid,
     rank_program: &Path,
@@ -591,36 +468,6 @@ mod tests {
     use inflight_runner::GroupedLayers;
 
     #[test]
-    fn the_largest_stage_has_room() {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-        for name in ["llama2", "qwen3-windows", "deepseek-v3"] {
-            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
-            let grid = |num_stages, ranks_per_stage| Grid {
-                num_stages,
-                ranks_per_stage,
-            };
-            let bytes = |grid: Grid| {
-                let all = source.num_weight_bytes_in(None, grid.num_stages);
-                bytes_of_rank(all.expect("its tensors"), source.spec(), grid)
-            };
-            let whole = bytes(grid(1, 1));
-            for num_stages in [2, source.spec().num_layers()] {
-                let specs = source.specs_of_ranks(grid(num_stages, 1)).expect("stages");
-                let layers = specs.iter().map(|spec| {
-                    let layers = spec.layers.iter().map(LayerSpec::num_weights);
-                    2 * layers.sum::<u64>()
-                });
-                let largest = layers.max().expect("a stage");
-                let output = 2 * source.spec().num_output_weights();
-                let of_rank = bytes(grid(num_stages, 1));
-                assert!(of_rank >= largest.max(output), "{name}: {of_rank}");
-                assert!(of_rank <= whole + output, "{name}: {of_rank} of {whole}");
-                assert!(bytes(grid(num_stages, 2)) < of_rank, "{name}");
-            }
-        }
-    }
-
-    #[test]
     fn blocks_have_room_for_the_layers_of_a_group_in_each_stage() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
         let source = ModelSource::open(&fixtures.join("llama3")).expect("the checkpoint opens");
@@ -673,34 +520,5 @@ mod tests {
             model.default_kv_fraction()
         };
         assert_eq!([None, Some(0)].map(fraction), [0.5, 0.9]);
-    }
-
-    #[test]
-    fn adapters_on_a_gpu_take_a_fraction_of_what_the_weights_leave_or_rows() {
-        let room = AdapterRoom {
-            max_rank: 64,
-            num_bytes: 100_000,
-            page_bytes: 1000,
-            num_running_pages: 100,
-        };
-        let pages = |parameters: &[(&str, &str)], free_bytes| {
-            let settings = Settings::parse(parameters.iter().copied()).expect("valid");
-            adapters_on_gpu(&settings, room, free_bytes).num_running_pages
-        };
-        assert_eq!(pages(&[], 1_000_000), 50);
-        assert_eq!(
-            pages(&[], 1_000_000_000),
-            100,
-            "never more than on the host"
-        );
-        let half = ("lora_cache_gpu_memory_fraction", "0.5");
-        assert_eq!(pages(&[half], 21_999), 10);
-        assert_eq!(pages(&[half], 0), 0);
-        let rows = ("lora_cache_num_device_module_layer", "7");
-        assert_eq!(
-            pages(&[half, rows], 21_999),
-            100,
-            "as many as the rows gave"
-        );
     }
 }

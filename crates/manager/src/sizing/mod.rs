@@ -6,16 +6,21 @@
 //! gpu_memory.rs        free memory of GPUs, and what it is for besides the KV cache
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
+//! load_on_gpu.rs       that on GPUs
 //! rank_cpus.rs         the CPUs of each rank
 //! rank_gpus.rs         the GPU of each rank
 //! ```
 
 mod configured_model;
 mod engine_config;
+#[cfg(feature = "cuda")]
 mod gpu_memory;
 mod host_memory;
 mod load;
+#[cfg(feature = "cuda")]
+mod load_on_gpu;
 mod rank_cpus;
+#[cfg(feature = "cuda")]
 mod rank_gpus;
 
 pub use configured_model::{ConfiguredModel, open_model_source};

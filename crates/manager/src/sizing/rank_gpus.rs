@@ -2,7 +2,7 @@
 
 use inflight_base::LoadError;
 use inflight_config::{RankTransportKind, Settings};
-use inflight_runner::{GpuChoice, RankConnections, RankGpu};
+use inflight_machines::{GpuChoice, RankConnections, RankGpu};
 
 /// The GPUs of all ranks. That of the instance, `gpu`, is rank 0's.
 ///

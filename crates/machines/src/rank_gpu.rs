@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use inflight_base::LoadError;
+#[cfg(feature = "cuda")]
 use inflight_device_cuda::{num_gpus, uuid_and_free_bytes};
 
 /// Which GPU a rank is to have, as the driver of its host counts them.
@@ -31,6 +32,7 @@ impl RankGpu {
     ///
     /// # Errors
     /// There is no such GPU, or it cannot be opened.
+    #[cfg(feature = "cuda")]
     pub fn of(choice: GpuChoice) -> Result<Self, LoadError> {
         let gpu = match choice {
             GpuChoice::Given(gpu) => gpu,
@@ -42,6 +44,14 @@ impl RankGpu {
             uuid,
             free_bytes,
         })
+    }
+
+    /// Refuses: this build has no CUDA.
+    #[cfg(not(feature = "cuda"))]
+    pub fn of(_choice: GpuChoice) -> Result<Self, LoadError> {
+        Err(LoadError::Resource(
+            "this build of the library has no CUDA: build it with the feature `cuda`".to_owned(),
+        ))
     }
 }
 

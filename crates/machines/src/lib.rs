@@ -1,13 +1,14 @@
-//! A model on several ranks: rank 0 in this process, each of the others in a process of its own, on this host or on
-//! others. The ranks of a stage have shares of the same layers; where there are several stages, `stage.rs` says what
-//! they exchange.
+//! L5: the machines that compute a model: the devices of a build, and several ranks of them. Rank 0 is in this process,
+//! each of the others in a process of its own, on this host or on others. The ranks of a stage have shares of the same
+//! layers; where there are several stages, `stage.rs` of the runner says what they exchange.
 //!
 //! ```text
-//! rank_call.rs    what a rank needs of a model call to compute its share
+//! gpus.rs         whether there are GPUs
+//! cpus.rs         models on CPUs
+//! cuda.rs         models on GPUs
 //! task.rs         what a rank is told before it loads its share of the model
 //! rank_device.rs  the devices that ranks compute with
 //! rank_gpu.rs     the GPU of a rank
-//! rank_adapters.rs    the parts of adapters that the other ranks get
 //! leader.rs       rank 0: has the others compute each call together with it
 //! transport.rs    how they reach each other
 //! rank_memory.rs  the memory that they can have
@@ -42,11 +43,15 @@
 //! In an MPI world both are messages of MPI, and `mpirun` ends all processes when one ends. A process of the world
 //! computes one model after the other.
 
+#![forbid(unsafe_code)]
+
+mod cpus;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod gpus;
 mod leader;
 mod other_rank;
 mod peers;
-mod rank_adapters;
-mod rank_call;
 mod rank_device;
 mod rank_gpu;
 mod rank_main;
@@ -56,10 +61,12 @@ mod serving;
 mod task;
 mod transport;
 
+pub use cpus::{lead_on_cpus, load_on_cpus, load_rank_on_cpus};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaRunner, lead_on_gpus, load_on_gpu, load_rank_on_gpu, num_step_bytes};
+pub use gpus::has_gpus;
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
 pub use peers::Peers;
-pub(super) use rank_adapters::AdapterRuns;
-pub(super) use rank_call::RankCall;
 pub use rank_device::RankDevice;
 pub use rank_gpu::{GpuChoice, RankGpu};
 pub use rank_main::rank_main;

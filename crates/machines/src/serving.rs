@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use super::rank_adapters::{AdapterRuns, ReceivedAdapters};
-use super::rank_call::RankCall;
 use super::rank_device::OpenedOptions;
 use super::rank_gpu::RankGpu;
 use super::task::{BUILD, Greeting, HostMemory, Instruction, Report, Task, receive, send};
-use crate::model_runner::{ModelRunner, RankOptions};
-use crate::model_source::ModelSource;
-use inflight_base::{BlockSize, StepError, catch_panic};
+use inflight_base::{StepError, catch_panic};
 use inflight_collective::{Channel, Collective, CollectiveError, Grid, MpiSession, MpiWorld};
 use inflight_device::{Device, RankRole};
 use inflight_device_cpu::Cpu;
+#[cfg(feature = "cuda")]
 use inflight_device_cuda::Cuda;
+use inflight_runner::{ModelRunner, ModelSource, RankOptions, ReceivedCalls};
 
 /// Time limit of rank 0 for the task of a rank.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -83,6 +81,7 @@ pub(super) fn serve(
     };
     match task.device.options().ok_or_else(unknown)? {
         OpenedOptions::Cpu(options) => compute::<Cpu>(channel, &task, attach, &options),
+        #[cfg(feature = "cuda")]
         OpenedOptions::Gpu(options) => compute::<Cuda>(channel, &task, attach, &options),
     }
 }
@@ -94,39 +93,24 @@ fn compute<D: Device>(
     attach: impl FnOnce(&Task, Grid) -> Result<Box<dyn Collective>, CollectiveError>,
     options: &D::Options,
 ) -> Result<(), String> {
-    let (mut runner, block_size, num_groups) = load::<D>(channel, task, attach, options)?;
+    let (mut runner, mut calls) = load::<D>(channel, task, attach, options)?;
     channel.set_time_limit(None).map_err(text)?;
-    let (mut message, mut words) = (Vec::new(), Vec::new());
-    let (mut call, mut number) = (RankCall::default(), 0_u32);
-    let (mut adapters, mut runs) = (ReceivedAdapters::default(), AdapterRuns::default());
+    let mut message = Vec::new();
     while channel.receive(&mut message).map_err(text)? {
-        words.clear();
-        let (chunks, _) = message.as_chunks();
-        words.extend(chunks.iter().map(|word| u32::from_ne_bytes(*word)));
-        if ReceivedAdapters::is_piece(&words) {
-            adapters.take(&words).map_err(text)?;
-            continue;
+        if calls.take(&message).map_err(text)? {
+            runner.run_share(&mut calls).map_err(text)?;
         }
-        call.read(number, block_size, num_groups, &words)
-            .map_err(text)?;
-        number = number.wrapping_add(1);
-        let [tokens, kept, sampled] = &call.adapters;
-        adapters
-            .find([tokens, kept, sampled], &mut runs)
-            .map_err(text)?;
-        runner.run_share(&call, &runs).map_err(text)?;
-        adapters.forget(&call.forgotten);
     }
     Ok(())
 }
 
-/// Loads its share of the model. Returns the size of its blocks, and the groups of layers, too.
+/// Loads its share of the model, to compute the calls of rank 0.
 fn load<D: Device>(
     channel: &mut dyn Channel,
     task: &Task,
     attach: impl FnOnce(&Task, Grid) -> Result<Box<dyn Collective>, CollectiveError>,
     options: &D::Options,
-) -> Result<(ModelRunner<D>, BlockSize, usize), String> {
+) -> Result<(ModelRunner<D>, ReceivedCalls), String> {
     let limits = task.limits().ok_or_else(unknown)?;
     let source = ModelSource::open(&task.folder).map_err(text)?;
     if source.stamps() != task.stamps {
@@ -138,15 +122,14 @@ fn load<D: Device>(
     let grid = task.grid().ok_or_else(unknown)?;
     let collective = attach(task, grid).map_err(text)?;
     send(channel, &Report::Ready).map_err(text)?;
-    let block_size = limits.block_size;
-    let num_groups = limits.num_groups();
+    let calls = ReceivedCalls::new(&limits);
     let rank = RankOptions {
         collective,
         role: RankRole::Computes,
         time_limit: task.time_limit,
     };
     let runner = ModelRunner::of_rank(&source, limits, options, rank).map_err(text)?;
-    Ok((runner, block_size, num_groups))
+    Ok((runner, calls))
 }
 
 fn unknown() -> String {

@@ -4,24 +4,19 @@ use std::io;
 use std::time::Duration;
 
 use super::other_rank::{OtherRank, explain};
-use super::rank_adapters::{SentAdapters, for_each_piece};
-use super::rank_call::RankCall;
 use super::rank_device::RankDevice;
 use super::rank_process::Ending;
 use super::task::{Instruction, Task};
 use super::transport::RankConnections;
-use crate::limits::RunnerLimits;
-use crate::model_runner::{ModelRunner, RankOptions};
-use crate::model_source::ModelSource;
-use crate::step_layout::StepLayout;
 use inflight_base::{HostBlockId, LoadError, StepError};
 use inflight_collective::Grid;
 use inflight_device::RankRole;
 use inflight_device_cpu::Cpu;
 use inflight_engine::{BlockMove, StepOutput, StepPlan};
+use inflight_runner::{ModelRunner, ModelSource, RankOptions, Runner, RunnerLimits, SentCalls};
 
-/// The most words of a call that a rank need not read for it to be sent: systems have at least thrice as much room.
-const MAX_UNREAD_WORDS: usize = 16 * 1024;
+/// The most bytes of a call that a rank need not read for it to be sent: systems have at least thrice as much room.
+const MAX_UNREAD_BYTES: usize = 64 * 1024;
 
 /// How long ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +32,7 @@ pub struct LeadingRunner<D: RankDevice = Cpu> {
     grid: Grid,
     runner: ModelRunner<D>,
     others: Vec<OtherRank>,
-    /// The number of the next call.
-    number: u32,
-    /// Those of the last call.
-    layout: StepLayout,
-    call: RankCall,
-    adapters: SentAdapters,
-    words: Vec<u32>,
+    calls: SentCalls,
     failure: Option<StepError>,
 }
 
@@ -72,7 +61,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             ..
         } = connections;
         // Before the others read their parts.
-        source.part(grid, 0, D::tiling(options))?;
+        source.check_ranks(grid, D::tiling(options))?;
         let task = Task::new(
             grid,
             source.folder().to_owned(),
@@ -90,7 +79,7 @@ impl<D: RankDevice> LeadingRunner<D> {
         for other in &mut others.0 {
             other.wait_until_ready()?;
         }
-        let layout = StepLayout::new(&limits, None);
+        let calls = SentCalls::new(&limits);
         let rank = RankOptions {
             collective,
             role: RankRole::Samples,
@@ -106,11 +95,7 @@ impl<D: RankDevice> LeadingRunner<D> {
             grid,
             runner,
             others: std::mem::take(&mut others.0),
-            number: 0,
-            layout,
-            call: RankCall::default(),
-            adapters: SentAdapters::default(),
-            words: Vec::new(),
+            calls,
             failure: None,
         })
     }
@@ -135,14 +120,8 @@ impl<D: RankDevice> LeadingRunner<D> {
     /// # Errors
     /// As [`LeadingRunner::run`].
     pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
-        self.layout.set(plan);
-        if self.runner.gathers_largest() {
-            self.layout.set_greedy(plan);
-        }
         self.send_adapters(plan)?;
-        self.call.set(plan, &self.layout, Some(&self.adapters));
-        self.layout.forget_adapters();
-        self.adapters.forget(&mut self.call.forgotten);
+        self.calls.set(plan, self.runner.gathers_largest());
         self.send()?;
         let launched = self.runner.launch(plan);
         launched.map_err(|error| self.fail(error))
@@ -163,7 +142,7 @@ impl<D: RankDevice> LeadingRunner<D> {
 
     /// Makes moves of blocks on all ranks. A failure is an error of the next call.
     pub fn move_blocks(&mut self, moves: &[BlockMove]) {
-        self.call.set_moves(moves);
+        self.calls.set_moves(moves);
         if self.send().is_ok() {
             self.runner.move_blocks(moves);
         }
@@ -217,28 +196,11 @@ impl<D: RankDevice> LeadingRunner<D> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let Self {
-            adapters,
-            others,
-            words,
-            ..
-        } = self;
-        let sent = adapters.send(plan, |number, parts| {
-            if parts.others().len() != others.len() {
-                return Err(StepError(format!(
-                    "an adapter has {} parts for {} ranks",
-                    1 + parts.others().len(),
-                    1 + others.len()
-                )));
-            }
-            let mut ranks = others.iter_mut().zip(1..).zip(parts.others());
-            ranks.try_for_each(|((other, rank), part)| {
-                let sent = for_each_piece(number, part, words, |words| {
-                    other.send(bytemuck::cast_slice(words))
-                });
-                sent.map_err(|error| {
-                    StepError(format!("rank {rank} has not taken an adapter: {error}"))
-                })
+        let Self { calls, others, .. } = self;
+        let sent = calls.send_adapters(plan, others.len(), |other, piece| {
+            others[other].send(piece).map_err(|error| {
+                let rank = 1 + other;
+                StepError(format!("rank {rank} has not taken an adapter: {error}"))
             })
         });
         sent.map_err(|error| self.fail(error))
@@ -249,15 +211,13 @@ impl<D: RankDevice> LeadingRunner<D> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        self.call.write(self.number, &mut self.words);
-        self.number = self.number.wrapping_add(1);
-        let num_rows = self.call.token_ids.len();
-        if self.words.len() > MAX_UNREAD_WORDS || num_rows > self.runner.max_unread_rows() {
+        let (num_tokens, num_bytes) = (self.calls.num_tokens(), self.calls.message().len());
+        if num_bytes > MAX_UNREAD_BYTES || num_tokens > self.runner.max_unread_rows() {
             // The call might wait for a rank that waits in turn until the results of the one before are received.
             let received = self.runner.receive_results();
             received.map_err(|error| self.fail(error))?;
         }
-        let message = bytemuck::cast_slice(&self.words);
+        let message = self.calls.message();
         let mut others = self.others.iter_mut().zip(1..);
         let sent = others.try_for_each(|(other, rank)| {
             other.send(message).map_err(|error: io::Error| {
@@ -272,6 +232,51 @@ impl<D: RankDevice> LeadingRunner<D> {
         let explained = StepError(explain(&error.0, &mut self.others));
         self.others.iter_mut().for_each(OtherRank::close);
         self.failure.insert(explained).clone()
+    }
+}
+
+impl<D: RankDevice> Runner for LeadingRunner<D>
+where
+    Self: Send,
+{
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.run(plan, output)
+    }
+
+    fn has_stages(&self) -> bool {
+        self.has_stages()
+    }
+
+    fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        self.launch(plan)
+    }
+
+    fn collect(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.collect(plan, output)
+    }
+
+    fn move_blocks(&mut self, moves: &[BlockMove]) {
+        self.move_blocks(moves);
+    }
+
+    fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        self.host_block(block)
+    }
+
+    fn description(&self) -> String {
+        self.description()
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.vocab_size() as u32
+    }
+
+    fn keep_all_logits(&mut self) {
+        self.keep_all_logits();
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        self.logits()
     }
 }
 

@@ -9,8 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use super::rank_device::RankDeviceOptions;
 use super::rank_gpu::GpuChoice;
-use crate::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
-use crate::precision::WeightPrecision;
 use inflight_base::{BlockSize, Blocks, Tokens};
 use inflight_collective::{Channel, Grid};
 use inflight_device::{
@@ -18,6 +16,7 @@ use inflight_device::{
 };
 use inflight_engine::MAX_KV_GROUPS;
 use inflight_numbers::CodeBits;
+use inflight_runner::{AdapterRoom, AttentionWindows, RunnerLimits, WeightPrecision};
 
 /// The version of this library, and a hash of its sources: processes of different builds may compute different bits,
 /// and understand each other wrong.
@@ -274,10 +273,9 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use super::*;
-    use crate::ranks::rank_device::{OpenedOptions, RankDevice};
+    use crate::rank_device::{OpenedOptions, RankDevice};
     use inflight_collective::Link;
     use inflight_device_cpu::{Cpu, CpuOptions, Simd};
-    use inflight_device_cuda::{Cuda, CudaOptions};
     use inflight_engine::EngineConfig;
 
     #[test]
@@ -337,6 +335,15 @@ mod tests {
             (options.num_threads, options.simd, &options.rank_cpus[1..])
         );
         assert!(read.deterministic);
+        drop(here);
+        assert_eq!(receive::<Task>(&mut there).expect("the end"), None);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_task_of_a_gpu_names_the_gpu_of_its_rank() {
+        use inflight_device_cuda::{Cuda, CudaOptions};
+
         let options = CudaOptions {
             gpu: 3,
             rank_gpus: vec![3, 1],
@@ -349,7 +356,5 @@ mod tests {
         };
         assert_eq!((second.gpu, &second.rank_gpus), (1, &options.rank_gpus));
         assert!(second.deterministic && second.max_graphs == 5);
-        drop(here);
-        assert_eq!(receive::<Task>(&mut there).expect("the end"), None);
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use inflight_base::CpuSet;
 use inflight_device::Device;
 use inflight_device_cpu::{Cpu, CpuOptions, Simd};
+#[cfg(feature = "cuda")]
 use inflight_device_cuda::{Cuda, CudaOptions};
 
 /// A device that several ranks have one each of.
@@ -37,7 +38,7 @@ pub enum RankDeviceOptions {
         rank_gpus: Vec<usize>,
         /// Threads of its host.
         num_threads: Option<NonZeroUsize>,
-        /// As in [`CudaOptions`], as are those that follow.
+        /// As in `CudaOptions`, as are those that follow.
         deterministic: bool,
         /// Whether activations are rounded.
         fp8_activations: bool,
@@ -49,6 +50,7 @@ pub enum RankDeviceOptions {
 /// The options of the device of a rank.
 pub(super) enum OpenedOptions {
     Cpu(CpuOptions),
+    #[cfg(feature = "cuda")]
     Gpu(CudaOptions),
 }
 
@@ -71,6 +73,9 @@ impl RankDeviceOptions {
                     deterministic: *deterministic,
                 })
             }
+            #[cfg(not(feature = "cuda"))]
+            Self::Gpu { .. } => return None,
+            #[cfg(feature = "cuda")]
             Self::Gpu {
                 gpu,
                 rank_gpus,
@@ -101,6 +106,7 @@ impl RankDevice for Cpu {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl RankDevice for Cuda {
     /// # Panics
     ///
