@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -27,6 +26,7 @@ use inflight_sampling::{
     FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
     SamplingParams, forbid_all_but,
 };
+use inflight_tests::checkout;
 use regex::Regex;
 
 const VOCAB_SIZE: u32 = 1000;
@@ -591,7 +591,7 @@ fn outputs_that_need_logits_are_rejected_without_logits() {
 
 /// A batch manager with the fixture `qwen3`.
 fn model(config: EngineConfig) -> BatchManager {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let dir = checkout().join("tests/fixtures/qwen3");
     let source = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
@@ -766,7 +766,7 @@ fn a_logits_processor_gets_the_request_id_and_the_client_id_which_may_be_shared(
 
 #[test]
 fn the_example_answers_a_file_of_prompts() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = checkout();
     // Built for the whole workspace, like the tests: with the features of one package alone, cargo would
     // build the library again.
     let built = Command::new(env!("CARGO"))
@@ -898,7 +898,7 @@ fn what_a_step_costs_is_measured_where_there_are_drafts() {
 
 #[test]
 fn a_batch_manager_with_a_draft_model_gives_the_same_tokens_in_fewer_steps() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let fixture = checkout().join("tests/fixtures/qwen3");
     let fixture = fixture.display();
     let served = |more: &str| {
         let options = format!(
@@ -957,7 +957,7 @@ fn a_batch_manager_with_a_draft_model_gives_the_same_tokens_in_fewer_steps() {
 
 #[test]
 fn what_a_draft_model_costs_is_measured() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let dir = checkout().join("tests/fixtures/qwen3");
     let open = || ModelSource::open(&dir).expect("the fixture opens");
     let source = open().with_draft_model(open()).expect("the same tokens");
     let mut config = EngineConfig {

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use inflight_runner::{ModelSource, RunnerLimits, SyntheticOptions, SyntheticRunn
 use inflight_sampling::{
     FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
 };
+use inflight_tests::checkout;
 use parking_lot::Mutex;
 
 const VOCAB_SIZE: u32 = 1000;
@@ -354,7 +354,7 @@ fn model() -> BatchManager {
         max_beam_width: 3,
         ..config()
     };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let dir = checkout().join("tests/fixtures/qwen3");
     let source = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
@@ -749,7 +749,7 @@ fn a_bad_tensor_is_an_error_of_its_own_request() {
 
 #[test]
 fn bad_options_are_rejected_with_the_reason() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let fixture = checkout().join("tests/fixtures/qwen3");
     let fixture = fixture.display();
     for (options, words) in [
         ("{}".to_owned(), "missing field `gpt_model_path`"),

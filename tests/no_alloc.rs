@@ -6,7 +6,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::sync::Arc;
 
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
@@ -19,6 +18,7 @@ use inflight_engine::{
 use inflight_post_processors::{PostProcessors, ProcessedRequest};
 use inflight_runner::{CpuRunner, ModelSource, RunnerLimits};
 use inflight_sampling::{LogitsProcessor, SamplingParams, TopPDecay};
+use inflight_tests::checkout;
 
 thread_local! {
     /// Allocations of this thread: others, the test harness among them, do as they like. A runner of
@@ -158,7 +158,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
         num_threads: NonZeroUsize::new(1),
         ..CpuOptions::default()
     };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let dir = checkout().join("tests/fixtures/qwen3");
     let source = ModelSource::open(&dir).expect("the fixture opens");
     let mut runner = CpuRunner::new(&source, limits, &options).expect("the fixture loads");
     let mut engine = Engine::new(config);

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString};
 
 use inflight_config::{OutputKind, Task};
+use inflight_tests::checkout;
 use serde_json::{Value, json};
 
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec};
@@ -225,7 +226,10 @@ fn a_prompt_can_begin_the_reasoning() {
 #[test]
 fn a_call_that_must_be_is_well_formed() {
     let folder = Folder::new("chat-required");
-    let stories = format!("{}/model_repository/stories/1", env!("CARGO_MANIFEST_DIR"));
+    let stories = checkout()
+        .join("model_repository/stories/1")
+        .display()
+        .to_string();
     let server = load(
         &folder,
         &[("gpt_model_path", &stories), ("reasoning_parser", "none")],

@@ -2,9 +2,9 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::path::PathBuf;
 
 use inflight_config::Task;
+use inflight_tests::checkout;
 use inflight_triton::DataType;
 use serde::Deserialize;
 use serde_json::json;
@@ -32,7 +32,7 @@ struct Text {
 
 /// What transformers and sentence-transformers make of the texts of a fixture.
 fn texts(fixture: &str) -> Vec<Text> {
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixtures = checkout().join("tests/fixtures");
     let json = fs::read_to_string(fixtures.join(fixture).join("expected.json")).expect("a fixture");
     serde_json::from_str::<Expected>(&json)
         .expect("a fixture")

@@ -1,9 +1,9 @@
 //! The real backend in the fake server: models that embed.
 
 use std::ffi::CString;
-use std::path::PathBuf;
 
 use inflight_config::{OutputKind, Task};
+use inflight_tests::checkout;
 use inflight_triton::DataType;
 use serde_json::json;
 
@@ -22,7 +22,7 @@ pub fn load_task(task: &str, fixture: &str) -> Server {
 
 /// The same with more parameters.
 pub fn load_task_with(task: &str, fixture: &str, parameters: &[(&str, &str)]) -> Server {
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixtures = checkout().join("tests/fixtures");
     let folder = fixtures.join(fixture);
     let folder = folder.to_str().expect("plain text");
     let value = |text: &str| json!({ "string_value": text });

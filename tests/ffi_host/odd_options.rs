@@ -11,6 +11,7 @@ use crate::INVALID;
 use crate::draw::Draw;
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec, Where};
 use crate::served::{RawRequest, Server, error_code};
+use inflight_tests::checkout;
 
 /// The model's vocabulary size; the tokenizer's is ten times as large.
 const VOCAB_SIZE: i64 = 160;
@@ -21,7 +22,7 @@ pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new(test: &str) -> Self {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let root = checkout();
         let name = format!("inflight-{test}-{}", std::process::id());
         let folder = Self(env::temp_dir().join(name));
         fs::create_dir_all(&folder.0).expect("a folder");

@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use inflight_tests::checkout;
 use inflight_triton::sys;
 use serde_json::json;
 
@@ -18,7 +19,7 @@ const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALR
 
 /// A server whose model has the demo model's tokenizer, and no practical limit of the sequence length.
 fn load(parameters: &[(&str, &str)]) -> Server {
-    let root = env!("CARGO_MANIFEST_DIR");
+    let root = checkout().display();
     let tokenizer = format!("{root}/model_repository/stories/1");
     let common = [
         ("runner", "synthetic"),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use inflight_machines::load_on_cpus;
 use inflight_manager::BatchManager;
 use inflight_runner::{ModelSource, RunnerLimits};
 use inflight_sampling::{FinishReason, Guide, SamplingParams};
+use inflight_tests::checkout;
 use inflight_text::{Detokenizer, Tokenizer};
 
 /// The demo model, and a compiler of guides for it.
@@ -24,7 +24,7 @@ pub struct Model {
 }
 
 pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let dir = checkout().join("model_repository/stories/1");
     let source = ModelSource::open(&dir).expect("the demo model opens");
     let tokenizer = Arc::new(Tokenizer::load(&dir).expect("its tokenizer loads"));
     let vocab_size = source.spec().vocab_size as u32;

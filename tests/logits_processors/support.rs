@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use inflight_manager::BatchManager;
 use inflight_post_processors::{PostProcessors, ProcessedRequest};
 use inflight_runner::{ModelSource, RunnerLimits};
 use inflight_sampling::{BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams};
+use inflight_tests::checkout;
 
 /// Number of tokens that every request generates.
 pub const NUM_TOKENS: usize = 12;
@@ -25,7 +26,7 @@ pub fn folder() -> PathBuf {
 
 /// Compiles a C file into a shared library.
 pub fn c_library(source: &str, name: &str, options: &[&str]) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = checkout();
     // Tests build the same library concurrently.
     let thread = std::thread::current();
     let test = thread.name().unwrap_or_default().to_owned();
@@ -52,7 +53,7 @@ pub fn rust_library() -> PathBuf {
         .args(["build", "--quiet", "--package", "logits-processors-example"])
         .arg("--target-dir")
         .arg(folder().join("rust-example"))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(checkout())
         // The flags of a sanitizer are for this program, which has its functions.
         .env_remove("RUSTFLAGS")
         .status()
@@ -107,7 +108,7 @@ impl TestRequest {
 }
 
 fn checkpoint() -> ModelSource {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let fixture = checkout().join("tests/fixtures/qwen3");
     ModelSource::open(&fixture).expect("the fixture opens")
 }
 

@@ -19,8 +19,8 @@ use serde::Deserialize;
 
 use crate::batching::{assert_same_bits, requests};
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, TestedDevice, fixture, serve, serve_alone, simds};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 #[derive(Deserialize)]
 struct Expected {

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use crate::copy::Copy;
 use crate::embeddings::embed;
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, TestedDevice, fixture, serve_alone, simds};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// The results of transformers for a fixture.
 #[derive(Deserialize)]

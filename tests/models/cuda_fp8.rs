@@ -22,8 +22,8 @@ use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_quantised::{fp8_checkpoint, long_requests, wide};
 use crate::devices::{assert_same_alone, requests, setups};
 use crate::fp8::Scales;
-use crate::reference_device::{Reference, ReferenceOptions, rounded_to_e4m3};
 use crate::support::{Request, Served, Setup, fixture, serve};
+use inflight_reference_device::{Reference, ReferenceOptions, rounded_to_e4m3};
 
 /// Deterministic, so that results can be compared bit by bit.
 pub fn with_fp8_activations() -> CudaOptions {

@@ -434,7 +434,7 @@ fn several_gpus_round_activations_to_fp8() {
 }
 
 /// The program of the other ranks: this one.
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/rank.sh");
 
 fn lead(gpus: &[usize], step: Duration) -> Result<LeadingRunner<Cuda>, LoadError> {
     lead_on("llama3", &leading_setup(), gpus, gpus.len(), step)

@@ -9,8 +9,8 @@ use inflight_device_cuda::Cuda;
 use inflight_engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
 
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, TestedDevice, fixture, serve};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// A key or value may be rounded to the next 8-bit integer where the devices' sums differ in the last bits.
 const INT8_TOLERANCE: f32 = 0.25;

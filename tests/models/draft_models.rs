@@ -10,6 +10,7 @@ use inflight_manager::ManagerOptions;
 use inflight_manager::sizing::{ConfiguredModel, ModelDimensions};
 use inflight_runner::ModelSource;
 use inflight_sampling::SamplingParams;
+use inflight_tests::checkout;
 use serde_json::{Value, json};
 
 use crate::batching::{assert_same_bits, requests, requests_that_share};
@@ -128,7 +129,7 @@ fn all_drafts_of_the_model_itself_are_right() {
 
 #[test]
 fn a_draft_model_has_the_tokens_of_the_model() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let demo = checkout().join("model_repository/stories/1");
     let open = |dir: &Path| ModelSource::open(dir).expect("the checkpoint opens");
     let source = open(&fixture("llama3")).with_draft_model(open(&demo));
     let error = source.err().expect("other tokens").to_string();
@@ -161,7 +162,7 @@ fn a_draft_model_counts_towards_the_size_of_the_model() {
 
 #[test]
 fn a_draft_model_with_another_tokenizer_is_refused() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let demo = checkout().join("model_repository/stories/1");
     let folder = format!("inflight-draft-model-{}", std::process::id());
     let folder = std::env::temp_dir().join(folder);
     fs::create_dir_all(&folder).expect("a folder");

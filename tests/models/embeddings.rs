@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use crate::copy::Copy;
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Setup, TestedDevice, fixture, simds};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// The results of sentence-transformers for a fixture.
 #[derive(Deserialize)]

@@ -16,8 +16,8 @@ use serde_json::json;
 use crate::copy::Copy;
 use crate::embeddings::{Embedded, cosine, embed_requests, embed_with};
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Setup, TestedDevice, fixture, simds};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 const NAMES: [&str; 3] = [
     "encoders/bert",

@@ -12,9 +12,9 @@ use serde_json::json;
 
 use crate::copy::Copy;
 use crate::devices::{assert_near, requests, setups};
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{fixture, serve};
 use crate::transformers::{agree, agrees_within};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// As for other quantised weights.
 fn gguf_agrees(name: &str) {

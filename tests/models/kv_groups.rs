@@ -19,10 +19,10 @@ use crate::cuda::{on_any_gpu, on_stand_in};
 use crate::cuda_ranks::{lead_on, serve_on};
 use crate::rank_processes::{PATIENT, PROGRAM, load};
 use crate::ranks::{assert_ranks_change_nothing, assert_same, together};
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::schedules::grid;
 use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Setup, fixture, serve};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// Models with their own windows, and one with those of the user.
 const MODELS: [(&str, &[u32]); 5] = [

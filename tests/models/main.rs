@@ -50,7 +50,6 @@ mod rank_memory;
 mod rank_processes;
 mod rank_weights;
 mod ranks;
-mod reference_device;
 mod schedules;
 mod stage_processes;
 mod stages;

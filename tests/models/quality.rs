@@ -1,11 +1,11 @@
 //! The quality lost by 8-bit and 4-bit weights and caches, on the demo model.
 
-use std::path::Path;
 
 use inflight_device::KvDtype;
 use inflight_measure::divergence::Divergence;
 use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
+use inflight_tests::checkout;
 use inflight_text::Tokenizer;
 
 use crate::support::{Request, Served, Setup, serve};
@@ -41,7 +41,7 @@ struct Bounds {
 }
 
 fn run(setup: &Setup, requests: &[Request]) -> Vec<Served> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let dir = checkout().join("model_repository/stories/1");
     serve(&mut setup.load_from(&dir), setup, requests).0
 }
 
@@ -105,7 +105,7 @@ fn rounded(bits: CodeBits, group_size: usize) -> Setup {
 
 /// Compares the logits along bf16's greedy texts, and prints the results.
 fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let dir = checkout().join("model_repository/stories/1");
     let tokenizer = Tokenizer::load(&dir).expect("the tokenizer loads");
     let prompts: Vec<_> = BEGINNINGS
         .iter()

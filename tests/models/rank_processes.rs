@@ -20,7 +20,7 @@ use crate::schedules::{assert_happened, beams, schedules};
 use crate::support::{CallRunner, Setup, fixture, serve};
 
 /// The program of the other ranks: this one. The tests of the server have the real one.
-pub const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
+pub const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/rank.sh");
 
 /// Longer than any step of these tests takes.
 pub const PATIENT: RankLimits = RankLimits {

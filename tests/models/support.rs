@@ -17,11 +17,13 @@ use inflight_engine::{
     Sampled, Speculation, Step, StepCost, StepOutput, StepPlan,
 };
 use inflight_machines::{LeadingRunner, RankDevice, load_on_cpus, load_on_gpu};
+use inflight_reference_device::{Reference, ReferenceOptions, load_on_reference};
 use inflight_runner::{
     AdapterRoom, AttentionWindows, GroupedLayers, ModelSource, Runner, RunnerLimits,
     SyntheticRunner, WeightPrecision,
 };
 use inflight_sampling::{Hypothesis, SamplingParams, TokenLogProbs};
+use inflight_tests::checkout;
 
 use crate::missing;
 use crate::moves::Moves;
@@ -47,7 +49,7 @@ pub fn sampled<T>(all: &[T]) -> impl Iterator<Item = &T> {
 pub fn fixture(name: &str) -> PathBuf {
     let fixtures = match std::env::var_os("INFLIGHT_FIXTURES") {
         Some(folder) => folder.into(),
-        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
+        None => checkout().join("tests/fixtures"),
     };
     fixtures.join(name)
 }
@@ -307,6 +309,16 @@ impl TestedDevice for Cpu {
         options: &CpuOptions,
     ) -> Result<Box<dyn Runner>, LoadError> {
         load_on_cpus(source, limits, options)
+    }
+}
+
+impl TestedDevice for Reference {
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &ReferenceOptions,
+    ) -> Result<Box<dyn Runner>, LoadError> {
+        load_on_reference(source, limits, options)
     }
 }
 

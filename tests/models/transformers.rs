@@ -10,8 +10,8 @@ use serde::Deserialize;
 use inflight_runner::Runner;
 
 use crate::errors::largest_error;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve, simds};
+use inflight_reference_device::{Reference, ReferenceOptions};
 
 /// The results of transformers for a fixture.
 #[derive(Deserialize)]

@@ -136,6 +136,10 @@ where
         self.vocab_size() as u32
     }
 
+    fn keep_all_logits(&mut self) {
+        self.keep_all_logits();
+    }
+
     fn logits(&mut self) -> &[f32] {
         self.logits()
     }

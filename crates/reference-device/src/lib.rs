@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use crate::support::TestedDevice;
 use half::{bf16, f16};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
@@ -1270,7 +1269,7 @@ fn activated(activation: Activation, x: f64) -> f64 {
     }
 }
 
-include!("../support/normal_distribution.rs");
+include!("../../../tests/support/normal_distribution.rs");
 
 fn capped(x: f64, soft_cap: Option<f32>) -> f64 {
     soft_cap.map_or(x, |cap| exact(cap) * (x / exact(cap)).tanh())
@@ -1317,12 +1316,16 @@ fn places(
     places.into_iter()
 }
 
-impl TestedDevice for Reference {
-    fn load(
-        source: &ModelSource,
-        limits: RunnerLimits,
-        options: &Self::Options,
-    ) -> Result<Box<dyn Runner>, LoadError> {
-        Ok(Box::new(ModelRunner::<Self>::new(source, limits, options)?))
-    }
+/// Loads a model on the reference device.
+///
+/// # Errors
+/// As [`ModelRunner::new`].
+pub fn load_on_reference(
+    source: &ModelSource,
+    limits: RunnerLimits,
+    options: &ReferenceOptions,
+) -> Result<Box<dyn Runner>, LoadError> {
+    Ok(Box::new(ModelRunner::<Reference>::new(
+        source, limits, options,
+    )?))
 }
