@@ -10,6 +10,7 @@ mod sources;
 mod words;
 
 use std::fs;
+use std::process::Command;
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -117,6 +118,25 @@ fn the_name_of_a_build_is_a_hash_of_all_that_a_rank_runs() {
     let list = list.split_once("];").expect("the end of the list").0;
     let hashed: Vec<_> = list.split('"').skip(1).step_by(2).collect();
     assert_eq!(hashed, manifests::all_below("machines"));
+}
+
+#[test]
+fn a_build_without_cuda_has_nothing_of_it() {
+    let packages = |options: &[&str]| {
+        let tree = ["tree", "--offline", "--edges=normal", "--prefix=none"];
+        let mut command = Command::new(env!("CARGO"));
+        command.args(tree).args(["--package", "inflight-backend"]);
+        let output = command.args(options).output().expect("cargo runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("names")
+    };
+    for name in ["cudarc ", "inflight-device-cuda "] {
+        assert!(packages(&[]).contains(name), "{name}");
+        assert!(
+            !packages(&["--no-default-features"]).contains(name),
+            "{name}"
+        );
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! The quality lost by 8-bit and 4-bit weights and caches, on the demo model.
 
-
 use inflight_device::KvDtype;
 use inflight_measure::divergence::Divergence;
 use inflight_numbers::CodeBits;

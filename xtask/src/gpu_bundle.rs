@@ -101,7 +101,7 @@ fn fill(folder: &Path) -> Result<()> {
     for (name, program) in library::test_programs("inflight-kernels-on-cpu", &KERNEL_TESTS)? {
         copy_program(&program, &folder.join(format!("tests/kernels-{name}")))?;
     }
-    for (name, program) in library::test_programs("triton-inflight", &["models"])? {
+    for (name, program) in library::test_programs("inflight-tests", &["models"])? {
         copy_program(&program, &folder.join("tests").join(name))?;
     }
     let backend = "inflight/libtriton_inflight.so";

@@ -64,7 +64,7 @@ impl Sanitizer {
             Self::Address => &[
                 &["--package=inflight-device-cpu", "--test=kernels"],
                 &[
-                    "--package=triton-inflight",
+                    "--package=inflight-tests",
                     "--no-fail-fast",
                     "--test=ffi_host",
                     "--test=panics",
@@ -83,7 +83,7 @@ impl Sanitizer {
                     "compil",
                     "respon",
                 ],
-                &["--package=triton-inflight", "--test=ffi_host"],
+                &["--package=inflight-tests", "--test=ffi_host"],
             ],
         }
     }

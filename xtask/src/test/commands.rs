@@ -38,7 +38,13 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
             binaries::compile()?;
             build_programs(Build::Tested)
         }
-        Step::Release => build_programs(Build::Shipped),
+        Step::Release => {
+            build_programs(Build::Shipped)?;
+            let backend = ["--package", "inflight-backend"];
+            run(cargo()
+                .args(["check", "--no-default-features"])
+                .args(backend))
+        }
         Step::Models => unit_tests(tier, &|binary| binary.name == MODELS),
         Step::Unit => {
             let models_are_apart = tier != Tier::Step;
