@@ -1,4 +1,4 @@
-//! Models on CPUs. These functions are not generic, so that a model on CPUs is compiled here once, and not in each crate
+//! Models on CPUs. These functions are not generic, so that a model on CPUs is compiled here, and not in each crate
 //! that loads one.
 
 use inflight_base::LoadError;

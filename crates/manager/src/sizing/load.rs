@@ -4,23 +4,23 @@ use std::fmt::Display;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use super::configured_model::ConfiguredModel;
-use super::engine_config::{ModelDimensions, engine_config_within};
-use super::host_memory::{self, FreeMemory, InstanceMemory};
+use super::engine_config::engine_config_within;
+use super::host_memory::{self, InstanceMemory};
 #[cfg(feature = "cuda")]
 use super::load_on_gpu::load_on_gpu;
+use super::loading::{
+    LoadedRunner, available, bytes_per_block, check_host_memory, connect_ranks, host_bytes,
+    kv_bytes, limits, rank_limits,
+};
 use super::rank_cpus::rank_cpus;
 use crate::step_cost::measure_costs;
 use inflight_base::LoadError;
-use inflight_collective::{Grid, MAX_RANKS, MPI_LIBRARY, MpiWorld};
-use inflight_config::{ModelConfig, RankCpus, RankTransportKind, Settings, WeightOnlyPrecision};
+use inflight_collective::{Grid, MAX_RANKS};
+use inflight_config::{ModelConfig, RankCpus, Settings, WeightOnlyPrecision};
 use inflight_device_cpu::{CpuOptions, Simd};
-use inflight_engine::EngineConfig;
-use inflight_machines::{
-    RankConnections, RankLimits, RankMemory, RankTransport, RankWatch, lead_on_cpus, load_on_cpus,
-};
+use inflight_machines::{lead_on_cpus, load_on_cpus};
 use inflight_runner::{
     AdapterRoom, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
@@ -29,22 +29,6 @@ use inflight_threads::Topology;
 /// The memory that an adapter takes at most where it is cut, by its size: both of its matrices are cut, but each only
 /// where the projection is, so that tiles have copies of the other one, and rank 0 keeps what it has sent.
 const ADAPTER_COPIES: u64 = 4;
-
-/// A runner, the engine configuration that it was sized for, and the memory that both may use.
-pub struct LoadedRunner {
-    /// The engine's configuration.
-    pub config: EngineConfig,
-    /// The runner, with its weights loaded.
-    pub runner: Box<dyn Runner>,
-    /// Tells whether the processes of the other ranks live; `None` if there are none.
-    pub rank_watch: Option<RankWatch>,
-    /// The memory reserved for weights and KV cache.
-    pub memory: InstanceMemory,
-    /// Where KV cache blocks are kept between loads.
-    pub kv_file: Option<KvFile>,
-    /// What adapters may take there.
-    pub adapters: AdapterRoom,
-}
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint
 /// the runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`,
@@ -309,79 +293,6 @@ fn load_on_cpu(
     })
 }
 
-/// Host memory that is available to all ranks together, or to the only one, and the limit that ranks have.
-pub(super) fn available(
-    ranks: Option<&RankConnections>,
-    free: FreeMemory,
-) -> (Option<u64>, Option<RankMemory>) {
-    match ranks {
-        None => (free.available_bytes(), None),
-        Some(ranks) => {
-            let memory = ranks.memory(free.host_bytes, free.process_bytes);
-            (memory.map(|memory| memory.num_bytes), memory)
-        }
-    }
-}
-
-/// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later. Each of
-/// `num_gpus` GPUs has as much as the setting says; of the ranks on CPUs, for which it is 1, all have it together.
-/// `limit` says which rank can have the least.
-pub(super) fn check_host_memory(
-    settings: &Settings,
-    num_gpus: usize,
-    available_bytes: Option<u64>,
-    limit: Option<&dyn Display>,
-) -> Result<(), LoadError> {
-    let num_bytes = settings.kv_cache_host_memory_bytes;
-    let Some(available) = available_bytes else {
-        return Ok(());
-    };
-    if u128::from(num_bytes) * num_gpus as u128 <= u128::from(available) {
-        return Ok(());
-    }
-    let of_each = match num_gpus {
-        1 => String::new(),
-        _ => format!(" for each of {num_gpus} GPUs"),
-    };
-    let limit = limit.map_or(String::new(), |limit| format!(": {limit}"));
-    Err(LoadError::Config {
-        problem: format!(
-            "kv_cache_host_memory_bytes is {num_bytes}{of_each}, and {available} bytes of host memory are available{limit}"
-        ),
-        remedy: "lower it".to_owned(),
-    })
-}
-
-pub(super) fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine)
-}
-
-pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    u64::from(engine.num_blocks.0) * bytes_per_block(model, engine)
-}
-
-fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
-    model.kv_bytes_per_block(engine.block_size, &groups)
-}
-
-pub(super) fn limits(
-    model: &ConfiguredModel<'_>,
-    engine: &EngineConfig,
-    adapters: AdapterRoom,
-) -> RunnerLimits {
-    let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
-    let layers = groups.layers();
-    RunnerLimits {
-        layer_groups: (layers.num_groups() > 1).then(|| layers.clone()),
-        adapters,
-        kv_dtype: model.kv_dtype(),
-        weights: model.weights(),
-        attention: model.attention(),
-        ..RunnerLimits::of(engine)
-    }
-}
-
 fn synthetic(
     settings: &Settings,
     limits: &RunnerLimits,
@@ -396,41 +307,6 @@ fn synthetic(
     Ok(SyntheticRunner::new(options, limits)?
         .failing_after(settings.synthetic_fail_after)
         .gated_by(gate.map(|path| folder.join(path))))
-}
-
-/// Connects with the other ranks.
-pub(super) fn connect_ranks(
-    settings: &Settings,
-    grid: Grid,
-    rank_program: &Path,
-) -> Result<RankConnections, LoadError> {
-    let mpi_library = rank_program.with_file_name(MPI_LIBRARY);
-    let transport = rank_transport(settings, rank_program, &mpi_library)?;
-    transport.connect(grid, rank_limits(settings).load)
-}
-
-/// How the ranks reach each other: processes of this program, or of `mpirun` by this plug-in.
-pub(crate) fn rank_transport(
-    settings: &Settings,
-    rank_program: &Path,
-    mpi_library: &Path,
-) -> Result<RankTransport, LoadError> {
-    Ok(match settings.rank_transport {
-        RankTransportKind::Processes => RankTransport::Processes(rank_program.to_owned()),
-        RankTransportKind::Mpi => {
-            let world = MpiWorld::join(mpi_library, Some(rank_limits(settings).load));
-            let world = world.map_err(|error| LoadError::Resource(error.to_string()))?;
-            RankTransport::Mpi(world)
-        }
-    })
-}
-
-pub(crate) fn rank_limits(settings: &Settings) -> RankLimits {
-    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-    RankLimits {
-        load: seconds(settings.rank_load_timeout_seconds),
-        step: seconds(settings.rank_timeout_seconds),
-    }
 }
 
 pub(crate) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
@@ -463,6 +339,7 @@ pub(crate) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::engine_config::ModelDimensions;
     use super::*;
     use inflight_base::{BlockSize, Tokens};
     use inflight_runner::GroupedLayers;

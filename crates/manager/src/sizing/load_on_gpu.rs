@@ -9,7 +9,7 @@ use super::configured_model::ConfiguredModel;
 use super::engine_config::engine_config_within;
 use super::gpu_memory::GpuMemory;
 use super::host_memory::{self, InstanceMemory};
-use super::load::{
+use super::loading::{
     LoadedRunner, available, check_host_memory, connect_ranks, host_bytes, kv_bytes, limits,
     rank_limits,
 };

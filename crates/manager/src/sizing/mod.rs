@@ -6,7 +6,8 @@
 //! gpu_memory.rs        free memory of GPUs, and what it is for besides the KV cache
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
-//! load_on_gpu.rs       that on GPUs
+//! load_on_gpu.rs       the runner of an instance on GPUs
+//! loading.rs           what loading on CPUs and on GPUs has in common
 //! rank_cpus.rs         the CPUs of each rank
 //! rank_gpus.rs         the GPU of each rank
 //! ```
@@ -19,6 +20,7 @@ mod host_memory;
 mod load;
 #[cfg(feature = "cuda")]
 mod load_on_gpu;
+mod loading;
 mod rank_cpus;
 #[cfg(feature = "cuda")]
 mod rank_gpus;
@@ -30,5 +32,7 @@ pub(crate) use configured_model::{
 pub(crate) use engine_config::{MAX_PREFIX_BLOCKS, speculation};
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
-pub use load::{LoadedRunner, load_runner};
-pub(crate) use load::{check_draft_model, check_ranks, cpu_options, rank_limits, rank_transport};
+pub use load::load_runner;
+pub(crate) use load::{check_draft_model, check_ranks, cpu_options};
+pub use loading::LoadedRunner;
+pub(crate) use loading::{rank_limits, rank_transport};
