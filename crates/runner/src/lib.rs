@@ -37,8 +37,8 @@
 //! gate.rs         a file by which tests control how many steps it makes
 //! ```
 //!
-//! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,
-//! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
+//! A runner computes what a [`StepPlan`](inflight_engine::StepPlan) says and samples the next tokens. It never sees
+//! queues, policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
 #![forbid(unsafe_code)]
 
