@@ -442,21 +442,24 @@ impl CallRunner for Box<dyn Runner> {
     }
 }
 
-impl<D: RankDevice> CallRunner for LeadingRunner<D> {
+impl<D: RankDevice> CallRunner for LeadingRunner<D>
+where
+    Self: Runner,
+{
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.run(plan, output)
+        Runner::run(self, plan, output)
     }
 
     fn keep_all_logits(&mut self) {
-        self.keep_all_logits();
+        Runner::keep_all_logits(self);
     }
 
     fn logits(&mut self) -> &[f32] {
-        self.logits()
+        Runner::logits(self)
     }
 
     fn vocab_size(&self) -> usize {
-        self.vocab_size()
+        Runner::vocab_size(self) as usize
     }
 }
 

@@ -100,90 +100,6 @@ impl<D: RankDevice> LeadingRunner<D> {
         })
     }
 
-    /// Computes one model call of a step together with the other ranks, see [`ModelRunner::run`].
-    ///
-    /// # Errors
-    /// As there, or a rank has failed. The others are ended then, and no further call is computed.
-    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.launch(&plan)?;
-        self.collect(&plan, output)
-    }
-
-    /// Whether the layers are in stages, so that one may compute a call while another one computes the call before, see
-    /// [`ModelRunner::has_stages`].
-    pub fn has_stages(&self) -> bool {
-        self.runner.has_stages()
-    }
-
-    /// Computes this rank's share of a model call, see [`ModelRunner::launch`].
-    ///
-    /// # Errors
-    /// As [`LeadingRunner::run`].
-    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
-        self.send_adapters(plan)?;
-        self.calls.set(plan, self.runner.gathers_largest());
-        self.send()?;
-        let launched = self.runner.launch(plan);
-        launched.map_err(|error| self.fail(error))
-    }
-
-    /// Waits for the results of the oldest model call that was launched, see [`ModelRunner::collect`].
-    ///
-    /// # Errors
-    /// As [`LeadingRunner::run`].
-    pub fn collect(
-        &mut self,
-        plan: &StepPlan<'_>,
-        output: &mut StepOutput,
-    ) -> Result<(), StepError> {
-        let collected = self.runner.collect(plan, output);
-        collected.map_err(|error| self.fail(error))
-    }
-
-    /// Makes moves of blocks on all ranks. A failure is an error of the next call.
-    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
-        self.calls.set_moves(moves);
-        if self.send().is_ok() {
-            self.runner.move_blocks(moves);
-        }
-    }
-
-    /// This rank's part of a block in host memory, see [`ModelRunner::host_block`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
-        self.runner.host_block(block)
-    }
-
-    /// What it computes with.
-    pub fn description(&self) -> String {
-        let own = self.runner.description();
-        let Grid {
-            num_stages,
-            ranks_per_stage,
-        } = self.grid;
-        match num_stages {
-            1 => format!("{ranks_per_stage} ranks, each {own}"),
-            _ => format!("{num_stages} stages of {ranks_per_stage} ranks, each {own}"),
-        }
-    }
-
-    /// The size of the vocabulary: token ids are below it.
-    pub fn vocab_size(&self) -> usize {
-        self.runner.vocab_size()
-    }
-
-    /// See [`ModelRunner::keep_all_logits`]; it tells the other ranks with each call.
-    pub fn keep_all_logits(&mut self) {
-        self.runner.keep_all_logits();
-    }
-
-    /// See [`ModelRunner::logits`].
-    pub fn logits(&mut self) -> &[f32] {
-        self.runner.logits()
-    }
-
     /// Tells whether the other ranks live.
     pub fn watch(&self) -> RankWatch {
         let others = self.others.iter().zip(1..);
@@ -235,48 +151,69 @@ impl<D: RankDevice> LeadingRunner<D> {
     }
 }
 
+/// After an error of a call the other ranks are ended, and no further call is computed.
 impl<D: RankDevice> Runner for LeadingRunner<D>
 where
     Self: Send,
 {
     fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.run(plan, output)
+        self.launch(&plan)?;
+        self.collect(&plan, output)
     }
 
     fn has_stages(&self) -> bool {
-        self.has_stages()
+        self.runner.has_stages()
     }
 
     fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
-        self.launch(plan)
+        self.send_adapters(plan)?;
+        self.calls.set(plan, self.runner.gathers_largest());
+        self.send()?;
+        let launched = self.runner.launch(plan);
+        launched.map_err(|error| self.fail(error))
     }
 
     fn collect(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.collect(plan, output)
+        let collected = self.runner.collect(plan, output);
+        collected.map_err(|error| self.fail(error))
     }
 
+    /// A failure is an error of the next call.
     fn move_blocks(&mut self, moves: &[BlockMove]) {
-        self.move_blocks(moves);
+        self.calls.set_moves(moves);
+        if self.send().is_ok() {
+            self.runner.move_blocks(moves);
+        }
     }
 
+    /// This rank's part of the block.
     fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
-        self.host_block(block)
+        self.runner.host_block(block)
     }
 
     fn description(&self) -> String {
-        self.description()
+        let own = self.runner.description();
+        let Grid {
+            num_stages,
+            ranks_per_stage,
+        } = self.grid;
+        match num_stages {
+            1 => format!("{ranks_per_stage} ranks, each {own}"),
+            _ => format!("{num_stages} stages of {ranks_per_stage} ranks, each {own}"),
+        }
     }
 
     fn vocab_size(&self) -> u32 {
-        self.vocab_size() as u32
+        self.runner.vocab_size() as u32
     }
 
+    /// It tells the other ranks with each call.
     fn keep_all_logits(&mut self) {
-        self.keep_all_logits();
+        self.runner.keep_all_logits();
     }
 
     fn logits(&mut self) -> &[f32] {
-        self.logits()
+        self.runner.logits()
     }
 }
 

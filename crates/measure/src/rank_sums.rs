@@ -1,5 +1,5 @@
-//! What of a step of generation ranks spend in sums and in waiting for each other: no more than that can overlapping
-//! save.
+//! Share of a generation step that ranks spend in sums and in waiting for each other: the most that overlapping them with
+//! computation could save.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, Step, StepOutput};
 use inflight_machines::{LeadingRunner, RankLimits, RankTransport, leave_mpi_world};
 use inflight_manager::{ComputedStep, StepComputer};
-use inflight_runner::{CpuRunner, RunnerLimits};
+use inflight_runner::{CpuRunner, Runner, RunnerLimits};
 use serde_json::{Map, Value, json};
 
 use crate::Result;
