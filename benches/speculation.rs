@@ -12,10 +12,10 @@
 //! tokens: 128 of them, and 8. The latter are of 16 times as many requests, one after the other, and their prompts
 //! count.
 //!
-//! Each is compared with the same run without drafts: with all drafts that are allowed, and with as many as are worth
-//! what they cost. The three kinds of runs take turns. With a draft model, runs reuse the engine and its requests, as
-//! on a server; `--fresh` measures them in a new engine. The last lines are the engine's own time per step, without a
-//! model, when it looks up the last tokens in long texts.
+//! Each workload runs three ways in turn: without drafts, with the maximum number of drafts, and with adaptive drafts.
+//! The last two are compared with the first. With a draft model, runs share one engine and its requests, as on a
+//! server; `--fresh` gives each run a new engine. The last lines are the engine's own time per step, without a model,
+//! when it looks up the last tokens in long texts.
 
 mod support;
 

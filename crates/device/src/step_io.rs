@@ -99,7 +99,7 @@ pub trait StepIo: Load {
     /// has begun.
     fn keep_samples(&mut self, _logits: &mut Self::Logits, _num_rows: usize) {}
 
-    /// What was sampled in the step before the last one that has begun, once it is there. The logits are gone.
+    /// Waits for the sampled tokens of the step before the latest one. Its logits have been overwritten.
     ///
     /// # Errors
     ///

@@ -230,8 +230,7 @@ impl<'a> BlockNeeds<'a> {
         beside
     }
 
-    /// The most blocks that `num_beams` texts of `len` tokens hold, all together, if the first `num_common` tokens are
-    /// the same in all.
+    /// Maximum total number of blocks of `num_beams` beams of `len` tokens that share their first `num_common` tokens.
     pub(super) fn of_beams(&self, num_beams: u32, num_common: Tokens, len: Tokens) -> Blocks {
         let whole = self.whole_of_beams(num_beams, num_common, len);
         let windowed = self.windowed_of_beams(num_beams, len);

@@ -286,8 +286,8 @@ impl Scheduler {
         }
     }
 
-    /// What drafts cost in this step; `None` if nothing is known about it. The draft model is the cheaper the more
-    /// sequences share its passes: so many do as find it worth the price that they make.
+    /// Cost of draft tokens in this step; `None` if costs have not been measured. All sequences that draft share a pass
+    /// of the draft model, so its cost and the number of sequences for which drafting pays off depend on each other.
     fn draft_prices(&self, scope: &mut Scope<'_>) -> Option<DraftPrices> {
         let cost = scope.config.step_cost?;
         let draft_cost = scope.config.draft_cost;

@@ -25,8 +25,8 @@ impl StepCost {
         })
     }
 
-    /// What one more token costs a step in which `num_sequences` generate, as a share of what each of their tokens
-    /// costs: 0 (nothing) to 1.
+    /// Cost of one extra token in a step with `num_sequences` generating sequences, relative to the step's cost per
+    /// generated token: 0 (free) to 1.
     pub(super) fn price_of_draft(self, num_sequences: usize) -> f32 {
         let computed = num_sequences as f64 * self.per_token_ns as f64;
         let price = computed / (self.fixed_ns as f64 + computed);

@@ -42,7 +42,7 @@ const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Ar
     }
 }
 
-/// The same with another priority.
+/// An arrival whose request has a priority.
 const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
     Arrival {
         priority,
@@ -50,7 +50,7 @@ const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
     }
 }
 
-/// The same with draft tokens: the first `num_foreseen` are correct, the rest wrong.
+/// An arrival whose request has draft tokens: the first `num_foreseen` are correct, the rest wrong.
 const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     Arrival {
         num_foreseen,
@@ -58,7 +58,7 @@ const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     }
 }
 
-/// The same with an adapter, see [`num_pages`](support::num_pages).
+/// An arrival whose request has an adapter, see [`num_pages`](support::num_pages).
 const fn with_adapter(adapter: u32, arrival: Arrival) -> Arrival {
     Arrival {
         adapter: Some(adapter),

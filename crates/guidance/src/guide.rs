@@ -16,8 +16,8 @@ use crate::work::Work;
 use inflight_base::TokenId;
 use inflight_sampling::{Guide, GuideCost, GuideTokens, SampleError};
 
-/// What a grammar has in memory for each byte of a guide's text, besides its lexer: more than any guide of
-/// `tests/memory.rs` has.
+/// Upper bound of a grammar's memory per byte of a guide's text, without its lexer. All guides of `tests/memory.rs`
+/// stay below it.
 const BYTES_OF_GRAMMAR: usize = 192;
 
 /// Likewise, each parser.
@@ -210,8 +210,8 @@ impl GrammarGuide {
         }
     }
 
-    /// What may follow the tokens of `followed`, of which the last has cost `spent`, with the request's end ids in
-    /// place of the end of the output.
+    /// Mask of the tokens allowed after those of `followed`, the last of which has cost `spent`. The request's end ids
+    /// stand for the end of the output.
     fn mask(
         &self,
         followed: &mut Followed,

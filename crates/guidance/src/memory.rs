@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the parsers of a model's guides may have together. One over it gives its memory back after each token, and
-/// follows its output from the beginning for the next one.
+/// Maximum memory of all parsers of a model's guides together, in bytes. A parser beyond it frees its memory after each
+/// token, and parses its output again from the beginning for the next one.
 pub const MAX_GUIDE_BYTES: usize = 256 << 20;
 
 /// The memory of all guides of a model.
@@ -13,7 +13,7 @@ pub(super) struct GuideMemory {
     max_bytes: usize,
 }
 
-/// A share of it, which is given back when this is dropped.
+/// A parser's share of the memory. Dropping it frees the share.
 pub(super) struct MemoryShare {
     memory: Arc<GuideMemory>,
     num_bytes: usize,
@@ -28,7 +28,7 @@ impl GuideMemory {
         }
     }
 
-    /// What parsers may have.
+    /// Maximum memory of all parsers, in bytes.
     pub(super) fn max_bytes(&self) -> usize {
         self.max_bytes
     }
@@ -62,7 +62,7 @@ impl MemoryShare {
         self.num_bytes = num_bytes;
     }
 
-    /// What it has.
+    /// Size of this share, in bytes.
     pub(super) fn num_bytes(&self) -> usize {
         self.num_bytes
     }

@@ -53,7 +53,7 @@ fn large_guides() -> Vec<GuideSpec> {
     ]
 }
 
-/// What is allocated, and what is counted, since `before`.
+/// Bytes allocated and bytes counted since `before`.
 fn grown(compiler: &Compiler, before: (usize, usize)) -> (usize, usize) {
     let now = now(compiler);
     (

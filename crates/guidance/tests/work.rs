@@ -1,5 +1,4 @@
-//! What following an output costs: no guide exceeds the limits of work, and one that reaches them says what makes it do
-//! so.
+//! Cost of parsing an output: no guide exceeds its work limits, and the error of one that reaches them names the cause.
 
 mod support;
 

@@ -101,8 +101,8 @@ impl BatchManager {
         })
     }
 
-    /// A batch manager of a rank, where each rank has one: all are given the same requests, cancellations and calls, in
-    /// the same order. Each step compares its requests and cancellations with the other ranks'. `peers` are their
+    /// A batch manager of a rank, where each rank has one: all receive identical requests, cancellations and calls,
+    /// in one order. Each step compares its requests and cancellations with the other ranks'. `peers` are their
     /// processes, if there are any.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl BatchManager {
         self.steps.engine().num_startable()
     }
 
-    /// What further requests can have in the next step, see [`Engine::room`](inflight_engine::Engine::room).
+    /// Capacity left for further requests in the next step, see [`Engine::room`](inflight_engine::Engine::room).
     pub fn room(&self) -> Room {
         self.steps.engine().room()
     }

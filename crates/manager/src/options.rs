@@ -95,8 +95,8 @@ pub struct ManagerOptions {
     /// `processes`, which rank 0 starts, or `mpi`: the processes of `mpirun`.
     #[serde(default)]
     pub rank_transport: Option<String>,
-    /// `rank_0`: requests are given to rank 0 alone. `all_ranks`: the application runs on every rank, and gives each
-    /// the same requests and stop signals, in the same order and in the same iteration.
+    /// `rank_0`: requests are given to rank 0 alone. `all_ranks`: the application runs on every rank, and gives all
+    /// of them identical requests and stop signals, in one order and in one iteration.
     #[serde(default)]
     pub rank_inputs: Option<String>,
     /// How long ranks wait for each other within a step.

@@ -172,8 +172,8 @@ impl<'a> Rehearsal<'a> {
         }
     }
 
-    /// Computes the prompts of `num_sequences`, of so many tokens each, and one generation step. Returns their first
-    /// token.
+    /// Runs the context phase of `num_sequences` prompts of the given length, and one generation step. Returns the
+    /// first generated token.
     fn generate(
         &mut self,
         num_sequences: u32,

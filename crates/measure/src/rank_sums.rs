@@ -1,5 +1,5 @@
-//! Share of a generation step that ranks spend in sums and in waiting for each other: the most that overlapping them with
-//! computation could save.
+//! Share of a generation step that ranks spend in sums and in waiting for each other: the most that overlapping them
+//! with computation could save.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What the server with OpenAI's API costs: `cargo xtask bench front` runs this beside a running one and its
-//! tritonserver.
+//! Overhead of the server with OpenAI's API: `cargo xtask bench front` runs this program against a running server and
+//! its tritonserver.
 //!
 //! The time to the first token is taken in turns of two clients, this crate's own of Triton's gRPC and one of HTTP on a
 //! connection that is kept. The CPU time is that of the server's threads, as Linux counts it in `schedstat`. Its limit

@@ -63,7 +63,7 @@ impl Answers {
     /// Waits for the first answer, which the stream then begins with.
     ///
     /// # Errors
-    /// What comes first is an error, which ends the whole request.
+    /// The first item is an error, which ends the whole request.
     pub async fn begun(mut self) -> Result<Self, Error> {
         match self.next().await {
             Some(first) => self.first = Some(first?),

@@ -14,8 +14,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 /// The largest file of certificates, or of a key.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What accepts connections with TLS 1.2 or 1.3, with the certificates and the key in two PEM files. The certificates
-/// begin with the server's own.
+/// Acceptor of TLS 1.2 and 1.3 connections, with the certificate chain and the private key from two PEM files. The
+/// server's own certificate comes first in the chain.
 ///
 /// # Errors
 /// A file cannot be read, has no certificate or key, or they do not belong together.

@@ -15,8 +15,7 @@ use inflight_base::{BlockSize, Blocks, Tokens};
 /// The most groups of layers.
 pub const MAX_KV_GROUPS: usize = 16;
 
-/// What the queries of each group of layers see: the groups without a window first, then those with the largest
-/// windows.
+/// The attention window of each group of layers: groups with full attention first, then by window size, largest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroups {
     /// Those behind the last group are `None`.

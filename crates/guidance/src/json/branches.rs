@@ -202,7 +202,7 @@ impl<'a> Branch<'a> {
             .map_or(0, |scope| scope.term.schema)
     }
 
-    /// What properties must be that no keyword beside `unevaluatedProperties` has named; `is_named` says whether one of
+    /// Schemas of the properties that only `unevaluatedProperties` covers; `is_named` says whether a given entry of
     /// `properties` names them.
     pub fn unevaluated(&self, is_named: impl Fn(usize) -> bool) -> Vec<Term> {
         let applies = |(scope, _): &&(usize, Term)| {

@@ -1,4 +1,4 @@
-//! What loading a runner on CPUs and on GPUs has in common.
+//! Loading a runner: the parts that CPUs and GPUs share.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub struct LoadedRunner {
     pub memory: InstanceMemory,
     /// Where KV cache blocks are kept between loads.
     pub kv_file: Option<KvFile>,
-    /// What adapters may take there.
+    /// Memory for adapters.
     pub adapters: AdapterRoom,
 }
 

@@ -7,7 +7,7 @@
 //! host_memory.rs       free memory, less what other instances have reserved
 //! load.rs              all of it in one call, with the runner at the end
 //! load_on_gpu.rs       the runner of an instance on GPUs
-//! loading.rs           what loading on CPUs and on GPUs has in common
+//! loading.rs           the parts of loading that CPUs and GPUs share
 //! rank_cpus.rs         the CPUs of each rank
 //! rank_gpus.rs         the GPU of each rank
 //! ```
