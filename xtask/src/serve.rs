@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
@@ -54,9 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let repository = fs::canonicalize(&repository)
         .map_err(|error| format!("--model-repository {}: {error}", repository.display()))?;
-    let server = setup::tritonserver()?;
-    let backends = library::backend_directory(Build::Shipped)?;
-    let front = library::openai(Build::Shipped)?;
+    let [server, backends, front] = programs()?;
     for (option, port) in [
         ("--http-port", options.http_port),
         ("--grpc-port", options.grpc_port),
@@ -143,8 +142,19 @@ pub fn run(options: &Options) -> Result<()> {
             told_ready = true;
         }
         models.empty_large_files();
-        std::thread::sleep(POLL);
+        thread::sleep(POLL);
     }
+}
+
+/// Installs tritonserver while the backend and the server with OpenAI's API are built; returns the paths of the three.
+fn programs() -> Result<[PathBuf; 3]> {
+    thread::scope(|scope| {
+        let server = scope.spawn(|| setup::tritonserver().map_err(|error| error.to_string()));
+        let backends = library::backend_directory(Build::Shipped)?;
+        let front = library::openai(Build::Shipped)?;
+        let server = server.join().expect("an installation does not panic")?;
+        Ok([server, backends, front])
+    })
 }
 
 /// Announces that the servers are ready: one line on standard output for programs, example requests on
