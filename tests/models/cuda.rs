@@ -29,7 +29,7 @@ use crate::devices::{
 use crate::errors::largest_error;
 use crate::families::FAMILIES;
 use crate::missing::present_or_reported;
-use crate::support::{Request, Setup, fixture, sampled, serve};
+use crate::support::{Request, Setup, fixture, serve};
 use crate::transformers::{all_as_prompt, prompts};
 
 /// A key or value may be rounded to the next 8-bit float where the devices' sums differ in the last bits.
@@ -268,7 +268,7 @@ fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
     const MAX_FAR_ERROR: f32 = 40.0;
     let test = "mixtures_have_the_logits_of_transformers_on_a_gpu";
     on_a_gpu(StandIn::new(), test, |options| {
-        for name in sampled(&MIXTURES) {
+        for name in MIXTURES {
             let mut errors = Vec::new();
             for prompt in prompts(name) {
                 let setup = in_chunks();
@@ -295,7 +295,7 @@ fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
 /// Each model, in chunks, with windows and reuse, its requests alone, and with rounded weights.
 fn agree_with_the_reference(test: &str, names: &[&str]) {
     on_a_gpu(StandIn::new(), test, |options| {
-        for (index, &name) in sampled(names).enumerate() {
+        for (index, &name) in names.iter().enumerate() {
             let (dir, setup) = (fixture(name), reusing_in_windows());
             // Rounding is amplified: the CPU's int8 cache changes its logits by 0.49, and those of Llama 3 by less than
             // 0.25.

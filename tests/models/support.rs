@@ -35,16 +35,6 @@ pub fn simds() -> impl Iterator<Item = Simd> {
         .filter(|simd| missing::present_or_reported(simd, simd.is_supported()))
 }
 
-/// Of these, the third that `INFLIGHT_SAMPLE` chooses, a number that the quick tier sets; all without it.
-pub fn sampled<T>(all: &[T]) -> impl Iterator<Item = &T> {
-    let sample = std::env::var("INFLIGHT_SAMPLE").ok();
-    let sample: Option<usize> = sample.map(|number| number.parse().expect("a number"));
-    let indexed = all.iter().enumerate();
-    let chosen =
-        indexed.filter(move |(index, _)| sample.is_none_or(|sample| (index + sample) % 3 == 0));
-    chosen.map(|(_, item)| item)
-}
-
 /// The folder of a fixture, in the checkout or in the folder that `INFLIGHT_FIXTURES` names.
 pub fn fixture(name: &str) -> PathBuf {
     let fixtures = match std::env::var_os("INFLIGHT_FIXTURES") {

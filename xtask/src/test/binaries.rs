@@ -32,6 +32,24 @@ pub(super) struct TestBinary {
     executable: PathBuf,
     /// The folder of its package, in which it runs.
     package: PathBuf,
+    /// The tests that run; all of them if there are none.
+    tests: Vec<String>,
+}
+
+impl TestBinary {
+    /// The executable with those of its tests that are chosen.
+    ///
+    /// # Errors
+    /// The executable does not list its tests.
+    pub(super) fn with_tests(mut self, is_chosen: impl Fn(&str) -> bool) -> Result<Self> {
+        let names = output(command(&self, &[]).args(["--list", "--format=terse"]))?;
+        let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
+        self.tests = names
+            .filter(|name| is_chosen(name))
+            .map(str::to_owned)
+            .collect();
+        Ok(self)
+    }
 }
 
 /// Compiles the tests of the workspace; returns their executables.
@@ -56,6 +74,7 @@ fn binaries(messages: &str) -> Vec<TestBinary> {
             name: message["target"]["name"].as_str()?.to_owned(),
             executable: message["executable"].as_str()?.into(),
             package: package.parent()?.to_owned(),
+            tests: Vec::new(),
         })
     };
     messages.filter_map(binary).collect()
@@ -95,6 +114,9 @@ fn command(binary: &TestBinary, variables: &[(&str, String)]) -> Command {
     // With a single thread, the harness ends the line of a test only with the test.
     if thread::available_parallelism().is_ok_and(|threads| threads.get() == 1) {
         command.arg("--test-threads=2");
+    }
+    if !binary.tests.is_empty() {
+        command.arg("--exact").args(&binary.tests);
     }
     command
 }
@@ -212,6 +234,7 @@ mod tests {
             name: "the_tests".into(),
             executable: "/t/the_tests".into(),
             package: "/w/crates/text".into(),
+            tests: Vec::new(),
         };
         assert_eq!(binaries(&messages), [expected]);
     }

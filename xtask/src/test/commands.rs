@@ -45,11 +45,19 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
                 .args(["check", "--no-default-features"])
                 .args(backend))
         }
-        Step::Models => unit_tests(tier, &|binary| binary.name == MODELS),
+        Step::Models => {
+            let models = test_binaries(tier)?
+                .into_iter()
+                .filter(|binary| binary.name == MODELS);
+            let has_test = |name: &str| tier.has_test_of_models(name);
+            let models: Result<Vec<_>> = models.map(|binary| binary.with_tests(has_test)).collect();
+            run_tests(tier, &models?)
+        }
         Step::Unit => {
+            let mut binaries = test_binaries(tier)?;
             let models_are_apart = tier != Tier::Step;
-            let is_ours = |binary: &TestBinary| !(models_are_apart && binary.name == MODELS);
-            let tests = unit_tests(tier, &is_ours);
+            binaries.retain(|binary| !(models_are_apart && binary.name == MODELS));
+            let tests = run_tests(tier, &binaries);
             tests.and(run(cargo().args(["test", "--workspace", "--doc"])))
         }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
@@ -117,14 +125,17 @@ fn build_programs(build: Build) -> Result<()> {
 /// The executable of the step `models`.
 const MODELS: &str = "models";
 
-fn unit_tests(tier: Tier, is_chosen: &dyn Fn(&TestBinary) -> bool) -> Result<()> {
+fn test_binaries(tier: Tier) -> Result<Vec<TestBinary>> {
     // Some of the tests use the plug-in.
     build_mpi_plugin(tier.build());
+    binaries::compile()
+}
+
+fn run_tests(tier: Tier, binaries: &[TestBinary]) -> Result<()> {
     let mut variables = tier.seeds();
     let skipped = skipped_tests_file().display().to_string();
     variables.push(("INFLIGHT_SKIPPED_TESTS", skipped));
-    let all = binaries::compile()?;
-    binaries::run(all.iter().filter(|binary| is_chosen(binary)), &variables)
+    binaries::run(binaries, &variables)
 }
 
 fn page_tests(build: Build, pytest: &[String]) -> Result<()> {

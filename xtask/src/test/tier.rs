@@ -1,5 +1,9 @@
 //! How much of the checks and tests a run has.
 
+use std::sync::LazyLock;
+
+use sha2::{Digest, Sha256};
+
 use super::step::Step;
 use crate::library::Build;
 use crate::process::{command, output};
@@ -7,6 +11,9 @@ use crate::workspace;
 
 /// The number of parts into which what the quick tier leaves out is divided.
 pub const NUM_PARTS: u32 = 10;
+
+/// The quick tier has one of so many tests of models on the stand-in for a GPU.
+const TESTS_PER_SAMPLE: u8 = 4;
 
 /// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other
 /// waits for the network, a linker or a server.
@@ -102,18 +109,20 @@ impl Tier {
         }
     }
 
+    /// Whether a run has a test of the step `models`. The stand-in for a GPU takes most of the time, so the quick tier
+    /// has one in [`TESTS_PER_SAMPLE`] of the tests on it.
+    pub fn has_test_of_models(self, name: &str) -> bool {
+        let is_on_stand_in = name.starts_with("cuda");
+        self != Self::Quick
+            || !is_on_stand_in
+            || is_in_sample(name, seed_of_commit(), TESTS_PER_SAMPLE)
+    }
+
     /// The variables that give random tests their seed. Without them each run has a fresh one, which a failing test
     /// prints: in a run of everything, since a rare fault must not refuse a change that has nothing to do with it.
     pub fn seeds(self) -> Vec<(&'static str, String)> {
-        // The last one chooses a third of the model families where each takes long.
         let names: &[_] = match self {
-            Self::Quick => &[
-                "PROPTEST_RNG_SEED",
-                "KERNEL_SEED",
-                "INFLIGHT_SEED",
-                "INFLIGHT_SAMPLE",
-            ],
-            Self::Part(_) => &["PROPTEST_RNG_SEED", "KERNEL_SEED", "INFLIGHT_SEED"],
+            Self::Quick | Self::Part(_) => &["PROPTEST_RNG_SEED", "KERNEL_SEED", "INFLIGHT_SEED"],
             Self::Step | Self::All => &[],
         };
         names
@@ -123,8 +132,20 @@ impl Tier {
     }
 }
 
+/// Whether a name is among one in `num` that a seed chooses.
+fn is_in_sample(name: &str, seed: u32, num: u8) -> bool {
+    let hash = Sha256::digest(format!("{seed} {name}"));
+    // Of a hash of 256 bits, the first byte is enough for a few.
+    hash[0] % num == 0
+}
+
 /// A number that the commit determines. One where the sources are no checkout.
 fn seed_of_commit() -> u32 {
+    static SEED: LazyLock<u32> = LazyLock::new(read_seed_of_commit);
+    *SEED
+}
+
+fn read_seed_of_commit() -> u32 {
     let commit = output(command("git").current_dir(workspace::root()).args([
         "rev-parse",
         "--short=8",
@@ -158,6 +179,35 @@ mod tests {
             assert_eq!(times, usize::from(*step != Step::Shipped), "{step:?}");
             assert!(quick_or_part.contains(step), "{step:?}");
         }
+    }
+
+    #[test]
+    fn samples_of_many_seeds_have_every_name_about_equally_often() {
+        let names: Vec<_> = (0..40)
+            .map(|number| format!("cuda::test_{number}"))
+            .collect();
+        for name in &names {
+            let times = (0..400).filter(|&seed| is_in_sample(name, seed, TESTS_PER_SAMPLE));
+            assert!((60..=140).contains(&times.count()), "{name}");
+        }
+    }
+
+    #[test]
+    fn only_the_quick_tier_leaves_tests_of_models_out_and_only_those_on_the_stand_in() {
+        let names: Vec<_> = (0..40)
+            .map(|number| format!("cuda_ranks::test_{number}"))
+            .collect();
+        let num_tests = |tier: Tier| {
+            names
+                .iter()
+                .filter(|name| tier.has_test_of_models(name))
+                .count()
+        };
+        assert!((1..40).contains(&num_tests(Tier::Quick)));
+        for tier in [Tier::Step, Tier::Part(5), Tier::All] {
+            assert_eq!(num_tests(tier), 40);
+        }
+        assert!(Tier::Quick.has_test_of_models("simd::a_test"));
     }
 
     #[test]
