@@ -15,8 +15,8 @@ use inflight_device::{
     Output, RopeTable,
 };
 use inflight_device_cpu::{Cpu, CpuOptions, KvCache, Simd};
+use inflight_measure::limits::{Clock, MachineLimits, seconds_of};
 use inflight_numbers::{Dtype, RawMatrix, Stacking};
-use inflight_roofline::{Clock, MachineLimits, seconds_of};
 use inflight_threads::Pool;
 
 fn main() {

@@ -85,7 +85,7 @@ fn lines_of_prose_fit_a_window() {
     let mut long = Vec::new();
     for path in files() {
         let is_read = |extension: &str| ["rs", "md"].contains(&extension);
-        // Written by crates/roofline.
+        // Written by crates/measure.
         if path.ends_with("gpu-figures.md") {
             continue;
         }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use inflight_collective::{Collective, CollectiveError, Shm, ShmWorld};
 use inflight_device_cpu::Simd;
-use inflight_roofline::MachineLimits;
 use serde_json::{Value, json};
 
 use crate::Result;
 use crate::figures::{median, round};
+use crate::limits::MachineLimits;
 
 /// Longer than any sum takes.
 const TIME_LIMIT: Duration = Duration::from_secs(60);

@@ -4,6 +4,7 @@
 //! ```text
 //! model.rs      a checkpoint on CPU, sized for a load
 //! load.rs       requests that start together, and the arrival times of their tokens
+//! limits/       what a machine can do at most: of CPUs by measurement, of GPUs by calculation
 //! roofline.rs   lower bounds of a step's time on this machine
 //! machine.rs    the machine's limits, as a row
 //! figures.rs    medians and rounding
@@ -19,7 +20,6 @@
 //! text.rs       a text split into pieces, and a model's logits for them
 //! quality.rs    `cargo xtask bench quality`: the cost of quantised weights
 //! ```
-#![forbid(unsafe_code)]
 
 pub mod adapters;
 pub mod all_reduce;
@@ -27,6 +27,7 @@ pub mod divergence;
 pub mod embed;
 pub mod engine;
 pub mod figures;
+pub mod limits;
 pub mod load;
 pub mod machine;
 pub mod model;

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use inflight_device_cpu::Simd;
-use inflight_roofline::MachineLimits;
 use serde_json::{Value, json};
 
 use crate::Result;
 use crate::figures::round;
+use crate::limits::MachineLimits;
 use crate::model::Model;
 use crate::roofline::Precision;
 

@@ -8,10 +8,10 @@ use std::fmt;
 
 use clap::ValueEnum;
 use inflight_numbers::CodeBits;
-use inflight_roofline::MachineLimits;
 use inflight_runner::{ModelSpec, WeightPrecision};
 use serde::Serialize;
 
+use crate::limits::MachineLimits;
 use crate::load::Load;
 
 /// Storage type of the weights.

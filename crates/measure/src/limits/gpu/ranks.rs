@@ -188,7 +188,7 @@ fn share_of(shape: &Shape, num_ranks: usize) -> Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{H200, LLAMA_8B, LLAMA_70B};
+    use crate::limits::gpu::{H200, LLAMA_8B, LLAMA_70B};
 
     #[test]
     fn one_gpu_needs_no_sums() {

@@ -291,7 +291,7 @@ pub(super) fn seconds_of<'k>(gpu: &Gpu, kernels: impl IntoIterator<Item = &'k Ke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{H200, LLAMA_8B};
+    use crate::limits::gpu::{H200, LLAMA_8B};
 
     #[test]
     fn products_read_all_weights_and_no_more() {

@@ -208,7 +208,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{LAUNCHES, LLAMA_8B, Numbers, generation_step, prompt_step};
+    use crate::limits::gpu::{LAUNCHES, LLAMA_8B, Numbers, generation_step, prompt_step};
 
     #[test]
     fn every_kernel_has_figures() {

@@ -27,7 +27,7 @@ const INTRODUCTION: &str = "\
 # Expected on a GPU
 
 **Nothing on this page was measured on a GPU**, unlike [the figures of an H100](results-gpus.md#on-an-h100). It says what a step of Llama 3.1 8B must read and compute, kernel by kernel, and how
-long an H200 needs for that at least. `crates/roofline/src/gpu/` computes it, and `UPDATE_DOCS=1 cargo test -p inflight-roofline`
+long an H200 needs for that at least. `crates/measure/src/limits/gpu/` computes it, and `UPDATE_DOCS=1 cargo test -p inflight-measure page`
 writes this page.
 
 Assumed are 4.3 TB/s, of 4.8 that the data sheet promises; 790 TFLOP/s in bf16, of 989; 1580 in FP8, of 1979; 250 in attention over

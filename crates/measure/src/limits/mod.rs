@@ -1,8 +1,14 @@
-//! Measured limits of a machine: the roofline for kernels and engines.
+//! Limits of a machine, which kernels and engines are compared with.
 //!
-//! Two kinds of limit are measured, on the number of threads that compute: memory read bandwidth and peak
-//! arithmetic throughput of registers. Other processes can only make a sample slower, so each time is the
-//! tenth percentile of many samples.
+//! ```text
+//! memory.rs       the CPU's memory read bandwidth
+//! arithmetic.rs   the CPU's peak arithmetic throughput, from registers
+//! timing.rs       timing on a machine shared with other processes
+//! gpu/            limits of a GPU by calculation
+//! ```
+//!
+//! The limits of the CPU are measured, on the number of threads that compute. Other processes can only make a sample
+//! slower, so each time is the tenth percentile of many samples.
 
 mod arithmetic;
 pub mod gpu;
