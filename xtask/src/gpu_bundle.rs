@@ -1,7 +1,7 @@
 //! `cargo xtask gpu-bundle`: packs what checks and measures the library on a GPU machine that reaches no registry.
 //!
 //! ```text
-//! gpu-check                       crates/gpu-check: runs all of it, and writes a report
+//! gpu-check                       crates/measure/src/gpu_check: runs all of it, and writes a report
 //! tests/kernels-*, tests/models   the project's own tests, which run on a real GPU there
 //! kernels/ fixtures/              what they read
 //! triton/bin, triton/lib          tritonserver and the libraries that it needs

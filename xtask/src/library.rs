@@ -177,7 +177,7 @@ pub fn cuda_stand_in() -> Result<PathBuf> {
 
 /// Builds the program that checks and measures the library on a GPU; returns its path.
 pub fn gpu_check() -> Result<PathBuf> {
-    program("inflight-gpu-check", "gpu-check", Build::Shipped)
+    program("inflight-measure", "gpu-check", Build::Shipped)
 }
 
 /// Builds test programs of a package, as the tests of the whole workspace are built; returns the name and the path of
@@ -202,7 +202,7 @@ pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathB
 
 /// Builds a program of a package; returns its path.
 fn program(package: &str, name: &str, build: Build) -> Result<PathBuf> {
-    let messages = build.build(package, &["--bins"])?;
+    let messages = build.build(package, &["--bin", name])?;
     program_among(&messages, name)
 }
 
@@ -270,7 +270,6 @@ mod tests {
         for package in [
             "inflight-backend",
             "inflight-embed",
-            "inflight-gpu-check",
             "inflight-measure",
             "inflight-simulator",
         ] {

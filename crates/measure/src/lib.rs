@@ -19,6 +19,7 @@
 //! divergence.rs divergence of logits from reference logits
 //! text.rs       a text split into pieces, and a model's logits for them
 //! quality.rs    `cargo xtask bench quality`: the cost of quantised weights
+//! gpu_check/    `gpu-check`: checks and measures the library on a GPU machine
 //! ```
 
 pub mod adapters;
@@ -27,6 +28,7 @@ pub mod divergence;
 pub mod embed;
 pub mod engine;
 pub mod figures;
+pub mod gpu_check;
 pub mod limits;
 pub mod load;
 pub mod machine;

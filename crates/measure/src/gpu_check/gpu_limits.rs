@@ -1,6 +1,6 @@
 //! What a GPU was measured to do: the limits that figures are compared with.
 
-use inflight_measure::limits::MachineLimits;
+use crate::limits::MachineLimits;
 
 /// What a GPU was measured to do.
 #[derive(Clone, Copy, Debug)]

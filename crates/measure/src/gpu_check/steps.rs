@@ -7,17 +7,17 @@ use inflight_device::KvDtype;
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{BlockReuse, EngineConfig};
 use inflight_machines::CudaRunner;
-use inflight_measure::load::Load;
-use inflight_measure::roofline::{ModelCost, Precision};
 use inflight_runner::{ModelRunner, ModelSource, RunnerLimits};
 use serde_json::{Value, json};
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::checkpoint;
-use crate::error::Result;
-use crate::host_gap::HostGap;
-use crate::report::{Report, figure};
+use super::budget::Budget;
+use super::check::Check;
+use super::checkpoint;
+use super::host_gap::HostGap;
+use super::report::{Report, figure};
+use crate::Result;
+use crate::load::Load;
+use crate::roofline::{ModelCost, Precision};
 
 /// Tokens per KV block.
 const BLOCK_SIZE: u32 = 32;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::error::Result;
-use crate::programs::die_with_parent;
+use super::budget::Budget;
+use super::check::Check;
+use super::programs::die_with_parent;
+use crate::Result;
 
 const POLL: Duration = Duration::from_millis(50);
 /// How long a server may take to stop.

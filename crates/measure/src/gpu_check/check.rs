@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::gpu_limits::GpuLimits;
-use crate::options::Options;
+use super::gpu_limits::GpuLimits;
+use super::options::Options;
 
 /// What all stages share.
 pub struct Check {

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::check::Check;
-use crate::error::Result;
-use crate::report::{Report, figure};
+use super::check::Check;
+use super::report::{Report, figure};
+use crate::Result;
 
 /// The folder of the checkpoint that is measured; written if it is not there.
 pub fn folder(check: &Check, report: &mut Report) -> Result<PathBuf> {

@@ -8,7 +8,7 @@ use inflight_device::{
 use inflight_device_cuda::Cuda;
 use inflight_sampling::DeviceSampling;
 
-use crate::error::Result;
+use crate::Result;
 
 const BLOCK_SIZE: usize = 32;
 

@@ -4,11 +4,11 @@ use inflight_device::{
     AttentionParams, LatentHeads, LatentParams, LatentShape, Linear, Load, Ops, RopeTable, StepIo,
 };
 
-use crate::bench::{Bench, ROTATED_BYTES, Work, attention_params};
-use crate::error::Result;
-use crate::machine::{open, random_matrix};
-use crate::one_step::OneStep;
-use crate::report::Report;
+use super::bench::{Bench, ROTATED_BYTES, Work, attention_params};
+use super::machine::{open, random_matrix};
+use super::one_step::OneStep;
+use super::report::Report;
+use crate::Result;
 
 /// DeepSeek-V3's.
 const SHAPE: LatentShape = LatentShape {

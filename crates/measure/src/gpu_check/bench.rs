@@ -8,10 +8,10 @@ use inflight_device::{AttentionParams, HeadShape};
 use inflight_device_cuda::Cuda;
 use serde_json::json;
 
-use crate::check::Check;
-use crate::error::Result;
-use crate::machine::check_device;
-use crate::report::{Report, figure};
+use super::check::Check;
+use super::machine::check_device;
+use super::report::{Report, figure};
+use crate::Result;
 
 /// Bytes of weights that take turns: more than the cache of any GPU.
 pub const ROTATED_BYTES: usize = 512 << 20;

@@ -10,12 +10,12 @@ use inflight_device::{Device, Load, RankOps, RankRole, StepIo};
 use inflight_device_cuda::{Cuda, CudaOptions, num_gpus};
 use serde_json::{Value, json};
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::checked_sums::CheckedSums;
-use crate::error::Result;
-use crate::machine::best_of;
-use crate::report::{Report, figure};
+use super::budget::Budget;
+use super::check::Check;
+use super::checked_sums::CheckedSums;
+use super::machine::best_of;
+use super::report::{Report, figure};
+use crate::Result;
 
 /// How long a GPU waits for the others.
 const TIME_LIMIT: Duration = Duration::from_secs(60);

@@ -9,13 +9,13 @@ use std::time::Instant;
 use cudarc::driver::CudaContext;
 use serde_json::{Value, json};
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::checkpoint;
-use crate::error::Result;
-use crate::prompts::{Case, cases, prompt};
-use crate::report::{Report, figure};
-use crate::server::{Programs, Server, add_model, parameter};
+use super::budget::Budget;
+use super::check::Check;
+use super::checkpoint;
+use super::prompts::{Case, cases, prompt};
+use super::report::{Report, figure};
+use super::server::{Programs, Server, add_model, parameter};
+use crate::Result;
 
 const PROMPTS: [&str; 4] = [
     "Once upon a time",

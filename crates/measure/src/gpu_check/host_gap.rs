@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use inflight_engine::{Engine, EngineConfig, StepOutput};
 use inflight_machines::CudaRunner;
-use inflight_measure::load::Load;
 
-use crate::error::Result;
+use crate::Result;
+use crate::load::Load;
 
 /// Launches of a graph that are timed together.
 const NUM_REPEATS: u32 = 8;

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::error::Result;
-use crate::report::Report;
+use super::budget::Budget;
+use super::check::Check;
+use super::report::Report;
+use crate::Result;
 
 /// How often a program is asked whether it has ended.
 const POLL: Duration = Duration::from_millis(20);

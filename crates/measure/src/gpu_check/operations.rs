@@ -13,15 +13,15 @@ use inflight_device::{
 use inflight_runner::{ModelSource, ModelSpec};
 use inflight_sampling::{ChangeLists, DeviceSampling, Owner, SamplingInput, SamplingParams};
 
-use crate::bench::{Bench, ROTATED_BYTES, Work, attention_params};
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::checkpoint;
-use crate::error::Result;
-use crate::latent;
-use crate::machine::{open, random_matrix};
-use crate::one_step::OneStep;
-use crate::report::Report;
+use super::bench::{Bench, ROTATED_BYTES, Work, attention_params};
+use super::budget::Budget;
+use super::check::Check;
+use super::checkpoint;
+use super::latent;
+use super::machine::{open, random_matrix};
+use super::one_step::OneStep;
+use super::report::Report;
+use crate::Result;
 
 /// Measures the operations of the model.
 pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {

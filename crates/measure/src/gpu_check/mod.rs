@@ -25,7 +25,6 @@ mod budget;
 mod check;
 mod checked_sums;
 mod checkpoint;
-mod error;
 mod gpu_limits;
 mod host_gap;
 mod latent;
@@ -42,33 +41,22 @@ mod serving;
 mod stage;
 mod steps;
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use crate::Result;
+use budget::Budget;
+use check::Check;
+pub use options::Options;
+use report::Report;
+use stage::Stage;
 
-use crate::budget::Budget;
-use crate::check::Check;
-use crate::error::Result;
-use crate::options::Options;
-use crate::report::Report;
-use crate::stage::Stage;
-
-fn main() -> ExitCode {
-    let options = Options::parse();
+/// Runs all stages; returns whether none has failed. Starts the program again where the linker does not find cuBLASLt
+/// or NCCL.
+///
+/// # Errors
+/// The report cannot be written.
+pub fn run(mut options: Options) -> Result<bool> {
     libraries::find();
-    match run(options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Runs all stages; returns whether none has failed.
-fn run(mut options: Options) -> Result<bool> {
     if options.quick {
         options.shape = "tiny".to_owned();
     }

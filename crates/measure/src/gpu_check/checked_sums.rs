@@ -15,8 +15,8 @@ use inflight_device::{
 use inflight_device_cuda::{Cuda, CudaRanks};
 use inflight_numbers::{Dtype, RawMatrix, Stacking};
 
-use crate::error::Result;
-use crate::one_step::OneStep;
+use super::one_step::OneStep;
+use crate::Result;
 
 /// Rows that differ.
 const NUM_TOKENS: usize = 13;

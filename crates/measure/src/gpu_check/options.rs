@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::stage::Stage;
+use super::stage::Stage;
 
 /// Checks and measures this library on a GPU.
 #[derive(Parser, Clone, Debug)]

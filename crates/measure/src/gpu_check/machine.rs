@@ -10,10 +10,10 @@ use inflight_device_cuda::{Cuda, CudaOptions, has_kernels, num_gpus};
 use inflight_numbers::{Dtype, RawMatrix, Stacking};
 use serde_json::json;
 
-use crate::check::Check;
-use crate::error::Result;
-use crate::gpu_limits::GpuLimits;
-use crate::report::{Report, figure};
+use super::check::Check;
+use super::gpu_limits::GpuLimits;
+use super::report::{Report, figure};
+use crate::Result;
 
 /// Measures the GPU.
 pub fn run(check: &mut Check, report: &mut Report) -> Result<()> {

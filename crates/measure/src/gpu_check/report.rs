@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::Result;
+use crate::Result;
 
 /// The name of the JSON file.
 const JSON: &str = "gpu-check.json";
