@@ -15,10 +15,20 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Rounds to four significant digits: more than such a figure has.
+/// Rounds to four significant digits, and to whole numbers above 1000.
 pub fn round(value: f64) -> Value {
     let digits = 3 - value.abs().log10().floor().clamp(-3.0, 3.0) as i32;
     let factor = 10.0_f64.powi(digits.max(0));
+    json!((value * factor).round() / factor)
+}
+
+/// Rounds to four significant digits.
+pub fn four_digits(value: f64) -> Value {
+    if value == 0.0 || !value.is_finite() {
+        return json!(value);
+    }
+    let digits = 3 - value.abs().log10().floor() as i32;
+    let factor = 10.0_f64.powi(digits);
     json!((value * factor).round() / factor)
 }
 
@@ -34,9 +44,16 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_four_digits() {
+    fn large_figures_are_whole_numbers() {
         let rounded = [1234.56, 12.3456, 0.71828, 0.0123456, 123_456.7, 0.0].map(round);
         let expected = [1235.0, 12.35, 0.7183, 0.01235, 123_457.0, 0.0].map(|value| json!(value));
+        assert_eq!(rounded, expected);
+    }
+
+    #[test]
+    fn large_figures_have_four_digits_too() {
+        let rounded = [0.0, 0.123_456, 1.0, 98765.4].map(four_digits);
+        let expected = [0.0, 0.1235, 1.0, 98770.0].map(|value| json!(value));
         assert_eq!(rounded, expected);
     }
 }

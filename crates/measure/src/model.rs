@@ -76,49 +76,23 @@ impl Options {
             simd: self.instructions,
             ..CpuOptions::default()
         };
-        let config = self.engine_config(loads)?;
+        let config = engine_config(loads, self.max_num_tokens)?;
         let limits = RunnerLimits {
             kv_dtype: self.kv_cache_dtype,
             weights: self.precision.rounding(),
             ..RunnerLimits::of(&config)
         };
-        let spec = source.spec();
-        let block_bytes =
-            <CpuRunner>::kv_bytes_per_block(spec, config.block_size, self.kv_cache_dtype);
-        let positions = config.block_size.tokens().index();
         Ok(Model {
             runner: CpuRunner::with_probe(source, limits, &options, probe)?,
-            cost: ModelCost::of(spec, self.precision, block_bytes as f64 / positions as f64),
+            cost: ModelCost::of::<Cpu>(
+                source.spec(),
+                self.precision,
+                config.block_size,
+                self.kv_cache_dtype,
+            ),
             config,
             options,
         })
-    }
-
-    /// The configuration of an engine for each of `loads`.
-    ///
-    /// # Errors
-    /// If none can serve them.
-    pub fn engine_config(&self, loads: &[Load]) -> Result<EngineConfig> {
-        let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
-        let max_num_requests = loads.iter().map(|load| load.concurrency).max().unwrap_or(1);
-        let longest = loads.iter().map(Load::num_tokens).max();
-        let num_blocks = loads
-            .iter()
-            .map(|load| load.num_tokens().blocks_ceil(block_size).0 * load.concurrency)
-            .max();
-        let config = EngineConfig {
-            max_num_requests,
-            max_seq_len: longest.unwrap_or_default(),
-            max_num_tokens: Tokens(self.max_num_tokens),
-            block_size,
-            chunk_unit: block_size,
-            num_blocks: Blocks(num_blocks.unwrap_or_default()),
-            // Prompts with a common prefix are computed in full.
-            reuse: BlockReuse::Off,
-            ..EngineConfig::default()
-        };
-        config.check()?;
-        Ok(config)
     }
 }
 
@@ -131,4 +105,31 @@ impl<P> Model<P> {
         let cpu = Cpu::new(&self.options)?;
         Ok((cpu.num_threads(), cpu.simd()))
     }
+}
+
+/// The configuration of an engine for each of `loads`, with a token budget.
+///
+/// # Errors
+/// If none can serve them.
+pub fn engine_config(loads: &[Load], max_num_tokens: u32) -> Result<EngineConfig> {
+    let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
+    let max_num_requests = loads.iter().map(|load| load.concurrency).max().unwrap_or(1);
+    let longest = loads.iter().map(Load::num_tokens).max();
+    let num_blocks = loads
+        .iter()
+        .map(|load| load.num_tokens().blocks_ceil(block_size).0 * load.concurrency)
+        .max();
+    let config = EngineConfig {
+        max_num_requests,
+        max_seq_len: longest.unwrap_or_default(),
+        max_num_tokens: Tokens(max_num_tokens),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(num_blocks.unwrap_or_default()),
+        // Prompts with a common prefix are computed in full.
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    };
+    config.check()?;
+    Ok(config)
 }

@@ -91,7 +91,7 @@ fn compare(options: &Options) -> Result<String> {
             output: options.output,
         })
         .collect();
-    let config = options.model.engine_config(&loads)?;
+    let config = model::engine_config(&loads, options.model.max_num_tokens)?;
     let limits = RunnerLimits {
         kv_dtype: options.model.kv_cache_dtype,
         ..RunnerLimits::of(&config)

@@ -7,8 +7,10 @@
 use std::fmt;
 
 use clap::ValueEnum;
+use inflight_base::BlockSize;
+use inflight_device::{Device, KvDtype};
 use inflight_numbers::CodeBits;
-use inflight_runner::{ModelSpec, WeightPrecision};
+use inflight_runner::{ModelRunner, ModelSpec, WeightPrecision};
 use serde::Serialize;
 
 use crate::limits::MachineLimits;
@@ -84,8 +86,14 @@ pub struct ModelCost {
 }
 
 impl ModelCost {
-    /// The cost of a model whose keys and values take `kv_bytes_per_token` per token, over all layers.
-    pub fn of(spec: &ModelSpec, precision: Precision, kv_bytes_per_token: f64) -> Self {
+    /// The cost of a model on a device, whose keys and values are stored in blocks.
+    pub fn of<D: Device>(
+        spec: &ModelSpec,
+        precision: Precision,
+        block_size: BlockSize,
+        kv_dtype: KvDtype,
+    ) -> Self {
+        let block_bytes = <ModelRunner<D>>::kv_bytes_per_block(spec, block_size, kv_dtype);
         let all = spec.num_layer_weights() as f64;
         let chosen_share = spec.mixture().map_or(1.0, |mixture| {
             mixture.routing.num_chosen as f64 / mixture.routing.num_experts as f64
@@ -101,7 +109,7 @@ impl ModelCost {
             expert_weights,
             chosen_share,
             lm_head_weights: spec.num_output_weights() as f64,
-            kv_bytes_per_token,
+            kv_bytes_per_token: block_bytes as f64 / block_size.tokens().index() as f64,
             attention_operations: 4.0 * spec.q_width() as f64,
             windows: spec
                 .windows()

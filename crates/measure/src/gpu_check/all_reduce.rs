@@ -14,8 +14,9 @@ use super::budget::Budget;
 use super::check::Check;
 use super::checked_sums::CheckedSums;
 use super::machine::best_of;
-use super::report::{Report, figure};
+use super::report::Report;
 use crate::Result;
+use crate::figures::four_digits;
 
 /// How long a GPU waits for the others.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -34,7 +35,7 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
     let bytes_per_s = copy_bytes_per_s(is_quick)?;
     report.figures(
         "copy from GPU 0 to GPU 1",
-        json!({ "gb_per_s": figure(bytes_per_s / 1e9) }),
+        json!({ "gb_per_s": four_digits(bytes_per_s / 1e9) }),
     )?;
     let counts = (1..).map(|doublings| 1 << doublings);
     for num_ranks in counts.take_while(|&n| n <= num_gpus.min(MAX_RANKS)) {
@@ -201,10 +202,10 @@ impl Sums {
             false => 2.0 * (n - 1.0) / n * num_bytes,
         };
         json!({
-            "us": figure(1e6 * sum.seconds),
-            "launch_us": figure(1e6 * sum.launch_seconds),
-            "bus_gb_per_s": figure(sent / sum.seconds / 1e9),
-            "share_of_copy": figure(sent / sum.seconds / copy_bytes_per_s),
+            "us": four_digits(1e6 * sum.seconds),
+            "launch_us": four_digits(1e6 * sum.launch_seconds),
+            "bus_gb_per_s": four_digits(sent / sum.seconds / 1e9),
+            "share_of_copy": four_digits(sent / sum.seconds / copy_bytes_per_s),
         })
     }
 }

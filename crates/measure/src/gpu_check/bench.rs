@@ -10,8 +10,9 @@ use serde_json::json;
 
 use super::check::Check;
 use super::machine::check_device;
-use super::report::{Report, figure};
+use super::report::Report;
 use crate::Result;
+use crate::figures::four_digits;
 
 /// Bytes of weights that take turns: more than the cache of any GPU.
 pub const ROTATED_BYTES: usize = 512 << 20;
@@ -63,15 +64,15 @@ impl Bench<'_> {
         check_device(device)?;
         let (bytes, operations) = (work.num_bytes as f64, work.num_operations as f64);
         let mut figures = json!({
-            "us": figure(1e6 * seconds),
+            "us": four_digits(1e6 * seconds),
             // Where it is as long as the call, the host is what takes the time.
-            "launch_us": figure(1e6 * queued.as_secs_f64() / self.num_calls as f64),
-            "gb_per_s": figure(bytes / seconds / 1e9),
-            "tflop_per_s": figure(operations / seconds / 1e12),
+            "launch_us": four_digits(1e6 * queued.as_secs_f64() / self.num_calls as f64),
+            "gb_per_s": four_digits(bytes / seconds / 1e9),
+            "tflop_per_s": four_digits(operations / seconds / 1e12),
         });
         if let Some(limits) = self.check.limits {
-            let bound = limits.roofline().seconds(bytes, operations, limits.flops);
-            figures["share_of_limit"] = figure(bound / seconds);
+            let bound = limits.seconds(bytes, operations, limits.bf16_flops);
+            figures["share_of_limit"] = four_digits(bound / seconds);
         }
         report.figures(&format!("{name}, {}", work.rows), figures)
     }

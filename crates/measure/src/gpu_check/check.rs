@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::gpu_limits::GpuLimits;
 use super::options::Options;
+use crate::limits::MachineLimits;
 
 /// What all stages share.
 pub struct Check {
@@ -12,5 +12,5 @@ pub struct Check {
     /// The bundle's folder.
     pub bundle: PathBuf,
     /// What the GPU was measured to do; there after the first stage.
-    pub limits: Option<GpuLimits>,
+    pub limits: Option<MachineLimits>,
 }

@@ -6,8 +6,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::check::Check;
-use super::report::{Report, figure};
+use super::report::Report;
 use crate::Result;
+use crate::figures::four_digits;
 
 /// The folder of the checkpoint that is measured; written if it is not there.
 pub fn folder(check: &Check, report: &mut Report) -> Result<PathBuf> {
@@ -20,7 +21,7 @@ pub fn folder(check: &Check, report: &mut Report) -> Result<PathBuf> {
         let seconds = start.elapsed().as_secs_f64();
         report.figures(
             &format!("checkpoint {shape}"),
-            json!({ "bytes": num_bytes, "seconds": figure(seconds) }),
+            json!({ "bytes": num_bytes, "seconds": four_digits(seconds) }),
         )?;
     }
     Ok(folder)

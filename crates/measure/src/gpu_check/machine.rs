@@ -11,9 +11,10 @@ use inflight_numbers::{Dtype, RawMatrix, Stacking};
 use serde_json::json;
 
 use super::check::Check;
-use super::gpu_limits::GpuLimits;
-use super::report::{Report, figure};
+use super::report::Report;
 use crate::Result;
+use crate::figures::four_digits;
+use crate::limits::MachineLimits;
 
 /// Measures the GPU.
 pub fn run(check: &mut Check, report: &mut Report) -> Result<()> {
@@ -42,14 +43,20 @@ pub fn run(check: &mut Check, report: &mut Report) -> Result<()> {
     let bytes_per_s = copy_bytes_per_s(&context, check.options.quick)?;
     report.figures(
         "copy on the GPU",
-        json!({ "gb_per_s": figure(bytes_per_s / 1e9) }),
+        json!({ "gb_per_s": four_digits(bytes_per_s / 1e9) }),
     )?;
     let flops = product_flops(gpu, &context, check.options.quick)?;
     report.figures(
         "bf16 product",
-        json!({ "tflop_per_s": figure(flops / 1e12) }),
+        json!({ "tflop_per_s": four_digits(flops / 1e12) }),
     )?;
-    check.limits = Some(GpuLimits { bytes_per_s, flops });
+    check.limits = Some(MachineLimits {
+        read_bytes_per_s: bytes_per_s,
+        // Steps and operations are measured in bf16 alone.
+        f32_flops: flops,
+        bf16_flops: flops,
+        int8_ops: flops,
+    });
     Ok(())
 }
 

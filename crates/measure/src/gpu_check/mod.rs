@@ -7,7 +7,7 @@
 //! budget.rs       the time that is left
 //! libraries.rs    where cuBLASLt and NCCL are
 //! programs.rs     test programs of the bundle: kernels against their references, whole models against the CPU
-//! machine.rs gpu_limits.rs    the GPU, and what it can do
+//! machine.rs      the GPU, and what it can do
 //! checkpoint.rs   the model that is measured
 //! operations.rs one_step.rs    the time of each operation of a layer, in a step of its own
 //! all_reduce.rs checked_sums.rs    sums over several GPUs, and whether they are right
@@ -25,7 +25,6 @@ mod budget;
 mod check;
 mod checked_sums;
 mod checkpoint;
-mod gpu_limits;
 mod host_gap;
 mod latent;
 mod libraries;

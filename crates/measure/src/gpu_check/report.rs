@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use crate::Result;
+use crate::figures::four_digits;
 
 /// The name of the JSON file.
 const JSON: &str = "gpu-check.json";
@@ -146,7 +147,7 @@ impl Report {
     fn write(&self) -> Result<()> {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
         let times = self.times.iter().map(|(stage, time)| {
-            let seconds = figure(time.as_secs_f64());
+            let seconds = four_digits(time.as_secs_f64());
             json!({ "stage": stage, "seconds": seconds })
         });
         let times: Vec<Value> = times.collect();
@@ -164,7 +165,8 @@ impl Report {
 
 impl Row {
     fn json(&self) -> Value {
-        let mut row = json!({ "stage": self.stage, "name": self.name, "at_s": figure(self.at_s) });
+        let mut row =
+            json!({ "stage": self.stage, "name": self.name, "at_s": four_digits(self.at_s) });
         match &self.outcome {
             Outcome::Figures(figures) => row["figures"] = Value::Object(figures.clone()),
             Outcome::Passed(text) => row["passed"] = json!(text),
@@ -173,16 +175,6 @@ impl Row {
         }
         row
     }
-}
-
-/// A number with four significant digits.
-pub fn figure(number: f64) -> Value {
-    if number == 0.0 || !number.is_finite() {
-        return json!(number);
-    }
-    let digits = 3 - number.abs().log10().floor() as i32;
-    let scale = 10_f64.powi(digits);
-    json!((number * scale).round() / scale)
 }
 
 #[cfg(test)]
@@ -196,7 +188,7 @@ mod tests {
         let mut report = Report::new(&folder).expect("written");
         report.begin("machine");
         report
-            .figures("copy", json!({"gb_per_s": figure(4312.34)}))
+            .figures("copy", json!({"gb_per_s": four_digits(4312.34)}))
             .expect("written");
         assert!(report.has_succeeded());
         report.begin("kernels");
@@ -218,14 +210,5 @@ mod tests {
         assert!(table.contains("FAILED: wrong") && table.contains("gb_per_s 4312"));
         assert!(table.ends_with("2.5 s\n"), "{table}");
         fs::remove_dir_all(folder).expect("there");
-    }
-
-    #[test]
-    fn figures_have_four_digits() {
-        let figures = [0.0, 0.123_456, 1.0, 98765.4].map(figure);
-        assert_eq!(
-            figures,
-            [0.0, 0.1235, 1.0, 98770.0].map(|number| json!(number))
-        );
     }
 }

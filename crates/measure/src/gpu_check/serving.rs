@@ -13,9 +13,10 @@ use super::budget::Budget;
 use super::check::Check;
 use super::checkpoint;
 use super::prompts::{Case, cases, prompt};
-use super::report::{Report, figure};
+use super::report::Report;
 use super::server::{Programs, Server, add_model, parameter};
 use crate::Result;
+use crate::figures::four_digits;
 
 const PROMPTS: [&str; 4] = [
     "Once upon a time",
@@ -109,7 +110,7 @@ fn measure(
     let server = Server::start(&programs, &repository, budget)?;
     report.figures(
         "load",
-        json!({ "seconds": figure(start.elapsed().as_secs_f64()) }),
+        json!({ "seconds": four_digits(start.elapsed().as_secs_f64()) }),
     )?;
     let mut num_sent = 0;
     for (index, case) in cases.iter().enumerate() {
@@ -192,10 +193,10 @@ fn load(server: &Server, case: &Case, num_sent: usize, budget: &Budget) -> Resul
         return Err(format!("{} requests failed: {error}", errors.len()).into());
     }
     Ok(json!({
-        "tokens_per_s": figure(num_tokens as f64 / seconds),
+        "tokens_per_s": four_digits(num_tokens as f64 / seconds),
         "tokens": num_tokens,
         "requests_ended": num_ended,
-        "seconds": figure(seconds),
+        "seconds": four_digits(seconds),
         "cut_off": is_late,
     }))
 }

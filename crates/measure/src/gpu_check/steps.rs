@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use inflight_base::{BlockSize, Blocks, Tokens};
 use inflight_device::KvDtype;
 use inflight_device_cuda::{Cuda, CudaOptions};
-use inflight_engine::{BlockReuse, EngineConfig};
+use inflight_engine::EngineConfig;
 use inflight_machines::CudaRunner;
 use inflight_runner::{ModelRunner, ModelSource, RunnerLimits};
 use serde_json::{Value, json};
@@ -14,13 +13,12 @@ use super::budget::Budget;
 use super::check::Check;
 use super::checkpoint;
 use super::host_gap::HostGap;
-use super::report::{Report, figure};
+use super::report::Report;
 use crate::Result;
+use crate::figures::four_digits;
 use crate::load::Load;
+use crate::model;
 use crate::roofline::{ModelCost, Precision};
-
-/// Tokens per KV block.
-const BLOCK_SIZE: u32 = 32;
 
 /// Measures steps of the model.
 pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
@@ -46,8 +44,8 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
         .copied()
         .collect();
     let (mut runner, config) = open(check, &source, &all, report)?;
-    let cost = cost(&source, &config);
-    let limits = check.limits.map(|limits| limits.roofline());
+    let block_size = config.block_size;
+    let cost = ModelCost::of::<Cuda>(source.spec(), Precision::Bf16, block_size, KvDtype::Bf16);
     for load in generation.iter().chain([&long]) {
         if budget.is_over() {
             return report.skipped("no time is left");
@@ -58,12 +56,12 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
             continue;
         };
         let mut figures = json!({
-            "step_ms": figure(1e3 * f64::from(load.concurrency) / tokens_per_s),
-            "tokens_per_s": figure(tokens_per_s),
+            "step_ms": four_digits(1e3 * f64::from(load.concurrency) / tokens_per_s),
+            "tokens_per_s": four_digits(tokens_per_s),
         });
-        if let Some(limits) = limits {
-            let bound = cost.generation_tokens_per_s(load, &limits);
-            figures["roofline_share"] = figure(tokens_per_s / bound);
+        if let Some(limits) = &check.limits {
+            let bound = cost.generation_tokens_per_s(load, limits);
+            figures["roofline_share"] = four_digits(tokens_per_s / bound);
         }
         report.figures(&name(load), figures)?;
     }
@@ -85,10 +83,10 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
         // The first one chooses algorithms for its shapes.
         load.run(&mut runner, &config)?;
         let outcome = load.run(&mut runner, &config)?;
-        let mut figures = json!({ "first_token_ms": figure(1e3 * outcome.mean_ttft()) });
-        if let Some(limits) = limits {
-            let bound = cost.prompt_tokens_per_s(load.input, &limits);
-            figures["roofline_share"] = figure(outcome.prompt_tokens_per_s() / bound);
+        let mut figures = json!({ "first_token_ms": four_digits(1e3 * outcome.mean_ttft()) });
+        if let Some(limits) = &check.limits {
+            let bound = cost.prompt_tokens_per_s(load.input, limits);
+            figures["roofline_share"] = four_digits(outcome.prompt_tokens_per_s() / bound);
         }
         report.figures(&format!("prompt of {}", load.input), figures)?;
     }
@@ -106,9 +104,9 @@ fn gap_load(concurrency: u32, is_quick: bool) -> Load {
 
 fn gap_figures(gap: &HostGap) -> Value {
     json!({
-        "host_gap_us": figure(gap.us()),
-        "step_ms": figure(1e3 * gap.step.as_secs_f64()),
-        "graph_ms": figure(1e3 * gap.graph.as_secs_f64()),
+        "host_gap_us": four_digits(gap.us()),
+        "step_ms": four_digits(1e3 * gap.step.as_secs_f64()),
+        "graph_ms": four_digits(1e3 * gap.graph.as_secs_f64()),
     })
 }
 
@@ -119,42 +117,17 @@ fn open(
     report: &mut Report,
 ) -> Result<(CudaRunner, EngineConfig)> {
     let start = Instant::now();
-    let config = engine_config(loads)?;
+    // A prompt is one step.
+    let longest = loads.iter().map(|load| load.input).max();
+    let config = model::engine_config(loads, longest.unwrap_or(1))?;
     let options = CudaOptions {
         gpu: check.options.gpu,
         ..CudaOptions::default()
     };
     let runner = ModelRunner::<Cuda>::new(source, RunnerLimits::of(&config), &options)?;
     let seconds = start.elapsed().as_secs_f64();
-    report.figures("load", json!({ "seconds": figure(seconds) }))?;
+    report.figures("load", json!({ "seconds": four_digits(seconds) }))?;
     Ok((runner, config))
-}
-
-fn engine_config(loads: &[Load]) -> Result<EngineConfig> {
-    let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
-    let num_blocks = |load: &Load| load.num_tokens().blocks_ceil(block_size).0 * load.concurrency;
-    let longest = loads.iter().map(Load::num_tokens).max();
-    let config = EngineConfig {
-        max_num_requests: loads.iter().map(|load| load.concurrency).max().unwrap_or(1),
-        max_seq_len: longest.unwrap_or_default(),
-        // A prompt is one step.
-        max_num_tokens: Tokens(loads.iter().map(|load| load.input).max().unwrap_or(1)),
-        block_size,
-        chunk_unit: block_size,
-        num_blocks: Blocks(loads.iter().map(num_blocks).max().unwrap_or_default()),
-        // Prompts with a common prefix are computed in full.
-        reuse: BlockReuse::Off,
-        ..EngineConfig::default()
-    };
-    config.check()?;
-    Ok(config)
-}
-
-fn cost(source: &ModelSource, config: &EngineConfig) -> ModelCost {
-    let spec = source.spec();
-    let block_bytes = <CudaRunner>::kv_bytes_per_block(spec, config.block_size, KvDtype::Bf16);
-    let positions = config.block_size.tokens().index();
-    ModelCost::of(spec, Precision::Bf16, block_bytes as f64 / positions as f64)
 }
 
 const fn load(concurrency: u32, input: u32, output: u32) -> Load {
