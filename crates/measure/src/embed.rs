@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::Result;
 use crate::figures::{median, round};
-use crate::load::Load;
+use crate::load::{Load, step};
 use crate::model;
 
 /// The command's arguments.
@@ -152,13 +152,10 @@ fn embed(runner: &mut CpuRunner, config: &EngineConfig, prompts: &[Vec<TokenId>]
     }
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     while !engine.is_idle() {
-        let step = engine.schedule();
-        output.clear();
-        for plan in step.plans() {
-            runner.run(plan, &mut output)?;
-        }
         events.clear();
-        engine.apply(step, &mut output, &mut events);
+        step(&mut engine, &mut output, &mut events, |plan, output| {
+            runner.run(plan, output)
+        })?;
     }
     Ok(started.elapsed().as_secs_f64())
 }

@@ -1,4 +1,4 @@
-//! Requests that start together, and the arrival times of their tokens.
+//! Requests that start together, the steps that serve them, and the arrival times of their tokens.
 
 use std::time::{Duration, Instant};
 
@@ -140,12 +140,7 @@ impl Load {
         let mut events = Vec::new();
         let start = Instant::now();
         while !engine.is_idle() {
-            let step = engine.schedule();
-            output.clear();
-            for plan in step.plans() {
-                run(plan, &mut output)?;
-            }
-            engine.apply(step, &mut output, &mut events);
+            step(&mut engine, &mut output, &mut events, &mut run)?;
             note(&mut moments, start.elapsed(), &mut events);
         }
         self.outcome(moments)
@@ -206,6 +201,25 @@ impl Outcome {
     fn first(&self) -> impl Iterator<Item = &Duration> {
         self.moments.iter().filter_map(|moments| moments.first())
     }
+}
+
+/// Runs a step of an engine, whose model calls `run` computes into `output`; appends what happens to `events`.
+///
+/// # Errors
+/// If `run` fails.
+pub fn step(
+    engine: &mut Engine,
+    output: &mut StepOutput,
+    events: &mut Vec<Event>,
+    mut run: impl FnMut(StepPlan<'_>, &mut StepOutput) -> std::result::Result<(), StepError>,
+) -> std::result::Result<(), StepError> {
+    let step = engine.schedule();
+    output.clear();
+    for plan in step.plans() {
+        run(plan, output)?;
+    }
+    engine.apply(step, output, events);
+    Ok(())
 }
 
 /// Notes the time of each token.

@@ -4,16 +4,15 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use inflight_base::{BlockSize, SequenceId, TokenId, Tokens};
+use inflight_base::{SequenceId, TokenId, Tokens};
 use inflight_device_cpu::CpuOptions;
-use inflight_engine::{
-    BlockReuse, Engine, EngineConfig, Event, NewRequest, OutputOptions, StepOutput,
-};
+use inflight_engine::{Engine, EngineConfig, Event, NewRequest, OutputOptions, StepOutput};
 use inflight_runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
 use inflight_text::Tokenizer;
 
 use crate::Result;
-use crate::model::BLOCK_SIZE;
+use crate::load::{Load, step};
+use crate::model::engine_config;
 
 /// Pieces of a text, of equal length; each is read on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,20 +93,13 @@ impl Reader {
         piece_len: usize,
         num_threads: Option<NonZeroUsize>,
     ) -> Result<Self> {
-        let block_size = BlockSize::new(BLOCK_SIZE).ok_or("the block size is zero")?;
         // One token is sampled after the piece.
-        let max_seq_len = Tokens(piece_len as u32 + 1);
-        let config = EngineConfig {
-            max_num_requests: 1,
-            max_seq_len,
-            max_num_tokens: max_seq_len,
-            block_size,
-            chunk_unit: block_size,
-            num_blocks: max_seq_len.blocks_ceil(block_size),
-            reuse: BlockReuse::Off,
-            ..EngineConfig::default()
+        let load = Load {
+            concurrency: 1,
+            input: piece_len as u32,
+            output: 1,
         };
-        config.check()?;
+        let config = engine_config(&[load], load.num_tokens().0)?;
         let limits = RunnerLimits {
             weights,
             ..RunnerLimits::of(&config)
@@ -145,12 +137,9 @@ impl Reader {
         let mut output = StepOutput::default();
         let mut events = Vec::new();
         while !engine.is_idle() {
-            let step = engine.schedule();
-            output.clear();
-            for plan in step.plans() {
-                self.runner.run(plan, &mut output)?;
-            }
-            engine.apply(step, &mut output, &mut events);
+            step(&mut engine, &mut output, &mut events, |plan, output| {
+                self.runner.run(plan, output)
+            })?;
             for event in events.drain(..) {
                 if let Event::ExtraOutputs(_, extra_outputs) = event {
                     logits.extend(extra_outputs.context_logits);

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use inflight_engine::{Engine, EngineConfig, StepOutput};
+use inflight_engine::{EngineConfig, StepOutput};
 use inflight_machines::CudaRunner;
 
 use crate::Result;
-use crate::load::Load;
+use crate::load::{Load, step};
 
 /// Launches of a graph that are timed together.
 const NUM_REPEATS: u32 = 8;
@@ -38,7 +38,9 @@ impl HostGap {
         let mut is_recorded = false;
         while !engine.is_idle() {
             let start = Instant::now();
-            step(&mut engine, runner, &mut output)?;
+            step(&mut engine, &mut output, &mut Vec::new(), |plan, output| {
+                runner.run(plan, output)
+            })?;
             let period = start.elapsed();
             let start = Instant::now();
             let has_graph = runner.device().repeat_step(NUM_REPEATS)?;
@@ -59,14 +61,4 @@ impl HostGap {
     pub fn us(&self) -> f64 {
         1e6 * (self.step.as_secs_f64() - self.graph.as_secs_f64())
     }
-}
-
-fn step(engine: &mut Engine, runner: &mut CudaRunner, output: &mut StepOutput) -> Result<()> {
-    let step = engine.schedule();
-    output.clear();
-    for plan in step.plans() {
-        runner.run(plan, output)?;
-    }
-    engine.apply(step, output, &mut Vec::new());
-    Ok(())
 }
