@@ -53,30 +53,19 @@
  * SEVERAL RANKS
  *
  * With tensor_parallel_size or pipeline_parallel_size above 1, as many processes as their product compute the model together,
- * each with its part of the weights and of the KV cache. docs/src/ranks.md says when answers have the bits of one process.
- *
- * "rank_inputs": "rank_0", the default: requests are given to rank 0 alone, which schedules, samples, and sends the others what they
- * need of each step; responses and statistics come from rank 0.
- *
- * "rank_inputs": "all_ranks", not for an executor: the application runs on every rank, as one of TensorRT-LLM's Batch Manager does.
- * Each rank schedules and samples for itself. Its callbacks are called in the same order as those of the others, and all
- * get the same responses and records. get_requests has to add the same requests in the same call, and to return nonzero in the same
- * call; poll_stop_signals has to name the same requests. Each step compares the requests and stop signals that were given since the
- * one before. A difference ends all requests with an error that names the first request of which it knows. So does a call in which
- * one rank gets requests and another one none, while some are active. All ranks have the same options. End the managers by
- * inflight_batch_manager_join, or call inflight_batch_manager_destroy on all ranks when no request is active.
+ * each with its part of the weights and of the KV cache. Requests are given to rank 0 alone, which schedules, samples, and sends
+ * the others what they need of each step; responses and statistics come from rank 0. docs/src/ranks.md says when answers have the
+ * bits of one process.
  *
  * "rank_transport": "processes", the default: the application is rank 0, and creating the manager starts the others on this
  * host from the program `rank_program`. They end with the manager, and with the application, however that ends. By default it
  * is `inflight-rank` beside the application, or beside the shared library that has this archive. It can be that of the backend,
  * wherever it lies, with libtriton_inflight.so of the same build beside it, or any program that is linked with this archive and
- * calls inflight_rank_main: the application itself, too. With "all_ranks" it is the application, by default this very program: it is
- * called with an argument "rank=N" before those of rank 0, and creates the same manager; standard input is its connection with
- * rank 0. Such a process has one manager.
+ * calls inflight_rank_main: the application itself, too.
  *
  * "rank_transport": "mpi": the ranks are the processes that mpirun has started, and each of them creates the same manager or
- * executor; or those of other ranks than 0 are `inflight-rank --mpi`. Unless the requests are given to all ranks, this holds on
- * another rank than 0: creating it returns as soon as all processes have come, no callback is called, and inflight_executor_can_enqueue is 0. Joining, shutting down and destroying
+ * executor; or those of other ranks than 0 are `inflight-rank --mpi`. On another rank than 0, creating it returns as soon as
+ * all processes have come, no callback is called, and inflight_executor_can_enqueue is 0. Joining, shutting down and destroying
  * it wait until rank 0 has ended its own; the result is nonzero if this rank has failed, or if rank 0 has ended without one. There
  * is one such manager at a time, created in the same order on all ranks. In the end, each process calls inflight_leave_mpi.
  *     MPI is used through the plug-in `mpi_library`, which `cargo xtask mpi` builds; by default it is libinflight_mpi.so at the
@@ -181,7 +170,7 @@ typedef struct inflight_batch_manager inflight_batch_manager;
  *      "max_num_tokens": 512, "max_seq_len": 2048, "max_tokens_in_paged_kv_cache": 16384, "tokens_per_block": 32,
  *      "enable_kv_cache_reuse": true, "enable_chunked_context": true, "enable_trt_overlap": false,
  *      "speculation": "none", "max_draft_tokens": 4, "enable_adaptive_drafts": true, "num_threads": 4,
- *      "deterministic": false, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank_transport": "processes", "rank_inputs": "rank_0",
+ *      "deterministic": false, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank_transport": "processes",
  *      "rank_timeout_seconds": 30, "rank_load_timeout_seconds": 600,
  *      "rank_program": "inflight-rank", "mpi_library": "libinflight_mpi.so"}
  *

@@ -8,9 +8,7 @@
  * It computes on several ranks, too: of processes that are this program again, and of those of mpirun.
  *
  *     embed '{..., "tensor_parallel_size": 2, "rank_program": "./embed"}' ...
- *     mpirun -n 2 embed '{..., "tensor_parallel_size": 2, "rank_transport": "mpi"}' ...
- *
- * With "rank_inputs": "all_ranks" each rank gives its manager all prompts and gets all answers, and rank 0 prints them. */
+ *     mpirun -n 2 embed '{..., "tensor_parallel_size": 2, "rank_transport": "mpi"}' ... */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -22,7 +20,6 @@
 enum { MAX_PROMPT = 256 };
 
 struct application {
-  int is_rank_0;
   char **prompts;
   int num_prompts;
   int num_sent;
@@ -75,10 +72,7 @@ static const inflight_tensor *find(const inflight_tensor *tensors, uint64_t num_
 
 static void send_response(void *context, uint64_t request_id, const inflight_tensor *tensors, uint64_t num_tensors,
                           int32_t is_final, const char *error) {
-  const struct application *application = context;
-  if (!application->is_rank_0) {
-    return;
-  }
+  (void)context;
   printf("%llu:", (unsigned long long)request_id);
   if (error[0] != 0) {
     printf(" error: %s", error);
@@ -108,25 +102,16 @@ static void return_stats(void *context, const char *json) {
 }
 
 int main(int argc, char **argv) {
-  const char *of_mpirun = getenv("OMPI_COMM_WORLD_RANK");
-  int is_rank_0 = of_mpirun == NULL || strcmp(of_mpirun, "0") == 0;
-  if (argc > 1 && strncmp(argv[1], "rank=", 5) == 0) {
-    /* Rank 0, which is this program too, has started it: with its own arguments, if all ranks get the prompts. */
-    if (argc == 2) {
-      return inflight_rank_main();
-    }
-    is_rank_0 = 0;
-    argc--;
-    argv++;
+  if (argc == 2 && strncmp(argv[1], "rank=", 5) == 0) {
+    /* Rank 0, which is this program too, has started it. */
+    return inflight_rank_main();
   }
   if (argc < 4) {
     fprintf(stderr, "usage: embed OPTIONS NUM_NEW_TOKENS PROMPT ...\n");
     return 2;
   }
-  struct application application = {.is_rank_0 = is_rank_0,
-                                    .prompts = argv + 3,
-                                    .num_prompts = argc - 3,
-                                    .num_new_tokens = (int32_t)atoi(argv[2])};
+  struct application application = {
+      .prompts = argv + 3, .num_prompts = argc - 3, .num_new_tokens = (int32_t)atoi(argv[2])};
   const inflight_callbacks callbacks = {
       .version = INFLIGHT_BATCH_MANAGER_VERSION,
       .context = &application,
@@ -143,7 +128,8 @@ int main(int argc, char **argv) {
   }
   const int32_t failed = inflight_batch_manager_join(manager);
   inflight_leave_mpi();
-  if (is_rank_0) {
+  /* Other ranks of mpirun are asked for nothing. */
+  if (application.num_sent > 0) {
     printf("%d records\n", application.num_records);
   }
   return failed != 0;

@@ -38,4 +38,4 @@ pub use library::beside_library;
 pub use local::Local;
 pub use mpi::{MPI_LIBRARY, Mpi, MpiLink, MpiSession, MpiWorld};
 pub use operations::Collective;
-pub use shm::{Link, Shm, ShmWorld, end_with_parent, follow_parent, leave_signals_to_rank_0};
+pub use shm::{Link, Shm, ShmWorld, follow_parent, leave_signals_to_rank_0};

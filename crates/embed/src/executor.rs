@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::Duration;
 
 use inflight_base::SequenceId;
-use inflight_manager::{ManagerOptions, ServingRank, TensorExecutor};
+use inflight_manager::{ServingRank, TensorExecutor};
 
 use crate::abi::{self, ExecutorOptions, Request};
 use crate::responses::{Responses, c_text};
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn inflight_executor_create(
         // SAFETY: options of this version have all fields.
         let options = unsafe { &*options };
         // SAFETY: null, or a C string by the header.
-        let loaded = unsafe { load(options.manager, ManagerOptions::check_for_executor) }?;
+        let loaded = unsafe { load(options.manager) }?;
         let (manager, model) = match loaded {
             Loaded::Manager(manager, model) => (manager, model),
             Loaded::Rank(rank) => return Ok(Box::new(Executor::Rank(rank))),

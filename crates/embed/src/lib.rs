@@ -62,7 +62,7 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
         // SAFETY: callbacks of this version have all fields.
         let callbacks = unsafe { CCallbacks::new(*callbacks) }?;
         // SAFETY: null, or a C string by the header.
-        Ok(Box::new(match unsafe { load(options, |_| Ok(())) }? {
+        Ok(Box::new(match unsafe { load(options) }? {
             Loaded::Manager(manager, model) => {
                 let layer = TensorLayer::new(callbacks, model);
                 let thread = ManagerThread::spawn(*manager, None, layer);
@@ -75,19 +75,15 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
     unsafe { created(catch_unwind(AssertUnwindSafe(create)), error) }
 }
 
-/// Loads the checkpoint of the JSON `options`, which `check` may refuse, or begins to serve rank 0, which does.
+/// Loads the checkpoint of the JSON `options`, or begins to serve rank 0, which does.
 ///
 /// # Safety
 /// `options` must be null, or a C string.
-unsafe fn load(
-    options: *const c_char,
-    check: fn(&ManagerOptions) -> Result<(), LoadError>,
-) -> Result<Loaded, String> {
+unsafe fn load(options: *const c_char) -> Result<Loaded, String> {
     // SAFETY: the same contract as this function's.
     let options = unsafe { abi::read_text(options, "the options") }?;
     let loaded = || {
         let options = ManagerOptions::parse(options)?;
-        check(&options)?;
         Ok(match options.serve_rank()? {
             Some(rank) => Loaded::Rank(rank),
             None => {

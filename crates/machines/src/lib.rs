@@ -16,7 +16,6 @@
 //! rank_process.rs its process, if rank 0 has started it, from the start to the end
 //! serving.rs      what another rank does
 //! rank_main.rs    what its process does
-//! peers.rs        ranks that each have an engine, instead of a rank 0 that leads
 //! ```
 //!
 //! ```text
@@ -33,10 +32,6 @@
 //! tokenizer, no guides and no sampler. Every operation between ranks carries a hash of the plan, so a difference ends
 //! the step with an error.
 //!
-//! So it is where the application itself gives the same requests to all ranks, as TensorRT-LLM's Batch Manager wants
-//! it: then each rank has an engine, gets all logits and samples, and what it is given is compared with what the others
-//! are (`peers.rs`).
-//!
 //! Calls go over the connection that tells each side of the other's end, so that a rank waits for the next one without
 //! a time limit and without spinning. Sums go through shared memory.
 //!
@@ -51,7 +46,6 @@ mod cuda;
 mod gpus;
 mod leader;
 mod other_rank;
-mod peers;
 mod rank_device;
 mod rank_gpu;
 mod rank_main;
@@ -66,7 +60,6 @@ pub use cpus::{lead_on_cpus, load_on_cpus, load_rank_on_cpus};
 pub use cuda::{CudaRunner, lead_on_gpus, load_on_gpu, load_rank_on_gpu, num_step_bytes};
 pub use gpus::has_gpus;
 pub use leader::{LeadingRunner, RankLimits, RankWatch};
-pub use peers::Peers;
 pub use rank_device::RankDevice;
 pub use rank_gpu::{GpuChoice, RankGpu};
 pub use rank_main::rank_main;

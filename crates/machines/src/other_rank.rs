@@ -3,11 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::rank_gpu::RankGpu;
 use super::rank_process::{Ending, RANK_PROGRAM, RankProcess};
-use super::task::{BUILD, Greeting, HostMemory, Report, receive, send};
+use super::task::{BUILD, Greeting, HostMemory, Instruction, Report, receive, send};
 use inflight_base::LoadError;
 use inflight_collective::Channel;
 
@@ -64,8 +62,8 @@ impl OtherRank {
     ///
     /// # Errors
     /// It does not take it in time.
-    pub(super) fn instruct(&mut self, task: &impl Serialize) -> Result<(), LoadError> {
-        let sent = self.with_channel(|channel| send(channel, task));
+    pub(super) fn instruct(&mut self, instruction: &Instruction) -> Result<(), LoadError> {
+        let sent = self.with_channel(|channel| send(channel, instruction));
         sent.map_err(|error| self.failure(&error.to_string()))
     }
 
@@ -126,19 +124,6 @@ impl OtherRank {
             }
             // It has something else to say, or nothing.
             Ok(Some(Report::Ready)) | Err(_) => None,
-        }
-    }
-
-    /// Tells it that all have computed everything.
-    pub(super) fn let_end(&mut self) {
-        // It may have ended after a failure.
-        let _ = self.with_channel(|channel| send(channel, &Report::Ready));
-    }
-
-    /// Waits until its process has ended by itself, if rank 0 has started it; not for long.
-    pub(super) fn wait_for_end(&self) {
-        if let Some(ending) = self.ending() {
-            ending.wait(END_LIMIT);
         }
     }
 

@@ -1,6 +1,5 @@
 //! The process of another rank on the host of rank 0, from the start to the end.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -35,15 +34,14 @@ pub(super) struct RankProcess {
 pub(super) struct Ending(Arc<OnceLock<String>>);
 
 impl RankProcess {
-    /// Starts the process with `rank=N` and these arguments, and gives it the shared memory. Returns the connection
-    /// with it, too.
+    /// Starts the process with the argument `rank=N`, and gives it the shared memory. Returns the connection with it,
+    /// too.
     ///
     /// # Errors
     /// The system refuses it, or there is no such program.
     pub(super) fn start(
         program: &Path,
         rank: usize,
-        arguments: &[OsString],
         memory: BorrowedFd<'_>,
     ) -> Result<(Self, Link), LoadError> {
         let cannot = |error: io::Error| {
@@ -56,7 +54,7 @@ impl RankProcess {
         // Before the process may end.
         link.send_file(memory).map_err(cannot)?;
         let mut command = Command::new(program);
-        command.arg(format!("rank={rank}")).args(arguments);
+        command.arg(format!("rank={rank}"));
         command.stdin(OwnedFd::from(theirs));
         let ending = Ending::default();
         let (until, end) = sync_channel(0);

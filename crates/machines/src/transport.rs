@@ -1,6 +1,5 @@
 //! How the ranks of a model reach each other.
 
-use std::ffi::OsString;
 use std::iter;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -111,7 +110,7 @@ impl RankTransport {
         limit: Duration,
     ) -> Result<RankConnections, LoadError> {
         let grid = grid.into();
-        let (collective, mut others) = self.open(grid, limit, &[])?;
+        let (collective, mut others) = self.open(grid, limit)?;
         let met = others.0.iter_mut();
         let hosts = met.map(|other| other.meet(START_LIMIT.min(limit)));
         Ok(RankConnections {
@@ -122,12 +121,11 @@ impl RankTransport {
         })
     }
 
-    /// Takes part as rank 0. Processes of this host are started with these arguments.
-    pub(super) fn open(
+    /// Takes part as rank 0.
+    fn open(
         &self,
         grid: Grid,
         limit: Duration,
-        arguments: &[OsString],
     ) -> Result<(Box<dyn Collective>, OtherRanks), LoadError> {
         if grid.checked_num_ranks().is_none() {
             return Err(resource(CollectiveError::TooManyRanks(grid)));
@@ -138,8 +136,7 @@ impl RankTransport {
                 let world = ShmWorld::new(grid).map_err(resource)?;
                 let collective = world.attach(0, limit).map_err(resource)?;
                 let start = |rank| {
-                    let (process, link) =
-                        RankProcess::start(program, rank, arguments, world.as_fd())?;
+                    let (process, link) = RankProcess::start(program, rank, world.as_fd())?;
                     Ok(OtherRank::new(rank, Box::new(link), Some(process)))
                 };
                 let others = others.map(start).collect::<Result<_, LoadError>>()?;

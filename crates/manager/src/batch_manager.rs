@@ -1,19 +1,13 @@
 //! An engine and its runner as one object.
 
-use std::fmt::{self, Write};
-use std::hash::Hasher;
 use std::sync::Arc;
-
-use rustc_hash::FxHasher;
 
 use crate::step_loop::{LandedStep, StepLoop};
 use crate::step_runner::StepRunner;
 use inflight_base::{Blocks, RequestError, SequenceId, StepError, TokenId, Tokens};
-use inflight_device::RankInput;
 use inflight_engine::{
     DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix, Room,
 };
-use inflight_machines::Peers;
 use inflight_runner::{KvFile, Runner};
 use inflight_sampling::{FinishReason, Hypothesis};
 
@@ -43,10 +37,6 @@ pub struct BatchManager {
     /// Whether requests may have adapters.
     has_adapters: bool,
     kv_file: Option<KvFile>,
-    /// Whether each rank has an engine, which is given the same.
-    is_one_of_many: bool,
-    /// The other ranks, if they are processes.
-    peers: Option<Peers>,
 }
 
 impl BatchManager {
@@ -96,34 +86,7 @@ impl BatchManager {
             has_logits,
             allows_processors,
             has_adapters,
-            is_one_of_many: false,
-            peers: None,
         })
-    }
-
-    /// A batch manager of a rank, where each rank has one: all receive identical requests, cancellations and calls,
-    /// in one order. Each step compares its requests and cancellations with the other ranks'. `peers` are their
-    /// processes, if there are any.
-    ///
-    /// # Errors
-    /// As for [`BatchManager::new`].
-    ///
-    /// # Panics
-    /// As for [`BatchManager::new`].
-    pub fn on_every_rank(
-        config: EngineConfig,
-        runner: Box<dyn Runner>,
-        peers: Option<Peers>,
-    ) -> std::io::Result<Self> {
-        let mut manager = Self::new(config, runner)?;
-        manager.is_one_of_many = true;
-        manager.peers = peers;
-        Ok(manager)
-    }
-
-    /// Whether it is [one of many](BatchManager::on_every_rank) that are given the same.
-    pub fn is_one_of_many(&self) -> bool {
-        self.is_one_of_many
     }
 
     /// Queues a request, see [`Engine::add`](inflight_engine::Engine::add).
@@ -136,9 +99,6 @@ impl BatchManager {
     /// # Panics
     /// As for [`Engine::add`](inflight_engine::Engine::add).
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
-        if self.is_one_of_many {
-            self.compare(request.id, Some(digest(&request)));
-        }
         let mut ids = request.prompt.iter().chain(request.drafts.expected.iter());
         if let Some(id) = ids.find(|id| **id >= self.vocab_size) {
             return Err(RequestError::Invalid(format!(
@@ -172,7 +132,6 @@ impl BatchManager {
 
     /// Cancels a request, see [`Engine::cancel`](inflight_engine::Engine::cancel).
     pub fn cancel(&mut self, id: SequenceId) -> bool {
-        self.compare(id, None);
         self.steps.engine_mut().cancel(id)
     }
 
@@ -264,8 +223,7 @@ impl BatchManager {
     /// # Errors
     /// The step failed as a whole; the manager cannot continue. So for `land` and `settle`.
     pub fn launch(&mut self) -> Result<(), StepError> {
-        let launched = self.steps.launch();
-        launched.map_err(|error| self.explain(error))
+        self.steps.launch()
     }
 
     /// Applies the oldest step that is on its way, if it is due, see [`StepLoop::land`].
@@ -273,8 +231,7 @@ impl BatchManager {
     /// # Errors
     /// As for `launch`.
     pub fn land(&mut self, events: &mut Vec<Event>) -> Result<Option<LandedStep>, StepError> {
-        let landed = self.steps.land(events);
-        landed.map_err(|error| self.explain(error))
+        self.steps.land(events)
     }
 
     /// Applies all steps that are on their way, see [`StepLoop::settle`].
@@ -282,55 +239,13 @@ impl BatchManager {
     /// # Errors
     /// As for `launch`.
     pub fn settle(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
-        let settled = self.steps.settle(events);
-        settled.map_err(|error| self.explain(error))
-    }
-
-    /// Has the next step compare something with what the other ranks were given, if each has an engine.
-    fn compare(&mut self, id: SequenceId, digest: Option<u64>) {
-        if self.is_one_of_many {
-            let computer = self.steps.computer_mut();
-            computer.expect_input(RankInput { id, digest });
-        }
-    }
-
-    fn explain(&mut self, error: StepError) -> StepError {
-        match &mut self.peers {
-            Some(peers) => peers.explain(error),
-            None => error,
-        }
-    }
-}
-
-/// A hash of what a request asks for. Its adapter is not in it: each rank has a part of that.
-fn digest(request: &NewRequest) -> u64 {
-    let request = NewRequest {
-        adapter: None,
-        ..request.clone()
-    };
-    let mut text = HashedText(FxHasher::default());
-    // The hash takes any text.
-    let _ = write!(text, "{request:?}");
-    text.0.finish()
-}
-
-/// Hashes what is written.
-struct HashedText(FxHasher);
-
-impl fmt::Write for HashedText {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.write(text.as_bytes());
-        Ok(())
+        self.steps.settle(events)
     }
 }
 
 impl Drop for BatchManager {
-    /// Ends together with the other ranks that have an engine. Keeps the KV cache blocks, if there is a file for them
-    /// and nothing has failed.
+    /// Keeps the KV cache blocks, if there is a file for them and nothing has failed.
     fn drop(&mut self) {
-        if let Some(peers) = &mut self.peers {
-            peers.end_together();
-        }
         let Some(file) = self.kv_file.take() else {
             return;
         };

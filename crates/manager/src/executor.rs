@@ -82,14 +82,8 @@ impl Executor {
     /// An executor without requests.
     ///
     /// # Errors
-    /// The system refuses the thread, or the manager is [one of many](BatchManager::is_one_of_many): each executor
-    /// would take its requests at moments of its own.
+    /// The system refuses the thread.
     pub fn new(manager: BatchManager, options: ExecutorOptions) -> std::io::Result<Self> {
-        if manager.is_one_of_many() {
-            return Err(std::io::Error::other(
-                "an executor gets its requests on rank 0",
-            ));
-        }
         let shared = Arc::new(ExecutorShared {
             options,
             state: Mutex::new(ExecutorState {

@@ -1,6 +1,5 @@
 //! A batch manager from JSON options: the parameters of config.pbtxt that apply to a batch manager.
 
-use std::env;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -16,13 +15,9 @@ use crate::{BatchManager, ServingRank, TensorModel};
 use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
 use inflight_collective::{MPI_LIBRARY, beside_library};
 use inflight_config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, SpeculationKind};
-use inflight_device::RankRole;
-use inflight_device_cpu::CpuOptions;
 use inflight_engine::{BlockReuse, EngineConfig};
-use inflight_machines::{
-    Peers, RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus, load_rank_on_cpus,
-};
-use inflight_runner::{ModelSource, RankOptions, Runner, RunnerLimits};
+use inflight_machines::{RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus};
+use inflight_runner::{ModelSource, RunnerLimits};
 
 /// The options of a batch manager. Names, values and defaults are as in config.pbtxt, except that nothing is sized by
 /// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length
@@ -95,10 +90,6 @@ pub struct ManagerOptions {
     /// `processes`, which rank 0 starts, or `mpi`: the processes of `mpirun`.
     #[serde(default)]
     pub rank_transport: Option<String>,
-    /// `rank_0`: requests are given to rank 0 alone. `all_ranks`: the application runs on every rank, and gives all
-    /// of them identical requests and stop signals, in one order and in one iteration.
-    #[serde(default)]
-    pub rank_inputs: Option<String>,
     /// How long ranks wait for each other within a step.
     #[serde(default)]
     pub rank_timeout_seconds: Option<u32>,
@@ -106,9 +97,7 @@ pub struct ManagerOptions {
     #[serde(default)]
     pub rank_load_timeout_seconds: Option<u32>,
     /// The program of the processes that rank 0 starts: it runs [`rank_main`](inflight_machines::rank_main) of this
-    /// build. By default `inflight-rank` beside this program, or beside the library that has this code. With
-    /// `rank_inputs: all_ranks` it is this application, by default this very program, and is started with `rank=N`
-    /// before the arguments of this process.
+    /// build. By default `inflight-rank` beside this program, or beside the library that has this code.
     #[serde(default)]
     pub rank_program: Option<PathBuf>,
     /// The plug-in for MPI. By default `libinflight_mpi.so` at that place.
@@ -137,7 +126,7 @@ impl ManagerOptions {
     pub fn serve_rank(&self) -> Result<Option<ServingRank>, LoadError> {
         let settings = self.settings()?;
         let num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size;
-        if num_ranks == 1 || self.gives_all_ranks_inputs()? {
+        if num_ranks == 1 {
             return Ok(None);
         }
         let RankTransport::Mpi(world) = self.rank_transport(&settings)? else {
@@ -153,8 +142,7 @@ impl ManagerOptions {
         }
     }
 
-    /// Loads the checkpoint, on all ranks; with `rank_inputs: all_ranks`, together with the others, each of which does
-    /// the same. Returns the batch manager, and what is needed to read and write tensors.
+    /// Loads the checkpoint, on all ranks. Returns the batch manager, and what is needed to read and write tensors.
     ///
     /// # Errors
     /// The options contradict each other, the checkpoint cannot be loaded, or a rank has failed. This process is
@@ -192,14 +180,7 @@ impl ManagerOptions {
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);
-        let mut peers = None;
-        let is_one_of_many = self.gives_all_ranks_inputs()? && model.grid().num_ranks() > 1;
         let mut runner = match model.grid().num_ranks() {
-            _ if is_one_of_many => {
-                let (with, runner) = self.load_with_peers(&model, &source, &config, &options)?;
-                peers = Some(with);
-                runner
-            }
             1 => load_on_cpus(&source, limits, &options)?,
             _ => {
                 let time_limits = rank_limits(&settings);
@@ -208,8 +189,7 @@ impl ManagerOptions {
                 lead_on_cpus(ranks, &source, limits, &options, time_limits)?.0
             }
         };
-        // Peers that measured different costs would plan different steps.
-        if self.enable_adaptive_drafts != Some(false) && !is_one_of_many {
+        if self.enable_adaptive_drafts != Some(false) {
             measure_costs(&mut config, &mut *runner)?;
         }
         let model = TensorModel {
@@ -217,67 +197,11 @@ impl ManagerOptions {
             max_seq_len: config.max_seq_len,
             end_ids: source.end_ids().to_vec(),
         };
-        let manager = match is_one_of_many {
-            true => BatchManager::on_every_rank(config, runner, peers),
-            false => BatchManager::new(config, runner),
-        };
-        let manager = manager.map_err(|error| LoadError::Config {
+        let manager = BatchManager::new(config, runner).map_err(|error| LoadError::Config {
             problem: format!("the runner's thread cannot be started: {error}"),
             remedy: "let the process have more threads".to_owned(),
         })?;
         Ok((manager, model))
-    }
-
-    /// Loads a rank's part of the model together with the other ranks, which do the same.
-    fn load_with_peers(
-        &self,
-        model: &ConfiguredModel<'_>,
-        source: &ModelSource,
-        config: &EngineConfig,
-        options: &CpuOptions,
-    ) -> Result<(Peers, Box<dyn Runner>), LoadError> {
-        let settings = model.settings;
-        let time_limits = rank_limits(settings);
-        let common = [
-            ("the files of the model", source.stamps()),
-            ("the numbers of ranks", format!("{:?}", model.grid())),
-            (
-                "the options",
-                format!("{config:?}, deterministic {}", self.deterministic),
-            ),
-            ("the time limits", format!("{time_limits:?}")),
-        ];
-        let transport = self.rank_transport(settings)?;
-        let (mut peers, collective) = transport.meet_peers(model.grid(), time_limits, &common)?;
-        let rank = RankOptions {
-            collective,
-            role: RankRole::AllSample,
-            time_limit: time_limits.step,
-        };
-        let runner = load_rank_on_cpus(source, RunnerLimits::of(config), options, rank);
-        let runner = runner.map_err(|error| peers.explain_load(error))?;
-        Ok((peers, runner))
-    }
-
-    /// Checks that an [`Executor`](crate::Executor) can have such a batch manager.
-    ///
-    /// # Errors
-    /// The options give all ranks the requests, which each executor would take at moments of its own.
-    pub fn check_for_executor(&self) -> Result<(), LoadError> {
-        match self.gives_all_ranks_inputs()? {
-            false => Ok(()),
-            true => Err(LoadError::Config {
-                problem: "rank_inputs is 'all_ranks', and an executor gets its requests on rank 0"
-                    .to_owned(),
-                remedy: "leave it out, or use the manager with callbacks".to_owned(),
-            }),
-        }
-    }
-
-    /// Whether the application gives every rank the requests.
-    fn gives_all_ranks_inputs(&self) -> Result<bool, LoadError> {
-        let known = [("rank_0", false), ("all_ranks", true)];
-        named("rank_inputs", self.rank_inputs.as_deref(), &known)
     }
 
     /// The settings for ranks and threads.
@@ -316,10 +240,7 @@ impl ManagerOptions {
     fn rank_transport(&self, settings: &Settings) -> Result<RankTransport, LoadError> {
         let beside =
             |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| beside_library(name));
-        let program = match &self.rank_program {
-            None if self.gives_all_ranks_inputs()? => env::current_exe().unwrap_or_default(),
-            given => beside(given, RANK_PROGRAM),
-        };
+        let program = beside(&self.rank_program, RANK_PROGRAM);
         let mpi_library = beside(&self.mpi_library, MPI_LIBRARY);
         rank_transport(settings, &program, &mpi_library)
     }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::step_loop::ComputedStep;
 use inflight_base::{StepError, catch_panic};
-use inflight_device::RankInput;
 use inflight_engine::{Step, StepOutput};
 use inflight_runner::Runner;
 
@@ -16,7 +15,7 @@ const MAX_LAUNCHED: usize = 2;
 /// The thread, and the channels to it and back.
 pub(super) struct RunnerThread {
     /// `None` only while it is dropped.
-    steps: Option<SyncSender<(Step, Vec<RankInput>, StepOutput)>>,
+    steps: Option<SyncSender<(Step, StepOutput)>>,
     results: Receiver<Result<ComputedStep<Duration>, StepError>>,
     /// It returns its runner, unless that has failed.
     thread: Option<JoinHandle<Option<Box<dyn Runner>>>>,
@@ -30,12 +29,12 @@ impl RunnerThread {
     /// # Errors
     /// The system refuses it.
     pub(super) fn start(mut runner: Box<dyn Runner>) -> std::io::Result<Self> {
-        let (steps, to_compute) = sync_channel::<(Step, Vec<RankInput>, StepOutput)>(MAX_LAUNCHED);
+        let (steps, to_compute) = sync_channel::<(Step, StepOutput)>(MAX_LAUNCHED);
         let (computed, results) = sync_channel(MAX_LAUNCHED);
         let work = move || {
-            while let Ok((step, inputs, output)) = to_compute.recv() {
+            while let Ok((step, output)) = to_compute.recv() {
                 // A panic in a kernel must reach the caller as an error, not as silence.
-                let result = catch_panic(|| compute(&mut *runner, step, &inputs, output))
+                let result = catch_panic(|| compute(&mut *runner, step, output))
                     .unwrap_or_else(|panic| Err(StepError(panic)));
                 // After a failure the runner's state is unknown: it computes no more.
                 let has_failed = result.is_err();
@@ -54,15 +53,14 @@ impl RunnerThread {
         })
     }
 
-    /// Has a step computed after those before it. `inputs` are what the engine was given for it, if the other ranks
-    /// must have the same.
+    /// Has a step computed after those before it.
     ///
     /// # Errors
     /// The thread has ended. So for `land`, or the step has failed.
-    pub(super) fn launch(&mut self, step: Step, inputs: Vec<RankInput>) -> Result<(), StepError> {
+    pub(super) fn launch(&mut self, step: Step) -> Result<(), StepError> {
         let output = self.spare.pop().unwrap_or_default();
         let steps = self.steps.as_ref().expect("not dropped");
-        steps.send((step, inputs, output)).map_err(|_| has_ended())
+        steps.send((step, output)).map_err(|_| has_ended())
     }
 
     /// Waits for the oldest step that was launched and has not landed.
@@ -97,35 +95,29 @@ impl Drop for RunnerThread {
 pub(super) fn compute(
     runner: &mut dyn Runner,
     mut step: Step,
-    inputs: &[RankInput],
     output: StepOutput,
 ) -> Result<ComputedStep<Duration>, StepError> {
     let started = Instant::now();
     runner.make_drafts(&mut step)?;
     let drafting = started.elapsed();
-    let computed = run(runner, step, inputs, output)?;
+    let computed = run(runner, step, output)?;
     Ok(ComputedStep {
         timing: drafting + computed.timing,
         ..computed
     })
 }
 
-/// Runs all model calls of a step. `inputs` are compared with the other ranks' inputs, if there are some. What was in
-/// `output` is lost, its memory is used again.
+/// Runs all model calls of a step. What was in `output` is lost, its memory is used again.
 ///
 /// # Errors
-/// The runner failed, or another rank has other inputs.
+/// The runner failed.
 pub(super) fn run(
     runner: &mut dyn Runner,
     step: Step,
-    inputs: &[RankInput],
     mut output: StepOutput,
 ) -> Result<ComputedStep<Duration>, StepError> {
     let started = Instant::now();
     output.clear();
-    if !inputs.is_empty() {
-        runner.compare_inputs(inputs)?;
-    }
     step.plans()
         .try_for_each(|plan| runner.run(plan, &mut output))?;
     Ok(ComputedStep {

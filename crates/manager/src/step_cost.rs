@@ -211,7 +211,7 @@ impl<'a> Rehearsal<'a> {
             let started = Instant::now();
             self.runner.make_drafts(&mut step)?;
             self.drafting = started.elapsed();
-            let mut computed = run(self.runner, step, &[], std::mem::take(&mut self.output))?;
+            let mut computed = run(self.runner, step, std::mem::take(&mut self.output))?;
             let planned = computed.step.sequences();
             let is_generation = planned.iter().all(|it| it.kv_len > num_prompt_tokens);
             if is_generation {

@@ -7,15 +7,12 @@ use crate::ahead_runner::AheadRunner;
 use crate::runner_thread::{RunnerThread, compute};
 use crate::step_loop::{ComputedStep, StepComputer};
 use inflight_base::StepError;
-use inflight_device::RankInput;
 use inflight_engine::{BatchingScheme, EngineConfig, Step, StepOutput};
 use inflight_runner::Runner;
 
 /// Computes steps with a runner.
 pub(super) struct StepRunner {
     place: Place,
-    /// What the engine was given for the next step, if the other ranks must have the same.
-    inputs: Vec<RankInput>,
 }
 
 /// Where a runner computes.
@@ -54,15 +51,7 @@ impl StepRunner {
             _ if overlaps_stages => Place::Ahead(Box::new(AheadRunner::new(runner))),
             _ => Place::Thread(RunnerThread::start(runner)?),
         };
-        Ok(Self {
-            place,
-            inputs: Vec::new(),
-        })
-    }
-
-    /// Has the next step compare what its engine was given with what those of the other ranks were. They do the same.
-    pub(super) fn expect_input(&mut self, input: RankInput) {
-        self.inputs.push(input);
+        Ok(Self { place })
     }
 
     /// The runner, when all steps have landed; `None` if it has failed. No further step is computed.
@@ -95,14 +84,13 @@ impl StepComputer for StepRunner {
 
     fn launch(&mut self, step: Step) -> Result<(), StepError> {
         match &mut self.place {
-            Place::Thread(thread) => thread.launch(step, std::mem::take(&mut self.inputs)),
+            Place::Thread(thread) => thread.launch(step),
             Place::Ahead(ahead) => ahead.launch(step),
             Place::Caller(caller) => {
                 let output = caller.spare.take().unwrap_or_default();
                 // It may end in a panic.
                 caller.has_failed = true;
-                let computed = compute(&mut *caller.runner, step, &self.inputs, output)?;
-                self.inputs.clear();
+                let computed = compute(&mut *caller.runner, step, output)?;
                 caller.computed = Some(computed);
                 caller.has_failed = false;
                 Ok(())

@@ -206,17 +206,12 @@ impl From<Link> for OwnedFd {
 /// by which a user ends a server and all that it has started; and closes all files but the standard ones, among which
 /// may be the connections of a server's clients.
 pub fn follow_parent() {
-    end_with_parent();
+    // SAFETY: a call without pointers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     // SAFETY: a call without pointers, before the process has a file of its own. What an older system lacks is only a
     // second line of defence.
     unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
     leave_signals_to_rank_0();
-}
-
-/// Has the system end this process when the thread that has started it ends, stopped or not.
-pub fn end_with_parent() {
-    // SAFETY: a call without pointers.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
 /// Has this process ignore the signals by which a user ends a server and all that it has started, or all processes of a

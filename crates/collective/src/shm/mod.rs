@@ -24,7 +24,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-pub use self::link::{Link, end_with_parent, follow_parent, leave_signals_to_rank_0};
+pub use self::link::{Link, follow_parent, leave_signals_to_rank_0};
 
 use self::area::{Area, Buffer, MAX_SENT_WORDS, MAX_WORDS};
 use self::awaited::{Awaited, Kind};

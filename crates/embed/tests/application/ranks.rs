@@ -9,9 +9,6 @@ const ONE: &str = "";
 const TWO: &str = r#", "tensor_parallel_size": 2, "num_threads": 1"#;
 const FOUR: &str = r#", "tensor_parallel_size": 4, "num_threads": 1"#;
 const STAGES: &str = r#", "pipeline_parallel_size": 2, "num_threads": 1"#;
-const MICRO_BATCHES: &str =
-    r#", "pipeline_parallel_size": 2, "num_threads": 1, "enable_trt_overlap": true"#;
-const GRID: &str = r#", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_threads": 1"#;
 
 /// The plug-in for MPI; `None`, which is reported, if the machine lacks it or `mpirun`.
 fn mpi_library() -> Option<PathBuf> {
@@ -91,88 +88,6 @@ fn processes_of_mpirun_give_the_same_bits() {
             assert_eq!(responses(command, &over_mpi(ranks, &library)), alone);
         }
     }
-}
-
-/// For an application that gives all ranks the requests: rank 0 starts this very program.
-fn on_all(ranks: &str) -> String {
-    format!(r#"{ranks}, "rank_inputs": "all_ranks""#)
-}
-
-#[test]
-fn requests_that_all_ranks_are_given_are_answered_with_the_same_bits() {
-    let program = example("embed.c");
-    let alone = |ranks: &str| responses(Command::new(&program), ranks);
-    for ranks in [TWO, STAGES, MICRO_BATCHES, GRID] {
-        let expected = alone(&spawned(ranks, &program));
-        assert_eq!(alone(&on_all(ranks)), expected, "{ranks}");
-    }
-    // With one rank there are no others.
-    assert_eq!(alone(&on_all(ONE)), alone(ONE));
-    let Some(library) = mpi_library() else {
-        return;
-    };
-    for ranks in [TWO, STAGES] {
-        let mut command = mpirun(2);
-        command.arg(&program);
-        let given = responses(command, &on_all(&over_mpi(ranks, &library)));
-        assert_eq!(given, alone(&spawned(ranks, &program)));
-    }
-}
-
-#[test]
-fn a_rank_that_is_given_something_else_is_an_error_with_the_reason() {
-    let program = example("embed.c");
-    let script = |name: &str, arguments: &str| {
-        let script = program.with_file_name(name);
-        // Written by another process, as one that another test starts meanwhile would hold it open.
-        let written = Command::new("/bin/sh")
-            .args([
-                "-c",
-                r#"printf '#!/bin/sh\nexec %s\n' "$1" > "$2" && chmod +x "$2""#,
-                "sh",
-            ])
-            .arg(format!("{} {arguments}", program.display()))
-            .arg(&script)
-            .status();
-        assert!(written.expect("a shell").success());
-        script
-    };
-    let fails = |ranks: &str, name: &str, arguments: &str, words: &str| {
-        let ranks = on_all(&spawned(ranks, &script(name, arguments)));
-        let output = output(Command::new(&program), &ranks);
-        let [text, errors] =
-            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert!(!output.status.success(), "{text}{errors}");
-        let said = if text.contains(words) { &text } else { &errors };
-        assert!(said.contains(words), "{words}: {text}{errors}");
-    };
-    let prompt = r#""$1" "$2" "$3" "5 6 7" "1" "9 8 7" "100 101 102 103" "42 42""#;
-    let reason = "request 2 of rank 1 is not what rank 0 was given";
-    fails(TWO, "rank-with-other-prompt", prompt, reason);
-    fails(
-        STAGES,
-        "stage-with-other-prompt",
-        prompt,
-        "have computed different steps",
-    );
-    let length = r#""$1" "$2" 7 "5 6 7" "1" "9 8 7 6 5 4 3 2 1" "100 101 102 103" "42 42""#;
-    let reason = "request 0 of rank 1 is not what rank 0 was given";
-    fails(TWO, "rank-with-other-length", length, reason);
-    let fewer = r#""$1" "$2" "$3" "5 6 7""#;
-    let reason = "give every rank the same requests and stop signals";
-    fails(TWO, "rank-with-fewer-prompts", fewer, reason);
-    let options = r#""$1" "${2%?}, \"max_num_requests\": 3}" "$3" "5 6 7""#;
-    let reason = "the options of this rank differ from those of rank 0";
-    fails(TWO, "rank-with-other-options", options, reason);
-
-    let executor = example("executor.c");
-    let output = output(Command::new(executor), &on_all(TWO));
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    let reason = "an executor gets its requests on rank 0";
-    assert!(
-        !output.status.success() && errors.contains(reason),
-        "{errors}"
-    );
 }
 
 #[test]
