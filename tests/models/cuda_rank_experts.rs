@@ -12,10 +12,10 @@ use crate::copy::Copy;
 use crate::cuda::on_stand_in;
 use crate::cuda_experts::with_all_experts;
 use crate::cuda_quantised::{TOLERANCE, wide};
-use crate::cuda_ranks::{PATIENT, load, on_ranks, options, serve_dir_on};
+use crate::cuda_ranks::{load, options, serve_dir_on};
 use crate::devices::{assert_near, requests, setups};
 use crate::fp8::{Scales, copies_of};
-use crate::ranks::assert_same;
+use crate::ranks::{PATIENT, assert_same, on_ranks};
 use crate::support::{Setup, fixture, serve};
 
 /// qwen2-moe, with two elements inside its shared expert.
@@ -223,9 +223,9 @@ fn gpus_of_two_kinds_are_refused_where_each_chooses_experts() {
     on_stand_in(two_kinds, test, || {
         let setup = Setup::default();
         let results = |name: &str| {
-            on_ranks(2, |rank, collective| {
-                let options = options(rank, false, 0);
-                let loaded = load(&fixture(name), &setup, &options, collective, PATIENT);
+            on_ranks(2, |rank| {
+                let options = options(rank.rank, false, 0);
+                let loaded = load(&fixture(name), &setup, &options, rank, PATIENT);
                 loaded.map(drop).map_err(|error| error.to_string())
             })
         };
@@ -275,10 +275,10 @@ fn parts_of_rounded_experts_have_the_codes_of_the_whole() {
 fn gpus_have_some_of_each_expert() {
     let test = "cuda_rank_experts::gpus_have_some_of_each_expert";
     on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
-        let errors = on_ranks(4, |rank, collective| {
-            let (setup, options) = (Setup::default(), options(rank, false, 0));
+        let errors = on_ranks(4, |rank| {
+            let (setup, options) = (Setup::default(), options(rank.rank, false, 0));
             let dir = fixture("gpt-oss-mxfp4");
-            let loaded = load(&dir, &setup, &options, collective, PATIENT);
+            let loaded = load(&dir, &setup, &options, rank, PATIENT);
             loaded.err().expect("it is refused").to_string()
         });
         for error in errors {

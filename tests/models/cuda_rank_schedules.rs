@@ -6,9 +6,9 @@ use inflight_cuda_stand_in::StandIn;
 
 use crate::batching::{self, roomy};
 use crate::cuda::on_stand_in;
-use crate::cuda_ranks::{PATIENT, load, on_ranks, options, serve_dir_on};
+use crate::cuda_ranks::{load, options, serve_dir_on};
 use crate::devices::{assert_near, requests, setups};
-use crate::ranks::{Sizes, assert_same, random_llama};
+use crate::ranks::{PATIENT, Sizes, assert_same, on_ranks, random_llama};
 use crate::schedules::{assert_happened, beams, pausing, schedules};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve};
 
@@ -19,9 +19,9 @@ fn on_two_gpus(
     requests: &[Request],
     max_graphs: usize,
 ) -> (Vec<Served>, Happened) {
-    let mut results = on_ranks(2, |rank, collective| {
-        let options = options(rank, true, max_graphs);
-        let runner = load(dir, setup, &options, collective, PATIENT);
+    let mut results = on_ranks(2, |rank| {
+        let options = options(rank.rank, true, max_graphs);
+        let runner = load(dir, setup, &options, rank, PATIENT);
         serve(&mut runner.expect("it loads"), setup, requests)
     });
     results.swap_remove(0)

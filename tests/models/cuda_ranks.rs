@@ -1,18 +1,16 @@
 //! One model on several GPUs, over NCCL: threads with the stand-ins for GPUs and for NCCL.
 
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use inflight_base::{LoadError, StepError};
-use inflight_collective::{Grid, Local};
+use inflight_collective::Grid;
 use inflight_cuda_stand_in::{StandIn, set};
-use inflight_device::RankRole;
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{Engine, OutputOptions, StepOutput};
 use inflight_machines::{LeadingRunner, RankLimits, RankTransport, load_rank_on_gpu};
 use inflight_numbers::CodeBits;
-use inflight_runner::{ModelSource, RankOptions, Runner, WeightPrecision};
+use inflight_runner::{ModelSource, RankOptions, WeightPrecision};
 use serde_json::json;
 
 use crate::adapters::{adapter, adapter_of_gpus, in_turns};
@@ -21,12 +19,9 @@ use crate::cuda_fp8::{mean_difference, with_fp8_activations};
 use crate::cuda_quantised::{fp8_checkpoint, long_requests};
 use crate::devices::{assert_near, requests, setups, with_sinks_that_shift};
 use crate::fp8::{Scales, copies};
-use crate::ranks::assert_same;
+use crate::ranks::{PATIENT, RankRunner, RankThread, assert_same, on_ranks};
 use crate::schedules::{grid, requests_of_few_tokens};
-use crate::support::{Request, Served, Setup, fixture, new_request, serve};
-
-/// Longer than any step of these tests takes.
-pub const PATIENT: Duration = Duration::from_secs(120);
+use crate::support::{CallRunner, Request, Served, Setup, fixture, new_request, serve};
 
 pub fn options(gpu: usize, deterministic: bool, max_graphs: usize) -> CudaOptions {
     CudaOptions {
@@ -41,34 +36,20 @@ pub fn load(
     dir: &Path,
     setup: &Setup,
     options: &CudaOptions,
-    collective: Local,
+    rank: RankThread,
     time_limit: Duration,
-) -> Result<Box<dyn Runner>, LoadError> {
+) -> Result<RankRunner, LoadError> {
     let source = ModelSource::open(dir).expect("the checkpoint opens");
-    let rank = RankOptions {
-        collective: Box::new(collective),
-        role: RankRole::AllSample,
-        time_limit,
-    };
-    load_rank_on_gpu(&source, setup.runner_limits(), options, rank)
-}
-
-/// Runs something on each rank, in a thread of its own.
-pub fn on_ranks<T: Send>(grid: impl Into<Grid>, body: impl Fn(usize, Local) -> T + Sync) -> Vec<T> {
-    thread::scope(|scope| {
-        let ranks = Local::world(grid, PATIENT).into_iter().enumerate();
-        let threads: Vec<_> = ranks
-            .map(|(rank, collective)| {
-                let body = &body;
-                scope.spawn(move || body(rank, collective))
-            })
-            .collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.map(|result| result.expect("no panic")).collect()
+    rank.load(|collective| {
+        let rank = RankOptions {
+            collective,
+            time_limit,
+        };
+        load_rank_on_gpu(&source, setup.runner_limits(), options, rank)
     })
 }
 
-/// Serves requests on so many GPUs, each with an engine of its own. All have the same results.
+/// Serves requests on so many GPUs, each with an engine of its own.
 pub fn serve_on(
     name: &str,
     setup: &Setup,
@@ -99,20 +80,15 @@ fn serve_with(
     num_ranks: usize,
     options: &CudaOptions,
 ) -> Vec<Served> {
-    let mut results = on_ranks(num_ranks, |rank, collective| {
+    let mut served = on_ranks(num_ranks, |rank| {
         let options = CudaOptions {
-            gpu: rank,
+            gpu: rank.rank,
             ..options.clone()
         };
-        let runner = load(dir, setup, &options, collective, PATIENT);
+        let runner = load(dir, setup, &options, rank, PATIENT);
         serve(&mut runner.expect("it loads"), setup, requests).0
     });
-    let first = results.remove(0);
-    for others in results {
-        let what = format!("{}, another rank", dir.display());
-        assert_same(&what, &first, &others);
-    }
-    first
+    served.swap_remove(0)
 }
 
 /// Tied embeddings, biases, blocks side by side, norms behind blocks, slopes of heads, norms of residual
@@ -239,7 +215,7 @@ fn requests_of_100_tokens(num_requests: u32) -> Vec<Request> {
 }
 
 /// Serves requests to the first error.
-fn failure(runner: &mut dyn Runner, setup: &Setup, requests: &[Request]) -> Option<StepError> {
+fn failure(runner: &mut RankRunner, setup: &Setup, requests: &[Request]) -> Option<StepError> {
     let mut engine = Engine::new(setup.engine_config());
     for (index, request) in requests.iter().enumerate() {
         let request = new_request(index, request);
@@ -273,15 +249,16 @@ fn a_gpu_that_fails_or_stalls_is_an_error_on_all_ranks_within_the_time_limit() {
                 ("LOSE_DEVICE", "ILLEGAL_ADDRESS"),
             ] {
                 let started = Instant::now();
-                let errors = on_ranks(2, |rank, collective| {
-                    let (options, limit) = (options(rank, false, 0), Duration::from_secs(2));
-                    let runner = load(&fixture("llama3"), &setup, &options, collective, limit);
+                let errors = on_ranks(2, |rank| {
+                    let index = rank.rank;
+                    let (options, limit) = (options(index, false, 0), Duration::from_secs(2));
+                    let runner = load(&fixture("llama3"), &setup, &options, rank, limit);
                     let mut runner = runner.expect("it loads");
-                    if rank == 0 {
+                    if index == 0 {
                         // Among the operations of any of the ranks.
                         set(fault, at);
                     }
-                    let error = failure(&mut *runner, &setup, &requests);
+                    let error = failure(&mut runner, &setup, &requests);
                     error.expect("a rank fails").0
                 });
                 assert!(started.elapsed() < PATIENT / 2, "{fault}");
@@ -338,13 +315,14 @@ fn a_rank_that_ends_is_noticed_by_the_others() {
     let test = "cuda_ranks::a_rank_that_ends_is_noticed_by_the_others";
     on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
         let (_, setup) = setups().swap_remove(0);
-        let errors = on_ranks(2, |rank, collective| {
-            let options = options(rank, false, 64);
-            let runner = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
+        let errors = on_ranks(2, |rank| {
+            let index = rank.rank;
+            let options = options(index, false, 64);
+            let runner = load(&fixture("llama3"), &setup, &options, rank, PATIENT);
             let mut runner = runner.expect("it loads");
             // Rank 1 has nothing to compute, and ends.
-            (rank == 0).then(|| {
-                failure(&mut *runner, &setup, &requests())
+            (index == 0).then(|| {
+                failure(&mut runner, &setup, &requests())
                     .expect("it is alone")
                     .0
             })
@@ -360,9 +338,9 @@ fn two_ranks_need_two_gpus() {
     on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
         let setup = Setup::default();
         let fail = |gpus: [usize; 2]| {
-            let errors = on_ranks(2, |rank, collective| {
-                let options = options(gpus[rank], false, 0);
-                let loaded = load(&fixture("llama3"), &setup, &options, collective, PATIENT);
+            let errors = on_ranks(2, |rank| {
+                let options = options(gpus[rank.rank], false, 0);
+                let loaded = load(&fixture("llama3"), &setup, &options, rank, PATIENT);
                 loaded.err().expect("it is refused").to_string()
             });
             errors.join("\n")
@@ -485,12 +463,12 @@ fn gpus_of_two_kinds_compute_the_same_bits_in_any_batch() {
         }
         // One of them cannot multiply FP8.
         let (setup, checkpoint) = (Setup::default(), fp8_checkpoint(Scales::Tensor));
-        let errors = on_ranks(2, |rank, collective| {
+        let errors = on_ranks(2, |rank| {
             let options = CudaOptions {
-                gpu: rank,
+                gpu: rank.rank,
                 ..with_fp8_activations()
             };
-            let loaded = load(checkpoint.dir(), &setup, &options, collective, PATIENT);
+            let loaded = load(checkpoint.dir(), &setup, &options, rank, PATIENT);
             loaded.err().map(|error| error.to_string())
         });
         let error = errors[1].as_ref().expect("it is refused");

@@ -11,10 +11,10 @@ use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 
 use crate::cuda::{on_stand_in, sampled_requests};
-use crate::cuda_ranks::{PATIENT, lead_on, serve_on};
+use crate::cuda_ranks::{lead_on, serve_on};
 use crate::devices::{requests, setups};
 use crate::rank_processes::compute;
-use crate::ranks::assert_same;
+use crate::ranks::{PATIENT, assert_same};
 use crate::schedules::{grid, requests_of_few_tokens, requests_with_outputs};
 use crate::stage_processes::serve_overlapped;
 use crate::support::{Request, Served, Setup, fixture, serve};

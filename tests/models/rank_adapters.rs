@@ -10,7 +10,7 @@ use inflight_engine::Adapter;
 use crate::adapters::{adapter, adapter_of_processes, adapter_of_rank, cut_adapter, in_turns};
 use crate::devices::assert_near;
 use crate::rank_processes::{self, PROGRAM, load};
-use crate::ranks::{PATIENT, assert_same, local, numbers_of_ranks, serve_each_on};
+use crate::ranks::{assert_same, numbers_of_ranks, serve_each_on};
 use crate::schedules::grid;
 use crate::support::{Served, Setup, fixture, serve};
 
@@ -18,8 +18,7 @@ use crate::support::{Served, Setup, fixture, serve};
 fn serve_on(dir: &Path, names: [&str; 2], num_ranks: usize) -> Vec<Served> {
     let of_rank =
         |rank: usize| in_turns(&names.map(|name| adapter_of_rank(name, dir, rank, num_ranks)));
-    let ranks = local(num_ranks, PATIENT);
-    serve_each_on(dir, &Setup::default(), ranks, of_rank).0
+    serve_each_on(dir, &Setup::default(), num_ranks, of_rank).0
 }
 
 /// The same in one process, with the tiles of several ranks.

@@ -1,18 +1,18 @@
-//! One model on several ranks: threads that each have their share of the weights, and serve the same requests.
+//! One model on several ranks: threads that each have their share of the weights, and an engine that is given the same
+//! requests. Only rank 0 samples; the engines of the others take its results.
 //!
 //! The oracle is one process, whose sums are cut into the same tiles: every bit is the same.
 
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::iter;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use inflight_base::LoadError;
-use inflight_collective::{Collective, Local, Shm, ShmWorld};
-use inflight_device::{KvDtype, RankRole};
-use inflight_engine::{Engine, StepOutput};
+use inflight_base::{LoadError, StepError};
+use inflight_collective::{Collective, Grid, Local};
+use inflight_device::KvDtype;
+use inflight_engine::{Engine, StepOutput, StepPlan};
 use inflight_machines::load_rank_on_cpus;
 use inflight_runner::{ModelSource, RankOptions, Runner};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -22,7 +22,7 @@ use crate::batching;
 use crate::copy::Copy;
 use crate::devices::{assert_near, assert_same_bits, requests, setups};
 use crate::schedules::{assert_happened, beams, pausing, schedules};
-use crate::support::{Happened, Request, Served, Setup, fixture, serve, simds};
+use crate::support::{CallRunner, Happened, Request, Served, Setup, fixture, serve, simds};
 
 /// Longer than any step of these tests takes.
 pub const PATIENT: Duration = Duration::from_secs(120);
@@ -72,69 +72,145 @@ pub const MODELS: [&str; 40] = [
     "stored-f16",
 ];
 
-/// Ranks that are threads.
-pub fn local(num_ranks: usize, time_limit: Duration) -> Vec<Box<dyn Collective>> {
-    let ranks = Local::world(num_ranks, time_limit).into_iter();
-    ranks
-        .map(|rank| -> Box<dyn Collective> { Box::new(rank) })
-        .collect()
+/// What rank 0 has computed: results, and logits.
+type Results = (StepOutput, Vec<f32>);
+
+/// How the engine of each rank has the results of rank 0, which alone samples.
+enum RankResults {
+    /// That of rank 0.
+    Sent(Vec<Sender<Results>>),
+    /// That of another one, and the logits that came last.
+    Taken(Receiver<Results>, Vec<f32>),
 }
 
-fn load(
-    dir: &Path,
-    setup: &Setup,
-    collective: Box<dyn Collective>,
-) -> Result<Box<dyn Runner>, LoadError> {
+/// A rank that is a thread.
+pub struct RankThread {
+    /// Among those of all stages.
+    pub rank: usize,
+    pub collective: Local,
+    results: RankResults,
+}
+
+/// The runner of a rank with an engine of its own.
+pub struct RankRunner {
+    runner: Box<dyn Runner>,
+    results: RankResults,
+}
+
+impl RankThread {
+    /// Loads its runner with `load`.
+    pub fn load(
+        self,
+        load: impl FnOnce(Box<dyn Collective>) -> Result<Box<dyn Runner>, LoadError>,
+    ) -> Result<RankRunner, LoadError> {
+        Ok(RankRunner {
+            runner: load(Box::new(self.collective))?,
+            results: self.results,
+        })
+    }
+}
+
+impl CallRunner for RankRunner {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        let Self { runner, results } = self;
+        let own = (output.sampled.len(), output.extra_outputs.len());
+        runner.run(plan, output)?;
+        match results {
+            RankResults::Sent(others) => {
+                for other in others {
+                    let results = (output.clone(), runner.logits().to_vec());
+                    // One that has failed says so itself.
+                    let _ = other.send(results);
+                }
+            }
+            RankResults::Taken(first, logits) => {
+                assert_eq!(own, (output.sampled.len(), output.extra_outputs.len()));
+                match first.recv() {
+                    Ok(results) => (*output, *logits) = results,
+                    // Rank 0 has failed since: the next call says how.
+                    Err(_) => runner.run(plan, output)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_all_logits(&mut self) {
+        self.runner.keep_all_logits();
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        match &self.results {
+            RankResults::Sent(_) => self.runner.logits(),
+            RankResults::Taken(_, logits) => logits,
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+}
+
+/// Runs something on each rank, in a thread of its own.
+pub fn on_ranks<T: Send>(grid: impl Into<Grid>, body: impl Fn(RankThread) -> T + Sync) -> Vec<T> {
+    let ranks = Local::world(grid, PATIENT);
+    let (senders, receivers): (Vec<_>, Vec<_>) = ranks[1..].iter().map(|_| channel()).unzip();
+    let taken = receivers
+        .into_iter()
+        .map(|first| RankResults::Taken(first, Vec::new()));
+    let results = iter::once(RankResults::Sent(senders)).chain(taken);
+    let body = &body;
+    thread::scope(|scope| {
+        let ranks = ranks.into_iter().zip(results).enumerate();
+        let threads: Vec<_> = ranks
+            .map(|(rank, (collective, results))| {
+                let rank = RankThread {
+                    rank,
+                    collective,
+                    results,
+                };
+                scope.spawn(move || body(rank))
+            })
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    })
+}
+
+pub fn load(dir: &Path, setup: &Setup, rank: RankThread) -> Result<RankRunner, LoadError> {
     let source = ModelSource::open(dir).expect("the checkpoint opens");
-    let rank = RankOptions {
-        collective,
-        role: RankRole::AllSample,
-        time_limit: PATIENT,
-    };
-    load_rank_on_cpus(&source, setup.runner_limits(), &setup.cpu_options(), rank)
+    rank.load(|collective| {
+        let rank = RankOptions {
+            collective,
+            time_limit: PATIENT,
+        };
+        load_rank_on_cpus(&source, setup.runner_limits(), &setup.cpu_options(), rank)
+    })
 }
 
-/// Serves requests on ranks, each in a thread with an engine of its own. All have the same results.
+/// Serves requests on ranks, each in a thread with an engine of its own.
 pub fn serve_on(
     dir: &Path,
     setup: &Setup,
     requests: &[Request],
-    ranks: Vec<Box<dyn Collective>>,
+    grid: impl Into<Grid>,
 ) -> (Vec<Served>, Happened) {
-    serve_each_on(dir, setup, ranks, |_| requests.to_vec())
+    serve_each_on(dir, setup, grid, |_| requests.to_vec())
 }
 
 /// The same, with `requests(rank)` for each rank: those of all differ only in the parts of adapters.
 pub fn serve_each_on(
     dir: &Path,
     setup: &Setup,
-    ranks: Vec<Box<dyn Collective>>,
+    grid: impl Into<Grid>,
     requests: impl Fn(usize) -> Vec<Request> + Sync,
 ) -> (Vec<Served>, Happened) {
-    let requests = &requests;
-    let mut results: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = ranks
-            .into_iter()
-            .map(|collective| {
-                scope.spawn(move || {
-                    let requests = requests(collective.rank());
-                    let mut runner = load(dir, setup, collective).expect("it loads");
-                    serve(&mut runner, setup, &requests)
-                })
-            })
-            .collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.map(|result| result.expect("no panic")).collect()
+    let mut served = on_ranks(grid, |rank| {
+        let requests = requests(rank.rank);
+        let mut runner = load(dir, setup, rank).expect("it loads");
+        serve(&mut runner, setup, &requests)
     });
-    let first = results.remove(0);
-    for (others, _) in results {
-        assert_same(
-            &format!("{}, another rank", dir.display()),
-            &first.0,
-            &others,
-        );
-    }
-    first
+    served.swap_remove(0)
 }
 
 pub fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
@@ -159,7 +235,7 @@ pub fn alone(dir: &Path, setup: &Setup, requests: &[Request]) -> (Vec<Served>, H
 
 /// Serves requests on several ranks.
 pub fn together(dir: &Path, setup: &Setup, requests: &[Request], num_ranks: usize) -> Vec<Served> {
-    serve_on(dir, setup, requests, local(num_ranks, PATIENT)).0
+    serve_on(dir, setup, requests, num_ranks).0
 }
 
 /// Of 2 and 4, the numbers of ranks that a model can be split over: each has a query head at least.
@@ -178,7 +254,7 @@ pub fn assert_ranks_change_nothing(
 ) -> Happened {
     let (alone, happened) = alone(dir, setup, requests);
     for num_ranks in numbers_of_ranks(dir) {
-        let (together, _) = serve_on(dir, setup, requests, local(num_ranks, PATIENT));
+        let (together, _) = serve_on(dir, setup, requests, num_ranks);
         let what = format!("{}, {what}, {num_ranks} ranks", dir.display());
         assert_same(&what, &alone, &together);
     }
@@ -229,42 +305,6 @@ fn ranks_change_nothing_on_any_instruction_set() {
             assert_ranks_change_nothing(&fixture(name), &simd.to_string(), &setup, &requests());
         }
     }
-}
-
-/// Where a process that a test starts finds its memory.
-const MEMORY: &str = "INFLIGHT_TEST_MODEL_RANK_MEMORY";
-
-/// Rank 1 of the test below, in a process of its own.
-#[test]
-fn rank_1() {
-    let Some(path) = std::env::var_os(MEMORY) else {
-        return;
-    };
-    let memory = File::options().read(true).write(true).open(path);
-    let memory = memory.expect("the memory of the test");
-    let rank = Shm::attach(memory.as_fd(), 1, PATIENT).expect("a free place");
-    let setup = Setup::default();
-    let mut runner = load(&fixture("qwen3"), &setup, Box::new(rank)).expect("it loads");
-    serve(&mut runner, &setup, &requests());
-}
-
-#[test]
-fn two_processes_are_the_same_as_two_threads() {
-    let world = ShmWorld::new(2).expect("shared memory");
-    let id = std::process::id();
-    let path = format!("/proc/{id}/fd/{}", world.as_fd().as_raw_fd());
-    let mut other = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "ranks::rank_1"])
-        .env(MEMORY, path)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("a process");
-    let rank = world.attach(0, PATIENT).expect("a free place");
-    let (dir, setup) = (fixture("qwen3"), Setup::default());
-    let (processes, _) = serve_on(&dir, &setup, &requests(), vec![Box::new(rank)]);
-    assert!(other.wait().expect("it ends").success());
-    let (threads, _) = serve_on(&dir, &setup, &requests(), local(2, PATIENT));
-    assert_same("two processes", &threads, &processes);
 }
 
 /// The sizes of a model.
@@ -406,33 +446,27 @@ fn tiles_and_any_number_of_ranks_change_only_the_rounding() {
 
 #[test]
 fn what_cannot_be_split_is_refused() {
-    let fail = |name: &str, setup: &Setup, num_ranks: usize| {
-        let rank = local(num_ranks, PATIENT).swap_remove(0);
-        match load(&fixture(name), setup, rank) {
-            Ok(_) => panic!("{name} is refused on {num_ranks} ranks"),
-            Err(error) => error.to_string(),
-        }
-    };
-    let setup = Setup::default();
-    for (error, part) in [
-        (fail("llama3", &setup, 5), "only 4 query heads"),
+    for (name, num_ranks, part) in [
+        ("llama3", 5, "only 4 query heads"),
         (
-            fail("quantised/awq", &setup, 4),
+            "quantised/awq",
+            4,
             "of the 4 query heads of the model, 2 have inputs of the same groups",
         ),
     ] {
-        assert!(error.contains(part), "{error}");
+        for loaded in on_ranks(num_ranks, |rank| {
+            load(&fixture(name), &Setup::default(), rank).map(drop)
+        }) {
+            let error = loaded.expect_err("it is refused").to_string();
+            assert!(error.contains(part), "{error}");
+        }
     }
 }
 
 /// Computes steps of a request until one fails, as a rank that may end or see another request.
-fn steps_until_failure(
-    collective: Box<dyn Collective>,
-    prompt_len: u32,
-    max_steps: usize,
-) -> String {
+fn steps_until_failure(rank: RankThread, prompt_len: u32, max_steps: usize) -> String {
     let setup = Setup::default();
-    let mut runner = load(&fixture("llama3"), &setup, collective).expect("it loads");
+    let mut runner = load(&fixture("llama3"), &setup, rank).expect("it loads");
     let mut engine = Engine::new(setup.engine_config());
     let prompt = (3..3 + prompt_len).collect();
     let request = inflight_engine::NewRequest::new(
@@ -456,23 +490,18 @@ fn steps_until_failure(
 }
 
 /// Runs two ranks, with prompts of these lengths, for so many steps.
-fn failures(time_limit: Duration, prompt_lens: [u32; 2], max_steps: [usize; 2]) -> [String; 2] {
-    let ranks = local(2, time_limit);
-    let results: Vec<_> = thread::scope(|scope| {
-        let ranks = ranks.into_iter().zip(prompt_lens).zip(max_steps);
-        let threads: Vec<_> = ranks
-            .map(|((rank, len), steps)| scope.spawn(move || steps_until_failure(rank, len, steps)))
-            .collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.map(|result| result.expect("no panic")).collect()
+fn failures(prompt_lens: [u32; 2], max_steps: [usize; 2]) -> [String; 2] {
+    let failures = on_ranks(2, |rank| {
+        let index = rank.rank;
+        steps_until_failure(rank, prompt_lens[index], max_steps[index])
     });
-    results.try_into().expect("two ranks")
+    failures.try_into().expect("two ranks")
 }
 
 #[test]
 fn a_rank_that_ends_fails_the_step_of_the_others() {
     let started = Instant::now();
-    let [first, second] = failures(PATIENT, [7, 7], [40, 5]);
+    let [first, second] = failures([7, 7], [40, 5]);
     assert_eq!(second, "no failure");
     assert!(first.contains("rank 1 has ended"), "{first}");
     assert!(started.elapsed() < PATIENT / 2);
@@ -480,7 +509,7 @@ fn a_rank_that_ends_fails_the_step_of_the_others() {
 
 #[test]
 fn ranks_with_different_plans_notice_it_in_the_first_step() {
-    for error in failures(PATIENT, [7, 8], [5, 5]) {
+    for error in failures([7, 8], [5, 5]) {
         assert!(error.contains("different steps"), "{error}");
     }
 }

@@ -4,160 +4,21 @@
 //! every bit is the same. Only the first rank samples; the others take its results.
 
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 
-use inflight_base::{BlockSize, LoadError, StepError};
-use inflight_collective::{Collective, Grid, Local};
-use inflight_device::{KvDtype, RankRole};
-use inflight_engine::{StepOutput, StepPlan};
-use inflight_machines::load_rank_on_cpus;
+use inflight_base::BlockSize;
+use inflight_collective::Grid;
+use inflight_device::KvDtype;
 use inflight_numbers::CodeBits;
-use inflight_runner::{
-    AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, Runner, RunnerLimits,
-    WeightPrecision,
-};
+use inflight_runner::{CpuRunner, ModelSource, ModelSpec, WeightPrecision};
 
 use crate::batching;
 use crate::devices::{requests, setups};
-use crate::ranks::{MODELS, PATIENT, Sizes, assert_same, random_llama, together};
+use crate::ranks::{MODELS, Sizes, assert_same, load, on_ranks, random_llama, serve_on, together};
 use crate::schedules::{assert_happened, beams, grid, schedules};
-use crate::support::{CallRunner, Happened, Request, Served, Setup, fixture, serve, simds};
+use crate::support::{Happened, Request, Setup, fixture, serve, simds};
 
 pub const fn stages(num_stages: usize) -> Grid {
     grid(num_stages, 1)
-}
-
-/// What the first rank has computed: results, and logits.
-type Results = (StepOutput, Vec<f32>);
-
-/// The first rank.
-struct First {
-    runner: Box<dyn Runner>,
-    others: Vec<Sender<Results>>,
-}
-
-/// Another rank.
-struct Other {
-    runner: Box<dyn Runner>,
-    first: Receiver<Results>,
-    logits: Vec<f32>,
-}
-
-impl CallRunner for First {
-    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.runner.run(plan, output)?;
-        for other in &self.others {
-            let results = (output.clone(), self.runner.logits().to_vec());
-            // One that has failed says so itself.
-            let _ = other.send(results);
-        }
-        Ok(())
-    }
-
-    fn keep_all_logits(&mut self) {
-        self.runner.keep_all_logits();
-    }
-
-    fn logits(&mut self) -> &[f32] {
-        self.runner.logits()
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.runner.vocab_size()
-    }
-}
-
-impl CallRunner for Other {
-    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        let own = (output.sampled.len(), output.extra_outputs.len());
-        self.runner.run(plan, output)?;
-        assert_eq!(own, (output.sampled.len(), output.extra_outputs.len()));
-        (*output, self.logits) = self.first.recv().expect("the first rank has results");
-        Ok(())
-    }
-
-    fn keep_all_logits(&mut self) {
-        self.runner.keep_all_logits();
-    }
-
-    fn logits(&mut self) -> &[f32] {
-        &self.logits
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.runner.vocab_size()
-    }
-}
-
-fn load(
-    dir: &Path,
-    setup: &Setup,
-    collective: Box<dyn Collective>,
-    role: RankRole,
-) -> Result<Box<dyn Runner>, LoadError> {
-    let source = ModelSource::open(dir).expect("the checkpoint opens");
-    let limits = RunnerLimits {
-        adapters: AdapterRoom::default(),
-        ..setup.runner_limits()
-    };
-    let rank = RankOptions {
-        collective,
-        role,
-        time_limit: PATIENT,
-    };
-    load_rank_on_cpus(&source, limits, &setup.cpu_options(), rank)
-}
-
-/// Serves requests on stages, each rank in a thread with an engine of its own.
-fn serve_on(
-    dir: &Path,
-    setup: &Setup,
-    requests: &[Request],
-    grid: Grid,
-) -> (Vec<Served>, Happened) {
-    let mut ranks = Local::world(grid, PATIENT).into_iter();
-    let first = ranks.next().expect("a rank");
-    thread::scope(|scope| {
-        let others = ranks.map(|rank| {
-            let (results, first) = channel();
-            scope.spawn(move || {
-                let runner = load(dir, setup, Box::new(rank), RankRole::Computes);
-                let mut other = Other {
-                    runner: runner.expect("it loads"),
-                    first,
-                    logits: Vec::new(),
-                };
-                serve(&mut other, setup, requests);
-            });
-            results
-        });
-        let others = others.collect();
-        let runner = load(dir, setup, Box::new(first), RankRole::Samples);
-        let runner = runner.expect("it loads");
-        serve(&mut First { runner, others }, setup, requests)
-    })
-}
-
-/// The same, where each rank samples for its own engine, and has all results.
-fn serve_on_all(
-    dir: &Path,
-    setup: &Setup,
-    requests: &[Request],
-    grid: Grid,
-) -> Vec<(Vec<Served>, Happened)> {
-    thread::scope(|scope| {
-        let ranks = Local::world(grid, PATIENT).into_iter();
-        let threads = ranks.map(|rank| {
-            scope.spawn(move || {
-                let runner = load(dir, setup, Box::new(rank), RankRole::AllSample);
-                serve(&mut runner.expect("it loads"), setup, requests)
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.map(|result| result.expect("no panic")).collect()
-    })
 }
 
 /// Serves requests in one process, in stages, and in stages of two ranks, and compares every bit.
@@ -198,16 +59,13 @@ fn ranks_that_collect_only_the_largest_logits_choose_the_same_tokens() {
                 keeps_all_logits: false,
                 ..setup
             };
-            let mut all = serve_on_all(&dir, &as_needed, &requests, Grid::from(2));
-            all.push(serve_on(&dir, &as_needed, &requests, Grid::from(2)));
-            for (served, _) in all {
-                for (expected, got) in whole.iter().zip(&served) {
-                    let what = format!("{name}, {what}");
-                    assert_eq!(expected.tokens, got.tokens, "{what}");
-                    assert_eq!(expected.log_probs, got.log_probs, "{what}");
-                    let (expected, got) = (&expected.generation_logits, &got.generation_logits);
-                    assert!(expected == got, "{what}: generation logits");
-                }
+            let served = together(&dir, &as_needed, &requests, 2);
+            for (expected, got) in whole.iter().zip(&served) {
+                let what = format!("{name}, {what}");
+                assert_eq!(expected.tokens, got.tokens, "{what}");
+                assert_eq!(expected.log_probs, got.log_probs, "{what}");
+                let (expected, got) = (&expected.generation_logits, &got.generation_logits);
+                assert!(expected == got, "{what}: generation logits");
             }
         }
     }
@@ -232,28 +90,6 @@ fn every_family_is_the_same_in_2_stages() {
     ];
     for name in MODELS.into_iter().chain(others) {
         assert_stages_change_nothing(&fixture(name), what, &setup, &requests(), &[stages(2)]);
-    }
-}
-
-#[test]
-fn every_rank_of_every_stage_can_sample() {
-    // 3 layers: results pass through two stages.
-    let dir = fixture("qwen3-windows");
-    for (what, setup, requests) in [schedules().swap_remove(0), beams()] {
-        let (whole, _) = serve(&mut setup.load_from(&dir), &setup, &requests);
-        let of_two = together(&dir, &setup, &requests, 2);
-        for (grid, expected) in [(stages(3), &whole), (grid(3, 2), &of_two)] {
-            for (rank, (served, _)) in serve_on_all(&dir, &setup, &requests, grid)
-                .iter()
-                .enumerate()
-            {
-                assert_same(
-                    &format!("{what}, rank {rank} of {grid:?}"),
-                    expected,
-                    served,
-                );
-            }
-        }
     }
 }
 
@@ -354,24 +190,11 @@ fn stages_take_the_memory_of_one_process_and_a_second_embedding() {
 
 #[test]
 fn what_cannot_be_cut_into_stages_is_refused() {
-    let fail = |name: &str, grid: Grid, role| {
-        let rank = Local::world(grid, PATIENT).pop().expect("a rank");
-        match load(&fixture(name), &Setup::default(), Box::new(rank), role) {
-            Ok(_) => panic!("{name} is refused on {grid:?}"),
-            Err(error) => error.to_string(),
-        }
-    };
-    for (error, part) in [
-        (
-            fail("llama3", stages(3), RankRole::Computes),
-            "3 stages: the model has only 2 layers",
-        ),
-        (fail("llama3", stages(2), RankRole::Samples), "only rank 0"),
-        (
-            fail("llama3", Grid::from(2), RankRole::Samples),
-            "only rank 0",
-        ),
-    ] {
+    let part = "3 stages: the model has only 2 layers";
+    for loaded in on_ranks(stages(3), |rank| {
+        load(&fixture("llama3"), &Setup::default(), rank).map(drop)
+    }) {
+        let error = loaded.expect_err("it is refused").to_string();
         assert!(error.contains(part), "{error}");
     }
 }

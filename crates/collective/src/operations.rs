@@ -62,9 +62,8 @@ pub trait Collective: Send {
         write: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), CollectiveError>;
 
-    /// Calls `write(rank, first, values)` for pieces of what each rank has, this one included; `first` is the index of
-    /// the first value of a piece. `lens` are the numbers of values of all ranks. With a `root`, that rank alone gets
-    /// them.
+    /// On `root`, calls `write(rank, first, values)` for pieces of what each rank has, this one included; `first` is
+    /// the index of the first value of a piece. `lens` are the numbers of values of all ranks.
     ///
     /// # Errors
     ///
@@ -76,7 +75,7 @@ pub trait Collective: Send {
     fn gather(
         &mut self,
         step: u64,
-        root: Option<usize>,
+        root: usize,
         own: &[f32],
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),
@@ -185,7 +184,7 @@ impl<E: Exchange> Collective for E {
     fn gather(
         &mut self,
         step: u64,
-        root: Option<usize>,
+        root: usize,
         own: &[f32],
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),
@@ -198,22 +197,22 @@ impl<E: Exchange> Collective for E {
             step,
             len: lens.iter().sum(),
         };
-        let is_read = root.is_none_or(|root| root == rank);
+        let is_root = rank == root;
         let max_words = self.max_words();
         let longest = lens.iter().copied().max().unwrap_or(0);
         for first in (0..longest).step_by(max_words) {
             let piece = |len: usize| first.min(len)..(first + max_words).min(len);
             let own = &own[piece(own.len())];
             // Nobody else reads the root's words.
-            let published = if root == Some(rank) { &[] } else { own };
+            let published = if is_root { &[] } else { own };
             self.publish(label, bytemuck::cast_slice(published))?;
-            if is_read && !own.is_empty() {
+            if is_root && !own.is_empty() {
                 write(rank, first, own);
             }
             self.read(&mut |messages| {
                 for (other, (words, &len)) in messages.iter().zip(lens).enumerate() {
                     let values = &words[..words.len().min(piece(len).len())];
-                    if is_read && other != rank && !values.is_empty() {
+                    if is_root && other != rank && !values.is_empty() {
                         write(other, first, bytemuck::cast_slice(values));
                     }
                 }

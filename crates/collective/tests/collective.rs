@@ -86,8 +86,8 @@ fn sum(values: &[f32]) -> f32 {
 #[derive(Clone, Debug)]
 enum Call {
     AllReduce(usize),
-    /// To this rank only, or to all.
-    Gather(Option<usize>, Vec<usize>),
+    /// To this rank.
+    Gather(usize, Vec<usize>),
     Broadcast(usize, usize),
     /// Once through all stages.
     Send(usize),
@@ -101,10 +101,7 @@ fn len() -> impl Strategy<Value = usize> {
 fn call(num_ranks: usize) -> impl Strategy<Value = Call> {
     prop_oneof![
         len().prop_map(Call::AllReduce),
-        (
-            prop::option::of(0..num_ranks),
-            prop::collection::vec(len(), num_ranks),
-        )
+        (0..num_ranks, prop::collection::vec(len(), num_ranks),)
             .prop_map(|(root, lens)| Call::Gather(root, lens)),
         (0..num_ranks, len()).prop_map(|(root, len)| Call::Broadcast(root, len)),
         len().prop_map(Call::Send),
@@ -151,9 +148,8 @@ fn make_call(collective: &mut dyn Collective, index: usize, call: &Call) {
             };
             let gathered = collective.gather(step, *root, &values_of(rank), lens, &mut write);
             gathered.expect("all values");
-            let is_root = root.is_none_or(|root| root == rank);
             for (other, got) in got.iter().enumerate() {
-                match is_root {
+                match rank == *root {
                     true => assert!(*got == values_of(other), "values of {other}"),
                     false => assert!(got.iter().all(|value| value.is_nan()), "no values"),
                 }

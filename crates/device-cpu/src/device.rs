@@ -20,8 +20,8 @@ use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
 use inflight_device::{
     Device, KvLayout, Lacking, LayerGroups, Load, MixtureShape, PackedBytes, PackedPart,
-    PackedReader, PackedShape, PackedWeights, RankHost, RankRole, RopeTable, StepCapacity,
-    StepInputs, StepIo, StepResults, Tiling,
+    PackedReader, PackedShape, PackedWeights, RankHost, RopeTable, StepCapacity, StepInputs,
+    StepIo, StepResults, Tiling,
 };
 use inflight_numbers::{FloatRows, NotFinite, QuantisedRows, Stacking};
 use inflight_threads::Pool;
@@ -273,11 +273,7 @@ impl Device for Cpu {
         Tiling::of_cpus(options.deterministic)
     }
 
-    fn join_ranks(
-        &mut self,
-        collective: Box<dyn Collective>,
-        role: RankRole,
-    ) -> Result<CpuRanks, LoadError> {
-        Ok(CpuRanks::join(self, collective, role))
+    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CpuRanks, LoadError> {
+        Ok(CpuRanks::join(self, collective))
     }
 }

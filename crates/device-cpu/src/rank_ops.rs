@@ -10,7 +10,7 @@ use super::step::CpuStep;
 use super::{Cpu, Simd};
 use inflight_base::LoadError;
 use inflight_collective::Collective;
-use inflight_device::{EmbeddingTable, HeadPlaces, HeadShape, QkNorm, RankHost, RankOps, RankRole};
+use inflight_device::{EmbeddingTable, HeadPlaces, HeadShape, QkNorm, RankHost, RankOps};
 
 /// Collective operations of a CPU. Only a CPU that has joined ranks has this value.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,8 @@ pub struct CpuRanks(());
 
 impl CpuRanks {
     /// Makes a CPU one of several ranks.
-    pub(super) fn join(cpu: &mut Cpu, collective: Box<dyn Collective>, role: RankRole) -> Self {
-        cpu.ranks = Some(RankHost::new(collective, role));
+    pub(super) fn join(cpu: &mut Cpu, collective: Box<dyn Collective>) -> Self {
+        cpu.ranks = Some(RankHost::new(collective));
         Self(())
     }
 }

@@ -33,8 +33,8 @@ use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
 use inflight_device::{
     Device, DeviceSample, FirstStep, KvBatch, KvLayout, Lacking, LatentShape, LayerGroups, Load,
-    MixtureShape, PackedPart, PackedReader, PackedShape, RankRole, RopeTable, StepCapacity,
-    StepInputs, StepIo, StepResults, StepWidths,
+    MixtureShape, PackedPart, PackedReader, PackedShape, RopeTable, StepCapacity, StepInputs,
+    StepIo, StepResults, StepWidths,
 };
 use inflight_numbers::{FloatRows, NotFinite, QuantisedRows, Stacking};
 use inflight_threads::Pool;
@@ -467,12 +467,8 @@ impl Device for Cuda {
     const TILES: Option<Lacking> = None;
     const STATES: Option<Lacking> = None;
 
-    fn join_ranks(
-        &mut self,
-        collective: Box<dyn Collective>,
-        role: RankRole,
-    ) -> Result<CudaRanks, LoadError> {
-        CudaRanks::join(self, collective, role)
+    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CudaRanks, LoadError> {
+        CudaRanks::join(self, collective)
     }
 }
 

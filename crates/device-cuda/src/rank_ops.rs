@@ -15,7 +15,6 @@ use inflight_base::LoadError;
 use inflight_collective::Collective;
 use inflight_device::{
     EmbeddingTable, HeadPlaces, HeadShape, Linear, PackedWeights, QkNorm, RankHost, RankOps,
-    RankRole,
 };
 
 /// Collective operations of a GPU. Only a GPU that has joined ranks has this value.
@@ -27,9 +26,8 @@ impl CudaRanks {
     pub(super) fn join(
         cuda: &mut Cuda,
         collective: Box<dyn Collective>,
-        role: RankRole,
     ) -> Result<Self, LoadError> {
-        cuda.join(collective, role)?;
+        cuda.join(collective)?;
         Ok(Self(()))
     }
 }

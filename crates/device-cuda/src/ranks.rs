@@ -28,7 +28,7 @@ use super::stages::StageRows;
 use super::summed_products::SumStream;
 use inflight_base::{LoadError, StepError};
 use inflight_collective::Collective;
-use inflight_device::{RankHost, RankRole};
+use inflight_device::RankHost;
 
 /// Memory that the parts of all ranks are collected in, some rows at a time.
 pub(super) const GATHERED_BYTES: usize = 64 << 20;
@@ -150,19 +150,8 @@ impl GpuRanks {
 
 impl Cuda {
     /// Makes it one of several.
-    pub(super) fn join(
-        &mut self,
-        collective: Box<dyn Collective>,
-        role: RankRole,
-    ) -> Result<(), LoadError> {
-        let grid = collective.grid();
-        if grid.num_stages > 1 && role == RankRole::AllSample {
-            return Err(LoadError::Resource(format!(
-                "on {} stages of GPUs only rank 0 can sample",
-                grid.num_stages
-            )));
-        }
-        let mut host = RankHost::new(collective, role);
+    pub(super) fn join(&mut self, collective: Box<dyn Collective>) -> Result<(), LoadError> {
+        let mut host = RankHost::new(collective);
         let reached = self.stream.context().new_event(None);
         let reached = reached.map_err(|error| load_error("creating an event", &error))?;
         if host.num_ranks() == 1 {

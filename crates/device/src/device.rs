@@ -1,6 +1,6 @@
 //! A device with all that it has.
 
-use super::operands::{RankRole, Tiling};
+use super::operands::Tiling;
 use super::ops::Ops;
 use super::rank_ops::RankOps;
 use super::stacks::Stacks;
@@ -56,9 +56,5 @@ pub trait Device: Ops {
     /// # Errors
     ///
     /// It can only be alone, or the other ranks cannot be reached.
-    fn join_ranks(
-        &mut self,
-        collective: Box<dyn Collective>,
-        role: RankRole,
-    ) -> Result<Self::Ranks, LoadError>;
+    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<Self::Ranks, LoadError>;
 }

@@ -68,12 +68,12 @@ pub use low_rank::{
 };
 pub use operands::{
     Activation, AdapterCapacity, DeviceSample, FirstStep, Gating, InnerActivation, LayerNorm,
-    LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, RankRole, StepCapacity,
-    StepInputs, StepResults, StepWidths, Tiling, TokenInFlight,
+    LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, StepCapacity, StepInputs,
+    StepResults, StepWidths, Tiling, TokenInFlight,
 };
 pub use ops::Ops;
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
-pub use rank_host::{RankHost, RankInput};
+pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use rope::RopeTable;
 pub use stacks::Stacks;

@@ -146,17 +146,6 @@ impl QuantisedWidths {
     }
 }
 
-/// What one of several ranks does with the logits of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RankRole {
-    /// It collects them from all ranks, and samples. With several stages, it is the first rank of all.
-    Samples,
-    /// It computes those of its part of the vocabulary, or of its stage, for the others.
-    Computes,
-    /// It samples, as all ranks do, each for an engine of its own.
-    AllSample,
-}
-
 /// When sums over the inputs of a product are cut into tiles. Their number is the same on 1, 2 and 4 ranks, and so are
 /// the bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,31 +5,16 @@ use std::time::Duration;
 
 use rustc_hash::FxHasher;
 
-use super::{RankRole, StepInputs};
-use inflight_base::{LoadError, SequenceId, StepError};
+use super::StepInputs;
+use inflight_base::{LoadError, StepError};
 use inflight_collective::{Collective, CollectiveError, MAX_RANKS};
 
-/// What ranks that each have an engine have to be given alike: a request, or the end of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankInput {
-    /// The request.
-    pub id: SequenceId,
-    /// A hash of all of it; `None` if it is to be stopped.
-    pub digest: Option<u64>,
-}
-
-/// The words of an input.
-const INPUT_WORDS: usize = 5;
-
-/// What an application that has made ranks differ has to do.
-const SAME_INPUTS: &str = "give every rank the same requests and stop signals, in the same order and in the same iteration";
+/// The rank of a stage that gets the logits of all.
+const ROOT: usize = 0;
 
 /// The other ranks.
 pub struct RankHost {
     collective: Box<dyn Collective>,
-    role: RankRole,
-    /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
-    gets_logits: bool,
     /// A hash of the current step, which is the same on all ranks.
     step: u64,
     /// What went wrong first. Nothing is sent after that.
@@ -38,12 +23,9 @@ pub struct RankHost {
 
 impl RankHost {
     /// The rank of this process, or of this thread.
-    pub fn new(collective: Box<dyn Collective>, role: RankRole) -> Self {
-        let sends_results = is_last_of_several(&*collective) && collective.rank() == 0;
+    pub fn new(collective: Box<dyn Collective>) -> Self {
         Self {
-            gets_logits: role != RankRole::Computes || sends_results,
             collective,
-            role,
             step: 0,
             failure: None,
         }
@@ -102,9 +84,6 @@ impl RankHost {
     pub fn check(&self) -> Result<(), StepError> {
         match &self.failure {
             None => Ok(()),
-            Some(error @ CollectiveError::Diverged { .. }) if self.role == RankRole::AllSample => {
-                Err(StepError(format!("{error}: {SAME_INPUTS}")))
-            }
             Some(error) => Err(StepError(error.to_string())),
         }
     }
@@ -128,7 +107,9 @@ impl RankHost {
             self.all_reduce(&mut [0.0]);
             return self.check().map_err(failed);
         }
-        let [rank, first] = self.own_and_first();
+        // Among those of all stages.
+        let first = self.collective.stage() * self.collective.grid().ranks_per_stage;
+        let rank = first + self.collective.rank();
         let problem = format!(
             "rank {rank} has {}, and rank {first} {}: each chooses the experts of a row by itself, and could choose others",
             describe(own),
@@ -141,44 +122,6 @@ impl RankHost {
         })
     }
 
-    /// This rank and the first one of its stage, among those of all stages.
-    fn own_and_first(&self) -> [usize; 2] {
-        let first = self.collective.stage() * self.collective.grid().ranks_per_stage;
-        [first + self.collective.rank(), first]
-    }
-
-    /// Compares what the engine of this rank was given before a step with what the others were.
-    ///
-    /// # Errors
-    ///
-    /// It is something else, or something went wrong.
-    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
-        let own: Vec<u32> = inputs.iter().flat_map(input_words).collect();
-        let mut first = own.clone();
-        self.take_first(&mut first)?;
-        let alike = own.chunks(INPUT_WORDS).zip(first.chunks(INPUT_WORDS));
-        let differing = inputs.iter().zip(alike).find(|(_, (a, b))| a != b);
-        if let Some((input, _)) = differing {
-            let RankInput { id, digest } = input;
-            let [rank, first] = self.own_and_first();
-            let what = match digest {
-                Some(_) => "request",
-                None => "stop signal for request",
-            };
-            let reason = format!(
-                "{what} {id} of rank {rank} is not what rank {first} was given: {SAME_INPUTS}"
-            );
-            self.abort(&reason);
-            return Err(StepError(reason));
-        }
-        // So that stages compare them as well.
-        let mut hasher = FxHasher::default();
-        hasher.write_u64(self.step);
-        own.iter().for_each(|word| hasher.write_u32(*word));
-        self.step = hasher.finish();
-        Ok(())
-    }
-
     /// This rank, of those of its stage.
     pub fn rank(&self) -> usize {
         self.collective.rank()
@@ -189,9 +132,10 @@ impl RankHost {
         self.collective.num_ranks()
     }
 
-    /// Whether it gets the logits of its stage.
+    /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
     pub fn gets_logits(&self) -> bool {
-        self.gets_logits
+        let stage = self.stage();
+        self.rank() == ROOT && (stage == 0 || stage + 1 == self.num_stages())
     }
 
     /// Replaces words by those of rank 0.
@@ -251,7 +195,7 @@ impl RankHost {
         let width: usize = widths.iter().sum();
         let num_rows = part.len() / widths[self.collective.rank()];
         assert!(
-            !self.gets_logits || out.len() >= num_rows * width,
+            !self.gets_logits() || out.len() >= num_rows * width,
             "out is at least [m, {width}]"
         );
         let mut lens = [0; MAX_RANKS];
@@ -270,8 +214,7 @@ impl RankHost {
                 (values, row, column) = (rest, row + 1, 0);
             }
         };
-        let root = self.root_of_logits();
-        self.run(|collective, step| collective.gather(step, root, part, lens, &mut write));
+        self.run(|collective, step| collective.gather(step, ROOT, part, lens, &mut write));
     }
 
     /// Collects the values of all ranks of the stage, of which each has equally many, one rank after the other. Returns
@@ -280,21 +223,15 @@ impl RankHost {
         let num_ranks = self.collective.num_ranks();
         let lens = &[own.len(); MAX_RANKS][..num_ranks];
         out.clear();
-        if self.gets_logits {
+        if self.gets_logits() {
             out.resize(num_ranks * own.len(), 0.0);
         }
         let mut write = |rank: usize, first: usize, values: &[f32]| {
             let start = rank * own.len() + first;
             out[start..start + values.len()].copy_from_slice(values);
         };
-        let root = self.root_of_logits();
-        self.run(|collective, step| collective.gather(step, root, own, lens, &mut write));
-        self.gets_logits
-    }
-
-    /// Where not all ranks sample, the first one of the stage does, or sends the logits on.
-    fn root_of_logits(&self) -> Option<usize> {
-        (self.role != RankRole::AllSample).then_some(0)
+        self.run(|collective, step| collective.gather(step, ROOT, own, lens, &mut write));
+        self.gets_logits()
     }
 
     /// Sends values to the next stage.
@@ -370,18 +307,6 @@ impl RankHost {
             self.failure = operation(self.collective.as_mut(), self.step).err();
         }
     }
-}
-
-fn input_words(input: &RankInput) -> [u32; INPUT_WORDS] {
-    let RankInput { id, digest } = input;
-    let halves = |value: u64| [value as u32, (value >> 32) as u32];
-    let ([id_low, id_high], [low, high]) = (halves(id.0), halves(digest.unwrap_or(0)));
-    [u32::from(digest.is_some()), id_low, id_high, low, high]
-}
-
-fn is_last_of_several(collective: &dyn Collective) -> bool {
-    let num_stages = collective.grid().num_stages;
-    num_stages > 1 && collective.stage() + 1 == num_stages
 }
 
 /// A hash of the plan of a step, and of the steps before it. Of the block tables, only what the sequences have is in

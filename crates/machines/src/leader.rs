@@ -10,7 +10,6 @@ use super::task::{Instruction, Task};
 use super::transport::RankConnections;
 use inflight_base::{HostBlockId, LoadError, StepError};
 use inflight_collective::Grid;
-use inflight_device::RankRole;
 use inflight_device_cpu::Cpu;
 use inflight_engine::{BlockMove, StepOutput, StepPlan};
 use inflight_runner::{ModelRunner, ModelSource, RankOptions, Runner, RunnerLimits, SentCalls};
@@ -82,7 +81,6 @@ impl<D: RankDevice> LeadingRunner<D> {
         let calls = SentCalls::new(&limits);
         let rank = RankOptions {
             collective,
-            role: RankRole::Samples,
             time_limit: step,
         };
         let runner = ModelRunner::of_rank(source, limits, options, rank)

@@ -7,7 +7,7 @@ use super::rank_gpu::RankGpu;
 use super::task::{BUILD, Greeting, HostMemory, Instruction, Report, Task, receive, send};
 use inflight_base::{StepError, catch_panic};
 use inflight_collective::{Channel, Collective, CollectiveError, Grid, MpiSession, MpiWorld};
-use inflight_device::{Device, RankRole};
+use inflight_device::Device;
 use inflight_device_cpu::Cpu;
 #[cfg(feature = "cuda")]
 use inflight_device_cuda::Cuda;
@@ -125,7 +125,6 @@ fn load<D: Device>(
     let calls = ReceivedCalls::new(&limits);
     let rank = RankOptions {
         collective,
-        role: RankRole::Computes,
         time_limit: task.time_limit,
     };
     let runner = ModelRunner::of_rank(&source, limits, options, rank).map_err(text)?;

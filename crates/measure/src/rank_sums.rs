@@ -1,16 +1,18 @@
 //! Share of a generation step that ranks spend in sums and in waiting for each other: the most that overlapping them
 //! with computation could save.
 
+use std::iter;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use inflight_base::StepError;
 use inflight_collective::{Collective, CollectiveError, Grid, ShmWorld};
-use inflight_device::RankRole;
 use inflight_device_cpu::CpuOptions;
-use inflight_engine::EngineConfig;
+use inflight_engine::{EngineConfig, StepOutput};
 use inflight_runner::{CpuRunner, ModelSource, RankOptions, RunnerLimits};
 
 use crate::Result;
@@ -41,13 +43,18 @@ pub fn measure(
     options: &[CpuOptions],
 ) -> Result<Vec<SumShares>> {
     let world = ShmWorld::new(options.len())?;
+    let (senders, receivers): (Vec<_>, Vec<_>) = options[1..].iter().map(|_| channel()).unzip();
+    let taken = receivers.into_iter().map(Outputs::Taken);
+    let outputs = iter::once(Outputs::Sent(senders)).chain(taken);
     let shares = thread::scope(|scope| {
         let ranks: Vec<_> = options
             .iter()
+            .zip(outputs)
             .enumerate()
-            .map(|(rank, options)| {
+            .map(|(rank, (options, outputs))| {
                 let world = &world;
                 scope.spawn(move || {
+                    let rank = (rank, outputs);
                     let shares = of_rank(source, loads, config, limits, options, world, rank);
                     shares.map_err(|error| error.to_string())
                 })
@@ -74,7 +81,7 @@ fn of_rank(
     limits: &RunnerLimits,
     options: &CpuOptions,
     world: &ShmWorld,
-    rank: usize,
+    (rank, outputs): (usize, Outputs),
 ) -> Result<Vec<f64>> {
     let nanoseconds = Arc::new(AtomicU64::new(0));
     let collective = Timed {
@@ -83,7 +90,6 @@ fn of_rank(
     };
     let rank = RankOptions {
         collective: Box::new(collective),
-        role: RankRole::AllSample,
         time_limit: TIME_LIMIT,
     };
     let mut runner = CpuRunner::of_rank(source, limits.clone(), options, rank)?;
@@ -98,6 +104,7 @@ fn of_rank(
                     && plan.sequences.len() == load.concurrency as usize;
                 let (started, before) = (Instant::now(), nanoseconds.load(Ordering::Relaxed));
                 runner.run(plan, output)?;
+                outputs.share(output)?;
                 if is_counted && is_generation {
                     in_all += started.elapsed().as_nanos() as u64;
                     in_sums += nanoseconds.load(Ordering::Relaxed) - before;
@@ -108,6 +115,32 @@ fn of_rank(
         shares.push(in_sums as f64 / in_all as f64);
     }
     Ok(shares)
+}
+
+/// How the engine of each rank has the outputs of rank 0, which alone samples.
+enum Outputs {
+    /// That of rank 0.
+    Sent(Vec<Sender<StepOutput>>),
+    /// That of another one.
+    Taken(Receiver<StepOutput>),
+}
+
+impl Outputs {
+    /// Makes the output of a model call that of rank 0.
+    fn share(&self, output: &mut StepOutput) -> std::result::Result<(), StepError> {
+        let has_ended = "another rank has ended";
+        match self {
+            Self::Sent(others) => others.iter().try_for_each(|other| {
+                let sent = other.send(output.clone());
+                sent.map_err(|_| StepError(has_ended.to_owned()))
+            }),
+            Self::Taken(first) => {
+                let taken = first.recv();
+                *output = taken.map_err(|_| StepError(has_ended.to_owned()))?;
+                Ok(())
+            }
+        }
+    }
 }
 
 /// The threads of each rank, on these CPUs if there are some.
@@ -192,7 +225,7 @@ impl Collective for Timed {
     fn gather(
         &mut self,
         step: u64,
-        root: Option<usize>,
+        root: usize,
         own: &[f32],
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),

@@ -15,7 +15,7 @@ use inflight_device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
     Experts, Gating, GroupBlocks, GroupedRouting, HeadBiases, HeadShape, InnerActivation, KvBatch,
     KvDtype, KvLayout, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear, Load,
-    LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind, RankRole,
+    LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind,
     RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity, StepInputs,
     StepIo,
 };
@@ -1022,7 +1022,7 @@ impl Device for Reference {
     const TILES: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
 
-    fn join_ranks(&mut self, _: Box<dyn Collective>, _: RankRole) -> Result<Lacking, LoadError> {
+    fn join_ranks(&mut self, _: Box<dyn Collective>) -> Result<Lacking, LoadError> {
         Err(LoadError::Resource("it is the only one".to_owned()))
     }
 }

@@ -22,8 +22,8 @@ use super::step_sampling::StepSampling;
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankInput, RankOps,
-    RankRole, StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
+    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankOps, StepCapacity,
+    StepInputs, StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
@@ -38,8 +38,8 @@ pub struct ModelRunner<D: Device, P = ()> {
     ranks: Option<D::Ranks>,
     decoder: Decoder<D>,
     results: Results<D::Ranks>,
-    /// Of a rank of several; one that is alone samples.
-    role: RankRole,
+    /// Whether it samples: of several ranks, only the first one does.
+    samples: bool,
     cache: D::KvCache,
     host_blocks: D::HostBlocks,
     limits: RunnerLimits,
@@ -68,8 +68,6 @@ pub struct ModelRunner<D: Device, P = ()> {
 pub struct RankOptions {
     /// Its connection with the others. Its time limit is that of loading.
     pub collective: Box<dyn Collective>,
-    /// What it does with logits.
-    pub role: RankRole,
     /// The longest that an operation between ranks may take once all have loaded their weights.
     pub time_limit: Duration,
 }
@@ -104,7 +102,7 @@ impl<D: Device> ModelRunner<D> {
     /// [`CpuOptions::deterministic`](inflight_device_cpu::CpuOptions::deterministic) also on 1, and those of
     /// [`ModelRunner::new`]. Any number of stages gives the bits of one.
     ///
-    /// Only the first rank has results, unless [all sample](RankRole::AllSample).
+    /// Only the first rank samples, and has results.
     ///
     /// # Errors
     /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks.
@@ -225,9 +223,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         };
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
-        let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
         let (part, ranks) = match rank {
-            Some(rank) => join_ranks(&mut device, source, rank, D::tiling(options))?,
+            Some(rank) => join_ranks(&mut device, source, rank.collective, D::tiling(options))?,
             None => (source.part(1.into(), 0, D::tiling(options))?, None),
         };
         let spec = &part.local_spec(source.spec());
@@ -259,7 +256,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             draft_head,
             decoder,
             results: part.stage.results(ranks),
-            role,
+            samples: part.stage.samples(),
             cache,
             host_blocks,
             vocab_size: spec.vocab_size,
@@ -275,12 +272,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             keeps_all_logits: false,
             sampled_rows: SampledRows::default(),
             has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
-            sampling: StepSampling::new(
-                spec.vocab_size,
-                &limits,
-                num_threads,
-                role == RankRole::AllSample,
-            ),
+            sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
             device,
             ranks,
             limits,
@@ -328,26 +320,22 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// # Panics
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        match self.role {
-            RankRole::Samples | RankRole::AllSample => {
-                self.launch(&plan)?;
-                self.collect(&plan, output)
-            }
-            RankRole::Computes => {
-                self.check_plan(&plan)?;
-                let gathers_largest = self.gathers_largest();
-                let layout = &mut self.calls[0].layout;
-                layout.set(&plan);
-                if gathers_largest {
-                    layout.set_greedy(&plan);
-                }
-                let mut call = RankCall::default();
-                call.set(&plan, layout, None);
-                let adapters = AdapterRuns::of(&layout.inputs(&plan));
-                layout.forget_adapters();
-                self.compute_share(&call, &adapters)
-            }
+        if self.samples {
+            self.launch(&plan)?;
+            return self.collect(&plan, output);
         }
+        self.check_plan(&plan)?;
+        let gathers_largest = self.gathers_largest();
+        let layout = &mut self.calls[0].layout;
+        layout.set(&plan);
+        if gathers_largest {
+            layout.set_greedy(&plan);
+        }
+        let mut call = RankCall::default();
+        call.set(&plan, layout, None);
+        let adapters = AdapterRuns::of(&layout.inputs(&plan));
+        layout.forget_adapters();
+        self.compute_share(&call, &adapters)
     }
 
     /// Whether a model call may be launched before the one before it was collected, with tokens that that one samples.
@@ -358,7 +346,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// Whether a model call may be launched before the one before it was collected, if it does not depend on it: other
     /// stages compute that one in the meantime.
     pub fn has_stages(&self) -> bool {
-        matches!(self.results, Results::Awaited { .. })
+        matches!(self.results, Results::Awaited(_))
     }
 
     /// Starts a model call of a step. A device that [can run ahead](ModelRunner::can_run_ahead) computes it while the
@@ -428,11 +416,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let call = &self.calls[1 - self.next_call];
             pooler.append(plan, &call.layout, &call.states, output);
             return Ok(());
-        }
-        if let Results::Sent(ranks) = self.results {
-            let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
-            let results = self.device.results(&mut self.logits, num_rows)?;
-            ranks.host(&mut self.device).send_results(results.logits)?;
         }
         let call = match is_last {
             true => 1 - self.next_call,
@@ -511,7 +494,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             awaited,
             ..
         } = &mut self.calls[call];
-        let Results::Awaited { ranks, passes_on } = self.results else {
+        let Results::Awaited(ranks) = self.results else {
             return Ok(());
         };
         let Some(step) = awaited.take() else {
@@ -521,9 +504,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             let host = ranks.host(&mut self.device);
             host.receive_results(step, &mut logits)?;
-            if passes_on {
-                host.send_results(&logits)?;
-            }
             let threads = self.device.host_threads();
             let outputs = self.sampling.context_outputs(threads, context, logits);
             context_outputs.push((context.sequence, outputs));
@@ -531,23 +511,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let num_rows = layout.num_sampled_rows();
         let results = self.device.results(&mut self.logits, num_rows)?;
         let host = ranks.host(&mut self.device);
-        host.receive_results(step, results.logits)?;
-        match passes_on {
-            true => host.send_results(results.logits),
-            false => Ok(()),
-        }
-    }
-
-    /// Compares what the engine of this rank was given before the next step with what those of the others were, where
-    /// each rank has one. All ranks call it before the same step.
-    ///
-    /// # Errors
-    /// It is something else, or a rank has failed.
-    pub fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
-        match self.host() {
-            Some(host) => host.compare_inputs(inputs),
-            None => Ok(()),
-        }
+        host.receive_results(step, results.logits)
     }
 
     /// Computes this rank's share of a model call, for the rank that samples. It has no results.
@@ -573,7 +537,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let inputs = call.inputs(adapters);
         let receiver = match self.results {
             Results::Sent(ranks) => Some(ranks),
-            Results::Here | Results::Awaited { .. } | Results::Elsewhere => None,
+            Results::Here | Results::Awaited(_) | Results::Elsewhere => None,
         };
         let mut sent = Ok(());
         let contexts = ContextLogits {
@@ -704,7 +668,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             states,
             awaited,
         } = &mut calls[*next_call];
-        let (inputs, results) = (layout.inputs(plan), self.results);
+        let inputs = layout.inputs(plan);
         let contexts = layout.contexts();
         let pass = PassOn {
             device,
@@ -717,10 +681,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             rows: contexts.iter().map(|context| context.rows.clone()),
             width: self.vocab_size,
             take: |device: &mut D, index: usize, logits: Vec<f32>| {
-                if let Results::Sent(ranks) = results {
-                    // An error comes with the results.
-                    let _ = ranks.host(device).send_results(&logits);
-                }
                 let context = &contexts[index];
                 let outputs = sampling.context_outputs(device.host_threads(), context, logits);
                 context_outputs.push((context.sequence, outputs));
@@ -731,7 +691,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let num_rows = inputs.token_ids.len();
             draft_head.keep_states(inputs, |out| decoder.tapped_states(device, num_rows, out));
         }
-        if let Results::Awaited { ranks, .. } = results {
+        if let Results::Awaited(ranks) = self.results {
             *awaited = Some(ranks.host(device).step());
             return;
         }
@@ -785,27 +745,16 @@ fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadErr
 fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
-    options: RankOptions,
+    collective: Box<dyn Collective>,
     tiling: Tiling,
 ) -> Result<(ModelPart, Option<D::Ranks>), LoadError> {
-    let RankOptions {
-        collective, role, ..
-    } = options;
     let grid = collective.grid();
     let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
-    let mut part = source.part(grid, rank, tiling)?;
-    if role == RankRole::AllSample {
-        part.stage.let_all_sample();
-    }
-    if rank > 0 && role == RankRole::Samples {
-        return Err(LoadError::Resource(format!(
-            "rank {rank} gets no logits to sample from: only rank 0 does, unless all ranks sample"
-        )));
-    }
+    let part = source.part(grid, rank, tiling)?;
     if grid.num_ranks() == 1 {
         return Ok((part, None));
     }
-    let ranks = device.join_ranks(collective, role)?;
+    let ranks = device.join_ranks(collective)?;
     if grid.ranks_per_stage > 1 && source.spec().mixture().is_some() {
         ranks.check_alike(device)?;
     }

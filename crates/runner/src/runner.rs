@@ -3,7 +3,7 @@
 use super::model_runner::ModelRunner;
 use super::synthetic::SyntheticRunner;
 use inflight_base::{HostBlockId, StepError};
-use inflight_device::{Device, RankInput};
+use inflight_device::Device;
 use inflight_engine::{BlockMove, Step, StepOutput, StepPlan};
 
 /// Computes the steps of an instance: a real model on some device, or a synthetic one.
@@ -31,15 +31,6 @@ pub trait Runner: Send {
     /// [`ModelRunner::has_stages`].
     fn has_stages(&self) -> bool {
         false
-    }
-
-    /// Compares what the engine of this rank was given before the next step with what those of the others were, see
-    /// [`ModelRunner::compare_inputs`]. Without other engines, nothing happens.
-    ///
-    /// # Errors
-    /// It is something else, or a rank has failed.
-    fn compare_inputs(&mut self, _inputs: &[RankInput]) -> Result<(), StepError> {
-        Ok(())
     }
 
     /// Starts a model call of a step, see [`ModelRunner::launch`]. A runner that does not compute in the background
@@ -106,10 +97,6 @@ where
 
     fn can_run_ahead(&self) -> bool {
         self.can_run_ahead()
-    }
-
-    fn compare_inputs(&mut self, inputs: &[RankInput]) -> Result<(), StepError> {
-        self.compare_inputs(inputs)
     }
 
     fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {

@@ -31,13 +31,9 @@ pub(super) enum Results<R> {
     Here,
     /// From the last stage, which is its own. It sends them to the first one.
     Sent(R),
-    /// From the last stage, through the stage before its own.
-    Awaited {
-        ranks: R,
-        /// Whether it sends them to the next stage.
-        passes_on: bool,
-    },
-    /// Other ranks of its stage have them.
+    /// From the last stage.
+    Awaited(R),
+    /// Other ranks have them.
     Elsewhere,
 }
 
@@ -47,12 +43,8 @@ pub(super) struct Stage {
     pub(super) layers: Range<usize>,
     is_first: bool,
     is_last: bool,
-    /// The stages behind it.
-    num_behind: usize,
     /// Whether the rank is the first one of the stage, which sends or receives results for all.
     is_leading: bool,
-    /// Whether all ranks of all stages sample, and so need all results.
-    all_sample: bool,
 }
 
 impl ModelPart {
@@ -130,9 +122,7 @@ impl Stage {
             layers: starts[index]..starts[index + 1],
             is_first: index == 0,
             is_last: index + 1 == num_stages,
-            num_behind: num_stages - 1 - index,
             is_leading: true,
-            all_sample: false,
         })
     }
 
@@ -151,10 +141,9 @@ impl Stage {
         self.is_first && self.is_last
     }
 
-    /// Has the results go to all ranks of all stages: each passes them on to the one at its place in the next stage, up
-    /// to the last stage but one.
-    pub(super) fn let_all_sample(&mut self) {
-        self.all_sample = true;
+    /// Whether the rank samples: it is the first one of the first stage.
+    pub(super) fn samples(&self) -> bool {
+        self.is_first && self.is_leading
     }
 
     /// Where the rank has the results of a step from. `ranks` is `None` if it is the only one.
@@ -162,12 +151,9 @@ impl Stage {
         let Some(ranks) = ranks.filter(|_| !self.is_only()) else {
             return Results::Here;
         };
-        match self.is_last {
-            true if self.all_sample || self.is_leading => Results::Sent(ranks),
-            false if self.all_sample || self.is_leading && self.is_first => Results::Awaited {
-                ranks,
-                passes_on: self.all_sample && self.num_behind > 1,
-            },
+        match self.is_leading {
+            true if self.is_first => Results::Awaited(ranks),
+            true if self.is_last => Results::Sent(ranks),
             _ => Results::Elsewhere,
         }
     }

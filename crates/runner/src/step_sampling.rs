@@ -28,7 +28,7 @@ pub(super) struct StepSampling {
     /// One per thread.
     workers: Vec<SamplingWorker>,
     guide_threads: GuideThreads,
-    /// Whether all masks are waited for, because other ranks sample the same tokens.
+    /// Whether all masks are waited for, because no thread computes them.
     waits_for_guides: bool,
     /// What was chosen from each row; `None` after a rejected draft.
     chosen: Vec<Option<Sampled>>,
@@ -40,13 +40,7 @@ pub(super) struct StepSampling {
 
 impl StepSampling {
     /// Sampling on `num_threads` threads.
-    /// `waits_for_guides`: a sequence whose guide is slow holds the step, instead of sitting it out.
-    pub fn new(
-        vocab_size: usize,
-        limits: &RunnerLimits,
-        num_threads: usize,
-        waits_for_guides: bool,
-    ) -> Self {
+    pub fn new(vocab_size: usize, limits: &RunnerLimits, num_threads: usize) -> Self {
         let max_rows = limits.max_sampled_rows.index();
         Self {
             vocab_size,
@@ -54,7 +48,7 @@ impl StepSampling {
                 .map(|_| SamplingWorker::new(vocab_size, max_rows))
                 .collect(),
             guide_threads: GuideThreads::default(),
-            waits_for_guides,
+            waits_for_guides: false,
             chosen: Vec::with_capacity(max_rows),
             extra_outputs: Vec::new(),
             candidates: Vec::new(),

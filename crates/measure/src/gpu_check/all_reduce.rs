@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 use inflight_collective::Local;
-use inflight_device::{Device, Load, RankOps, RankRole, StepIo};
+use inflight_device::{Device, Load, RankOps, StepIo};
 use inflight_device_cuda::{Cuda, CudaOptions, num_gpus};
 use serde_json::{Value, json};
 
@@ -145,7 +145,7 @@ impl Sums {
             max_graphs: 0,
             ..CudaOptions::default()
         })?;
-        let ranks = device.join_ranks(Box::new(rank), RankRole::Samples)?;
+        let ranks = device.join_ranks(Box::new(rank))?;
         ranks.meet(&mut device, TIME_LIMIT)?;
         let (width, sizes) = self.sizes();
         let max_rows = sizes.iter().copied().max().unwrap_or(1);

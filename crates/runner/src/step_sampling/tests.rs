@@ -52,7 +52,7 @@ impl Sampling {
         Self {
             engine: Engine::new(config),
             layout: StepLayout::new(&limits, None),
-            sampling: StepSampling::new(VOCAB_SIZE, &limits, num_threads, false),
+            sampling: StepSampling::new(VOCAB_SIZE, &limits, num_threads),
             threads: Pool::new(num_threads).expect("threads"),
             broken: None,
         }
