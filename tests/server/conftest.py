@@ -41,6 +41,10 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=position)
 
 
+def pytest_sessionfinish(session, exitstatus):
+    tiers.end(session, exitstatus)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Only a test that is marked may cancel streams."""

@@ -234,7 +234,7 @@ class Config:
     """The options of a run."""
 
     def __init__(self, **options):
-        self.options, self.hook = {"seed": "1", "part": 0, **options}, self
+        self.options, self.hook = {"seed": "1", "part": 0, "share": "all", **options}, self
 
     def getoption(self, name):
         return self.options[name]
@@ -246,6 +246,7 @@ class Config:
 def test_each_test_is_in_one_tier():
     variants = [Item(f"test_{file}.py", f"test_it[{n}]") for file in range(13) for n in range(15)]
     others = [Item("test_a.py", "test_long", "complete"), Item("test_a.py", "test_package", "shipped"), Item("test_a.py", "test_short")]
+    others.append(Item("test_gpu_blocks.py", "test_on_a_gpu"))
 
     def chosen(**options):
         items = variants + others
@@ -253,10 +254,13 @@ def test_each_test_is_in_one_tier():
         return [item.nodeid for item in items]
 
     quick = chosen(tier="quick")
-    assert len(quick) == 13 * 2 + 1 and "test_a.py::test_short" in quick
+    assert len(quick) == 13 * 2 + 2 and "test_a.py::test_short" in quick
     assert quick == chosen(tier="quick") != chosen(tier="quick", seed="2")
     rest = [nodeid for part in range(tiers.NUM_PARTS) for nodeid in chosen(tier="rest", part=part)]
     assert "test_a.py::test_long" in rest
+    on_gpu = chosen(tier="quick", share="gpu")
+    assert on_gpu == ["test_gpu_blocks.py::test_on_a_gpu"]
+    assert sorted(on_gpu + chosen(tier="quick", share="cpu")) == sorted(quick)
     shipped = chosen(tier="shipped")
     assert shipped == ["test_a.py::test_package"]
     assert sorted(quick + rest) == sorted(chosen(tier="tested"))

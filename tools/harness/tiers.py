@@ -2,12 +2,14 @@
 
 The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the commit. What the
 quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages, installation and the library as
-it ships, and need its long build.
+it ships, and need its long build. The files of tests on the stand-in for a GPU are a share of their own, which runs beside the others.
 """
 
 import hashlib
 import math
 import pathlib
+
+import pytest
 
 NUM_PARTS = 10
 # The quick tier has one of so many variants of a test, rounded up.
@@ -19,15 +21,18 @@ def add_options(parser):
     choices = ["all", "tested", "quick", "rest", "shipped"]
     tiers.addoption("--tier", choices=choices, default="all", help="all; tested: all but `shipped`; quick; rest: one --part of the others")
     tiers.addoption("--part", type=int, default=0, help=f"from 0 to {NUM_PARTS - 1}")
+    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help="gpu: the files test_gpu*.py; cpu: the others")
     tiers.addoption("--seed", default="0", help="chooses the variants of the quick tier")
 
 
 def deselect(config, items):
     """Leaves the tests that the options choose."""
-    tier, part = config.getoption("tier"), config.getoption("part")
+    tier, part, share = (config.getoption(name) for name in ("tier", "part", "share"))
     quick = chosen_variants(items, config.getoption("seed")) if tier in ("quick", "rest") else set()
 
     def is_chosen(item):
+        if share != "all" and is_on_gpu(item.path) != (share == "gpu"):
+            return False
         is_shipped = item.get_closest_marker("shipped") is not None
         match tier:
             case "all":
@@ -45,6 +50,16 @@ def deselect(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_chosen(item)]
+
+
+def end(session, status):
+    """A share of a part may have no test."""
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("tier") == "rest":
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def is_on_gpu(path):
+    return pathlib.Path(path).name.startswith("test_gpu")
 
 
 def part_of(path):

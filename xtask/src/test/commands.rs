@@ -62,8 +62,9 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
         }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
         Step::Pages => page_tests(tier.build(), pytest),
-        Step::Server => {
+        Step::Server | Step::Gpus => {
             let mut options = tier.pytest_options();
+            options.push(format!("--share={}", tier.share_of_server_tests(step)));
             options.extend_from_slice(pytest);
             server_tests(tier, tier.build(), &options)
         }

@@ -31,8 +31,10 @@ pub enum Step {
     Unit,
     /// The book, and the pages drawn by commands, in a real browser
     Pages,
-    /// The backend in a real tritonserver, with real clients
+    /// The backend in a real tritonserver, with real clients; beside the step `gpus`, all but its tests
     Server,
+    /// The backend in a real tritonserver on the stand-in for a GPU
+    Gpus,
     /// Tests of packages, of installation, and of the library as it ships
     Shipped,
 }

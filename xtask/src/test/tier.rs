@@ -38,7 +38,7 @@ pub enum Tier {
 const QUICK: Stages = &[
     [&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
     [&[Step::Build], &[]],
-    [&[Step::Models, Step::Unit], &[Step::Server]],
+    [&[Step::Models, Step::Unit, Step::Gpus], &[Step::Server]],
 ];
 
 const ALL: Stages = &[
@@ -50,25 +50,28 @@ const ALL: Stages = &[
         &[Step::Clippy, Step::Doc, Step::Build],
         &[Step::Release, Step::Fuzz],
     ],
-    [&[Step::Models, Step::Unit, Step::Pages], &[Step::Server]],
+    [
+        &[Step::Models, Step::Unit, Step::Pages, Step::Gpus],
+        &[Step::Server],
+    ],
 ];
 
 /// Each part has its share of the tests of the server.
 const PARTS: [Stages; NUM_PARTS as usize] = [
-    &[[&[Step::Doc], &[]], [&[Step::Server], &[]]],
-    &[[&[Step::Deny, Step::Book], &[Step::Server]]],
-    &[[&[Step::Fuzz], &[Step::Server]]],
-    &[[&[Step::Server], &[]], [&[Step::Pages], &[]]],
+    &[[&[Step::Doc], &[]], [&[Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Deny, Step::Book, Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Fuzz, Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Gpus], &[Step::Server]], [&[Step::Pages], &[]]],
     &[
         [&[Step::Kernels], &[]],
         [&[Step::Release], &[]],
-        [&[Step::Shipped], &[Step::Server]],
+        [&[Step::Shipped, Step::Gpus], &[Step::Server]],
     ],
-    &[[&[Step::Models], &[Step::Server]]],
-    &[[&[Step::Server], &[]]],
-    &[[&[Step::Server], &[]]],
-    &[[&[Step::Server], &[]]],
-    &[[&[Step::Server], &[]]],
+    &[[&[Step::Models, Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Gpus], &[Step::Server]]],
+    &[[&[Step::Gpus], &[Step::Server]]],
 ];
 
 impl Tier {
@@ -106,6 +109,16 @@ impl Tier {
             Self::Step => vec!["--tier=tested".to_owned()],
             Self::Part(part) => vec!["--tier=rest".to_owned(), format!("--part={part}"), seed()],
             Self::All => vec!["--tier=all".to_owned()],
+        }
+    }
+
+    /// The share of a step in the tests of the server (tools/harness/tiers.py).
+    pub fn share_of_server_tests(self, step: Step) -> &'static str {
+        match (step, self) {
+            (Step::Gpus, _) => "gpu",
+            // Who names the step wants all of its tests.
+            (_, Self::Step) => "all",
+            _ => "cpu",
         }
     }
 
