@@ -4,13 +4,16 @@ mod bench;
 #[cfg(feature = "bindings")]
 mod bindings;
 mod book;
+mod coverage;
 mod fuzz;
 mod gpu_bundle;
 mod kernels;
 mod library;
+mod mutants;
 mod package;
 mod pictures;
 mod process;
+mod room;
 mod sanitize;
 mod serve;
 mod setup;
@@ -53,6 +56,10 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run tests under the compilers' address and thread sanitizers
     Sanitize(sanitize::Options),
+    /// Measure which lines of rooms are run by their tests
+    Coverage(coverage::Options),
+    /// Change the code of rooms, one place at a time, and run their tests, which should notice
+    Mutants(mutants::Options),
     /// Draw a timeline of every request in every step of a run
     Timeline(timeline::Options),
     /// Build the documentation as a site below target/book/, and check its links
@@ -104,6 +111,8 @@ fn main() -> ExitCode {
         Command::Soak(options) => soak::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Sanitize(options) => sanitize::run(&options),
+        Command::Coverage(options) => coverage::run(&options),
+        Command::Mutants(options) => mutants::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::Pictures(options) => pictures::run(&options),

@@ -12,6 +12,8 @@ use crate::process::{cargo, command, output, run};
 use crate::workspace::{root, target};
 
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
+const CARGO_LLVM_COV: &str = "cargo-llvm-cov@0.9.1";
+const CARGO_MUTANTS: &str = "cargo-mutants@27.1.0";
 const MDBOOK: &str = "mdbook@0.5.4";
 
 /// A Chromium that needs no libraries beyond a C compiler's, and the checksum of its
@@ -200,13 +202,7 @@ pub fn mpi() -> Result<PathBuf> {
     let _lock = lock()?;
     if !has_mpi() {
         eprintln!("installing {}", MPI_PACKAGES.join(" "));
-        let installed = run(command("apt-get").args(["update", "--quiet"])).and_then(|()| {
-            run(command("apt-get")
-                .args(["install", "--yes", "--quiet", "--no-install-recommends"])
-                .args(MPI_PACKAGES)
-                .env("DEBIAN_FRONTEND", "noninteractive"))
-        });
-        installed.map_err(|error| {
+        apt_install(&MPI_PACKAGES).map_err(|error| {
             format!(
                 "MPI is missing ({error}): install {}",
                 MPI_PACKAGES.join(", ")
@@ -214,6 +210,15 @@ pub fn mpi() -> Result<PathBuf> {
         })?;
     }
     libclang().ok_or_else(|| "libclang is missing: install libclang1, or set LIBCLANG_PATH".into())
+}
+
+/// Installs Debian's packages, which takes root.
+fn apt_install(packages: &[&str]) -> Result<()> {
+    run(command("apt-get").args(["update", "--quiet"]))?;
+    run(command("apt-get")
+        .args(["install", "--yes", "--quiet", "--no-install-recommends"])
+        .args(packages)
+        .env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 /// Debian's Prometheus, unpacked and not installed; returns the folder of its programs, `prometheus` and `promtool`.
@@ -273,9 +278,72 @@ fn libclang() -> Option<PathBuf> {
     })
 }
 
+/// LLVM's programs that read what instrumented code has counted.
+#[derive(Debug)]
+pub struct LlvmTools {
+    pub cov: PathBuf,
+    pub profdata: PathBuf,
+}
+
+/// LLVM's programs of the compiler's version, since their format changes with it: the toolchain's, those on the PATH,
+/// or Debian's.
+pub fn llvm_tools() -> Result<LlvmTools> {
+    let _lock = lock()?;
+    let compiler = output(command("rustc").args(["--version", "--verbose"]))?;
+    let version = llvm_version(&compiler).ok_or("rustc does not say its version of LLVM")?;
+    if let Some(tools) = find_llvm_tools(version)? {
+        return Ok(tools);
+    }
+    let package = format!("llvm-{version}");
+    eprintln!("installing {package}");
+    let missing = |reason: String| {
+        format!(
+            "LLVM's tools of version {version} are missing ({reason}): install {package}, or the toolchain's component \
+             llvm-tools"
+        )
+    };
+    apt_install(&[&package]).map_err(|error| missing(error.to_string()))?;
+    find_llvm_tools(version)?.ok_or_else(|| missing("not in the package".to_owned()).into())
+}
+
+fn find_llvm_tools(version: u32) -> Result<Option<LlvmTools>> {
+    let libraries = output(command("rustc").args(["--print", "target-libdir"]))?;
+    let of_toolchain = Path::new(libraries.trim()).with_file_name("bin");
+    let find = |name: &str| {
+        let places = [
+            of_toolchain.join(name),
+            format!("{name}-{version}").into(),
+            name.into(),
+        ];
+        places.into_iter().find(|program| {
+            let answer = output(command(program).arg("--version"));
+            answer.is_ok_and(|answer| llvm_version(&answer) == Some(version))
+        })
+    };
+    let tools = find("llvm-cov").zip(find("llvm-profdata"));
+    Ok(tools.map(|(cov, profdata)| LlvmTools { cov, profdata }))
+}
+
+/// The first number of LLVM's version in what a program says of itself.
+fn llvm_version(text: &str) -> Option<u32> {
+    let (_, version) = text.split_once("LLVM version")?;
+    let digits = version.trim_start_matches([':', ' ']);
+    digits.split('.').next()?.parse().ok()
+}
+
 /// cargo-deny, built from source once.
 pub fn cargo_deny() -> Result<PathBuf> {
     Ok(cargo_install("cargo-deny", CARGO_DENY)?.join("cargo-deny"))
+}
+
+/// cargo-llvm-cov, built from source once.
+pub fn cargo_llvm_cov() -> Result<PathBuf> {
+    Ok(cargo_install("cargo-llvm-cov", CARGO_LLVM_COV)?.join("cargo-llvm-cov"))
+}
+
+/// cargo-mutants, built from source once.
+pub fn cargo_mutants() -> Result<PathBuf> {
+    Ok(cargo_install("cargo-mutants", CARGO_MUTANTS)?.join("cargo-mutants"))
 }
 
 /// mdBook, built from source once.
@@ -347,6 +415,19 @@ pub fn lock() -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_compiler_and_the_tools_say_their_version_of_llvm() {
+        assert_eq!(
+            llvm_version("host: x86_64\nLLVM version: 22.1.2\n"),
+            Some(22)
+        );
+        assert_eq!(
+            llvm_version("Debian LLVM version 14.0.6\n  Optimized build."),
+            Some(14)
+        );
+        assert_eq!(llvm_version("rustc 1.95.0"), None);
+    }
 
     #[test]
     fn a_folder_is_made_once_and_again_after_an_interruption_or_a_changed_stamp() {

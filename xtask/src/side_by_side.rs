@@ -56,7 +56,7 @@ fn copy(
     Ok(())
 }
 
-/// The lines of an output that name failures, as cargo, Rust's test harness and pytest write them.
+/// The lines of an output that name failures, as cargo, Rust's test harness, pytest and cargo-mutants write them.
 #[derive(Default)]
 struct Failures(Vec<String>);
 
@@ -66,9 +66,15 @@ impl Failures {
 
     fn read(&mut self, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
-        let is_failure = ["FAILED test_", "ERROR test_", "error: ", "error["]
-            .iter()
-            .any(|start| line.starts_with(start))
+        let starts = [
+            "FAILED test_",
+            "ERROR test_",
+            "error: ",
+            "error[",
+            "MISSED ",
+            "TIMEOUT ",
+        ];
+        let is_failure = starts.iter().any(|start| line.starts_with(start))
             || (line.starts_with("test ") && line.ends_with(" ... FAILED"));
         if is_failure && self.0.len() < Self::MAX_LINES {
             self.0.push(line.into_owned());
@@ -113,6 +119,7 @@ mod tests {
             "error[E0308]: mismatched types",
             "ERROR    root:client.py:7 what a failed test has logged",
             "the word FAILED in a sentence",
+            "MISSED   crates/engine/src/budget.rs:88:35: replace > with >= in TokenBudget::is_open",
         ];
         let mut fails = Command::new("sh");
         fails.args(["-c", "printf '%s\\n' \"$@\"; exit 1", "sh"]);
@@ -122,6 +129,6 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("    "))
             .collect();
-        assert_eq!(failures, [lines[0], lines[2], lines[3]]);
+        assert_eq!(failures, [lines[0], lines[2], lines[3], lines[6]]);
     }
 }

@@ -5,10 +5,12 @@ use std::process::Command;
 use super::binaries::{self, TestBinary};
 use super::report::skipped_tests_file;
 use super::step::Step;
-use super::tier::Tier;
+use super::tier::{Tier, seed_of_commit};
 use crate::library::Build;
 use crate::process::{cargo, command, run};
-use crate::{Result, book, fuzz, kernels, library, setup, source_paths, workspace};
+use crate::{
+    Result, book, coverage, fuzz, kernels, library, mutants, setup, source_paths, workspace,
+};
 
 /// Runs a step.
 ///
@@ -61,6 +63,8 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
             tests.and(run(cargo().args(["test", "--workspace", "--doc"])))
         }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
+        Step::Mutants => mutants::run_shard(seed_of_commit() as usize),
+        Step::Coverage => coverage::run(&coverage::Options::default()),
         Step::Pages => page_tests(tier.build(), pytest),
         Step::Server | Step::Gpus => {
             let mut options = tier.pytest_options();

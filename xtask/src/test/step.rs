@@ -25,6 +25,10 @@ pub enum Step {
     Release,
     /// The parsers of files and requests, for a few seconds on inputs that libFuzzer derives from the committed ones
     Fuzz,
+    /// The tests of a room notice changes of its code: one shard, which the commit chooses
+    Mutants,
+    /// The share of lines that tests run, of some rooms
+    Coverage,
     /// Whole models on fixtures: on each instruction set, on several ranks, and on the stand-in for a GPU
     Models,
     /// Unit, integration and documentation tests

@@ -48,7 +48,7 @@ const ALL: Stages = &[
     ],
     [
         &[Step::Clippy, Step::Doc, Step::Build],
-        &[Step::Release, Step::Fuzz],
+        &[Step::Release, Step::Fuzz, Step::Mutants, Step::Coverage],
     ],
     [
         &[Step::Models, Step::Unit, Step::Pages, Step::Gpus],
@@ -71,7 +71,10 @@ const PARTS: [Stages; NUM_PARTS as usize] = [
     &[[&[Step::Gpus], &[Step::Server]]],
     &[[&[Step::Gpus], &[Step::Server]]],
     &[[&[Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Gpus], &[Step::Server]]],
+    &[[
+        &[Step::Mutants, Step::Coverage, Step::Gpus],
+        &[Step::Server],
+    ]],
 ];
 
 impl Tier {
@@ -153,7 +156,7 @@ fn is_in_sample(name: &str, seed: u32, num: u8) -> bool {
 }
 
 /// A number that the commit determines. One where the sources are no checkout.
-fn seed_of_commit() -> u32 {
+pub(super) fn seed_of_commit() -> u32 {
     static SEED: LazyLock<u32> = LazyLock::new(read_seed_of_commit);
     *SEED
 }
