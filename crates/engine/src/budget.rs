@@ -226,8 +226,12 @@ mod tests {
     #[test]
     fn contexts_that_fit_are_computed_whole() {
         let both = [(0, 5), (0, 5)];
-        assert_eq!(chunks(first_come(12, true), 2, &both).0, [5, 5]);
-        assert_eq!(chunks(first_come(12, false), 2, &both).0, [5, 5]);
+        for is_chunked in [true, false] {
+            let (lens, budget) = chunks(first_come(12, is_chunked), 2, &both);
+            assert_eq!(lens, [5, 5]);
+            // Nothing is left for another one.
+            assert!(!budget.is_open());
+        }
     }
 
     #[test]
