@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: changes the code of rooms, one place at a time, and runs the room's tests, which should notice
-//! (`.cargo/mutants.toml`).
+//! `cargo xtask mutants`: changes the code of rooms, one place at a time, and runs the room's tests, which should
+//! notice (`.cargo/mutants.toml`).
 
 use std::fs;
 use std::process::Command;
