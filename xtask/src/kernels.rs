@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::process::{command, run as run_command};
 use crate::{Result, setup, workspace};
 
-/// Binaries for Ampere, which GPUs of Ada run as well, and for Hopper, and what the drivers of later GPUs compile. Tests
-/// have GPUs of two kinds.
+/// Binaries for Ampere, which GPUs of Ada run as well, and for Hopper, and what the drivers of later GPUs compile. Two
+/// kinds, since tests have a GPU of each.
 pub const FEW: &[&str] = &["sm_80", "sm_90", "compute_90"];
 /// Binaries for desktop GPUs of Ampere and for Ada as well: what ships.
 pub const ALL: &[&str] = &["sm_80", "sm_86", "sm_89", "sm_90", "compute_90"];
