@@ -26,17 +26,23 @@ pub fn run(options: &Options) -> Result<()> {
         false => options.rooms.clone(),
     };
     run_command(llvm_cov()?.args(["clean", "--workspace"]))?;
-    for room in &rooms {
-        let package = format!("--package={}", room.package());
+    let packages: Vec<_> = rooms
+        .iter()
+        .map(|room| format!("--package={}", room.package()))
+        .collect();
+    for (room, package) in rooms.iter().zip(&packages) {
         let tests = room.tests();
-        run_command(llvm_cov()?.args(["--no-report", &package]).args(tests))?;
+        run_command(llvm_cov()?.args(["--no-report", package]).args(tests))?;
     }
-    let report = output(llvm_cov()?.args(["report", "--lcov"]))?;
+    let report = output(llvm_cov()?.args(["report", "--lcov"]).args(&packages))?;
     println!("| room | lines | covered |\n|---|---|---|");
     for room in &rooms {
         let lines = lines(&report, &room.sources(), |path| {
             fs::read_to_string(path).ok()
         });
+        if lines.num == 0 {
+            return Err(format!("the report has no line of {}", room.sources()).into());
+        }
         println!(
             "| {} | {} | {:.1} % |",
             room.name(),
