@@ -72,14 +72,14 @@ pub const MODELS: [&str; 40] = [
     "stored-f16",
 ];
 
-/// What rank 0 has computed: results, and logits.
+/// Output and logits of a model call on rank 0.
 type Results = (StepOutput, Vec<f32>);
 
-/// How the engine of each rank has the results of rank 0, which alone samples.
+/// How the engine of a rank gets the results of a model call, which only rank 0 computes.
 enum RankResults {
-    /// That of rank 0.
+    /// Rank 0 sends its results to the other ranks.
     Sent(Vec<Sender<Results>>),
-    /// That of another one, and the logits that came last.
+    /// Another rank receives the results of rank 0; the last logits it received.
     Taken(Receiver<Results>, Vec<f32>),
 }
 

@@ -117,16 +117,16 @@ fn of_rank(
     Ok(shares)
 }
 
-/// How the engine of each rank has the outputs of rank 0, which alone samples.
+/// How the engine of a rank gets the sampled outputs, which only rank 0 computes.
 enum Outputs {
-    /// That of rank 0.
+    /// Rank 0 sends its outputs to the other ranks.
     Sent(Vec<Sender<StepOutput>>),
-    /// That of another one.
+    /// Another rank receives the outputs of rank 0.
     Taken(Receiver<StepOutput>),
 }
 
 impl Outputs {
-    /// Makes the output of a model call that of rank 0.
+    /// Replaces the output of a model call by the output of rank 0.
     fn share(&self, output: &mut StepOutput) -> std::result::Result<(), StepError> {
         let has_ended = "another rank has ended";
         match self {
