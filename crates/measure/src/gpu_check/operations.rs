@@ -179,31 +179,15 @@ impl Bench<'_> {
     }
 
     fn attention(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
-        let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
         let step = OneStep::generation(num_rows, self.context_len);
-        let cache = step.cache(&mut device, heads)?;
-        let q = device.alloc_inputs(num_rows, heads.q_len())?;
-        let mut out = device.alloc_inputs(num_rows, heads.q_len())?;
-        let params = attention_params(heads);
-        let begun = device.begin_step(&cache, step.inputs());
         let kv_len = 2 * heads.num_kv_heads * heads.head_dim;
         let work = Work {
             num_bytes: num_rows * (2 * self.context_len * kv_len + 4 * heads.q_len()),
             num_operations: num_rows * self.context_len * 4 * heads.q_len(),
             rows: batch(num_rows),
         };
-        self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(
-                &begun,
-                &params,
-                HeadBiases::NONE,
-                (&q, None),
-                &cache,
-                0,
-                &mut out,
-            );
-        })
+        self.time_attention(heads, &step, num_rows, work, report)
     }
 
     /// The tokens of all rows, by different options.
@@ -275,14 +259,8 @@ impl Bench<'_> {
 
     /// Attention of a whole prompt.
     fn prompt_attention(&self, spec: &ModelSpec, len: usize, report: &mut Report) -> Result<()> {
-        let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
         let step = OneStep::prompt(len);
-        let cache = step.cache(&mut device, heads)?;
-        let q = device.alloc_inputs(len, heads.q_len())?;
-        let mut out = device.alloc_inputs(len, heads.q_len())?;
-        let params = attention_params(heads);
-        let begun = device.begin_step(&cache, step.inputs());
         let kv_len = 2 * heads.num_kv_heads * heads.head_dim;
         let work = Work {
             num_bytes: len * (2 * kv_len + 4 * heads.q_len()),
@@ -290,6 +268,24 @@ impl Bench<'_> {
             num_operations: 2 * len * (len + 1) * heads.q_len(),
             rows: format!("prompt of {len}"),
         };
+        self.time_attention(heads, &step, len, work, report)
+    }
+
+    /// Attention of the `num_rows` queries of a step.
+    fn time_attention(
+        &self,
+        heads: HeadShape,
+        step: &OneStep,
+        num_rows: usize,
+        work: Work,
+        report: &mut Report,
+    ) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let cache = step.cache(&mut device, heads)?;
+        let q = device.alloc_inputs(num_rows, heads.q_len())?;
+        let mut out = device.alloc_inputs(num_rows, heads.q_len())?;
+        let params = attention_params(heads);
+        let begun = device.begin_step(&cache, step.inputs());
         self.time("paged_attention", work, &mut device, report, |device, _| {
             device.paged_attention(
                 &begun,
