@@ -1,11 +1,13 @@
 //! Builds the backend, in the layout of a Triton backend directory, and the project's programs.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use crate::process::{cargo, command, output, run};
 use crate::workspace::{root, target};
@@ -65,19 +67,23 @@ pub fn backend_directory(build: Build) -> Result<PathBuf> {
     let (library, program) = (library(build)?, program(RANK_PROGRAM, RANK_PROGRAM, build)?);
     let backends = build.backends();
     let folder = backends.join("inflight");
-    fs::create_dir_all(&folder)?;
-    // Renaming over the file leaves the old one intact for a running server that has it mapped.
-    for (built, name) in [(library, LIBRARY), (program, RANK_PROGRAM)] {
-        let new = folder.join(format!("{name}.new"));
-        fs::copy(built, &new)?;
-        fs::rename(new, folder.join(name))?;
-    }
+    install(&library, &folder, LIBRARY)?;
+    install(&program, &folder, RANK_PROGRAM)?;
     // The library is its own batch strategy.
-    let strategy = folder.join("batchstrategy.so");
-    if !strategy.is_symlink() {
-        symlink(LIBRARY, strategy)?;
+    match symlink(LIBRARY, folder.join("batchstrategy.so")) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
+        _ => Ok(backends),
     }
-    Ok(backends)
+}
+
+/// Copies what cargo has built into a folder, under a name. Other steps may do the same at the same time, and a running
+/// server keeps the old file that it has mapped.
+fn install(built: &Path, folder: &Path, name: &str) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let new = NamedTempFile::new_in(folder)?;
+    fs::copy(built, &new)?;
+    new.persist(folder.join(name))?;
+    Ok(())
 }
 
 /// Builds the library and the program of the other ranks of a model; returns the program's path in the backend
@@ -96,8 +102,6 @@ pub const MPI_LIBRARY: &str = "libinflight_mpi.so";
 pub fn mpi_plugin(build: Build) -> Result<()> {
     let built = target("mpi");
     let libclang = setup::mpi()?;
-    // Steps that run beside each other would rename the same file.
-    let _lock = setup::lock()?;
     run(release_cargo()?
         .args(["build", "--release", "--locked"])
         .arg("--manifest-path")
@@ -113,12 +117,8 @@ pub fn mpi_plugin(build: Build) -> Result<()> {
                 output(command("gcc").arg("-print-file-name=include"))?.trim()
             ),
         ))?;
-    let folder = build.backends().join("inflight");
-    fs::create_dir_all(&folder)?;
-    let new = folder.join(format!("{MPI_LIBRARY}.new"));
-    fs::copy(built.join("release").join(MPI_LIBRARY), &new)?;
-    fs::rename(new, folder.join(MPI_LIBRARY))?;
-    Ok(())
+    let library = built.join("release").join(MPI_LIBRARY);
+    install(&library, &build.backends().join("inflight"), MPI_LIBRARY)
 }
 
 /// Builds `inflight-sim` (crates/simulator); returns the program's path.
@@ -250,8 +250,33 @@ fn artifacts(messages: &str) -> impl Iterator<Item = Value> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt;
+    use std::thread;
 
     use super::*;
+
+    #[test]
+    fn steps_beside_each_other_install_the_same_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let built = folder.path().join("built");
+        fs::write(&built, vec![7; 1 << 20]).expect("a file");
+        fs::set_permissions(&built, fs::Permissions::from_mode(0o755)).expect("a mode");
+        let backends = folder.path().join("backends");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        install(&built, &backends, LIBRARY).expect("it is installed");
+                    }
+                });
+            }
+        });
+        let installed = backends.join(LIBRARY);
+        assert_eq!(fs::read(&installed).expect("the file"), vec![7; 1 << 20]);
+        let mode = fs::metadata(&installed).expect("the file").permissions();
+        assert_eq!(mode.mode() & 0o777, 0o755);
+        assert_eq!(fs::read_dir(&backends).expect("a folder").count(), 1);
+    }
 
     /// The crates that a package is built from, each with its features.
     fn crates(package: &str) -> BTreeSet<String> {

@@ -405,7 +405,7 @@ fn make(folder: &Path, stamp: &str, fill: impl FnOnce() -> Result<()>) -> Result
 }
 
 /// Lock held during an installation, so that a second command waits for it.
-pub fn lock() -> Result<File> {
+fn lock() -> Result<File> {
     fs::create_dir_all(target(""))?;
     let lock = File::create(target("setup.lock"))?;
     lock.lock()?;
