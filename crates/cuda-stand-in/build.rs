@@ -15,9 +15,7 @@ fn main() {
     let kernels = package.join("../../kernels");
     let machine = package.join("../kernels-on-cpu/cpp");
     let tests = package.join("tests/kernels");
-    // Not a kernel, but what the tests of kernels launch on a GPU.
-    let conversions = package.join("../kernels-on-cpu/tests/kernels/fp8.cu");
-    for path in [&sources, &kernels, &machine, &tests, &conversions] {
+    for path in [&sources, &kernels, &machine, &tests] {
         println!("cargo::rerun-if-changed={}", path.display());
     }
 
@@ -48,25 +46,19 @@ fn main() {
         .include(&machine)
         .include(&kernels)
         .cargo_metadata(false);
-    // The models of the tests run on these two.
-    let mut fast = build.clone();
-    fast.opt_level(2);
-    let mut kernel_build = fast.clone();
-    // Warnings about kernels are for crates/kernels-on-cpu; the optimiser sees dangers that are none.
-    kernel_build
-        .flags(["-x", "c++"])
-        .warnings(false)
-        .extra_warnings(false)
-        .warnings_into_errors(false);
+    let mut kernel_build = build.clone();
+    kernel_build.opt_level(2).flags(["-x", "c++"]);
 
     let mut driver = objects(
         build.opt_level(1),
         &sources_in(&[&sources.join("driver")], "cpp"),
     );
-    driver.extend(objects(&fast, &sources_in(&[&machine], "cpp")));
-    let mut files = sources_in(&[&kernels, &tests], "cu");
-    files.push(conversions);
-    driver.extend(objects(&kernel_build, &files));
+    driver.extend(objects(&kernel_build, &sources_in(&[&tests], "cu")));
+    driver.extend(compiled("KERNELS"));
+    driver.extend(compiled("MACHINE"));
+    // Not a kernel, but what the tests of kernels launch on a GPU.
+    let of_tests = compiled("TESTS").into_iter();
+    driver.extend(of_tests.filter(|object| object.to_string_lossy().ends_with("fp8.o")));
     fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
     link(&build, &driver, &libraries.join("libcuda.so.1"), &[]);
 
@@ -101,6 +93,13 @@ fn objects(build: &cc::Build, files: &[PathBuf]) -> Vec<PathBuf> {
              CXX names: {error}"
         )
     })
+}
+
+/// Objects that crates/kernels-on-cpu has compiled.
+fn compiled(group: &str) -> Vec<PathBuf> {
+    let objects =
+        env::var_os(format!("DEP_INFLIGHT_KERNELS_ON_CPU_{group}")).expect("a dependency");
+    env::split_paths(&objects).collect()
 }
 
 fn link(build: &cc::Build, objects: &[PathBuf], library: &Path, needed: &[&Path]) {

@@ -38,55 +38,112 @@ fn main() {
     if is_for_clippy() {
         return;
     }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let mut build = cc::Build::new();
     build
         .cpp(true)
         .std("c++20")
-        .opt_level(1)
-        // Lines for the reports of the sanitizers; more would double the time that the kernels take.
+        .pic(true)
+        // The tests of kernels, and models on the stand-in for a GPU, run these.
+        .opt_level(2)
+        // Lines for stack traces and the reports of sanitizers; more would double the time that the kernels take.
         .debug(false)
         .flag("-g1")
         .warnings(true)
         .extra_warnings(true)
         .warnings_into_errors(true)
+        // Programs on the stand-in for a GPU must find only the functions of its API.
+        .flag("-fvisibility=hidden")
         // Kernels read floats as vectors, which C++ forbids and CUDA allows.
         .flag("-fno-strict-aliasing")
         .flag("-Wno-unknown-pragmas")
         .include(&kernels)
         .include(&machine)
         .cargo_metadata(false);
-    if !sanitizer.is_empty() {
-        build.flag(format!("-fsanitize={sanitizer}"));
-        build.flag("-fno-sanitize-recover=all");
-    }
-    // rustc links without the compiler's default libraries, so the sanitizer's is named here: all of it, because it
-    // takes the place of functions of the C library.
-    for file in runtime {
-        let file = library(&build, file);
-        println!("cargo::rustc-link-arg-tests=-Wl,--whole-archive,{file},--no-whole-archive");
-    }
-    if sanitizer == "thread" {
-        build.define("CUDA_CPU_THREADS", None);
-    }
-    let mut kernel_build = build.clone();
-    kernel_build.flags(["-x", "c++"]);
-    compile(
-        &mut kernel_build,
-        &sources_in(&[&kernels, &tests], "cu"),
+    let kernels = sources_in(&[&kernels], "cu");
+    let tests = sources_in(&[&tests], "cu");
+    let machine = sources_in(&[&machine], "cpp");
+
+    // crates/cuda-stand-in links these.
+    let plain = Objects::compile(&build, &build, [&kernels, &tests, &machine], &out);
+    plain.tell_dependents();
+    let objects = if sanitizer.is_empty() {
+        plain
+    } else {
+        let mut build = build.clone();
+        build.opt_level(1);
+        if sanitizer == "thread" {
+            build.define("CUDA_CPU_THREADS", None);
+        }
+        let mut watched = build.clone();
+        watched.flag(format!("-fsanitize={sanitizer}"));
+        watched.flag("-fno-sanitize-recover=all");
+        // The machine itself is not watched: it orders threads in ways that this sanitizer does not know.
+        let of_machine = if sanitizer == "thread" {
+            &build
+        } else {
+            &watched
+        };
+        let sources = [&kernels, &tests, &machine];
+        let objects = Objects::compile(&watched, of_machine, sources, &out.join(&sanitizer));
+        // rustc links without the compiler's default libraries, so the sanitizer's is named here: all of it, because
+        // it takes the place of functions of the C library.
+        for file in runtime {
+            let file = library(&build, file);
+            println!("cargo::rustc-link-arg-tests=-Wl,--whole-archive,{file},--no-whole-archive");
+        }
+        objects
+    };
+    archive(
+        &build,
+        objects.kernels.iter().chain(&objects.tests),
         "cuda_kernels",
     );
-    // The machine itself is not watched: it orders threads in ways that a sanitizer does not know.
-    if sanitizer == "thread" {
-        build.flag("-fno-sanitize=thread");
-    }
-    compile(&mut build, &sources_in(&[&machine], "cpp"), "cuda_cpu");
-
-    let out = env::var("OUT_DIR").expect("set by cargo");
-    println!("cargo::rustc-link-search=native={out}");
+    archive(&build, &objects.machine, "cuda_cpu");
+    println!("cargo::rustc-link-search=native={}", out.display());
     // Kernels register themselves: nothing else refers to them.
     println!("cargo::rustc-link-lib=static:+whole-archive=cuda_kernels");
     println!("cargo::rustc-link-lib=static=cuda_cpu");
     println!("cargo::rustc-link-lib=stdc++");
+}
+
+/// What g++ makes of the sources.
+struct Objects {
+    kernels: Vec<PathBuf>,
+    tests: Vec<PathBuf>,
+    machine: Vec<PathBuf>,
+}
+
+impl Objects {
+    /// Compiles kernels, tests' kernels and the machine's sources into a folder.
+    fn compile(
+        build: &cc::Build,
+        of_machine: &cc::Build,
+        [kernels, tests, machine]: [&Vec<PathBuf>; 3],
+        folder: &Path,
+    ) -> Self {
+        let mut of_kernels = build.clone();
+        of_kernels.flags(["-x", "c++"]);
+        Self {
+            kernels: objects(&of_kernels, kernels, &folder.join("kernels")),
+            tests: objects(&of_kernels, tests, &folder.join("tests")),
+            machine: objects(of_machine, machine, &folder.join("machine")),
+        }
+    }
+
+    /// Gives the paths to the build scripts of crates that depend on this one: `DEP_INFLIGHT_KERNELS_ON_CPU_KERNELS`
+    /// and so on.
+    fn tell_dependents(&self) {
+        let groups = [
+            ("kernels", &self.kernels),
+            ("tests", &self.tests),
+            ("machine", &self.machine),
+        ];
+        for (group, objects) in groups {
+            let paths = env::join_paths(objects).expect("cargo refuses such a folder");
+            println!("cargo::metadata={group}={}", paths.display());
+        }
+    }
 }
 
 /// The path of one of the compiler's own libraries.
@@ -99,13 +156,22 @@ fn library(build: &cc::Build, name: &str) -> String {
     path
 }
 
-fn compile(build: &mut cc::Build, files: &[PathBuf], library: &str) {
-    if let Err(error) = build.files(files).try_compile(library) {
+fn objects(build: &cc::Build, files: &[PathBuf], folder: &Path) -> Vec<PathBuf> {
+    let mut build = build.clone();
+    let compiled = build
+        .files(files)
+        .out_dir(folder)
+        .try_compile_intermediates();
+    compiled.unwrap_or_else(|error| {
         panic!(
             "cannot compile the CUDA kernels for tests on the CPU, which takes g++ 11 or newer (Debian: apt-get install \
              g++) or a compiler that CXX names: {error}"
-        );
-    }
+        )
+    })
+}
+
+fn archive<'a>(build: &cc::Build, objects: impl IntoIterator<Item = &'a PathBuf>, name: &str) {
+    build.clone().objects(objects).compile(name);
 }
 
 fn sources_in(folders: &[&Path], extension: &str) -> Vec<PathBuf> {

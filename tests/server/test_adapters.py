@@ -113,6 +113,7 @@ def counted(server, model):
 
 
 @pytest.mark.parametrize("model, num_together", [("few", NUM_KEPT), ("queued", NUM_KEPT), ("together", NUM_TOGETHER)])
+@pytest.mark.complete
 def test_64_clients_get_of_200_adapters_what_each_gives_alone(adapters, model, num_together):
     rng = random.Random(model)
     sent = [list(requests(2, rng.random())) for _ in range(NUM_CLIENTS)]

@@ -57,7 +57,7 @@ def serve(server, model, asked):
     return clients.run(main())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.complete] if "gpus" in way else []) for way in WAYS])
 @pytest.mark.cancelling
 def test_requests_get_the_answers_that_they_get_alone(repository, tmp_path, way):
     how, roomy = WAYS[way]

@@ -13,7 +13,7 @@ use crate::workspace;
 pub const NUM_PARTS: u32 = 10;
 
 /// The quick tier has one of so many tests of models on the stand-in for a GPU.
-const TESTS_PER_SAMPLE: u8 = 4;
+const TESTS_PER_SAMPLE: u8 = 6;
 
 /// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other
 /// waits for the network, a linker or a server.
@@ -203,7 +203,7 @@ mod tests {
             .map(|number| format!("cuda::test_{number}"))
             .collect();
         for name in &names {
-            let times = (0..400).filter(|&seed| is_in_sample(name, seed, TESTS_PER_SAMPLE));
+            let times = (0..600).filter(|&seed| is_in_sample(name, seed, TESTS_PER_SAMPLE));
             assert!((60..=140).contains(&times.count()), "{name}");
         }
     }
