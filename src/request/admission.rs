@@ -57,7 +57,7 @@ pub struct Admission {
     pub pooling: Option<Pooling>,
     /// Whether its tokens are of several types.
     pub has_token_types: bool,
-    /// What becomes of the numbers of classes, and their names.
+    /// The function of the class scores, and the names of the classes.
     pub classes: ClassForm,
     /// The elements of the state that stands for it.
     pub hidden_size: usize,

@@ -53,7 +53,7 @@ pub struct PromptEncoder {
 pub enum KeptPart {
     /// The end, which generation goes on from.
     End,
-    /// The beginning, with the special tokens around it, for models that generate nothing. Texts of more than
+    /// The beginning, with the special tokens around it, for pooling models. Texts of more than
     /// `max_tokens` are cut unasked.
     Beginning {
         /// Tokens of a text, special ones included; `None`: texts are only cut where a request says so.

@@ -309,7 +309,7 @@ fn an_unknown_architecture_is_rejected_with_the_known_ones() {
             .config(json!({"architectures": unknown}))
             .refused(&[
                 "config.json: architectures",
-                "one of LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM, Qwen2ForCausalLM",
+                "one of LlamaForCausalLM, ArceeForCausalLM, MistralForCausalLM, MinistralForCausalLM, Qwen2ForCausalLM",
             ]);
     }
 }

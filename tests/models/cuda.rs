@@ -89,7 +89,7 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
-/// With norms of heads, learned logits of no position and every type of cache; in chunks, alone, and without graphs.
+/// With norms of heads, attention-sink logits and every type of cache; in chunks, alone, and without graphs.
 #[test]
 fn sinks_shift_on_a_gpu() {
     on_a_gpu(StandIn::new(), "sinks_shift_on_a_gpu", |options| {
@@ -141,10 +141,13 @@ fn sinks_shift_on_a_gpu() {
 }
 
 /// The norms, activations, bounds and positions that only some families have.
-const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 6] =
-    ["gemma2", "gemma3", "olmo2", "granite", "exaone4", "glm4"];
+const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 7] = [
+    "gemma2", "gemma3", "olmo2", "olmo3", "granite", "exaone4", "glm4",
+];
 /// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
-const LIKE_LLAMA: [&str; 11] = [
+const LIKE_LLAMA: [&str; 13] = [
+    "arcee",
+    "gemma",
     "phi3",
     "phi4-mini",
     "smollm3",
@@ -158,7 +161,7 @@ const LIKE_LLAMA: [&str; 11] = [
     "falcon-grouped",
 ];
 /// LayerNorm, also of heads and of residual sums, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 10] = [
+const WITH_LAYER_NORM: [&str; 11] = [
     "gpt-neox",
     "opt",
     "opt-350m",
@@ -168,12 +171,13 @@ const WITH_LAYER_NORM: [&str; 10] = [
     "stablelm",
     "stablelm-12b",
     "nemotron",
+    "starcoder2",
     "falcon",
 ];
 /// Linear biases of scores in place of positions.
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
-/// clamped gates, logits of no position and latent attention.
+/// clamped gates, attention-sink logits and latent attention.
 const MIXTURES: [&str; 9] = [
     "mixtral",
     "qwen2-moe",

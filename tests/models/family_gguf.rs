@@ -84,6 +84,12 @@ crate::transformers::agree! {
     a_gemma_3_has_the_bits_of_its_checkpoint: "gemma3",
     a_phi_3_has_the_bits_of_its_checkpoint: "phi3",
     an_olmo_2_has_the_bits_of_its_checkpoint: "olmo2",
+    an_olmo_3_has_the_bits_of_its_checkpoint: "olmo3",
+    an_arcee_has_the_bits_of_its_checkpoint: "arcee",
+    a_gemma_has_the_bits_of_its_checkpoint: "gemma",
+    a_starcoder_2_has_the_bits_of_its_checkpoint: "starcoder2",
+    a_qwen_2_vl_has_the_bits_of_its_checkpoint: "qwen2-vl",
+    a_qwen_3_vl_has_the_bits_of_its_checkpoint: "qwen3-vl",
     a_smollm_3_has_the_bits_of_its_checkpoint: "smollm3",
     a_seed_oss_has_the_bits_of_its_checkpoint: "seed-oss",
     an_exaone_4_has_the_bits_of_its_checkpoint: "exaone4",
@@ -150,7 +156,10 @@ fn each_family_that_llama_cpp_converts_has_a_gguf_file() {
     });
     let others = others.into_iter().flatten();
     let others = others.map(|name| family(name.trim_start_matches('/')));
-    let found: BTreeSet<_> = converted.chain(others).chain(WITHOUT_FILE).collect();
+    let found = converted.chain(others).chain(WITHOUT_FILE);
+    // The language models of these are of families in the list.
+    let found = found.filter(|class| !class.ends_with("ForConditionalGeneration"));
+    let found: BTreeSet<_> = found.collect();
     let all = FAMILIES.map(|(name, _)| family(name));
     assert_eq!(found, BTreeSet::from(all));
 }

@@ -7,12 +7,13 @@ use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 13] = [
+const WITH_GROUPS: [&str; 14] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
     "gemma2",
     "gemma3",
+    "olmo3",
     "exaone4",
     "opt-350m",
     "gpt2",

@@ -87,7 +87,7 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
 
 #[test]
 fn experts_are_the_same_on_1_2_and_4_ranks() {
-    // With norms over all heads, with a shared expert, with biases, clamped gates and logits of no position, with norms
+    // With norms over all heads, with a shared expert, with biases, clamped gates and attention-sink logits, with norms
     // of results, all in one tensor, in GGUF files, and in MXFP4, whose 3 groups of inputs leave the first of 4 ranks
     // nothing.
     for name in [

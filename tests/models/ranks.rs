@@ -29,7 +29,8 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 40] = [
+pub const MODELS: [&str; 44] = [
+    "arcee",
     "bloom",
     "cohere",
     "cohere-plus",
@@ -39,6 +40,7 @@ pub const MODELS: [&str; 40] = [
     "falcon",
     "falcon-grouped",
     "falcon-rw",
+    "gemma",
     "gemma2",
     "gemma3",
     "glm",
@@ -56,6 +58,7 @@ pub const MODELS: [&str; 40] = [
     "mistral-window",
     "nemotron",
     "olmo2",
+    "olmo3",
     "opt",
     "opt-350m",
     "phi3",
@@ -69,6 +72,7 @@ pub const MODELS: [&str; 40] = [
     "smollm3",
     "stablelm",
     "stablelm-12b",
+    "starcoder2",
     "stored-f16",
 ];
 

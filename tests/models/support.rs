@@ -86,7 +86,7 @@ pub struct Setup {
     pub speculation: Option<Speculation>,
     /// The fixture of the draft model.
     pub draft_model: Option<&'static str>,
-    /// The fixture of the head that makes drafts.
+    /// The fixture of the draft head.
     pub draft_head: Option<&'static str>,
     /// What steps are said to cost.
     pub step_cost: Option<StepCost>,

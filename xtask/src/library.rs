@@ -76,8 +76,8 @@ pub fn backend_directory(build: Build) -> Result<PathBuf> {
     }
 }
 
-/// Copies what cargo has built into a folder, under a name. Other steps may do the same at the same time, and a running
-/// server keeps the old file that it has mapped.
+/// Copies what cargo has built into a folder, under a name. Steps may do so beside each other, and a running server
+/// keeps the old file that it has mapped.
 fn install(built: &Path, folder: &Path, name: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     let new = NamedTempFile::new_in(folder)?;

@@ -10,7 +10,7 @@ use inflight_numbers::Dtype;
 /// The rows of an adapter as TensorRT-LLM's clients send them. See [`ModuleRows`](super::ModuleRows).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterArrays {
-    /// What the rows are for.
+    /// Module id, layer and rank of each row.
     pub(super) config: Vec<i32>,
     pub(super) config_shape: Vec<usize>,
     /// Little-endian values.

@@ -126,7 +126,7 @@ impl ModuleRows {
         })
     }
 
-    /// What the rows are for, in their order.
+    /// The module of each row.
     pub fn modules(&self) -> &[RowModule] {
         &self.modules
     }
@@ -218,7 +218,7 @@ impl ModuleRows {
 }
 
 impl RowModule {
-    /// What the rows are for, by `numbers` in this shape.
+    /// Parses `numbers`, of this shape, into the module of each row.
     fn all(
         path: &Path,
         numbers: &[i32],

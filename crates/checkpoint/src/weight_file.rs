@@ -189,7 +189,7 @@ impl<'a> FileRange<'a> {
 /// stay in memory, one row after the other.
 pub(super) struct LazyBytes<'a> {
     range: FileRange<'a>,
-    /// Bytes from one row to the next in the file.
+    /// Row stride in the file, in bytes.
     stride: usize,
     rows: Range<usize>,
     columns: Range<usize>,

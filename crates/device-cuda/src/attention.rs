@@ -97,7 +97,7 @@ impl HeadGroups {
 pub(super) struct Attended {
     /// Groups of the launch.
     pub groups: HeadGroups,
-    /// Of each head, the logit of no position; 0: there are none.
+    /// The attention-sink logit of each head; 0: there are none.
     pub sink_logits: u64,
     /// Of each head, what a score loses for each position between key and query; 0: nothing.
     pub slopes: u64,

@@ -46,3 +46,26 @@ impl<'a> DraftsToMake<'a> {
         self.sampling.end_ids.contains(&token) || self.sampling.stop_token_ids.contains(&token)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_and_stop_tokens_end_a_sequence() {
+        let sampling = SamplingParams {
+            end_ids: vec![2],
+            stop_token_ids: vec![5, 7],
+            ..SamplingParams::default()
+        };
+        let drafts = DraftsToMake {
+            start: 0,
+            tokens: &[1],
+            block_table: 0..1,
+            num_drafts: 1,
+            sampling: &sampling,
+        };
+        let ends: Vec<_> = (0..9).filter(|&token| drafts.is_end(token)).collect();
+        assert_eq!(ends, [2, 5, 7]);
+    }
+}

@@ -54,3 +54,41 @@ impl MicroBatches {
         self.num_out[micro_batch] -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn micro_batches_take_turns_until_each_has_all_its_steps_out() {
+        let mut batches = MicroBatches::new(3, 2);
+        for round in 0..2 {
+            for micro_batch in 0..3 {
+                assert_eq!(batches.due_after(0), Some(micro_batch));
+                assert!(!batches.are_all_out());
+                assert_eq!(batches.is_out(micro_batch), round > 0);
+                batches.launch(micro_batch);
+            }
+        }
+        assert!(batches.are_all_out());
+        assert_eq!(batches.due_after(0), None);
+        batches.land(1);
+        assert!(!batches.are_all_out() && batches.is_out(1));
+        assert_eq!(
+            (batches.due_after(0), batches.due_after(1)),
+            (None, Some(1))
+        );
+    }
+
+    #[test]
+    fn a_micro_batch_without_a_step_keeps_its_turn() {
+        let mut batches = MicroBatches::new(3, 1);
+        assert!(!batches.any_out());
+        batches.launch(1);
+        assert!(batches.any_out());
+        assert_eq!(batches.due_after(0), Some(2));
+        batches.launch(0);
+        assert_eq!(batches.due_after(0), None);
+        assert_eq!(batches.due_after(1), Some(2));
+    }
+}

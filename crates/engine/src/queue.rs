@@ -144,3 +144,51 @@ impl Queue {
         self.paused.iter().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use inflight_base::Tokens;
+
+    use super::*;
+
+    /// A queue with these waiting requests, each with its priority, and these paused sequences, each with its priority
+    /// and its number.
+    fn queue(waiting: &[(u64, i32)], paused: &[(u32, i32, u64)]) -> Queue {
+        let mut queue = Queue::new(8);
+        for &(id, priority) in waiting {
+            let request = NewRequest::new(SequenceId(id), vec![1], Tokens(1));
+            queue.push(NewRequest {
+                priority,
+                ..request
+            });
+        }
+        for &(slot, priority, start) in paused {
+            queue.push_paused(Rank { priority, start }, SeqSlot(slot));
+        }
+        queue
+    }
+
+    /// One pass over the queue that skips every entry: slots of paused sequences, and ids of requests from 100.
+    fn pass(queue: &Queue, with_waiting: bool) -> Vec<u64> {
+        let mut cursor = QueueCursor::default();
+        let mut found = Vec::new();
+        while let Some(entry) = queue.next(&cursor, with_waiting) {
+            assert!(found.len() < 8, "a pass that does not end: {found:?}");
+            cursor.skip(entry);
+            found.push(match entry {
+                QueueEntry::Paused(slot) => u64::from(slot.0),
+                QueueEntry::Waiting(arrival) => queue.waiting(arrival).id.0,
+            });
+        }
+        found
+    }
+
+    #[test]
+    fn smaller_priorities_come_first_and_paused_sequences_before_requests() {
+        let waiting = [(101, 1), (102, 0), (103, 1), (104, 2)];
+        let paused = [(5, 1, 7), (6, 1, 3), (7, 3, 1), (8, 0, 9)];
+        let queue = queue(&waiting, &paused);
+        assert_eq!(pass(&queue, true), [8, 102, 6, 5, 101, 103, 104, 7]);
+        assert_eq!(pass(&queue, false), [8, 6, 5, 7]);
+    }
+}

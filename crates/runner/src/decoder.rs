@@ -44,9 +44,9 @@ pub(super) struct Decoder<D: Device> {
     previous_stage: Option<D::Ranks>,
     /// Where it sends its rows to; `None`: it has the output layer.
     next_stage: Option<D::Ranks>,
-    /// Only for models that generate nothing.
+    /// Only for pooling models.
     states: Option<D::States>,
-    /// Those of the stage, as all that is said of layers here.
+    /// The weights of this stage, whose layers are counted from 0.
     weights: Weights<D>,
     /// One table for each position embedding that the layers have.
     angles: Vec<D::Angles>,
@@ -68,7 +68,7 @@ pub(super) struct Decoder<D: Device> {
     row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
     mixture: Option<MixtureBuffers<D>>,
-    /// Only with a head that makes drafts.
+    /// Only with a draft head.
     tap: Option<StateTap<D>>,
 }
 
@@ -403,7 +403,7 @@ impl<D: Device> Decoder<D> {
     }
 
     /// Writes the normalised hidden states of the first `num_rows` kept rows, `[num_rows, embedding_width]`.
-    /// Only for models that generate nothing.
+    /// Only for pooling models.
     pub(super) fn states(&self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
         out.resize(num_rows * self.residual.state_width(), 0.0);
         if let Some(ops) = self.states.filter(|_| num_rows > 0) {
@@ -411,7 +411,7 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// Writes what the head that makes drafts reads of the tokens of a step. Nothing without a head.
+    /// Writes what the draft head reads of the tokens of a step. Nothing without a head.
     pub(super) fn tapped_states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
         if let Some(tap) = &mut self.tap {
             tap.states(device, num_rows, out);
@@ -708,21 +708,20 @@ fn feed_forward_up<D: Device, P: Probe>(
     run.project_activated(num_rows, residual.normed(), up, *activation, inner);
 }
 
-/// What a device computes of models that generate nothing.
+/// The operations of pooling models.
 fn pooling_ops<D: Device>() -> Result<D::States, LoadError> {
     D::STATES.ok_or_else(|| {
         LoadError::Resource(
-            "models that generate nothing are computed on the CPU only: use an instance_group of kind KIND_CPU".to_owned(),
+            "pooling models are computed on the CPU only: use an instance_group of kind KIND_CPU"
+                .to_owned(),
         )
     })
 }
 
-/// What a device computes of heads that make drafts, unless it is a rank.
+/// The operations of draft heads, which ranks do not have.
 pub(super) fn draft_head_ops<D: Device>(is_rank: bool) -> Result<D::States, LoadError> {
     D::STATES.filter(|_| !is_rank).ok_or_else(|| {
-        LoadError::Resource(
-            "heads that make drafts are computed on the CPU, by one process".to_owned(),
-        )
+        LoadError::Resource("draft heads are computed on the CPU, by one process".to_owned())
     })
 }
 

@@ -29,7 +29,7 @@
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
 //! pooler.rs       the states that stand for prompts, in a model that generates nothing
-//! class_head.rs   the head that makes numbers of classes from them
+//! class_head.rs   the classification head
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
 //! guide_threads.rs masks of guides, computed beside the steps

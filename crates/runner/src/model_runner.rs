@@ -121,7 +121,7 @@ impl<D: Device> ModelRunner<D> {
         Self::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
     }
 
-    /// Bytes of one block of the KV cache of a head that makes drafts, and of the states that it reads.
+    /// Bytes of one block of the KV cache of a draft head, and of the states that the head reads.
     pub fn head_bytes_per_block(head: &HeadSource, block_size: BlockSize, dtype: KvDtype) -> usize {
         let spec = head.spec();
         Self::kv_bytes_per_block(spec, block_size, dtype)
@@ -729,11 +729,11 @@ impl<D: Device> ComputeRows for ModelRunner<D> {
     }
 }
 
-/// What pools the states of a model that generates nothing.
+/// The pooler of a pooling model.
 fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadError> {
     if is_rank && source.spec().pooling.is_some() {
         return Err(LoadError::Resource(
-            "models that generate nothing are computed by one rank: leave out tensor_parallel_size and \
+            "pooling models are computed by one rank: leave out tensor_parallel_size and \
              pipeline_parallel_size"
                 .to_owned(),
         ));

@@ -228,7 +228,7 @@ impl ModelSource {
         })
     }
 
-    /// The head that makes drafts for it.
+    /// Its draft head.
     pub fn draft_head(&self) -> Option<&HeadSource> {
         self.draft_head.as_deref()
     }

@@ -59,9 +59,9 @@ pub struct ModelSpec {
     pub tied_embeddings: bool,
     /// Whether the output layer has a bias.
     pub output_bias: bool,
-    /// What stands for a prompt, in a model that generates nothing: it has no output layer then.
+    /// The vector of a prompt, in a pooling model, which has no output layer.
     pub pooling: Option<Pooling>,
-    /// What makes numbers of classes from the state that stands for a prompt, if the model sorts prompts into some.
+    /// The classification head, if the model sorts prompts into classes.
     pub classes: Option<ClassHead>,
 }
 

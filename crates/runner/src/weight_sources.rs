@@ -46,7 +46,7 @@ pub(super) struct LayerSource<'a> {
     pub(super) latent: Option<LatentSource<'a>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
-    /// Of each query head, the logit of no position.
+    /// The attention-sink logit of each query head.
     pub(super) sink_logits: Option<Tensor<'a>>,
     pub(super) o: ProjectionSource<'a>,
     pub(super) feed_forward: FeedForwardSource<'a>,

@@ -62,7 +62,7 @@ pub(super) struct Layer<D: Device> {
     pub(super) latent: Option<LatentWeights<D>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
-    /// Of each query head, the logit of no position.
+    /// The attention-sink logit of each query head.
     pub(super) sink_logits: Option<D::Vector>,
     /// `[hidden_size, q_width]`.
     pub(super) o: SummedLinear<D>,

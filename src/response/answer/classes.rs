@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use inflight_runner::ClassTransform;
 
-/// What becomes of the numbers of classes, as the request asks for it and the model says.
+/// The function of the class scores that the request or the model asks for, and the names of the classes.
 #[derive(Clone, Debug, Default)]
 pub struct ClassForm {
     /// The function.

@@ -18,7 +18,7 @@ pub(super) struct PanelInputs<'a> {
     pub bf16: &'a [u16],
     /// The same as f32, if the kernel needs them.
     pub f32: Option<&'a [f32]>,
-    /// Elements from one row to the next.
+    /// Row stride in elements.
     pub stride: usize,
 }
 

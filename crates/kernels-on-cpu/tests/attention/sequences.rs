@@ -54,7 +54,7 @@ pub struct Shape {
     pub shifts_sinks: bool,
     pub scale: f32,
     pub soft_cap: Option<f32>,
-    /// The logit of no position of the first head, if heads have some.
+    /// The attention-sink logit of the first head, if heads have one.
     pub first_sink_logit: Option<f32>,
     /// What scores of the first head lose for a position between key and query, if heads have linear biases.
     pub first_slope: Option<f32>,
@@ -144,7 +144,7 @@ impl Shape {
         self.num_kv_heads * self.group
     }
 
-    /// The logit of no position of a head.
+    /// The attention-sink logit of a head.
     pub fn sink_logit(&self, head: usize) -> Option<f32> {
         self.first_sink_logit
             .map(|first| first + 0.75 * (head % 5) as f32)

@@ -169,7 +169,7 @@ pub(crate) fn check_draft_model_path(
     }
 }
 
-/// Opens a checkpoint with an EAGLE-3 head that makes drafts for it.
+/// Opens a checkpoint with its EAGLE-3 draft head.
 ///
 /// # Errors
 /// One of them is missing or malformed, or they do not fit.

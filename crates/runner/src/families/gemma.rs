@@ -1,17 +1,20 @@
-//! Gemma 2 and Gemma 3, by Google, for text.
+//! Gemma, Gemma 2 and Gemma 3, by Google, for text.
 //!
-//! Llama with four norms in a layer, in front of each block and behind it; GELU as the activation; and tokens that are
-//! embedded with a factor of the square root of the hidden size, rounded to bf16 as transformers does. Checkpoints
-//! store the weights of norms as differences from 1. Scores have the factor `query_pre_attn_scalar^-0.5`.
+//! Llama with GELU as the activation, and tokens that are embedded with a factor of the square root of the hidden size,
+//! rounded to bf16 as transformers does. Checkpoints store the weights of norms as differences from 1.
 //!
+//! - The layers of the first Gemma are those of Llama. Its first checkpoints say `hidden_act: gelu` where they mean
+//!   the tanh approximation.
+//! - The layers of Gemma 2 and 3 have four norms, in front of each block and behind it, and the factor of scores
+//!   `query_pre_attn_scalar^-0.5`.
 //! - Gemma 2 bounds scores and logits (`attn_logit_softcapping`, `final_logit_softcapping`). Every second layer has a
 //!   window.
 //! - Gemma 3 normalises the heads of queries and keys. Five of six layers have a window (`sliding_window_pattern`, or
 //!   `layer_types`) and a position embedding of their own, with the base `rope_local_base_freq` and without scaling. Of
 //!   a checkpoint with an image encoder, the language model is served.
 //!
-//! Source: modeling_gemma2.py and modeling_gemma3.py of transformers; Gemma Team, arXiv:2408.00118 and
-//! arXiv:2503.19786.
+//! Source: modeling_gemma.py, modeling_gemma2.py and modeling_gemma3.py of transformers; Gemma Team, arXiv:2403.08295,
+//! arXiv:2408.00118 and arXiv:2503.19786.
 
 use half::bf16;
 use serde_json::{Map, Value, json};
@@ -21,11 +24,20 @@ use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, rope_of};
-use super::windows::windows_except_every;
+use super::windows::{no_windows, windows_except_every};
 use crate::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{Activation, LogitsTransform, QkNormKind};
+
+pub const GEMMA: Family = Family {
+    class: "GemmaForCausalLM",
+    gguf: Some(GgufArchitecture {
+        norms_include_one: true,
+        ..GgufArchitecture::named("gemma")
+    }),
+    describe: describe_gemma,
+};
 
 pub const GEMMA2: Family = Family {
     class: "Gemma2ForCausalLM",
@@ -71,7 +83,7 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     },
 };
 
-/// What GGUF files of both have in common.
+/// What GGUF files of Gemma 2 and 3 have in common.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: NORMS_AROUND,
     has_windows: true,
@@ -122,6 +134,28 @@ impl Special {
     };
 }
 
+fn describe_gemma(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let is_tanh_meant = matches!(config.string("hidden_act")?, Some("gelu"));
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(256_000, 3072, 24_576, 28, 16, 8192)),
+        num_kv_heads: Some(16),
+        ..Defaults::GEMMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    if is_tanh_meant {
+        dimensions.activation = Activation::GeluTanh;
+    }
+    dimensions.norm.weight_offset = 1.0;
+    let mut layer = dimensions.llama_layer();
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = dimensions.model(GEMMA.class, layer, windows);
+    spec.embedding_scale = embedding_scale(spec.hidden_size);
+    Ok(spec)
+}
+
 fn describe_gemma3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let mut spec = describe(config, class, &Special::GEMMA3)?;
     let interval = config.size("sliding_window_pattern", 1..=MAX_POSITIONS)?;
@@ -156,15 +190,12 @@ fn describe(
     let defaults = Defaults {
         sizes: Some(special.sizes),
         num_kv_heads: Some(4),
-        head_dim: Some(256),
         rope: special.rope,
-        tied_embeddings: true,
-        activation: Activation::GeluTanh,
         keys: Keys {
             activation: "hidden_activation",
             ..Keys::LLAMA
         },
-        ..Defaults::LLAMA
+        ..Defaults::GEMMA
     };
     if config.bool_or("use_bidirectional_attention", false)? {
         let expected = "supported; only false is: tokens see those before them";
@@ -194,12 +225,26 @@ fn describe(
     });
     let num_layers = dimensions.num_layers;
     let mut spec = dimensions.model(class, layer, vec![None; num_layers]);
-    spec.embedding_scale = bf16::from_f64((spec.hidden_size as f64).sqrt()).to_f32();
+    spec.embedding_scale = embedding_scale(spec.hidden_size);
     spec.logits = LogitsTransform {
         scale: 1.0,
         soft_cap: soft_cap(config, "final_logit_softcapping", special.soft_caps[1])?,
     };
     Ok(spec)
+}
+
+impl Defaults {
+    /// Those of all three.
+    const GEMMA: Self = Self {
+        head_dim: Some(256),
+        tied_embeddings: true,
+        activation: Activation::GeluTanh,
+        ..Self::LLAMA
+    };
+}
+
+fn embedding_scale(hidden_size: usize) -> f32 {
+    bf16::from_f64((hidden_size as f64).sqrt()).to_f32()
 }
 
 fn set_windows(spec: &mut ModelSpec, config: &JsonFile, interval: usize) -> Result<(), LoadError> {

@@ -384,7 +384,9 @@ impl<'a> GgufConfig<'a> {
         };
         let others = key.strip_suffix("_swa").map(|key| self.key(key));
         let is_shared = others.is_some_and(|others| self.gguf.metadata(&others) == value);
-        Ok(is_neutral || is_shared || key == "rope.scaling.finetuned")
+        // The sections of M-RoPE turn by the same position where all tokens are text.
+        let is_said_only = ["rope.scaling.finetuned", "rope.dimension_sections"].contains(&key);
+        Ok(is_neutral || is_shared || is_said_only)
     }
 
     /// The sizes of latents and of what heads make of them. Until April 2025, the width of a head was that of its key.

@@ -3,7 +3,7 @@
 //! Four experts for each token, weighted by the softmax of their logits. Their gates are clamped ([`Gating::Clamped`]),
 //! and they have biases, as attention (`attention_bias`) and the router have. The weights of all experts of a layer are
 //! in one tensor, as rows of inputs with gate and up taking turns, or in MXFP4 (`quant_method: mxfp4`). Each query head
-//! has a learned logit of no position, which only adds to the sum that its probabilities are divided by. Every second
+//! has a learned attention-sink logit, which only adds to the sum that its probabilities are divided by. Every second
 //! layer, from the first on, has a window, if `layer_types` does not list them. YaRN's ramp is not rounded to whole
 //! pairs.
 //!

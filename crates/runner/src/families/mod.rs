@@ -10,6 +10,7 @@
 //! windows.rs       keys of sliding windows
 //! experts.rs       keys of mixtures of experts
 //! rope_config.rs   keys of the position embedding
+//! with_images.rs   models whose language model is served
 //! unsupported.rs   families that are refused, and why
 //! gguf.rs          GGUF files: names of tensors, and metadata as config.json
 //! ```
@@ -18,6 +19,7 @@
 //! activation or norm, is a new field or variant of [`ModelSpec`], and the compiler names the places that must
 //! compute it.
 
+mod arcee;
 mod bert;
 mod bloom;
 mod bounds;
@@ -55,10 +57,12 @@ mod rope_config;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
+mod starcoder2;
 #[cfg(test)]
 mod tests;
 mod unsupported;
 mod windows;
+mod with_images;
 
 use self::family::Family;
 use self::gguf::GgufConfig;
@@ -69,8 +73,9 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 36] = [
+const FAMILIES: [Family; 45] = [
     llama::FAMILY,
+    arcee::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
     qwen2::FAMILY,
@@ -82,10 +87,12 @@ const FAMILIES: [Family; 36] = [
     glm::GLM4,
     ernie4_5::FAMILY,
     helium::FAMILY,
+    gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
     gemma::GEMMA3_WITH_IMAGES,
     olmo2::FAMILY,
+    olmo2::OLMO3,
     granite::FAMILY,
     exaone4::FAMILY,
     mixtral::FAMILY,
@@ -103,9 +110,15 @@ const FAMILIES: [Family; 36] = [
     cohere::COHERE,
     cohere::COHERE2,
     stablelm::FAMILY,
+    starcoder2::FAMILY,
     nemotron::FAMILY,
     falcon::FAMILY,
     bloom::FAMILY,
+    with_images::QWEN2_VL,
+    with_images::QWEN2_5_VL,
+    with_images::QWEN3_VL,
+    with_images::MISTRAL3,
+    with_images::LLAVA,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

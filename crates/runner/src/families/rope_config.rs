@@ -151,7 +151,8 @@ fn scaling_of(
         None => "type",
     };
     match parameters.string(key)?.unwrap_or("default") {
-        "default" => Ok(RopeScaling::None),
+        // The three positions of a text's token are equal.
+        "default" | "mrope" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear {
             factor: parameters.required_number("factor", FACTOR)?,
         }),

@@ -22,7 +22,7 @@ struct File {
 /// What transformers fills in for a fixture.
 #[derive(Deserialize)]
 struct Defaults {
-    /// The value of each key if it alone is missing.
+    /// The value of each key if it alone is missing. `text_config.KEY`: a key of a language model.
     missing: Config,
     /// All values of the class.
     class: Config,
@@ -45,14 +45,24 @@ fn spec(config: &Config) -> Result<ModelSpec, String> {
     describe(&file).map_err(|error| error.to_string())
 }
 
+/// The part of a config that has a key, and its name there.
+fn part<'a>(config: &'a mut Config, key: &'a str) -> (&'a mut Config, &'a str) {
+    match key.split_once('.') {
+        None => (config, key),
+        Some((part, key)) => (config[part].as_object_mut().expect("an object"), key),
+    }
+}
+
 #[test]
 fn a_missing_key_has_the_value_that_transformers_fills_in() {
     let mut num_valid = 0;
     for (name, config, defaults) in fixtures() {
         for (key, value) in defaults.missing {
             let (mut silent, mut filled) = (config.clone(), config.clone());
-            silent.remove(&key);
-            filled.insert(key.clone(), value.clone());
+            let (silent_part, key_of_part) = part(&mut silent, &key);
+            silent_part.remove(key_of_part);
+            let (filled_part, key_of_part) = part(&mut filled, &key);
+            filled_part.insert(key_of_part.to_owned(), value.clone());
             let (silent, filled) = (spec(&silent), spec(&filled));
             num_valid += usize::from(filled.is_ok());
             assert_eq!(silent, filled, "{name} without {key}, which is {value}");

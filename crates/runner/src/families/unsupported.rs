@@ -28,12 +28,6 @@ const GEMMA4: &str = "it has embeddings for each layer, and layers that share ke
 
 const FAMILIES: &[Unsupported] = &[
     decoder(
-        "GemmaForCausalLM",
-        "gemma",
-        "Gemma2ForCausalLM",
-        "it has no norms after blocks, no soft caps and no windows",
-    ),
-    decoder(
         "Gemma3nForConditionalGeneration",
         "gemma3n",
         "Gemma3ForCausalLM",
@@ -107,11 +101,6 @@ const FAMILIES: &[Unsupported] = &[
         "LlamaForCausalLM",
         "its norms are LayerNorms without weights, and it can clip queries, keys and values",
     ),
-    converted(
-        "Olmo3ForCausalLM",
-        "Olmo2ForCausalLM",
-        "three of four layers have sliding windows, and only the others scale positions",
-    ),
     decoder(
         "PhiForCausalLM",
         "phi2",
@@ -129,12 +118,6 @@ const FAMILIES: &[Unsupported] = &[
         "starcoder",
         "GPT2LMHeadModel",
         "all queries share one key head",
-    ),
-    decoder(
-        "Starcoder2ForCausalLM",
-        "starcoder2",
-        "NemotronForCausalLM",
-        "its activation is GELU, its projections have biases, and LayerNorm does not add 1 to its weights",
     ),
     decoder("MptForCausalLM", "mpt", "BloomForCausalLM", MPT),
     decoder("MPTForCausalLM", "mpt", "BloomForCausalLM", MPT),
@@ -173,12 +156,6 @@ const FAMILIES: &[Unsupported] = &[
         "deci",
         "LlamaForCausalLM",
         "its layers differ in their numbers of heads, and some have no attention",
-    ),
-    decoder(
-        "ArceeForCausalLM",
-        "arcee",
-        "LlamaForCausalLM",
-        "its feed-forward has no gate, and squares a ReLU",
     ),
     decoder(
         "ApertusForCausalLM",
@@ -276,30 +253,6 @@ const FAMILIES: &[Unsupported] = &[
         "Qwen3ForCausalLM",
         "most of its layers have short convolutions instead of attention",
     ),
-    decoder(
-        "Qwen2VLForConditionalGeneration",
-        "qwen2vl",
-        "Qwen2ForCausalLM",
-        IMAGES,
-    ),
-    decoder(
-        "Qwen2_5_VLForConditionalGeneration",
-        "qwen2vl",
-        "Qwen2ForCausalLM",
-        IMAGES,
-    ),
-    decoder(
-        "Qwen3VLForConditionalGeneration",
-        "qwen3vl",
-        "Qwen3ForCausalLM",
-        IMAGES,
-    ),
-    converted(
-        "Mistral3ForConditionalGeneration",
-        "MistralForCausalLM",
-        IMAGES,
-    ),
-    converted("LlavaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
     converted("MllamaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
     converted("Phi3VForCausalLM", "Phi3ForCausalLM", IMAGES),
     converted(

@@ -26,6 +26,17 @@ pub fn windows_in_all_layers(
     Ok(vec![window(config)?; num_layers])
 }
 
+/// `sliding_window` in all layers; none if config.json is silent.
+pub fn windows_if_given(
+    config: &JsonFile,
+    num_layers: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    match config.has("sliding_window") {
+        true => windows_in_all_layers(config, num_layers),
+        false => Ok(no_windows(num_layers)),
+    }
+}
+
 /// `sliding_window` in the layers that `layer_types` lists or, in older configs, in all from `max_window_layers` on.
 pub fn windows_in_some_layers(
     config: &JsonFile,

@@ -1,0 +1,143 @@
+//! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Mistral Small 3.1
+//! and later, LLaVA.
+//!
+//! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
+//! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
+//! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
+//!
+//! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3 and llava of transformers.
+
+use serde_json::{Map, Value, json};
+
+use super::family::Family;
+use super::gguf::GgufArchitecture;
+use super::{llama, mistral, qwen2, qwen3};
+use crate::spec::ModelSpec;
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+
+pub const QWEN2_VL: Family = Family {
+    class: "Qwen2VLForConditionalGeneration",
+    gguf: Some(GgufArchitecture::named("qwen2vl")),
+    describe: |config| describe_qwen2_vl(config, QWEN2_VL.class),
+};
+
+pub const QWEN2_5_VL: Family = Family {
+    class: "Qwen2_5_VLForConditionalGeneration",
+    gguf: None,
+    describe: |config| describe_qwen2_vl(config, QWEN2_5_VL.class),
+};
+
+pub const QWEN3_VL: Family = Family {
+    class: "Qwen3VLForConditionalGeneration",
+    gguf: Some(GgufArchitecture::named("qwen3vl")),
+    describe: |config| {
+        let defaults = json!({"max_position_embeddings": 128_000, "rope_theta": 500_000.0});
+        describe_qwen_vl(config, defaults, &qwen3::FAMILY, QWEN3_VL.class)
+    },
+};
+
+pub const MISTRAL3: Family = Family {
+    class: "Mistral3ForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let defaults = json!({
+            "model_type": "mistral", "vocab_size": 131_072, "hidden_size": 5120, "intermediate_size": 32_768,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": null,
+        });
+        let is_tied = config.bool_or("tie_word_embeddings", true)?;
+        describe_by_type(config, "mistral", defaults, MISTRAL3.class, is_tied)
+    },
+};
+
+pub const LLAVA: Family = Family {
+    class: "LlavaForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let is_tied = config.bool_or("tie_word_embeddings", false)?;
+        describe_by_type(config, "llama", json!({}), LLAVA.class, is_tied)
+    },
+};
+
+/// The path of the language model's config.
+const TEXT: &str = "text_config.";
+
+/// The families of language models by `model_type`, which a config under `text_config` has in place of a class.
+const LANGUAGE_MODELS: [(&str, Family); 5] = [
+    ("llama", llama::FAMILY),
+    ("mistral", mistral::FAMILY),
+    ("ministral", mistral::MINISTRAL),
+    ("qwen2", qwen2::FAMILY),
+    ("qwen3", qwen3::FAMILY),
+];
+
+fn describe_qwen2_vl(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let defaults = json!({
+        "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80,
+        "rope_theta": 1e6,
+    });
+    describe_qwen_vl(config, defaults, &qwen2::FAMILY, class)
+}
+
+/// `defaults`: what the language model has where its config is silent, and the family differs.
+fn describe_qwen_vl(
+    config: &JsonFile,
+    defaults: Value,
+    family: &Family,
+    class: &'static str,
+) -> Result<ModelSpec, LoadError> {
+    let text = config.object("text_config")?;
+    let (text, prefix) = match &text {
+        Some(text) => (text, TEXT),
+        None => (config, ""),
+    };
+    let mut all = object(defaults);
+    let told = text.entries();
+    all.extend(told.map(|(key, value)| (key.clone(), value.clone())));
+    let text = JsonFile::new(config.path(), prefix, all);
+    let is_tied = config.bool_or("tie_word_embeddings", false)?;
+    describe(&text, family, class, is_tied)
+}
+
+/// Describes a language model of the family that `model_type` names, or the default one. `text`: its config if
+/// config.json has none.
+fn describe_by_type(
+    config: &JsonFile,
+    default: &str,
+    text: Value,
+    class: &'static str,
+    is_tied: bool,
+) -> Result<ModelSpec, LoadError> {
+    let told = config.object("text_config")?;
+    let text = told.unwrap_or_else(|| JsonFile::new(config.path(), TEXT, object(text)));
+    let name = text.string("model_type")?.unwrap_or(default);
+    let mut families = LANGUAGE_MODELS.into_iter();
+    let family = families.find(|(known, _)| *known == name);
+    let (_, family) = family.ok_or_else(|| {
+        let known = LANGUAGE_MODELS.map(|(name, _)| name).join(", ");
+        let known = format!("one of {known}");
+        text.unexpected("model_type", format_args!("'{name}'"), known)
+    })?;
+    describe(&text, &family, class, is_tied)
+}
+
+fn describe(
+    text: &JsonFile,
+    family: &Family,
+    class: &'static str,
+    is_tied: bool,
+) -> Result<ModelSpec, LoadError> {
+    let mut spec = (family.describe)(text)?;
+    spec.family = class;
+    spec.tied_embeddings |= is_tied;
+    Ok(spec)
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}
