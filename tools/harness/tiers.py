@@ -2,7 +2,8 @@
 
 The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the commit. What the
 quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages, installation and the library as
-it ships, and need its long build. The files of tests on the stand-in for a GPU are a share of their own, which runs beside the others.
+it ships, and need its long build. The files of tests on the stand-in for a GPU and on several ranks are a share of their own, which runs
+beside the others.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ import pytest
 NUM_PARTS = 10
 # The quick tier has one of so many variants of a test, rounded up.
 VARIANTS_PER_SAMPLE = 10
+# The files of the share `gpu`. Those of ranks are there so that both shares take as long.
+FIRST = ("test_gpu", "test_ranks")
 
 
 def add_options(parser):
@@ -21,7 +24,7 @@ def add_options(parser):
     choices = ["all", "tested", "quick", "rest", "shipped"]
     tiers.addoption("--tier", choices=choices, default="all", help="all; tested: all but `shipped`; quick; rest: one --part of the others")
     tiers.addoption("--part", type=int, default=0, help=f"from 0 to {NUM_PARTS - 1}")
-    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help="gpu: the files test_gpu*.py; cpu: the others")
+    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help="gpu: the files of FIRST; cpu: the others")
     tiers.addoption("--seed", default="0", help="chooses the variants of the quick tier")
 
 
@@ -31,7 +34,7 @@ def deselect(config, items):
     quick = chosen_variants(items, config.getoption("seed")) if tier in ("quick", "rest") else set()
 
     def is_chosen(item):
-        if share != "all" and is_on_gpu(item.path) != (share == "gpu"):
+        if share != "all" and is_first(item.path) != (share == "gpu"):
             return False
         is_shipped = item.get_closest_marker("shipped") is not None
         match tier:
@@ -58,8 +61,8 @@ def end(session, status):
         session.exitstatus = pytest.ExitCode.OK
 
 
-def is_on_gpu(path):
-    return pathlib.Path(path).name.startswith("test_gpu")
+def is_first(path):
+    return pathlib.Path(path).name.startswith(FIRST)
 
 
 def part_of(path):
