@@ -175,7 +175,7 @@ impl Source {
     }
 }
 
-/// Names of the items that a file defines, those of its inline modules and blocks left out.
+/// Names of the items that a file defines, without the items of its inline modules and blocks.
 fn items(tokens: &TokenStream) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let tokens: Vec<_> = tokens.clone().into_iter().collect();

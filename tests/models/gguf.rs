@@ -253,11 +253,11 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         &99_u32.to_le_bytes(),
     )
     .refused(&["blk.0.ffn_up.weight", "is of type number 99"]);
-    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"gemma").refused(&[
-        "general.architecture: 'gemma'",
+    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"dots1").refused(&[
+        "general.architecture: 'dots1'",
         "llama",
         "qwen3",
-        "the nearest supported family is Gemma2ForCausalLM, but it has no norms after blocks",
+        "the nearest supported family is Qwen3MoeForCausalLM, but its first layers have no experts",
     ]);
     patched(Q4_K, Q4_K_FILE, "llama.block_coun", 0, b"X").refused(&[
         "llama.block_count",

@@ -203,7 +203,7 @@ pub fn count(fault: &str) -> u64 {
     count
 }
 
-/// A function that the stand-in has besides those of the driver.
+/// A function that the stand-in has besides the driver's.
 fn function(name: &str) -> *mut c_void {
     let library =
         CString::new(format!("{LIBRARY_DIR}/libcuda.so.1")).expect("a path without zeros");

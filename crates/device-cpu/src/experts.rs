@@ -9,7 +9,7 @@
 //!
 //! Each touched expert's weights are read once for all rows, or once for each [chunk](ExpertRows) of a long context. A
 //! row's result depends neither on the other rows nor on the chunks: products are those of single rows, and the order
-//! of the sum is that of the row's own weights.
+//! of the sum is the order of the row's own weights.
 
 use std::ops::Range;
 

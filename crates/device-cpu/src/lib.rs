@@ -76,7 +76,7 @@ pub struct CpuOptions {
     pub num_threads: Option<NonZeroUsize>,
     /// The instruction set. By default the [best one](Simd::detect) that the machine supports.
     pub simd: Option<Simd>,
-    /// The CPUs of each rank, those of this one first. Empty: all that the process may use.
+    /// The CPUs of each rank, this one's first. Empty: all that the process may use.
     pub rank_cpus: Vec<CpuSet>,
     /// Whether a rank that has whole layers cuts sums [into tiles](inflight_device::Tiling::Always), too.
     pub deterministic: bool,

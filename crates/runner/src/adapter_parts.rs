@@ -43,7 +43,7 @@ enum PlaceCut {
 
 /// What it has of a linear layer.
 struct LinearCut {
-    /// Among those of the place.
+    /// Of the outputs of its place.
     outputs: Range<usize>,
     /// Among these.
     kept: Vec<Range<usize>>,

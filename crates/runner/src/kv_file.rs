@@ -292,7 +292,7 @@ impl Sums {
     }
 }
 
-/// The blocks of a content, those of all groups.
+/// The blocks of a content, in all groups.
 fn blocks_of(kept: &KeptBlock) -> impl Iterator<Item = HostBlockId> {
     std::iter::once(kept.block).chain(kept.beside.iter().copied().flatten())
 }

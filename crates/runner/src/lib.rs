@@ -13,7 +13,7 @@
 //! stage.rs        what a rank of several has of a model: the layers of its stage
 //! share.rs        and its share of each layer
 //! rank_calls.rs   what the ranks of a model tell each other of each model call
-//! linear_weights.rs    those of a projection or a norm: found, cut for a rank, and packed
+//! linear_weights.rs    weights of a projection or a norm: found, cut for a rank, and packed
 //! weights.rs      all weights, packed; positions.rs the embeddings of positions
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model

@@ -36,7 +36,7 @@ pub(super) struct ProjectionSource<'a> {
     /// None, or one for each matrix.
     pub(super) biases: Vec<Tensor<'a>>,
     pub(super) packing: Packing,
-    /// Its place in the weights of adapters, and the first of those of its tiles.
+    /// Its place in the weights of adapters, and the first place of its tiles.
     pub(super) place: Option<usize>,
     /// The inputs whose products are summed by themselves, counted from the first one of this rank. Empty: all at once.
     pub(super) tiles: Vec<Range<usize>>,

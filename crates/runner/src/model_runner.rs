@@ -172,7 +172,7 @@ impl<D: Device> ModelRunner<D> {
             // The residual stream and its summand, embeddings of another width, those of attention, and what experts
             // are chosen by.
             sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits,
-            // Its norm, embeddings of another width, those of attention, and the inner activations.
+            // Its norm, embeddings of another width, the buffers of attention, and the inner activations.
             inputs: spec.hidden_size + embedding_width + inputs + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,

@@ -49,7 +49,7 @@ pub(super) struct ModuleNames {
 }
 
 impl ModuleNames {
-    /// The names under which modules are there: `has` says whether a module is. If none fits, those of the spec.
+    /// The names under which modules are there: `has` says whether a module is. If none fits, the spec's names.
     pub(super) fn find(spec: &ModelSpec, has: impl Fn(&str) -> bool) -> Self {
         let (embedding, output) = (spec.modules.embedding, spec.modules.output_layer);
         let base = base_of(spec);
@@ -71,7 +71,7 @@ impl ModuleNames {
     }
 }
 
-/// All names that a module may have, those of the spec first.
+/// All names that a module may have, the spec's first.
 pub(super) fn all_names(spec: &ModelSpec, path: &str) -> Vec<String> {
     let base = base_of(spec);
     let mut names: Vec<String> = match path.starts_with(base) && !base.is_empty() {

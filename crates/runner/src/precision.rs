@@ -13,7 +13,7 @@ pub struct WeightPrecision {
 }
 
 impl WeightPrecision {
-    /// A group size beyond that of any row.
+    /// A group size beyond the width of any row.
     pub const WHOLE_ROWS: usize = u32::MAX as usize;
 
     /// The default group size: 8 bits lose little in any group, 4 bits less in small ones.

@@ -254,7 +254,7 @@ impl HeadShare {
         }
     }
 
-    /// Its heads among those of the model.
+    /// Its heads among the model's.
     pub(super) fn places(&self, num_heads: usize, num_kv_heads: usize) -> HeadPlaces {
         let group_size = num_heads / num_kv_heads;
         let queries = self.queries.clone().map(Some);

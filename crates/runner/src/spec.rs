@@ -359,7 +359,7 @@ pub enum FeedForward {
 /// A mixture of experts. All mixtures of a model have the same sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
-    /// The logits of the experts, and that of the shared one if it has a gate: `[num_logits, hidden_size]`. Never
+    /// The logits of the experts, and the shared one's if it has a gate: `[num_logits, hidden_size]`. Never
     /// quantised.
     pub router: Projection,
     /// How experts are chosen.
@@ -441,7 +441,7 @@ pub struct Linear {
     pub is_transposed: bool,
 }
 
-/// The outputs of a linear layer among those of the module that it is a part of.
+/// The outputs of a linear layer among the outputs of the module that it is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusedOutputs {
     /// The first one.
@@ -499,7 +499,7 @@ impl Linear {
             .map_or(self.num_outputs, |fused| fused.num_outputs)
     }
 
-    /// Its rows among those of its module; `None` if it has all of them in their order.
+    /// Its rows in its module; `None` if it has all of them in their order.
     pub fn selected_rows(&self) -> Option<RowSelection> {
         if self.fused.is_none() && self.row_order == RowOrder::Same {
             return None;
@@ -558,7 +558,7 @@ impl ModelSpec {
             .position(|(_, other)| std::ptr::eq(other, projection))
     }
 
-    /// The place of the embedding of tokens in the weights of adapters, behind those of projections.
+    /// The place of the embedding of tokens in the weights of adapters, behind the projections.
     pub fn embedding_place(&self) -> usize {
         self.projections().count()
     }
@@ -778,7 +778,7 @@ impl<N> Norms<N> {
 }
 
 impl LayerSpec {
-    /// All projections, those of attention first; of experts, those of one.
+    /// All projections, attention's first; of experts, the projections of one.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
         let latent = self.attention.latent.iter().map(|latent| &latent.heads);
         let attention = self.attention.projections().into_iter().chain(latent);
@@ -858,7 +858,7 @@ impl FeedForward {
         }
     }
 
-    /// Its projections; of experts, the router, those of one, and those of the shared one.
+    /// Its projections; of experts, the router, the projections of one, and the shared one's.
     pub fn projections(&self) -> Vec<&Projection> {
         match self {
             Self::Gated {
@@ -875,7 +875,7 @@ impl FeedForward {
         }
     }
 
-    /// The projections from its inside; of experts, that of one, and that of the shared one.
+    /// The projections from its inside; of experts, the projection of one, and the shared one's.
     pub fn downs_mut(&mut self) -> Vec<&mut Projection> {
         match self {
             Self::Gated { down, .. } | Self::Plain { down, .. } => vec![down],

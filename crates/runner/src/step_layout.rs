@@ -58,12 +58,12 @@ pub(super) struct StepLayout {
 /// The sampled rows of the sequences of a step, by slot.
 #[derive(Default)]
 pub(super) struct SampledRows {
-    /// Those of slots without a sequence are undefined.
+    /// The rows of slots without a sequence are undefined.
     rows: Vec<u32>,
 }
 
 impl SampledRows {
-    /// Makes them those of `plan`, with this layout.
+    /// Sets the sampled rows of `plan`, with this layout.
     pub fn set(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
         for (&index, &start) in layout.sequences().iter().zip(layout.starts()) {
             let slot = plan.sequences[index].slot.index();

@@ -63,7 +63,7 @@ pub(super) enum FeedForwardSource<'a> {
         /// The corrections of the scores of experts.
         correction: Option<Tensor<'a>>,
         gating: Gating,
-        /// One, or those of a rank, each with some of the inside of all experts.
+        /// One, or the tiles of a rank, each with some of the inside of all experts.
         tiles: Vec<ExpertsSource<'a>>,
     },
 }

@@ -33,7 +33,7 @@ pub(super) struct Weights<D: Device> {
     /// From embeddings of another width to the residual stream. Only in the first stage.
     pub(super) embedding_projection: Option<Linear<D>>,
     positions: Option<Positions<D>>,
-    /// The row of the first type of tokens, and the difference between it and that of the second one.
+    /// The row of the first type of tokens, and the difference between it and the row of the second one.
     pub(super) types: Vec<D::Vector>,
     /// The norm of the embedded tokens.
     pub(super) embedding_norm: Option<NormWeights<D>>,

@@ -1,5 +1,5 @@
 //! The kernel for AMX: scores, and weighted values, as products of tiles of bf16 (`tdpbf16ps`) for 16 rows at a time.
-//! The softmax between them is that of the kernel for AVX-512.
+//! The softmax between them is the AVX-512 kernel's.
 //!
 //! ```text
 //!                       16 pairs of keys: tile 5                                8 pairs of values: tile 7

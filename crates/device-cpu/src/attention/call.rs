@@ -372,7 +372,7 @@ impl<'a> AttentionCall<'a> {
         scratch.part_totals = part_totals;
     }
 
-    /// Adds the totals of later positions to those of the rows.
+    /// Adds the totals of later positions to the totals of the rows.
     fn add_totals(&self, totals: &mut [f32], later: &[f32]) {
         let row_len = parts::row_len(self.cache.layout());
         let rows = totals.chunks_exact_mut(row_len);

@@ -1,7 +1,7 @@
 //! Groups of keys whose first elements are the values.
 //!
 //! Kernels take keys by pairs of elements and values by pairs of positions, so values are copied, once for all rows of
-//! a task: with one key head, those of all heads.
+//! a task: with one key head, the rows of all heads.
 //!
 //! ```text
 //! keys      [element pair][position][2 elements]        k0 k1 of position 0, k0 k1 of position 1, ...

@@ -56,9 +56,9 @@ pub(super) use self::call::AttentionScratch;
 const TILE_GROUPS: usize = 4;
 /// Positions per tile.
 const TILE: usize = TILE_GROUPS * GROUP;
-/// The most rows that a kernel computes together, but for that of AMX.
+/// The most rows that a kernel computes together, but for AMX's kernel.
 const MAX_ROWS: usize = 6;
-/// The most rows that any kernel computes together: those of a tile of AMX.
+/// The most rows that any kernel computes together: the rows of a tile of AMX.
 const MAX_SCORED_ROWS: usize = 16;
 
 /// The work of one call: some rows and one tile.
@@ -73,7 +73,7 @@ struct AttentionTile {
     layout: KvLayout,
     keys: [*const u16; TILE_GROUPS],
     values: [*const u16; TILE_GROUPS],
-    /// Groups to be prefetched: those of the next tile, if they are known.
+    /// Groups to be prefetched: the next tile's, if they are known.
     keys_ahead: [*const u16; TILE_GROUPS],
     values_ahead: [*const u16; TILE_GROUPS],
     /// Groups with positions of the sequence; the pointers of the others are not used.

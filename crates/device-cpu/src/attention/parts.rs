@@ -52,7 +52,7 @@ pub(super) fn result(row: &[f32], sink_logit: Option<f32>) -> (f32, f32, &[f32])
     (scale, head[1] * scale + exp(sink_logit - max), values)
 }
 
-/// Adds the totals of later positions to those of a row.
+/// Adds the totals of later positions to the totals of a row.
 #[inline(always)]
 pub(super) fn add(row: &mut [f32], later: &[f32]) {
     let (head, values) = later.split_at(HEAD);

@@ -63,7 +63,7 @@ fn the_activation_is_near_the_exact_result_for_the_same_sums() {
                             for i in 0..inter {
                                 let (gate, up) = (f64::from(sums[i]), f64::from(sums[inter + i]));
                                 let exact = activated(activation, gate) * up;
-                                // GELU's distribution has an absolute error, as that of an `erf` of f32.
+                                // GELU's distribution has an absolute error, as an `erf` of f32 has.
                                 let before = match activation {
                                     Activation::Gelu => 3e-7 * (gate * up).abs(),
                                     _ => 0.0,

@@ -12,7 +12,7 @@ use inflight_numbers::Stacking;
 
 /// All weights of a head but `fc`.
 pub(super) struct HeadWeights<D: Device> {
-    /// `None`: it has those of the model.
+    /// `None`: it has the model's.
     pub(super) embedding: Option<D::Embedding>,
     /// The norms of embeddings and of states, `[hidden_size]`.
     pub(super) input_norms: [D::Vector; 2],

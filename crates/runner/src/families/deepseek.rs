@@ -100,7 +100,7 @@ fn add_groups(config: &mut Map<String, Json>) {
     }
 }
 
-/// The epsilon of the norms of latents, whatever that of the other norms is.
+/// The epsilon of the norms of latents, whatever the other norms have.
 const LATENT_EPS: f32 = 1e-6;
 
 /// What one of the two assumes where config.json is silent, and what sets them apart.

@@ -124,12 +124,14 @@ pub struct GgufArchitecture {
     pub has_windows: bool,
     /// Whether a part of a head may be rotated.
     pub has_partial_rotary: bool,
+    /// Whether the rotation has sections (M-RoPE), which change nothing where all tokens are text.
+    pub has_mrope: bool,
     /// Whether the converter adds 1 to the weights of norms, which are stored as differences from 1 otherwise.
     pub norms_include_one: bool,
     /// Whether the converter puts all queries of a module before its keys, and those before its values, which alternate
     /// by groups of heads otherwise.
     pub has_ordered_qkv: bool,
-    /// Of an architecture with experts, how llama.cpp weighs those of a token.
+    /// Of an architecture with experts, how llama.cpp weighs a token's experts.
     pub experts: Option<GgufExperts>,
     /// Whether attention is latent.
     pub has_latents: bool,
@@ -175,6 +177,7 @@ impl GgufArchitecture {
             keys: &[],
             has_windows: false,
             has_partial_rotary: false,
+            has_mrope: false,
             norms_include_one: false,
             has_ordered_qkv: false,
             experts: None,
@@ -384,8 +387,8 @@ impl<'a> GgufConfig<'a> {
         };
         let others = key.strip_suffix("_swa").map(|key| self.key(key));
         let is_shared = others.is_some_and(|others| self.gguf.metadata(&others) == value);
-        // The sections of M-RoPE turn by the same position where all tokens are text.
-        let is_said_only = ["rope.scaling.finetuned", "rope.dimension_sections"].contains(&key);
+        let is_said_only = key == "rope.scaling.finetuned"
+            || key == "rope.dimension_sections" && self.architecture.has_mrope;
         Ok(is_neutral || is_shared || is_said_only)
     }
 

@@ -145,7 +145,7 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     describe_if(config, KNOWN, |family, class| family.class == class)
 }
 
-/// Describes the layer of an EAGLE-3 head, which is that of Llama but for its inputs.
+/// Describes the layer of an EAGLE-3 head, which is Llama's but for its inputs.
 ///
 /// # Errors
 /// A value is not supported.

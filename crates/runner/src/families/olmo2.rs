@@ -71,7 +71,7 @@ fn describe_with_windows(config: &JsonFile, class: &'static str) -> Result<Model
     Ok(spec)
 }
 
-/// The position embedding of layers with windows. Its base is that of the others where config.json is silent.
+/// The position embedding of layers with windows. Where config.json is silent, it has the others' base.
 fn local_rope(config: &JsonFile, spec: &ModelSpec) -> Result<Rope, LoadError> {
     let parameters = rope_parameters(config)?;
     let (local, theta) = match &parameters {

@@ -119,3 +119,17 @@ fn a_gemma_3_with_images_has_the_defaults_of_its_language_model() {
     };
     assert_eq!(with_images, expected);
 }
+
+#[test]
+fn a_language_model_of_another_family_is_refused_by_its_type() {
+    for class in [
+        "Mistral3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+    ] {
+        let config = json!({"architectures": [class], "text_config": {"model_type": "ministral3"}});
+        let refused = spec(config.as_object().expect("an object"));
+        let error = refused.expect_err("it is none of them");
+        let words = "text_config.model_type: 'ministral3' is not one of llama, mistral, ministral, qwen2, qwen3";
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -18,7 +18,10 @@ use inflight_checkpoint::JsonFile;
 
 pub const QWEN2_VL: Family = Family {
     class: "Qwen2VLForConditionalGeneration",
-    gguf: Some(GgufArchitecture::named("qwen2vl")),
+    gguf: Some(GgufArchitecture {
+        has_mrope: true,
+        ..GgufArchitecture::named("qwen2vl")
+    }),
     describe: |config| describe_qwen2_vl(config, QWEN2_VL.class),
 };
 
@@ -30,7 +33,10 @@ pub const QWEN2_5_VL: Family = Family {
 
 pub const QWEN3_VL: Family = Family {
     class: "Qwen3VLForConditionalGeneration",
-    gguf: Some(GgufArchitecture::named("qwen3vl")),
+    gguf: Some(GgufArchitecture {
+        has_mrope: true,
+        ..GgufArchitecture::named("qwen3vl")
+    }),
     describe: |config| {
         let defaults = json!({"max_position_embeddings": 128_000, "rope_theta": 500_000.0});
         describe_qwen_vl(config, defaults, &qwen3::FAMILY, QWEN3_VL.class)
