@@ -107,7 +107,7 @@ fn main() {
     println!("cargo::rustc-link-lib=stdc++");
 }
 
-/// What g++ makes of the sources.
+/// Compiled objects, by the kind of their sources.
 struct Objects {
     kernels: Vec<PathBuf>,
     tests: Vec<PathBuf>,

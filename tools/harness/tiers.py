@@ -24,7 +24,7 @@ def add_options(parser):
     choices = ["all", "tested", "quick", "rest", "shipped"]
     tiers.addoption("--tier", choices=choices, default="all", help="all; tested: all but `shipped`; quick; rest: one --part of the others")
     tiers.addoption("--part", type=int, default=0, help=f"from 0 to {NUM_PARTS - 1}")
-    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help="gpu: the files of FIRST; cpu: the others")
+    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help=f"gpu: files that begin with {' or '.join(FIRST)}; cpu: the others")
     tiers.addoption("--seed", default="0", help="chooses the variants of the quick tier")
 
 

@@ -37,7 +37,7 @@ pub enum Step {
     Pages,
     /// The backend in a real tritonserver, with real clients; beside the step `gpus`, all but its tests
     Server,
-    /// The backend in a real tritonserver on the stand-in for a GPU
+    /// The backend in a real tritonserver on the stand-in for a GPU, and on several ranks
     Gpus,
     /// Tests of packages, of installation, and of the library as it ships
     Shipped,

@@ -24,7 +24,7 @@ use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, rope_of};
-use super::windows::{no_windows, windows_except_every};
+use super::windows::{no_windows, set_rope_of_windows, set_windows_except_every};
 use crate::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -53,7 +53,7 @@ pub const GEMMA2: Family = Family {
     describe: |config| {
         let mut spec = describe(config, GEMMA2.class, &Special::GEMMA2)?;
         let interval = 2;
-        set_windows(&mut spec, config, interval)?;
+        set_windows_except_every(&mut spec, config, interval)?;
         Ok(spec)
     },
 };
@@ -83,7 +83,7 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     },
 };
 
-/// What GGUF files of Gemma 2 and 3 have in common.
+/// The GGUF layout of Gemma 2 and 3.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: NORMS_AROUND,
     has_windows: true,
@@ -135,14 +135,13 @@ impl Special {
 }
 
 fn describe_gemma(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let is_tanh_meant = matches!(config.string("hidden_act")?, Some("gelu"));
     let defaults = Defaults {
         sizes: Some(Sizes::new(256_000, 3072, 24_576, 28, 16, 8192)),
         num_kv_heads: Some(16),
         ..Defaults::GEMMA
     };
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
-    if is_tanh_meant {
+    if config.string("hidden_act")? == Some("gelu") {
         dimensions.activation = Activation::GeluTanh;
     }
     dimensions.norm.weight_offset = 1.0;
@@ -159,7 +158,7 @@ fn describe_gemma(config: &JsonFile) -> Result<ModelSpec, LoadError> {
 fn describe_gemma3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let mut spec = describe(config, class, &Special::GEMMA3)?;
     let interval = config.size("sliding_window_pattern", 1..=MAX_POSITIONS)?;
-    set_windows(&mut spec, config, interval.unwrap_or(6))?;
+    set_windows_except_every(&mut spec, config, interval.unwrap_or(6))?;
     let parameters = config.object("rope_parameters")?;
     let local = match parameters {
         Some(parameters) => parameters.object("sliding_attention")?,
@@ -174,11 +173,7 @@ fn describe_gemma3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, 
         spec.head_dim,
         Defaults::LLAMA.rope,
     )?;
-    for layer in &mut spec.layers {
-        if layer.attention.window.is_some() {
-            layer.attention.rope = local.clone();
-        }
-    }
+    set_rope_of_windows(&mut spec, &local);
     Ok(spec)
 }
 
@@ -234,7 +229,7 @@ fn describe(
 }
 
 impl Defaults {
-    /// Those of all three.
+    /// The defaults that all generations share.
     const GEMMA: Self = Self {
         head_dim: Some(256),
         tied_embeddings: true,
@@ -245,14 +240,6 @@ impl Defaults {
 
 fn embedding_scale(hidden_size: usize) -> f32 {
     bf16::from_f64((hidden_size as f64).sqrt()).to_f32()
-}
-
-fn set_windows(spec: &mut ModelSpec, config: &JsonFile, interval: usize) -> Result<(), LoadError> {
-    let windows = windows_except_every(config, spec.num_layers(), interval)?;
-    for (layer, window) in spec.layers.iter_mut().zip(windows) {
-        layer.attention.window = window;
-    }
-    Ok(())
 }
 
 /// A bound. An explicit `null` is none.

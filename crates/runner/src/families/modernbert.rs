@@ -13,7 +13,7 @@ use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
 use super::rope_config::{RopeDefaults, rope_of, rope_parameters};
-use super::windows::windowed_layers;
+use super::windows::{set_rope_of_windows, windowed_layers};
 use crate::rope::Rope;
 use crate::spec::{
     ClassActivation, ClassDense, ClassModules, ModelModules, ModelSpec, NormKind, Norms, Projection,
@@ -127,11 +127,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         },
         ..dimensions.model(FAMILY.class, layer, windows)
     };
-    for layer in &mut spec.layers {
-        if layer.attention.window.is_some() {
-            layer.attention.rope = local_rope.clone();
-        }
-    }
+    set_rope_of_windows(&mut spec, &local_rope);
     if let Some(Norms::Sequential { attention, .. }) =
         spec.layers.first_mut().map(|layer| &mut layer.norms)
     {

@@ -14,7 +14,7 @@ use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, THETA, rope_of, rope_parameters};
-use super::windows::{no_windows, windows_except_every};
+use super::windows::{no_windows, set_rope_of_windows, set_windows_except_every};
 use crate::rope::Rope;
 use crate::spec::{ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
@@ -60,14 +60,9 @@ fn describe_with_windows(config: &JsonFile, class: &'static str) -> Result<Model
         ..Defaults::OLMO
     };
     let mut spec = describe(config, class, &defaults)?;
-    let windows = windows_except_every(config, spec.num_layers(), 4)?;
+    set_windows_except_every(&mut spec, config, 4)?;
     let local = local_rope(config, &spec)?;
-    for (layer, window) in spec.layers.iter_mut().zip(windows) {
-        layer.attention.window = window;
-        if window.is_some() {
-            layer.attention.rope = local.clone();
-        }
-    }
+    set_rope_of_windows(&mut spec, &local);
     Ok(spec)
 }
 

@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use serde_json::Value;
 
 use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
+use crate::rope::Rope;
+use crate::spec::ModelSpec;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
@@ -62,6 +64,28 @@ pub fn windows_except_every(
     let layers = 1..=num_layers;
     let windows = layers.map(|layer| window.filter(|_| !layer.is_multiple_of(interval)));
     Ok(windows.collect())
+}
+
+/// Sets the [windows](windows_except_every) of a model's layers.
+pub fn set_windows_except_every(
+    spec: &mut ModelSpec,
+    config: &JsonFile,
+    interval: usize,
+) -> Result<(), LoadError> {
+    let windows = windows_except_every(config, spec.num_layers(), interval)?;
+    for (layer, window) in spec.layers.iter_mut().zip(windows) {
+        layer.attention.window = window;
+    }
+    Ok(())
+}
+
+/// Sets the position embedding of the layers with a window.
+pub fn set_rope_of_windows(spec: &mut ModelSpec, rope: &Rope) {
+    for layer in &mut spec.layers {
+        if layer.attention.window.is_some() {
+            layer.attention.rope = rope.clone();
+        }
+    }
 }
 
 /// `sliding_window`. An explicit `null` means that there is none.

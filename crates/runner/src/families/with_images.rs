@@ -48,7 +48,7 @@ pub const MISTRAL3: Family = Family {
     gguf: None,
     describe: |config| {
         let defaults = json!({
-            "model_type": "mistral", "vocab_size": 131_072, "hidden_size": 5120, "intermediate_size": 32_768,
+            "vocab_size": 131_072, "hidden_size": 5120, "intermediate_size": 32_768,
             "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
             "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": null,
         });
