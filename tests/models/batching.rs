@@ -11,7 +11,7 @@ use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 use inflight_sampling::{BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs};
 
-use crate::families::FAMILIES;
+use crate::families::all_families;
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
 /// Grouped heads with scaled RoPE; biases; head norms; experts; latent attention.
@@ -82,7 +82,7 @@ pub fn requests_that_share() -> Vec<Request> {
 }
 
 /// Serves all requests together and compares each with its run alone.
-fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
+pub fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
     each_as_alone(name, setup, &requests())
 }
 
@@ -478,7 +478,7 @@ fn a_request_is_the_same_on_any_number_of_threads() {
 
 #[test]
 fn a_request_is_the_same_under_everything_at_once() {
-    for (name, windows) in FAMILIES {
+    for (name, windows) in all_families() {
         let happened = serves_as_alone(
             name,
             &Setup {

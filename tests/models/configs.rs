@@ -12,7 +12,7 @@ use safetensors::tensor::serialize_to_file;
 use serde_json::{Value, json};
 
 use crate::copy::Copy;
-use crate::families::FAMILIES;
+use crate::families::all_families;
 use crate::log_lines;
 use crate::support::{Request, Setup, fixture, serve};
 
@@ -51,7 +51,10 @@ fn yarn_reaches_as_far_as_its_factor_says() {
 #[test]
 fn configs_of_older_transformers_mean_the_same() {
     let mut num_without_rope = 0;
-    for name in FIXTURES.into_iter().chain(FAMILIES.map(|(name, _)| name)) {
+    for name in FIXTURES
+        .into_iter()
+        .chain(all_families().map(|(name, _)| name))
+    {
         let copy = Copy::of(name);
         let path = copy.path("config.json");
         let text = fs::read_to_string(&path).expect("the file");

@@ -6,8 +6,9 @@ use inflight_engine::OutputOptions;
 use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 
+use crate::batching::serves_as_alone;
 use crate::copy::Copy;
-use crate::families::FAMILIES;
+use crate::families::{FAMILIES, RECURRENT, all_families};
 use crate::family_reuse::{reuses_as_alone, reusing};
 use crate::support::{Request, Setup, serve};
 
@@ -38,6 +39,8 @@ impl Kind {
         let ends = |parts: &[&str]| parts.iter().any(|part| name.ends_with(part));
         match () {
             () if shape.len() < 2 || ends(&["bias"]) => Self::Other,
+            // Convolutions of channels.
+            () if shape.len() == 3 && shape[1] == 1 => Self::Other,
             // The norms of heads are rows of one tensor.
             () if has(&["embed_positions", "wpe"]) || ends(&["_norm.weight"]) => Self::Other,
             () if has(&["embed_tokens", "embed_in", "word_embeddings", "wte"]) => Self::Embedding,
@@ -106,7 +109,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
         Kind::Projection | Kind::Router | Kind::Other => 1.0 / 4000.0,
     };
     let mut num_with_router = 0;
-    for (name, _) in FAMILIES {
+    for (name, _) in all_families() {
         let is_router = |kind| kind == Kind::Router;
         let only = |in_routers| {
             with_small_weights(name, |kind| match is_router(kind) == in_routers {
@@ -131,7 +134,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 11, "families with experts");
+    assert_eq!(num_with_router, 14, "families with experts");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.
@@ -161,7 +164,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 /// With 8 bits, activations lose as much as weights, which is the root of two together; with 4 bits, much less.
 #[test]
 fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
-    for (name, _) in FAMILIES {
+    for (name, _) in all_families() {
         let whole = Copy::of(name);
         let expected = logits(&whole, None);
         let [of_int8, of_int4] = [(INT8, 0.9..1.8), (INT4, 0.7..1.25)].map(|(weights, bounds)| {
@@ -169,6 +172,11 @@ fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
             let copy = rounded_in_the_file(name, weights.bits);
             let of_copy = distance(&expected, &logits(&copy, None));
             let ratio = error / of_copy;
+            // Behind four layers, other experts are chosen here and there.
+            let bounds = match name {
+                "qwen3-5-moe" => bounds.start..bounds.end + 0.4,
+                _ => bounds,
+            };
             println!("{name}, {weights:?}: {error:.4}, {ratio:.2} of that of a rounded file");
             assert!(
                 bounds.contains(&ratio),
@@ -189,6 +197,17 @@ fn a_rounded_family_gives_the_same_bits_however_it_is_scheduled() {
                 ..reusing()
             };
             reuses_as_alone(name, &setup);
+        }
+    }
+    for (name, _) in RECURRENT {
+        for weights in [INT8, INT4] {
+            let setup = Setup {
+                weights: Some(weights),
+                max_num_tokens: 20,
+                enable_chunked_context: true,
+                ..Setup::default()
+            };
+            serves_as_alone(name, &setup);
         }
     }
 }

@@ -50,6 +50,7 @@ mod rank_memory;
 mod rank_processes;
 mod rank_weights;
 mod ranks;
+mod recurrent;
 mod schedules;
 mod stage_processes;
 mod stages;

@@ -11,6 +11,7 @@ use super::logits::CpuLogits;
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rank_ops::CpuRanks;
+use super::recurrence::CpuRecurrences;
 use super::rows::Rows;
 use super::states::CpuStates;
 use super::step::CpuStep;
@@ -230,6 +231,7 @@ impl StepIo for Cpu {
         CpuStep {
             batch: cache.batch(inputs.spans, inputs.block_tables),
             token_ids: inputs.token_ids,
+            state_slots: inputs.state_slots,
             kept_rows: inputs.kept_rows,
             sampled_rows: inputs.sampled_rows,
             _turn: turn,
@@ -263,11 +265,13 @@ impl Device for Cpu {
     type Stacks = Lacking;
     type Tiles = CpuTiles;
     type States = CpuStates;
+    type Recurrences = CpuRecurrences;
     type Ranks = CpuRanks;
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<CpuTiles> = Some(CpuTiles);
     const STATES: Option<CpuStates> = Some(CpuStates);
+    const RECURRENCES: Option<CpuRecurrences> = Some(CpuRecurrences);
 
     fn tiling(options: &CpuOptions) -> Tiling {
         Tiling::of_cpus(options.deterministic)

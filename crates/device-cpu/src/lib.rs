@@ -36,6 +36,7 @@ mod panel_order;
 mod prefetch;
 mod quantised;
 mod rank_ops;
+mod recurrence;
 mod rope;
 mod rows;
 mod shrink;
@@ -62,6 +63,7 @@ pub use math::gelu;
 pub use packed_matrix::PackedMatrix;
 pub use quantised::{PANELS_VERSION, Rounded};
 pub use rank_ops::CpuRanks;
+pub use recurrence::{CpuRecurrences, CpuRecurrentStates};
 pub use rows::Rows;
 pub use simd::Simd;
 pub use states::CpuStates;
@@ -120,6 +122,7 @@ struct Worker {
     attention: attention::AttentionScratch,
     rope: rope::RopeScratch,
     routing: experts::RoutingScratch,
+    recurrence: recurrence::RecurrenceScratch,
     /// A key of latent attention.
     key: latent::KeyScratch,
     /// A row of activations, in the order of the columns of the weights.

@@ -7,6 +7,7 @@ use inflight_threads::Turn;
 /// A step on CPU.
 pub struct CpuStep<'a> {
     pub(super) batch: KvBatch<'a>,
+    pub(super) state_slots: &'a [u32],
     pub(super) token_ids: &'a [TokenId],
     pub(super) kept_rows: &'a [u32],
     pub(super) sampled_rows: &'a [u32],

@@ -461,11 +461,13 @@ impl Device for Cuda {
     type Stacks = CudaStacks;
     type Tiles = Lacking;
     type States = Lacking;
+    type Recurrences = Lacking;
     type Ranks = CudaRanks;
 
     const STACKS: Option<CudaStacks> = Some(CudaStacks);
     const TILES: Option<Lacking> = None;
     const STATES: Option<Lacking> = None;
+    const RECURRENCES: Option<Lacking> = None;
 
     fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CudaRanks, LoadError> {
         CudaRanks::join(self, collective)

@@ -3,6 +3,7 @@
 use super::operands::Tiling;
 use super::ops::Ops;
 use super::rank_ops::RankOps;
+use super::recurrence::RecurrentOps;
 use super::stacks::Stacks;
 use super::states::StateOps;
 use super::tiles::TileOps;
@@ -20,6 +21,7 @@ use inflight_collective::Collective;
 ///   Stacks  experts as one matrix          while it is loaded
 ///   TileOps sums that are cut into tiles
 ///   StateOps pooling models and draft heads
+///   RecurrentOps layers with recurrent states
 ///   RankOps one of several ranks
 /// ```
 pub trait Device: Ops {
@@ -29,6 +31,8 @@ pub trait Device: Ops {
     type Tiles: TileOps<Self>;
     /// Computes pooling models and draft heads.
     type States: StateOps<Self>;
+    /// Computes layers with recurrent states.
+    type Recurrences: RecurrentOps<Self>;
     /// Computes a model together with other ranks.
     type Ranks: RankOps<Self>;
 
@@ -42,6 +46,9 @@ pub trait Device: Ops {
     /// There if it computes pooling models and draft heads, and has
     /// [bidirectional](super::AttentionParams::is_bidirectional) attention.
     const STATES: Option<Self::States>;
+
+    /// There if it computes layers with recurrent states.
+    const RECURRENCES: Option<Self::Recurrences>;
 
     /// When it cuts sums into tiles, with these options.
     fn tiling(_options: &Self::Options) -> Tiling {

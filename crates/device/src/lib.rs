@@ -13,7 +13,7 @@
 //! rank_host.rs                what the hosts of several ranks say to each other
 //!
 //! load.rs step_io.rs ops.rs   the traits of every device: memory, the ends of a step, and a forward pass
-//! stacks.rs tiles.rs states.rs rank_ops.rs    operations that only some devices have
+//! stacks.rs tiles.rs states.rs recurrence.rs rank_ops.rs  operations that only some devices have
 //! lacking.rs                  what the others have in their place
 //! device.rs                   a device with all that it has
 //! ```
@@ -43,6 +43,7 @@ mod ops;
 mod packed;
 mod rank_host;
 mod rank_ops;
+mod recurrence;
 mod rope;
 mod stacks;
 mod states;
@@ -75,6 +76,10 @@ pub use ops::Ops;
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
+pub use recurrence::{
+    DeltaShape, DeltaWeights, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
+    RecurrentRule,
+};
 pub use rope::RopeTable;
 pub use stacks::Stacks;
 pub use states::StateOps;

@@ -16,6 +16,8 @@ pub struct StepInputs<'a> {
     pub spans: &'a [KvSpan],
     /// Their block tables.
     pub block_tables: &'a [BlockId],
+    /// The slot of each sequence, for models with recurrent states; others need not have any.
+    pub state_slots: &'a [u32],
     /// The tokens whose hidden states are needed after the last layer's attention, ascending.
     pub kept_rows: &'a [u32],
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.

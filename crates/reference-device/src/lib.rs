@@ -4,6 +4,8 @@
 //! be compared with it. Sums are f64 and are stored as f32; the inputs of products (activations, attention weights,
 //! keys and values) are rounded to bf16.
 
+mod recurrence;
+
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -24,6 +26,7 @@ use inflight_numbers::{
 };
 use inflight_runner::{ModelRunner, ModelSource, Runner, RunnerLimits};
 use inflight_threads::Pool;
+use recurrence::ReferenceRecurrences;
 
 /// A device of plain loops.
 pub struct Reference {
@@ -1016,11 +1019,13 @@ impl Device for Reference {
     type Stacks = Lacking;
     type Tiles = Lacking;
     type States = ReferenceStates;
+    type Recurrences = ReferenceRecurrences;
     type Ranks = Lacking;
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
+    const RECURRENCES: Option<ReferenceRecurrences> = Some(ReferenceRecurrences);
 
     fn join_ranks(&mut self, _: Box<dyn Collective>) -> Result<Lacking, LoadError> {
         Err(LoadError::Resource("it is the only one".to_owned()))

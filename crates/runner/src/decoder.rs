@@ -23,6 +23,7 @@ use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::positions::Positions;
 use super::probe::{Operation, Probe, Work};
+use super::recurrence::RecurrenceBuffers;
 use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
 use super::rope::Rope;
 use super::share::ModelShare;
@@ -33,7 +34,7 @@ use inflight_base::{BlockSize, LoadError, Tokens};
 use inflight_device::{
     AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
     KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormKind,
-    RankOps, RopeParams, RopeTable, Routing, StateOps, StepInputs, TileOps,
+    RankOps, RecurrentOps, RopeParams, RopeTable, Routing, StateOps, StepInputs, TileOps,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -64,6 +65,10 @@ pub(super) struct Decoder<D: Device> {
     buffers: Buffers<D>,
     /// Only for a model with latent attention.
     latent: Option<LatentBuffers<D>>,
+    /// Only for a model with recurrent states.
+    recurrence: Option<RecurrenceBuffers<D>>,
+    /// Only for a model whose attention has gates.
+    gates: Option<Gates<D>>,
     /// Only for a rank of a model with norms over all heads.
     row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
@@ -76,6 +81,8 @@ pub(super) struct Decoder<D: Device> {
 #[derive(Clone, Copy)]
 struct LayerAttention {
     params: AttentionParams,
+    /// Its index among the layers of the stage that keep keys and values, or among those with a recurrent state.
+    place: usize,
     /// The index of its table in [`Decoder::angles`].
     angles: usize,
     /// How queries and keys are normalised, and the epsilon.
@@ -121,6 +128,13 @@ enum RowNormOps<D: Device> {
     Ranks(D::Ranks),
     /// The only one, which sums in the tiles of several.
     Tiles(D::Tiles),
+}
+
+/// What the gates of attention need.
+struct Gates<D: Device> {
+    ops: D::Recurrences,
+    /// `[max_num_tokens, q_len]`.
+    gates: D::Sums,
 }
 
 /// What mixtures of experts need.
@@ -199,6 +213,7 @@ impl<D: Device> Decoder<D> {
         }
         let num_tiles = part.num_tiles();
         let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
+        let attention = placed(attention.drain(part.stage.layers.clone()), &weights);
         Ok(Self {
             ranks,
             previous_stage,
@@ -220,7 +235,7 @@ impl<D: Device> Decoder<D> {
                 }
                 None => None,
             },
-            attention: attention.drain(part.stage.layers.clone()).collect(),
+            attention,
             logits: spec.logits,
             output_place: spec.output_place() * num_tiles,
             vocabulary,
@@ -245,6 +260,13 @@ impl<D: Device> Decoder<D> {
                 Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
                 None => None,
             },
+            recurrence: RecurrenceBuffers::new(
+                device,
+                spec,
+                max_rows,
+                limits.max_num_requests as usize,
+            )?,
+            gates: Gates::new(device, spec, max_rows)?,
             mixture,
             tap: match source.draft_head() {
                 Some(head) => Some(StateTap::new(
@@ -316,7 +338,11 @@ impl<D: Device> Decoder<D> {
                 if num_rows == 0 {
                     return;
                 }
-                let attended = &mut self.buffers.attended;
+                let layer = &self.weights.layers[index];
+                let attended = match (&layer.recurrence, &mut self.recurrence) {
+                    (Some(_), Some(recurrence)) => &mut recurrence.mixed,
+                    _ => &mut self.buffers.attended,
+                };
                 self.residual.keep_rows(run.device, step, attended);
                 run.adapters = inputs.kept_adapters;
             }
@@ -443,7 +469,7 @@ impl<D: Device> Decoder<D> {
         device.keep_sampled_rows(step, self.residual.states_mut());
     }
 
-    /// `attended = attention(rope(qkv(normed)))`.
+    /// `attended = attention(rope(qkv(normed)))`, or what a recurrent state gives in its place.
     fn attend<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
@@ -455,6 +481,8 @@ impl<D: Device> Decoder<D> {
         let Layer {
             qkv,
             latent,
+            recurrence,
+            gate,
             qk_norm,
             sink_logits,
             ..
@@ -464,12 +492,17 @@ impl<D: Device> Decoder<D> {
         let attention = self.attention[index];
         let params = attention.params;
         let buffers = &mut self.buffers;
+        let place = attention.place;
+        if let Some((layer, recurrence)) = recurrence.as_ref().zip(self.recurrence.as_mut()) {
+            let normed = self.residual.normed();
+            return recurrence.mix(run, step, inputs, normed, (qkv, layer, place));
+        }
         if let Some((latent, latent_buffers)) = latent.as_ref().zip(self.latent.as_mut()) {
             let at = LatentStep {
                 step,
                 num_rows,
                 spans: inputs.spans,
-                layer: index,
+                layer: place,
                 angles: &self.angles[attention.angles],
                 params,
                 kv_bytes_per_position: self.kv_bytes_per_position,
@@ -520,7 +553,7 @@ impl<D: Device> Decoder<D> {
         let mut sink_q = sink_q.as_mut().filter(|_| params.has_sink_queries());
         let for_sinks = sink_q.as_deref_mut().map(|sink_q| (&params, sink_q));
         run.device
-            .rope_and_store(step, rope, qkv, cache, index, q, for_sinks);
+            .rope_and_store(step, rope, qkv, cache, place, q, for_sinks);
         let kv_bytes = self.kv_bytes_per_position;
         run.probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
@@ -539,12 +572,16 @@ impl<D: Device> Decoder<D> {
             },
             (q, sink_q.as_deref()),
             cache,
-            index,
+            place,
             attended,
         );
         run.probe.ended(Operation::Attention, || {
             Work::attention(inputs.spans, &params, kv_bytes as u64)
         });
+        if let Some((gate, Gates { ops, gates })) = gate.as_ref().zip(self.gates.as_mut()) {
+            run.project_qkv(num_rows, self.residual.normed(), gate, gates);
+            ops.gate(run.device, num_rows, gates, attended);
+        }
     }
 
     /// Adds the results of both blocks to the residual stream, and leaves the input of the next layer or of the output
@@ -562,6 +599,10 @@ impl<D: Device> Decoder<D> {
         let Buffers {
             attended, inner, ..
         } = &mut self.buffers;
+        let attended = match (&layer.recurrence, &self.recurrence) {
+            (Some(_), Some(recurrence)) => &recurrence.mixed,
+            _ => &*attended,
+        };
         let residual = &mut self.residual;
         let next = match layers.get(index + 1) {
             Some(next) => next.norms.first(),
@@ -685,6 +726,23 @@ impl<D: Device> RowNorm<D> {
     }
 }
 
+impl<D: Device> Gates<D> {
+    /// `None` if no layer has gates.
+    fn new(device: &mut D, spec: &ModelSpec, max_rows: usize) -> Result<Option<Self>, LoadError> {
+        if !spec.layers.iter().any(|it| it.attention.gate.is_some()) {
+            return Ok(None);
+        }
+        let ops = D::RECURRENCES.ok_or_else(|| {
+            LoadError::Resource(format!(
+                "{} has attention with gates, which is computed on the CPU only: use an instance_group of kind KIND_CPU",
+                spec.family
+            ))
+        })?;
+        let gates = device.alloc_sums(max_rows, spec.q_width())?;
+        Ok(Some(Self { ops, gates }))
+    }
+}
+
 impl<D: Device> MixtureBuffers<D> {
     fn new(device: &mut D, max_rows: usize, shape: &MixtureShape) -> Result<Self, LoadError> {
         let routing = shape.routing;
@@ -769,14 +827,33 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
     })
 }
 
+/// The attention of the layers of a stage, with their places.
+fn placed<D: Device>(
+    attention: impl Iterator<Item = LayerAttention>,
+    weights: &Weights<D>,
+) -> Vec<LayerAttention> {
+    let (mut num_cached, mut num_recurrent) = (0, 0);
+    let layers = attention.zip(&weights.layers);
+    let placed = layers.map(|(attention, layer)| {
+        let next = match layer.recurrence {
+            None => &mut num_cached,
+            Some(_) => &mut num_recurrent,
+        };
+        let place = *next;
+        *next += 1;
+        LayerAttention { place, ..attention }
+    });
+    placed.collect()
+}
+
 /// The attention of each layer, and the position embeddings that it refers to.
 fn layer_attention<'a>(
     spec: &'a ModelSpec,
     limits: &RunnerLimits,
 ) -> (Vec<LayerAttention>, Vec<&'a Rope>) {
     let mut ropes: Vec<&Rope> = Vec::new();
-    let windows = spec.windows_within(&limits.attention);
-    let layers = spec.layers.iter().zip(windows).map(|(layer, window)| {
+    let mut windows = spec.windows_within(&limits.attention);
+    let layers = spec.layers.iter().map(|layer| {
         let attention = &layer.attention;
         let known = ropes.iter().position(|&rope| *rope == attention.rope);
         let angles = known.unwrap_or_else(|| {
@@ -788,11 +865,15 @@ fn layer_attention<'a>(
                 shape: head_shape(spec),
                 scale: attention.scale,
                 soft_cap: attention.soft_cap,
-                window,
+                window: match layer.has_cache() {
+                    true => windows.next().flatten(),
+                    false => None,
+                },
                 is_bidirectional: spec.is_bidirectional,
                 num_sinks: limits.attention.num_sinks.0,
                 shifts_sinks: limits.attention.shifts_sinks,
             },
+            place: 0,
             angles,
             qk_norm: attention.qk_norm.map(|norm| (norm.kind, norm.eps)),
         }

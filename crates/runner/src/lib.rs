@@ -72,6 +72,7 @@ mod precision;
 mod probe;
 mod progress;
 mod rank_calls;
+mod recurrence;
 mod residual;
 mod rope;
 mod runner;

@@ -117,7 +117,7 @@ impl<D: Device> ModelRunner<D> {
 
     /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        let num_layers = one_group(spec, spec.num_layers()).layers_per_group();
+        let num_layers = one_group(spec, spec.num_cached_layers()).layers_per_group();
         Self::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
     }
 
@@ -767,14 +767,18 @@ fn layer_groups(
     spec: &ModelSpec,
     limits: &RunnerLimits,
 ) -> Result<LayerGroups, LoadError> {
-    let (layers, num_layers) = (part.stage.layers.clone(), spec.num_layers());
+    let (layers, num_layers) = match spec.recurrence() {
+        None => (part.stage.layers.clone(), spec.num_layers()),
+        // One stage has all layers.
+        Some(_) => (0..spec.num_cached_layers(), spec.num_cached_layers()),
+    };
     let Some(groups) = &limits.layer_groups else {
         return Ok(one_group(spec, layers.len()));
     };
     match groups.num_layers() == num_layers {
         true => Ok(groups.with_layers(layers)),
         false => Err(LoadError::Resource(format!(
-            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers",
+            "{} groups of {} layers in the KV cache, and the model has {num_layers} layers with keys and values",
             groups.num_groups(),
             groups.num_layers()
         ))),

@@ -209,6 +209,16 @@ impl ModelSource {
                 remedy: "name a draft model with the same tokenizer, or leave it out".to_owned(),
             });
         }
+        if draft_model.spec.recurrence().is_some() {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "the draft model in {} has layers with recurrent states, which drafts that are rejected would change",
+                    draft_model.folder().display()
+                ),
+                remedy: "name a draft model whose layers all have attention, or leave it out"
+                    .to_owned(),
+            });
+        }
         Ok(Self {
             draft_model: Some(Box::new(draft_model)),
             ..self
@@ -346,6 +356,16 @@ impl ModelSource {
         tiling: Tiling,
     ) -> Result<ModelPart, LoadError> {
         let always = tiling == Tiling::Always && self.spec.pooling.is_none();
+        if self.spec.recurrence().is_some() && (grid.num_ranks() > 1 || always) {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "{} has layers with recurrent states, which are computed by one process and whose sums are not cut",
+                    self.spec.family
+                ),
+                remedy: "leave out tensor_parallel_size, pipeline_parallel_size and deterministic"
+                    .to_owned(),
+            });
+        }
         let units = match grid.ranks_per_stage > 1 || always {
             true => Some(self.cut_units()?),
             false => None,

@@ -155,6 +155,21 @@ impl<'a> ModelTensors<'a> {
         }
     }
 
+    /// The weights of a convolution of each channel, `[num_channels, 1, kernel_len]`, as `[num_channels, kernel_len]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn convolution(
+        &self,
+        module: Module,
+        num_channels: usize,
+        kernel_len: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let name = format!("{}.weight", self.stored_name(module));
+        self.store
+            .stacked_matrices(&name, [num_channels, 1, kernel_len])
+    }
+
     /// Whether there is a tensor with the name of this module.
     pub(super) fn has_tensor(&self, module: Module) -> bool {
         self.store.has(&self.stored_name(module))

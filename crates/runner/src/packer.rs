@@ -67,6 +67,39 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(vector.to_f32()?)
     }
 
+    /// Uploads a vector of a function of the elements of another one.
+    pub(super) fn upload_mapped(
+        &mut self,
+        vector: &Tensor<'_>,
+        function: impl Fn(f32) -> f32,
+    ) -> Result<D::Vector, LoadError> {
+        let values = vector.to_f32()?.into_iter().map(function);
+        self.device.upload_vector(values.collect())
+    }
+
+    /// Uploads the columns of a small matrix, one after the other.
+    ///
+    /// # Errors
+    /// Memory is short, or a value is not finite.
+    pub(super) fn upload_transposed(
+        &mut self,
+        matrix: &Matrix<'_>,
+    ) -> Result<D::Vector, LoadError> {
+        let (num_rows, num_columns) = (matrix.rows(), matrix.columns());
+        let mut row = vec![0.0; num_columns];
+        let mut values = vec![0.0; num_rows * num_columns];
+        for index in 0..num_rows {
+            matrix.read_row(index, &mut row);
+            if !row.iter().all(|value| value.is_finite()) {
+                return Err(matrix.not_finite(index));
+            }
+            for (column, value) in row.iter().enumerate() {
+                values[column * num_rows + index] = *value;
+            }
+        }
+        self.device.upload_vector(values)
+    }
+
     /// Uploads the weights of a norm in several parts, which are stored without `offset`.
     pub(super) fn upload_norm(
         &mut self,

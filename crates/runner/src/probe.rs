@@ -15,13 +15,15 @@ pub enum Operation {
     Embed,
     /// All norms of the residual stream.
     Norm,
-    /// The projection to queries, keys and values.
+    /// The projection to queries, keys and values, or to what a rule with recurrent states reads.
     Qkv,
     /// Rotation of queries and keys, and storing keys and values.
     Rope,
     /// Attention.
     Attention,
-    /// The output projection of attention.
+    /// A rule with recurrent states.
+    Recurrence,
+    /// The output projection of attention, or of a rule with recurrent states.
     O,
     /// The logits of experts, and the choice of them.
     Router,
@@ -39,13 +41,14 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Plan,
         Self::Embed,
         Self::Norm,
         Self::Qkv,
         Self::Rope,
         Self::Attention,
+        Self::Recurrence,
         Self::O,
         Self::Router,
         Self::Experts,
@@ -64,6 +67,7 @@ impl Operation {
             Self::Qkv => "qkv",
             Self::Rope => "rope_and_store",
             Self::Attention => "attention",
+            Self::Recurrence => "recurrence",
             Self::O => "o",
             Self::Router => "router",
             Self::Experts => "experts",

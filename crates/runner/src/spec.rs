@@ -6,6 +6,7 @@
 use std::num::NonZeroU32;
 
 use super::limits::AttentionWindows;
+use super::recurrence::RecurrenceSpec;
 use super::rope::Rope;
 use inflight_base::{TokenId, Tokens};
 use inflight_checkpoint::{RowOrder, RowRuns, RowSelection};
@@ -271,6 +272,11 @@ pub struct AttentionSpec {
     pub qkv: Projection,
     /// What queries, keys and values are made of in latent attention, which all layers of a model have or none.
     pub latent: Option<LatentSpec>,
+    /// What the layer has in place of attention: `qkv` makes what that reads, `[input_len, hidden_size]`, and `o` reads
+    /// its results, `[hidden_size, out_len]`.
+    pub recurrence: Option<RecurrenceSpec>,
+    /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
+    pub gate: Option<Projection>,
     /// The norms of queries and keys in front of RoPE.
     pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.
@@ -663,13 +669,17 @@ impl ModelSpec {
         self.layers.iter().map(|layer| layer.attention.window)
     }
 
-    /// The window of each layer: the smaller of the model's and the configured one.
+    /// The window of each layer with keys and values: the smaller of the model's and the configured one.
     pub fn windows_within(
         &self,
         attention: &AttentionWindows,
     ) -> impl Iterator<Item = Option<NonZeroU32>> {
-        let own = self.windows().enumerate();
-        own.map(|(layer, own)| [own, attention.window(layer)].into_iter().flatten().min())
+        let layers = self.layers.iter().enumerate();
+        let cached = layers.filter(|(_, layer)| layer.has_cache());
+        cached.map(|(index, layer)| {
+            let windows = [layer.attention.window, attention.window(index)];
+            windows.into_iter().flatten().min()
+        })
     }
 
     /// The largest window of all layers: no layer needs earlier positions, except for the sinks. `None` if a layer
@@ -794,6 +804,11 @@ impl LayerSpec {
         all
     }
 
+    /// Whether it keeps keys and values.
+    pub fn has_cache(&self) -> bool {
+        self.attention.recurrence.is_none()
+    }
+
     /// The weights of all projections.
     pub fn num_weights(&self) -> u64 {
         let of_other_experts = match &self.feed_forward {
@@ -829,6 +844,7 @@ impl AttentionSpec {
     /// Its projections, without what heads make of latents.
     fn projections(&self) -> Vec<&Projection> {
         let mut all = vec![&self.qkv, &self.o];
+        all.extend(&self.gate);
         if let Some(latent) = &self.latent {
             all.push(&latent.kv);
             all.extend(latent.queries.iter().map(|queries| &queries.projection));

@@ -27,6 +27,8 @@ pub(super) struct StepLayout {
     /// Which rows stand for a prompt, if nothing is generated.
     pooling: Option<PoolingMode>,
     spans: Vec<KvSpan>,
+    /// The slot of each sequence.
+    slots: Vec<u32>,
     kept_rows: Vec<u32>,
     sampled_rows: Vec<u32>,
     /// The sequences that sample, as indices into the plan.
@@ -103,6 +105,7 @@ impl StepLayout {
         Self {
             pooling,
             spans: Vec::with_capacity(max_sequences),
+            slots: Vec::with_capacity(max_sequences),
             kept_rows: Vec::with_capacity(max_sampled_rows),
             sampled_rows: Vec::with_capacity(max_sampled_rows),
             sequences: Vec::with_capacity(max_sequences),
@@ -123,6 +126,7 @@ impl StepLayout {
     /// Makes it the layout of `plan`.
     pub fn set(&mut self, plan: &StepPlan<'_>) {
         self.spans.clear();
+        self.slots.clear();
         self.kept_rows.clear();
         self.sampled_rows.clear();
         self.sequences.clear();
@@ -141,6 +145,7 @@ impl StepLayout {
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
+            self.slots.push(sequence.slot.0);
             if let Some(second_text) = plan.second_text(index) {
                 let Range { start, end } = sequence.tokens;
                 let position = sequence.kv_len - (end - start);
@@ -296,6 +301,7 @@ impl StepLayout {
             token_ids: plan.token_ids,
             spans: &self.spans,
             block_tables: plan.block_tables,
+            state_slots: &self.slots,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &self.in_flight,

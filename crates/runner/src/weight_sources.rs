@@ -9,6 +9,7 @@ use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
+use super::recurrence::RecurrenceSource;
 use super::share::{CutUnits, ModelShare, gcd, whole};
 use super::spec::{
     ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, Projection,
@@ -44,6 +45,9 @@ pub(super) struct LayerSource<'a> {
     pub(super) norms: Norms<NormSource<'a>>,
     pub(super) qkv: ProjectionSource<'a>,
     pub(super) latent: Option<LatentSource<'a>>,
+    pub(super) recurrence: Option<RecurrenceSource<'a>>,
+    /// The gates of attention.
+    pub(super) gate: Option<ProjectionSource<'a>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     /// The attention-sink logit of each query head.
@@ -263,6 +267,14 @@ impl<'a> LayerSource<'a> {
                 Some(latent) => Some(LatentSource::find(tensors, index, spec, latent, find)?),
                 None => None,
             },
+            recurrence: match &attention.recurrence {
+                Some(recurrence) => Some(RecurrenceSource::find(tensors, index, recurrence)?),
+                None => None,
+            },
+            gate: match &attention.gate {
+                Some(gate) => Some(find(gate)?),
+                None => None,
+            },
             qk_norm: match attention.qk_norm {
                 Some(QkNormSpec { q, k, kind, .. }) => {
                     let num_heads = [spec.num_heads, spec.num_kv_heads];
@@ -369,6 +381,9 @@ impl<'a> LayerSource<'a> {
             },
             qkv: qkv.placed(share),
             latent: self.latent.map(|latent| latent.share(share)),
+            gate: self
+                .gate
+                .map(|gate| gate.outputs(std::slice::from_ref(&queries)).placed(share)),
             sink_logits: self
                 .sink_logits
                 .map(|logits| logits.elements(share.heads.queries.clone())),
@@ -391,7 +406,10 @@ impl<'a> LayerSource<'a> {
         let blocks = blocks
             .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
         let latent = self.latent.iter().flat_map(LatentSource::projections);
-        let whole = [&self.qkv, &self.o].into_iter().chain(router);
+        let whole = [&self.qkv, &self.o]
+            .into_iter()
+            .chain(&self.gate)
+            .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }
 }

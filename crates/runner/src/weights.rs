@@ -14,6 +14,7 @@ use super::packer::Packer;
 use super::positions::Positions;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
+use super::recurrence::LayerRecurrence;
 use super::spec::{FeedForward, Norms};
 use super::stage::ModelPart;
 use super::summed::Summed;
@@ -60,6 +61,10 @@ pub(super) struct Layer<D: Device> {
     /// queries, or their latents.
     pub(super) qkv: Linear<D>,
     pub(super) latent: Option<LatentWeights<D>>,
+    /// In place of attention: `qkv` makes what it reads.
+    pub(super) recurrence: Option<LayerRecurrence<D>>,
+    /// The gates of attention, `[q_width, hidden_size]`.
+    pub(super) gate: Option<Linear<D>>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// The attention-sink logit of each query head.
@@ -98,6 +103,7 @@ impl<D: Device> Layer<D> {
         let mut linears = vec![&self.qkv];
         linears.extend(self.latent.iter().flat_map(LatentWeights::linears));
         linears.extend(linears_of(&self.o));
+        linears.extend(&self.gate);
         match &self.feed_forward {
             FeedForwardWeights::Dense(dense) => {
                 linears.push(&dense.up);
@@ -282,6 +288,10 @@ impl LayerSource<'_> {
                 Some(latent) => Some(latent.load(packer)?),
                 None => None,
             },
+            recurrence: match &self.recurrence {
+                Some(recurrence) => Some(recurrence.load(packer)?),
+                None => None,
+            },
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
                 None => None,
@@ -291,6 +301,10 @@ impl LayerSource<'_> {
                 None => None,
             },
             o: self.o.load_summed(packer)?,
+            gate: match &self.gate {
+                Some(gate) => Some(gate.load(packer)?),
+                None => None,
+            },
             feed_forward: self.feed_forward.load(packer)?,
         })
     }

@@ -280,7 +280,7 @@ impl ConfiguredModel<'_> {
         let specs = source.specs_of_ranks(grid).unwrap_or_default();
         if grid.num_ranks() == 1 || specs.is_empty() {
             let spec = source.spec().clone();
-            let layers = 0..spec.num_layers();
+            let layers = 0..spec.num_cached_layers();
             return vec![(spec, layers)];
         }
         let stages = self.stages(source);
@@ -290,9 +290,9 @@ impl ConfiguredModel<'_> {
             .collect()
     }
 
-    /// The layers of each stage; one stage if they cannot be split.
+    /// The layers of each stage that keep keys and values; one stage if they cannot be split.
     fn stages(&self, source: &ModelSource) -> Vec<Range<usize>> {
-        let all = 0..source.spec().num_layers();
+        let all = 0..source.spec().num_cached_layers();
         let stages = source.layers_of_stages(self.grid());
         stages.unwrap_or_else(|_| vec![all])
     }
@@ -390,7 +390,7 @@ impl ModelDimensions for ConfiguredModel<'_> {
                     return GroupedLayers::new(windows, &stages, num_sinks, max_seq_len);
                 }
                 let largest = spec.largest_window(&attention, max_seq_len);
-                (spec.num_layers(), largest)
+                (spec.num_cached_layers(), largest)
             }
             None => (0, SyntheticRunner::largest_window(&attention, max_seq_len)),
         };
@@ -400,6 +400,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
 
     fn sees_whole_prompts(&self) -> bool {
         self.source.is_some_and(|it| it.spec().is_bidirectional)
+    }
+
+    fn state_bytes(&self) -> u64 {
+        self.source.map_or(0, |it| it.spec().state_bytes())
     }
 
     /// Free host memory is the system's too.

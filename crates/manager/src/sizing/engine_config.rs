@@ -30,6 +30,12 @@ pub trait ModelDimensions {
         false
     }
 
+    /// Bytes of what a sequence keeps besides keys and values, whatever its length: 0 unless the model has layers with
+    /// recurrent states. Such a state is that of the whole sequence, so prefixes are not reused.
+    fn state_bytes(&self) -> u64 {
+        0
+    }
+
     /// Whether free memory is filled with a KV cache for prefixes, beyond what sequences in flight can use: memory that
     /// nothing else uses.
     fn fills_free_memory(&self) -> bool {
@@ -66,6 +72,10 @@ pub fn engine_config(
     if sees_whole_prompts {
         check_whole_prompts(settings)?;
     }
+    let has_states = model.state_bytes() > 0;
+    if has_states {
+        check_states(settings)?;
+    }
     let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
@@ -89,12 +99,20 @@ pub fn engine_config(
     let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
     let fraction = settings.kv_cache_free_mem_fraction;
     let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
-    let reuse = match sees_whole_prompts {
+    let reuse = match sees_whole_prompts || has_states {
         true => BlockReuse::Off,
         false => reuse(settings)?,
     };
     let keeps_prefixes = reuse != BlockReuse::Off
         && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
+    let available_bytes = match available_bytes {
+        Some(bytes) => Some(without_states(
+            bytes,
+            model.state_bytes(),
+            max_num_requests,
+        )?),
+        None => None,
+    };
     let kv_bytes = available_bytes.map(|bytes| (bytes as f64 * fraction) as u64);
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
@@ -202,15 +220,62 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
             settings.sink_token_length != 0,
         ),
     ];
+    refuse_given(
+        &given,
+        "each token of the model sees all others of its prompt",
+    )
+}
+
+/// Refuses settings that models with recurrent states do not have.
+fn check_states(settings: &Settings) -> Result<(), LoadError> {
+    let given = [
+        (
+            "enable_kv_cache_reuse is true",
+            settings.enable_kv_cache_reuse == Some(true),
+        ),
+        ("max_beam_width is above 1", settings.max_beam_width > 1),
+        (
+            "speculation is on",
+            settings.speculation != SpeculationKind::None,
+        ),
+        (
+            "kv_cache_host_memory_bytes is not 0",
+            settings.kv_cache_host_memory_bytes != 0,
+        ),
+    ];
+    refuse_given(
+        &given,
+        "the model has layers with recurrent states, which are neither shared, copied nor set back",
+    )
+}
+
+/// Refuses the first of these settings that is given, for a reason.
+fn refuse_given(given: &[(&str, bool)], reason: &str) -> Result<(), LoadError> {
     match given.iter().find(|(_, is_given)| *is_given) {
         None => Ok(()),
         Some((problem, _)) => Err(LoadError::Config {
-            problem: format!(
-                "{problem}, and each token of the model sees all others of its prompt"
-            ),
+            problem: format!("{problem}, and {reason}"),
             remedy: "leave it out".to_owned(),
         }),
     }
+}
+
+/// The memory that the recurrent states of all sequences leave.
+fn without_states(
+    available_bytes: u64,
+    state_bytes: u64,
+    max_num_requests: u32,
+) -> Result<u64, LoadError> {
+    let all = state_bytes.saturating_mul(max_num_requests.into());
+    available_bytes
+        .checked_sub(all)
+        .ok_or_else(|| LoadError::Config {
+            problem: format!(
+                "the recurrent states of {max_num_requests} sequences take {state_bytes} bytes each, and \
+                 {available_bytes} bytes are available"
+            ),
+            remedy: "lower max_num_requests or max_batch_size".to_owned(),
+        })
 }
 
 /// Whether a context may be computed over several steps.
@@ -424,6 +489,69 @@ mod tests {
 
         fn fills_free_memory(&self) -> bool {
             true
+        }
+    }
+
+    /// [`Small`], with states of 1000 bytes.
+    struct WithStates;
+
+    impl ModelDimensions for WithStates {
+        fn max_positions(&self) -> u32 {
+            1000
+        }
+
+        fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers {
+            Small(&[None; 3]).layer_groups(max_seq_len, is_paged)
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
+            Small(&[None; 3]).kv_bytes_per_block(block_size, groups)
+        }
+
+        fn default_max_num_tokens(&self) -> u32 {
+            512
+        }
+
+        fn default_kv_fraction(&self) -> f64 {
+            0.5
+        }
+
+        fn state_bytes(&self) -> u64 {
+            1000
+        }
+    }
+
+    #[test]
+    fn states_take_memory_before_blocks_do_and_prefixes_are_not_reused() {
+        let sized = |parameters: &[(&str, &str)], available| {
+            engine_config(&config(parameters), &WithStates, Some(available))
+        };
+        let engine = sized(&[], 8000 + 2 * 40 * 3200).expect("good settings");
+        assert_eq!(engine.num_blocks, Blocks(40));
+        assert_eq!(engine.reuse, BlockReuse::Off);
+        let error = sized(&[], 7999).expect_err("refused").to_string();
+        let words = "the recurrent states of 8 sequences take 1000 bytes each, and 7999 bytes are available";
+        assert!(
+            error.contains(words) && error.contains("max_num_requests"),
+            "{error}"
+        );
+        for (parameter, problem) in [
+            (
+                ("enable_kv_cache_reuse", "true"),
+                "enable_kv_cache_reuse is true",
+            ),
+            (("max_beam_width", "2"), "max_beam_width is above 1"),
+            (("speculation", "prompt_lookup"), "speculation is on"),
+            (
+                ("kv_cache_host_memory_bytes", "1000000"),
+                "kv_cache_host_memory_bytes is not 0",
+            ),
+        ] {
+            let error = sized(&[parameter], 1 << 30)
+                .expect_err("refused")
+                .to_string();
+            let words = format!("{problem}, and the model has layers with recurrent states");
+            assert!(error.contains(&words), "{error}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 
 use super::configured_model::ConfiguredModel;
-use super::engine_config::engine_config_within;
+use super::engine_config::{ModelDimensions, engine_config_within};
 use super::host_memory::{self, InstanceMemory};
 #[cfg(feature = "cuda")]
 use super::load_on_gpu::load_on_gpu;
@@ -256,7 +256,9 @@ fn load_on_cpu(
         check_host_memory(settings, 1, available_bytes, limit)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config_within(config, model, left, limit)?;
+        let state_bytes = model.state_bytes() * u64::from(engine.max_num_requests);
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
+        let num_bytes = num_bytes + state_bytes;
         Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
     })?;
     let weight_bytes = on_this_host(weight_bytes);
@@ -339,7 +341,6 @@ pub(crate) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::engine_config::ModelDimensions;
     use super::*;
     use inflight_base::{BlockSize, Tokens};
     use inflight_runner::GroupedLayers;

@@ -246,6 +246,8 @@ fn attention(
             parted_heads: ["self_attn.k_b_proj", "self_attn.v_b_proj"],
             norm_eps: LATENT_EPS,
         }),
+        recurrence: None,
+        gate: None,
         qk_norm: None,
         rope: dimensions.rope.clone(),
         scale: (shape.query_dim() as f64).sqrt().recip() as f32 * temperature(config)?.powi(2),

@@ -194,6 +194,8 @@ impl Dimensions {
             attention: AttentionSpec {
                 qkv,
                 latent: None,
+                recurrence: None,
+                gate: None,
                 qk_norm: None,
                 rope: self.rope.clone(),
                 scale: (self.head_dim as f32).sqrt().recip(),

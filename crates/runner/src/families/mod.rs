@@ -9,6 +9,7 @@
 //! bounds.rs        the largest sizes that a config may have
 //! windows.rs       keys of sliding windows
 //! experts.rs       keys of mixtures of experts
+//! recurrent.rs     keys of layers with recurrent states
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
 //! unsupported.rs   families that are refused, and why
@@ -39,6 +40,7 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod helium;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -53,6 +55,8 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
+mod recurrent;
 mod rope_config;
 mod seed_oss;
 mod smollm3;
@@ -73,7 +77,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 45] = [
+const FAMILIES: [Family; 52] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -119,6 +123,13 @@ const FAMILIES: [Family; 45] = [
     with_images::QWEN3_VL,
     with_images::MISTRAL3,
     with_images::LLAVA,
+    lfm2::LFM2,
+    lfm2::LFM2_MOE,
+    qwen3_next::QWEN3_NEXT,
+    qwen3_next::QWEN3_5,
+    qwen3_next::QWEN3_5_WITH_IMAGES,
+    qwen3_next::QWEN3_5_MOE,
+    qwen3_next::QWEN3_5_MOE_WITH_IMAGES,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

@@ -217,42 +217,6 @@ const FAMILIES: &[Unsupported] = &[
         "Qwen2MoeForCausalLM",
         "its attention is in chunks, only some layers have experts, and it takes images",
     ),
-    decoder(
-        "Qwen3NextForCausalLM",
-        "qwen3next",
-        "Qwen3MoeForCausalLM",
-        STATE_SPACE,
-    ),
-    decoder(
-        "Qwen3_5ForCausalLM",
-        "qwen35",
-        "Qwen3ForCausalLM",
-        STATE_SPACE,
-    ),
-    decoder(
-        "Qwen3_5ForConditionalGeneration",
-        "qwen35",
-        "Qwen3ForCausalLM",
-        STATE_SPACE,
-    ),
-    decoder(
-        "Qwen3_5MoeForCausalLM",
-        "qwen35moe",
-        "Qwen3MoeForCausalLM",
-        STATE_SPACE,
-    ),
-    decoder(
-        "Qwen3_5MoeForConditionalGeneration",
-        "qwen35moe",
-        "Qwen3MoeForCausalLM",
-        STATE_SPACE,
-    ),
-    decoder(
-        "Lfm2ForCausalLM",
-        "lfm2",
-        "Qwen3ForCausalLM",
-        "most of its layers have short convolutions instead of attention",
-    ),
     converted("MllamaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
     converted("Phi3VForCausalLM", "Phi3ForCausalLM", IMAGES),
     converted(
@@ -289,8 +253,14 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
     }
 }
 
+/// Architectures of supported families whose GGUF files are not read.
+const ONLY_SAFETENSORS: &[&str] = &["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
+
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
+    if ONLY_SAFETENSORS.contains(&architecture) {
+        return Some("serve the checkpoint of safetensors".to_owned());
+    }
     let mut unsupported = FAMILIES.iter();
     let family = unsupported.find(|family| family.gguf == Some(architecture));
     family.map(Unsupported::hint)

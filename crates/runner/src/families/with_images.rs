@@ -39,7 +39,7 @@ pub const QWEN3_VL: Family = Family {
     }),
     describe: |config| {
         let defaults = json!({"max_position_embeddings": 128_000, "rope_theta": 500_000.0});
-        describe_qwen_vl(config, defaults, &qwen3::FAMILY, QWEN3_VL.class)
+        describe_language_model(config, object(defaults), &qwen3::FAMILY, QWEN3_VL.class)
     },
 };
 
@@ -84,13 +84,14 @@ fn describe_qwen2_vl(config: &JsonFile, class: &'static str) -> Result<ModelSpec
         "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_window_layers": 80,
         "rope_theta": 1e6,
     });
-    describe_qwen_vl(config, defaults, &qwen2::FAMILY, class)
+    describe_language_model(config, object(defaults), &qwen2::FAMILY, class)
 }
 
-/// `defaults`: what the language model has where its config is silent, and the family differs.
-fn describe_qwen_vl(
+/// Describes a language model whose config is under `text_config`, or beside the image encoder's. `defaults`: what it
+/// has where its config is silent, and the family differs.
+pub fn describe_language_model(
     config: &JsonFile,
-    defaults: Value,
+    defaults: Map<String, Value>,
     family: &Family,
     class: &'static str,
 ) -> Result<ModelSpec, LoadError> {
@@ -99,7 +100,7 @@ fn describe_qwen_vl(
         Some(text) => (text, TEXT),
         None => (config, ""),
     };
-    let mut all = object(defaults);
+    let mut all = defaults;
     let told = text.entries();
     all.extend(told.map(|(key, value)| (key.clone(), value.clone())));
     let text = JsonFile::new(config.path(), prefix, all);

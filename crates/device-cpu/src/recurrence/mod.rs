@@ -1,0 +1,191 @@
+//! Layers with recurrent states on CPU: see [`RecurrenceShape`].
+//!
+//! A task has some channels or a head of one sequence, and computes its tokens one after the other, so that a token's
+//! bits depend on nothing but its sequence.
+
+mod convolution;
+mod delta;
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::lines::Lines;
+use super::math::{exp, from_bf16_bits, to_bf16_bits};
+use super::rows::Rows;
+use super::simd::for_each_simd;
+use super::step::CpuStep;
+use super::{Cpu, Simd};
+use inflight_base::LoadError;
+use inflight_device::{RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule};
+use inflight_threads::DisjointSlice;
+
+/// Operations of layers with recurrent states on a CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuRecurrences;
+
+/// The states of all slots.
+pub struct CpuRecurrentStates {
+    /// `[num_slots, state_len]` of each layer.
+    layers: Vec<Lines<f32>>,
+    num_slots: usize,
+    /// The slots of the step.
+    is_taken: Vec<bool>,
+}
+
+/// Scratch memory of one thread.
+#[derive(Default)]
+pub(super) struct RecurrenceScratch {
+    values: Vec<f32>,
+}
+
+/// What the tasks of a step have in common.
+struct Tasks<'a> {
+    step: &'a CpuStep<'a>,
+    simd: Simd,
+    shape: &'a RecurrenceShape,
+    /// `[num_tokens, input_len]`.
+    x: &'a [f32],
+    /// `[kernel_len, num_channels]`.
+    kernel: &'a [f32],
+    /// `[num_channels]`, or empty.
+    bias: &'a [f32],
+    /// `[num_slots, state_len]`.
+    states: DisjointSlice<f32>,
+    /// `[num_tokens, out_len]`.
+    out: DisjointSlice<u16>,
+}
+
+/// One sequence of a step.
+#[derive(Clone, Copy)]
+struct SpanState<'a> {
+    /// Its tokens, `[_, input_len]`.
+    x: &'a [f32],
+    first_token: usize,
+    /// The first element of its state.
+    state: usize,
+    /// Whether its tokens are the first ones.
+    begins: bool,
+}
+
+impl Tasks<'_> {
+    fn span(&self, index: usize) -> SpanState<'_> {
+        let span = &self.step.batch.spans()[index];
+        let width = self.shape.input_len();
+        let [start, end] = [span.tokens.start, span.tokens.end].map(|token| token as usize);
+        SpanState {
+            x: &self.x[start * width..end * width],
+            first_token: start,
+            state: self.step.state_slots[index] as usize * self.shape.state_len(),
+            begins: span.tokens.len() == span.kv_len as usize,
+        }
+    }
+}
+
+impl RecurrentOps<Cpu> for CpuRecurrences {
+    type States = CpuRecurrentStates;
+
+    fn alloc_states(
+        self,
+        _: &mut Cpu,
+        layers: &[RecurrenceShape],
+        num_slots: usize,
+    ) -> Result<CpuRecurrentStates, LoadError> {
+        let alloc = |shape: &RecurrenceShape| {
+            let len = shape.state_len().checked_mul(num_slots);
+            len.and_then(Lines::zeroed).ok_or_else(|| {
+                LoadError::Resource(format!(
+                    "no memory for {num_slots} recurrent states of {} x 4 bytes a layer; lower max_num_requests or \
+                     max_batch_size",
+                    shape.state_len()
+                ))
+            })
+        };
+        Ok(CpuRecurrentStates {
+            layers: layers.iter().map(alloc).collect::<Result<_, _>>()?,
+            num_slots,
+            is_taken: vec![false; num_slots],
+        })
+    }
+
+    fn mix(
+        self,
+        cpu: &mut Cpu,
+        step: &CpuStep<'_>,
+        params: RecurrenceParams<'_, Cpu>,
+        x: &Rows<f32>,
+        states: &mut CpuRecurrentStates,
+        out: &mut Rows<bf16>,
+    ) {
+        let (shape, weights) = (params.shape, params.weights);
+        let num_tokens = step.batch.num_tokens();
+        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
+        assert_eq!(out.width(), shape.out_len(), "out is [m, out_len]");
+        let num_channels = shape.num_channels();
+        let kernel_len = shape.kernel_len * num_channels;
+        assert_eq!(weights.convolution.len(), kernel_len, "convolution's shape");
+        states.take(step.state_slots, step.batch.spans().len());
+        let bias = weights.convolution_bias.as_deref().unwrap_or_default();
+        assert!(
+            bias.is_empty() || bias.len() == num_channels,
+            "bias's shape"
+        );
+        let tasks = Tasks {
+            step,
+            simd: cpu.simd,
+            shape,
+            x: x.first(num_tokens),
+            kernel: &weights.convolution,
+            bias,
+            states: DisjointSlice::new(&mut states.layers[params.layer]),
+            out: DisjointSlice::new(out.first_mut(num_tokens).reinterpret_cast_mut()),
+        };
+        match (&shape.rule, &weights.delta) {
+            (&RecurrentRule::GatedConvolution { num_channels }, _) => {
+                convolution::mix(cpu, &tasks, num_channels);
+            }
+            (RecurrentRule::GatedDelta(delta), Some(weights)) => {
+                delta::mix(cpu, &tasks, delta, weights);
+            }
+            (RecurrentRule::GatedDelta(_), None) => panic!("the rule's weights"),
+        }
+    }
+
+    fn gate(self, cpu: &mut Cpu, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
+        let width = gates.width();
+        assert_eq!(width, attended.width(), "one gate for each element");
+        let (simd, gates) = (cpu.simd, gates.first(num_rows));
+        let attended = attended.first_mut(num_rows).reinterpret_cast_mut();
+        cpu.for_each_row_block(num_rows, width, attended, |first, attended| {
+            let gates = &gates[first * width..][..attended.len()];
+            for_each_simd!(simd, gate, (gates: &[f32], attended: &mut [u16]));
+        });
+    }
+}
+
+impl CpuRecurrentStates {
+    /// Checks that each sequence has a slot of its own.
+    fn take(&mut self, slots: &[u32], num_spans: usize) {
+        assert_eq!(slots.len(), num_spans, "a slot for each sequence");
+        self.is_taken.fill(false);
+        for &slot in slots {
+            let slot = slot as usize;
+            assert!(slot < self.num_slots, "slot {slot} of {}", self.num_slots);
+            assert!(
+                !std::mem::replace(&mut self.is_taken[slot], true),
+                "slot {slot} has two sequences"
+            );
+        }
+    }
+}
+
+#[inline(always)]
+fn gate(gates: &[f32], attended: &mut [u16]) {
+    for (attended, gate) in attended.iter_mut().zip(gates) {
+        *attended = to_bf16_bits(from_bf16_bits(*attended) * sigmoid(*gate));
+    }
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}

@@ -1,0 +1,210 @@
+//! Layers that keep a recurrent state instead of keys and values.
+//!
+//! ```text
+//! x        [num_tokens, input_len]    products of the layer's input projection
+//!
+//!            gated convolution          b | c | x                                            [num_channels] each
+//!            gated delta rule           queries | keys | values | gates | strengths | decays
+//!
+//! state    [state_len] f32 of a sequence: the last kernel_len - 1 inputs of the convolution, [_, num_channels], then
+//!          what the rule keeps
+//! out      [num_tokens, out_len]      inputs of the layer's output projection
+//! ```
+//!
+//! A token reads the state that the token before it has left, so the chunks of a prompt do not change its bits.
+
+use super::lacking::Lacking;
+use super::load::Load;
+use super::step_io::StepIo;
+use inflight_base::LoadError;
+
+/// The sizes of a layer with a state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrenceShape {
+    /// Positions that the causal convolution of each channel reads, the token's own included.
+    pub kernel_len: usize,
+    /// What is computed with the convolution.
+    pub rule: RecurrentRule,
+}
+
+/// How a layer with a state mixes tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RecurrentRule {
+    /// `c * convolution(b * x)` (Liquid AI, LFM2 technical report, arXiv:2511.23404).
+    GatedConvolution {
+        /// Channels.
+        num_channels: usize,
+    },
+    /// The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv:2412.06464), behind a convolution with SiLU.
+    GatedDelta(DeltaShape),
+}
+
+/// The sizes of the gated delta rule. For each value head, with the state `S [key_dim, value_dim]`, the normalised query
+/// `q` and key `k`, and the value `v`:
+///
+/// ```text
+/// S = exp(-rate * softplus(decay + time_bias)) * S
+/// S += k^T * sigmoid(strength) * (v - k * S)
+/// out = norm(q * S / sqrt(key_dim)) * silu(gate)
+/// ```
+///
+/// Queries and keys are divided by their lengths; the norm is an RMS norm over `value_dim`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeltaShape {
+    /// Heads of queries and of keys; divides `num_value_heads`.
+    pub num_key_heads: usize,
+    /// Heads of values, gates, strengths and decays; those of a key head follow one another.
+    pub num_value_heads: usize,
+    /// Elements of a query or key.
+    pub key_dim: usize,
+    /// Elements of a value or gate.
+    pub value_dim: usize,
+    /// Added to the mean square of an output.
+    pub norm_eps: f32,
+}
+
+/// The weights of a layer with a state, besides its projections.
+pub struct RecurrenceWeights<D: Load> {
+    /// `[kernel_len, num_channels]`, the token's own position last.
+    pub convolution: D::Vector,
+    /// `[num_channels]`.
+    pub convolution_bias: Option<D::Vector>,
+    /// Those of the gated delta rule.
+    pub delta: Option<DeltaWeights<D>>,
+}
+
+/// The weights of the gated delta rule.
+pub struct DeltaWeights<D: Load> {
+    /// `[num_value_heads]`, above 0.
+    pub rates: D::Vector,
+    /// `[num_value_heads]`.
+    pub time_biases: D::Vector,
+    /// `[value_dim]`.
+    pub norm: D::Vector,
+}
+
+/// What a layer with a state computes with.
+pub struct RecurrenceParams<'a, D: Load> {
+    /// The sizes.
+    pub shape: &'a RecurrenceShape,
+    /// The weights.
+    pub weights: &'a RecurrenceWeights<D>,
+    /// Which of the layers with a state it is.
+    pub layer: usize,
+}
+
+/// Extra operations of models with recurrent states.
+pub trait RecurrentOps<D: StepIo>: Copy {
+    /// The states of all slots, in all layers that have one.
+    type States;
+
+    /// Reserves `num_slots` states for each of these layers.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory.
+    fn alloc_states(
+        self,
+        device: &mut D,
+        layers: &[RecurrenceShape],
+        num_slots: usize,
+    ) -> Result<Self::States, LoadError>;
+
+    /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
+    /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros.
+    fn mix(
+        self,
+        device: &mut D,
+        step: &D::Step<'_>,
+        params: RecurrenceParams<'_, D>,
+        x: &D::Sums,
+        states: &mut Self::States,
+        out: &mut D::Inputs,
+    );
+
+    /// `attended *= sigmoid(gates)`, `[num_rows, width]` both.
+    fn gate(self, device: &mut D, num_rows: usize, gates: &D::Sums, attended: &mut D::Inputs);
+}
+
+impl RecurrenceShape {
+    /// Channels of the convolution.
+    pub fn num_channels(&self) -> usize {
+        match self.rule {
+            RecurrentRule::GatedConvolution { num_channels } => num_channels,
+            RecurrentRule::GatedDelta(delta) => 2 * delta.key_len() + delta.value_len(),
+        }
+    }
+
+    /// Elements of a token's products of the input projection.
+    pub fn input_len(&self) -> usize {
+        match self.rule {
+            RecurrentRule::GatedConvolution { num_channels } => 3 * num_channels,
+            RecurrentRule::GatedDelta(delta) => {
+                2 * (delta.key_len() + delta.value_len() + delta.num_value_heads)
+            }
+        }
+    }
+
+    /// Elements of a token's inputs of the output projection.
+    pub fn out_len(&self) -> usize {
+        match self.rule {
+            RecurrentRule::GatedConvolution { num_channels } => num_channels,
+            RecurrentRule::GatedDelta(delta) => delta.value_len(),
+        }
+    }
+
+    /// Elements of a state that are inputs of the convolution.
+    pub fn convolution_len(&self) -> usize {
+        (self.kernel_len - 1) * self.num_channels()
+    }
+
+    /// Elements of a state.
+    pub fn state_len(&self) -> usize {
+        self.convolution_len()
+            + match self.rule {
+                RecurrentRule::GatedConvolution { .. } => 0,
+                RecurrentRule::GatedDelta(delta) => delta.num_value_heads * delta.matrix_len(),
+            }
+    }
+}
+
+impl DeltaShape {
+    /// Elements of the queries of a token, and of its keys.
+    pub fn key_len(&self) -> usize {
+        self.num_key_heads * self.key_dim
+    }
+
+    /// Elements of the values of a token, and of its gates.
+    pub fn value_len(&self) -> usize {
+        self.num_value_heads * self.value_dim
+    }
+
+    /// Elements of the state of a value head.
+    pub fn matrix_len(&self) -> usize {
+        self.key_dim * self.value_dim
+    }
+}
+
+impl<D: StepIo> RecurrentOps<D> for Lacking {
+    type States = Self;
+
+    fn alloc_states(self, _: &mut D, _: &[RecurrenceShape], _: usize) -> Result<Self, LoadError> {
+        match self {}
+    }
+
+    fn mix(
+        self,
+        _: &mut D,
+        _: &D::Step<'_>,
+        _: RecurrenceParams<'_, D>,
+        _: &D::Sums,
+        _: &mut Self,
+        _: &mut D::Inputs,
+    ) {
+        match self {}
+    }
+
+    fn gate(self, _: &mut D, _: usize, _: &D::Sums, _: &mut D::Inputs) {
+        match self {}
+    }
+}

@@ -1,0 +1,177 @@
+//! Layers with recurrent states, by their definition.
+
+use inflight_base::LoadError;
+use inflight_device::{
+    DeltaShape, DeltaWeights, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
+};
+
+use super::{Reference, Rows, Step, exact};
+
+/// What it computes of layers with recurrent states.
+#[derive(Clone, Copy, Debug)]
+pub struct ReferenceRecurrences;
+
+/// The states of each layer, by slot: the last inputs of the convolution of each channel, and the matrices of heads.
+pub struct States(Vec<Vec<State>>);
+
+#[derive(Clone, Default)]
+struct State {
+    inputs: Vec<Vec<f64>>,
+    heads: Vec<Vec<f64>>,
+}
+
+impl RecurrentOps<Reference> for ReferenceRecurrences {
+    type States = States;
+
+    fn alloc_states(
+        self,
+        _: &mut Reference,
+        layers: &[RecurrenceShape],
+        num_slots: usize,
+    ) -> Result<States, LoadError> {
+        let of_layers = layers.iter().map(|_| vec![State::default(); num_slots]);
+        Ok(States(of_layers.collect()))
+    }
+
+    fn mix(
+        self,
+        _: &mut Reference,
+        step: &Step<'_>,
+        params: RecurrenceParams<'_, Reference>,
+        x: &Rows,
+        states: &mut States,
+        out: &mut Rows,
+    ) {
+        let shape = params.shape;
+        for (span, &slot) in step.batch.spans().iter().zip(step.inputs.state_slots) {
+            let state = &mut states.0[params.layer][slot as usize];
+            if span.tokens.len() == span.kv_len as usize {
+                *state = State {
+                    inputs: vec![vec![0.0; shape.kernel_len - 1]; shape.num_channels()],
+                    heads: match shape.rule {
+                        RecurrentRule::GatedConvolution { .. } => Vec::new(),
+                        RecurrentRule::GatedDelta(delta) => {
+                            vec![vec![0.0; delta.matrix_len()]; delta.num_value_heads]
+                        }
+                    },
+                };
+            }
+            for token in span.tokens.clone() {
+                let token = token as usize;
+                let x: Vec<_> = x.row(token).iter().map(|&x| exact(x)).collect();
+                let results = mix_token(&params, &x, state);
+                for (column, result) in results.into_iter().enumerate() {
+                    out.set(token, column, result);
+                }
+            }
+        }
+    }
+
+    fn gate(self, _: &mut Reference, num_rows: usize, gates: &Rows, attended: &mut Rows) {
+        for row in 0..num_rows {
+            for column in 0..gates.width {
+                let gate = sigmoid(exact(gates.row(row)[column]));
+                attended.set(row, column, exact(attended.row(row)[column]) * gate);
+            }
+        }
+    }
+}
+
+fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut State) -> Vec<f64> {
+    let shape = params.shape;
+    let num_channels = shape.num_channels();
+    let input = |channel: usize| match shape.rule {
+        RecurrentRule::GatedConvolution { .. } => x[channel] * x[2 * num_channels + channel],
+        RecurrentRule::GatedDelta(_) => x[channel],
+    };
+    let convolved: Vec<_> = (0..num_channels)
+        .map(|channel| {
+            let inputs = &mut state.inputs[channel];
+            inputs.push(input(channel));
+            let weights = params.weights.convolution.iter();
+            let weights = weights.skip(channel).step_by(num_channels);
+            let products = weights.zip(&*inputs).map(|(&w, input)| exact(w) * input);
+            let bias = params.weights.convolution_bias.as_ref();
+            let bias = bias.map_or(0.0, |bias| exact(bias[channel]));
+            let sum = products.sum::<f64>() + bias;
+            inputs.remove(0);
+            sum
+        })
+        .collect();
+    match (&shape.rule, &params.weights.delta) {
+        (RecurrentRule::GatedConvolution { .. }, _) => {
+            let c = &x[num_channels..2 * num_channels];
+            c.iter().zip(convolved).map(|(c, sum)| c * sum).collect()
+        }
+        (RecurrentRule::GatedDelta(delta), Some(weights)) => {
+            let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
+            delta_rule(delta, weights, x, &convolved, &mut state.heads)
+        }
+        (RecurrentRule::GatedDelta(_), None) => unreachable!("its weights are there"),
+    }
+}
+
+fn delta_rule(
+    shape: &DeltaShape,
+    weights: &DeltaWeights<Reference>,
+    x: &[f64],
+    convolved: &[f64],
+    heads: &mut [Vec<f64>],
+) -> Vec<f64> {
+    let DeltaShape {
+        key_dim, value_dim, ..
+    } = *shape;
+    let (queries, rest) = convolved.split_at(shape.key_len());
+    let (keys, values) = rest.split_at(shape.key_len());
+    let gates = &x[2 * shape.key_len() + shape.value_len()..];
+    let (gates, rest) = gates.split_at(shape.value_len());
+    let (strengths, decays) = rest.split_at(shape.num_value_heads);
+    let mut out = Vec::new();
+    for (head, matrix) in heads.iter_mut().enumerate() {
+        let of_key = head / (shape.num_value_heads / shape.num_key_heads) * key_dim;
+        let q = normalised(&queries[of_key..][..key_dim]);
+        let k = normalised(&keys[of_key..][..key_dim]);
+        let own = head * value_dim..(head + 1) * value_dim;
+        let (v, gates) = (&values[own.clone()], &gates[own]);
+        let time = (decays[head] + exact(weights.time_biases[head]))
+            .exp()
+            .ln_1p();
+        let decay = (-exact(weights.rates[head]) * time).exp();
+        matrix.iter_mut().for_each(|element| *element *= decay);
+        let read = |matrix: &[f64], at: &[f64], column: usize| -> f64 {
+            let rows = matrix.chunks(value_dim).zip(at);
+            rows.map(|(row, at)| row[column] * at).sum()
+        };
+        for column in 0..value_dim {
+            let known = read(matrix, &k, column);
+            let written = sigmoid(strengths[head]) * (v[column] - known);
+            for (row, k) in matrix.chunks_mut(value_dim).zip(&k) {
+                row[column] += k * written;
+            }
+        }
+        let scale = 1.0 / (key_dim as f64).sqrt();
+        let sums = (0..value_dim).map(|column| read(matrix, &q, column) * scale);
+        let sums: Vec<_> = sums.collect();
+        let squares: f64 = sums.iter().map(|sum| sum * sum).sum();
+        let rms = (squares / value_dim as f64 + exact(shape.norm_eps)).sqrt();
+        let of_columns = sums.iter().zip(&weights.norm).zip(gates);
+        out.extend(
+            of_columns.map(|((sum, &weight), &gate)| sum / rms * exact(weight) * silu(gate)),
+        );
+    }
+    out
+}
+
+fn normalised(x: &[f64]) -> Vec<f64> {
+    let squares: f64 = x.iter().map(|x| x * x).sum();
+    let len = (squares + 1e-6).sqrt();
+    x.iter().map(|x| x / len).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
+}

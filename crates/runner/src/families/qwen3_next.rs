@@ -1,0 +1,273 @@
+//! Qwen3-Next, Qwen 3.5 and 3.6, dense and with experts: layers with the gated delta rule, and gated attention in some.
+//!
+//! All norms but those of the rule are stored as differences from 1. Attention is Qwen 3's, with a rotated quarter of
+//! each head, and gates that `q_proj` makes behind the query of each head. `layer_types` tells which layer is which or,
+//! where config.json is silent, every `full_attention_interval`-th one has attention. Qwen3-Next keeps what the rule
+//! reads in two modules, by key head; Qwen 3.5 in four. Experts are those of Qwen2-MoE, with normalised weights. Qwen
+//! 3.5 is served for text: its M-RoPE is RoPE there.
+//!
+//! Source: configuration_*.py and modeling_*.py of qwen3_next, qwen3_5 and qwen3_5_moe of transformers; Yang, Kautz,
+//! Hatamizadeh, arXiv:2412.06464.
+
+use serde_json::Map;
+
+use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::experts::{EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, width};
+use super::family::Family;
+use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
+use super::rope_config::RopeDefaults;
+use super::windows::no_windows;
+use super::with_images::describe_language_model;
+use crate::recurrence::{DeltaModules, RecurrenceSpec};
+use crate::spec::{FeedForward, LayerSpec, Linear, ModelSpec, Projection, QkNormSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{
+    DeltaShape, QkNormKind, RecurrenceShape, RecurrentRule, Routing, RoutingRule,
+};
+use inflight_numbers::Stacking;
+
+pub const QWEN3_NEXT: Family = Family {
+    class: "Qwen3NextForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let sizes = Sizes::new(151_936, 2048, 5632, 48, 16, 32_768);
+        let is_normalised = config.bool_or("norm_topk_prob", true)?;
+        let experts = Some((512, 10, is_normalised));
+        describe(config, QWEN3_NEXT.class, (sizes, 2), experts, fused_inputs)
+    },
+};
+
+pub const QWEN3_5: Family = Family {
+    class: "Qwen3_5ForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let sizes = Sizes::new(248_320, 4096, 12_288, 32, 16, 32_768);
+        describe(config, QWEN3_5.class, (sizes, 4), None, inputs)
+    },
+};
+
+pub const QWEN3_5_MOE: Family = Family {
+    class: "Qwen3_5MoeForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let sizes = Sizes::new(248_320, 2048, 5632, 40, 16, 32_768);
+        let experts = Some((256, 8, true));
+        describe(config, QWEN3_5_MOE.class, (sizes, 2), experts, inputs)
+    },
+};
+
+pub const QWEN3_5_WITH_IMAGES: Family = Family {
+    class: "Qwen3_5ForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        describe_language_model(config, Map::new(), &QWEN3_5, QWEN3_5_WITH_IMAGES.class)
+    },
+};
+
+pub const QWEN3_5_MOE_WITH_IMAGES: Family = Family {
+    class: "Qwen3_5MoeForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let class = QWEN3_5_MOE_WITH_IMAGES.class;
+        describe_language_model(config, Map::new(), &QWEN3_5_MOE, class)
+    },
+};
+
+/// `sizes` and the number of key heads, and the experts and how many of them a token has, are where config.json is
+/// silent. `inputs` makes the projection to what the rule reads.
+fn describe(
+    config: &JsonFile,
+    class: &'static str,
+    (sizes, num_kv_heads): (Sizes, usize),
+    experts: Option<(usize, usize, bool)>,
+    inputs: fn(&DeltaShape, usize) -> Projection,
+) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(sizes),
+        num_kv_heads: Some(num_kv_heads),
+        head_dim: Some(256),
+        rope: RopeDefaults {
+            partial_rotary_factor: Some(0.25),
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    dimensions.norm.weight_offset = 1.0;
+    let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
+    let delta = delta_shape(config, dimensions.norm.eps)?;
+    let kernel_len = config.size("linear_conv_kernel_dim", 1..=MAX_KERNEL_LEN)?;
+    let has_attention = layers_with_attention(config, num_layers)?;
+    let mut layer = attention_layer(&dimensions);
+    let has_bias = config.bool_or("attention_bias", false)?;
+    layer.attention.set_biases(has_bias);
+    let experts = match experts {
+        Some((num_experts, num_chosen, is_normalised)) => {
+            let routing = routing(
+                config,
+                &ExpertDefaults {
+                    num_experts,
+                    num_chosen,
+                },
+                RoutingRule::Softmax { is_normalised },
+            )?;
+            let experts = mixture(config, &dimensions, routing)?;
+            Some((experts, layers_with_experts(config, num_layers)?))
+        }
+        None => None,
+    };
+    let mut spec = dimensions.model(class, layer, no_windows(num_layers));
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        if let Some((experts, has_experts)) = &experts
+            && has_experts[index]
+        {
+            layer.feed_forward = experts.clone();
+        }
+        if has_attention[index] {
+            continue;
+        }
+        let attention = &mut layer.attention;
+        attention.qk_norm = None;
+        attention.gate = None;
+        attention.qkv = inputs(&delta, hidden);
+        attention.o = Projection::single("linear_attn.out_proj", hidden, delta.value_len());
+        attention.recurrence = Some(RecurrenceSpec {
+            shape: RecurrenceShape {
+                kernel_len: kernel_len.unwrap_or(4),
+                rule: RecurrentRule::GatedDelta(delta),
+            },
+            convolution: "linear_attn.conv1d",
+            has_convolution_bias: false,
+            delta: Some(DeltaModules {
+                log_rates: "linear_attn.A_log",
+                time_biases: "linear_attn.dt_bias",
+                norm: "linear_attn.norm",
+            }),
+        });
+    }
+    Ok(spec)
+}
+
+/// A layer with attention, whose gates are behind the queries of their heads.
+fn attention_layer(dimensions: &Dimensions) -> LayerSpec {
+    let mut layer = dimensions.llama_layer();
+    let attention = &mut layer.attention;
+    let head_dim = dimensions.head_dim;
+    let fused = |part: usize| {
+        let mut fused = Projection::fused_in_runs(
+            "self_attn.q_proj",
+            &[head_dim; 2],
+            dimensions.num_heads,
+            dimensions.hidden_size,
+            Stacking::Concatenated,
+        );
+        fused.parts.swap_remove(part)
+    };
+    attention.qkv.parts[0] = fused(0);
+    dimensions.order_heads(&mut attention.qkv);
+    attention.gate = Some(Projection {
+        parts: vec![fused(1)],
+        ..attention.qkv.clone()
+    });
+    attention.qk_norm = Some(QkNormSpec {
+        q: "self_attn.q_norm",
+        k: "self_attn.k_norm",
+        kind: QkNormKind::Head,
+        eps: dimensions.norm.eps,
+    });
+    layer
+}
+
+fn mixture(
+    config: &JsonFile,
+    dimensions: &Dimensions,
+    routing: Routing,
+) -> Result<FeedForward, LoadError> {
+    let routing = Routing {
+        has_shared_gate: true,
+        ..routing
+    };
+    let expert_size = width(config, "moe_intermediate_size", 512)?;
+    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
+    let gate = Linear::whole("mlp.shared_expert_gate", 1);
+    experts.router.parts.push(gate);
+    let shared = [
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_expert.down_proj",
+    ];
+    let shared_size = width(config, "shared_expert_intermediate_size", 512)?;
+    experts.shared = Some(dimensions.shared_expert(shared, shared_size));
+    Ok(FeedForward::Experts(experts))
+}
+
+fn delta_shape(config: &JsonFile, norm_eps: f32) -> Result<DeltaShape, LoadError> {
+    const KEY_HEADS: &str = "linear_num_key_heads";
+    const VALUE_HEADS: &str = "linear_num_value_heads";
+    let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
+    let num_key_heads = size(KEY_HEADS, MAX_HEADS, 16)?;
+    let num_value_heads = size(VALUE_HEADS, MAX_HEADS, 32)?;
+    if !num_value_heads.is_multiple_of(num_key_heads) {
+        let expected = format!("a multiple of {KEY_HEADS} {num_key_heads}");
+        return Err(config.unexpected(VALUE_HEADS, num_value_heads, expected));
+    }
+    Ok(DeltaShape {
+        num_key_heads,
+        num_value_heads,
+        key_dim: size("linear_key_head_dim", MAX_HEAD_DIM, 128)?,
+        value_dim: size("linear_value_head_dim", MAX_HEAD_DIM, 128)?,
+        norm_eps,
+    })
+}
+
+fn layers_with_attention(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    if config.get("layer_types").is_some() {
+        return layers_of_type(config, num_layers, ["linear_attention", "full_attention"]);
+    }
+    let interval = config.size("full_attention_interval", 1..=MAX_LAYERS)?;
+    let layers = 1..=num_layers;
+    Ok(layers
+        .map(|layer| layer.is_multiple_of(interval.unwrap_or(4)))
+        .collect())
+}
+
+/// What the rule reads, in modules of their own: queries, keys and values, gates, strengths, decays.
+fn inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
+    let num_heads = delta.num_value_heads;
+    let parts = [
+        (
+            "linear_attn.in_proj_qkv",
+            2 * delta.key_len() + delta.value_len(),
+        ),
+        ("linear_attn.in_proj_z", delta.value_len()),
+        ("linear_attn.in_proj_b", num_heads),
+        ("linear_attn.in_proj_a", num_heads),
+    ];
+    Projection::stacked(&parts, hidden_size, Stacking::Concatenated)
+}
+
+/// The same in two modules, in which those of a key head follow one another.
+fn fused_inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
+    let group = delta.num_value_heads / delta.num_key_heads;
+    let values = group * delta.value_dim;
+    let of_key_heads = |module, parts: &[usize]| {
+        let num_heads = delta.num_key_heads;
+        Projection::fused_in_runs(
+            module,
+            parts,
+            num_heads,
+            hidden_size,
+            Stacking::Concatenated,
+        )
+    };
+    let key_dim = delta.key_dim;
+    let mut all = of_key_heads(
+        "linear_attn.in_proj_qkvz",
+        &[key_dim, key_dim, values, values],
+    );
+    let strengths = of_key_heads("linear_attn.in_proj_ba", &[group, group]);
+    all.parts.extend(strengths.parts);
+    all
+}

@@ -1,0 +1,199 @@
+//! Models with recurrent states: what they keep, what configs say, and what is refused.
+
+use std::num::NonZeroU32;
+
+use inflight_base::BlockSize;
+use inflight_cuda_stand_in::StandIn;
+use inflight_device::{KvDtype, RecurrentRule, Tiling};
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_runner::{AttentionWindows, CpuRunner, ModelRunner, ModelSource, ModelSpec};
+use serde_json::{Value, json};
+
+use crate::copy::Copy;
+use crate::cuda::on_any_gpu;
+use crate::families::RECURRENT;
+use crate::support::{Setup, fixture};
+
+fn spec(name: &str) -> ModelSpec {
+    let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
+    source.spec().clone()
+}
+
+fn refused(name: &str, config: Value) -> String {
+    let copy = Copy::of(name).config(config);
+    let error = ModelSource::open(copy.dir()).err().expect("refused");
+    error.to_string()
+}
+
+#[test]
+fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
+    let block_size = BlockSize::new(16).expect("not zero");
+    for (name, num_cached, state_len) in [
+        ("lfm2", 1, 3 * 3 * 60),
+        ("lfm2-moe", 1, 3 * 2 * 60),
+        // Three inputs of queries, keys and values, and four matrices.
+        ("qwen3-next", 1, 3 * (3 * (40 + 28) + 4 * 70)),
+        ("qwen3-5", 1, 3 * (3 * (40 + 28) + 4 * 70)),
+    ] {
+        let spec = spec(name);
+        assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
+        assert_eq!(spec.state_bytes(), 4 * state_len, "{name}");
+        let bytes = CpuRunner::kv_bytes_per_block(&spec, block_size, KvDtype::Bf16);
+        let of_layer = CpuRunner::kv_bytes_per_layers(&spec, 1, block_size, KvDtype::Bf16);
+        assert_eq!(bytes, num_cached * of_layer, "{name}");
+        let windows = AttentionWindows {
+            windows: [5, 6, 7, 8]
+                .map(NonZeroU32::new)
+                .into_iter()
+                .flatten()
+                .collect(),
+            ..AttentionWindows::default()
+        };
+        let with_attention = spec.layers.iter().position(|layer| layer.has_cache());
+        let expected = windows.window(with_attention.expect("there is one"));
+        let found: Vec<_> = spec.windows_within(&windows).collect();
+        assert_eq!(found, [expected], "{name}: the window of that layer");
+    }
+}
+
+#[test]
+fn configs_describe_layers() {
+    let lfm2 = spec("lfm2");
+    let has_attention: Vec<_> = lfm2.layers.iter().map(|layer| layer.has_cache()).collect();
+    assert_eq!(has_attention, [false, false, true, false]);
+    let attention = &lfm2.layers[0].attention;
+    assert!(attention.qkv.has_bias && attention.o.has_bias);
+    assert!(!lfm2.layers[2].attention.qkv.has_bias);
+    // Two thirds of 84 times 1.1, in steps of 10.
+    assert_eq!(lfm2.max_intermediate_size(), 70);
+    let shape = lfm2.recurrence().expect("a state").shape;
+    assert_eq!(shape.kernel_len, 4);
+    assert_eq!(
+        shape.rule,
+        RecurrentRule::GatedConvolution { num_channels: 60 }
+    );
+
+    let next = spec("qwen3-next");
+    let gates: Vec<_> = next
+        .layers
+        .iter()
+        .map(|layer| layer.attention.gate.is_some())
+        .collect();
+    assert_eq!(gates, [false, false, false, true]);
+    let config = json!({"layer_types": null, "full_attention_interval": 2});
+    let copy = Copy::of("qwen3-5").config(config);
+    let source = ModelSource::open(copy.dir()).expect("it opens");
+    let layers = source.spec().layers.iter();
+    let has_attention: Vec<_> = layers.map(|layer| layer.has_cache()).collect();
+    assert_eq!(has_attention, [false, true, false, true]);
+}
+
+#[test]
+fn bad_configs_are_refused_by_their_keys() {
+    for (name, config, words) in [
+        (
+            "qwen3-next",
+            json!({"linear_num_value_heads": 3}),
+            "linear_num_value_heads: 3 is not a multiple of linear_num_key_heads 2",
+        ),
+        (
+            "qwen3-5",
+            json!({"layer_types": ["full_attention", "full_attention", "mamba", "full_attention"]}),
+            "a list of 4 entries, each 'linear_attention' or 'full_attention'",
+        ),
+        (
+            "qwen3-5",
+            json!({"layer_types": ["full_attention"]}),
+            "a list of 4 entries",
+        ),
+        (
+            "qwen3-5",
+            json!({"linear_conv_kernel_dim": 1_000_000}),
+            "linear_conv_kernel_dim",
+        ),
+        (
+            "lfm2",
+            json!({"layer_types": null, "full_attn_idxs": [4]}),
+            "full_attn_idxs: [4] is not a list of layers below 4",
+        ),
+        (
+            "lfm2",
+            json!({"block_ffn_dim_multiplier": 0.0}),
+            "the width of the feed-forward blocks, by intermediate_size and block_ffn_dim_multiplier, is 0",
+        ),
+        ("lfm2", json!({"conv_L_cache": 0}), "conv_L_cache"),
+    ] {
+        let error = refused(name, config);
+        assert!(error.contains(words), "{name}: {error}");
+    }
+}
+
+/// A state's sizes that contradict its tensors.
+#[test]
+fn tensors_of_other_shapes_are_refused_with_both() {
+    for (name, config, words) in [
+        (
+            "qwen3-5",
+            json!({"linear_conv_kernel_dim": 3}),
+            ["linear_attn.conv1d.weight", "[68, 1, 4]", "[68, 1, 3]"],
+        ),
+        (
+            "qwen3-5",
+            json!({"linear_num_value_heads": 2}),
+            ["linear_attn.in_proj_qkv.weight", "[68, 60]", "[54, 60]"],
+        ),
+        (
+            "lfm2",
+            json!({"conv_L_cache": 2}),
+            ["conv.conv.weight", "[60, 1, 4]", "[60, 1, 2]"],
+        ),
+    ] {
+        let copy = Copy::of(name).config(config);
+        let source = ModelSource::open(copy.dir()).expect("the config is valid");
+        let error = source
+            .num_weight_bytes(None)
+            .expect_err("refused")
+            .to_string();
+        for words in words {
+            assert!(error.contains(words), "{name}: {words} is not in {error}");
+        }
+    }
+}
+
+#[test]
+fn several_processes_and_drafts_by_such_models_are_refused() {
+    for (name, _) in RECURRENT {
+        let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
+        for (grid, tiling) in [
+            (2, Tiling::OfRanks),
+            (2, Tiling::Never),
+            (1, Tiling::Always),
+        ] {
+            let error = source
+                .check_ranks(grid.into(), tiling)
+                .expect_err("refused");
+            let words = "has layers with recurrent states, which are computed by one process";
+            assert!(error.to_string().contains(words), "{name}: {error}");
+        }
+        let model = ModelSource::open(&fixture("qwen3")).expect("the fixture opens");
+        let error = model.with_draft_model(source).err().expect("refused");
+        let words = "has layers with recurrent states, which drafts that are rejected would change";
+        assert!(error.to_string().contains(words), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_gpu_refuses_them_on_a_gpu() {
+    let test = "recurrent::a_gpu_refuses_them_on_a_gpu";
+    on_any_gpu(StandIn::new(), test, || {
+        for (name, _) in RECURRENT {
+            let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
+            let limits = Setup::default().runner_limits();
+            let refused = ModelRunner::<Cuda>::new(&source, limits, &CudaOptions::default()).err();
+            let error = refused.expect("refused").to_string();
+            let words =
+                "which are computed on the CPU only: use an instance_group of kind KIND_CPU";
+            assert!(error.contains(words), "{name}: {error}");
+        }
+    });
+}
