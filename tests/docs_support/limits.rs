@@ -67,6 +67,13 @@ fn refusals() -> Vec<(&'static str, String)> {
             })),
         ),
         (
+            "prefixes of a model with recurrent states",
+            of_load_from(
+                "tests/fixtures/lfm2",
+                json!({ "enable_kv_cache_reuse": true }),
+            ),
+        ),
+        (
             "a prompt that leaves no room for output",
             of_request(EngineConfig::default(), 512, None),
         ),
@@ -90,8 +97,13 @@ fn of_config(fields: &Value) -> String {
 }
 
 /// The refusal of the demo model with these options.
-fn of_load(mut options: Value) -> String {
-    options["gpt_model_path"] = json!(Path::new(env!("CARGO_MANIFEST_DIR")).join(DEMO));
+fn of_load(options: Value) -> String {
+    of_load_from(DEMO, options)
+}
+
+/// The refusal of the model in a folder with these options.
+fn of_load_from(folder: &str, mut options: Value) -> String {
+    options["gpt_model_path"] = json!(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     let options = ManagerOptions::parse(&options.to_string()).expect("good options");
     text(options.load())
 }

@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 48] = [
+pub const FAMILIES: [(&str, &[u32]); 50] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -54,6 +54,8 @@ pub const FAMILIES: [(&str, &[u32]); 48] = [
     ("qwen3-moe", &[17, 30]),
     ("olmoe", &[]),
     ("phimoe", &[]),
+    ("granite-moe", &[]),
+    ("granite-moe-shared", &[]),
     ("gpt-oss", &[30, 17]),
     ("gpt-oss-mxfp4", &[]),
     ("deepseek-v2", &[]),
@@ -62,12 +64,14 @@ pub const FAMILIES: [(&str, &[u32]); 48] = [
 ];
 
 /// Families with recurrent states, whose prefixes are not reused, as [`FAMILIES`].
-pub const RECURRENT: [(&str, &[u32]); 5] = [
+pub const RECURRENT: [(&str, &[u32]); 7] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
     ("qwen3-5", &[17, 30]),
     ("qwen3-5-moe", &[]),
+    ("granite4", &[]),
+    ("granite4-dense", &[17, 30]),
 ];
 
 /// All of both.

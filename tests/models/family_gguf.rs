@@ -122,9 +122,11 @@ crate::transformers::agree! {
     a_granite_is_near_its_checkpoint: "granite",
 }
 
-/// Families of which llama.cpp's converter makes no file of their own: it does not know three of them, and makes a
-/// Mistral a llama.
-const WITHOUT_FILE: [&str; 4] = [
+/// Families without a file: llama.cpp's converter does not know three of them, and makes a Mistral a llama; files of
+/// Granite with experts are not read.
+const WITHOUT_FILE: [&str; 6] = [
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
     "HeliumForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",

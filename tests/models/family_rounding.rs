@@ -45,7 +45,7 @@ impl Kind {
             () if has(&["embed_positions", "wpe"]) || ends(&["_norm.weight"]) => Self::Other,
             () if has(&["embed_tokens", "embed_in", "word_embeddings", "wte"]) => Self::Embedding,
             () if has(&["lm_head", "embed_out"]) => Self::OutputLayer,
-            () if ends(&["gate.weight", "router.weight"]) => Self::Router,
+            () if ends(&["gate.weight", "router.weight", "router.layer.weight"]) => Self::Router,
             () => Self::Projection,
         }
     }
@@ -134,7 +134,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 14, "families with experts");
+    assert_eq!(num_with_router, 17, "families with experts");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.

@@ -34,6 +34,8 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         // Three inputs of queries, keys and values, and four matrices.
         ("qwen3-next", 1, 3 * (3 * (40 + 28) + 4 * 70)),
         ("qwen3-5", 1, 3 * (3 * (40 + 28) + 4 * 70)),
+        // Of values and two groups of keys and queries, and six matrices.
+        ("granite4", 1, 3 * (3 * (120 + 4 * 9) + 6 * 180)),
     ] {
         let spec = spec(name);
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
@@ -122,6 +124,21 @@ fn bad_configs_are_refused_by_their_keys() {
             "the width of the feed-forward blocks, by intermediate_size and block_ffn_dim_multiplier, is 0",
         ),
         ("lfm2", json!({"conv_L_cache": 0}), "conv_L_cache"),
+        (
+            "granite4",
+            json!({"mamba_n_heads": 5}),
+            "mamba_n_heads: 5 is not a multiple of mamba_n_groups 2",
+        ),
+        (
+            "granite4",
+            json!({"mamba_d_head": 21}),
+            "mamba_n_heads: 6 is not one whose heads of 21 are 120 wide together",
+        ),
+        (
+            "granite4",
+            json!({"time_step_limit": [1.0, 0.5]}),
+            "time_step_limit: [1.0,0.5] is not a least and a largest time",
+        ),
     ] {
         let error = refused(name, config);
         assert!(error.contains(words), "{name}: {error}");

@@ -77,8 +77,8 @@ pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, Pack
 pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use recurrence::{
-    DeltaShape, DeltaWeights, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
-    RecurrentRule,
+    DeltaShape, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps, RecurrentRule,
+    RuleWeights, StateSpaceShape,
 };
 pub use rope::RopeTable;
 pub use stacks::Stacks;

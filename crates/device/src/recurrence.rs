@@ -5,6 +5,7 @@
 //!
 //!            gated convolution          b | c | x                                            [num_channels] each
 //!            gated delta rule           queries | keys | values | gates | strengths | decays
+//!            state space                values | keys | queries | gates | times
 //!
 //! state    [state_len] f32 of a sequence: the last kernel_len - 1 inputs of the convolution, [_, num_channels], then
 //!          what the rule keeps
@@ -37,10 +38,12 @@ pub enum RecurrentRule {
     },
     /// The gated delta rule (Yang, Kautz, Hatamizadeh, arXiv:2412.06464), behind a convolution with SiLU.
     GatedDelta(DeltaShape),
+    /// The selective state space of Mamba-2 (Dao and Gu, arXiv:2405.21060), behind a convolution with SiLU.
+    StateSpace(StateSpaceShape),
 }
 
-/// The sizes of the gated delta rule. For each value head, with the state `S [key_dim, value_dim]`, the normalised query
-/// `q` and key `k`, and the value `v`:
+/// The sizes of the gated delta rule. For each value head, with the state `S [key_dim, value_dim]`, the normalised
+/// query `q` and key `k`, and the value `v`:
 ///
 /// ```text
 /// S = exp(-rate * softplus(decay + time_bias)) * S
@@ -53,7 +56,7 @@ pub enum RecurrentRule {
 pub struct DeltaShape {
     /// Heads of queries and of keys; divides `num_value_heads`.
     pub num_key_heads: usize,
-    /// Heads of values, gates, strengths and decays; those of a key head follow one another.
+    /// Heads of values, gates, strengths and decays. Heads that share a key follow one another.
     pub num_value_heads: usize,
     /// Elements of a query or key.
     pub key_dim: usize,
@@ -63,23 +66,53 @@ pub struct DeltaShape {
     pub norm_eps: f32,
 }
 
+/// The sizes of a selective state space. For each head, with the state `S [state_dim, head_dim]`, the value `x`, and
+/// the key `b` and the query `c` of its group:
+///
+/// ```text
+/// time = clamp(softplus(time + time_bias), times)
+/// S = exp(-rate * time) * S + b^T * time * x
+/// out = norm((c * S + skip * x) * silu(gate))
+/// ```
+///
+/// The norm is an RMS norm over all heads of a norm group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateSpaceShape {
+    /// Heads of values, gates and times.
+    pub num_heads: usize,
+    /// Elements of a value or gate.
+    pub head_dim: usize,
+    /// Groups of consecutive heads that share keys and queries; divides `num_heads`.
+    pub num_groups: usize,
+    /// Elements of a key or query.
+    pub state_dim: usize,
+    /// Groups of outputs that are normalised together; divides `num_heads * head_dim`.
+    pub num_norm_groups: usize,
+    /// Added to the mean square of outputs.
+    pub norm_eps: f32,
+    /// The least and the largest time.
+    pub times: [f32; 2],
+}
+
 /// The weights of a layer with a state, besides its projections.
 pub struct RecurrenceWeights<D: Load> {
     /// `[kernel_len, num_channels]`, the token's own position last.
     pub convolution: D::Vector,
     /// `[num_channels]`.
     pub convolution_bias: Option<D::Vector>,
-    /// Those of the gated delta rule.
-    pub delta: Option<DeltaWeights<D>>,
+    /// The rule's, if it has more than a convolution.
+    pub rule: Option<RuleWeights<D>>,
 }
 
-/// The weights of the gated delta rule.
-pub struct DeltaWeights<D: Load> {
-    /// `[num_value_heads]`, above 0.
+/// The weights of the gated delta rule, or of a state space.
+pub struct RuleWeights<D: Load> {
+    /// One for each head of values, above 0.
     pub rates: D::Vector,
-    /// `[num_value_heads]`.
+    /// One for each head of values.
     pub time_biases: D::Vector,
-    /// `[value_dim]`.
+    /// Of a state space: one for each head of values.
+    pub skips: Option<D::Vector>,
+    /// `[value_dim]`; of a state space `[num_heads * head_dim]`.
     pub norm: D::Vector,
 }
 
@@ -111,13 +144,14 @@ pub trait RecurrentOps<D: StepIo>: Copy {
     ) -> Result<Self::States, LoadError>;
 
     /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
-    /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros.
+    /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros. `x` may hold anything
+    /// afterwards.
     fn mix(
         self,
         device: &mut D,
         step: &D::Step<'_>,
         params: RecurrenceParams<'_, D>,
-        x: &D::Sums,
+        x: &mut D::Sums,
         states: &mut Self::States,
         out: &mut D::Inputs,
     );
@@ -132,6 +166,7 @@ impl RecurrenceShape {
         match self.rule {
             RecurrentRule::GatedConvolution { num_channels } => num_channels,
             RecurrentRule::GatedDelta(delta) => 2 * delta.key_len() + delta.value_len(),
+            RecurrentRule::StateSpace(space) => space.value_len() + 2 * space.key_len(),
         }
     }
 
@@ -142,6 +177,9 @@ impl RecurrenceShape {
             RecurrentRule::GatedDelta(delta) => {
                 2 * (delta.key_len() + delta.value_len() + delta.num_value_heads)
             }
+            RecurrentRule::StateSpace(space) => {
+                2 * (space.key_len() + space.value_len()) + space.num_heads
+            }
         }
     }
 
@@ -150,6 +188,7 @@ impl RecurrenceShape {
         match self.rule {
             RecurrentRule::GatedConvolution { num_channels } => num_channels,
             RecurrentRule::GatedDelta(delta) => delta.value_len(),
+            RecurrentRule::StateSpace(space) => space.value_len(),
         }
     }
 
@@ -164,6 +203,7 @@ impl RecurrenceShape {
             + match self.rule {
                 RecurrentRule::GatedConvolution { .. } => 0,
                 RecurrentRule::GatedDelta(delta) => delta.num_value_heads * delta.matrix_len(),
+                RecurrentRule::StateSpace(space) => space.num_heads * space.matrix_len(),
             }
     }
 }
@@ -185,6 +225,23 @@ impl DeltaShape {
     }
 }
 
+impl StateSpaceShape {
+    /// Elements of the keys of a token, and of its queries.
+    pub fn key_len(&self) -> usize {
+        self.num_groups * self.state_dim
+    }
+
+    /// Elements of the values of a token, and of its gates.
+    pub fn value_len(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Elements of the state of a head.
+    pub fn matrix_len(&self) -> usize {
+        self.state_dim * self.head_dim
+    }
+}
+
 impl<D: StepIo> RecurrentOps<D> for Lacking {
     type States = Self;
 
@@ -197,7 +254,7 @@ impl<D: StepIo> RecurrentOps<D> for Lacking {
         _: &mut D,
         _: &D::Step<'_>,
         _: RecurrenceParams<'_, D>,
-        _: &D::Sums,
+        _: &mut D::Sums,
         _: &mut Self,
         _: &mut D::Inputs,
     ) {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::sizing::{
-    ConfiguredModel, MAX_PREFIX_BLOCKS, check_draft_model, check_draft_model_path, check_ranks,
-    cpu_options, open_with_draft_head, open_with_draft_model, rank_limits, rank_transport,
-    speculation,
+    ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, Shared, check_draft_model,
+    check_draft_model_path, check_ranks, check_states, cpu_options, open_with_draft_head,
+    open_with_draft_model, rank_limits, rank_transport, speculation,
 };
 use crate::step_cost::measure_costs;
 use crate::{BatchManager, ServingRank, TensorModel};
@@ -177,6 +177,15 @@ impl ManagerOptions {
         check_ranks(&model)?;
         check_draft_model(&model)?;
         let mut config = self.engine_config(source.max_positions(), settings.speculation)?;
+        if model.state_bytes() > 0 {
+            check_states(&Shared {
+                enable_kv_cache_reuse: self.enable_kv_cache_reuse,
+                max_beam_width: config.max_beam_width,
+                speculation: settings.speculation,
+                kv_cache_host_memory_bytes: 0,
+            })?;
+            config.reuse = BlockReuse::Off;
+        }
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);

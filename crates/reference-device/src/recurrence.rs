@@ -2,7 +2,8 @@
 
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaShape, DeltaWeights, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
+    DeltaShape, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, RuleWeights,
+    StateSpaceShape,
 };
 
 use super::{Reference, Rows, Step, exact};
@@ -38,7 +39,7 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         _: &mut Reference,
         step: &Step<'_>,
         params: RecurrenceParams<'_, Reference>,
-        x: &Rows,
+        x: &mut Rows,
         states: &mut States,
         out: &mut Rows,
     ) {
@@ -52,6 +53,9 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
                         RecurrentRule::GatedConvolution { .. } => Vec::new(),
                         RecurrentRule::GatedDelta(delta) => {
                             vec![vec![0.0; delta.matrix_len()]; delta.num_value_heads]
+                        }
+                        RecurrentRule::StateSpace(space) => {
+                            vec![vec![0.0; space.matrix_len()]; space.num_heads]
                         }
                     },
                 };
@@ -82,7 +86,7 @@ fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut St
     let num_channels = shape.num_channels();
     let input = |channel: usize| match shape.rule {
         RecurrentRule::GatedConvolution { .. } => x[channel] * x[2 * num_channels + channel],
-        RecurrentRule::GatedDelta(_) => x[channel],
+        RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_) => x[channel],
     };
     let convolved: Vec<_> = (0..num_channels)
         .map(|channel| {
@@ -98,7 +102,7 @@ fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut St
             sum
         })
         .collect();
-    match (&shape.rule, &params.weights.delta) {
+    match (&shape.rule, &params.weights.rule) {
         (RecurrentRule::GatedConvolution { .. }, _) => {
             let c = &x[num_channels..2 * num_channels];
             c.iter().zip(convolved).map(|(c, sum)| c * sum).collect()
@@ -107,13 +111,19 @@ fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut St
             let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
             delta_rule(delta, weights, x, &convolved, &mut state.heads)
         }
-        (RecurrentRule::GatedDelta(_), None) => unreachable!("its weights are there"),
+        (RecurrentRule::StateSpace(space), Some(weights)) => {
+            let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
+            state_space(space, weights, x, &convolved, &mut state.heads)
+        }
+        (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
+            unreachable!("its weights are there")
+        }
     }
 }
 
 fn delta_rule(
     shape: &DeltaShape,
-    weights: &DeltaWeights<Reference>,
+    weights: &RuleWeights<Reference>,
     x: &[f64],
     convolved: &[f64],
     heads: &mut [Vec<f64>],
@@ -160,6 +170,63 @@ fn delta_rule(
         );
     }
     out
+}
+
+fn state_space(
+    shape: &StateSpaceShape,
+    weights: &RuleWeights<Reference>,
+    x: &[f64],
+    convolved: &[f64],
+    heads: &mut [Vec<f64>],
+) -> Vec<f64> {
+    let StateSpaceShape {
+        head_dim,
+        state_dim,
+        ..
+    } = *shape;
+    let (values, rest) = convolved.split_at(shape.value_len());
+    let (keys, queries) = rest.split_at(shape.key_len());
+    let (gates, times) = x[convolved.len()..].split_at(shape.value_len());
+    let skips = weights.skips.as_ref().expect("a state space has them");
+    let mut results = Vec::new();
+    for (head, matrix) in heads.iter_mut().enumerate() {
+        let of_group = head / (shape.num_heads / shape.num_groups) * state_dim;
+        let (key, query) = (
+            &keys[of_group..][..state_dim],
+            &queries[of_group..][..state_dim],
+        );
+        let time = (times[head] + exact(weights.time_biases[head]))
+            .exp()
+            .ln_1p();
+        let [least, most] = shape.times.map(exact);
+        let time = time.max(least).min(most);
+        let decay = (-exact(weights.rates[head]) * time).exp();
+        for column in 0..head_dim {
+            let value = values[head * head_dim + column];
+            let mut sum = exact(skips[head]) * value;
+            for (row, element) in matrix.iter_mut().skip(column).step_by(head_dim).enumerate() {
+                *element = *element * decay + key[row] * time * value;
+                sum += *element * query[row];
+            }
+            results.push(sum);
+        }
+    }
+    let gated: Vec<_> = results
+        .iter()
+        .zip(gates)
+        .map(|(x, &gate)| x * silu(gate))
+        .collect();
+    let len = gated.len() / shape.num_norm_groups;
+    let groups = gated.chunks(len).zip(weights.norm.chunks(len));
+    let normed = groups.flat_map(|(gated, norm)| {
+        let squares: f64 = gated.iter().map(|x| x * x).sum();
+        let rms = (squares / len as f64 + exact(shape.norm_eps)).sqrt();
+        gated
+            .iter()
+            .zip(norm)
+            .map(move |(x, &weight)| x / rms * exact(weight))
+    });
+    normed.collect()
 }
 
 fn normalised(x: &[f64]) -> Vec<f64> {

@@ -296,6 +296,9 @@ impl<D: Device> Decoder<D> {
             probe,
             adapters: inputs.adapters,
         };
+        if let Some(recurrence) = &mut self.recurrence {
+            recurrence.begin(inputs);
+        }
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         if let Some(ranks) = self.previous_stage {

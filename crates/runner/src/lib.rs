@@ -73,6 +73,7 @@ mod probe;
 mod progress;
 mod rank_calls;
 mod recurrence;
+mod recurrence_spec;
 mod residual;
 mod rope;
 mod runner;

@@ -1,4 +1,4 @@
-//! Layers with recurrent states in a model: their description, their weights, found and packed, and their operations.
+//! Layers with recurrent states in a model: their weights, found and packed, and their operations.
 //!
 //! ```text
 //! x          input(normed)                      [m, input_len]
@@ -7,55 +7,32 @@
 //!
 //! A sequence has its states in a slot, from its first token on until it ends or is paused.
 
-use super::linear_weights::NormSource;
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
+use super::recurrence_spec::RecurrenceSpec;
 use super::residual::Probed;
 use super::spec::{ModelSpec, Module};
 use inflight_base::LoadError;
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{
-    DeltaWeights, Device, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights,
-    RecurrentOps, RecurrentRule, StepInputs,
+    Device, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
+    RecurrentRule, RuleWeights, StepInputs,
 };
-
-/// What a layer keeps instead of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RecurrenceSpec {
-    /// The sizes.
-    pub shape: RecurrenceShape,
-    /// The convolution, whose weights are `[num_channels, 1, kernel_len]`.
-    pub convolution: &'static str,
-    /// Whether that has a bias, `[num_channels]`.
-    pub has_convolution_bias: bool,
-    /// The modules of the gated delta rule.
-    pub delta: Option<DeltaModules>,
-}
-
-/// The modules and parameters of the gated delta rule, below the layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaModules {
-    /// The logarithms of the rates, `[num_value_heads]`: a parameter.
-    pub log_rates: &'static str,
-    /// The biases of the decays, `[num_value_heads]`: a parameter.
-    pub time_biases: &'static str,
-    /// The RMS norm of the results, `[value_dim]`.
-    pub norm: &'static str,
-}
 
 /// The weights of a layer besides its projections, not yet read.
 pub(super) struct RecurrenceSource<'a> {
     shape: RecurrenceShape,
     convolution: Matrix<'a>,
     convolution_bias: Option<Tensor<'a>>,
-    delta: Option<DeltaSource<'a>>,
+    rule: Option<RuleSource<'a>>,
 }
 
-struct DeltaSource<'a> {
+struct RuleSource<'a> {
     log_rates: Tensor<'a>,
     time_biases: Tensor<'a>,
-    norm: NormSource<'a>,
+    skips: Option<Tensor<'a>>,
+    norm: Tensor<'a>,
 }
 
 /// The weights of a layer besides its projections.
@@ -68,29 +45,11 @@ pub(super) struct LayerRecurrence<D: Device> {
 pub(super) struct RecurrenceBuffers<D: Device> {
     ops: D::Recurrences,
     states: <D::Recurrences as RecurrentOps<D>>::States,
+    /// The tokens that each slot's states sum up.
+    num_tokens: Vec<u32>,
     x: D::Sums,
     /// What the output projection reads.
     pub(super) mixed: D::Inputs,
-}
-
-impl ModelSpec {
-    /// The first of its layers that keep a recurrent state: all have the same sizes.
-    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
-        let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.recurrence.as_ref())
-    }
-
-    /// Layers that keep keys and values.
-    pub fn num_cached_layers(&self) -> usize {
-        let layers = self.layers.iter();
-        layers.filter(|layer| layer.has_cache()).count()
-    }
-
-    /// Bytes of the recurrent states of a sequence, in all layers.
-    pub fn state_bytes(&self) -> u64 {
-        let states = self.layers.iter().filter_map(|it| it.attention.recurrence);
-        states.map(|it| 4 * it.shape.state_len() as u64).sum()
-    }
 }
 
 impl<'a> RecurrenceSource<'a> {
@@ -107,6 +66,12 @@ impl<'a> RecurrenceSource<'a> {
         let module = |name| Module::of_layer(layer, name);
         let convolution = module(spec.convolution);
         let num_channels = spec.shape.num_channels();
+        let parameter = |name, len| tensors.parameter(module(name), len);
+        let (num_heads, norm_len) = match rule {
+            RecurrentRule::GatedConvolution { .. } => (None, 0),
+            RecurrentRule::GatedDelta(delta) => (Some(delta.num_value_heads), delta.value_dim),
+            RecurrentRule::StateSpace(space) => (Some(space.num_heads), space.value_len()),
+        };
         Ok(Self {
             shape: spec.shape,
             convolution: tensors.convolution(convolution, num_channels, kernel_len)?,
@@ -114,19 +79,16 @@ impl<'a> RecurrenceSource<'a> {
                 true => Some(tensors.bias(convolution, num_channels)?),
                 false => None,
             },
-            delta: match (spec.delta, rule) {
-                (Some(modules), RecurrentRule::GatedDelta(delta)) => {
-                    let num_heads = delta.num_value_heads;
-                    Some(DeltaSource {
-                        log_rates: tensors.parameter(module(modules.log_rates), num_heads)?,
-                        time_biases: tensors.parameter(module(modules.time_biases), num_heads)?,
-                        norm: NormSource {
-                            weight: vec![tensors.norm(module(modules.norm), delta.value_dim)?],
-                            weight_offset: 0.0,
-                            bias: None,
-                        },
-                    })
-                }
+            rule: match (spec.modules, num_heads) {
+                (Some(modules), Some(num_heads)) => Some(RuleSource {
+                    log_rates: parameter(modules.log_rates, num_heads)?,
+                    time_biases: parameter(modules.time_biases, num_heads)?,
+                    skips: match modules.skips {
+                        Some(skips) => Some(parameter(skips, num_heads)?),
+                        None => None,
+                    },
+                    norm: tensors.norm(module(modules.norm), norm_len)?,
+                }),
                 _ => None,
             },
         })
@@ -148,11 +110,15 @@ impl<'a> RecurrenceSource<'a> {
                     Some(bias) => Some(packer.upload(bias)?),
                     None => None,
                 },
-                delta: match &self.delta {
-                    Some(delta) => Some(DeltaWeights {
-                        rates: packer.upload_mapped(&delta.log_rates, f32::exp)?,
-                        time_biases: packer.upload(&delta.time_biases)?,
-                        norm: delta.norm.load(packer)?.weight,
+                rule: match &self.rule {
+                    Some(rule) => Some(RuleWeights {
+                        rates: packer.upload_mapped(&rule.log_rates, f32::exp)?,
+                        time_biases: packer.upload(&rule.time_biases)?,
+                        skips: match &rule.skips {
+                            Some(skips) => Some(packer.upload(skips)?),
+                            None => None,
+                        },
+                        norm: packer.upload(&rule.norm)?,
                     }),
                     None => None,
                 },
@@ -189,9 +155,25 @@ impl<D: Device> RecurrenceBuffers<D> {
         Ok(Some(Self {
             ops,
             states: ops.alloc_states(device, &shapes, num_slots)?,
+            num_tokens: vec![0; num_slots],
             x: device.alloc_sums(max_rows, shape.input_len())?,
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,
         }))
+    }
+
+    /// Begins a step.
+    ///
+    /// # Panics
+    /// The tokens of a sequence do not follow those that its states sum up, as if a prefix were reused.
+    pub(super) fn begin(&mut self, inputs: StepInputs<'_>) {
+        for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {
+            let first = span.kv_len - span.tokens.len() as u32;
+            let known = std::mem::replace(&mut self.num_tokens[slot as usize], span.kv_len);
+            assert!(
+                first == 0 || first == known,
+                "token {first} follows the {known} tokens of slot {slot}"
+            );
+        }
     }
 
     /// `mixed = rule(input(normed))`, with the states of layer `index` of those that have one.
@@ -211,7 +193,7 @@ impl<D: Device> RecurrenceBuffers<D> {
             weights,
             layer: index,
         };
-        let (x, states, mixed) = (&self.x, &mut self.states, &mut self.mixed);
+        let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
         self.ops.mix(run.device, step, params, x, states, mixed);
         run.probe.ended(Operation::Recurrence, || {
             let x = Work::elements(num_rows, shape.input_len(), 4, 2 * shape.kernel_len);

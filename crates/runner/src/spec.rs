@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 
 use super::limits::AttentionWindows;
-use super::recurrence::RecurrenceSpec;
+use super::recurrence_spec::RecurrenceSpec;
 use super::rope::Rope;
 use inflight_base::{TokenId, Tokens};
 use inflight_checkpoint::{RowOrder, RowRuns, RowSelection};
@@ -662,6 +662,24 @@ impl ModelSpec {
     /// The longest sequence that can be computed: all positions of the model.
     pub fn max_seq_len(&self) -> usize {
         self.max_position_embeddings
+    }
+
+    /// The first of its layers that keep a recurrent state: all have the same sizes.
+    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.attention.recurrence.as_ref())
+    }
+
+    /// Layers that keep keys and values.
+    pub fn num_cached_layers(&self) -> usize {
+        let layers = self.layers.iter();
+        layers.filter(|layer| layer.has_cache()).count()
+    }
+
+    /// Bytes of the recurrent states of a sequence, in all layers.
+    pub fn state_bytes(&self) -> u64 {
+        let states = self.layers.iter().filter_map(|it| it.attention.recurrence);
+        states.map(|it| 4 * it.shape.state_len() as u64).sum()
     }
 
     /// The window of each layer.

@@ -5,9 +5,9 @@
 //! kernel      w0   w1   w2   w3       their sum, from left to right, then the bias
 //! ```
 
-use super::super::math::to_bf16_bits;
+use super::super::Cpu;
+use super::super::math::{silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::super::{Cpu, Worker};
 use super::{SpanState, Tasks};
 
 /// Channels of a task.
@@ -15,18 +15,18 @@ const TASK_CHANNELS: usize = 128;
 
 /// Some channels of a convolution, whose weights are `[kernel_len, num_channels]`.
 #[derive(Clone, Copy)]
-pub(super) struct Channels<'a> {
-    pub(super) kernel: &'a [f32],
-    pub(super) bias: &'a [f32],
-    pub(super) num_channels: usize,
-    pub(super) first: usize,
-    pub(super) len: usize,
+struct Channels<'a> {
+    kernel: &'a [f32],
+    bias: &'a [f32],
+    num_channels: usize,
+    first: usize,
+    len: usize,
 }
 
 impl Channels<'_> {
     /// Moves the window on, whose last row has the inputs of the next token, and writes the sums.
     #[inline(always)]
-    pub(super) fn convolve(&self, window: &mut [f32], out: &mut [f32]) {
+    fn convolve(&self, window: &mut [f32], out: &mut [f32]) {
         let (first, len) = (self.first, self.len);
         out.fill(0.0);
         let weights = self.kernel.chunks_exact(self.num_channels);
@@ -46,117 +46,124 @@ impl Channels<'_> {
     }
 }
 
-impl Tasks<'_> {
-    /// Channels of the layer's convolution.
-    pub(super) fn channels(&self, first: usize, len: usize) -> Channels<'_> {
-        Channels {
-            kernel: self.kernel,
-            bias: self.bias,
-            num_channels: self.shape.num_channels(),
-            first,
-            len,
-        }
+impl Cpu {
+    /// `x = silu(convolution(x))` of the first channels of all tokens.
+    pub(super) fn convolve_channels(&mut self, tasks: &Tasks<'_>) {
+        let simd = tasks.simd;
+        self.for_each_window(tasks, |token, channels, window, sums| {
+            let start = token * tasks.shape.input_len() + channels.first;
+            // SAFETY: the channels of a sequence are of one task, and each token is of one sequence.
+            let x = unsafe { tasks.x.slice(start, channels.len) };
+            for_each_simd!(simd, convolve_token, (
+                channels: Channels<'_>,
+                x: &mut [f32],
+                window: &mut [f32],
+                sums: &mut [f32],
+            ));
+        });
     }
 
-    /// Fills a window with the inputs that the state of a sequence has.
-    ///
-    /// # Safety
-    ///
-    /// No other task has these channels of the sequence.
-    pub(super) unsafe fn read_window(
-        &self,
-        span: SpanState<'_>,
-        channels: Channels<'_>,
-        window: &mut [f32],
+    /// `out = c * convolution(b * x)` of all tokens.
+    pub(super) fn mix_convolution(&mut self, tasks: &Tasks<'_>) {
+        let simd = tasks.simd;
+        let num_channels = tasks.shape.num_channels();
+        self.for_each_window(tasks, |token, channels, window, sums| {
+            let len = channels.len;
+            let part = |index: usize| {
+                let column = index * num_channels + channels.first;
+                let start = token * tasks.shape.input_len() + column;
+                // SAFETY: nothing writes them.
+                unsafe { tasks.x.read(start, len) }
+            };
+            let operands = [part(0), part(1), part(2)];
+            // SAFETY: as above.
+            let out = unsafe { tasks.out.slice(token * num_channels + channels.first, len) };
+            for_each_simd!(simd, mix_token, (
+                channels: Channels<'_>,
+                operands: [&[f32]; 3],
+                window: &mut [f32],
+                sums: &mut [f32],
+                out: &mut [u16],
+            ));
+        });
+    }
+
+    /// Calls `body(token, channels, window, sums)` for the tokens of each sequence, in order, and some channels. The
+    /// window has the inputs of the tokens before; `sums` has room for one number of each channel.
+    fn for_each_window(
+        &mut self,
+        tasks: &Tasks<'_>,
+        body: impl Fn(usize, Channels<'_>, &mut [f32], &mut [f32]) + Sync,
     ) {
-        let rows = window.chunks_exact_mut(channels.len);
-        for (row, inputs) in rows.take(self.shape.kernel_len - 1).enumerate() {
-            if span.begins {
-                inputs.fill(0.0);
-                continue;
+        let num_channels = tasks.shape.num_channels();
+        let per_span = num_channels.div_ceil(TASK_CHANNELS);
+        let num_tasks = tasks.num_spans() * per_span;
+        let Self { pool, workers, .. } = self;
+        pool.for_each(workers, num_tasks, |worker, task| {
+            let span = tasks.span(task / per_span);
+            let first = task % per_span * TASK_CHANNELS;
+            let channels = Channels {
+                kernel: tasks.kernel,
+                bias: tasks.bias,
+                num_channels,
+                first,
+                len: TASK_CHANNELS.min(num_channels - first),
+            };
+            let window_len = tasks.shape.kernel_len * channels.len;
+            let scratch = &mut worker.recurrence.values;
+            scratch.resize(window_len + channels.len, 0.0);
+            let (window, sums) = scratch.split_at_mut(window_len);
+            read_window(tasks, &span, channels, window);
+            for token in span.tokens.clone() {
+                body(token, channels, window, sums);
             }
-            let start = span.state + row * channels.num_channels + channels.first;
-            // SAFETY: the caller has these channels alone.
-            inputs.copy_from_slice(unsafe { self.states.slice(start, channels.len) });
-        }
-    }
-
-    /// Stores the last inputs of a window in the state of a sequence.
-    ///
-    /// # Safety
-    ///
-    /// No other task has these channels of the sequence.
-    pub(super) unsafe fn write_window(
-        &self,
-        span: SpanState<'_>,
-        channels: Channels<'_>,
-        window: &[f32],
-    ) {
-        let rows = window.chunks_exact(channels.len);
-        for (row, inputs) in rows.take(self.shape.kernel_len - 1).enumerate() {
-            let start = span.state + row * channels.num_channels + channels.first;
-            // SAFETY: the caller has these channels alone.
-            unsafe { self.states.slice(start, channels.len) }.copy_from_slice(inputs);
-        }
+            write_window(tasks, &span, channels, window);
+        });
     }
 }
 
-/// `out = c * convolution(b * x)` of all tokens.
-pub(super) fn mix(cpu: &mut Cpu, tasks: &Tasks<'_>, num_channels: usize) {
-    let per_span = num_channels.div_ceil(TASK_CHANNELS);
-    let num_tasks = tasks.step.batch.spans().len() * per_span;
-    let Cpu { pool, workers, .. } = cpu;
-    pool.for_each(workers, num_tasks, |worker, task| {
-        let span = tasks.span(task / per_span);
-        let first = task % per_span * TASK_CHANNELS;
-        let channels = tasks.channels(first, TASK_CHANNELS.min(num_channels - first));
-        mix_channels(tasks, span, channels, worker);
-    });
+/// Fills a window with the inputs that the state of a sequence has.
+fn read_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, window: &mut [f32]) {
+    let rows = window.chunks_exact_mut(channels.len);
+    for (row, inputs) in rows.take(tasks.shape.kernel_len - 1).enumerate() {
+        if span.begins {
+            inputs.fill(0.0);
+            continue;
+        }
+        let start = span.state + row * channels.num_channels + channels.first;
+        // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
+        inputs.copy_from_slice(unsafe { tasks.states.slice(start, channels.len) });
+    }
 }
 
-fn mix_channels(
-    tasks: &Tasks<'_>,
-    span: SpanState<'_>,
-    channels: Channels<'_>,
-    worker: &mut Worker,
-) {
-    let (len, simd) = (channels.len, tasks.simd);
-    let window_len = tasks.shape.kernel_len * len;
-    let scratch = &mut worker.recurrence.values;
-    scratch.resize(window_len + len, 0.0);
-    let (window, sums) = scratch.split_at_mut(window_len);
-    // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
-    unsafe { tasks.read_window(span, channels, window) };
-    let rows = span.x.chunks_exact(tasks.shape.input_len());
-    for (token, x) in (span.first_token..).zip(rows) {
-        let start = token * channels.num_channels + channels.first;
-        // SAFETY: as above, each token is of one sequence.
-        let out = unsafe { tasks.out.slice(start, len) };
-        for_each_simd!(simd, mix_token, (
-            channels: Channels<'_>,
-            x: &[f32],
-            window: &mut [f32],
-            sums: &mut [f32],
-            out: &mut [u16],
-        ));
+/// Stores the last inputs of a window in the state of a sequence.
+fn write_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, window: &[f32]) {
+    let rows = window.chunks_exact(channels.len);
+    for (row, inputs) in rows.take(tasks.shape.kernel_len - 1).enumerate() {
+        let start = span.state + row * channels.num_channels + channels.first;
+        // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
+        unsafe { tasks.states.slice(start, channels.len) }.copy_from_slice(inputs);
     }
-    // SAFETY: as above.
-    unsafe { tasks.write_window(span, channels, window) };
+}
+
+#[inline(always)]
+fn convolve_token(channels: Channels<'_>, x: &mut [f32], window: &mut [f32], sums: &mut [f32]) {
+    let last = window.len() - channels.len;
+    window[last..].copy_from_slice(x);
+    channels.convolve(window, sums);
+    for (x, sum) in x.iter_mut().zip(sums) {
+        *x = silu(*sum);
+    }
 }
 
 #[inline(always)]
 fn mix_token(
     channels: Channels<'_>,
-    x: &[f32],
+    [b, c, x]: [&[f32]; 3],
     window: &mut [f32],
     sums: &mut [f32],
     out: &mut [u16],
 ) {
-    let part = |index: usize| {
-        let start = index * channels.num_channels + channels.first;
-        &x[start..start + channels.len]
-    };
-    let (b, c, x) = (part(0), part(1), part(2));
     let last = window.len() - channels.len;
     for ((input, b), x) in window[last..].iter_mut().zip(b).zip(x) {
         *input = b * x;

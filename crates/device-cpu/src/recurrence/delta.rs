@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! task      a key head of a sequence, and the value heads that share it
-//! token     q, k, v by the convolution, then for each value head a pass over the state that decays it and gives what
-//!           it has for the key, and one that writes the difference and gives what it has for the query
+//! token     for each value head a pass over the state that decays it and gives what it has for the key, and one that
+//!           writes the difference and gives what it has for the query
 //! ```
 
+use std::ops::Range;
+
+use super::super::Cpu;
 use super::super::elementwise::sum;
 use super::super::math::{exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::super::{Cpu, Worker};
-use super::convolution::Channels;
-use super::{SpanState, Tasks, sigmoid};
-use inflight_device::{DeltaShape, DeltaWeights};
+use super::{Tasks, sigmoid, softplus};
+use inflight_device::{DeltaShape, RuleWeights};
 
 /// Columns of a state that are computed together: their sums stay in registers.
 const COLUMNS: usize = 32;
@@ -20,130 +21,67 @@ const COLUMNS: usize = 32;
 const LENGTH_EPS: f32 = 1e-6;
 
 /// The operands of a key head.
-#[derive(Clone, Copy)]
 struct Head<'a> {
     shape: &'a DeltaShape,
-    /// Which of the key heads it is.
     index: usize,
-    /// The channels of its queries, its keys and its values.
-    channels: [Channels<'a>; 3],
-    rates: &'a [f32],
-    time_biases: &'a [f32],
-    norm: &'a [f32],
+    /// The value heads that share it.
+    values: Range<usize>,
+    weights: &'a RuleWeights<Cpu>,
 }
 
-/// Scratch memory for a token of a head.
-struct HeadScratch<'a> {
-    /// `[kernel_len, _]` of queries, keys and values.
-    windows: [&'a mut [f32]; 3],
-    /// A query, a key and the values.
-    convolved: [&'a mut [f32]; 3],
-    /// `[value_dim]`.
-    sums: &'a mut [f32],
-}
-
-impl Head<'_> {
-    /// Value heads that share a key head.
-    #[inline(always)]
-    fn group_size(&self) -> usize {
-        self.shape.num_value_heads / self.shape.num_key_heads
-    }
-}
-
-/// The rule for all tokens.
-pub(super) fn mix(
-    cpu: &mut Cpu,
-    tasks: &Tasks<'_>,
-    shape: &DeltaShape,
-    weights: &DeltaWeights<Cpu>,
-) {
-    let DeltaWeights {
-        rates,
-        time_biases,
-        norm,
-    } = weights;
-    let num_heads = shape.num_value_heads;
-    assert!(
-        [rates.len(), time_biases.len()] == [num_heads; 2] && norm.len() == shape.value_dim,
-        "the rule's weights"
-    );
-    let num_tasks = tasks.step.batch.spans().len() * shape.num_key_heads;
-    let Cpu { pool, workers, .. } = cpu;
-    pool.for_each(workers, num_tasks, |worker, task| {
-        let index = task % shape.num_key_heads;
-        let (key_dim, group) = (shape.key_dim, num_heads / shape.num_key_heads);
-        let values_len = group * shape.value_dim;
-        let channels = [
-            tasks.channels(index * key_dim, key_dim),
-            tasks.channels(shape.key_len() + index * key_dim, key_dim),
-            tasks.channels(2 * shape.key_len() + index * values_len, values_len),
-        ];
-        let head = Head {
-            shape,
-            index,
-            channels,
-            rates,
-            time_biases,
-            norm,
-        };
-        mix_head(tasks, tasks.span(task / shape.num_key_heads), &head, worker);
-    });
-}
-
-fn mix_head(tasks: &Tasks<'_>, span: SpanState<'_>, head: &Head<'_>, worker: &mut Worker) {
-    let (shape, simd) = (head.shape, tasks.simd);
-    let (group, kernel_len) = (head.group_size(), tasks.shape.kernel_len);
-    let lens = head.channels.map(|channels| channels.len);
-    let num_channels: usize = lens.iter().sum();
-    let scratch = &mut worker.recurrence.values;
-    scratch.resize((kernel_len + 1) * num_channels + shape.value_dim, 0.0);
-    let mut rest = &mut scratch[..];
-    let mut part = |len: usize| rest.split_off_mut(..len).expect("it was resized");
-    let mut of_head = HeadScratch {
-        windows: lens.map(|len| part(kernel_len * len)),
-        convolved: lens.map(&mut part),
-        sums: part(shape.value_dim),
-    };
-    for (channels, window) in head.channels.iter().zip(&mut of_head.windows) {
-        // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
-        unsafe { tasks.read_window(span, *channels, window) };
-    }
-    let state_len = group * shape.matrix_len();
-    let start = span.state + tasks.shape.convolution_len() + head.index * state_len;
-    // SAFETY: as above, for the heads of a sequence.
-    let state = unsafe { tasks.states.slice(start, state_len) };
-    if span.begins {
-        state.fill(0.0);
-    }
-    let out_len = group * shape.value_dim;
-    let rows = span.x.chunks_exact(tasks.shape.input_len());
-    for (token, x) in (span.first_token..).zip(rows) {
-        let start = token * shape.value_len() + head.index * out_len;
-        // SAFETY: as above, each token is of one sequence.
-        let out = unsafe { tasks.out.slice(start, out_len) };
-        let scratch = &mut of_head;
-        for_each_simd!(simd, mix_token, (
-            head: &Head<'_>,
-            x: &[f32],
-            state: &mut [f32],
-            scratch: &mut HeadScratch<'_>,
-            out: &mut [u16],
-        ));
-    }
-    for (channels, window) in head.channels.iter().zip(&of_head.windows) {
-        // SAFETY: as above.
-        unsafe { tasks.write_window(span, *channels, window) };
+impl Cpu {
+    /// The rule for all tokens, whose channels have been convolved.
+    pub(super) fn mix_delta(
+        &mut self,
+        tasks: &Tasks<'_>,
+        shape: &DeltaShape,
+        weights: &RuleWeights<Cpu>,
+    ) {
+        let num_heads = shape.num_value_heads;
+        assert!(
+            [weights.rates.len(), weights.time_biases.len()] == [num_heads; 2]
+                && weights.norm.len() == shape.value_dim,
+            "the rule's weights"
+        );
+        let simd = tasks.simd;
+        let group = num_heads / shape.num_key_heads;
+        let num_tasks = tasks.num_spans() * shape.num_key_heads;
+        let Self { pool, workers, .. } = self;
+        pool.for_each(workers, num_tasks, |worker, task| {
+            let index = task % shape.num_key_heads;
+            let head = &Head {
+                shape,
+                index,
+                values: index * group..(index + 1) * group,
+                weights,
+            };
+            let span = tasks.span(task / shape.num_key_heads);
+            // SAFETY: the heads of a sequence are of one task.
+            let state = unsafe { tasks.heads(&span, head.values.clone(), shape.matrix_len()) };
+            let scratch = &mut worker.recurrence.values;
+            scratch.resize(2 * shape.key_dim + shape.value_dim, 0.0);
+            let scratch = &mut scratch[..];
+            for token in span.tokens {
+                let input_len = tasks.shape.input_len();
+                // SAFETY: nothing writes them.
+                let x = unsafe { tasks.x.read(token * input_len, input_len) };
+                let first = token * shape.value_len() + head.values.start * shape.value_dim;
+                // SAFETY: each token is of one sequence, whose heads are of one task.
+                let out = unsafe { tasks.out.slice(first, group * shape.value_dim) };
+                for_each_simd!(simd, mix_token, (
+                    head: &Head<'_>,
+                    x: &[f32],
+                    state: &mut [f32],
+                    scratch: &mut [f32],
+                    out: &mut [u16],
+                ));
+            }
+        });
     }
 }
 
 #[inline(always)]
-fn mix_token(
-    head: &Head<'_>,
-    x: &[f32],
-    state: &mut [f32],
-    scratch: &mut HeadScratch<'_>,
-    out: &mut [u16],
-) {
+fn mix_token(head: &Head<'_>, x: &[f32], state: &mut [f32], scratch: &mut [f32], out: &mut [u16]) {
     let DeltaShape {
         key_dim,
         value_dim,
@@ -151,57 +89,41 @@ fn mix_token(
         norm_eps,
         ..
     } = *head.shape;
-    let HeadScratch {
-        windows,
-        convolved,
-        sums,
-    } = scratch;
-    for index in 0..3 {
-        let (channels, window) = (head.channels[index], &mut *windows[index]);
-        let last = window.len() - channels.len;
-        window[last..].copy_from_slice(&x[channels.first..channels.first + channels.len]);
-        channels.convolve(window, convolved[index]);
-        convolved[index].iter_mut().for_each(|x| *x = silu(*x));
-    }
-    let [q, k, v] = convolved;
-    normalise(q, 1.0 / (key_dim as f32).sqrt());
-    normalise(k, 1.0);
-    let (q, k) = (&**q, &**k);
-    let group = head.group_size();
-    let gates = 2 * head.shape.key_len() + head.shape.value_len();
-    let strengths = gates + head.shape.value_len();
-    let decays = strengths + num_value_heads;
-    let of_heads = state.chunks_exact_mut(key_dim * value_dim);
-    let values = v.chunks_exact(value_dim);
+    let (key_len, value_len) = (head.shape.key_len(), head.shape.value_len());
+    let (queries, rest) = x.split_at(key_len);
+    let (keys, rest) = rest.split_at(key_len);
+    let (values, rest) = rest.split_at(value_len);
+    let (gates, rest) = rest.split_at(value_len);
+    let (strengths, decays) = rest.split_at(num_value_heads);
+    let (q, rest) = scratch.split_at_mut(key_dim);
+    let (k, sums) = rest.split_at_mut(key_dim);
+    let own = head.index * key_dim..(head.index + 1) * key_dim;
+    normalise(&queries[own.clone()], 1.0 / (key_dim as f32).sqrt(), q);
+    normalise(&keys[own], 1.0, k);
+    let (q, k) = (&*q, &*k);
+    let matrices = state.chunks_exact_mut(key_dim * value_dim);
     let outs = out.chunks_exact_mut(value_dim);
-    for (own, ((state, v), out)) in of_heads.zip(values).zip(outs).enumerate() {
-        let value_head = head.index * group + own;
-        let strength = sigmoid(x[strengths + value_head]);
-        let time = softplus(x[decays + value_head] + head.time_biases[value_head]);
-        let decay = exp(-head.rates[value_head] * time);
-        update(state, [q, k, v], decay, strength, sums);
+    for (index, (state, out)) in head.values.clone().zip(matrices.zip(outs)) {
+        let weights = head.weights;
+        let time = softplus(decays[index] + weights.time_biases[index]);
+        let decay = exp(-weights.rates[index] * time);
+        let own = index * value_dim..(index + 1) * value_dim;
+        let operands = [q, k, &values[own.clone()]];
+        update(state, operands, decay, sigmoid(strengths[index]), sums);
         let scale = 1.0 / (sum(sums, |x| x * x) / value_dim as f32 + norm_eps).sqrt();
-        let gates = &x[gates + value_head * value_dim..][..value_dim];
-        let weighted = sums.iter().zip(head.norm).zip(gates).zip(out);
+        let weighted = sums.iter().zip(&weights.norm).zip(&gates[own]).zip(out);
         for (((sum, weight), gate), out) in weighted {
             *out = to_bf16_bits(sum * scale * weight * silu(*gate));
         }
     }
 }
 
-/// Divides a vector by its length, and multiplies it with `factor`.
+/// A vector of length `factor` in the direction of `x`.
 #[inline(always)]
-fn normalise(x: &mut [f32], factor: f32) {
+fn normalise(x: &[f32], factor: f32, out: &mut [f32]) {
     let scale = factor / (sum(x, |x| x * x) + LENGTH_EPS).sqrt();
-    x.iter_mut().for_each(|x| *x *= scale);
-}
-
-/// `ln(1 + e^x)`.
-#[inline(always)]
-fn softplus(x: f32) -> f32 {
-    match x > 20.0 {
-        true => x,
-        false => x.exp().ln_1p(),
+    for (x, out) in x.iter().zip(out) {
+        *out = x * scale;
     }
 }
 
@@ -285,9 +207,11 @@ mod tests {
                 let mut state = values(key_dim * value_dim, 1);
                 let mut expected: Vec<_> = state.iter().copied().map(f64::from).collect();
                 for token in 2..6 {
-                    let [mut q, mut k] = [token, token + 10].map(|seed| values(key_dim, seed));
-                    normalise(&mut q, 0.25);
-                    normalise(&mut k, 1.0);
+                    let [q, k] = [(token, 0.25), (token + 10, 1.0)].map(|(seed, len)| {
+                        let mut vector = vec![0.0; key_dim];
+                        normalise(&values(key_dim, seed), len, &mut vector);
+                        vector
+                    });
                     let v = values(value_dim, token + 20);
                     let operands = [&q[..], &k, &v];
                     let (state, out) = (&mut state[..], &mut vec![0.0; value_dim][..]);
@@ -329,15 +253,5 @@ mod tests {
             (state, out)
         });
         assert!(results[0] == results[1]);
-    }
-
-    #[test]
-    fn softplus_is_near_its_definition() {
-        for x in [-100.0, -10.0, -1.0, 0.0, 0.5, 10.0, 19.9, 20.1, 80.0_f32] {
-            let expected = f64::from(x).exp().ln_1p();
-            let error = (f64::from(softplus(x)) - expected).abs();
-            assert!(error <= 1e-6 * expected.max(1e-30), "{x}: {error}");
-        }
-        assert!(softplus(f32::NAN).is_nan());
     }
 }

@@ -5,6 +5,9 @@
 
 mod convolution;
 mod delta;
+mod space;
+
+use std::ops::Range;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -44,7 +47,7 @@ struct Tasks<'a> {
     simd: Simd,
     shape: &'a RecurrenceShape,
     /// `[num_tokens, input_len]`.
-    x: &'a [f32],
+    x: DisjointSlice<f32>,
     /// `[kernel_len, num_channels]`.
     kernel: &'a [f32],
     /// `[num_channels]`, or empty.
@@ -56,11 +59,9 @@ struct Tasks<'a> {
 }
 
 /// One sequence of a step.
-#[derive(Clone, Copy)]
-struct SpanState<'a> {
-    /// Its tokens, `[_, input_len]`.
-    x: &'a [f32],
-    first_token: usize,
+#[derive(Clone)]
+struct SpanState {
+    tokens: Range<usize>,
     /// The first element of its state.
     state: usize,
     /// Whether its tokens are the first ones.
@@ -68,16 +69,33 @@ struct SpanState<'a> {
 }
 
 impl Tasks<'_> {
-    fn span(&self, index: usize) -> SpanState<'_> {
+    fn num_spans(&self) -> usize {
+        self.step.batch.spans().len()
+    }
+
+    fn span(&self, index: usize) -> SpanState {
         let span = &self.step.batch.spans()[index];
-        let width = self.shape.input_len();
-        let [start, end] = [span.tokens.start, span.tokens.end].map(|token| token as usize);
         SpanState {
-            x: &self.x[start * width..end * width],
-            first_token: start,
+            tokens: span.tokens.start as usize..span.tokens.end as usize,
             state: self.step.state_slots[index] as usize * self.shape.state_len(),
             begins: span.tokens.len() == span.kv_len as usize,
         }
+    }
+
+    /// The states of some heads of a sequence, which begins with zeros.
+    ///
+    /// # Safety
+    ///
+    /// No other task has these heads of the sequence.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint heads")]
+    unsafe fn heads(&self, span: &SpanState, heads: Range<usize>, matrix_len: usize) -> &mut [f32] {
+        let start = span.state + self.shape.convolution_len() + heads.start * matrix_len;
+        // SAFETY: sequences have slots of their own, and the caller has these heads alone.
+        let states = unsafe { self.states.slice(start, heads.len() * matrix_len) };
+        if span.begins {
+            states.fill(0.0);
+        }
+        states
     }
 }
 
@@ -112,7 +130,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         cpu: &mut Cpu,
         step: &CpuStep<'_>,
         params: RecurrenceParams<'_, Cpu>,
-        x: &Rows<f32>,
+        x: &mut Rows<f32>,
         states: &mut CpuRecurrentStates,
         out: &mut Rows<bf16>,
     ) {
@@ -133,20 +151,25 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
             step,
             simd: cpu.simd,
             shape,
-            x: x.first(num_tokens),
+            x: DisjointSlice::new(x.first_mut(num_tokens)),
             kernel: &weights.convolution,
             bias,
             states: DisjointSlice::new(&mut states.layers[params.layer]),
             out: DisjointSlice::new(out.first_mut(num_tokens).reinterpret_cast_mut()),
         };
-        match (&shape.rule, &weights.delta) {
-            (&RecurrentRule::GatedConvolution { num_channels }, _) => {
-                convolution::mix(cpu, &tasks, num_channels);
+        match (&shape.rule, &weights.rule) {
+            (RecurrentRule::GatedConvolution { .. }, _) => cpu.mix_convolution(&tasks),
+            (RecurrentRule::GatedDelta(shape), Some(weights)) => {
+                cpu.convolve_channels(&tasks);
+                cpu.mix_delta(&tasks, shape, weights);
             }
-            (RecurrentRule::GatedDelta(delta), Some(weights)) => {
-                delta::mix(cpu, &tasks, delta, weights);
+            (RecurrentRule::StateSpace(shape), Some(weights)) => {
+                cpu.convolve_channels(&tasks);
+                cpu.mix_space(&tasks, shape, weights);
             }
-            (RecurrentRule::GatedDelta(_), None) => panic!("the rule's weights"),
+            (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
+                panic!("the rule's weights")
+            }
         }
     }
 
@@ -188,4 +211,28 @@ fn gate(gates: &[f32], attended: &mut [u16]) {
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
+}
+
+/// `ln(1 + e^x)`.
+#[inline(always)]
+fn softplus(x: f32) -> f32 {
+    match x > 20.0 {
+        true => x,
+        false => x.exp().ln_1p(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn softplus_is_near_its_definition() {
+        for x in [-100.0, -10.0, -1.0, 0.0, 0.5, 10.0, 19.9, 20.1, 80.0_f32] {
+            let expected = f64::from(x).exp().ln_1p();
+            let error = (f64::from(softplus(x)) - expected).abs();
+            assert!(error <= 1e-6 * expected.max(1e-30), "{x}: {error}");
+        }
+        assert!(softplus(f32::NAN).is_nan());
+    }
 }

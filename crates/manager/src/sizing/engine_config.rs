@@ -30,8 +30,8 @@ pub trait ModelDimensions {
         false
     }
 
-    /// Bytes of what a sequence keeps besides keys and values, whatever its length: 0 unless the model has layers with
-    /// recurrent states. Such a state is that of the whole sequence, so prefixes are not reused.
+    /// Bytes of the recurrent states of a sequence, whatever its length: 0 if the model has none. A state sums up a
+    /// whole sequence, so prefixes are not reused.
     fn state_bytes(&self) -> u64 {
         0
     }
@@ -74,7 +74,7 @@ pub fn engine_config(
     }
     let has_states = model.state_bytes() > 0;
     if has_states {
-        check_states(settings)?;
+        check_states(&Shared::of(settings))?;
     }
     let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
@@ -226,21 +226,40 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
     )
 }
 
+/// Settings by which sequences share, copy or set back what they have computed.
+pub(crate) struct Shared {
+    pub enable_kv_cache_reuse: Option<bool>,
+    pub max_beam_width: u32,
+    pub speculation: SpeculationKind,
+    pub kv_cache_host_memory_bytes: u64,
+}
+
+impl Shared {
+    fn of(settings: &Settings) -> Self {
+        Self {
+            enable_kv_cache_reuse: settings.enable_kv_cache_reuse,
+            max_beam_width: settings.max_beam_width,
+            speculation: settings.speculation,
+            kv_cache_host_memory_bytes: settings.kv_cache_host_memory_bytes,
+        }
+    }
+}
+
 /// Refuses settings that models with recurrent states do not have.
-fn check_states(settings: &Settings) -> Result<(), LoadError> {
+pub(crate) fn check_states(shared: &Shared) -> Result<(), LoadError> {
     let given = [
         (
             "enable_kv_cache_reuse is true",
-            settings.enable_kv_cache_reuse == Some(true),
+            shared.enable_kv_cache_reuse == Some(true),
         ),
-        ("max_beam_width is above 1", settings.max_beam_width > 1),
+        ("max_beam_width is above 1", shared.max_beam_width > 1),
         (
             "speculation is on",
-            settings.speculation != SpeculationKind::None,
+            shared.speculation != SpeculationKind::None,
         ),
         (
             "kv_cache_host_memory_bytes is not 0",
-            settings.kv_cache_host_memory_bytes != 0,
+            shared.kv_cache_host_memory_bytes != 0,
         ),
     ];
     refuse_given(

@@ -15,6 +15,7 @@ use inflight_device::{Activation, LogitsTransform};
 use inflight_numbers::Stacking;
 
 /// The sizes of a model, checked.
+#[derive(Clone)]
 pub struct Dimensions {
     pub vocab_size: usize,
     pub hidden_size: usize,

@@ -40,11 +40,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         ..Defaults::LLAMA
     };
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
-    let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
-    let residual = multiplier("residual_multiplier")?;
-    dimensions.norm.eps = (f64::from(dimensions.norm.eps) / residual.powi(2)) as f32;
+    let multipliers = Multipliers::read(config)?;
+    multipliers.scale_epsilon(&mut dimensions);
     let mut layer = dimensions.llama_layer();
-    layer.attention.scale = multiplier("attention_multiplier")? as f32;
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);
@@ -53,10 +51,49 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         .set_biases(config.bool_or("mlp_bias", false)?);
     let windows = no_windows(dimensions.num_layers);
     let mut spec = dimensions.model(FAMILY.class, layer, windows);
-    spec.embedding_scale = (multiplier("embedding_multiplier")? / residual) as f32;
+    multiply(&mut spec, &multipliers);
+    Ok(spec)
+}
+
+/// The factors of a Granite.
+pub struct Multipliers {
+    embedding: f64,
+    scores: f64,
+    residual: f64,
+    logits: f64,
+}
+
+impl Multipliers {
+    pub fn read(config: &JsonFile) -> Result<Self, LoadError> {
+        let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
+        Ok(Self {
+            embedding: multiplier("embedding_multiplier")?,
+            scores: multiplier("attention_multiplier")?,
+            residual: multiplier("residual_multiplier")?,
+            logits: multiplier("logits_scaling")?,
+        })
+    }
+
+    /// Divides the epsilon of the residual stream's norms by the square of the stream's factor.
+    pub fn scale_epsilon(&self, dimensions: &mut Dimensions) {
+        dimensions.norm.eps = (f64::from(dimensions.norm.eps) / self.residual.powi(2)) as f32;
+    }
+}
+
+/// Gives a model its factors, but for that epsilon.
+pub fn multiply(spec: &mut ModelSpec, multipliers: &Multipliers) {
+    let Multipliers {
+        embedding,
+        scores,
+        residual,
+        logits,
+    } = multipliers;
+    for layer in &mut spec.layers {
+        layer.attention.scale = *scores as f32;
+    }
+    spec.embedding_scale = (embedding / residual) as f32;
     spec.logits = LogitsTransform {
-        scale: multiplier("logits_scaling")?.recip() as f32,
+        scale: logits.recip() as f32,
         soft_cap: None,
     };
-    Ok(spec)
 }

@@ -1,9 +1,9 @@
 //! LFM2 and LFM2-MoE, by Liquid AI: gated convolutions, and attention in some layers.
 //!
 //! A convolution reads the products `b * x` of `conv_L_cache` tokens, and `c` multiplies its sums. Attention has an RMS
-//! norm of each query and key head. `layer_types` tells which layer is which or, in older configs, `full_attn_idxs`. The
-//! width of the feed-forward blocks is `intermediate_size` times `2 / 3` and `block_ffn_dim_multiplier`, rounded up to a
-//! multiple of `block_multiple_of`, unless `block_auto_adjust_ff_dim` is false. Experts, behind the first
+//! norm of each query and key head. `layer_types` tells which layer is which or, in older configs, `full_attn_idxs`.
+//! The width of the feed-forward blocks is `intermediate_size` times `2 / 3` and `block_ffn_dim_multiplier`, rounded up
+//! to a multiple of `block_multiple_of`, unless `block_auto_adjust_ff_dim` is false. Experts, behind the first
 //! `num_dense_layers`, are chosen by the sigmoids of their logits and a correction, `expert_bias`.
 //!
 //! Source: configuration_*.py and modeling_*.py of lfm2 and lfm2_moe of transformers; Liquid AI, arXiv:2511.23404.
@@ -17,7 +17,7 @@ use super::family::Family;
 use super::recurrent::{MAX_KERNEL_LEN, layers_of_type, layers_with_index};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
-use crate::recurrence::RecurrenceSpec;
+use crate::recurrence_spec::RecurrenceSpec;
 use crate::spec::{
     ExpertsSpec, FeedForward, ModelSpec, Norms, Projection, QkNormSpec, StackedExperts,
     StackedLayout,
@@ -62,7 +62,7 @@ pub const LFM2_MOE: Family = Family {
 };
 
 /// What `layer_types` calls the layers.
-const LAYER_TYPES: [&str; 2] = ["conv", "full_attention"];
+const LAYER_TYPES: &[[&str; 2]] = &[["conv", "full_attention"]];
 
 /// The names of experts.
 const MODULES: ExpertModules = ExpertModules {
@@ -149,7 +149,7 @@ fn describe(
             },
             convolution: "conv.conv",
             has_convolution_bias: has_bias,
-            delta: None,
+            modules: None,
         });
     }
     Ok(spec)

@@ -39,6 +39,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_moe;
 mod helium;
 mod lfm2;
 mod llama;
@@ -77,7 +78,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 52] = [
+const FAMILIES: [Family; 55] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -123,6 +124,9 @@ const FAMILIES: [Family; 52] = [
     with_images::QWEN3_VL,
     with_images::MISTRAL3,
     with_images::LLAVA,
+    granite_moe::GRANITE_MOE,
+    granite_moe::GRANITE_MOE_SHARED,
+    granite_moe::GRANITE_4,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     qwen3_next::QWEN3_NEXT,

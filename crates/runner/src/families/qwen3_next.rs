@@ -1,9 +1,9 @@
 //! Qwen3-Next, Qwen 3.5 and 3.6, dense and with experts: layers with the gated delta rule, and gated attention in some.
 //!
-//! All norms but those of the rule are stored as differences from 1. Attention is Qwen 3's, with a rotated quarter of
-//! each head, and gates that `q_proj` makes behind the query of each head. `layer_types` tells which layer is which or,
+//! All norms but the rule's are stored as differences from 1. Attention is Qwen 3's, with a rotated quarter of each
+//! head, and gates that `q_proj` makes behind the query of each head. `layer_types` tells which layer is which or,
 //! where config.json is silent, every `full_attention_interval`-th one has attention. Qwen3-Next keeps what the rule
-//! reads in two modules, by key head; Qwen 3.5 in four. Experts are those of Qwen2-MoE, with normalised weights. Qwen
+//! reads in two modules, by key head; Qwen 3.5 in four. Experts are Qwen2-MoE's, with normalised weights. Qwen
 //! 3.5 is served for text: its M-RoPE is RoPE there.
 //!
 //! Source: configuration_*.py and modeling_*.py of qwen3_next, qwen3_5 and qwen3_5_moe of transformers; Yang, Kautz,
@@ -19,7 +19,7 @@ use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use super::with_images::describe_language_model;
-use crate::recurrence::{DeltaModules, RecurrenceSpec};
+use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
 use crate::spec::{FeedForward, LayerSpec, Linear, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -140,9 +140,10 @@ fn describe(
             },
             convolution: "linear_attn.conv1d",
             has_convolution_bias: false,
-            delta: Some(DeltaModules {
+            modules: Some(RuleModules {
                 log_rates: "linear_attn.A_log",
                 time_biases: "linear_attn.dt_bias",
+                skips: None,
                 norm: "linear_attn.norm",
             }),
         });
@@ -224,7 +225,8 @@ fn delta_shape(config: &JsonFile, norm_eps: f32) -> Result<DeltaShape, LoadError
 
 fn layers_with_attention(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if config.get("layer_types").is_some() {
-        return layers_of_type(config, num_layers, ["linear_attention", "full_attention"]);
+        let names = [["linear_attention", "full_attention"]];
+        return layers_of_type(config, num_layers, &names);
     }
     let interval = config.size("full_attention_interval", 1..=MAX_LAYERS)?;
     let layers = 1..=num_layers;
@@ -248,7 +250,7 @@ fn inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
     Projection::stacked(&parts, hidden_size, Stacking::Concatenated)
 }
 
-/// The same in two modules, in which those of a key head follow one another.
+/// What the rule reads, in two modules: the outputs of a key head follow one another.
 fn fused_inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
     let group = delta.num_value_heads / delta.num_key_heads;
     let values = group * delta.value_dim;

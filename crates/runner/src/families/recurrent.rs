@@ -8,30 +8,55 @@ use inflight_checkpoint::JsonFile;
 /// The most positions that a convolution reads.
 pub const MAX_KERNEL_LEN: usize = 64;
 
-/// Whether each layer has the second of two kinds, by `layer_types`.
+/// Whether each layer has the second of two kinds, by `layer_types`, which has these names of both, or those.
 ///
 /// # Errors
 /// It has another kind, or lists other layers.
 pub fn layers_of_type(
     config: &JsonFile,
     num_layers: usize,
-    kinds: [&str; 2],
+    names: &[[&str; 2]],
 ) -> Result<Vec<bool>, LoadError> {
-    const KEY: &str = "layer_types";
-    let types = config.get(KEY).unwrap_or(&Value::Null);
+    let mut keys = ["layer_types", "layers_block_type"].into_iter();
+    let told = keys.find_map(|key| Some((key, config.get(key)?)));
+    let (key, types) = told.unwrap_or(("layer_types", &Value::Null));
     let is_second = |kind: &Value| {
-        let kind = kinds.iter().position(|it| kind.as_str() == Some(*it));
-        kind.map(|kind| kind == 1)
+        let kind = kind.as_str()?;
+        let pair = names.iter().find(|pair| pair.contains(&kind))?;
+        Some(pair[1] == kind)
     };
     types
         .as_array()
         .filter(|types| types.len() == num_layers)
         .and_then(|types| types.iter().map(is_second).collect())
         .ok_or_else(|| {
-            let [first, second] = kinds;
+            let [first, second] = names[0];
             let expected = format!("a list of {num_layers} entries, each '{first}' or '{second}'");
-            config.unexpected(KEY, types, expected)
+            config.unexpected(key, types, expected)
         })
+}
+
+/// The least and the largest time of a state space: any, if there is no such key.
+///
+/// # Errors
+/// It is no list of two numbers, the second of which may be infinite.
+pub fn times(config: &JsonFile, key: &str) -> Result<[f32; 2], LoadError> {
+    let Some(told) = config.get(key) else {
+        return Ok([0.0, f32::INFINITY]);
+    };
+    let time = |value: &Value| {
+        // As transformers 5 writes what JSON does not have.
+        let time = match value.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => f32::INFINITY,
+            _ => value.as_f64()? as f32,
+        };
+        (time >= 0.0).then_some(time)
+    };
+    let times: Option<Vec<_>> = told.as_array().and_then(|it| it.iter().map(time).collect());
+    match times.as_deref() {
+        Some(&[least, most]) if least <= most => Ok([least, most]),
+        _ => Err(config.unexpected(key, told, "a least and a largest time")),
+    }
 }
 
 /// Whether each layer is in the list of a key; all, if there is none.

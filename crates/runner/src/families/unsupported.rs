@@ -188,12 +188,6 @@ const FAMILIES: &[Unsupported] = &[
         "its first layers have no experts, and its router has a correction",
     ),
     decoder(
-        "GraniteMoeForCausalLM",
-        "granitemoe",
-        "MixtralForCausalLM",
-        "its experts are fused, and it has Granite's multipliers",
-    ),
-    decoder(
         "DbrxForCausalLM",
         "dbrx",
         "MixtralForCausalLM",
@@ -230,7 +224,6 @@ const FAMILIES: &[Unsupported] = &[
     far("JambaForCausalLM", "jamba", STATE_SPACE),
     far("FalconH1ForCausalLM", "falcon-h1", STATE_SPACE),
     far("NemotronHForCausalLM", "nemotron_h", STATE_SPACE),
-    far("GraniteMoeHybridForCausalLM", "granitehybrid", STATE_SPACE),
     far("RwkvForCausalLM", "rwkv6", STATE_SPACE),
     far("T5ForConditionalGeneration", "t5", ENCODER_DECODER),
     far("BertModel", "bert", ENCODER),

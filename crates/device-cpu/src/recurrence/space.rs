@@ -1,0 +1,230 @@
+//! The selective state space of Mamba-2 on CPU: see [`StateSpaceShape`].
+//!
+//! ```text
+//! task      a head of a sequence: a pass over its state for each token, whose result takes the place of the value
+//! then      gates and norms of whole rows
+//! ```
+
+use super::super::Cpu;
+use super::super::elementwise::{MIN_TASK_LEN, inverse_rms};
+use super::super::math::{exp, silu, to_bf16_bits};
+use super::super::simd::for_each_simd;
+use super::{Tasks, softplus};
+use inflight_device::{RuleWeights, StateSpaceShape};
+
+/// Columns of a state that are computed together: their sums stay in registers.
+const COLUMNS: usize = 32;
+
+impl Cpu {
+    /// The rule for all tokens, whose channels have been convolved.
+    pub(super) fn mix_space(
+        &mut self,
+        tasks: &Tasks<'_>,
+        shape: &StateSpaceShape,
+        weights: &RuleWeights<Cpu>,
+    ) {
+        let num_heads = shape.num_heads;
+        let skips = weights.skips.as_ref().expect("the rule's weights");
+        assert!(
+            [weights.rates.len(), weights.time_biases.len(), skips.len()] == [num_heads; 3]
+                && weights.norm.len() == shape.value_len(),
+            "the rule's weights"
+        );
+        let simd = tasks.simd;
+        let input_len = tasks.shape.input_len();
+        let (key_len, value_len) = (shape.key_len(), shape.value_len());
+        let head_dim = shape.head_dim;
+        let num_tasks = tasks.num_spans() * num_heads;
+        let Self { pool, workers, .. } = self;
+        pool.for_each(workers, num_tasks, |_, task| {
+            let head = task % num_heads;
+            let span = tasks.span(task / num_heads);
+            // SAFETY: the heads of a sequence are of one task.
+            let state = unsafe { tasks.heads(&span, head..head + 1, shape.matrix_len()) };
+            let group = head / (num_heads / shape.num_groups) * shape.state_dim;
+            for token in span.tokens {
+                let read = |column: usize, len: usize| {
+                    // SAFETY: nothing writes what is not a value.
+                    unsafe { tasks.x.read(token * input_len + column, len) }
+                };
+                let key = read(value_len + group, shape.state_dim);
+                let query = read(value_len + key_len + group, shape.state_dim);
+                let time = read(2 * (value_len + key_len) + head, 1)[0];
+                let start = token * input_len + head * head_dim;
+                // SAFETY: each token is of one sequence, whose heads are of one task.
+                let value = unsafe { tasks.x.slice(start, head_dim) };
+                let [least, most] = shape.times;
+                // Written as comparisons, because `f32::clamp` panics if a bound is NaN.
+                let time = softplus(time + weights.time_biases[head]);
+                let time = if time < least { least } else { time };
+                let time = if time > most { most } else { time };
+                let decay = exp(-weights.rates[head] * time);
+                let factors = [decay, time, skips[head]];
+                for_each_simd!(simd, update, (
+                    state: &mut [f32],
+                    key: &[f32],
+                    query: &[f32],
+                    factors: [f32; 3],
+                    value: &mut [f32],
+                ));
+            }
+        });
+        self.gate_and_normalise(tasks, shape, &weights.norm);
+    }
+
+    /// `out = norm(results * silu(gates))`.
+    fn gate_and_normalise(&mut self, tasks: &Tasks<'_>, shape: &StateSpaceShape, norm: &[f32]) {
+        let simd = tasks.simd;
+        let input_len = tasks.shape.input_len();
+        let value_len = shape.value_len();
+        let gates = value_len + 2 * shape.key_len();
+        let num_tokens = tasks.step.batch.num_tokens();
+        let max_rows = MIN_TASK_LEN.div_ceil(value_len);
+        let (len, eps) = (value_len / shape.num_norm_groups, shape.norm_eps);
+        let Self { pool, workers, .. } = self;
+        pool.for_each(workers, num_tokens.div_ceil(max_rows), |_, task| {
+            let first = task * max_rows;
+            for token in first..num_tokens.min(first + max_rows) {
+                // SAFETY: each row is of one task.
+                let (row, out) = unsafe {
+                    (
+                        tasks.x.slice(token * input_len, input_len),
+                        tasks.out.slice(token * value_len, value_len),
+                    )
+                };
+                let (results, rest) = row.split_at_mut(value_len);
+                let gates = &rest[gates - value_len..][..value_len];
+                for_each_simd!(simd, normalise, (
+                    results: &mut [f32],
+                    gates: &[f32],
+                    norm: &[f32],
+                    len: usize,
+                    eps: f32,
+                    out: &mut [u16],
+                ));
+            }
+        });
+    }
+}
+
+#[inline(always)]
+fn normalise(
+    results: &mut [f32],
+    gates: &[f32],
+    norm: &[f32],
+    len: usize,
+    eps: f32,
+    out: &mut [u16],
+) {
+    for (result, gate) in results.iter_mut().zip(gates) {
+        *result *= silu(*gate);
+    }
+    let groups = results.chunks_exact(len).zip(norm.chunks_exact(len));
+    for ((results, norm), out) in groups.zip(out.chunks_exact_mut(len)) {
+        let scale = inverse_rms(results, eps);
+        for ((result, weight), out) in results.iter().zip(norm).zip(out) {
+            *out = to_bf16_bits(result * scale * weight);
+        }
+    }
+}
+
+/// Decays a state, adds a value to it at a key, and puts in place of the value what the state has for a query.
+#[inline(always)]
+fn update(
+    state: &mut [f32],
+    key: &[f32],
+    query: &[f32],
+    [decay, time, skip]: [f32; 3],
+    value: &mut [f32],
+) {
+    let head_dim = value.len();
+    let whole = head_dim / COLUMNS * COLUMNS;
+    let factors = [decay, time, skip];
+    for first in (0..whole).step_by(COLUMNS) {
+        update_columns::<COLUMNS>(state, [key, query], factors, first, value);
+    }
+    for first in whole..head_dim {
+        update_columns::<1>(state, [key, query], factors, first, value);
+    }
+}
+
+#[inline(always)]
+fn update_columns<const N: usize>(
+    state: &mut [f32],
+    [key, query]: [&[f32]; 2],
+    [decay, time, skip]: [f32; 3],
+    first: usize,
+    value: &mut [f32],
+) {
+    let head_dim = value.len();
+    let value = &mut value[first..first + N];
+    let mut added = [0.0; N];
+    for (added, value) in added.iter_mut().zip(&*value) {
+        *added = time * value;
+    }
+    let mut sums = [0.0; N];
+    for ((row, key), query) in state.chunks_exact_mut(head_dim).zip(key).zip(query) {
+        let columns = row[first..first + N].iter_mut();
+        for ((sum, state), added) in sums.iter_mut().zip(columns).zip(added) {
+            *state = *state * decay + added * key;
+            *sum += *state * query;
+        }
+    }
+    for (value, sum) in value.iter_mut().zip(sums) {
+        *value = sum + skip * *value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Simd;
+
+    fn values(len: usize, seed: usize) -> Vec<f32> {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1000.0 - 1.0;
+        (0..len).map(value).collect()
+    }
+
+    #[test]
+    fn a_state_is_updated_by_the_definition_whatever_its_width() {
+        for simd in Simd::tested() {
+            for head_dim in [1, 31, 32, 40, 64, 71] {
+                let state_dim = 24;
+                let mut state = values(state_dim * head_dim, 1);
+                let mut expected: Vec<_> = state.iter().copied().map(f64::from).collect();
+                for token in 2..6 {
+                    let [key, query] = [token, token + 10].map(|seed| values(state_dim, seed));
+                    let mut value = values(head_dim, token + 20);
+                    let factors = [0.9, 0.3, 0.7];
+                    let [decay, time, skip] = factors.map(f64::from);
+                    let all: Vec<_> = (0..head_dim)
+                        .map(|column| {
+                            let x = f64::from(value[column]);
+                            let rows = expected.chunks_mut(head_dim).zip(&key).zip(&query);
+                            let sum: f64 = rows
+                                .map(|((row, key), query)| {
+                                    row[column] = row[column] * decay + time * x * f64::from(*key);
+                                    row[column] * f64::from(*query)
+                                })
+                                .sum();
+                            sum + skip * x
+                        })
+                        .collect();
+                    let (key, query) = (&key[..], &query[..]);
+                    let (state, value) = (&mut state[..], &mut value[..]);
+                    for_each_simd!(simd, update, (
+                        state: &mut [f32],
+                        key: &[f32],
+                        query: &[f32],
+                        factors: [f32; 3],
+                        value: &mut [f32],
+                    ));
+                    for (value, expected) in value.iter().zip(all) {
+                        let error = (f64::from(*value) - expected).abs();
+                        assert!(error < 1e-5, "{simd}, {head_dim}: {value}, {expected}");
+                    }
+                }
+            }
+        }
+    }
+}

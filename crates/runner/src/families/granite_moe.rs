@@ -1,0 +1,241 @@
+//! Granite with experts, by IBM, and Granite 4, whose layers mostly have a state space in place of attention.
+//!
+//! The multipliers of the dense models, and experts whose weights are a softmax of the chosen logits. GraniteMoeShared
+//! and Granite 4 add a block that all tokens have; a Granite 4 without experts has nothing else. `layer_types` of
+//! Granite 4 tells which layers have attention, which has positions only if `position_embedding_type` is `rope`; the
+//! others have the state space of Mamba-2.
+//!
+//! Source: configuration_*.py and modeling_*.py of granitemoe, granitemoeshared and granitemoehybrid of transformers.
+
+use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::experts::{ExpertDefaults, ExpertModules, routing, width};
+use super::family::Family;
+use super::granite::{Multipliers, multiply};
+use super::recurrent::{MAX_KERNEL_LEN, layers_of_type, times};
+use super::windows::no_windows;
+use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
+use crate::rope::Rope;
+use crate::spec::{
+    AttentionSpec, ExpertsSpec, FeedForward, ModelSpec, Projection, SharedExpert, StackedExperts,
+    StackedLayout,
+};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{RecurrenceShape, RecurrentRule, RoutingRule, StateSpaceShape};
+use inflight_numbers::Stacking;
+
+pub const GRANITE_MOE: Family = Family {
+    class: "GraniteMoeForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let (mut spec, dimensions) = describe(config, GRANITE_MOE.class)?;
+        let experts = FeedForward::Experts(experts(config, &dimensions, 0)?);
+        for layer in &mut spec.layers {
+            layer.feed_forward = experts.clone();
+        }
+        Ok(spec)
+    },
+};
+
+pub const GRANITE_MOE_SHARED: Family = Family {
+    class: "GraniteMoeSharedForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let (mut spec, dimensions) = describe(config, GRANITE_MOE_SHARED.class)?;
+        let shared_size = config.size("shared_intermediate_size", 0..=MAX_WIDTH)?;
+        let experts = experts(config, &dimensions, shared_size.unwrap_or(0))?;
+        for layer in &mut spec.layers {
+            layer.feed_forward = FeedForward::Experts(experts.clone());
+        }
+        Ok(spec)
+    },
+};
+
+pub const GRANITE_4: Family = Family {
+    class: "GraniteMoeHybridForCausalLM",
+    gguf: None,
+    describe: describe_hybrid,
+};
+
+/// The names of experts: all in one tensor.
+const MODULES: ExpertModules = ExpertModules {
+    router: "block_sparse_moe.router.layer",
+    gate: "block_sparse_moe.input_linear.{}",
+    up: "block_sparse_moe.input_linear.{}",
+    down: "block_sparse_moe.output_linear.{}",
+    stacked: StackedExperts {
+        router: "block_sparse_moe.router.layer",
+        gate_up: "block_sparse_moe.input_linear.weight",
+        down: "block_sparse_moe.output_linear.weight",
+        layout: StackedLayout::Outputs,
+    },
+};
+
+/// What `layer_types` calls the layers, and what transformers 5 does.
+const LAYER_TYPES: [[&str; 2]; 2] = [
+    ["mamba", "attention"],
+    ["linear_attention", "full_attention"],
+];
+
+fn describe_hybrid(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let (mut spec, dimensions) = describe(config, GRANITE_4.class)?;
+    let has_rope = config.string("position_embedding_type")? == Some("rope");
+    let shared_size = width(config, "shared_intermediate_size", 1024)?;
+    let num_experts = config.size("num_local_experts", 0..=MAX_EXPERTS)?;
+    let feed_forward = match num_experts {
+        Some(0) => FeedForward::Gated {
+            gate_up: shared_gate_up(&dimensions, shared_size),
+            activation: dimensions.activation,
+            down: shared_down(&dimensions, shared_size),
+        },
+        _ => FeedForward::Experts(experts(config, &dimensions, shared_size)?),
+    };
+    let has_attention = match config
+        .get("layer_types")
+        .or(config.get("layers_block_type"))
+    {
+        Some(_) => layers_of_type(config, spec.num_layers(), &LAYER_TYPES)?,
+        None => vec![false; spec.num_layers()],
+    };
+    let space = StateSpace::read(config, &dimensions)?;
+    for (layer, has_attention) in spec.layers.iter_mut().zip(has_attention) {
+        layer.feed_forward = feed_forward.clone();
+        if !has_rope {
+            layer.attention.rope = Rope::none();
+        }
+        if !has_attention {
+            space.replace(&mut layer.attention, dimensions.hidden_size);
+        }
+    }
+    Ok(spec)
+}
+
+/// A model whose layers have attention and a block without experts.
+fn describe(config: &JsonFile, class: &'static str) -> Result<(ModelSpec, Dimensions), LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let multipliers = Multipliers::read(config)?;
+    let mut scaled = dimensions.clone();
+    multipliers.scale_epsilon(&mut scaled);
+    let mut layer = dimensions.llama_layer();
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = scaled.model(class, layer, windows);
+    multiply(&mut spec, &multipliers);
+    Ok((spec, dimensions))
+}
+
+fn experts(
+    config: &JsonFile,
+    dimensions: &Dimensions,
+    shared_size: usize,
+) -> Result<ExpertsSpec, LoadError> {
+    let defaults = ExpertDefaults {
+        num_experts: 8,
+        num_chosen: 2,
+    };
+    let rule = RoutingRule::Softmax {
+        is_normalised: true,
+    };
+    let routing = routing(config, &defaults, rule)?;
+    let mut experts = dimensions.experts(&MODULES, routing, dimensions.intermediate_size);
+    if shared_size > 0 {
+        experts.shared = Some(SharedExpert {
+            gate_up: shared_gate_up(dimensions, shared_size),
+            down: shared_down(dimensions, shared_size),
+        });
+    }
+    Ok(experts)
+}
+
+fn shared_gate_up(dimensions: &Dimensions, size: usize) -> Projection {
+    Projection::fused(
+        "shared_mlp.input_linear",
+        &[size, size],
+        dimensions.hidden_size,
+        Stacking::Interleaved,
+    )
+}
+
+fn shared_down(dimensions: &Dimensions, size: usize) -> Projection {
+    Projection::single("shared_mlp.output_linear", dimensions.hidden_size, size)
+}
+
+/// The state space of a layer without attention.
+struct StateSpace {
+    recurrence: RecurrenceSpec,
+    shape: StateSpaceShape,
+    has_bias: bool,
+}
+
+impl StateSpace {
+    fn read(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
+        const HEADS: &str = "mamba_n_heads";
+        const GROUPS: &str = "mamba_n_groups";
+        let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
+        let num_heads = size(HEADS, MAX_HEADS, 128)?;
+        let num_groups = size(GROUPS, MAX_HEADS, 1)?;
+        if !num_heads.is_multiple_of(num_groups) {
+            let expected = format!("a multiple of {GROUPS} {num_groups}");
+            return Err(config.unexpected(HEADS, num_heads, expected));
+        }
+        let inner = size("mamba_expand", 16, 2)? * dimensions.hidden_size;
+        let told = match config.string("mamba_d_head") {
+            Ok(Some("auto")) => None,
+            _ => config.size("mamba_d_head", 1..=MAX_HEAD_DIM)?,
+        };
+        let head_dim = told.unwrap_or(inner / num_heads);
+        if num_heads * head_dim != inner {
+            let expected = format!("one whose heads of {head_dim} are {inner} wide together");
+            return Err(config.unexpected(HEADS, num_heads, expected));
+        }
+        let shape = StateSpaceShape {
+            num_heads,
+            head_dim,
+            num_groups,
+            state_dim: size("mamba_d_state", MAX_HEAD_DIM, 256)?,
+            num_norm_groups: num_groups,
+            norm_eps: dimensions.norm.eps,
+            times: times(config, "time_step_limit")?,
+        };
+        Ok(Self {
+            recurrence: RecurrenceSpec {
+                shape: RecurrenceShape {
+                    kernel_len: size("mamba_d_conv", MAX_KERNEL_LEN, 4)?,
+                    rule: RecurrentRule::StateSpace(shape),
+                },
+                convolution: "mamba.conv1d",
+                has_convolution_bias: config.bool_or("mamba_conv_bias", true)?,
+                modules: Some(RuleModules {
+                    log_rates: "mamba.A_log",
+                    time_biases: "mamba.dt_bias",
+                    skips: Some("mamba.D"),
+                    norm: "mamba.norm",
+                }),
+            },
+            shape,
+            has_bias: config.bool_or("mamba_proj_bias", false)?,
+        })
+    }
+
+    /// Puts it in the place of attention.
+    fn replace(&self, attention: &mut AttentionSpec, hidden_size: usize) {
+        let shape = &self.shape;
+        let (value_len, key_len) = (shape.value_len(), shape.key_len());
+        // In the module gates come first.
+        let parts = [value_len, value_len + 2 * key_len, shape.num_heads];
+        let module = "mamba.in_proj";
+        let mut input = Projection::fused(module, &parts, hidden_size, Stacking::Concatenated);
+        input.parts.swap(0, 1);
+        attention.qkv = input;
+        attention.o = Projection::single("mamba.out_proj", hidden_size, value_len);
+        attention.set_biases(self.has_bias);
+        attention.recurrence = Some(self.recurrence);
+    }
+}

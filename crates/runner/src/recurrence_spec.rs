@@ -1,0 +1,29 @@
+//! A layer with a recurrent state, as data.
+
+use inflight_device::RecurrenceShape;
+
+/// What a layer keeps instead of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrenceSpec {
+    /// The sizes.
+    pub shape: RecurrenceShape,
+    /// The convolution, whose weights are `[num_channels, 1, kernel_len]`.
+    pub convolution: &'static str,
+    /// Whether that has a bias, `[num_channels]`.
+    pub has_convolution_bias: bool,
+    /// The rule's modules, if it has more than a convolution.
+    pub modules: Option<RuleModules>,
+}
+
+/// The modules and parameters of a rule, below the layer: see [`RuleWeights`](inflight_device::RuleWeights).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleModules {
+    /// The logarithms of the rates, a parameter.
+    pub log_rates: &'static str,
+    /// A parameter.
+    pub time_biases: &'static str,
+    /// A parameter, of a state space.
+    pub skips: Option<&'static str>,
+    /// The RMS norm of the results.
+    pub norm: &'static str,
+}
