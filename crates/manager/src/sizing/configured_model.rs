@@ -292,9 +292,13 @@ impl ConfiguredModel<'_> {
 
     /// The layers of each stage that keep keys and values; one stage if they cannot be split.
     fn stages(&self, source: &ModelSource) -> Vec<Range<usize>> {
-        let all = 0..source.spec().num_cached_layers();
-        let stages = source.layers_of_stages(self.grid());
-        stages.unwrap_or_else(|_| vec![all])
+        let spec = source.spec();
+        let all = 0..spec.num_cached_layers();
+        match source.layers_of_stages(self.grid()) {
+            // Models whose layers do not all keep keys and values have one stage.
+            Ok(stages) if spec.num_cached_layers() == spec.num_layers() => stages,
+            _ => vec![all],
+        }
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.

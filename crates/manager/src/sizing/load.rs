@@ -387,6 +387,30 @@ mod tests {
     }
 
     #[test]
+    fn layers_with_recurrent_states_have_no_part_of_blocks() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let source = ModelSource::open(&fixtures.join("qwen3-5")).expect("the checkpoint opens");
+        let block_size = BlockSize::new(16).expect("not zero");
+        for windows in ["1000", "96,13"] {
+            let parameters = [("max_attention_window_size", windows)];
+            let settings = Settings::parse(parameters).expect("valid");
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu: None,
+            };
+            let groups = model.layer_groups(Tokens(128), true);
+            assert_eq!(groups.layers().num_layers(), 1);
+            assert_eq!(groups.windows().num_groups(), 1);
+            let one = GroupedLayers::one(1, None);
+            let [found, expected] =
+                [&groups, &one].map(|it| model.kv_bytes_per_block(block_size, it));
+            assert_eq!(found, expected);
+            assert_eq!(model.state_bytes(), source.spec().state_bytes());
+        }
+    }
+
+    #[test]
     fn the_cache_has_more_of_a_gpus_memory_than_of_the_hosts() {
         let settings = Settings::default();
         let fraction = |gpu| {
