@@ -178,12 +178,14 @@ const WITH_LAYER_NORM: [&str; 11] = [
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
 /// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 11] = [
+const MIXTURES: [&str; 13] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
     "olmoe",
     "phimoe",
+    "glm4-moe",
+    "dots1",
     "granite-moe",
     "granite-moe-shared",
     "gpt-oss",

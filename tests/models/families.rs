@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 50] = [
+pub const FAMILIES: [(&str, &[u32]); 52] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -54,6 +54,8 @@ pub const FAMILIES: [(&str, &[u32]); 50] = [
     ("qwen3-moe", &[17, 30]),
     ("olmoe", &[]),
     ("phimoe", &[]),
+    ("glm4-moe", &[]),
+    ("dots1", &[]),
     ("granite-moe", &[]),
     ("granite-moe-shared", &[]),
     ("gpt-oss", &[30, 17]),

@@ -123,8 +123,10 @@ crate::transformers::agree! {
 }
 
 /// Families without a file: llama.cpp's converter does not know three of them, and makes a Mistral a llama; files of
-/// Granite with experts are not read.
-const WITHOUT_FILE: [&str; 6] = [
+/// GLM-4.5, dots.llm1 and Granite with experts are not read.
+const WITHOUT_FILE: [&str; 8] = [
+    "Dots1ForCausalLM",
+    "Glm4MoeForCausalLM",
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
     "HeliumForCausalLM",

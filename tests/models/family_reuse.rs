@@ -7,7 +7,7 @@ use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 14] = [
+const WITH_GROUPS: [&str; 15] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -19,6 +19,7 @@ const WITH_GROUPS: [&str; 14] = [
     "gpt2",
     "cohere2",
     "qwen3-moe",
+    "dots1",
     "gpt-oss",
     "gpt-oss-mxfp4",
     "deepseek-v2-lite",

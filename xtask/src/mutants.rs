@@ -18,10 +18,17 @@ const EXAMINED: &[(&str, &[&str])] = &[(
     "engine",
     &[
         "budget.rs",
+        "draft_prices.rs",
         "drafts_to_make.rs",
+        "kv/kept.rs",
+        "kv/next_block.rs",
+        "kv/retained.rs",
+        "kv/usage.rs",
+        "kv/window.rs",
         "micro_batches.rs",
         "queue.rs",
         "room.rs",
+        "step_cost.rs",
     ],
 )];
 

@@ -40,3 +40,39 @@ fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The first outputs of splitmix64 with the seed 1234567.
+    #[test]
+    fn it_mixes_as_splitmix64() {
+        let state = |step: u64| {
+            0x9e37_79b9_7f4a_7c15_u64
+                .wrapping_mul(step)
+                .wrapping_add(1_234_567)
+        };
+        let outputs = [1, 2, 3].map(|step| mix(state(step)));
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+        ];
+        assert_eq!(outputs, expected);
+    }
+
+    #[test]
+    fn keys_of_different_parents_and_tokens_differ() {
+        let blocks = (0..64).flat_map(|parent| {
+            (0..64).map(move |tokens_hash| NextBlock {
+                parent,
+                tokens_hash,
+            })
+        });
+        let keys: BTreeSet<_> = blocks.map(NextBlock::key).collect();
+        assert_eq!(keys.len(), 64 * 64);
+    }
+}

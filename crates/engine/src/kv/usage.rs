@@ -54,3 +54,29 @@ impl ReuseTotals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_of_totals_is_that_of_each() {
+        let totals = |first| ReuseTotals {
+            num_taken_blocks: first,
+            num_reused_blocks: first + 1,
+            num_missed_blocks: first + 2,
+            num_reused_tokens: first + 3,
+            num_offloaded_blocks: first + 4,
+            num_onboarded_blocks: first + 5,
+        };
+        let sum = ReuseTotals {
+            num_taken_blocks: 110,
+            num_reused_blocks: 112,
+            num_missed_blocks: 114,
+            num_reused_tokens: 116,
+            num_offloaded_blocks: 118,
+            num_onboarded_blocks: 120,
+        };
+        assert_eq!(totals(10).plus(totals(100)), sum);
+    }
+}

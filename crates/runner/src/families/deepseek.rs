@@ -17,19 +17,17 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
+use super::bounds::{MAX_HEAD_DIM, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
-use super::experts::{EXPERT_MODULES, width};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
+use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, experts};
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
-use crate::spec::{
-    AttentionSpec, ExpertsSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Projection,
-};
+use crate::spec::{AttentionSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RowOrder};
-use inflight_device::{GroupedRouting, LatentShape, RouterScores, Routing, RoutingRule};
+use inflight_device::{LatentShape, RouterScores};
 
 pub const V2: Family = Family {
     class: "DeepseekV2ForCausalLM",
@@ -90,9 +88,6 @@ const GGUF: GgufArchitecture = GgufArchitecture {
     ..GgufArchitecture::named("deepseek2")
 };
 
-const GROUPS: &str = "n_group";
-const CHOSEN_GROUPS: &str = "topk_group";
-
 /// What llama.cpp takes for metadata that files of before September 2025 do not have: no groups.
 fn add_groups(config: &mut Map<String, Json>) {
     for key in [GROUPS, CHOSEN_GROUPS] {
@@ -107,50 +102,43 @@ const LATENT_EPS: f32 = 1e-6;
 struct Generation {
     class: &'static str,
     sizes: Sizes,
-    scores: RouterScores,
-    num_experts: usize,
-    num_chosen: Option<usize>,
-    num_shared: usize,
-    expert_size: usize,
-    num_dense_layers: usize,
-    num_groups: Option<usize>,
-    num_chosen_groups: Option<usize>,
-    /// How many of its scores a group is chosen by.
-    num_group_scores: usize,
-    is_normalised: bool,
-    routed_scale: f64,
+    experts: GroupedExperts,
 }
 
 const GENERATIONS: [Generation; 2] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
         sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
-        scores: RouterScores::Softmax,
-        num_experts: 64,
-        num_chosen: None,
-        num_shared: 2,
-        expert_size: 1407,
-        num_dense_layers: 0,
-        num_groups: None,
-        num_chosen_groups: None,
-        num_group_scores: 1,
-        is_normalised: false,
-        routed_scale: 1.0,
+        experts: GroupedExperts {
+            scores: RouterScores::Softmax,
+            num_experts: Some(64),
+            num_chosen: None,
+            num_shared: Some(2),
+            expert_size: 1407,
+            num_dense_layers: 0,
+            num_groups: None,
+            num_chosen_groups: None,
+            num_group_scores: 1,
+            is_normalised: false,
+            routed_scale: 1.0,
+        },
     },
     Generation {
         class: "DeepseekV3ForCausalLM",
         sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
-        scores: RouterScores::Sigmoid,
-        num_experts: 256,
-        num_chosen: Some(8),
-        num_shared: 1,
-        expert_size: 2048,
-        num_dense_layers: 3,
-        num_groups: Some(8),
-        num_chosen_groups: Some(4),
-        num_group_scores: 2,
-        is_normalised: true,
-        routed_scale: 2.5,
+        experts: GroupedExperts {
+            scores: RouterScores::Sigmoid,
+            num_experts: Some(256),
+            num_chosen: Some(8),
+            num_shared: Some(1),
+            expert_size: 2048,
+            num_dense_layers: 3,
+            num_groups: Some(8),
+            num_chosen_groups: Some(4),
+            num_group_scores: 2,
+            is_normalised: true,
+            routed_scale: 2.5,
+        },
     },
 ];
 
@@ -181,9 +169,8 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
     layer
         .feed_forward
         .set_biases(config.bool_or("mlp_bias", false)?);
-    let experts = experts(config, &dimensions, generation)?;
-    let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
-    let num_dense = num_dense.unwrap_or(generation.num_dense_layers);
+    let num_dense = generation.experts.num_dense_layers(config)?;
+    let experts = experts(config, &dimensions, &generation.experts)?;
     (dimensions.num_kv_heads, dimensions.head_dim) = (1, shape.key_dim());
     let windows = no_windows(dimensions.num_layers);
     let mut spec = dimensions.model(generation.class, layer, windows);
@@ -273,107 +260,5 @@ fn temperature(config: &JsonFile) -> Result<f32, LoadError> {
             (0.1 * mscale * factor.ln() + 1.0) as f32
         }
         _ => 1.0,
-    })
-}
-
-fn experts(
-    config: &JsonFile,
-    dimensions: &Dimensions,
-    generation: &Generation,
-) -> Result<ExpertsSpec, LoadError> {
-    if let Some(step) = config.size("moe_layer_freq", 1..=MAX_LAYERS)?
-        && step != 1
-    {
-        return Err(config.unexpected("moe_layer_freq", step, "supported; only 1 is"));
-    }
-    let routing = routing(config, generation)?;
-    let expert_size = width(config, "moe_intermediate_size", generation.expert_size)?;
-    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
-    let default = Some(generation.num_shared);
-    let num_shared = config.size_or("n_shared_experts", 0..=MAX_EXPERTS, default)?;
-    if let Some(num_shared @ 1..) = num_shared {
-        let modules = [
-            "mlp.shared_experts.gate_proj",
-            "mlp.shared_experts.up_proj",
-            "mlp.shared_experts.down_proj",
-        ];
-        let mut shared = dimensions.shared_expert(modules, num_shared * expert_size);
-        let has_bias = config.bool_or("mlp_bias", false)?;
-        (shared.gate_up.has_bias, shared.down.has_bias) = (has_bias, has_bias);
-        experts.shared = Some(shared);
-    }
-    if generation.scores == RouterScores::Sigmoid {
-        experts.correction = Some("mlp.gate.e_score_correction_bias");
-    }
-    Ok(experts)
-}
-
-fn routing(config: &JsonFile, generation: &Generation) -> Result<Routing, LoadError> {
-    const CHOSEN: &str = "num_experts_per_tok";
-    const NORMALISED: &str = "norm_topk_prob";
-    let (score, methods): (_, &[_]) = match generation.scores {
-        RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
-        RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
-    };
-    if let Some(other) = config.string("scoring_func")?
-        && other != score
-    {
-        let expected = format!("'{score}' in this family");
-        return Err(config.unexpected("scoring_func", format_args!("'{other}'"), expected));
-    }
-    let method = config.string("topk_method")?.unwrap_or(methods[0]);
-    if !methods.contains(&method) {
-        let expected = format!("supported; '{}' is", methods.join("' and '"));
-        return Err(config.unexpected("topk_method", format_args!("'{method}'"), expected));
-    }
-    let is_normalised = config.bool_or(NORMALISED, generation.is_normalised)?;
-    if is_normalised && generation.scores == RouterScores::Softmax {
-        let expected = "supported in this family, where transformers ignores it; only false is";
-        return Err(config.unexpected(NORMALISED, true, expected));
-    }
-    let num_experts = config.size("n_routed_experts", 1..=MAX_EXPERTS)?;
-    let num_experts = num_experts.unwrap_or(generation.num_experts);
-    let [num_groups, num_chosen_groups] = match method {
-        "greedy" => [1, 1],
-        _ => {
-            let groups = config.size_or(GROUPS, 1..=num_experts, generation.num_groups)?;
-            let groups = groups.unwrap_or(1);
-            let chosen = config.size_or(CHOSEN_GROUPS, 1..=groups, generation.num_chosen_groups)?;
-            [groups, chosen.unwrap_or(groups)]
-        }
-    };
-    let group_len = num_experts / num_groups;
-    if !num_experts.is_multiple_of(num_groups) || group_len < generation.num_group_scores {
-        let expected = format!(
-            "a divisor of the number of experts, {num_experts}, with groups of at least {}",
-            generation.num_group_scores
-        );
-        return Err(config.unexpected(GROUPS, num_groups, expected));
-    }
-    let num_candidates = num_chosen_groups * group_len;
-    let num_chosen = match generation.num_chosen {
-        Some(default) => config.size(CHOSEN, 1..=MAX_EXPERTS)?.unwrap_or(default),
-        None => config.required_size(CHOSEN, 1..=MAX_EXPERTS)?,
-    };
-    if num_chosen > num_candidates {
-        let expected = format!("at most {num_candidates}, the experts of the chosen groups");
-        return Err(config.unexpected(CHOSEN, num_chosen, expected));
-    }
-    let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
-    Ok(Routing {
-        num_experts,
-        num_chosen,
-        rule: RoutingRule::Grouped(GroupedRouting {
-            scores: generation.scores,
-            num_groups,
-            num_chosen_groups,
-            num_group_scores: match num_groups {
-                1 => 1,
-                _ => generation.num_group_scores,
-            },
-            is_normalised,
-            scale: scale.unwrap_or(generation.routed_scale) as f32,
-        }),
-        has_shared_gate: false,
     })
 }

@@ -9,6 +9,7 @@
 //! bounds.rs        the largest sizes that a config may have
 //! windows.rs       keys of sliding windows
 //! experts.rs       keys of mixtures of experts
+//! grouped_experts.rs  keys of experts that are chosen by groups
 //! recurrent.rs     keys of layers with recurrent states
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
@@ -35,11 +36,13 @@ mod family;
 mod gemma;
 mod gguf;
 mod glm;
+mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granite_moe;
+mod grouped_experts;
 mod helium;
 mod lfm2;
 mod llama;
@@ -78,7 +81,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 55] = [
+const FAMILIES: [Family; 57] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -124,6 +127,8 @@ const FAMILIES: [Family; 55] = [
     with_images::QWEN3_VL,
     with_images::MISTRAL3,
     with_images::LLAVA,
+    glm4_moe::GLM4_MOE,
+    glm4_moe::DOTS1,
     granite_moe::GRANITE_MOE,
     granite_moe::GRANITE_MOE_SHARED,
     granite_moe::GRANITE_4,

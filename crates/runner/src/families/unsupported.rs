@@ -64,12 +64,6 @@ const FAMILIES: &[Unsupported] = &[
         "LlamaForCausalLM",
         "its weights are ternary, and the inputs of output and down projections are normalised",
     ),
-    decoder(
-        "Dots1ForCausalLM",
-        "dots1",
-        "Qwen3MoeForCausalLM",
-        "its first layers have no experts, its router is that of DeepSeek-V3, and it has shared experts",
-    ),
     converted(
         "Glm4MoeLiteForCausalLM",
         "DeepseekV3ForCausalLM",
@@ -174,12 +168,6 @@ const FAMILIES: &[Unsupported] = &[
         "deepseek",
         "DeepseekV2ForCausalLM",
         "its attention caches keys and values instead of latents",
-    ),
-    decoder(
-        "Glm4MoeForCausalLM",
-        "glm4moe",
-        "Qwen3MoeForCausalLM",
-        "its first layers have no experts, and its router corrects sigmoids with biases",
     ),
     decoder(
         "Ernie4_5_MoeForCausalLM",

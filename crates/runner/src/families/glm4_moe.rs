@@ -1,0 +1,136 @@
+//! GLM-4.5, 4.6 and 4.7, by Z.ai, and dots.llm1, by rednote: Llama with the experts of DeepSeek-V3.
+//!
+//! GLM rotates the first half of each head, and normalises each query and key head if `use_qk_norm` says so. dots.llm1
+//! normalises them always, and has windows as Qwen 2. The layer behind GLM's last one, for predicting several tokens,
+//! is not used.
+//!
+//! Source: configuration_*.py and modeling_*.py of glm4_moe and dots1 of transformers; GLM-4.5 team, arXiv:2508.06471.
+
+use std::num::NonZeroU32;
+
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::family::Family;
+use super::grouped_experts::{GroupedExperts, experts};
+use super::rope_config::RopeDefaults;
+use super::windows::{no_windows, window, windows_in_some_layers};
+use crate::spec::{FeedForward, LayerSpec, ModelSpec, QkNormSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{QkNormKind, RouterScores};
+
+pub const GLM4_MOE: Family = Family {
+    class: "Glm4MoeForCausalLM",
+    gguf: None,
+    describe: describe_glm,
+};
+
+pub const DOTS1: Family = Family {
+    class: "Dots1ForCausalLM",
+    gguf: None,
+    describe: describe_dots,
+};
+
+const GLM_EXPERTS: GroupedExperts = GroupedExperts {
+    scores: RouterScores::Sigmoid,
+    num_experts: Some(128),
+    num_chosen: Some(8),
+    num_shared: Some(1),
+    expert_size: 1408,
+    num_dense_layers: 1,
+    num_groups: Some(1),
+    num_chosen_groups: Some(1),
+    num_group_scores: 2,
+    is_normalised: true,
+    routed_scale: 1.0,
+};
+
+const DOTS_EXPERTS: GroupedExperts = GroupedExperts {
+    num_experts: None,
+    num_chosen: None,
+    num_shared: None,
+    num_dense_layers: 0,
+    is_normalised: false,
+    ..GLM_EXPERTS
+};
+
+fn describe_glm(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(151_552, 4096, 10_944, 46, 96, 131_072)),
+        num_kv_heads: Some(8),
+        norm_eps: 1e-5,
+        rope: RopeDefaults {
+            partial_rotary_factor: Some(0.5),
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let mut layer = dimensions.llama_layer();
+    layer.attention.qkv.has_bias = config.bool_or("attention_bias", false)?;
+    if config.bool_or("use_qk_norm", false)? {
+        normalise_heads(&mut layer, dimensions.norm.eps);
+    }
+    let experts = FeedForward::Experts(experts(config, &dimensions, &GLM_EXPERTS)?);
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = dimensions.model(GLM4_MOE.class, layer, windows);
+    for layer in behind_dense(config, &mut spec, &GLM_EXPERTS)? {
+        layer.feed_forward = experts.clone();
+    }
+    Ok(spec)
+}
+
+fn describe_dots(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(152_064, 4608, 10_944, 62, 32, 2048)),
+        num_kv_heads: Some(32),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let mut layer = dimensions.llama_layer();
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
+    normalise_heads(&mut layer, dimensions.norm.eps);
+    let experts = FeedForward::Experts(experts(config, &dimensions, &DOTS_EXPERTS)?);
+    let windows = windows_of_dots(config, dimensions.num_layers)?;
+    let mut spec = dimensions.model(DOTS1.class, layer, windows);
+    for layer in behind_dense(config, &mut spec, &DOTS_EXPERTS)? {
+        layer.feed_forward = experts.clone();
+    }
+    Ok(spec)
+}
+
+fn windows_of_dots(
+    config: &JsonFile,
+    num_layers: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    const NUM_WITHOUT_WINDOW: usize = 62;
+    let is_told = ["layer_types", "max_window_layers"].map(|key| config.get(key).is_some());
+    if is_told.contains(&true) {
+        return windows_in_some_layers(config, num_layers);
+    }
+    let window = window(config)?;
+    let layers = 0..num_layers;
+    Ok(layers
+        .map(|layer| window.filter(|_| layer >= NUM_WITHOUT_WINDOW))
+        .collect())
+}
+
+fn normalise_heads(layer: &mut LayerSpec, eps: f32) {
+    layer.attention.qk_norm = Some(QkNormSpec {
+        q: "self_attn.q_norm",
+        k: "self_attn.k_norm",
+        kind: QkNormKind::Head,
+        eps,
+    });
+}
+
+/// The layers with experts.
+fn behind_dense<'a>(
+    config: &JsonFile,
+    spec: &'a mut ModelSpec,
+    experts: &GroupedExperts,
+) -> Result<impl Iterator<Item = &'a mut LayerSpec>, LoadError> {
+    let num_dense = experts.num_dense_layers(config)?;
+    Ok(spec.layers.iter_mut().skip(num_dense))
+}

@@ -1,0 +1,153 @@
+//! Mixtures of experts as DeepSeek-V2 and V3 have them, and others after them: chosen by groups, with shared experts
+//! that are one wide block.
+//!
+//! Source: DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.
+
+use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
+use super::dimensions::Dimensions;
+use super::experts::{EXPERT_MODULES, width};
+use crate::spec::ExpertsSpec;
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{GroupedRouting, RouterScores, Routing, RoutingRule};
+
+pub const GROUPS: &str = "n_group";
+pub const CHOSEN_GROUPS: &str = "topk_group";
+
+/// What a family assumes where config.json is silent, and how it chooses.
+pub struct GroupedExperts {
+    pub scores: RouterScores,
+    /// `None` if config.json must tell them. So for the next ones.
+    pub num_experts: Option<usize>,
+    pub num_chosen: Option<usize>,
+    pub num_shared: Option<usize>,
+    pub expert_size: usize,
+    /// Layers in front of the first one with experts.
+    pub num_dense_layers: usize,
+    pub num_groups: Option<usize>,
+    pub num_chosen_groups: Option<usize>,
+    /// How many of its scores a group is chosen by.
+    pub num_group_scores: usize,
+    pub is_normalised: bool,
+    pub routed_scale: f64,
+}
+
+impl GroupedExperts {
+    /// Layers in front of the first one with experts.
+    ///
+    /// # Errors
+    /// Their number is out of range.
+    pub fn num_dense_layers(&self, config: &JsonFile) -> Result<usize, LoadError> {
+        let told = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
+        Ok(told.unwrap_or(self.num_dense_layers))
+    }
+}
+
+/// The experts of a layer.
+///
+/// # Errors
+/// A key is out of range, or asks for a choice that the family does not have.
+pub fn experts(
+    config: &JsonFile,
+    dimensions: &Dimensions,
+    family: &GroupedExperts,
+) -> Result<ExpertsSpec, LoadError> {
+    if let Some(step) = config.size("moe_layer_freq", 1..=MAX_LAYERS)?
+        && step != 1
+    {
+        return Err(config.unexpected("moe_layer_freq", step, "supported; only 1 is"));
+    }
+    let routing = routing(config, family)?;
+    let expert_size = width(config, "moe_intermediate_size", family.expert_size)?;
+    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
+    let num_shared = config.size_or("n_shared_experts", 0..=MAX_EXPERTS, family.num_shared)?;
+    if let Some(num_shared @ 1..) = num_shared {
+        let modules = [
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+            "mlp.shared_experts.down_proj",
+        ];
+        let mut shared = dimensions.shared_expert(modules, num_shared * expert_size);
+        let has_bias = config.bool_or("mlp_bias", false)?;
+        (shared.gate_up.has_bias, shared.down.has_bias) = (has_bias, has_bias);
+        experts.shared = Some(shared);
+    }
+    if family.scores == RouterScores::Sigmoid {
+        experts.correction = Some("mlp.gate.e_score_correction_bias");
+    }
+    Ok(experts)
+}
+
+fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadError> {
+    const CHOSEN: &str = "num_experts_per_tok";
+    const NORMALISED: &str = "norm_topk_prob";
+    let (score, methods): (_, &[_]) = match family.scores {
+        RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
+        RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
+    };
+    if let Some(other) = config.string("scoring_func")?
+        && other != score
+    {
+        let expected = format!("'{score}' in this family");
+        return Err(config.unexpected("scoring_func", format_args!("'{other}'"), expected));
+    }
+    let method = config.string("topk_method")?.unwrap_or(methods[0]);
+    if !methods.contains(&method) {
+        let expected = format!("supported; '{}' is", methods.join("' and '"));
+        return Err(config.unexpected("topk_method", format_args!("'{method}'"), expected));
+    }
+    let is_normalised = config.bool_or(NORMALISED, family.is_normalised)?;
+    if is_normalised && family.scores == RouterScores::Softmax {
+        let expected = "supported in this family, where transformers ignores it; only false is";
+        return Err(config.unexpected(NORMALISED, true, expected));
+    }
+    let num_experts = match family.num_experts {
+        Some(default) => config
+            .size("n_routed_experts", 1..=MAX_EXPERTS)?
+            .unwrap_or(default),
+        None => config.required_size("n_routed_experts", 1..=MAX_EXPERTS)?,
+    };
+    let [num_groups, num_chosen_groups] = match method {
+        "greedy" => [1, 1],
+        _ => {
+            let groups = config.size_or(GROUPS, 1..=num_experts, family.num_groups)?;
+            let groups = groups.unwrap_or(1);
+            let chosen = config.size_or(CHOSEN_GROUPS, 1..=groups, family.num_chosen_groups)?;
+            [groups, chosen.unwrap_or(groups)]
+        }
+    };
+    let group_len = num_experts / num_groups;
+    if !num_experts.is_multiple_of(num_groups) || group_len < family.num_group_scores {
+        let expected = format!(
+            "a divisor of the number of experts, {num_experts}, with groups of at least {}",
+            family.num_group_scores
+        );
+        return Err(config.unexpected(GROUPS, num_groups, expected));
+    }
+    let num_candidates = num_chosen_groups * group_len;
+    let num_chosen = match family.num_chosen {
+        Some(default) => config.size(CHOSEN, 1..=MAX_EXPERTS)?.unwrap_or(default),
+        None => config.required_size(CHOSEN, 1..=MAX_EXPERTS)?,
+    };
+    if num_chosen > num_candidates {
+        let expected = format!("at most {num_candidates}, the experts of the chosen groups");
+        return Err(config.unexpected(CHOSEN, num_chosen, expected));
+    }
+    let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
+    Ok(Routing {
+        num_experts,
+        num_chosen,
+        rule: RoutingRule::Grouped(GroupedRouting {
+            scores: family.scores,
+            num_groups,
+            num_chosen_groups,
+            num_group_scores: match num_groups {
+                1 => 1,
+                _ => family.num_group_scores,
+            },
+            is_normalised,
+            scale: scale.unwrap_or(family.routed_scale) as f32,
+        }),
+        has_shared_gate: false,
+    })
+}
