@@ -172,6 +172,8 @@ agree_with_peft! {
     an_adapter_of_scaled_embeddings_and_capped_logits: "soft-cap",
     an_adapter_with_an_embedding_and_an_output_layer_of_its_own: "saved-modules",
     dora_of_the_output_layer: "dora-output-layer",
+    an_adapter_of_the_gated_delta_rule: "delta-rule",
+    dora_of_a_state_space: "state-space",
     rows_of_fused_modules: "rows",
     rows_with_dora: "rows-dora",
 }

@@ -475,6 +475,8 @@ fn linears_of<'s>(module: &RowModule, spec: &'s ModelSpec) -> Option<Vec<&'s Lin
     let qkv = &layer.attention.qkv.parts;
     let one = match module.id {
         0..=3 if layer.attention.latent.is_some() => None,
+        // Ids of attention.
+        0..=4 if !layer.has_cache() || layer.attention.gate.is_some() => None,
         0 => return Some(qkv.iter().collect()),
         id @ 1..=3 => qkv.get(id - 1),
         4 => layer.attention.o.parts.first(),
