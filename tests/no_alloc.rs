@@ -138,7 +138,11 @@ fn built_in(id: u32) -> LogitsProcessor {
 
 /// Allocations of the model's part of 40 steps of 8 sequences that generate, each with other options; with
 /// drafts, of 15.
-fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>) -> u64 {
+fn allocations_of_the_runner(
+    fixture: &str,
+    kv_dtype: KvDtype,
+    speculation: Option<Speculation>,
+) -> u64 {
     const NUM_REQUESTS: u32 = 8;
     let config = EngineConfig {
         max_num_requests: NUM_REQUESTS,
@@ -158,7 +162,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
         num_threads: NonZeroUsize::new(1),
         ..CpuOptions::default()
     };
-    let dir = checkout().join("tests/fixtures/qwen3");
+    let dir = checkout().join("tests/fixtures").join(fixture);
     let source = ModelSource::open(&dir).expect("the fixture opens");
     let mut runner = CpuRunner::new(&source, limits, &options).expect("the fixture loads");
     let mut engine = Engine::new(config);
@@ -246,8 +250,12 @@ fn a_thousand_generation_steps_of_the_engine_allocate_nothing() {
 fn generation_steps_of_the_runner_allocate_nothing() {
     for kv_dtype in KvDtype::ON_CPU {
         for speculation in [None, Some(SPECULATION)] {
-            let num_allocations = allocations_of_the_runner(kv_dtype, speculation);
+            let num_allocations = allocations_of_the_runner("qwen3", kv_dtype, speculation);
             assert_eq!(num_allocations, 0, "{kv_dtype}, {speculation:?}");
         }
+    }
+    for fixture in ["lfm2", "qwen3-5", "granite4-dense"] {
+        let num_allocations = allocations_of_the_runner(fixture, KvDtype::Bf16, None);
+        assert_eq!(num_allocations, 0, "{fixture}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::sizing::{
-    ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, Shared, check_draft_model,
+    ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, Sharing, check_draft_model,
     check_draft_model_path, check_ranks, check_states, cpu_options, open_with_draft_head,
     open_with_draft_model, rank_limits, rank_transport, speculation,
 };
@@ -178,7 +178,7 @@ impl ManagerOptions {
         check_draft_model(&model)?;
         let mut config = self.engine_config(source.max_positions(), settings.speculation)?;
         if model.state_bytes() > 0 {
-            check_states(&Shared {
+            check_states(&Sharing {
                 enable_kv_cache_reuse: self.enable_kv_cache_reuse,
                 max_beam_width: config.max_beam_width,
                 speculation: settings.speculation,

@@ -168,11 +168,14 @@ impl<D: Device> Decoder<D> {
         if limits.attention.shifts_sinks {
             check_shift(spec)?;
         }
-        // Before the weights: not all devices have experts.
+        // Before the weights: not all devices have experts, or recurrent states.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
+        let num_slots = limits.max_num_requests as usize;
+        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, num_slots)?;
+        let gates = Gates::new(device, spec, max_rows)?;
         let weights = Weights::load(source, limits.weights, part, device)?;
         let vocabulary = match &part.share {
             Some(share) if !share.is_whole() => {
@@ -260,13 +263,8 @@ impl<D: Device> Decoder<D> {
                 Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
                 None => None,
             },
-            recurrence: RecurrenceBuffers::new(
-                device,
-                spec,
-                max_rows,
-                limits.max_num_requests as usize,
-            )?,
-            gates: Gates::new(device, spec, max_rows)?,
+            recurrence,
+            gates,
             mixture,
             tap: match source.draft_head() {
                 Some(head) => Some(StateTap::new(

@@ -74,7 +74,7 @@ pub fn engine_config(
     }
     let has_states = model.state_bytes() > 0;
     if has_states {
-        check_states(&Shared::of(settings))?;
+        check_states(&Sharing::of(settings))?;
     }
     let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
@@ -227,14 +227,14 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
 }
 
 /// Settings by which sequences share, copy or set back what they have computed.
-pub(crate) struct Shared {
+pub(crate) struct Sharing {
     pub enable_kv_cache_reuse: Option<bool>,
     pub max_beam_width: u32,
     pub speculation: SpeculationKind,
     pub kv_cache_host_memory_bytes: u64,
 }
 
-impl Shared {
+impl Sharing {
     fn of(settings: &Settings) -> Self {
         Self {
             enable_kv_cache_reuse: settings.enable_kv_cache_reuse,
@@ -246,20 +246,20 @@ impl Shared {
 }
 
 /// Refuses settings that models with recurrent states do not have.
-pub(crate) fn check_states(shared: &Shared) -> Result<(), LoadError> {
+pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     let given = [
         (
             "enable_kv_cache_reuse is true",
-            shared.enable_kv_cache_reuse == Some(true),
+            sharing.enable_kv_cache_reuse == Some(true),
         ),
-        ("max_beam_width is above 1", shared.max_beam_width > 1),
+        ("max_beam_width is above 1", sharing.max_beam_width > 1),
         (
             "speculation is on",
-            shared.speculation != SpeculationKind::None,
+            sharing.speculation != SpeculationKind::None,
         ),
         (
             "kv_cache_host_memory_bytes is not 0",
-            shared.kv_cache_host_memory_bytes != 0,
+            sharing.kv_cache_host_memory_bytes != 0,
         ),
     ];
     refuse_given(
