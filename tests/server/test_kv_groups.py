@@ -1,13 +1,12 @@
 """Models of mixed windows, whose layers have KV cache blocks by groups, on several processes and on the stand-in for a GPU: with
 few blocks and requests that are cancelled, the others get the answers that they get alone, and all blocks come back."""
 
-import asyncio
 import json
 
 import pytest
 
 from harness import clients, deployments
-from harness.clients import cancelled_stream, described
+from harness.clients import described, streams_beside_cancelled
 from harness.repository import ROOT, TIGHT, add_model
 from harness.server import Server, assert_blocks_come_back
 
@@ -43,18 +42,7 @@ def requests(max_tokens):
 
 def serve(server, model, asked):
     """What requests get that are asked for at once, beside some that are cancelled in flight."""
-
-    async def main():
-        async with clients.grpc(server) as client:
-            good = [clients.stream(client, model, prompt, **options) for prompt, options in asked]
-            others = [
-                cancelled_stream(client, model, prompt, max_tokens=60, ignore_eos=True)
-                for prompt, _ in asked[:NUM_CANCELLED]
-            ]
-            answers = await asyncio.gather(*good, *others)
-            return [described(answer) for answer in answers[: len(good)]]
-
-    return clients.run(main())
+    return streams_beside_cancelled(server, model, asked, [prompt for prompt, _ in asked[:NUM_CANCELLED]])
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.complete] if "gpus" in way else []) for way in WAYS])

@@ -1,13 +1,11 @@
 """Models with recurrent states in a real server: many requests at once, some of them cancelled and some paused, get the answers
 that they get alone; what such models cannot have is refused at load."""
 
-import asyncio
 import json
 
 import pytest
 
-from harness import clients
-from harness.clients import cancelled_stream, described, streams
+from harness.clients import described, streams, streams_beside_cancelled
 from harness.repository import QUEUED, ROOT, TIGHT, add_model
 from harness.server import Server, assert_blocks_come_back
 
@@ -27,18 +25,7 @@ def requests():
 
 def serve(server, model, asked):
     """What requests get that are asked for at once, beside some that are cancelled in flight."""
-
-    async def main():
-        async with clients.grpc(server) as client:
-            good = [clients.stream(client, model, prompt, **options) for prompt, options in asked]
-            others = [
-                cancelled_stream(client, model, prompt, max_tokens=60, ignore_eos=True)
-                for prompt, _ in asked[:NUM_CANCELLED]
-            ]
-            answers = await asyncio.gather(*good, *others)
-            return [described(answer) for answer in answers[: len(good)]]
-
-    return clients.run(main())
+    return streams_beside_cancelled(server, model, asked, [prompt for prompt, _ in asked[:NUM_CANCELLED]])
 
 
 @pytest.mark.cancelling

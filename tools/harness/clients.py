@@ -300,6 +300,20 @@ async def cancelled_stream(client, model, prompt, **options):
     call.cancel()
 
 
+def streams_beside_cancelled(server, model, requests, cancelled):
+    """The answers to requests, as `described` says them, sent at the same time as prompts whose streams are cancelled at
+    their first response."""
+
+    async def main():
+        async with grpc(server) as client:
+            good = [stream(client, model, prompt, **options) for prompt, options in requests]
+            others = [cancelled_stream(client, model, prompt, max_tokens=60, ignore_eos=True) for prompt in cancelled]
+            answers = await asyncio.gather(*good, *others)
+            return [described(answer) for answer in answers[: len(good)]]
+
+    return run(main())
+
+
 def streams(server, model, requests, *, may_fail=False):
     """The answers to requests, `(prompt, options)` each, sent at the same time over gRPC. With `may_fail`,
     exceptions are returned in place of answers."""

@@ -482,10 +482,29 @@ mod tests {
         );
     }
 
-    /// [`Small`], on a GPU.
-    struct OnGpu;
+    /// [`Small`], on another machine or with states.
+    struct Changed {
+        max_num_tokens: u32,
+        kv_fraction: f64,
+        fills_free_memory: bool,
+        state_bytes: u64,
+    }
 
-    impl ModelDimensions for OnGpu {
+    const ON_GPU: Changed = Changed {
+        max_num_tokens: 8192,
+        kv_fraction: 0.9,
+        fills_free_memory: true,
+        state_bytes: 0,
+    };
+
+    const WITH_STATES: Changed = Changed {
+        max_num_tokens: 512,
+        kv_fraction: 0.5,
+        fills_free_memory: false,
+        state_bytes: 1000,
+    };
+
+    impl ModelDimensions for Changed {
         fn max_positions(&self) -> u32 {
             1000
         }
@@ -499,51 +518,26 @@ mod tests {
         }
 
         fn default_max_num_tokens(&self) -> u32 {
-            8192
+            self.max_num_tokens
         }
 
         fn default_kv_fraction(&self) -> f64 {
-            0.9
+            self.kv_fraction
         }
 
         fn fills_free_memory(&self) -> bool {
-            true
-        }
-    }
-
-    /// [`Small`], with states of 1000 bytes.
-    struct WithStates;
-
-    impl ModelDimensions for WithStates {
-        fn max_positions(&self) -> u32 {
-            1000
-        }
-
-        fn layer_groups(&self, max_seq_len: Tokens, is_paged: bool) -> GroupedLayers {
-            Small(&[None; 3]).layer_groups(max_seq_len, is_paged)
-        }
-
-        fn kv_bytes_per_block(&self, block_size: BlockSize, groups: &GroupedLayers) -> u64 {
-            Small(&[None; 3]).kv_bytes_per_block(block_size, groups)
-        }
-
-        fn default_max_num_tokens(&self) -> u32 {
-            512
-        }
-
-        fn default_kv_fraction(&self) -> f64 {
-            0.5
+            self.fills_free_memory
         }
 
         fn state_bytes(&self) -> u64 {
-            1000
+            self.state_bytes
         }
     }
 
     #[test]
     fn states_take_memory_before_blocks_do_and_prefixes_are_not_reused() {
         let sized = |parameters: &[(&str, &str)], available| {
-            engine_config(&config(parameters), &WithStates, Some(available))
+            engine_config(&config(parameters), &WITH_STATES, Some(available))
         };
         let engine = sized(&[], 8000 + 2 * 40 * 3200).expect("good settings");
         assert_eq!(engine.num_blocks, Blocks(40));
@@ -579,7 +573,7 @@ mod tests {
     #[test]
     fn with_prefixes_to_keep_the_pool_is_the_minimum_of_tokens_and_fraction() {
         let on_gpu = |parameters: &[(&str, &str)], available| {
-            let engine = engine_config(&config(parameters), &OnGpu, Some(available));
+            let engine = engine_config(&config(parameters), &ON_GPU, Some(available));
             engine.expect("good settings").num_blocks
         };
         // Eight sequences of 1000 tokens can use 256 blocks of 3200 bytes; 0.9 of these bytes are 900.

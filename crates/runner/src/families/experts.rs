@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::Dimensions;
-use crate::spec::{ExpertsSpec, Projection, SharedExpert, StackedExperts, StackedLayout};
+use crate::spec::{ExpertsSpec, Linear, Projection, SharedExpert, StackedExperts, StackedLayout};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{Routing, RoutingRule};
@@ -149,6 +149,29 @@ impl Dimensions {
             shared: None,
             stacked: modules.stacked,
         }
+    }
+
+    /// Experts beside one that all tokens have, whose weight is a gate of the router: Qwen 2's, 3-Next's and 3.5's.
+    pub fn experts_beside_a_gated_one(
+        &self,
+        routing: Routing,
+        expert_size: usize,
+        shared_size: usize,
+    ) -> ExpertsSpec {
+        let routing = Routing {
+            has_shared_gate: true,
+            ..routing
+        };
+        let mut experts = self.experts(&EXPERT_MODULES, routing, expert_size);
+        let gate = Linear::whole("mlp.shared_expert_gate", 1);
+        experts.router.parts.push(gate);
+        let shared = [
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj",
+            "mlp.shared_expert.down_proj",
+        ];
+        experts.shared = Some(self.shared_expert(shared, shared_size));
+        experts
     }
 
     /// An expert that all tokens have, without biases.

@@ -15,16 +15,13 @@ use std::num::NonZeroU32;
 
 use super::bounds::MAX_LAYERS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
-use super::experts::{
-    EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, softmax_rule, width,
-};
+use super::experts::{ExpertDefaults, layers_with_experts, routing, softmax_rule, width};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
 use super::windows::{no_windows, windows_in_all_layers, windows_in_some_layers};
-use crate::spec::{FeedForward, Linear, ModelSpec};
+use crate::spec::{FeedForward, ModelSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::Routing;
 
 pub const FAMILY: Family = Family {
     class: "Qwen2MoeForCausalLM",
@@ -46,23 +43,12 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         num_experts: 60,
         num_chosen: 4,
     };
-    let routing = Routing {
-        has_shared_gate: true,
-        ..routing(config, &experts, softmax_rule(config)?)?
-    };
+    let routing = routing(config, &experts, softmax_rule(config)?)?;
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = config.bool_or("qkv_bias", true)?;
     let expert_size = width(config, "moe_intermediate_size", 1408)?;
-    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
-    let gate = Linear::whole("mlp.shared_expert_gate", 1);
-    experts.router.parts.push(gate);
-    let shared = [
-        "mlp.shared_expert.gate_proj",
-        "mlp.shared_expert.up_proj",
-        "mlp.shared_expert.down_proj",
-    ];
     let shared_size = width(config, "shared_expert_intermediate_size", 5632)?;
-    experts.shared = Some(dimensions.shared_expert(shared, shared_size));
+    let experts = dimensions.experts_beside_a_gated_one(routing, expert_size, shared_size);
 
     let has_experts = layers_with_experts(config, dimensions.num_layers)?;
     let windows = windows(config, dimensions.num_layers)?;

@@ -13,14 +13,14 @@ use serde_json::Map;
 
 use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
-use super::experts::{EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, width};
+use super::experts::{ExpertDefaults, layers_with_experts, routing, width};
 use super::family::Family;
 use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use super::with_images::describe_language_model;
 use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
-use crate::spec::{FeedForward, LayerSpec, Linear, ModelSpec, Projection, QkNormSpec};
+use crate::spec::{FeedForward, LayerSpec, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{
@@ -186,21 +186,9 @@ fn mixture(
     dimensions: &Dimensions,
     routing: Routing,
 ) -> Result<FeedForward, LoadError> {
-    let routing = Routing {
-        has_shared_gate: true,
-        ..routing
-    };
     let expert_size = width(config, "moe_intermediate_size", 512)?;
-    let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
-    let gate = Linear::whole("mlp.shared_expert_gate", 1);
-    experts.router.parts.push(gate);
-    let shared = [
-        "mlp.shared_expert.gate_proj",
-        "mlp.shared_expert.up_proj",
-        "mlp.shared_expert.down_proj",
-    ];
     let shared_size = width(config, "shared_expert_intermediate_size", 512)?;
-    experts.shared = Some(dimensions.shared_expert(shared, shared_size));
+    let experts = dimensions.experts_beside_a_gated_one(routing, expert_size, shared_size);
     Ok(FeedForward::Experts(experts))
 }
 
