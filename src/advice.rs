@@ -96,14 +96,21 @@ fn unused_kv_limit(settings: &Settings, engine: &EngineConfig) -> Option<String>
     let block_size = engine.block_size.tokens();
     let usable_tokens = usable * u64::from(block_size.0);
     let given = settings.max_tokens_in_paged_kv_cache;
+    let keep_prefixes = match settings.enable_kv_cache_reuse {
+        Some(false) => {
+            "set enable_kv_cache_reuse to true to keep prefixes in the rest, or leave it out"
+        }
+        // Its model has no prefixes to keep.
+        _ => "leave it out",
+    };
     let (limit, remedy) = match (given, settings.kv_cache_free_mem_fraction) {
         (Some(given), _) if u64::from(given / block_size.0) > usable => (
             format!("max_tokens_in_paged_kv_cache is {given}"),
-            "set enable_kv_cache_reuse to true to keep prefixes in the rest, or leave it out",
+            keep_prefixes,
         ),
         (None, Some(fraction)) if engine.reuse == BlockReuse::Off => (
             format!("kv_cache_free_gpu_mem_fraction is {fraction}"),
-            "set enable_kv_cache_reuse to true to keep prefixes in the rest, or leave it out",
+            keep_prefixes,
         ),
         (None, Some(fraction)) => (
             format!("kv_cache_free_gpu_mem_fraction is {fraction}"),
@@ -172,7 +179,8 @@ mod tests {
             }
         };
         let tokens = [("max_tokens_in_paged_kv_cache", "4096")];
-        let advice = given(&tokens, undercut(64, BlockReuse::Off));
+        let off = ("enable_kv_cache_reuse", "false");
+        let advice = given(&[tokens[0], off], undercut(64, BlockReuse::Off));
         let [advice] = &*advice else {
             panic!("{advice:?}")
         };
@@ -193,8 +201,14 @@ mod tests {
                 "max_tokens_in_paged_kv_cache to keep more",
             ),
         ] {
-            let advice = given(&fraction, undercut(64, reuse));
+            let advice = given(&[fraction[0], off], undercut(64, reuse));
             assert!(advice.iter().any(|it| it.contains(words)), "{advice:?}");
+        }
+        // A model whose prefixes are not reused, by no choice of the user.
+        for limit in [tokens, fraction] {
+            let advice = given(&limit, undercut(64, BlockReuse::Off)).concat();
+            assert!(advice.ends_with("leave it out"), "{advice}");
+            assert!(!advice.contains("enable_kv_cache_reuse"), "{advice}");
         }
         // The limit that was given is the one that acts, or none was.
         let none = Vec::<String>::new();

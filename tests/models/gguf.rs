@@ -257,7 +257,11 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         "general.architecture: 'dots1'",
         "llama",
         "qwen3",
-        "the nearest supported family is Qwen3MoeForCausalLM, but its first layers have no experts",
+        "serve the checkpoint of safetensors",
+    ]);
+    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"mamba").refused(&[
+        "general.architecture: 'mamba'",
+        "its layers, or most of them, have a recurrent state",
     ]);
     patched(Q4_K, Q4_K_FILE, "llama.block_coun", 0, b"X").refused(&[
         "llama.block_count",

@@ -7,12 +7,14 @@
 //!            gated delta rule           queries | keys | values | gates | strengths | decays
 //!            state space                values | keys | queries | gates | times
 //!
-//! state    [state_len] f32 of a sequence: the last kernel_len - 1 inputs of the convolution, [_, num_channels], then
-//!          what the rule keeps
+//! state    [state_len] f32 of a sequence: the last kernel_len inputs of the convolution, [_, num_channels], then what
+//!          the rule keeps
 //! out      [num_tokens, out_len]      inputs of the layer's output projection
 //! ```
 //!
-//! A token reads the state that the token before it has left, so the chunks of a prompt do not change its bits.
+//! A token changes the state that the token before it has left, so the chunks of a prompt do not change its bits. The
+//! results of a token are read from the state that it has left itself, so that a repetition of the token gives its bits
+//! again.
 
 use super::lacking::Lacking;
 use super::load::Load;
@@ -124,6 +126,9 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub weights: &'a RecurrenceWeights<D>,
     /// Which of the layers with a state it is.
     pub layer: usize,
+    /// Whether the only token of each sequence is the last one that its states sum up: it is computed again, and
+    /// changes no state.
+    pub is_repeated: &'a [bool],
 }
 
 /// Extra operations of models with recurrent states.
@@ -194,7 +199,7 @@ impl RecurrenceShape {
 
     /// Elements of a state that are inputs of the convolution.
     pub fn convolution_len(&self) -> usize {
-        (self.kernel_len - 1) * self.num_channels()
+        self.kernel_len * self.num_channels()
     }
 
     /// Elements of a state.

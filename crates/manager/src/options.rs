@@ -176,16 +176,17 @@ impl ManagerOptions {
         };
         check_ranks(&model)?;
         check_draft_model(&model)?;
-        let mut config = self.engine_config(source.max_positions(), settings.speculation)?;
-        if model.state_bytes() > 0 {
+        let has_states = model.state_bytes().is_some();
+        if has_states {
             check_states(&Sharing {
                 enable_kv_cache_reuse: self.enable_kv_cache_reuse,
-                max_beam_width: config.max_beam_width,
+                max_beam_width: self.max_beam_width.unwrap_or(1),
                 speculation: settings.speculation,
                 kv_cache_host_memory_bytes: 0,
             })?;
-            config.reuse = BlockReuse::Off;
         }
+        let positions = source.max_positions();
+        let mut config = self.engine_config(positions, settings.speculation, has_states)?;
         config.check()?;
         let options = cpu_options(&settings)?;
         let limits = RunnerLimits::of(&config);
@@ -258,6 +259,7 @@ impl ManagerOptions {
         &self,
         max_positions: u32,
         kind: SpeculationKind,
+        has_states: bool,
     ) -> Result<EngineConfig, LoadError> {
         let default = EngineConfig::default();
         let scheme = named(
@@ -311,6 +313,7 @@ impl ManagerOptions {
             .map(|max| max / tokens_per_block);
         let reuse = match self.enable_kv_cache_reuse {
             Some(false) => BlockReuse::Off,
+            _ if has_states => BlockReuse::Off,
             _ => BlockReuse::PartialBlocks,
         };
         let max_num_tokens = self.max_num_tokens.unwrap_or_else(|| {

@@ -44,11 +44,12 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         out: &mut Rows,
     ) {
         let shape = params.shape;
-        for (span, &slot) in step.batch.spans().iter().zip(step.inputs.state_slots) {
+        let spans = step.batch.spans().iter().zip(step.inputs.state_slots);
+        for ((span, &slot), &is_repeated) in spans.zip(params.is_repeated) {
             let state = &mut states.0[params.layer][slot as usize];
             if span.tokens.len() == span.kv_len as usize {
                 *state = State {
-                    inputs: vec![vec![0.0; shape.kernel_len - 1]; shape.num_channels()],
+                    inputs: vec![vec![0.0; shape.kernel_len]; shape.num_channels()],
                     heads: match shape.rule {
                         RecurrentRule::GatedConvolution { .. } => Vec::new(),
                         RecurrentRule::GatedDelta(delta) => {
@@ -63,7 +64,7 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
             for token in span.tokens.clone() {
                 let token = token as usize;
                 let x: Vec<_> = x.row(token).iter().map(|&x| exact(x)).collect();
-                let results = mix_token(&params, &x, state);
+                let results = mix_token(&params, &x, state, is_repeated);
                 for (column, result) in results.into_iter().enumerate() {
                     out.set(token, column, result);
                 }
@@ -81,7 +82,12 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
     }
 }
 
-fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut State) -> Vec<f64> {
+fn mix_token(
+    params: &RecurrenceParams<'_, Reference>,
+    x: &[f64],
+    state: &mut State,
+    is_repeated: bool,
+) -> Vec<f64> {
     let shape = params.shape;
     let num_channels = shape.num_channels();
     let input = |channel: usize| match shape.rule {
@@ -91,15 +97,16 @@ fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut St
     let convolved: Vec<_> = (0..num_channels)
         .map(|channel| {
             let inputs = &mut state.inputs[channel];
-            inputs.push(input(channel));
+            if !is_repeated {
+                inputs.remove(0);
+                inputs.push(input(channel));
+            }
             let weights = params.weights.convolution.iter();
             let weights = weights.skip(channel).step_by(num_channels);
             let products = weights.zip(&*inputs).map(|(&w, input)| exact(w) * input);
             let bias = params.weights.convolution_bias.as_ref();
             let bias = bias.map_or(0.0, |bias| exact(bias[channel]));
-            let sum = products.sum::<f64>() + bias;
-            inputs.remove(0);
-            sum
+            products.sum::<f64>() + bias
         })
         .collect();
     match (&shape.rule, &params.weights.rule) {
@@ -109,11 +116,13 @@ fn mix_token(params: &RecurrenceParams<'_, Reference>, x: &[f64], state: &mut St
         }
         (RecurrentRule::GatedDelta(delta), Some(weights)) => {
             let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
-            delta_rule(delta, weights, x, &convolved, &mut state.heads)
+            let heads = &mut state.heads;
+            delta_rule(delta, weights, x, &convolved, heads, is_repeated)
         }
         (RecurrentRule::StateSpace(space), Some(weights)) => {
             let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
-            state_space(space, weights, x, &convolved, &mut state.heads)
+            let heads = &mut state.heads;
+            state_space(space, weights, x, &convolved, heads, is_repeated)
         }
         (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
             unreachable!("its weights are there")
@@ -127,6 +136,7 @@ fn delta_rule(
     x: &[f64],
     convolved: &[f64],
     heads: &mut [Vec<f64>],
+    is_repeated: bool,
 ) -> Vec<f64> {
     let DeltaShape {
         key_dim, value_dim, ..
@@ -147,6 +157,7 @@ fn delta_rule(
             .exp()
             .ln_1p();
         let decay = (-exact(weights.rates[head]) * time).exp();
+        let decay = if is_repeated { 1.0 } else { decay };
         matrix.iter_mut().for_each(|element| *element *= decay);
         let read = |matrix: &[f64], at: &[f64], column: usize| -> f64 {
             let rows = matrix.chunks(value_dim).zip(at);
@@ -154,7 +165,10 @@ fn delta_rule(
         };
         for column in 0..value_dim {
             let known = read(matrix, &k, column);
-            let written = sigmoid(strengths[head]) * (v[column] - known);
+            let written = match is_repeated {
+                true => 0.0,
+                false => sigmoid(strengths[head]) * (v[column] - known),
+            };
             for (row, k) in matrix.chunks_mut(value_dim).zip(&k) {
                 row[column] += k * written;
             }
@@ -178,6 +192,7 @@ fn state_space(
     x: &[f64],
     convolved: &[f64],
     heads: &mut [Vec<f64>],
+    is_repeated: bool,
 ) -> Vec<f64> {
     let StateSpaceShape {
         head_dim,
@@ -205,7 +220,9 @@ fn state_space(
             let value = values[head * head_dim + column];
             let mut sum = exact(skips[head]) * value;
             for (row, element) in matrix.iter_mut().skip(column).step_by(head_dim).enumerate() {
-                *element = *element * decay + key[row] * time * value;
+                if !is_repeated {
+                    *element = *element * decay + key[row] * time * value;
+                }
                 sum += *element * query[row];
             }
             results.push(sum);

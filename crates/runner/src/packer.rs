@@ -68,6 +68,9 @@ impl<'d, D: Device> Packer<'d, D> {
     }
 
     /// Uploads a vector of a function of the elements of another one.
+    ///
+    /// # Errors
+    /// Memory is short, or a value is not finite.
     pub(super) fn upload_mapped(
         &mut self,
         vector: &Tensor<'_>,

@@ -47,6 +47,8 @@ pub(super) struct RecurrenceBuffers<D: Device> {
     states: <D::Recurrences as RecurrentOps<D>>::States,
     /// The tokens that each slot's states sum up.
     num_tokens: Vec<u32>,
+    /// Whether each sequence of the step computes its last token again.
+    is_repeated: Vec<bool>,
     x: D::Sums,
     /// What the output projection reads.
     pub(super) mixed: D::Inputs,
@@ -156,23 +158,29 @@ impl<D: Device> RecurrenceBuffers<D> {
             ops,
             states: ops.alloc_states(device, &shapes, num_slots)?,
             num_tokens: vec![0; num_slots],
+            is_repeated: Vec::with_capacity(num_slots),
             x: device.alloc_sums(max_rows, shape.input_len())?,
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,
         }))
     }
 
-    /// Begins a step.
+    /// Begins a step. A sequence goes on behind the tokens that its states sum up, or computes the last of them again,
+    /// as one whose guide was not ready does.
     ///
     /// # Panics
-    /// The tokens of a sequence do not follow those that its states sum up, as if a prefix were reused.
+    /// Its tokens are others, as if a prefix were reused.
     pub(super) fn begin(&mut self, inputs: StepInputs<'_>) {
+        self.is_repeated.clear();
         for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {
-            let first = span.kv_len - span.tokens.len() as u32;
+            let num_tokens = span.tokens.len() as u32;
+            let first = span.kv_len - num_tokens;
             let known = std::mem::replace(&mut self.num_tokens[slot as usize], span.kv_len);
+            let is_repeated = first > 0 && num_tokens == 1 && span.kv_len == known;
             assert!(
-                first == 0 || first == known,
+                first == 0 || first == known || is_repeated,
                 "token {first} follows the {known} tokens of slot {slot}"
             );
+            self.is_repeated.push(is_repeated);
         }
     }
 
@@ -192,6 +200,7 @@ impl<D: Device> RecurrenceBuffers<D> {
             shape,
             weights,
             layer: index,
+            is_repeated: &self.is_repeated,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
         self.ops.mix(run.device, step, params, x, states, mixed);

@@ -664,7 +664,7 @@ impl ModelSpec {
         self.max_position_embeddings
     }
 
-    /// The first of its layers that keep a recurrent state: all have the same sizes.
+    /// The recurrence of its layers with a state, which are of equal sizes.
     pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
         let mut layers = self.layers.iter();
         layers.find_map(|layer| layer.attention.recurrence.as_ref())
@@ -874,6 +874,9 @@ impl AttentionSpec {
     pub fn set_biases(&mut self, has_bias: bool) {
         self.qkv.has_bias = has_bias;
         self.o.has_bias = has_bias;
+        if let Some(gate) = &mut self.gate {
+            gate.has_bias = has_bias;
+        }
     }
 }
 

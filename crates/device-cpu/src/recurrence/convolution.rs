@@ -1,7 +1,7 @@
 //! Causal convolutions of channels, and the rule that has nothing else.
 //!
 //! ```text
-//! window     t-3  t-2  t-1 | t        the last inputs of some channels, [kernel_len, channels]
+//! window     t-3  t-2  t-1  t         the last inputs of some channels, [kernel_len, channels]
 //! kernel      w0   w1   w2   w3       their sum, from left to right, then the bias
 //! ```
 
@@ -24,9 +24,9 @@ struct Channels<'a> {
 }
 
 impl Channels<'_> {
-    /// Moves the window on, whose last row has the inputs of the next token, and writes the sums.
+    /// Writes the sums of a window.
     #[inline(always)]
-    fn convolve(&self, window: &mut [f32], out: &mut [f32]) {
+    fn convolve(&self, window: &[f32], out: &mut [f32]) {
         let (first, len) = (self.first, self.len);
         out.fill(0.0);
         let weights = self.kernel.chunks_exact(self.num_channels);
@@ -42,7 +42,6 @@ impl Channels<'_> {
                 *out += bias;
             }
         }
-        window.copy_within(len.., 0);
     }
 }
 
@@ -50,12 +49,13 @@ impl Cpu {
     /// `x = silu(convolution(x))` of the first channels of all tokens.
     pub(super) fn convolve_channels(&mut self, tasks: &Tasks<'_>) {
         let simd = tasks.simd;
-        self.for_each_window(tasks, |token, channels, window, sums| {
+        self.for_each_window(tasks, |(token, is_repeated), channels, window, sums| {
             let start = token * tasks.shape.input_len() + channels.first;
             // SAFETY: the channels of a sequence are of one task, and each token is of one sequence.
             let x = unsafe { tasks.x.slice(start, channels.len) };
             for_each_simd!(simd, convolve_token, (
                 channels: Channels<'_>,
+                is_repeated: bool,
                 x: &mut [f32],
                 window: &mut [f32],
                 sums: &mut [f32],
@@ -67,7 +67,7 @@ impl Cpu {
     pub(super) fn mix_convolution(&mut self, tasks: &Tasks<'_>) {
         let simd = tasks.simd;
         let num_channels = tasks.shape.num_channels();
-        self.for_each_window(tasks, |token, channels, window, sums| {
+        self.for_each_window(tasks, |(token, is_repeated), channels, window, sums| {
             let len = channels.len;
             let part = |index: usize| {
                 let column = index * num_channels + channels.first;
@@ -76,10 +76,11 @@ impl Cpu {
                 unsafe { tasks.x.read(start, len) }
             };
             let operands = [part(0), part(1), part(2)];
-            // SAFETY: as above.
+            // SAFETY: the channels of a sequence are of one task, and each token is of one sequence.
             let out = unsafe { tasks.out.slice(token * num_channels + channels.first, len) };
             for_each_simd!(simd, mix_token, (
                 channels: Channels<'_>,
+                is_repeated: bool,
                 operands: [&[f32]; 3],
                 window: &mut [f32],
                 sums: &mut [f32],
@@ -88,12 +89,12 @@ impl Cpu {
         });
     }
 
-    /// Calls `body(token, channels, window, sums)` for the tokens of each sequence, in order, and some channels. The
-    /// window has the inputs of the tokens before; `sums` has room for one number of each channel.
+    /// Calls `body((token, is_repeated), channels, window, sums)` for the tokens of each sequence, in order, and some
+    /// channels. The window has the last inputs; `sums` has room for one number of each channel.
     fn for_each_window(
         &mut self,
         tasks: &Tasks<'_>,
-        body: impl Fn(usize, Channels<'_>, &mut [f32], &mut [f32]) + Sync,
+        body: impl Fn((usize, bool), Channels<'_>, &mut [f32], &mut [f32]) + Sync,
     ) {
         let num_channels = tasks.shape.num_channels();
         let per_span = num_channels.div_ceil(TASK_CHANNELS);
@@ -115,7 +116,7 @@ impl Cpu {
             let (window, sums) = scratch.split_at_mut(window_len);
             read_window(tasks, &span, channels, window);
             for token in span.tokens.clone() {
-                body(token, channels, window, sums);
+                body((token, span.is_repeated), channels, window, sums);
             }
             write_window(tasks, &span, channels, window);
         });
@@ -125,7 +126,7 @@ impl Cpu {
 /// Fills a window with the inputs that the state of a sequence has.
 fn read_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, window: &mut [f32]) {
     let rows = window.chunks_exact_mut(channels.len);
-    for (row, inputs) in rows.take(tasks.shape.kernel_len - 1).enumerate() {
+    for (row, inputs) in rows.enumerate() {
         if span.begins {
             inputs.fill(0.0);
             continue;
@@ -139,17 +140,32 @@ fn read_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, wind
 /// Stores the last inputs of a window in the state of a sequence.
 fn write_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, window: &[f32]) {
     let rows = window.chunks_exact(channels.len);
-    for (row, inputs) in rows.take(tasks.shape.kernel_len - 1).enumerate() {
+    for (row, inputs) in rows.enumerate() {
         let start = span.state + row * channels.num_channels + channels.first;
         // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
         unsafe { tasks.states.slice(start, channels.len) }.copy_from_slice(inputs);
     }
 }
 
+/// Moves a window on. Returns its last row, for the next token.
 #[inline(always)]
-fn convolve_token(channels: Channels<'_>, x: &mut [f32], window: &mut [f32], sums: &mut [f32]) {
-    let last = window.len() - channels.len;
-    window[last..].copy_from_slice(x);
+fn next_row(window: &mut [f32], len: usize) -> &mut [f32] {
+    window.copy_within(len.., 0);
+    let last = window.len() - len;
+    &mut window[last..]
+}
+
+#[inline(always)]
+fn convolve_token(
+    channels: Channels<'_>,
+    is_repeated: bool,
+    x: &mut [f32],
+    window: &mut [f32],
+    sums: &mut [f32],
+) {
+    if !is_repeated {
+        next_row(window, channels.len).copy_from_slice(x);
+    }
     channels.convolve(window, sums);
     for (x, sum) in x.iter_mut().zip(sums) {
         *x = silu(*sum);
@@ -159,14 +175,17 @@ fn convolve_token(channels: Channels<'_>, x: &mut [f32], window: &mut [f32], sum
 #[inline(always)]
 fn mix_token(
     channels: Channels<'_>,
+    is_repeated: bool,
     [b, c, x]: [&[f32]; 3],
     window: &mut [f32],
     sums: &mut [f32],
     out: &mut [u16],
 ) {
-    let last = window.len() - channels.len;
-    for ((input, b), x) in window[last..].iter_mut().zip(b).zip(x) {
-        *input = b * x;
+    if !is_repeated {
+        let row = next_row(window, channels.len);
+        for ((input, b), x) in row.iter_mut().zip(b).zip(x) {
+            *input = b * x;
+        }
     }
     channels.convolve(window, sums);
     for ((out, c), sum) in out.iter_mut().zip(c).zip(sums) {

@@ -3,7 +3,7 @@
 //! ```text
 //! task      a key head of a sequence, and the value heads that share it
 //! token     for each value head a pass over the state that decays it and gives what it has for the key, and one that
-//!           writes the difference and gives what it has for the query
+//!           writes the difference and gives what it has for the query; only the latter if the token is repeated
 //! ```
 
 use std::ops::Range;
@@ -26,6 +26,7 @@ struct Head<'a> {
     index: usize,
     /// The value heads that share it.
     values: Range<usize>,
+    is_repeated: bool,
     weights: &'a RuleWeights<Cpu>,
 }
 
@@ -49,13 +50,14 @@ impl Cpu {
         let Self { pool, workers, .. } = self;
         pool.for_each(workers, num_tasks, |worker, task| {
             let index = task % shape.num_key_heads;
+            let span = tasks.span(task / shape.num_key_heads);
             let head = &Head {
                 shape,
                 index,
                 values: index * group..(index + 1) * group,
+                is_repeated: span.is_repeated,
                 weights,
             };
-            let span = tasks.span(task / shape.num_key_heads);
             // SAFETY: the heads of a sequence are of one task.
             let state = unsafe { tasks.heads(&span, head.values.clone(), shape.matrix_len()) };
             let scratch = &mut worker.recurrence.values;
@@ -108,8 +110,13 @@ fn mix_token(head: &Head<'_>, x: &[f32], state: &mut [f32], scratch: &mut [f32],
         let time = softplus(decays[index] + weights.time_biases[index]);
         let decay = exp(-weights.rates[index] * time);
         let own = index * value_dim..(index + 1) * value_dim;
-        let operands = [q, k, &values[own.clone()]];
-        update(state, operands, decay, sigmoid(strengths[index]), sums);
+        match head.is_repeated {
+            true => read(state, q, sums),
+            false => {
+                let operands = [q, k, &values[own.clone()]];
+                update(state, operands, decay, sigmoid(strengths[index]), sums);
+            }
+        }
         let scale = 1.0 / (sum(sums, |x| x * x) / value_dim as f32 + norm_eps).sqrt();
         let weighted = sums.iter().zip(&weights.norm).zip(&gates[own]).zip(out);
         for (((sum, weight), gate), out) in weighted {
@@ -124,6 +131,17 @@ fn normalise(x: &[f32], factor: f32, out: &mut [f32]) {
     let scale = factor / (sum(x, |x| x * x) + LENGTH_EPS).sqrt();
     for (x, out) in x.iter().zip(out) {
         *out = x * scale;
+    }
+}
+
+/// Reads a state at a query, with the bits of [`update`] that has left it.
+#[inline(always)]
+fn read(state: &[f32], q: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for (row, q) in state.chunks_exact(out.len()).zip(q) {
+        for (out, state) in out.iter_mut().zip(row) {
+            *out += state * q;
+        }
     }
 }
 
@@ -234,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_computed_together_have_the_same_bits() {
+    fn columns_that_are_computed_together_or_read_again_have_the_same_bits() {
         let (key_dim, value_dim) = (24, 32);
         let [q, k] = [1, 2].map(|seed| values(key_dim, seed));
         let v = values(value_dim, 3);
@@ -250,6 +268,9 @@ mod tests {
                     }
                 }
             }
+            let mut again = vec![0.0; value_dim];
+            read(&state, &q, &mut again);
+            assert!(out == again);
             (state, out)
         });
         assert!(results[0] == results[1]);

@@ -44,6 +44,7 @@ pub(super) struct RecurrenceScratch {
 /// What the tasks of a step have in common.
 struct Tasks<'a> {
     step: &'a CpuStep<'a>,
+    is_repeated: &'a [bool],
     simd: Simd,
     shape: &'a RecurrenceShape,
     /// `[num_tokens, input_len]`.
@@ -66,6 +67,8 @@ struct SpanState {
     state: usize,
     /// Whether its tokens are the first ones.
     begins: bool,
+    /// Whether its only token is computed again, and changes no state.
+    is_repeated: bool,
 }
 
 impl Tasks<'_> {
@@ -79,6 +82,7 @@ impl Tasks<'_> {
             tokens: span.tokens.start as usize..span.tokens.end as usize,
             state: self.step.state_slots[index] as usize * self.shape.state_len(),
             begins: span.tokens.len() == span.kv_len as usize,
+            is_repeated: self.is_repeated[index],
         }
     }
 
@@ -110,16 +114,19 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
     ) -> Result<CpuRecurrentStates, LoadError> {
         let alloc = |shape: &RecurrenceShape| {
             let len = shape.state_len().checked_mul(num_slots);
-            len.and_then(Lines::zeroed).ok_or_else(|| {
+            let mut states: Lines<f32> = len.and_then(Lines::zeroed).ok_or_else(|| {
                 LoadError::Resource(format!(
                     "no memory for {num_slots} recurrent states of {} x 4 bytes a layer; lower max_num_requests or \
                      max_batch_size",
                     shape.state_len()
                 ))
-            })
+            })?;
+            // The memory is taken now, and not by the first requests. Nothing reads these numbers.
+            states.fill(f32::NAN);
+            Ok(states)
         };
         Ok(CpuRecurrentStates {
-            layers: layers.iter().map(alloc).collect::<Result<_, _>>()?,
+            layers: layers.iter().map(alloc).collect::<Result<_, LoadError>>()?,
             num_slots,
             is_taken: vec![false; num_slots],
         })
@@ -142,6 +149,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         let kernel_len = shape.kernel_len * num_channels;
         assert_eq!(weights.convolution.len(), kernel_len, "convolution's shape");
         states.take(step.state_slots, step.batch.spans().len());
+        assert_eq!(params.is_repeated.len(), step.state_slots.len());
         let bias = weights.convolution_bias.as_deref().unwrap_or_default();
         assert!(
             bias.is_empty() || bias.len() == num_channels,
@@ -149,6 +157,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         );
         let tasks = Tasks {
             step,
+            is_repeated: params.is_repeated,
             simd: cpu.simd,
             shape,
             x: DisjointSlice::new(x.first_mut(num_tokens)),

@@ -43,13 +43,13 @@ impl Cpu {
             let state = unsafe { tasks.heads(&span, head..head + 1, shape.matrix_len()) };
             let group = head / (num_heads / shape.num_groups) * shape.state_dim;
             for token in span.tokens {
-                let read = |column: usize, len: usize| {
+                let part = |column: usize, len: usize| {
                     // SAFETY: nothing writes what is not a value.
                     unsafe { tasks.x.read(token * input_len + column, len) }
                 };
-                let key = read(value_len + group, shape.state_dim);
-                let query = read(value_len + key_len + group, shape.state_dim);
-                let time = read(2 * (value_len + key_len) + head, 1)[0];
+                let key = part(value_len + group, shape.state_dim);
+                let query = part(value_len + key_len + group, shape.state_dim);
+                let time = part(2 * (value_len + key_len) + head, 1)[0];
                 let start = token * input_len + head * head_dim;
                 // SAFETY: each token is of one sequence, whose heads are of one task.
                 let value = unsafe { tasks.x.slice(start, head_dim) };
@@ -60,6 +60,17 @@ impl Cpu {
                 let time = if time > most { most } else { time };
                 let decay = exp(-weights.rates[head] * time);
                 let factors = [decay, time, skips[head]];
+                if span.is_repeated {
+                    let skip = skips[head];
+                    let state = &*state;
+                    for_each_simd!(simd, read, (
+                        state: &[f32],
+                        query: &[f32],
+                        skip: f32,
+                        value: &mut [f32],
+                    ));
+                    continue;
+                }
                 for_each_simd!(simd, update, (
                     state: &mut [f32],
                     key: &[f32],
@@ -125,6 +136,19 @@ fn normalise(
         for ((result, weight), out) in results.iter().zip(norm).zip(out) {
             *out = to_bf16_bits(result * scale * weight);
         }
+    }
+}
+
+/// Puts in place of the value what the state has for a query, with the bits of [`update`] that has left it.
+#[inline(always)]
+fn read(state: &[f32], query: &[f32], skip: f32, value: &mut [f32]) {
+    let head_dim = value.len();
+    for (column, value) in value.iter_mut().enumerate() {
+        let mut sum = 0.0;
+        for (row, query) in state.chunks_exact(head_dim).zip(query) {
+            sum += row[column] * query;
+        }
+        *value = sum + skip * *value;
     }
 }
 

@@ -406,8 +406,9 @@ impl ModelDimensions for ConfiguredModel<'_> {
         self.source.is_some_and(|it| it.spec().is_bidirectional)
     }
 
-    fn state_bytes(&self) -> u64 {
-        self.source.map_or(0, |it| it.spec().state_bytes())
+    fn state_bytes(&self) -> Option<u64> {
+        let spec = self.source?.spec();
+        spec.recurrence().map(|_| spec.state_bytes())
     }
 
     /// Free host memory is the system's too.

@@ -30,10 +30,10 @@ pub trait ModelDimensions {
         false
     }
 
-    /// Bytes of the recurrent states of a sequence, whatever its length: 0 if the model has none. A state sums up a
-    /// whole sequence, so prefixes are not reused.
-    fn state_bytes(&self) -> u64 {
-        0
+    /// Bytes of the recurrent states of a sequence, whatever its length; `None` if the model has none. A state sums up
+    /// a whole sequence, so prefixes are not reused.
+    fn state_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// Whether free memory is filled with a KV cache for prefixes, beyond what sequences in flight can use: memory that
@@ -72,7 +72,7 @@ pub fn engine_config(
     if sees_whole_prompts {
         check_whole_prompts(settings)?;
     }
-    let has_states = model.state_bytes() > 0;
+    let has_states = model.state_bytes().is_some();
     if has_states {
         check_states(&Sharing::of(settings))?;
     }
@@ -108,7 +108,7 @@ pub fn engine_config(
     let available_bytes = match available_bytes {
         Some(bytes) => Some(without_states(
             bytes,
-            model.state_bytes(),
+            model.state_bytes().unwrap_or(0),
             max_num_requests,
         )?),
         None => None,
@@ -226,7 +226,7 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
     )
 }
 
-/// Settings by which sequences share, copy or set back what they have computed.
+/// Settings by which sequences share, copy or roll back what they have computed.
 pub(crate) struct Sharing {
     pub enable_kv_cache_reuse: Option<bool>,
     pub max_beam_width: u32,
@@ -264,7 +264,7 @@ pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     ];
     refuse_given(
         &given,
-        "the model has layers with recurrent states, which are neither shared, copied nor set back",
+        "the model has layers with recurrent states, which are neither shared, copied nor rolled back",
     )
 }
 
@@ -487,21 +487,21 @@ mod tests {
         max_num_tokens: u32,
         kv_fraction: f64,
         fills_free_memory: bool,
-        state_bytes: u64,
+        state_bytes: Option<u64>,
     }
 
     const ON_GPU: Changed = Changed {
         max_num_tokens: 8192,
         kv_fraction: 0.9,
         fills_free_memory: true,
-        state_bytes: 0,
+        state_bytes: None,
     };
 
     const WITH_STATES: Changed = Changed {
         max_num_tokens: 512,
         kv_fraction: 0.5,
         fills_free_memory: false,
-        state_bytes: 1000,
+        state_bytes: Some(1000),
     };
 
     impl ModelDimensions for Changed {
@@ -529,7 +529,7 @@ mod tests {
             self.fills_free_memory
         }
 
-        fn state_bytes(&self) -> u64 {
+        fn state_bytes(&self) -> Option<u64> {
             self.state_bytes
         }
     }

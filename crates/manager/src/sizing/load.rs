@@ -6,13 +6,13 @@ use std::path::Path;
 use std::thread;
 
 use super::configured_model::ConfiguredModel;
-use super::engine_config::{ModelDimensions, engine_config_within};
+use super::engine_config::engine_config_within;
 use super::host_memory::{self, InstanceMemory};
 #[cfg(feature = "cuda")]
 use super::load_on_gpu::load_on_gpu;
 use super::loading::{
     LoadedRunner, available, bytes_per_block, check_host_memory, connect_ranks, host_bytes,
-    kv_bytes, limits, rank_limits,
+    kv_bytes, limits, rank_limits, state_bytes,
 };
 use super::rank_cpus::rank_cpus;
 use crate::step_cost::measure_costs;
@@ -256,13 +256,13 @@ fn load_on_cpu(
         check_host_memory(settings, 1, available_bytes, limit)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config_within(config, model, left, limit)?;
-        let state_bytes = model.state_bytes() * u64::from(engine.max_num_requests);
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
-        let num_bytes = num_bytes + state_bytes;
+        let num_bytes = num_bytes.saturating_add(state_bytes(model, &engine));
         Ok::<_, LoadError>((engine, on_this_host(num_bytes)))
     })?;
     let weight_bytes = on_this_host(weight_bytes);
     let bytes_per_block = on_this_host(bytes_per_block(model, &engine));
+    let state_bytes = state_bytes(model, &engine);
     if is_cut && settings.weight_cache_dir.is_some() {
         log::warn!(
             "weight_cache_dir has no effect with tensor_parallel_size or pipeline_parallel_size, nor with deterministic: true: \
@@ -289,7 +289,8 @@ fn load_on_cpu(
         config: engine,
         runner,
         rank_watch,
-        memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
+        // States are written at load, as weights are.
+        memory: InstanceMemory::new(reservation, weight_bytes + state_bytes, bytes_per_block),
         kv_file: None,
         adapters,
     })
@@ -341,6 +342,7 @@ pub(crate) fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::engine_config::ModelDimensions;
     use super::*;
     use inflight_base::{BlockSize, Tokens};
     use inflight_runner::GroupedLayers;
@@ -406,7 +408,7 @@ mod tests {
             let [found, expected] =
                 [&groups, &one].map(|it| model.kv_bytes_per_block(block_size, it));
             assert_eq!(found, expected);
-            assert_eq!(model.state_bytes(), source.spec().state_bytes());
+            assert_eq!(model.state_bytes(), Some(source.spec().state_bytes()));
         }
     }
 

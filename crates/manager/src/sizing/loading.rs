@@ -81,6 +81,12 @@ pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u6
     u64::from(engine.num_blocks.0) * bytes_per_block(model, engine)
 }
 
+/// Bytes of the recurrent states of all sequences.
+pub(super) fn state_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    let of_one = model.state_bytes().unwrap_or(0);
+    of_one.saturating_mul(engine.max_num_requests.into())
+}
+
 pub(super) fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     let groups = model.layer_groups(engine.max_seq_len, engine.paged_kv);
     model.kv_bytes_per_block(engine.block_size, &groups)

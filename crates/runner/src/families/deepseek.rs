@@ -121,6 +121,7 @@ const GENERATIONS: [Generation; 2] = [
             num_group_scores: 1,
             is_normalised: false,
             routed_scale: 1.0,
+            has_mlp_bias: true,
         },
     },
     Generation {
@@ -138,6 +139,7 @@ const GENERATIONS: [Generation; 2] = [
             num_group_scores: 2,
             is_normalised: true,
             routed_scale: 2.5,
+            has_mlp_bias: true,
         },
     },
 ];

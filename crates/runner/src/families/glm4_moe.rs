@@ -42,6 +42,7 @@ const GLM_EXPERTS: GroupedExperts = GroupedExperts {
     num_group_scores: 2,
     is_normalised: true,
     routed_scale: 1.0,
+    has_mlp_bias: false,
 };
 
 const DOTS_EXPERTS: GroupedExperts = GroupedExperts {

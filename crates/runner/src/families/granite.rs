@@ -35,28 +35,47 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let (mut spec, _) = describe_dense(config, FAMILY.class)?;
+    let has_bias = config.bool_or("mlp_bias", false)?;
+    for layer in &mut spec.layers {
+        layer.feed_forward.set_biases(has_bias);
+    }
+    Ok(spec)
+}
+
+/// A model whose layers have attention and a block without experts, and the sizes that config.json tells.
+///
+/// # Errors
+/// A key is out of range.
+pub fn describe_dense(
+    config: &JsonFile,
+    class: &'static str,
+) -> Result<(ModelSpec, Dimensions), LoadError> {
     let defaults = Defaults {
         sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
         ..Defaults::LLAMA
     };
-    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    let dimensions = Dimensions::from_config(config, &defaults)?;
     let multipliers = Multipliers::read(config)?;
-    multipliers.scale_epsilon(&mut dimensions);
+    let mut scaled = dimensions.clone();
+    scaled.norm.eps = (f64::from(scaled.norm.eps) / multipliers.residual.powi(2)) as f32;
     let mut layer = dimensions.llama_layer();
+    layer.attention.scale = multipliers.scores as f32;
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);
-    layer
-        .feed_forward
-        .set_biases(config.bool_or("mlp_bias", false)?);
     let windows = no_windows(dimensions.num_layers);
-    let mut spec = dimensions.model(FAMILY.class, layer, windows);
-    multiply(&mut spec, &multipliers);
-    Ok(spec)
+    let mut spec = scaled.model(class, layer, windows);
+    spec.embedding_scale = (multipliers.embedding / multipliers.residual) as f32;
+    spec.logits = LogitsTransform {
+        scale: multipliers.logits.recip() as f32,
+        soft_cap: None,
+    };
+    Ok((spec, dimensions))
 }
 
 /// The factors of a Granite.
-pub struct Multipliers {
+struct Multipliers {
     embedding: f64,
     scores: f64,
     residual: f64,
@@ -64,7 +83,7 @@ pub struct Multipliers {
 }
 
 impl Multipliers {
-    pub fn read(config: &JsonFile) -> Result<Self, LoadError> {
+    fn read(config: &JsonFile) -> Result<Self, LoadError> {
         let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
         Ok(Self {
             embedding: multiplier("embedding_multiplier")?,
@@ -73,27 +92,4 @@ impl Multipliers {
             logits: multiplier("logits_scaling")?,
         })
     }
-
-    /// Divides the epsilon of the residual stream's norms by the square of the stream's factor.
-    pub fn scale_epsilon(&self, dimensions: &mut Dimensions) {
-        dimensions.norm.eps = (f64::from(dimensions.norm.eps) / self.residual.powi(2)) as f32;
-    }
-}
-
-/// Gives a model its factors, but for that epsilon.
-pub fn multiply(spec: &mut ModelSpec, multipliers: &Multipliers) {
-    let Multipliers {
-        embedding,
-        scores,
-        residual,
-        logits,
-    } = multipliers;
-    for layer in &mut spec.layers {
-        layer.attention.scale = *scores as f32;
-    }
-    spec.embedding_scale = (embedding / residual) as f32;
-    spec.logits = LogitsTransform {
-        scale: logits.recip() as f32,
-        soft_cap: None,
-    };
 }

@@ -8,12 +8,11 @@
 //! Source: configuration_*.py and modeling_*.py of granitemoe, granitemoeshared and granitemoehybrid of transformers.
 
 use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
-use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::dimensions::Dimensions;
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
 use super::family::Family;
-use super::granite::{Multipliers, multiply};
-use super::recurrent::{MAX_KERNEL_LEN, layers_of_type, times};
-use super::windows::no_windows;
+use super::granite::describe_dense;
+use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type, times};
 use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
 use crate::rope::Rope;
 use crate::spec::{
@@ -29,7 +28,7 @@ pub const GRANITE_MOE: Family = Family {
     class: "GraniteMoeForCausalLM",
     gguf: None,
     describe: |config| {
-        let (mut spec, dimensions) = describe(config, GRANITE_MOE.class)?;
+        let (mut spec, dimensions) = describe_dense(config, GRANITE_MOE.class)?;
         let experts = FeedForward::Experts(experts(config, &dimensions, 0)?);
         for layer in &mut spec.layers {
             layer.feed_forward = experts.clone();
@@ -42,7 +41,7 @@ pub const GRANITE_MOE_SHARED: Family = Family {
     class: "GraniteMoeSharedForCausalLM",
     gguf: None,
     describe: |config| {
-        let (mut spec, dimensions) = describe(config, GRANITE_MOE_SHARED.class)?;
+        let (mut spec, dimensions) = describe_dense(config, GRANITE_MOE_SHARED.class)?;
         let shared_size = config.size("shared_intermediate_size", 0..=MAX_WIDTH)?;
         let experts = experts(config, &dimensions, shared_size.unwrap_or(0))?;
         for layer in &mut spec.layers {
@@ -79,7 +78,8 @@ const LAYER_TYPES: [[&str; 2]; 2] = [
 ];
 
 fn describe_hybrid(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let (mut spec, dimensions) = describe(config, GRANITE_4.class)?;
+    let (mut spec, dimensions) = describe_dense(config, GRANITE_4.class)?;
+    check_activation(config, dimensions.activation)?;
     let has_rope = config.string("position_embedding_type")? == Some("rope");
     let shared_size = width(config, "shared_intermediate_size", 1024)?;
     let num_experts = config.size("num_local_experts", 0..=MAX_EXPERTS)?;
@@ -109,26 +109,6 @@ fn describe_hybrid(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         }
     }
     Ok(spec)
-}
-
-/// A model whose layers have attention and a block without experts.
-fn describe(config: &JsonFile, class: &'static str) -> Result<(ModelSpec, Dimensions), LoadError> {
-    let defaults = Defaults {
-        sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
-        ..Defaults::LLAMA
-    };
-    let dimensions = Dimensions::from_config(config, &defaults)?;
-    let multipliers = Multipliers::read(config)?;
-    let mut scaled = dimensions.clone();
-    multipliers.scale_epsilon(&mut scaled);
-    let mut layer = dimensions.llama_layer();
-    layer
-        .attention
-        .set_biases(config.bool_or("attention_bias", false)?);
-    let windows = no_windows(dimensions.num_layers);
-    let mut spec = scaled.model(class, layer, windows);
-    multiply(&mut spec, &multipliers);
-    Ok((spec, dimensions))
 }
 
 fn experts(

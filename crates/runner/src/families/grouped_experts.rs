@@ -30,6 +30,8 @@ pub struct GroupedExperts {
     pub num_group_scores: usize,
     pub is_normalised: bool,
     pub routed_scale: f64,
+    /// Whether `mlp_bias` says that shared experts have biases.
+    pub has_mlp_bias: bool,
 }
 
 impl GroupedExperts {
@@ -68,7 +70,7 @@ pub fn experts(
             "mlp.shared_experts.down_proj",
         ];
         let mut shared = dimensions.shared_expert(modules, num_shared * expert_size);
-        let has_bias = config.bool_or("mlp_bias", false)?;
+        let has_bias = family.has_mlp_bias && config.bool_or("mlp_bias", false)?;
         (shared.gate_up.has_bias, shared.down.has_bias) = (has_bias, has_bias);
         experts.shared = Some(shared);
     }
@@ -85,8 +87,10 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
         RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
         RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
     };
+    // dots.llm1 has the name of the method there.
     if let Some(other) = config.string("scoring_func")?
         && other != score
+        && !methods.contains(&other)
     {
         let expected = format!("'{score}' in this family");
         return Err(config.unexpected("scoring_func", format_args!("'{other}'"), expected));

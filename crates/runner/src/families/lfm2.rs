@@ -8,8 +8,6 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of lfm2 and lfm2_moe of transformers; Liquid AI, arXiv:2511.23404.
 
-use serde_json::Value;
-
 use super::bounds::{MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
@@ -25,7 +23,8 @@ use crate::spec::{
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{
-    GroupedRouting, QkNormKind, RecurrenceShape, RecurrentRule, RouterScores, RoutingRule,
+    Activation, GroupedRouting, QkNormKind, RecurrenceShape, RecurrentRule, RouterScores,
+    RoutingRule,
 };
 use inflight_numbers::Stacking;
 
@@ -97,6 +96,8 @@ fn dimensions(config: &JsonFile, sizes: Sizes) -> Result<Dimensions, LoadError> 
     let dimensions = Dimensions::from_config(config, &defaults)?;
     Ok(Dimensions {
         tied_embeddings: config.bool_or("tie_embedding", dimensions.tied_embeddings)?,
+        // Whatever `hidden_act` says.
+        activation: Activation::Silu,
         ..dimensions
     })
 }
@@ -187,10 +188,11 @@ fn inner_size(config: &JsonFile, told: usize) -> Result<usize, LoadError> {
     }
     const MULTIPLIER: &str = "block_ffn_dim_multiplier";
     let two_thirds = 2 * told / 3;
-    let multiplier = match config.get(MULTIPLIER) {
-        Some(Value::Null) => return checked(config, MULTIPLIER, two_thirds),
-        _ => config.number(MULTIPLIER, 0.0..=16.0)?.unwrap_or(1.0),
-    };
+    // An explicit null leaves it at that.
+    if config.has(MULTIPLIER) && config.get(MULTIPLIER).is_none() {
+        return checked(config, MULTIPLIER, two_thirds);
+    }
+    let multiplier = config.number(MULTIPLIER, 0.0..=16.0)?.unwrap_or(1.0);
     let unit = config.size("block_multiple_of", 1..=MAX_WIDTH)?;
     let adjusted = (multiplier * two_thirds as f64) as usize;
     checked(

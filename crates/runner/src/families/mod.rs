@@ -281,7 +281,11 @@ fn describe_if(
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             config.unexpected("architectures", value, format!("{known}{hint}"))
         })?;
-    (family.describe)(config)
+    let spec = (family.describe)(config)?;
+    match spec.num_cached_layers() {
+        0 => Err(config.error("no layer has attention; at least one is expected".to_owned())),
+        _ => Ok(spec),
+    }
 }
 
 /// The architecture of GGUF files.

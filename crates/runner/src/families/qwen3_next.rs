@@ -15,7 +15,7 @@ use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, layers_with_experts, routing, width};
 use super::family::Family;
-use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
+use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use super::with_images::describe_language_model;
@@ -95,6 +95,7 @@ fn describe(
         ..Defaults::LLAMA
     };
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    check_activation(config, dimensions.activation)?;
     dimensions.norm.weight_offset = 1.0;
     let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
     let delta = delta_shape(config, dimensions.norm.eps)?;
@@ -114,7 +115,11 @@ fn describe(
                 RoutingRule::Softmax { is_normalised },
             )?;
             let experts = mixture(config, &dimensions, routing)?;
-            Some((experts, layers_with_experts(config, num_layers)?))
+            let has_experts = match class == QWEN3_NEXT.class {
+                true => layers_with_experts(config, num_layers)?,
+                false => vec![true; num_layers],
+            };
+            Some((experts, has_experts))
         }
         None => None,
     };

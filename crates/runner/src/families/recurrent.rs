@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
+use inflight_device::Activation;
 
 /// The most positions that a convolution reads.
 pub const MAX_KERNEL_LEN: usize = 64;
@@ -69,7 +70,7 @@ pub fn layers_with_index(
     key: &str,
 ) -> Result<Vec<bool>, LoadError> {
     let listed = match config.get(key) {
-        None | Some(Value::Null) => return Ok(vec![true; num_layers]),
+        None => return Ok(vec![true; num_layers]),
         Some(listed) => listed,
     };
     let index = |layer: &Value| {
@@ -91,4 +92,15 @@ pub fn layers_with_index(
         is_listed[layer] = true;
     }
     Ok(is_listed)
+}
+
+/// Refuses a `hidden_act` that convolutions with SiLU do not have.
+///
+/// # Errors
+/// They have.
+pub fn check_activation(config: &JsonFile, activation: Activation) -> Result<(), LoadError> {
+    match activation {
+        Activation::Silu => Ok(()),
+        other => Err(config.unexpected("hidden_act", format_args!("{other:?}"), "'silu'")),
+    }
 }

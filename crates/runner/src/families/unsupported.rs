@@ -235,7 +235,17 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
+const ONLY_SAFETENSORS: &[&str] = &[
+    "dots1",
+    "glm4moe",
+    "granitehybrid",
+    "granitemoe",
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
