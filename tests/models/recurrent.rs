@@ -235,7 +235,7 @@ fn a_gpu_refuses_them_on_a_gpu() {
     });
 }
 
-/// What greedy requests of several lengths get if the tokens of some steps are missed, as where a guide is not ready.
+/// Tokens of greedy requests of several lengths. Some steps miss tokens, as if a guide were not ready.
 fn tokens_with_misses(name: &str, is_missed: impl Fn(usize, usize) -> bool) -> Vec<Vec<u32>> {
     const NUM_REQUESTS: usize = 3;
     let setup = Setup {

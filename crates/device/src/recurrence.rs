@@ -26,7 +26,7 @@ use inflight_base::LoadError;
 pub struct RecurrenceShape {
     /// Positions that the causal convolution of each channel reads, the token's own included.
     pub kernel_len: usize,
-    /// What is computed with the convolution.
+    /// The rule around the convolution.
     pub rule: RecurrentRule,
 }
 
@@ -118,7 +118,7 @@ pub struct RuleWeights<D: Load> {
     pub norm: D::Vector,
 }
 
-/// What a layer with a state computes with.
+/// The operands of a layer with a state.
 pub struct RecurrenceParams<'a, D: Load> {
     /// The sizes.
     pub shape: &'a RecurrenceShape,

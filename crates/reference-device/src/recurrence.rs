@@ -8,7 +8,7 @@ use inflight_device::{
 
 use super::{Reference, Rows, Step, exact};
 
-/// What it computes of layers with recurrent states.
+/// Operations of layers with recurrent states.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceRecurrences;
 
@@ -153,9 +153,7 @@ fn delta_rule(
         let k = normalised(&keys[of_key..][..key_dim]);
         let own = head * value_dim..(head + 1) * value_dim;
         let (v, gates) = (&values[own.clone()], &gates[own]);
-        let time = (decays[head] + exact(weights.time_biases[head]))
-            .exp()
-            .ln_1p();
+        let time = softplus(decays[head] + exact(weights.time_biases[head]));
         let decay = (-exact(weights.rates[head]) * time).exp();
         let decay = if is_repeated { 1.0 } else { decay };
         matrix.iter_mut().for_each(|element| *element *= decay);
@@ -176,8 +174,7 @@ fn delta_rule(
         let scale = 1.0 / (key_dim as f64).sqrt();
         let sums = (0..value_dim).map(|column| read(matrix, &q, column) * scale);
         let sums: Vec<_> = sums.collect();
-        let squares: f64 = sums.iter().map(|sum| sum * sum).sum();
-        let rms = (squares / value_dim as f64 + exact(shape.norm_eps)).sqrt();
+        let rms = root_mean_square(&sums, shape.norm_eps);
         let of_columns = sums.iter().zip(&weights.norm).zip(gates);
         out.extend(
             of_columns.map(|((sum, &weight), &gate)| sum / rms * exact(weight) * silu(gate)),
@@ -210,9 +207,7 @@ fn state_space(
             &keys[of_group..][..state_dim],
             &queries[of_group..][..state_dim],
         );
-        let time = (times[head] + exact(weights.time_biases[head]))
-            .exp()
-            .ln_1p();
+        let time = softplus(times[head] + exact(weights.time_biases[head]));
         let [least, most] = shape.times.map(exact);
         let time = time.max(least).min(most);
         let decay = (-exact(weights.rates[head]) * time).exp();
@@ -236,8 +231,7 @@ fn state_space(
     let len = gated.len() / shape.num_norm_groups;
     let groups = gated.chunks(len).zip(weights.norm.chunks(len));
     let normed = groups.flat_map(|(gated, norm)| {
-        let squares: f64 = gated.iter().map(|x| x * x).sum();
-        let rms = (squares / len as f64 + exact(shape.norm_eps)).sqrt();
+        let rms = root_mean_square(gated, shape.norm_eps);
         gated
             .iter()
             .zip(norm)
@@ -250,6 +244,15 @@ fn normalised(x: &[f64]) -> Vec<f64> {
     let squares: f64 = x.iter().map(|x| x * x).sum();
     let len = (squares + 1e-6).sqrt();
     x.iter().map(|x| x / len).collect()
+}
+
+fn root_mean_square(x: &[f64], eps: f32) -> f64 {
+    let squares: f64 = x.iter().map(|x| x * x).sum();
+    (squares / x.len() as f64 + exact(eps)).sqrt()
+}
+
+fn softplus(x: f64) -> f64 {
+    x.exp().ln_1p()
 }
 
 fn sigmoid(x: f64) -> f64 {

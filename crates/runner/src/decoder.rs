@@ -130,7 +130,7 @@ enum RowNormOps<D: Device> {
     Tiles(D::Tiles),
 }
 
-/// What the gates of attention need.
+/// The gates of attention, and their operation.
 struct Gates<D: Device> {
     ops: D::Recurrences,
     /// `[max_num_tokens, q_len]`.

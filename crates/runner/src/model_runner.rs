@@ -767,11 +767,8 @@ fn layer_groups(
     spec: &ModelSpec,
     limits: &RunnerLimits,
 ) -> Result<LayerGroups, LoadError> {
-    let (layers, num_layers) = match spec.recurrence() {
-        None => (part.stage.layers.clone(), spec.num_layers()),
-        // One stage has all layers.
-        Some(_) => (0..spec.num_cached_layers(), spec.num_cached_layers()),
-    };
+    let layers = spec.cached_layers(part.stage.layers.clone());
+    let num_layers = spec.num_cached_layers();
     let Some(groups) = &limits.layer_groups else {
         return Ok(one_group(spec, layers.len()));
     };

@@ -50,7 +50,7 @@ pub(super) struct RecurrenceBuffers<D: Device> {
     /// Whether each sequence of the step computes its last token again.
     is_repeated: Vec<bool>,
     x: D::Sums,
-    /// What the output projection reads.
+    /// The inputs of the output projection.
     pub(super) mixed: D::Inputs,
 }
 

@@ -2,7 +2,7 @@
 
 use inflight_device::RecurrenceShape;
 
-/// What a layer keeps instead of keys and values.
+/// A layer's recurrence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrenceSpec {
     /// The sizes.

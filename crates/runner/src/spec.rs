@@ -4,6 +4,7 @@
 //! bytes read it. Nothing else depends on the family.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use super::limits::AttentionWindows;
 use super::recurrence_spec::RecurrenceSpec;
@@ -272,8 +273,8 @@ pub struct AttentionSpec {
     pub qkv: Projection,
     /// What queries, keys and values are made of in latent attention, which all layers of a model have or none.
     pub latent: Option<LatentSpec>,
-    /// What the layer has in place of attention: `qkv` makes what that reads, `[input_len, hidden_size]`, and `o` reads
-    /// its results, `[hidden_size, out_len]`.
+    /// The recurrence in place of attention: `qkv` projects its inputs, `[input_len, hidden_size]`, and `o` its
+    /// results, `[hidden_size, out_len]`.
     pub recurrence: Option<RecurrenceSpec>,
     /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
     pub gate: Option<Projection>,
@@ -487,6 +488,18 @@ impl Module {
     }
 }
 
+impl QkNormSpec {
+    /// An RMS norm of each head, under the usual names.
+    pub const fn of_heads(eps: f32) -> Self {
+        Self {
+            q: "self_attn.q_norm",
+            k: "self_attn.k_norm",
+            kind: QkNormKind::Head,
+            eps,
+        }
+    }
+}
+
 impl Linear {
     /// A linear layer that is a module of its own, in the order of transformers' Llama.
     pub const fn whole(module: &'static str, num_outputs: usize) -> Self {
@@ -670,10 +683,22 @@ impl ModelSpec {
         layers.find_map(|layer| layer.attention.recurrence.as_ref())
     }
 
+    /// The indices of some layers among those that keep keys and values.
+    ///
+    /// ```text
+    /// layers     0 state  1 cache  2 state  3 cache  4 cache
+    /// cached              0                 1        2
+    ///            |------ 0..3 ------------| is 0..1
+    /// ```
+    pub fn cached_layers(&self, layers: Range<usize>) -> Range<usize> {
+        let count = |layers: &[LayerSpec]| layers.iter().filter(|layer| layer.has_cache()).count();
+        let first = count(&self.layers[..layers.start]);
+        first..first + count(&self.layers[layers])
+    }
+
     /// Layers that keep keys and values.
     pub fn num_cached_layers(&self) -> usize {
-        let layers = self.layers.iter();
-        layers.filter(|layer| layer.has_cache()).count()
+        self.cached_layers(0..self.num_layers()).len()
     }
 
     /// Bytes of the recurrent states of a sequence, in all layers.

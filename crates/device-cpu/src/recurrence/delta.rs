@@ -12,11 +12,9 @@ use super::super::Cpu;
 use super::super::elementwise::sum;
 use super::super::math::{exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::{Tasks, sigmoid, softplus};
+use super::{COLUMNS, Tasks, sigmoid, softplus};
 use inflight_device::{DeltaShape, RuleWeights};
 
-/// Columns of a state that are computed together: their sums stay in registers.
-const COLUMNS: usize = 32;
 /// Added to the squared length of a query or key, as transformers and flash-linear-attention do.
 const LENGTH_EPS: f32 = 1e-6;
 
@@ -193,12 +191,8 @@ fn update_columns<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::super::super::Simd;
+    use super::super::tests::values;
     use super::*;
-
-    fn values(len: usize, seed: usize) -> Vec<f32> {
-        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1000.0 - 1.0;
-        (0..len).map(value).collect()
-    }
 
     /// The rule by its definition; adds to the state, too.
     fn updated(state: &mut [f64], [q, k, v]: [&[f32]; 3], decay: f32, strength: f32) -> Vec<f64> {

@@ -22,6 +22,9 @@ use inflight_base::LoadError;
 use inflight_device::{RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule};
 use inflight_threads::DisjointSlice;
 
+/// Columns of a state that are computed together: their sums stay in registers.
+const COLUMNS: usize = 32;
+
 /// Operations of layers with recurrent states on a CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuRecurrences;
@@ -41,7 +44,7 @@ pub(super) struct RecurrenceScratch {
     values: Vec<f32>,
 }
 
-/// What the tasks of a step have in common.
+/// The operands of all tasks of a step.
 struct Tasks<'a> {
     step: &'a CpuStep<'a>,
     is_repeated: &'a [bool],
@@ -234,6 +237,12 @@ fn softplus(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Numbers from -1 to 1.
+    pub(super) fn values(len: usize, seed: usize) -> Vec<f32> {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1000.0 - 1.0;
+        (0..len).map(value).collect()
+    }
 
     #[test]
     fn softplus_is_near_its_definition() {

@@ -9,11 +9,8 @@ use super::super::Cpu;
 use super::super::elementwise::{MIN_TASK_LEN, inverse_rms};
 use super::super::math::{exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::{Tasks, softplus};
+use super::{COLUMNS, Tasks, softplus};
 use inflight_device::{RuleWeights, StateSpaceShape};
-
-/// Columns of a state that are computed together: their sums stay in registers.
-const COLUMNS: usize = 32;
 
 impl Cpu {
     /// The rule for all tokens, whose channels have been convolved.
@@ -47,22 +44,12 @@ impl Cpu {
                     // SAFETY: nothing writes what is not a value.
                     unsafe { tasks.x.read(token * input_len + column, len) }
                 };
-                let key = part(value_len + group, shape.state_dim);
                 let query = part(value_len + key_len + group, shape.state_dim);
-                let time = part(2 * (value_len + key_len) + head, 1)[0];
                 let start = token * input_len + head * head_dim;
                 // SAFETY: each token is of one sequence, whose heads are of one task.
                 let value = unsafe { tasks.x.slice(start, head_dim) };
-                let [least, most] = shape.times;
-                // Written as comparisons, because `f32::clamp` panics if a bound is NaN.
-                let time = softplus(time + weights.time_biases[head]);
-                let time = if time < least { least } else { time };
-                let time = if time > most { most } else { time };
-                let decay = exp(-weights.rates[head] * time);
-                let factors = [decay, time, skips[head]];
                 if span.is_repeated {
-                    let skip = skips[head];
-                    let state = &*state;
+                    let (state, skip) = (&*state, skips[head]);
                     for_each_simd!(simd, read, (
                         state: &[f32],
                         query: &[f32],
@@ -71,6 +58,15 @@ impl Cpu {
                     ));
                     continue;
                 }
+                let key = part(value_len + group, shape.state_dim);
+                let time = part(2 * (value_len + key_len) + head, 1)[0];
+                let [least, most] = shape.times;
+                // Written as comparisons, because `f32::clamp` panics if a bound is NaN.
+                let time = softplus(time + weights.time_biases[head]);
+                let time = if time < least { least } else { time };
+                let time = if time > most { most } else { time };
+                let decay = exp(-weights.rates[head] * time);
+                let factors = [decay, time, skips[head]];
                 for_each_simd!(simd, update, (
                     state: &mut [f32],
                     key: &[f32],
@@ -201,13 +197,9 @@ fn update_columns<const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::values;
     use super::*;
     use crate::Simd;
-
-    fn values(len: usize, seed: usize) -> Vec<f32> {
-        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1000.0 - 1.0;
-        (0..len).map(value).collect()
-    }
 
     #[test]
     fn a_state_is_updated_by_the_definition_whatever_its_width() {

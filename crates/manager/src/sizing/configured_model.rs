@@ -293,12 +293,11 @@ impl ConfiguredModel<'_> {
     /// The layers of each stage that keep keys and values; one stage if they cannot be split.
     fn stages(&self, source: &ModelSource) -> Vec<Range<usize>> {
         let spec = source.spec();
-        let all = 0..spec.num_cached_layers();
-        match source.layers_of_stages(self.grid()) {
-            // Models whose layers do not all keep keys and values have one stage.
-            Ok(stages) if spec.num_cached_layers() == spec.num_layers() => stages,
-            _ => vec![all],
-        }
+        let stages = source.layers_of_stages(self.grid());
+        let all = 0..spec.num_layers();
+        let stages = stages.unwrap_or_else(|_| vec![all]);
+        let stages = stages.into_iter();
+        stages.map(|layers| spec.cached_layers(layers)).collect()
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.

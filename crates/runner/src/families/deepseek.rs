@@ -24,7 +24,7 @@ use super::gguf::{GgufArchitecture, GgufExperts};
 use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, experts};
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
-use crate::spec::{AttentionSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Projection};
+use crate::spec::{AttentionSpec, LatentQueries, LatentSpec, ModelSpec, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RowOrder};
 use inflight_device::{LatentShape, RouterScores};
@@ -171,14 +171,12 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
     layer
         .feed_forward
         .set_biases(config.bool_or("mlp_bias", false)?);
-    let num_dense = generation.experts.num_dense_layers(config)?;
     let experts = experts(config, &dimensions, &generation.experts)?;
     (dimensions.num_kv_heads, dimensions.head_dim) = (1, shape.key_dim());
     let windows = no_windows(dimensions.num_layers);
     let mut spec = dimensions.model(generation.class, layer, windows);
-    for layer in spec.layers.iter_mut().skip(num_dense) {
-        layer.feed_forward = FeedForward::Experts(experts.clone());
-    }
+    let family = &generation.experts;
+    family.replace_dense(config, &experts, &mut spec)?;
     Ok(spec)
 }
 

@@ -17,7 +17,6 @@ use crate::rope::Rope;
 use crate::spec::{ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::QkNormKind;
 
 pub const FAMILY: Family = Family {
     class: "Exaone4ForCausalLM",
@@ -39,12 +38,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::after("post_attention_layernorm", "post_feedforward_layernorm");
-    layer.attention.qk_norm = Some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps: dimensions.norm.eps,
-    });
+    layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     let num_layers = dimensions.num_layers;
     if window(config)?.is_none() {
         let windows = no_windows(num_layers);

@@ -1,9 +1,8 @@
 //! Keys of config.json that describe mixtures of experts, and the names of their modules.
 
-use serde_json::Value;
-
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::Dimensions;
+use super::layer_lists::listed_layers;
 use crate::spec::{ExpertsSpec, Linear, Projection, SharedExpert, StackedExperts, StackedLayout};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -100,20 +99,10 @@ pub fn layers_with_experts(config: &JsonFile, num_layers: usize) -> Result<Vec<b
     let mut has_experts: Vec<_> = (1..=num_layers)
         .map(|layer| layer.is_multiple_of(step))
         .collect();
-    let dense = config.get(DENSE).unwrap_or(&Value::Null);
-    let wrong = || {
-        let expected = format!("a list of layers below {num_layers}");
-        config.unexpected(DENSE, dense, expected)
-    };
-    let listed = match dense {
-        Value::Null => &[],
-        Value::Array(listed) => listed.as_slice(),
-        _ => return Err(wrong()),
-    };
-    for layer in listed {
-        let layer = layer.as_u64().and_then(|layer| usize::try_from(layer).ok());
-        let layer = layer.and_then(|layer| has_experts.get_mut(layer));
-        *layer.ok_or_else(wrong)? = false;
+    if let Some(is_dense) = listed_layers(config, DENSE, num_layers)? {
+        for (has_experts, is_dense) in has_experts.iter_mut().zip(is_dense) {
+            *has_experts &= !is_dense;
+        }
     }
     Ok(has_experts)
 }

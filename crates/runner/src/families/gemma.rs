@@ -28,7 +28,7 @@ use super::windows::{no_windows, set_rope_of_windows, set_windows_except_every};
 use crate::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{Activation, LogitsTransform, QkNormKind};
+use inflight_device::{Activation, LogitsTransform};
 
 pub const GEMMA: Family = Family {
     class: "GemmaForCausalLM",
@@ -212,12 +212,9 @@ fn describe(
     let scalar = config.number("query_pre_attn_scalar", 1e-6..=1e9)?;
     attention.scale = scalar.unwrap_or(256.0).sqrt().recip() as f32;
     attention.soft_cap = soft_cap(config, "attn_logit_softcapping", special.soft_caps[0])?;
-    attention.qk_norm = special.has_qk_norm.then_some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps: dimensions.norm.eps,
-    });
+    attention.qk_norm = special
+        .has_qk_norm
+        .then_some(QkNormSpec::of_heads(dimensions.norm.eps));
     let num_layers = dimensions.num_layers;
     let mut spec = dimensions.model(class, layer, vec![None; num_layers]);
     spec.embedding_scale = embedding_scale(spec.hidden_size);

@@ -6,17 +6,15 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of glm4_moe and dots1 of transformers; GLM-4.5 team, arXiv:2508.06471.
 
-use std::num::NonZeroU32;
-
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::grouped_experts::{GroupedExperts, experts};
 use super::rope_config::RopeDefaults;
-use super::windows::{no_windows, window, windows_in_some_layers};
-use crate::spec::{FeedForward, LayerSpec, ModelSpec, QkNormSpec};
+use super::windows::{no_windows, windows_from};
+use crate::spec::{ModelSpec, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{QkNormKind, RouterScores};
+use inflight_device::RouterScores;
 
 pub const GLM4_MOE: Family = Family {
     class: "Glm4MoeForCausalLM",
@@ -69,14 +67,12 @@ fn describe_glm(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = config.bool_or("attention_bias", false)?;
     if config.bool_or("use_qk_norm", false)? {
-        normalise_heads(&mut layer, dimensions.norm.eps);
+        layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     }
-    let experts = FeedForward::Experts(experts(config, &dimensions, &GLM_EXPERTS)?);
+    let experts = experts(config, &dimensions, &GLM_EXPERTS)?;
     let windows = no_windows(dimensions.num_layers);
     let mut spec = dimensions.model(GLM4_MOE.class, layer, windows);
-    for layer in behind_dense(config, &mut spec, &GLM_EXPERTS)? {
-        layer.feed_forward = experts.clone();
-    }
+    GLM_EXPERTS.replace_dense(config, &experts, &mut spec)?;
     Ok(spec)
 }
 
@@ -91,47 +87,10 @@ fn describe_dots(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);
-    normalise_heads(&mut layer, dimensions.norm.eps);
-    let experts = FeedForward::Experts(experts(config, &dimensions, &DOTS_EXPERTS)?);
-    let windows = windows_of_dots(config, dimensions.num_layers)?;
+    layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
+    let experts = experts(config, &dimensions, &DOTS_EXPERTS)?;
+    let windows = windows_from(config, dimensions.num_layers, 62)?;
     let mut spec = dimensions.model(DOTS1.class, layer, windows);
-    for layer in behind_dense(config, &mut spec, &DOTS_EXPERTS)? {
-        layer.feed_forward = experts.clone();
-    }
+    DOTS_EXPERTS.replace_dense(config, &experts, &mut spec)?;
     Ok(spec)
-}
-
-fn windows_of_dots(
-    config: &JsonFile,
-    num_layers: usize,
-) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
-    const NUM_WITHOUT_WINDOW: usize = 62;
-    let is_told = ["layer_types", "max_window_layers"].map(|key| config.get(key).is_some());
-    if is_told.contains(&true) {
-        return windows_in_some_layers(config, num_layers);
-    }
-    let window = window(config)?;
-    let layers = 0..num_layers;
-    Ok(layers
-        .map(|layer| window.filter(|_| layer >= NUM_WITHOUT_WINDOW))
-        .collect())
-}
-
-fn normalise_heads(layer: &mut LayerSpec, eps: f32) {
-    layer.attention.qk_norm = Some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps,
-    });
-}
-
-/// The layers with experts.
-fn behind_dense<'a>(
-    config: &JsonFile,
-    spec: &'a mut ModelSpec,
-    experts: &GroupedExperts,
-) -> Result<impl Iterator<Item = &'a mut LayerSpec>, LoadError> {
-    let num_dense = experts.num_dense_layers(config)?;
-    Ok(spec.layers.iter_mut().skip(num_dense))
 }

@@ -6,7 +6,7 @@
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::Dimensions;
 use super::experts::{EXPERT_MODULES, width};
-use crate::spec::ExpertsSpec;
+use crate::spec::{ExpertsSpec, FeedForward, ModelSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{GroupedRouting, RouterScores, Routing, RoutingRule};
@@ -14,7 +14,7 @@ use inflight_device::{GroupedRouting, RouterScores, Routing, RoutingRule};
 pub const GROUPS: &str = "n_group";
 pub const CHOSEN_GROUPS: &str = "topk_group";
 
-/// What a family assumes where config.json is silent, and how it chooses.
+/// The routing of a family, and its defaults.
 pub struct GroupedExperts {
     pub scores: RouterScores,
     /// `None` if config.json must tell them. So for the next ones.
@@ -35,13 +35,22 @@ pub struct GroupedExperts {
 }
 
 impl GroupedExperts {
-    /// Layers in front of the first one with experts.
+    /// Gives experts to all layers of a model but the first, `first_k_dense_replace`.
     ///
     /// # Errors
     /// Their number is out of range.
-    pub fn num_dense_layers(&self, config: &JsonFile) -> Result<usize, LoadError> {
-        let told = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
-        Ok(told.unwrap_or(self.num_dense_layers))
+    pub fn replace_dense(
+        &self,
+        config: &JsonFile,
+        experts: &ExpertsSpec,
+        spec: &mut ModelSpec,
+    ) -> Result<(), LoadError> {
+        let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
+        let num_dense = num_dense.unwrap_or(self.num_dense_layers);
+        for layer in spec.layers.iter_mut().skip(num_dense) {
+            layer.feed_forward = FeedForward::Experts(experts.clone());
+        }
+        Ok(())
     }
 }
 

@@ -12,7 +12,8 @@ use super::bounds::{MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
 use super::family::Family;
-use super::recurrent::{MAX_KERNEL_LEN, layers_of_type, layers_with_index};
+use super::layer_lists::listed_layers;
+use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::recurrence_spec::RecurrenceSpec;
@@ -37,7 +38,8 @@ pub const LFM2: Family = Family {
         dimensions.intermediate_size = inner_size(config, dimensions.intermediate_size)?;
         let has_attention = match config.get("layer_types").is_some() {
             true => layers_of_type(config, dimensions.num_layers, LAYER_TYPES)?,
-            false => layers_with_index(config, dimensions.num_layers, "full_attn_idxs")?,
+            false => listed_layers(config, "full_attn_idxs", dimensions.num_layers)?
+                .unwrap_or_else(|| vec![true; dimensions.num_layers]),
         };
         describe(config, dimensions, LFM2.class, &has_attention)
     },

@@ -11,6 +11,7 @@
 //! experts.rs       keys of mixtures of experts
 //! grouped_experts.rs  keys of experts that are chosen by groups
 //! recurrent.rs     keys of layers with recurrent states
+//! layer_lists.rs   lists of layers
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
 //! unsupported.rs   families that are refused, and why
@@ -44,6 +45,7 @@ mod granite;
 mod granite_moe;
 mod grouped_experts;
 mod helium;
+mod layer_lists;
 mod lfm2;
 mod llama;
 mod mistral;

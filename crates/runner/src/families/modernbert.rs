@@ -13,7 +13,7 @@ use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
 use super::rope_config::{RopeDefaults, rope_of, rope_parameters};
-use super::windows::{set_rope_of_windows, windowed_layers};
+use super::windows::{DEFAULT_MAX_WINDOW_LAYERS, set_rope_of_windows, windowed_layers};
 use crate::rope::Rope;
 use crate::spec::{
     ClassActivation, ClassDense, ClassModules, ModelModules, ModelSpec, NormKind, Norms, Projection,
@@ -169,7 +169,7 @@ fn windows(config: &JsonFile, num_layers: usize) -> Result<Vec<Option<NonZeroU32
     let window = NonZeroU32::new(width.unwrap_or(128) as u32 / 2 + 1);
     let interval = config.size("global_attn_every_n_layers", 1..=MAX_LAYERS)?;
     let is_local = match config.get("layer_types") {
-        Some(_) => windowed_layers(config, num_layers)?,
+        Some(_) => windowed_layers(config, num_layers, DEFAULT_MAX_WINDOW_LAYERS)?,
         None => (0..num_layers)
             .map(|layer| !layer.is_multiple_of(interval.unwrap_or(3)))
             .collect(),

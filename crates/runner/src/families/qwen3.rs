@@ -12,7 +12,6 @@ use super::windows::{no_windows, windows_in_some_layers};
 use crate::spec::{ModelSpec, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::QkNormKind;
 
 pub const FAMILY: Family = Family {
     class: "Qwen3ForCausalLM",
@@ -29,12 +28,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
-    layer.attention.qk_norm = Some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps: dimensions.norm.eps,
-    });
+    layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);

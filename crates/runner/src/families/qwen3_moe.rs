@@ -15,7 +15,6 @@ use super::windows::{no_windows, windows_in_all_layers};
 use crate::spec::{FeedForward, ModelSpec, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::QkNormKind;
 
 pub const FAMILY: Family = Family {
     class: "Qwen3MoeForCausalLM",
@@ -39,12 +38,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let routing = routing(config, &experts, softmax_rule(config)?)?;
     let mut layer = dimensions.llama_layer();
-    layer.attention.qk_norm = Some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps: dimensions.norm.eps,
-    });
+    layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);

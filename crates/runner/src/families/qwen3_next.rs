@@ -23,9 +23,7 @@ use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
 use crate::spec::{FeedForward, LayerSpec, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{
-    DeltaShape, QkNormKind, RecurrenceShape, RecurrentRule, Routing, RoutingRule,
-};
+use inflight_device::{DeltaShape, RecurrenceShape, RecurrentRule, Routing, RoutingRule};
 use inflight_numbers::Stacking;
 
 pub const QWEN3_NEXT: Family = Family {
@@ -177,12 +175,7 @@ fn attention_layer(dimensions: &Dimensions) -> LayerSpec {
         parts: vec![fused(1)],
         ..attention.qkv.clone()
     });
-    attention.qk_norm = Some(QkNormSpec {
-        q: "self_attn.q_norm",
-        k: "self_attn.k_norm",
-        kind: QkNormKind::Head,
-        eps: dimensions.norm.eps,
-    });
+    attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     layer
 }
 
@@ -228,7 +221,7 @@ fn layers_with_attention(config: &JsonFile, num_layers: usize) -> Result<Vec<boo
         .collect())
 }
 
-/// What the rule reads, in modules of their own: queries, keys and values, gates, strengths, decays.
+/// The input projection in four modules: queries, keys and values, gates, strengths, decays.
 fn inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
     let num_heads = delta.num_value_heads;
     let parts = [
@@ -243,7 +236,7 @@ fn inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
     Projection::stacked(&parts, hidden_size, Stacking::Concatenated)
 }
 
-/// What the rule reads, in two modules: the outputs of a key head follow one another.
+/// The input projection in two modules, in which the outputs of a key head follow one another.
 fn fused_inputs(delta: &DeltaShape, hidden_size: usize) -> Projection {
     let group = delta.num_value_heads / delta.num_key_heads;
     let values = group * delta.value_dim;

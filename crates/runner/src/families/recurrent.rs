@@ -60,40 +60,6 @@ pub fn times(config: &JsonFile, key: &str) -> Result<[f32; 2], LoadError> {
     }
 }
 
-/// Whether each layer is in the list of a key; all, if there is none.
-///
-/// # Errors
-/// It lists something else.
-pub fn layers_with_index(
-    config: &JsonFile,
-    num_layers: usize,
-    key: &str,
-) -> Result<Vec<bool>, LoadError> {
-    let listed = match config.get(key) {
-        None => return Ok(vec![true; num_layers]),
-        Some(listed) => listed,
-    };
-    let index = |layer: &Value| {
-        let layer = usize::try_from(layer.as_u64()?).ok()?;
-        (layer < num_layers).then_some(layer)
-    };
-    let layers: Option<Vec<_>> = listed
-        .as_array()
-        .and_then(|layers| layers.iter().map(index).collect());
-    let layers = layers.ok_or_else(|| {
-        config.unexpected(
-            key,
-            listed,
-            format_args!("a list of layers below {num_layers}"),
-        )
-    })?;
-    let mut is_listed = vec![false; num_layers];
-    for layer in layers {
-        is_listed[layer] = true;
-    }
-    Ok(is_listed)
-}
-
 /// Refuses a `hidden_act` that convolutions with SiLU do not have.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use inflight_checkpoint::JsonFile;
 /// The default of `sliding_window`.
 const DEFAULT_WINDOW: usize = 4096;
 /// The default of `max_window_layers`.
-const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
+pub const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
 
 /// No layer has a window.
 pub fn no_windows(num_layers: usize) -> Vec<Option<NonZeroU32>> {
@@ -44,7 +44,16 @@ pub fn windows_in_some_layers(
     config: &JsonFile,
     num_layers: usize,
 ) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
-    let is_windowed = windowed_layers(config, num_layers)?;
+    windows_from(config, num_layers, DEFAULT_MAX_WINDOW_LAYERS)
+}
+
+/// [`windows_in_some_layers`] of a family with another default of `max_window_layers`.
+pub fn windows_from(
+    config: &JsonFile,
+    num_layers: usize,
+    default_first: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    let is_windowed = windowed_layers(config, num_layers, default_first)?;
     let window = window(config)?;
     let windows = is_windowed.into_iter().map(|is| window.filter(|_| is));
     Ok(windows.collect())
@@ -95,10 +104,14 @@ pub fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
 }
 
 /// The layers with a window: those that `layer_types` lists or, in older configs, all from `max_window_layers` on.
-pub fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+pub fn windowed_layers(
+    config: &JsonFile,
+    num_layers: usize,
+    default_first: usize,
+) -> Result<Vec<bool>, LoadError> {
     let Some(types) = config.get("layer_types") else {
         let first = config.size("max_window_layers", 0..=MAX_LAYERS)?;
-        let first = first.unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
+        let first = first.unwrap_or(default_first);
         return Ok((0..num_layers).map(|layer| layer >= first).collect());
     };
     let is_windowed = |kind: &Value| match kind.as_str() {
