@@ -2,6 +2,7 @@
 `L0_batcher` and `L0_metrics`."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -21,7 +22,7 @@ POLICIES = {
         "priority_levels: 2 default_priority_level: 2 default_queue_policy { max_queue_size: 3 } "
         "priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
     ),
-    "hurried": "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 300000 }",
+    "hurried": "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 3000000 }",
     "direct": f"max_batch_size: 1 sequence_batching {{ iterative_sequence: true {IDLE} }}",
     "oldest": f"{ALLOW_OLDEST} max_batch_size: 1 sequence_batching {{ iterative_sequence: true {IDLE} oldest {{ max_candidate_sequences: 1 }} }}",
 }
@@ -98,18 +99,24 @@ def test_each_level_has_its_own_policy(policies):
 
 
 def test_a_batch_below_the_preferred_size_starts_when_the_delay_is_over(policies):
+    """The delay is that of the first request: the second one, sent later, starts with it."""
+
     async def main():
         async with clients.grpc(policies) as client:
-            options = {"max_tokens": 3, "return_perf_metrics": True}
-            waiting = await queued(policies, client, "hurried", [([n], options) for n in range(2)])
-            return await asyncio.gather(*waiting)
 
-    answers = clients.run(main())
-    assert [answer.ids for answer in answers] == [continuation([n], 3) for n in range(2)]
-    times = [it.last.tensors for it in answers]
-    started = [int(it["first_scheduled_time_ns"].item()) for it in times]
-    # In one step, of 1 ms: the server's clock and the backend's are compared for each request by itself.
-    assert max(started) - min(started) < 1_000_000
+            async def send(n, after_s):
+                await asyncio.sleep(after_s)
+                sent = time.monotonic()
+                answer = await clients.stream(client, "hurried", [n], max_tokens=3, return_perf_metrics=True)
+                assert answer.ids == continuation([n], 3)
+                return sent, int(answer.last.tensors["first_scheduled_time_ns"].item()) / 1e9, time.monotonic()
+
+            return await asyncio.gather(send(0, 0), send(1, 0.5))
+
+    (sent, started, answered), (sent_later, started_later, _) = clients.run(main())
+    assert answered - sent >= 3
+    # In one batch. In two, they would start as far apart as they were sent.
+    assert abs(started_later - started) < (sent_later - sent) / 2
 
 
 @pytest.mark.parametrize("model", ["levels", "direct", "oldest"])
