@@ -64,6 +64,64 @@ fn layers_have_the_experts_that_the_config_gives_them() {
     assert_eq!(rule, RoutingRule::Softmax { is_normalised });
 }
 
+/// Which layers have experts.
+fn has_experts(name: &str, changes: serde_json::Value) -> Vec<bool> {
+    let copy = Copy::of(name).config(changes);
+    let source = ModelSource::open(copy.dir()).expect("it opens");
+    mixtures(&source).iter().map(Option::is_some).collect()
+}
+
+#[test]
+fn configs_tell_which_layers_have_experts() {
+    let cases = [
+        ("ernie4-5-moe", json!({}), [0, 1, 1, 0]),
+        (
+            "ernie4-5-moe",
+            json!({"moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_layer_interval": 2}),
+            [0, 1, 0, 1],
+        ),
+        ("glm4-moe-lite", json!({}), [0, 1, 0, 1]),
+        (
+            "glm4-moe-lite",
+            json!({"mlp_layer_types": null}),
+            [0, 1, 1, 1],
+        ),
+        ("exaone-moe", json!({}), [0, 0, 1, 1]),
+        ("solar-open", json!({}), [1, 1, 1, 1]),
+        ("afmoe", json!({}), [0, 1, 1, 1]),
+        ("afmoe", json!({"num_dense_layers": 3}), [0, 0, 0, 1]),
+    ];
+    for (name, changes, expected) in cases {
+        let expected = expected.map(|is| is == 1);
+        assert_eq!(has_experts(name, changes), expected, "{name}");
+    }
+    Copy::of("glm4-moe-lite")
+        .config(json!({"mlp_layer_types": ["dense", "moe", "dense", "dense"]}))
+        .refused(&["mlp_layer_types", "each 'dense' or 'sparse'"]);
+    let no_norms = Copy::of("minimax-m2").config(json!({"use_qk_norm": false}));
+    no_norms.refused(&["use_qk_norm: false is not supported"]);
+    let softmax = Copy::of("minimax-m2").config(json!({"scoring_func": "softmax"}));
+    softmax.refused(&["scoring_func: 'softmax' is not 'sigmoid'"]);
+    let window = Copy::of("afmoe").config(json!({"sliding_window": null}));
+    window.refused(&["sliding_window: null is not a number"]);
+    let floor = Copy::of("ernie4-5-moe").config(json!({"moe_norm_min": 0.5}));
+    floor.refused(&["moe_norm_min: 0.5 is not"]);
+}
+
+#[test]
+fn a_minimax_rotates_the_share_of_a_head_that_the_config_tells() {
+    for (changes, expected) in [
+        (json!({}), 8),
+        (json!({"rope_parameters": null}), 8),
+        (json!({"rope_parameters": null, "rotary_dim": null}), 12),
+    ] {
+        let copy = Copy::of("minimax-m2").config(changes);
+        let source = ModelSource::open(copy.dir()).expect("it opens");
+        let rope = &source.spec().layers[0].attention.rope;
+        assert_eq!(rope.rotary_dim, expected);
+    }
+}
+
 #[test]
 fn a_phi_moe_has_the_defaults_of_its_family_and_is_refused_where_it_differs() {
     let phimoe = source("phimoe");

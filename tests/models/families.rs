@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 52] = [
+pub const FAMILIES: [(&str, &[u32]); 58] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -63,10 +63,16 @@ pub const FAMILIES: [(&str, &[u32]); 52] = [
     ("deepseek-v2", &[]),
     ("deepseek-v2-lite", &[30, 17]),
     ("deepseek-v3", &[]),
+    ("ernie4-5-moe", &[]),
+    ("minimax-m2", &[]),
+    ("glm4-moe-lite", &[30, 17]),
+    ("solar-open", &[]),
+    ("exaone-moe", &[]),
+    ("afmoe", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are not reused, as [`FAMILIES`].
-pub const RECURRENT: [(&str, &[u32]); 7] = [
+pub const RECURRENT: [(&str, &[u32]); 8] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -74,6 +80,7 @@ pub const RECURRENT: [(&str, &[u32]); 7] = [
     ("qwen3-5-moe", &[]),
     ("granite4", &[]),
     ("granite4-dense", &[17, 30]),
+    ("bamba", &[]),
 ];
 
 /// All of both.

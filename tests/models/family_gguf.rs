@@ -123,16 +123,22 @@ crate::transformers::agree! {
 }
 
 /// Families without a file: llama.cpp's converter does not know three of them, and makes a Mistral a llama; files of
-/// GLM-4.5, dots.llm1 and Granite with experts are not read.
-const WITHOUT_FILE: [&str; 8] = [
+/// most newer families with experts are not read.
+const WITHOUT_FILE: [&str; 14] = [
+    "AfmoeForCausalLM",
     "Dots1ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "ExaoneMoeForCausalLM",
     "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
     "HeliumForCausalLM",
+    "MiniMaxM2ForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",
     "OPTForCausalLM",
+    "SolarOpenForCausalLM",
 ];
 
 #[test]

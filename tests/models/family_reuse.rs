@@ -7,7 +7,7 @@ use crate::families::FAMILIES;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 15] = [
+const WITH_GROUPS: [&str; 18] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -23,6 +23,9 @@ const WITH_GROUPS: [&str; 15] = [
     "gpt-oss",
     "gpt-oss-mxfp4",
     "deepseek-v2-lite",
+    "glm4-moe-lite",
+    "exaone-moe",
+    "afmoe",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

@@ -134,7 +134,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 19, "families with experts");
+    assert_eq!(num_with_router, 25, "families with experts");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.
@@ -174,7 +174,7 @@ fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
             let ratio = error / of_copy;
             // Behind four layers, other experts are chosen here and there.
             let bounds = match name {
-                "qwen3-5-moe" | "glm4-moe" => bounds.start - 0.1..bounds.end + 0.4,
+                "qwen3-5-moe" | "glm4-moe" | "exaone-moe" => bounds.start - 0.1..bounds.end + 0.4,
                 _ => bounds,
             };
             println!("{name}, {weights:?}: {error:.4}, {ratio:.2} of that of a rounded file");

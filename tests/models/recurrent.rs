@@ -1,4 +1,4 @@
-//! Models with recurrent states: what they keep, what configs say, and what is refused.
+//! Models with recurrent states, and attention with gates: what they keep, what configs say, and what is refused.
 
 use std::num::NonZeroU32;
 
@@ -219,11 +219,23 @@ fn several_processes_and_drafts_by_such_models_are_refused() {
     }
 }
 
+/// Their buffer is as wide as the heads of all ranks.
+#[test]
+fn several_processes_are_refused_for_attention_with_gates() {
+    let source = ModelSource::open(&fixture("afmoe")).expect("the fixture opens");
+    for tiling in [Tiling::OfRanks, Tiling::Never] {
+        let error = source.check_ranks(2.into(), tiling).expect_err("refused");
+        let words = "has attention with gates, whose heads are computed by one process";
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    source.check_ranks(1.into(), Tiling::Always).expect("one");
+}
+
 #[test]
 fn a_gpu_refuses_them_on_a_gpu() {
     let test = "recurrent::a_gpu_refuses_them_on_a_gpu";
     on_any_gpu(StandIn::new(), test, || {
-        for (name, _) in RECURRENT {
+        for name in RECURRENT.iter().map(|(name, _)| *name).chain(["afmoe"]) {
             let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
             let limits = Setup::default().runner_limits();
             let refused = ModelRunner::<Cuda>::new(&source, limits, &CudaOptions::default()).err();

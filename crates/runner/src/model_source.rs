@@ -366,6 +366,16 @@ impl ModelSource {
                     .to_owned(),
             });
         }
+        let mut layers = self.spec.layers.iter();
+        if grid.ranks_per_stage > 1 && layers.any(|it| it.attention.gate.is_some()) {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "{} has attention with gates, whose heads are computed by one process",
+                    self.spec.family
+                ),
+                remedy: "leave out tensor_parallel_size".to_owned(),
+            });
+        }
         let units = match grid.ranks_per_stage > 1 || always {
             true => Some(self.cut_units()?),
             false => None,

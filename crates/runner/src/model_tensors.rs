@@ -234,7 +234,14 @@ impl<'a> ModelTensors<'a> {
                 false => ".weight",
             };
         }
-        self.store.vector(&stored, len, RowOrder::Same)
+        let vector = self.store.vector(&stored, len, RowOrder::Same);
+        // ERNIE has the only row of a matrix.
+        vector.or_else(
+            |error| match self.store.stacked_vectors(&stored, [1, len]) {
+                Ok(row) => Ok(row.flattened()),
+                Err(_) => Err(error),
+            },
+        )
     }
 
     pub(super) fn store(&self) -> &Store<'a> {

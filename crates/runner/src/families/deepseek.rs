@@ -1,4 +1,4 @@
-//! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight and Kimi K2.
+//! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight, Kimi K2 and GLM-4.7-Flash, by Z.ai.
 //!
 //! Attention is latent: keys and values of all heads are made of one latent of `kv_lora_rank` elements, which is all
 //! that the cache holds of a position besides `qk_rope_head_dim` rotated elements that all heads share. Queries come
@@ -10,10 +10,10 @@
 //! (`topk_method`); weights are multiplied by `routed_scaling_factor`. V3 chooses by sigmoids, to which a correction of
 //! each expert is added for the choice alone, in the groups with the largest sums of two scores; weights are divided by
 //! their sum first if `norm_topk_prob` says so. The layer behind the last one that V3's checkpoints have, for
-//! predicting several tokens, is not used.
+//! predicting several tokens, is not used. GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts.
 //!
-//! Source: modeling_deepseek_v2.py and modeling_deepseek_v3.py of transformers; DeepSeek-AI, arXiv:2405.04434 and
-//! arXiv:2412.19437.
+//! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3 and glm4_moe_lite of transformers;
+//! DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -21,7 +21,7 @@ use super::bounds::{MAX_HEAD_DIM, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
-use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, experts};
+use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
 use crate::spec::{AttentionSpec, LatentQueries, LatentSpec, ModelSpec, Projection};
@@ -64,7 +64,13 @@ pub const V3: Family = Family {
     describe: |config| describe(config, &GENERATIONS[1]),
 };
 
-/// What both have in GGUF files. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
+pub const GLM4_MOE_LITE: Family = Family {
+    class: "Glm4MoeLiteForCausalLM",
+    gguf: None,
+    describe: |config| describe(config, &GENERATIONS[2]),
+};
+
+/// What V2 and V3 have in GGUF files. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: &[
         ("self_attn.q_a_proj", "attn_q_a"),
@@ -98,17 +104,34 @@ fn add_groups(config: &mut Map<String, Json>) {
 /// The epsilon of the norms of latents, whatever the other norms have.
 const LATENT_EPS: f32 = 1e-6;
 
-/// What one of the two assumes where config.json is silent, and what sets them apart.
+/// What one of them assumes where config.json is silent, and what sets them apart.
 struct Generation {
     class: &'static str,
     sizes: Sizes,
+    norm_eps: f64,
+    parts: Parts,
     experts: GroupedExperts,
 }
 
-const GENERATIONS: [Generation; 2] = [
+/// Sizes of parts of heads, and of latents.
+struct Parts {
+    content: usize,
+    value: usize,
+    queries: usize,
+}
+
+const DEEPSEEK_PARTS: Parts = Parts {
+    content: 128,
+    value: 128,
+    queries: 1536,
+};
+
+const GENERATIONS: [Generation; 3] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
         sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
+        norm_eps: 1e-6,
+        parts: DEEPSEEK_PARTS,
         experts: GroupedExperts {
             scores: RouterScores::Softmax,
             num_experts: Some(64),
@@ -122,11 +145,14 @@ const GENERATIONS: [Generation; 2] = [
             is_normalised: false,
             routed_scale: 1.0,
             has_mlp_bias: true,
+            names: GroupedNames::DEEPSEEK,
         },
     },
     Generation {
         class: "DeepseekV3ForCausalLM",
         sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
+        norm_eps: 1e-6,
+        parts: DEEPSEEK_PARTS,
         experts: GroupedExperts {
             scores: RouterScores::Sigmoid,
             num_experts: Some(256),
@@ -140,6 +166,32 @@ const GENERATIONS: [Generation; 2] = [
             is_normalised: true,
             routed_scale: 2.5,
             has_mlp_bias: true,
+            names: GroupedNames::DEEPSEEK,
+        },
+    },
+    Generation {
+        class: "Glm4MoeLiteForCausalLM",
+        sizes: Sizes::new(154_880, 2048, 10_240, 47, 20, 202_752),
+        norm_eps: 1e-5,
+        parts: Parts {
+            content: 192,
+            value: 256,
+            queries: 768,
+        },
+        experts: GroupedExperts {
+            scores: RouterScores::Sigmoid,
+            num_experts: Some(64),
+            num_chosen: Some(4),
+            num_shared: Some(1),
+            expert_size: 1536,
+            num_dense_layers: 1,
+            num_groups: Some(1),
+            num_chosen_groups: Some(1),
+            num_group_scores: 2,
+            is_normalised: true,
+            routed_scale: 1.8,
+            has_mlp_bias: false,
+            names: GroupedNames::DEEPSEEK,
         },
     },
 ];
@@ -149,6 +201,7 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
     let defaults = Defaults {
         sizes: Some(generation.sizes),
         head_dim: Some(rotary_dim),
+        norm_eps: generation.norm_eps,
         keys: Keys {
             // All heads have keys of their own, whatever the config says.
             num_kv_heads: Keys::LLAMA.num_heads,
@@ -161,16 +214,16 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
     dimensions.rope = rope(config, positions, rotary_dim, defaults.rope)?;
     let shape = LatentShape {
         num_heads: dimensions.num_heads,
-        content_dim: part(config, "qk_nope_head_dim", 128, false)?,
+        content_dim: part(config, "qk_nope_head_dim", generation.parts.content, false)?,
         rotary_dim,
         latent_dim: part(config, "kv_lora_rank", 512, true)?,
-        value_dim: part(config, "v_head_dim", 128, false)?,
+        value_dim: part(config, "v_head_dim", generation.parts.value, false)?,
     };
     let mut layer = dimensions.llama_layer();
-    layer.attention = attention(config, &dimensions, shape)?;
-    layer
-        .feed_forward
-        .set_biases(config.bool_or("mlp_bias", false)?);
+    let rank = config.size_or("q_lora_rank", 1..=MAX_WIDTH, Some(generation.parts.queries))?;
+    layer.attention = attention(config, &dimensions, shape, rank)?;
+    let has_bias = generation.experts.has_mlp_bias && config.bool_or("mlp_bias", false)?;
+    layer.feed_forward.set_biases(has_bias);
     let experts = experts(config, &dimensions, &generation.experts)?;
     (dimensions.num_kv_heads, dimensions.head_dim) = (1, shape.key_dim());
     let windows = no_windows(dimensions.num_layers);
@@ -194,6 +247,7 @@ fn attention(
     config: &JsonFile,
     dimensions: &Dimensions,
     shape: LatentShape,
+    rank: Option<usize>,
 ) -> Result<AttentionSpec, LoadError> {
     let hidden = dimensions.hidden_size;
     let has_bias = config.bool_or("attention_bias", false)?;
@@ -207,7 +261,6 @@ fn attention(
         }
         projection
     };
-    let rank = config.size_or("q_lora_rank", 1..=MAX_WIDTH, Some(1536))?;
     let queries = |module, num_inputs| {
         let projection = Projection::single(module, shape.q_len(), num_inputs);
         in_tails(shape.query_dim(), projection)

@@ -14,7 +14,7 @@ use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::{no_windows, window, windows_except_every};
 use crate::rope::Rope;
-use crate::spec::{ModelSpec, Norms, QkNormSpec};
+use crate::spec::{LayerSpec, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
@@ -28,24 +28,37 @@ pub const FAMILY: Family = Family {
     describe,
 };
 
+pub const DEFAULTS: Defaults = Defaults {
+    sizes: Some(Sizes::new(102_400, 4096, 16_384, 32, 32, 2048)),
+    num_kv_heads: Some(32),
+    norm_eps: 1e-5,
+    ..Defaults::LLAMA
+};
+
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let defaults = Defaults {
-        sizes: Some(Sizes::new(102_400, 4096, 16_384, 32, 32, 2048)),
-        num_kv_heads: Some(32),
-        norm_eps: 1e-5,
-        ..Defaults::LLAMA
-    };
-    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let dimensions = Dimensions::from_config(config, &DEFAULTS)?;
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::after("post_attention_layernorm", "post_feedforward_layernorm");
     layer.attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
+    model(config, FAMILY.class, dimensions, layer)
+}
+
+/// A model of such layers, some of which have windows, and the others no position embedding.
+///
+/// # Errors
+/// A key of windows is malformed.
+pub fn model(
+    config: &JsonFile,
+    class: &'static str,
+    dimensions: Dimensions,
+    layer: LayerSpec,
+) -> Result<ModelSpec, LoadError> {
     let num_layers = dimensions.num_layers;
     if window(config)?.is_none() {
-        let windows = no_windows(num_layers);
-        return Ok(dimensions.model(FAMILY.class, layer, windows));
+        return Ok(dimensions.model(class, layer, no_windows(num_layers)));
     }
     let windows = windows(config, num_layers)?;
-    let mut spec = dimensions.model(FAMILY.class, layer, windows);
+    let mut spec = dimensions.model(class, layer, windows);
     for layer in &mut spec.layers {
         if layer.attention.window.is_none() {
             layer.attention.rope = Rope::none();

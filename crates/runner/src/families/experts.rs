@@ -6,7 +6,7 @@ use super::layer_lists::listed_layers;
 use crate::spec::{ExpertsSpec, Linear, Projection, SharedExpert, StackedExperts, StackedLayout};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{Routing, RoutingRule};
+use inflight_device::{GroupedRouting, RouterScores, Routing, RoutingRule};
 use inflight_numbers::Stacking;
 
 /// The modules of a mixture of experts.
@@ -47,13 +47,23 @@ pub fn routing(
     defaults: &ExpertDefaults,
     rule: RoutingRule,
 ) -> Result<Routing, LoadError> {
-    const CHOSEN: &str = "num_experts_per_tok";
+    let keys = (["num_experts", "num_local_experts"], "num_experts_per_tok");
+    routing_of(config, keys, defaults, rule)
+}
+
+/// [`routing`] by other keys: two names of the number of experts, and that of the number of chosen ones.
+pub fn routing_of(
+    config: &JsonFile,
+    (experts, chosen): ([&str; 2], &str),
+    defaults: &ExpertDefaults,
+    rule: RoutingRule,
+) -> Result<Routing, LoadError> {
     let mut num_experts = None;
-    for key in ["num_experts", "num_local_experts"] {
+    for key in experts {
         num_experts = num_experts.or(config.size(key, 1..=MAX_EXPERTS)?);
     }
     let num_experts = num_experts.unwrap_or(defaults.num_experts);
-    let num_chosen = config.size(CHOSEN, 1..=MAX_EXPERTS)?;
+    let num_chosen = config.size(chosen, 1..=MAX_EXPERTS)?;
     let num_chosen = num_chosen.unwrap_or(defaults.num_chosen);
     match num_chosen <= num_experts {
         true => Ok(Routing {
@@ -63,7 +73,7 @@ pub fn routing(
             has_shared_gate: false,
         }),
         false => Err(config.unexpected(
-            CHOSEN,
+            chosen,
             num_chosen,
             format_args!("at most the number of experts, {num_experts}"),
         )),
@@ -77,6 +87,18 @@ pub fn routing(
 pub fn softmax_rule(config: &JsonFile) -> Result<RoutingRule, LoadError> {
     let is_normalised = config.bool_or("norm_topk_prob", false)?;
     Ok(RoutingRule::Softmax { is_normalised })
+}
+
+/// The largest of all scores, to which a correction of each expert may be added for the choice.
+pub const fn scores_rule(scores: RouterScores, is_normalised: bool, scale: f32) -> RoutingRule {
+    RoutingRule::Grouped(GroupedRouting {
+        scores,
+        num_groups: 1,
+        num_chosen_groups: 1,
+        num_group_scores: 1,
+        is_normalised,
+        scale,
+    })
 }
 
 /// A width of `key`, or the default.
@@ -161,6 +183,16 @@ impl Dimensions {
         ];
         experts.shared = Some(self.shared_expert(shared, shared_size));
         experts
+    }
+
+    /// So many experts that all tokens have, which are one wide block without biases.
+    pub fn shared_experts(&self, num: usize, expert_size: usize) -> SharedExpert {
+        let modules = [
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+            "mlp.shared_experts.down_proj",
+        ];
+        self.shared_expert(modules, num * expert_size)
     }
 
     /// An expert that all tokens have, without biases.

@@ -1,14 +1,16 @@
-//! GLM-4.5, 4.6 and 4.7, by Z.ai, and dots.llm1, by rednote: Llama with the experts of DeepSeek-V3.
+//! GLM-4.5, 4.6 and 4.7, by Z.ai, dots.llm1, by rednote, and Solar Open, by Upstage: Llama with the experts of
+//! DeepSeek-V3.
 //!
 //! GLM rotates the first half of each head, and normalises each query and key head if `use_qk_norm` says so. dots.llm1
 //! normalises them always, and has windows as Qwen 2. The layer behind GLM's last one, for predicting several tokens,
-//! is not used.
+//! is not used. Solar Open has experts in all layers.
 //!
-//! Source: configuration_*.py and modeling_*.py of glm4_moe and dots1 of transformers; GLM-4.5 team, arXiv:2508.06471.
+//! Source: configuration_*.py and modeling_*.py of glm4_moe, dots1 and solar_open of transformers; GLM-4.5 team,
+//! arXiv:2508.06471.
 
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
-use super::grouped_experts::{GroupedExperts, experts};
+use super::grouped_experts::{GroupedExperts, GroupedNames, experts};
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_from};
 use crate::spec::{ModelSpec, QkNormSpec};
@@ -28,6 +30,12 @@ pub const DOTS1: Family = Family {
     describe: describe_dots,
 };
 
+pub const SOLAR_OPEN: Family = Family {
+    class: "SolarOpenForCausalLM",
+    gguf: None,
+    describe: describe_solar,
+};
+
 const GLM_EXPERTS: GroupedExperts = GroupedExperts {
     scores: RouterScores::Sigmoid,
     num_experts: Some(128),
@@ -41,6 +49,7 @@ const GLM_EXPERTS: GroupedExperts = GroupedExperts {
     is_normalised: true,
     routed_scale: 1.0,
     has_mlp_bias: false,
+    names: GroupedNames::DEEPSEEK,
 };
 
 const DOTS_EXPERTS: GroupedExperts = GroupedExperts {
@@ -49,6 +58,12 @@ const DOTS_EXPERTS: GroupedExperts = GroupedExperts {
     num_shared: None,
     num_dense_layers: 0,
     is_normalised: false,
+    ..GLM_EXPERTS
+};
+
+const SOLAR_EXPERTS: GroupedExperts = GroupedExperts {
+    expert_size: 1280,
+    num_dense_layers: 0,
     ..GLM_EXPERTS
 };
 
@@ -92,5 +107,28 @@ fn describe_dots(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let windows = windows_from(config, dimensions.num_layers, 62)?;
     let mut spec = dimensions.model(DOTS1.class, layer, windows);
     DOTS_EXPERTS.replace_dense(config, &experts, &mut spec)?;
+    Ok(spec)
+}
+
+fn describe_solar(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        // No layer has a block of the intermediate size.
+        sizes: Some(Sizes::new(196_608, 4096, 10_240, 48, 64, 131_072)),
+        num_kv_heads: Some(8),
+        head_dim: Some(128),
+        norm_eps: 1e-5,
+        rope: RopeDefaults {
+            theta: 1_000_000.0,
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let mut layer = dimensions.llama_layer();
+    layer.attention.qkv.has_bias = config.bool_or("attention_bias", false)?;
+    let experts = experts(config, &dimensions, &SOLAR_EXPERTS)?;
+    let windows = no_windows(dimensions.num_layers);
+    let mut spec = dimensions.model(SOLAR_OPEN.class, layer, windows);
+    SOLAR_EXPERTS.replace_dense(config, &experts, &mut spec)?;
     Ok(spec)
 }

@@ -7,21 +7,20 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of granitemoe, granitemoeshared and granitemoehybrid of transformers.
 
-use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+use super::bounds::{MAX_EXPERTS, MAX_WIDTH};
 use super::dimensions::Dimensions;
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
 use super::family::Family;
 use super::granite::describe_dense;
-use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type, times};
-use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
+use super::recurrent::{check_activation, layers_of_type};
+use super::state_space::StateSpace;
 use crate::rope::Rope;
 use crate::spec::{
-    AttentionSpec, ExpertsSpec, FeedForward, ModelSpec, Projection, SharedExpert, StackedExperts,
-    StackedLayout,
+    ExpertsSpec, FeedForward, ModelSpec, Projection, SharedExpert, StackedExperts, StackedLayout,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{RecurrenceShape, RecurrentRule, RoutingRule, StateSpaceShape};
+use inflight_device::RoutingRule;
 use inflight_numbers::Stacking;
 
 pub const GRANITE_MOE: Family = Family {
@@ -145,77 +144,4 @@ fn shared_gate_up(dimensions: &Dimensions, size: usize) -> Projection {
 
 fn shared_down(dimensions: &Dimensions, size: usize) -> Projection {
     Projection::single("shared_mlp.output_linear", dimensions.hidden_size, size)
-}
-
-/// The state space of a layer without attention.
-struct StateSpace {
-    recurrence: RecurrenceSpec,
-    shape: StateSpaceShape,
-    has_bias: bool,
-}
-
-impl StateSpace {
-    fn read(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
-        const HEADS: &str = "mamba_n_heads";
-        const GROUPS: &str = "mamba_n_groups";
-        let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
-        let num_heads = size(HEADS, MAX_HEADS, 128)?;
-        let num_groups = size(GROUPS, MAX_HEADS, 1)?;
-        if !num_heads.is_multiple_of(num_groups) {
-            let expected = format!("a multiple of {GROUPS} {num_groups}");
-            return Err(config.unexpected(HEADS, num_heads, expected));
-        }
-        let inner = size("mamba_expand", 16, 2)? * dimensions.hidden_size;
-        let told = match config.string("mamba_d_head") {
-            Ok(Some("auto")) => None,
-            _ => config.size("mamba_d_head", 1..=MAX_HEAD_DIM)?,
-        };
-        let head_dim = told.unwrap_or(inner / num_heads);
-        if num_heads * head_dim != inner {
-            let expected = format!("one whose heads of {head_dim} are {inner} wide together");
-            return Err(config.unexpected(HEADS, num_heads, expected));
-        }
-        let shape = StateSpaceShape {
-            num_heads,
-            head_dim,
-            num_groups,
-            state_dim: size("mamba_d_state", MAX_HEAD_DIM, 256)?,
-            num_norm_groups: num_groups,
-            norm_eps: dimensions.norm.eps,
-            times: times(config, "time_step_limit")?,
-        };
-        Ok(Self {
-            recurrence: RecurrenceSpec {
-                shape: RecurrenceShape {
-                    kernel_len: size("mamba_d_conv", MAX_KERNEL_LEN, 4)?,
-                    rule: RecurrentRule::StateSpace(shape),
-                },
-                convolution: "mamba.conv1d",
-                has_convolution_bias: config.bool_or("mamba_conv_bias", true)?,
-                modules: Some(RuleModules {
-                    log_rates: "mamba.A_log",
-                    time_biases: "mamba.dt_bias",
-                    skips: Some("mamba.D"),
-                    norm: "mamba.norm",
-                }),
-            },
-            shape,
-            has_bias: config.bool_or("mamba_proj_bias", false)?,
-        })
-    }
-
-    /// Puts it in the place of attention.
-    fn replace(&self, attention: &mut AttentionSpec, hidden_size: usize) {
-        let shape = &self.shape;
-        let (value_len, key_len) = (shape.value_len(), shape.key_len());
-        // In the module gates come first.
-        let parts = [value_len, value_len + 2 * key_len, shape.num_heads];
-        let module = "mamba.in_proj";
-        let mut input = Projection::fused(module, &parts, hidden_size, Stacking::Concatenated);
-        input.parts.swap(0, 1);
-        attention.qkv = input;
-        attention.o = Projection::single("mamba.out_proj", hidden_size, value_len);
-        attention.set_biases(self.has_bias);
-        attention.recurrence = Some(self.recurrence);
-    }
 }

@@ -6,6 +6,7 @@
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::Dimensions;
 use super::experts::{EXPERT_MODULES, width};
+use super::layer_lists::layers_of_kind;
 use crate::spec::{ExpertsSpec, FeedForward, ModelSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -32,23 +33,53 @@ pub struct GroupedExperts {
     pub routed_scale: f64,
     /// Whether `mlp_bias` says that shared experts have biases.
     pub has_mlp_bias: bool,
+    pub names: GroupedNames,
+}
+
+/// What config.json and checkpoints call parts of it.
+pub struct GroupedNames {
+    pub num_experts: &'static str,
+    pub num_shared: &'static str,
+    /// The corrections of scores, if those are sigmoids.
+    pub correction: &'static str,
+}
+
+impl GroupedNames {
+    pub const DEEPSEEK: Self = Self {
+        num_experts: "n_routed_experts",
+        num_shared: "n_shared_experts",
+        correction: "mlp.gate.e_score_correction_bias",
+    };
 }
 
 impl GroupedExperts {
-    /// Gives experts to all layers of a model but the first, `first_k_dense_replace`.
+    /// Gives experts to the layers of a model that `mlp_layer_types` lists or, if config.json is silent, to all but the
+    /// first, `first_k_dense_replace`.
     ///
     /// # Errors
-    /// Their number is out of range.
+    /// Their number is out of range, or the list is malformed.
     pub fn replace_dense(
         &self,
         config: &JsonFile,
         experts: &ExpertsSpec,
         spec: &mut ModelSpec,
     ) -> Result<(), LoadError> {
-        let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
-        let num_dense = num_dense.unwrap_or(self.num_dense_layers);
-        for layer in spec.layers.iter_mut().skip(num_dense) {
-            layer.feed_forward = FeedForward::Experts(experts.clone());
+        const TYPES: &str = "mlp_layer_types";
+        let num_layers = spec.num_layers();
+        let has_experts = match config.get(TYPES) {
+            Some(types) => {
+                layers_of_kind(config, (TYPES, types), num_layers, &[["dense", "sparse"]])?
+            }
+            None => {
+                let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
+                let num_dense = num_dense.unwrap_or(self.num_dense_layers);
+                (0..num_layers).map(|layer| layer >= num_dense).collect()
+            }
+        };
+        for (layer, has_experts) in spec.layers.iter_mut().zip(has_experts) {
+            if has_experts {
+                layer.feed_forward = FeedForward::Experts(experts.clone());
+            }
         }
         Ok(())
     }
@@ -71,20 +102,16 @@ pub fn experts(
     let routing = routing(config, family)?;
     let expert_size = width(config, "moe_intermediate_size", family.expert_size)?;
     let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
-    let num_shared = config.size_or("n_shared_experts", 0..=MAX_EXPERTS, family.num_shared)?;
+    let names = &family.names;
+    let num_shared = config.size_or(names.num_shared, 0..=MAX_EXPERTS, family.num_shared)?;
     if let Some(num_shared @ 1..) = num_shared {
-        let modules = [
-            "mlp.shared_experts.gate_proj",
-            "mlp.shared_experts.up_proj",
-            "mlp.shared_experts.down_proj",
-        ];
-        let mut shared = dimensions.shared_expert(modules, num_shared * expert_size);
+        let mut shared = dimensions.shared_experts(num_shared, expert_size);
         let has_bias = family.has_mlp_bias && config.bool_or("mlp_bias", false)?;
         (shared.gate_up.has_bias, shared.down.has_bias) = (has_bias, has_bias);
         experts.shared = Some(shared);
     }
     if family.scores == RouterScores::Sigmoid {
-        experts.correction = Some("mlp.gate.e_score_correction_bias");
+        experts.correction = Some(names.correction);
     }
     Ok(experts)
 }
@@ -114,11 +141,10 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
         let expected = "supported in this family, where transformers ignores it; only false is";
         return Err(config.unexpected(NORMALISED, true, expected));
     }
+    let key = family.names.num_experts;
     let num_experts = match family.num_experts {
-        Some(default) => config
-            .size("n_routed_experts", 1..=MAX_EXPERTS)?
-            .unwrap_or(default),
-        None => config.required_size("n_routed_experts", 1..=MAX_EXPERTS)?,
+        Some(default) => config.size(key, 1..=MAX_EXPERTS)?.unwrap_or(default),
+        None => config.required_size(key, 1..=MAX_EXPERTS)?,
     };
     let [num_groups, num_chosen_groups] = match method {
         "greedy" => [1, 1],

@@ -1,4 +1,4 @@
-//! Keys of config.json that list layers by their indices.
+//! Keys of config.json that list layers, by their indices or kinds.
 
 use serde_json::Value;
 
@@ -33,4 +33,30 @@ pub fn listed_layers(
         is_listed[layer] = true;
     }
     Ok(Some(is_listed))
+}
+
+/// Whether each layer has the second of two kinds, by the list of a key, which has these names of both, or those.
+///
+/// # Errors
+/// It has another kind, or lists other layers.
+pub fn layers_of_kind(
+    config: &JsonFile,
+    (key, kinds): (&str, &Value),
+    num_layers: usize,
+    names: &[[&str; 2]],
+) -> Result<Vec<bool>, LoadError> {
+    let is_second = |kind: &Value| {
+        let kind = kind.as_str()?;
+        let pair = names.iter().find(|pair| pair.contains(&kind))?;
+        Some(pair[1] == kind)
+    };
+    kinds
+        .as_array()
+        .filter(|kinds| kinds.len() == num_layers)
+        .and_then(|kinds| kinds.iter().map(is_second).collect())
+        .ok_or_else(|| {
+            let [first, second] = names[0];
+            let expected = format!("a list of {num_layers} entries, each '{first}' or '{second}'");
+            config.unexpected(key, kinds, expected)
+        })
 }

@@ -10,7 +10,7 @@
 
 use super::bounds::{MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
-use super::experts::{ExpertDefaults, ExpertModules, routing, width};
+use super::experts::{ExpertDefaults, ExpertModules, routing, scores_rule, width};
 use super::family::Family;
 use super::layer_lists::listed_layers;
 use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
@@ -23,10 +23,7 @@ use crate::spec::{
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{
-    Activation, GroupedRouting, QkNormKind, RecurrenceShape, RecurrentRule, RouterScores,
-    RoutingRule,
-};
+use inflight_device::{Activation, QkNormKind, RecurrenceShape, RecurrentRule, RouterScores};
 use inflight_numbers::Stacking;
 
 pub const LFM2: Family = Family {
@@ -159,16 +156,13 @@ fn describe(
 }
 
 fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, LoadError> {
-    let rule = RoutingRule::Grouped(GroupedRouting {
-        scores: RouterScores::Sigmoid,
-        num_groups: 1,
-        num_chosen_groups: 1,
-        num_group_scores: 1,
-        is_normalised: config.bool_or("norm_topk_prob", true)?,
-        scale: config
-            .number("routed_scaling_factor", 0.0..=1e6)?
-            .unwrap_or(1.0) as f32,
-    });
+    let is_normalised = config.bool_or("norm_topk_prob", true)?;
+    let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
+    let rule = scores_rule(
+        RouterScores::Sigmoid,
+        is_normalised,
+        scale.unwrap_or(1.0) as f32,
+    );
     let defaults = ExpertDefaults {
         num_experts: 32,
         num_chosen: 4,

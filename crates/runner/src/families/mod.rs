@@ -11,6 +11,7 @@
 //! experts.rs       keys of mixtures of experts
 //! grouped_experts.rs  keys of experts that are chosen by groups
 //! recurrent.rs     keys of layers with recurrent states
+//! state_space.rs   keys of state spaces
 //! layer_lists.rs   lists of layers
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
@@ -22,7 +23,9 @@
 //! activation or norm, is a new field or variant of [`ModelSpec`], and the compiler names the places that must
 //! compute it.
 
+mod afmoe;
 mod arcee;
+mod bamba;
 mod bert;
 mod bloom;
 mod bounds;
@@ -31,6 +34,7 @@ mod deepseek;
 mod dimensions;
 mod ernie4_5;
 mod exaone4;
+mod exaone_moe;
 mod experts;
 mod falcon;
 mod family;
@@ -48,6 +52,7 @@ mod helium;
 mod layer_lists;
 mod lfm2;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
 mod modernbert;
@@ -68,6 +73,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod state_space;
 #[cfg(test)]
 mod tests;
 mod unsupported;
@@ -83,7 +89,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 57] = [
+const FAMILIES: [Family; 64] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -141,6 +147,13 @@ const FAMILIES: [Family; 57] = [
     qwen3_next::QWEN3_5_WITH_IMAGES,
     qwen3_next::QWEN3_5_MOE,
     qwen3_next::QWEN3_5_MOE_WITH_IMAGES,
+    ernie4_5::MOE,
+    minimax_m2::FAMILY,
+    deepseek::GLM4_MOE_LITE,
+    glm4_moe::SOLAR_OPEN,
+    bamba::FAMILY,
+    exaone_moe::FAMILY,
+    afmoe::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::layer_lists::layers_of_kind;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::Activation;
@@ -20,21 +21,8 @@ pub fn layers_of_type(
 ) -> Result<Vec<bool>, LoadError> {
     let mut keys = ["layer_types", "layers_block_type"].into_iter();
     let told = keys.find_map(|key| Some((key, config.get(key)?)));
-    let (key, types) = told.unwrap_or(("layer_types", &Value::Null));
-    let is_second = |kind: &Value| {
-        let kind = kind.as_str()?;
-        let pair = names.iter().find(|pair| pair.contains(&kind))?;
-        Some(pair[1] == kind)
-    };
-    types
-        .as_array()
-        .filter(|types| types.len() == num_layers)
-        .and_then(|types| types.iter().map(is_second).collect())
-        .ok_or_else(|| {
-            let [first, second] = names[0];
-            let expected = format!("a list of {num_layers} entries, each '{first}' or '{second}'");
-            config.unexpected(key, types, expected)
-        })
+    let told = told.unwrap_or(("layer_types", &Value::Null));
+    layers_of_kind(config, told, num_layers, names)
 }
 
 /// The least and the largest time of a state space: any, if there is no such key.

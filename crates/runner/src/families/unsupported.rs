@@ -65,11 +65,6 @@ const FAMILIES: &[Unsupported] = &[
         "its weights are ternary, and the inputs of output and down projections are normalised",
     ),
     converted(
-        "Glm4MoeLiteForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "mlp_layer_types lists its layers with experts",
-    ),
-    converted(
         "GPTNeoForCausalLM",
         "GPT2LMHeadModel",
         "every second layer has a window, scores have no factor, and queries, keys and values are apart and without biases",
@@ -170,22 +165,10 @@ const FAMILIES: &[Unsupported] = &[
         "its attention caches keys and values instead of latents",
     ),
     decoder(
-        "Ernie4_5_MoeForCausalLM",
-        "ernie4_5-moe",
-        "Qwen2MoeForCausalLM",
-        "its first layers have no experts, and its router has a correction",
-    ),
-    decoder(
         "DbrxForCausalLM",
         "dbrx",
         "MixtralForCausalLM",
         "its norms are LayerNorms, and it clips queries, keys and values",
-    ),
-    decoder(
-        "MiniMaxM2ForCausalLM",
-        "minimax-m2",
-        "Qwen3MoeForCausalLM",
-        "its router corrects sigmoids with biases, and it normalises queries over all heads",
     ),
     decoder(
         "Llama4ForCausalLM",
@@ -236,12 +219,16 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 
 /// Architectures of supported families whose GGUF files are not read.
 const ONLY_SAFETENSORS: &[&str] = &[
+    "afmoe",
     "dots1",
+    "ernie4_5-moe",
+    "exaone-moe",
     "glm4moe",
     "granitehybrid",
     "granitemoe",
     "lfm2",
     "lfm2moe",
+    "minimax-m2",
     "qwen3next",
     "qwen35",
     "qwen35moe",
@@ -336,7 +323,7 @@ mod tests {
             assert_eq!(hint(class), Some(format!("did you mean {meant}?")));
         }
         // They only end as others do.
-        for class in ["BambaForCausalLM", "JetMoeForCausalLM"] {
+        for class in ["FuyuForCausalLM", "JetMoeForCausalLM"] {
             assert_eq!(hint(class), None, "{class}");
         }
     }

@@ -2,9 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use serde_json::Value;
-
 use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
+use super::layer_lists::layers_of_kind;
 use crate::rope::Rope;
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
@@ -66,13 +65,25 @@ pub fn windows_except_every(
     num_layers: usize,
     interval: usize,
 ) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
-    if config.get("layer_types").is_some() {
-        return windows_in_some_layers(config, num_layers);
-    }
+    let is_windowed = windowed_except_every(config, num_layers, interval)?;
     let window = window(config)?;
-    let layers = 1..=num_layers;
-    let windows = layers.map(|layer| window.filter(|_| !layer.is_multiple_of(interval)));
+    let windows = is_windowed.into_iter().map(|is| window.filter(|_| is));
     Ok(windows.collect())
+}
+
+/// The layers with a window: those that `layer_types` lists or, if config.json is silent, all but every `interval`-th
+/// one.
+pub fn windowed_except_every(
+    config: &JsonFile,
+    num_layers: usize,
+    interval: usize,
+) -> Result<Vec<bool>, LoadError> {
+    match config.get("layer_types") {
+        Some(_) => windowed_layers(config, num_layers, 0),
+        None => Ok((1..=num_layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect()),
+    }
 }
 
 /// Sets the [windows](windows_except_every) of a model's layers.
@@ -114,19 +125,7 @@ pub fn windowed_layers(
         let first = first.unwrap_or(default_first);
         return Ok((0..num_layers).map(|layer| layer >= first).collect());
     };
-    let is_windowed = |kind: &Value| match kind.as_str() {
-        Some("sliding_attention") => Some(true),
-        Some("full_attention") => Some(false),
-        _ => None,
-    };
-    types
-        .as_array()
-        .filter(|types| types.len() == num_layers)
-        .and_then(|types| types.iter().map(is_windowed).collect())
-        .ok_or_else(|| {
-            let expected = format!(
-                "a list of {num_layers} entries, each 'sliding_attention' or 'full_attention'"
-            );
-            config.unexpected("layer_types", types, expected)
-        })
+    let names = [["sliding_attention", "full_attention"]];
+    let is_full = layers_of_kind(config, ("layer_types", types), num_layers, &names)?;
+    Ok(is_full.into_iter().map(|is_full| !is_full).collect())
 }

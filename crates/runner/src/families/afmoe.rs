@@ -1,0 +1,123 @@
+//! AFMoE, the Trinity models, by Arcee AI.
+//!
+//! Llama with norms in front of and behind each block, and of each head of queries and keys, whose attention has gates,
+//! by a projection of their own. Three of four layers have a window (`global_attn_every_n_layers`, or `layer_types`), and
+//! the others no position embedding. `mup_enabled` multiplies embedded tokens by the root of the hidden size.
+//!
+//! Layers behind the first, `num_dense_layers`, have experts: those with the largest sigmoids, to which a correction of
+//! each expert is added for the choice alone; weights are divided by their sum and multiplied by `route_scale`. Experts
+//! that all tokens have are one wide block.
+//!
+//! Source: configuration_afmoe.py and modeling_afmoe.py of transformers.
+
+use std::num::NonZeroU32;
+
+use super::bounds::{MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS};
+use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::experts::{EXPERT_MODULES, ExpertDefaults, ExpertModules, routing, scores_rule, width};
+use super::family::Family;
+use super::windows::windowed_except_every;
+use crate::rope::Rope;
+use crate::spec::{
+    BlockNorms, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, Projection, QkNormSpec,
+    StackedExperts,
+};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::RouterScores;
+
+pub const FAMILY: Family = Family {
+    class: "AfmoeForCausalLM",
+    gguf: None,
+    describe,
+};
+
+const MODULES: ExpertModules = ExpertModules {
+    router: "mlp.router.gate",
+    stacked: StackedExperts {
+        router: "mlp.router.gate",
+        ..EXPERT_MODULES.stacked
+    },
+    ..EXPERT_MODULES
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(200_192, 2048, 6144, 32, 16, 16_384)),
+        head_dim: Some(128),
+        norm_eps: 1e-5,
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let layer = layer(config, &dimensions)?;
+    let experts = experts(config, &dimensions)?;
+    let num_dense = config.size("num_dense_layers", 0..=MAX_LAYERS)?;
+    let windows = windows(config, dimensions.num_layers)?;
+    let mut spec = dimensions.model(FAMILY.class, layer, windows);
+    if config.bool_or("mup_enabled", false)? {
+        spec.embedding_scale = (spec.hidden_size as f32).sqrt();
+    }
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        if layer.attention.window.is_none() {
+            layer.attention.rope = Rope::none();
+        }
+        if index >= num_dense.unwrap_or(1) {
+            layer.feed_forward = FeedForward::Experts(experts.clone());
+        }
+    }
+    Ok(spec)
+}
+
+fn windows(config: &JsonFile, num_layers: usize) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    const WINDOW: &str = "sliding_window";
+    let interval = config.size("global_attn_every_n_layers", 1..=MAX_LAYERS)?;
+    let is_windowed = windowed_except_every(config, num_layers, interval.unwrap_or(4))?;
+    let window = config.size_or(WINDOW, 1..=MAX_POSITIONS, Some(1024))?;
+    let window = window.and_then(|window| NonZeroU32::new(window as u32));
+    if window.is_none() && is_windowed.contains(&true) {
+        let expected = "a number, as layers have a window";
+        return Err(config.unexpected(WINDOW, "null", expected));
+    }
+    let windows = is_windowed.into_iter().map(|is| window.filter(|_| is));
+    Ok(windows.collect())
+}
+
+fn layer(config: &JsonFile, dimensions: &Dimensions) -> Result<LayerSpec, LoadError> {
+    let mut layer = dimensions.llama_layer();
+    layer.norms = Norms::Sequential {
+        attention: BlockNorms {
+            before: Some("input_layernorm"),
+            after: Some("post_attention_layernorm"),
+        },
+        feed_forward: BlockNorms {
+            before: Some("pre_mlp_layernorm"),
+            after: Some("post_mlp_layernorm"),
+        },
+    };
+    let attention = &mut layer.attention;
+    attention.set_biases(config.bool_or("attention_bias", false)?);
+    attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
+    let [q, ..] = dimensions.qkv_widths();
+    let gate = Projection::single("self_attn.gate_proj", q, dimensions.hidden_size);
+    // Without biases, whatever the others have.
+    attention.gate = Some(gate);
+    Ok(layer)
+}
+
+fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, LoadError> {
+    let scale = config.number("route_scale", 0.0..=1e6)?;
+    let rule = scores_rule(RouterScores::Sigmoid, true, scale.unwrap_or(1.0) as f32);
+    let defaults = ExpertDefaults {
+        num_experts: 64,
+        num_chosen: 6,
+    };
+    let routing = routing(config, &defaults, rule)?;
+    let expert_size = width(config, "moe_intermediate_size", 1408)?;
+    let mut experts = dimensions.experts(&MODULES, routing, expert_size);
+    experts.correction = Some("mlp.expert_bias");
+    let num_shared = config.size("num_shared_experts", 0..=MAX_EXPERTS)?;
+    if let num_shared @ 1.. = num_shared.unwrap_or(2) {
+        experts.shared = Some(dimensions.shared_experts(num_shared, expert_size));
+    }
+    Ok(experts)
+}
