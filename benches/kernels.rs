@@ -11,8 +11,8 @@ use std::num::NonZeroUsize;
 use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_device::{
-    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
-    Output, RopeTable,
+    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues,
+    LayerGroups, Output, RopeTable,
 };
 use inflight_device_cpu::{Cpu, CpuOptions, KvCache, Simd};
 use inflight_measure::limits::{Clock, MachineLimits, seconds_of};
@@ -193,10 +193,16 @@ fn attend(
         block_size: BlockSize::new(block_size as u32).expect("not zero"),
         dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
     };
-    let layer_bytes = KvCache::bytes_per_block(&layout, 1) * blocks * num_sequences;
+    let layer_bytes = KvCache::bytes_per_block(&KvLayouts::alike(layout, 1), &LayerGroups::one(1))
+        * blocks
+        * num_sequences;
     let num_layers = (96 << 20) / layer_bytes + 2;
-    let mut cache =
-        KvCache::new(layout, LayerGroups::one(num_layers), blocks * num_sequences).expect("memory");
+    let mut cache = KvCache::new(
+        KvLayouts::alike(layout, num_layers),
+        LayerGroups::one(num_layers),
+        blocks * num_sequences,
+    )
+    .expect("memory");
     let tables: Vec<_> = (0..(blocks * num_sequences) as u32).map(BlockId).collect();
     let spans = |chunk: usize| -> Vec<KvSpan> {
         (0..num_sequences)
@@ -249,7 +255,9 @@ fn attend(
     // Scores and weighted values over the positions that each query attends to.
     let seen: usize = (0..chunk).map(|i| kv_len - i).sum();
     let flops = (num_sequences * seen * shape.q_len() * 4) as f64;
-    let bytes_per_position = KvCache::bytes_per_block(&layout, 1) as f64 / block_size as f64;
+    let bytes_per_position =
+        KvCache::bytes_per_block(&KvLayouts::alike(layout, 1), &LayerGroups::one(1)) as f64
+            / block_size as f64;
     let bytes = (num_sequences * kv_len) as f64 * bytes_per_position;
     let HeadShape {
         num_q_heads,
@@ -310,7 +318,8 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
         };
         // Sequences with one token each, as in generation.
-        let mut cache = KvCache::new(layout, LayerGroups::one(1), m).expect("memory");
+        let mut cache =
+            KvCache::new(KvLayouts::alike(layout, 1), LayerGroups::one(1), m).expect("memory");
         let tables: Vec<_> = (0..m as u32).map(BlockId).collect();
         let spans: Vec<_> = (0..m as u32)
             .map(|i| KvSpan {

@@ -54,6 +54,8 @@ fn configs_of_older_transformers_mean_the_same() {
     for name in FIXTURES
         .into_iter()
         .chain(all_families().map(|(name, _)| name))
+        // No older one knows these.
+        .filter(|name| !name.starts_with("gemma4"))
     {
         let copy = Copy::of(name);
         let path = copy.path("config.json");

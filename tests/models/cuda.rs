@@ -8,7 +8,7 @@ use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_cuda_stand_in::{StandIn, count};
 use inflight_device::{
-    AdapterCapacity, DeviceSample, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues,
+    AdapterCapacity, DeviceSample, EmbeddingTable, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues,
     LayerGroups, Linear, Load, LogitsTransform, Norm, Ops, StepCapacity, StepInputs, StepIo,
 };
 use inflight_device_cuda::{Cuda, CudaOptions, has_kernels};
@@ -403,7 +403,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 dtype: KvDtype::Bf16,
             };
             let cache = gpu
-                .alloc_kv_cache(layout, &LayerGroups::one(1), 1)
+                .alloc_kv_cache(&KvLayouts::alike(layout, 1), &LayerGroups::one(1), 1)
                 .expect("memory");
             let capacity = StepCapacity {
                 max_num_tokens: MANY_ROWS,
@@ -620,7 +620,7 @@ fn a_gpu_leaves_rows_to_the_host() {
             dtype: KvDtype::Bf16,
         };
         let cache = gpu
-            .alloc_kv_cache(layout, &LayerGroups::one(1), 4)
+            .alloc_kv_cache(&KvLayouts::alike(layout, 1), &LayerGroups::one(1), 4)
             .expect("memory");
         let capacity = StepCapacity {
             max_num_tokens: 8,

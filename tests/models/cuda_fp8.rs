@@ -6,8 +6,8 @@ use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_cuda_stand_in::StandIn;
 use inflight_device::{
-    AdapterCapacity, EmbeddingTable, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Linear,
-    Load, LogitsTransform, Norm, Ops, Output, StepCapacity, StepInputs, StepIo,
+    AdapterCapacity, EmbeddingTable, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups,
+    Linear, Load, LogitsTransform, Norm, Ops, Output, StepCapacity, StepInputs, StepIo,
 };
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_machines::load_on_gpu;
@@ -247,7 +247,11 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             dtype: KvDtype::Bf16,
         };
         let cache = gpu
-            .alloc_kv_cache(layout, &LayerGroups::one(1), num_blocks)
+            .alloc_kv_cache(
+                &KvLayouts::alike(layout, 1),
+                &LayerGroups::one(1),
+                num_blocks,
+            )
             .expect("memory");
         let capacity = StepCapacity {
             max_num_tokens: NUM_ROWS,

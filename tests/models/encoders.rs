@@ -120,7 +120,9 @@ fn blocks_of_encoders_have_memory_for_one_layer() {
         let source = ModelSource::open_embedder(&fixture(name), None, None).expect("it opens");
         let spec = source.spec();
         assert!(spec.num_layers() > 1);
-        let of_layer = <CpuRunner>::kv_bytes_per_layers(spec, 1, block_size, KvDtype::Bf16);
+        let mut one = spec.clone();
+        one.layers.truncate(1);
+        let of_layer = <CpuRunner>::kv_bytes_per_block(&one, block_size, KvDtype::Bf16);
         let of_block = <CpuRunner>::kv_bytes_per_block(spec, block_size, KvDtype::Bf16);
         assert_eq!(of_block, of_layer, "{name}");
         let model = ConfiguredModel {

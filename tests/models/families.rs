@@ -83,9 +83,17 @@ pub const RECURRENT: [(&str, &[u32]); 8] = [
     ("bamba", &[]),
 ];
 
-/// All of both.
+/// Families that are computed on CPUs only, as [`FAMILIES`].
+pub const ON_CPUS: [(&str, &[u32]); 2] = [("gemma4", &[]), ("gemma4-moe", &[])];
+
+/// Families whose prefixes are reused.
+pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
+    FAMILIES.into_iter().chain(ON_CPUS)
+}
+
+/// All of them.
 pub fn all_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
-    FAMILIES.into_iter().chain(RECURRENT)
+    reusable_families().chain(RECURRENT)
 }
 
 /// Modules, experts and heads are put together whichever file their parts are in.

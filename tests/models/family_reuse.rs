@@ -3,11 +3,11 @@
 use inflight_engine::BlockReuse;
 
 use crate::batching::{each_as_alone, prompt};
-use crate::families::FAMILIES;
+use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 18] = [
+const WITH_GROUPS: [&str; 20] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -26,6 +26,8 @@ const WITH_GROUPS: [&str; 18] = [
     "glm4-moe-lite",
     "exaone-moe",
     "afmoe",
+    "gemma4",
+    "gemma4-moe",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.
@@ -70,7 +72,7 @@ pub fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
 
 #[test]
 fn a_family_computes_no_block_again_that_it_has() {
-    for (name, _) in FAMILIES {
+    for (name, _) in reusable_families() {
         reuses_as_alone(name, &reusing());
     }
 }
@@ -78,7 +80,7 @@ fn a_family_computes_no_block_again_that_it_has() {
 /// Blocks behind the windows are given back, and are found as long as nothing else was written there.
 #[test]
 fn a_family_with_windows_and_sinks_computes_no_block_again_that_it_has() {
-    for (name, windows) in FAMILIES {
+    for (name, windows) in reusable_families() {
         let setup = Setup {
             windows: if windows.is_empty() { &[24] } else { windows },
             num_sinks: 3,
@@ -93,7 +95,7 @@ fn a_family_with_windows_and_sinks_computes_no_block_again_that_it_has() {
 #[test]
 fn a_family_with_groups_of_layers_computes_no_block_again_that_it_has() {
     let mut found = Vec::new();
-    for (name, windows) in FAMILIES {
+    for (name, windows) in reusable_families() {
         let in_one = [&[], windows].map(|windows| Setup {
             windows,
             ..reusing()

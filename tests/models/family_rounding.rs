@@ -8,7 +8,7 @@ use inflight_runner::WeightPrecision;
 
 use crate::batching::serves_as_alone;
 use crate::copy::Copy;
-use crate::families::{FAMILIES, RECURRENT, all_families};
+use crate::families::{RECURRENT, all_families, reusable_families};
 use crate::family_reuse::{reuses_as_alone, reusing};
 use crate::support::{Request, Setup, serve};
 
@@ -45,7 +45,16 @@ impl Kind {
             () if has(&["embed_positions", "wpe"]) || ends(&["_norm.weight"]) => Self::Other,
             () if has(&["embed_tokens", "embed_in", "word_embeddings", "wte"]) => Self::Embedding,
             () if has(&["lm_head", "embed_out"]) => Self::OutputLayer,
-            () if ends(&["gate.weight", "router.weight", "router.layer.weight"]) => Self::Router,
+            () if ends(&["_input_gate.weight"]) => Self::Projection,
+            () if ends(&[
+                "gate.weight",
+                "router.weight",
+                "router.layer.weight",
+                "router.proj.weight",
+            ]) =>
+            {
+                Self::Router
+            }
             () => Self::Projection,
         }
     }
@@ -134,7 +143,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 25, "families with experts");
+    assert_eq!(num_with_router, 26, "families with experts");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.
@@ -190,7 +199,7 @@ fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
 
 #[test]
 fn a_rounded_family_gives_the_same_bits_however_it_is_scheduled() {
-    for (name, _) in FAMILIES {
+    for (name, _) in reusable_families() {
         for weights in [INT8, INT4] {
             let setup = Setup {
                 weights: Some(weights),

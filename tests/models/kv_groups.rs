@@ -322,7 +322,7 @@ fn a_long_sequence_takes_the_memory_that_its_layers_see() {
         ("Gemma 2 9B", every(42, 2, 4096)),
     ] {
         let grouped = GroupedLayers::new(
-            windows.iter().copied(),
+            windows.iter().map(|&window| (window, 1)),
             slice::from_ref(&(0..windows.len())),
             Tokens(0),
             Tokens(LEN),

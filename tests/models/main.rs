@@ -34,6 +34,7 @@ mod family_gguf;
 mod family_reuse;
 mod family_rounding;
 mod fp8;
+mod gemma4;
 mod gguf;
 mod gguf_patterns;
 mod kv_groups;

@@ -42,7 +42,10 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
         assert_eq!(spec.state_bytes(), 4 * state_len, "{name}");
         let bytes = CpuRunner::kv_bytes_per_block(&spec, block_size, KvDtype::Bf16);
-        let of_layer = CpuRunner::kv_bytes_per_layers(&spec, 1, block_size, KvDtype::Bf16);
+        let mut one = spec.clone();
+        one.layers.retain(|layer| layer.has_cache());
+        one.layers.truncate(1);
+        let of_layer = CpuRunner::kv_bytes_per_block(&one, block_size, KvDtype::Bf16);
         assert_eq!(bytes, num_cached * of_layer, "{name}");
         let windows = AttentionWindows {
             windows: [5, 6, 7, 8]

@@ -227,10 +227,10 @@ impl Setup {
     pub fn layers_by_windows(&self, name: &str) -> GroupedLayers {
         let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
         let limits = self.attention_limits();
-        let windows = source.spec().windows_within(&limits);
+        let spec = source.spec();
         GroupedLayers::new(
-            windows,
-            slice::from_ref(&(0..source.spec().num_layers())),
+            spec.windows_within(&limits).zip(spec.kv_widths()),
+            slice::from_ref(&(0..spec.num_cached_layers())),
             limits.num_sinks,
             Tokens(self.max_seq_len),
         )

@@ -78,7 +78,13 @@ fn reference_agrees_with_transformers(name: &str) {
             ..ReferenceOptions::default()
         };
         let load = || setup.load_on::<Reference>(&fixture(name), &options);
-        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 0.1);
+        let share_of_cost = match name {
+            // PyTorch rounds frequencies and angles to f32, which moves one number that is rounded to bf16 afterwards.
+            "gemma4" | "gemma4-vl" => 0.5,
+            _ => 0.1,
+        };
+        let what = format!("{name}, {options:?}");
+        agrees_on(&what, name, &setup, load, share_of_cost);
     }
 }
 
@@ -275,6 +281,9 @@ agree! {
     phi_3_5_moe_agrees_with_transformers: "phimoe",
     glm_4_5_agrees_with_transformers: "glm4-moe",
     dots_1_agrees_with_transformers: "dots1",
+    gemma_4_agrees_with_transformers: "gemma4",
+    gemma_4_with_experts_agrees_with_transformers: "gemma4-moe",
+    gemma_4_with_images_agrees_with_transformers: "gemma4-vl",
     granite_with_experts_agrees_with_transformers: "granite-moe",
     granite_with_a_shared_expert_agrees_with_transformers: "granite-moe-shared",
     ernie_4_5_with_experts_agrees_with_transformers: "ernie4-5-moe",
@@ -327,6 +336,9 @@ fn the_reference_device_agrees_with_transformers() {
         "qwen3-5",
         "granite4",
         "glm4-moe",
+        "gemma4",
+        "gemma4-vl",
+        "gemma4-moe",
         "ernie4-5-moe",
         "minimax-m2",
         "bamba",

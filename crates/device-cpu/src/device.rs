@@ -7,6 +7,7 @@ use half::bf16;
 use super::embedding::Embedding;
 use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
+use super::layer_inputs::CpuLayerInputs;
 use super::logits::CpuLogits;
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
@@ -20,7 +21,7 @@ use super::{Cpu, CpuOptions};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
 use inflight_device::{
-    Device, KvLayout, Lacking, LayerGroups, Load, MixtureShape, PackedBytes, PackedPart,
+    Device, KvLayouts, Lacking, LayerGroups, Load, MixtureShape, PackedBytes, PackedPart,
     PackedReader, PackedShape, PackedWeights, RankHost, RopeTable, StepCapacity, StepInputs,
     StepIo, StepResults, Tiling,
 };
@@ -154,11 +155,11 @@ impl Load for Cpu {
 
     fn alloc_kv_cache(
         &mut self,
-        layout: KvLayout,
+        layouts: &KvLayouts,
         groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<KvCache, LoadError> {
-        KvCache::new(layout, groups.clone(), num_blocks)
+        KvCache::new(layouts.clone(), groups.clone(), num_blocks)
     }
 
     fn alloc_host_blocks(
@@ -169,8 +170,8 @@ impl Load for Cpu {
         HostBlocks::new(cache, num_blocks)
     }
 
-    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
-        KvCache::bytes_per_block(layout, num_layers)
+    fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
+        KvCache::bytes_per_block(layouts, groups)
     }
 
     fn reserve(&mut self, _: &KvCache, _: &StepCapacity) -> Result<(), LoadError> {
@@ -266,12 +267,14 @@ impl Device for Cpu {
     type Tiles = CpuTiles;
     type States = CpuStates;
     type Recurrences = CpuRecurrences;
+    type LayerInputs = CpuLayerInputs;
     type Ranks = CpuRanks;
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<CpuTiles> = Some(CpuTiles);
     const STATES: Option<CpuStates> = Some(CpuStates);
     const RECURRENCES: Option<CpuRecurrences> = Some(CpuRecurrences);
+    const LAYER_INPUTS: Option<CpuLayerInputs> = Some(CpuLayerInputs);
 
     fn tiling(options: &CpuOptions) -> Tiling {
         Tiling::of_cpus(options.deterministic)

@@ -70,6 +70,20 @@ struct Chunk {
 }
 
 impl ExpertRows {
+    /// Multiplies the weight of each chosen expert of the first rows with its factor.
+    pub(super) fn scale(&mut self, num_rows: usize, scales: &[f32]) {
+        let Routing {
+            num_experts,
+            num_chosen,
+            ..
+        } = self.shape.routing;
+        assert_eq!(scales.len(), num_experts, "a factor for each expert");
+        let weights = self.weights[..num_rows * num_chosen].iter_mut();
+        for (weight, &expert) in weights.zip(&self.experts) {
+            *weight *= scales[expert as usize];
+        }
+    }
+
     pub(super) fn new(max_rows: usize, shape: &MixtureShape) -> Result<Self, LoadError> {
         Self::with_chunks(max_rows, shape, MAX_CHUNK_BYTES)
     }

@@ -64,10 +64,10 @@ impl Cpu {
         layer: usize,
     ) {
         let (shape, width) = (of.shape, of.shape.key_dim());
-        check(of, batch, cache);
+        check(of, batch, cache, layer);
         assert_eq!(kv.len(), batch.num_tokens() * width, "kv is [m, key_dim]");
         let simd = self.simd;
-        let block_size = cache.layout().positions_per_block();
+        let block_size = cache.layout(layer).positions_per_block();
         let cache = &cache.layer_mut(layer);
         let num_tasks = batch.num_tokens().div_ceil(TASK_TOKENS);
         self.pool
@@ -122,7 +122,7 @@ impl Cpu {
         max_chunk_bytes: usize,
     ) {
         let (shape, num_tokens) = (of.shape, batch.num_tokens());
-        check(of, batch, cache);
+        check(of, batch, cache, layer);
         assert_eq!(q.len(), num_tokens * shape.q_len(), "q is [m, q_len]");
         assert_eq!(
             out.len(),
@@ -198,7 +198,7 @@ impl Cpu {
         self.gemm_segments(contents, segments, |head| &of.heads.keys[head], latents);
 
         let keyed = first_mut(keyed, num_rows * shape.key_dim());
-        let (latents, block_size) = (&*latents, cache.layout().positions_per_block());
+        let (latents, block_size) = (&*latents, cache.layout(layer).positions_per_block());
         let width = num_heads * shape.key_dim();
         self.for_each_row_block(num_tokens, width, keyed.reinterpret_cast_mut(), |first, rows| {
             for (token, row) in (first..).zip(rows.chunks_exact_mut(width)) {
@@ -270,8 +270,8 @@ impl Cpu {
     }
 }
 
-fn check(of: &LatentParams<'_, Cpu>, batch: &KvBatch<'_>, cache: &KvCache) {
-    let (shape, layout) = (of.shape, cache.layout());
+fn check(of: &LatentParams<'_, Cpu>, batch: &KvBatch<'_>, cache: &KvCache, layer: usize) {
+    let (shape, layout) = (of.shape, cache.layout(layer));
     assert!(
         layout.num_kv_heads == 1
             && layout.head_dim == shape.key_dim()

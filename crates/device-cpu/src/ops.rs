@@ -299,6 +299,7 @@ pub(super) fn of_heads<'a>(norm: QkNorm<'a, Vec<f32>>) -> QkNorm<'a> {
         q: norm.q,
         k: norm.k,
         kind: norm.kind,
+        has_values: norm.has_values,
         eps: norm.eps,
     }
 }

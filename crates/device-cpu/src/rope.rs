@@ -16,6 +16,7 @@ use inflight_threads::DisjointSlice;
 #[derive(Default)]
 pub(super) struct RopeScratch {
     head: Vec<f32>,
+    value: Vec<f32>,
     encoded: Encoded,
 }
 
@@ -50,7 +51,7 @@ impl Cpu {
         q: &mut [bf16],
         sink_q: Option<(&AttentionParams, &mut [bf16])>,
     ) {
-        let layout = *cache.layout();
+        let layout = *cache.layout(layer);
         let d = shape.head_dim;
         assert_eq!(
             qkv.len(),
@@ -69,7 +70,8 @@ impl Cpu {
             "sink_q is [m, q_len]"
         );
         assert!(
-            layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
+            shape.num_kv_heads == 0
+                || layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
             "cache's shape"
         );
         assert_eq!(rope.half_dim() * 2, d, "one angle per pair of elements");
@@ -174,11 +176,18 @@ fn rope_and_store_token(
     } = call.shape;
     let (q_in, kv) = qkv.split_at(q.len());
     let (k_in, v_in) = kv.split_at(num_kv_heads * d);
-    let RopeScratch { head, encoded } = scratch;
+    let RopeScratch {
+        head,
+        value,
+        encoded,
+    } = scratch;
     head.resize(d, 0.0);
+    value.resize(d, 0.0);
     let [q_norm, k_norm] = match call.norm {
         None => [HeadNorm::None; 2],
-        Some(QkNorm { q, k, kind, eps }) => match kind {
+        Some(QkNorm {
+            q, k, kind, eps, ..
+        }) => match kind {
             QkNormKind::Head => [HeadNorm::Each(q, eps), HeadNorm::Each(k, eps)],
             QkNormKind::Row => [
                 HeadNorm::Scaled(q, inverse_rms(q_in, eps)),
@@ -186,6 +195,14 @@ fn rope_and_store_token(
             ],
             QkNormKind::LayerOfHead => [HeadNorm::Layer(q, eps), HeadNorm::Layer(k, eps)],
         },
+    };
+    let v_norm = match call.norm {
+        Some(QkNorm {
+            has_values: true,
+            eps,
+            ..
+        }) => HeadNorm::Plain(eps),
+        _ => HeadNorm::None,
     };
     for (angles, q) in [(place.angles, q)].into_iter().chain(for_sinks) {
         let angles = call.rotates.then_some(angles);
@@ -197,6 +214,7 @@ fn rope_and_store_token(
     let angles = call.rotates.then_some(place.angles);
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
         let k = prepared(k, (k_norm, index), angles, head);
+        let v = prepared(v, (v_norm, index), None, value);
         let at = (place.block, place.offset);
         call.cache.store(at, index, [k, v], encoded);
     }
@@ -224,6 +242,8 @@ fn prepared<'a>(
 #[derive(Clone, Copy)]
 enum HeadNorm<'a> {
     None,
+    /// Each by itself, without weights, and with this epsilon.
+    Plain(f32),
     /// Each by itself, with these weights and this epsilon.
     Each(&'a [f32], f32),
     /// With the weights of all heads, and the scale of the token.
@@ -237,6 +257,13 @@ fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
     let first = index * head.len();
     let (weight, scale) = match norm {
         HeadNorm::None => return copy(head, out),
+        HeadNorm::Plain(eps) => {
+            let scale = inverse_rms(head, eps);
+            for (x, out) in head.iter().zip(out) {
+                *out = x * scale;
+            }
+            return;
+        }
         HeadNorm::Each(weight, eps) => (weight, inverse_rms(head, eps)),
         HeadNorm::Scaled(weights, scale) => (&weights[first..], scale),
         HeadNorm::Layer(weights, eps) => {

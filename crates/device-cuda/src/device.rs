@@ -32,7 +32,7 @@ use super::{Cuda, CudaOptions, moves, ranks};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_collective::Collective;
 use inflight_device::{
-    Device, DeviceSample, FirstStep, KvBatch, KvLayout, Lacking, LatentShape, LayerGroups, Load,
+    Device, DeviceSample, FirstStep, KvBatch, KvLayouts, Lacking, LatentShape, LayerGroups, Load,
     MixtureShape, PackedPart, PackedReader, PackedShape, RopeTable, StepCapacity, StepInputs,
     StepIo, StepResults, StepWidths,
 };
@@ -195,11 +195,11 @@ impl Load for Cuda {
 
     fn alloc_kv_cache(
         &mut self,
-        layout: KvLayout,
+        layouts: &KvLayouts,
         groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<KvCache, LoadError> {
-        KvCache::new(&self.stream, layout, groups.clone(), num_blocks)
+        KvCache::new(&self.stream, layouts, groups.clone(), num_blocks)
     }
 
     fn alloc_host_blocks(
@@ -210,8 +210,8 @@ impl Load for Cuda {
         HostBlocks::new(&self.stream, cache, num_blocks)
     }
 
-    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
-        KvCache::bytes_per_block(layout, num_layers)
+    fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
+        layouts.largest_group(groups, KvCache::bytes_per_block)
     }
 
     fn reserve_latents(&mut self, max_rows: usize, shape: &LatentShape) -> Result<(), LoadError> {
@@ -462,12 +462,14 @@ impl Device for Cuda {
     type Tiles = Lacking;
     type States = Lacking;
     type Recurrences = Lacking;
+    type LayerInputs = Lacking;
     type Ranks = CudaRanks;
 
     const STACKS: Option<CudaStacks> = Some(CudaStacks);
     const TILES: Option<Lacking> = None;
     const STATES: Option<Lacking> = None;
     const RECURRENCES: Option<Lacking> = None;
+    const LAYER_INPUTS: Option<Lacking> = None;
 
     fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CudaRanks, LoadError> {
         CudaRanks::join(self, collective)

@@ -6,7 +6,7 @@ use cudarc::driver::CudaStream;
 
 use super::memory::DeviceMemory;
 use inflight_base::{BlockId, LoadError};
-use inflight_device::{KvDtype, KvLayout, KvValues, LayerGroups};
+use inflight_device::{KvDtype, KvLayout, KvLayouts, KvValues, LayerGroups};
 
 /// The arrays of a layer begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -67,17 +67,18 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// There is not enough memory.
+    /// There is not enough memory, or layouts differ.
     ///
     /// # Panics
     ///
-    /// `head_dim` is odd or zero.
+    /// `head_dim` is odd or zero, or there are no layers.
     pub(super) fn new(
         stream: &Arc<CudaStream>,
-        layout: KvLayout,
+        layouts: &KvLayouts,
         groups: LayerGroups,
         num_blocks: usize,
     ) -> Result<Self, LoadError> {
+        let layout = layouts.single()?;
         let head_dim = layout.head_dim;
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(2),
@@ -98,10 +99,10 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// Bytes of one block in all layers.
-    pub(super) fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+    /// Bytes of one block in a layer.
+    pub(super) fn bytes_per_block(layout: &KvLayout) -> usize {
         let vectors = layout.num_kv_heads * layout.block_size.tokens().index();
-        num_arrays(layout) * num_layers * vectors * (vector_bytes(layout) + scale_bytes(layout))
+        num_arrays(layout) * vectors * (vector_bytes(layout) + scale_bytes(layout))
     }
 
     /// The arrays of a layer.

@@ -189,7 +189,9 @@ impl Ops for Cuda {
         let arrays = cache.layer(layer);
         let (q_norm, k_norm, eps) = match params.qk_norm {
             None => (0, 0, 0.0),
-            Some(QkNorm { q, k, kind, eps }) => {
+            Some(QkNorm {
+                q, k, kind, eps, ..
+            }) => {
                 let (q, k) = (q.memory.address(), k.memory.address());
                 match kind {
                     QkNormKind::Head => (q, k, eps),

@@ -34,6 +34,8 @@ pub struct QkNorm<'a, V: ?Sized = [f32]> {
     pub k: &'a V,
     /// Which norms they are.
     pub kind: QkNormKind,
+    /// Whether values have an RMS norm of each head, too, without weights.
+    pub has_values: bool,
     /// Added to the mean square, or to the variance.
     pub eps: f32,
 }

@@ -1,5 +1,6 @@
 //! A device with all that it has.
 
+use super::layer_inputs::LayerInputOps;
 use super::operands::Tiling;
 use super::ops::Ops;
 use super::rank_ops::RankOps;
@@ -22,6 +23,7 @@ use inflight_collective::Collective;
 ///   TileOps sums that are cut into tiles
 ///   StateOps pooling models and draft heads
 ///   RecurrentOps layers with recurrent states
+///   LayerInputOps layers with inputs of their own
 ///   RankOps one of several ranks
 /// ```
 pub trait Device: Ops {
@@ -33,6 +35,8 @@ pub trait Device: Ops {
     type States: StateOps<Self>;
     /// Computes layers with recurrent states.
     type Recurrences: RecurrentOps<Self>;
+    /// Computes layers with inputs of their own.
+    type LayerInputs: LayerInputOps<Self>;
     /// Computes a model together with other ranks.
     type Ranks: RankOps<Self>;
 
@@ -49,6 +53,10 @@ pub trait Device: Ops {
 
     /// There if it computes layers with recurrent states.
     const RECURRENCES: Option<Self::Recurrences>;
+
+    /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, and keys and
+    /// values of other layers.
+    const LAYER_INPUTS: Option<Self::LayerInputs>;
 
     /// When it cuts sums into tiles, with these options.
     fn tiling(_options: &Self::Options) -> Tiling {

@@ -30,10 +30,12 @@ mod experts;
 mod host_memory;
 mod kv_batch;
 mod kv_layout;
+mod kv_layouts;
 mod lacking;
 mod latent;
 mod latent_weights;
 mod layer_groups;
+mod layer_inputs;
 mod linear;
 mod load;
 mod low_rank;
@@ -57,10 +59,12 @@ pub use experts::{GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRu
 pub use host_memory::{available_host_bytes, available_process_bytes, host_id};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout, KvValues};
+pub use kv_layouts::KvLayouts;
 pub use lacking::Lacking;
 pub use latent::LatentShape;
 pub use latent_weights::{LatentHeads, LatentParams};
 pub use layer_groups::{GroupBlocks, LayerGroups, LayerPlace};
+pub use layer_inputs::{LayerInputOps, LayerInputParams};
 pub use linear::{EmbeddingTable, Linear, RopeParams, Tile};
 pub use load::Load;
 pub use low_rank::{

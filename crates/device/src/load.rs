@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use half::bf16;
 
 use super::experts::MixtureShape;
-use super::kv_layout::KvLayout;
+use super::kv_layouts::KvLayouts;
 use super::latent::LatentShape;
 use super::layer_groups::LayerGroups;
 use super::operands::{FirstStep, PackedWeights, StepCapacity};
@@ -161,9 +161,13 @@ pub trait Load: Sized {
     ) -> Result<Self::ExpertRows, LoadError>;
 
     /// Reserves a pool of blocks for the layers of `groups`.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the device computes no layers whose layouts differ.
     fn alloc_kv_cache(
         &mut self,
-        layout: KvLayout,
+        layouts: &KvLayouts,
         groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<Self::KvCache, LoadError>;
@@ -175,8 +179,9 @@ pub trait Load: Sized {
         num_blocks: usize,
     ) -> Result<Self::HostBlocks, LoadError>;
 
-    /// Bytes that one block takes in so many layers, padding included; in memory of the host at most as many.
-    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
+    /// Bytes that one block takes in the layers of any of the `groups`, padding included; in memory of the host at most
+    /// as many.
+    fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize;
 
     /// Reserves memory for [latent attention](LatentShape) of up to `max_rows` rows, before [`Load::reserve`].
     ///

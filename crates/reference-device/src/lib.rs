@@ -4,6 +4,7 @@
 //! be compared with it. Sums are f64 and are stored as f32; the inputs of products (activations, attention weights,
 //! keys and values) are rounded to bf16.
 
+mod layer_inputs;
 mod recurrence;
 
 use std::collections::BTreeSet;
@@ -16,8 +17,8 @@ use inflight_collective::Collective;
 use inflight_device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
     Experts, Gating, GroupBlocks, GroupedRouting, HeadBiases, HeadShape, InnerActivation, KvBatch,
-    KvDtype, KvLayout, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear, Load,
-    LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind,
+    KvDtype, KvLayout, KvLayouts, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear,
+    Load, LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind,
     RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity, StepInputs,
     StepIo,
 };
@@ -26,6 +27,7 @@ use inflight_numbers::{
 };
 use inflight_runner::{ModelRunner, ModelSource, Runner, RunnerLimits};
 use inflight_threads::Pool;
+use layer_inputs::ReferenceLayerInputs;
 use recurrence::ReferenceRecurrences;
 
 /// A device of plain loops.
@@ -74,11 +76,18 @@ pub struct Weights {
     rounds_rows: bool,
 }
 
-/// Keys and values, each `[layer, block, position, head, element]`.
+/// Keys and values.
 pub struct Cache {
-    layout: KvLayout,
+    layouts: KvLayouts,
     groups: LayerGroups,
     num_blocks: usize,
+    /// Of each place of a group, or of each layer if layouts differ.
+    planes: Vec<Plane>,
+}
+
+/// Keys and values, each `[block, position, head, element]`.
+struct Plane {
+    layout: KvLayout,
     keys: Vec<f32>,
     values: Vec<f32>,
 }
@@ -160,29 +169,60 @@ impl PackedWeights for Weights {
 }
 
 impl Cache {
-    /// Where the vector of a head at a position of a block is.
+    /// Positions that were never stored must not be read.
+    fn new(layouts: &KvLayouts, groups: &LayerGroups, num_blocks: usize) -> Self {
+        let num_planes = match layouts.differ() {
+            true => layouts.layers().len(),
+            false => groups.layers_per_group(),
+        };
+        let planes = layouts.layers()[..num_planes].iter().map(|&layout| {
+            let len = num_blocks * block_len(&layout);
+            Plane {
+                layout,
+                keys: vec![f32::NAN; len],
+                values: vec![f32::NAN; len],
+            }
+        });
+        Self {
+            layouts: layouts.clone(),
+            groups: groups.clone(),
+            num_blocks,
+            planes: planes.collect(),
+        }
+    }
+
+    /// The plane of a layer.
+    fn plane(&self, layer: usize) -> usize {
+        match self.layouts.differ() {
+            true => layer,
+            false => self.groups.place(layer).index,
+        }
+    }
+
+    fn positions_per_block(&self) -> usize {
+        self.layouts.block_size().tokens().index()
+    }
+
     /// The blocks of a sequence for a layer.
     fn table<'a>(&self, batch: &KvBatch<'a>, span: &KvSpan, layer: usize) -> GroupBlocks<'a> {
         batch.block_table(span, self.groups.place(layer).group)
     }
 
-    fn place(&self, layer: usize, block: BlockId, position: usize, head: usize) -> Range<usize> {
+    /// Where the vector of a head at a position of a block is in a plane.
+    fn place(&self, plane: usize, block: BlockId, position: usize, head: usize) -> Range<usize> {
         assert!(block.index() < self.num_blocks);
         let KvLayout {
             num_kv_heads,
             head_dim,
-            block_size,
             ..
-        } = self.layout;
-        let layer = self.groups.place(layer).index;
-        let block = layer * self.num_blocks + block.index();
-        let position = block * block_size.tokens().index() + position;
+        } = self.planes[plane].layout;
+        let position = block.index() * self.positions_per_block() + position;
         let start = (position * num_kv_heads + head) * head_dim;
         start..start + head_dim
     }
 
     fn stored(&self, vector: &[f64]) -> Vec<f32> {
-        match self.layout.dtype {
+        match self.layouts.layers()[0].dtype {
             KvDtype::Bf16 => vector.iter().map(|&x| rounded(x)).collect(),
             KvDtype::Int8 => {
                 let largest = vector.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
@@ -346,36 +386,19 @@ impl Load for Reference {
 
     fn alloc_kv_cache(
         &mut self,
-        layout: KvLayout,
+        layouts: &KvLayouts,
         groups: &LayerGroups,
         num_blocks: usize,
     ) -> Result<Cache, LoadError> {
-        let positions = groups.layers_per_group() * num_blocks * layout.block_size.tokens().index();
-        let len = positions * layout.num_kv_heads * layout.head_dim;
-        // Positions that were never stored must not be read.
-        Ok(Cache {
-            layout,
-            groups: groups.clone(),
-            num_blocks,
-            keys: vec![f32::NAN; len],
-            values: vec![f32::NAN; len],
-        })
+        Ok(Cache::new(layouts, groups, num_blocks))
     }
 
     fn alloc_host_blocks(&mut self, cache: &Cache, num_blocks: usize) -> Result<Cache, LoadError> {
-        let len = cache.keys.len() / cache.num_blocks * num_blocks;
-        Ok(Cache {
-            layout: cache.layout,
-            groups: cache.groups.clone(),
-            num_blocks,
-            keys: vec![f32::NAN; len],
-            values: vec![f32::NAN; len],
-        })
+        Ok(Cache::new(&cache.layouts, &cache.groups, num_blocks))
     }
 
-    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
-        let positions = num_layers * layout.block_size.tokens().index();
-        2 * size_of::<f32>() * positions * layout.num_kv_heads * layout.head_dim
+    fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
+        2 * size_of::<f32>() * layouts.largest_group(groups, block_len)
     }
 
     fn reserve(&mut self, _: &Cache, _: &StepCapacity) -> Result<(), LoadError> {
@@ -413,7 +436,7 @@ impl StepIo for Reference {
     }
 
     fn begin_step<'a>(&mut self, cache: &Cache, inputs: StepInputs<'a>) -> Step<'a> {
-        let (block_size, num_blocks) = (cache.layout.block_size, cache.num_blocks);
+        let (block_size, num_blocks) = (cache.layouts.block_size(), cache.num_blocks);
         Step {
             inputs,
             batch: KvBatch::new(
@@ -763,9 +786,15 @@ impl Ops for Reference {
             }
         };
         let [q_norm, k_norm] = match params.qk_norm {
-            Some(QkNorm { q, k, kind, eps }) => [Some((q, kind, eps)), Some((k, kind, eps))],
+            Some(QkNorm {
+                q, k, kind, eps, ..
+            }) => [Some((q, kind, eps)), Some((k, kind, eps))],
             None => [None, None],
         };
+        let ones = vec![1.0; head_dim];
+        let v_norm = params.qk_norm.filter(|norm| norm.has_values);
+        let v_norm = v_norm.map(|norm| (&ones, QkNormKind::Head, norm.eps));
+        let plane = cache.plane(layer);
         for (row, position, block, offset) in places(&step.batch, cache, layer) {
             let qkv = qkv.row(row);
             let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
@@ -786,13 +815,13 @@ impl Ops for Reference {
                     sink_q.set(row, head * head_dim + i, value);
                 }
             }
-            for (head, value) in values.chunks(head_dim).enumerate() {
-                let place = cache.place(layer, block, offset, head);
+            for head in 0..num_kv_heads {
+                let place = cache.place(plane, block, offset, head);
                 let key = cache.stored(&rotate(&norm(k_norm, keys, head), angles));
-                let value: Vec<_> = value.iter().map(|&x| exact(x)).collect();
-                let value = cache.stored(&value);
-                cache.keys[place.clone()].copy_from_slice(&key);
-                cache.values[place].copy_from_slice(&value);
+                let value = cache.stored(&norm(v_norm, values, head));
+                let plane = &mut cache.planes[plane];
+                plane.keys[place.clone()].copy_from_slice(&key);
+                plane.values[place].copy_from_slice(&value);
             }
         }
     }
@@ -812,7 +841,7 @@ impl Ops for Reference {
             num_kv_heads,
             head_dim,
         } = params.shape;
-        let block_size = cache.layout.block_size.tokens().index();
+        let (block_size, plane) = (cache.positions_per_block(), cache.plane(layer));
         for span in step.batch.spans() {
             let table = cache.table(&step.batch, span, layer);
             let first = span.kv_len as usize - span.tokens.len();
@@ -836,7 +865,7 @@ impl Ops for Reference {
                     let kv_head = head / (num_q_heads / num_kv_heads);
                     let place = |other: usize| {
                         let block = table.at(other / block_size);
-                        cache.place(layer, block, other % block_size, kv_head)
+                        cache.place(plane, block, other % block_size, kv_head)
                     };
                     let query_for = |other: usize| {
                         let is_sink = other < params.num_sinks as usize;
@@ -846,7 +875,7 @@ impl Ops for Reference {
                     let scores: Vec<f64> = seen
                         .iter()
                         .map(|&other| {
-                            let key = &cache.keys[place(other)];
+                            let key = &cache.planes[plane].keys[place(other)];
                             let query = query_for(other).iter();
                             let products = query.zip(key).map(|(&q, &k)| exact(q) * exact(k));
                             let score = products.sum::<f64>() * exact(params.scale);
@@ -864,10 +893,9 @@ impl Ops for Reference {
                         .map_or(0.0, |logits| (exact(logits[head]) - largest).exp());
                     let sum: f64 = weights.iter().sum::<f64>() + of_sink;
                     for i in 0..head_dim {
-                        let terms = seen
-                            .iter()
-                            .zip(&weights)
-                            .map(|(&other, weight)| exact(cache.values[place(other)][i]) * weight);
+                        let terms = seen.iter().zip(&weights).map(|(&other, weight)| {
+                            exact(cache.planes[plane].values[place(other)][i]) * weight
+                        });
                         out.set(row, head * head_dim + i, terms.sum::<f64>() / sum);
                     }
                 }
@@ -883,14 +911,15 @@ impl Ops for Reference {
         cache: &mut Cache,
         layer: usize,
     ) {
+        let plane = cache.plane(layer);
         for (row, position, block, offset) in places(&step.batch, cache, layer) {
             let (latent, rotary) = kv.row(row).split_at(params.shape.latent_dim);
             let latent = normalise(latent, params.norm, params.norm_eps);
             let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
             let rotary = rotate(&rotary, params.angles.row(position));
-            let place = cache.place(layer, block, offset, 0);
+            let place = cache.place(plane, block, offset, 0);
             let key = cache.stored(&[latent, rotary].concat());
-            cache.keys[place].copy_from_slice(&key);
+            cache.planes[plane].keys[place].copy_from_slice(&key);
         }
     }
 
@@ -904,7 +933,7 @@ impl Ops for Reference {
         out: &mut Rows,
     ) {
         let (shape, attention) = (params.shape, &params.attention);
-        let block_size = cache.layout.block_size.tokens().index();
+        let (block_size, plane) = (cache.positions_per_block(), cache.plane(layer));
         for (row, position, _, _) in places(&step.batch, cache, layer) {
             let table = cache.table(&step.batch, step.batch.place(row).0, layer);
             let window = attention.window.map_or(usize::MAX, |w| w.get() as usize);
@@ -914,7 +943,7 @@ impl Ops for Reference {
             let keys: Vec<_> = seen
                 .map(|other| {
                     let block = table.at(other / block_size);
-                    &cache.keys[cache.place(layer, block, other % block_size, 0)]
+                    &cache.planes[plane].keys[cache.place(plane, block, other % block_size, 0)]
                 })
                 .collect();
             for (head, query) in q.row(row).chunks(shape.query_dim()).enumerate() {
@@ -1020,12 +1049,14 @@ impl Device for Reference {
     type Tiles = Lacking;
     type States = ReferenceStates;
     type Recurrences = ReferenceRecurrences;
+    type LayerInputs = ReferenceLayerInputs;
     type Ranks = Lacking;
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
     const RECURRENCES: Option<ReferenceRecurrences> = Some(ReferenceRecurrences);
+    const LAYER_INPUTS: Option<ReferenceLayerInputs> = Some(ReferenceLayerInputs);
 
     fn join_ranks(&mut self, _: Box<dyn Collective>) -> Result<Lacking, LoadError> {
         Err(LoadError::Resource("it is the only one".to_owned()))
@@ -1089,32 +1120,32 @@ fn normalise_in_place(
 
 /// Copies the first positions of a block to another one.
 fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usize) {
-    let block_len = cache.layout.block_size.tokens().index();
-    let head_len = cache.layout.num_kv_heads * cache.layout.head_dim;
-    let num_layers = cache.keys.len() / (cache.num_blocks * block_len * head_len);
-    for layer in 0..num_layers {
+    for plane in 0..cache.planes.len() {
         for position in 0..num_positions {
-            for head in 0..cache.layout.num_kv_heads {
-                let from = cache.place(layer, source, position, head);
-                let to = cache.place(layer, target, position, head);
-                cache.keys.copy_within(from.clone(), to.start);
-                cache.values.copy_within(from, to.start);
+            for head in 0..cache.planes[plane].layout.num_kv_heads {
+                let from = cache.place(plane, source, position, head);
+                let to = cache.place(plane, target, position, head);
+                let plane = &mut cache.planes[plane];
+                plane.keys.copy_within(from.clone(), to.start);
+                plane.values.copy_within(from, to.start);
             }
         }
     }
 }
 
 fn copy_block(from: &Cache, source: usize, to: &mut Cache, target: usize) {
-    let block_len =
-        from.layout.block_size.tokens().index() * from.layout.num_kv_heads * from.layout.head_dim;
-    let num_layers = from.keys.len() / (from.num_blocks * block_len);
-    for layer in 0..num_layers {
-        let source = (layer * from.num_blocks + source) * block_len;
-        let target = (layer * to.num_blocks + target) * block_len;
-        let (source, target) = (source..source + block_len, target..target + block_len);
+    for (from, to) in from.planes.iter().zip(&mut to.planes) {
+        let block_len = block_len(&from.layout);
+        let [source, target] =
+            [source, target].map(|block| block * block_len..(block + 1) * block_len);
         to.keys[target.clone()].copy_from_slice(&from.keys[source.clone()]);
         to.values[target].copy_from_slice(&from.values[source]);
     }
+}
+
+/// Elements of the keys of a block in a layer.
+fn block_len(layout: &KvLayout) -> usize {
+    layout.block_size.tokens().index() * layout.num_kv_heads * layout.head_dim
 }
 
 fn exact(x: f32) -> f64 {
@@ -1307,7 +1338,7 @@ fn places(
     cache: &Cache,
     layer: usize,
 ) -> impl Iterator<Item = (usize, usize, BlockId, usize)> + use<> {
-    let block_size = cache.layout.block_size.tokens().index();
+    let block_size = cache.positions_per_block();
     let place = |span: &KvSpan| {
         let table = cache.table(batch, span, layer);
         let first = span.kv_len as usize - span.tokens.len();

@@ -18,7 +18,9 @@ use std::ops::Range;
 
 use super::alibi;
 use super::draft_head::StateTap;
+use super::experts_block::ExpertsBlockBuffers;
 use super::latent::{LatentBuffers, LatentStep};
+use super::layer_inputs::LayerInputs;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::positions::Positions;
@@ -27,14 +29,15 @@ use super::recurrence::RecurrenceBuffers;
 use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
 use super::rope::Rope;
 use super::share::ModelShare;
-use super::spec::{ModelSpec, Norms};
+use super::spec::{LayerSpec, ModelSpec, Norms, QkNormSpec};
 use super::stage::ModelPart;
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use inflight_base::{BlockSize, LoadError, Tokens};
 use inflight_device::{
     AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
-    KvDtype, KvLayout, KvValues, LatentShape, LogitsTransform, MixtureShape, QkNorm, QkNormKind,
-    RankOps, RecurrentOps, RopeParams, RopeTable, Routing, StateOps, StepInputs, TileOps,
+    KvDtype, KvLayout, KvLayouts, KvValues, LatentShape, LayerGroups, LogitsTransform,
+    MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, RopeTable, Routing,
+    StateOps, StepInputs, TileOps,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -51,7 +54,6 @@ pub(super) struct Decoder<D: Device> {
     weights: Weights<D>,
     /// One table for each position embedding that the layers have.
     angles: Vec<D::Angles>,
-    heads: HeadShape,
     attention: Vec<LayerAttention>,
     /// The slopes of linear biases, one for each query head.
     slopes: Option<D::Vector>,
@@ -60,13 +62,20 @@ pub(super) struct Decoder<D: Device> {
     output_place: usize,
     /// Only for a rank of several.
     vocabulary: Option<VocabularyPart<D>>,
-    kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
-    buffers: Buffers<D>,
+    /// One for each of the shapes that layers have.
+    buffers: Vec<Buffers<D>>,
+    /// One for each of the widths inside of feed-forward blocks, `[max_num_tokens, width]`: inputs of the down
+    /// projections.
+    inner: Vec<D::Inputs>,
     /// Only for a model with latent attention.
     latent: Option<LatentBuffers<D>>,
     /// Only for a model with recurrent states.
     recurrence: Option<RecurrenceBuffers<D>>,
+    /// Only for a model whose layers have inputs or factors of their own.
+    layer_inputs: Option<LayerInputs<D>>,
+    /// Only for a model with experts beside feed-forward blocks.
+    experts_block: Option<ExpertsBlockBuffers<D>>,
     /// Only for a model whose attention has gates.
     gates: Option<Gates<D>>,
     /// Only for a rank of a model with norms over all heads.
@@ -81,12 +90,28 @@ pub(super) struct Decoder<D: Device> {
 #[derive(Clone, Copy)]
 struct LayerAttention {
     params: AttentionParams,
-    /// Its index among the layers of the stage that keep keys and values, or among those with a recurrent state.
+    /// Its index among the layers of the stage that keep keys and values, or among those with a recurrent state. A
+    /// layer that reads keys and values of another one has the place of that.
     place: usize,
+    /// The shape of its activations.
+    shape: LayerShape,
+    /// The index of its activations in [`Decoder::buffers`].
+    buffers: usize,
+    /// The index of those of its feed-forward block in [`Decoder::inner`].
+    inner: usize,
+    kv_bytes_per_position: usize,
     /// The index of its table in [`Decoder::angles`].
     angles: usize,
-    /// How queries and keys are normalised, and the epsilon.
-    qk_norm: Option<(QkNormKind, f32)>,
+    /// How queries and keys are normalised.
+    qk_norm: Option<QkNormSpec>,
+}
+
+/// The sizes of a layer's activations in attention.
+#[derive(Clone, Copy, PartialEq)]
+struct LayerShape {
+    heads: HeadShape,
+    /// Whether it stores keys and values.
+    stores: bool,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -99,8 +124,6 @@ struct Buffers<D: Device> {
     sink_q: Option<D::Inputs>,
     /// The output of attention.
     attended: D::Inputs,
-    /// `intermediate_size` wide: the input of the down projection.
-    inner: D::Inputs,
 }
 
 /// The part of the vocabulary that a rank of several has the embeddings and the logits of.
@@ -175,6 +198,8 @@ impl<D: Device> Decoder<D> {
         };
         let num_slots = limits.max_num_requests as usize;
         let recurrence = RecurrenceBuffers::new(device, spec, max_rows, num_slots)?;
+        let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
+        let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = Gates::new(device, spec, max_rows)?;
         let weights = Weights::load(source, limits.weights, part, device)?;
         let vocabulary = match &part.share {
@@ -190,20 +215,8 @@ impl<D: Device> Decoder<D> {
             Some(_) => limits.max_seq_len,
             None => limits.max_seq_len.min(longest),
         };
-        let (mut attention, ropes) = layer_attention(spec, limits);
-        let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-        let heads = head_shape(spec);
+        let (mut attention, ropes) = layer_attention::<D>(spec, limits);
         let latent = spec.layers[0].attention.latent.as_ref();
-        let [qkv_len, q_len, attended_len] = match latent {
-            Some(latent) => {
-                let qkv_len = match &latent.queries {
-                    Some(queries) => queries.projection.num_inputs,
-                    None => latent.shape.q_len(),
-                };
-                [qkv_len, 0, latent.shape.out_len()]
-            }
-            None => [heads.qkv_len(), heads.q_len(), heads.q_len()],
-        };
         let other_stage = |is_there: bool| match is_there {
             true => ranks.ok_or_else(alone).map(Some),
             false => Ok(None),
@@ -215,8 +228,11 @@ impl<D: Device> Decoder<D> {
             ranks.reserve_rows_between_stages(device, max_rows, max_sequences, width)?;
         }
         let num_tiles = part.num_tiles();
-        let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
-        let attention = placed(attention.drain(part.stage.layers.clone()), &weights);
+        let mut attention: Vec<_> = attention.drain(part.stage.layers.clone()).collect();
+        let layers = &spec.layers[part.stage.layers.clone()];
+        place(&mut attention, layers);
+        let buffers = attention_buffers(device, spec, &mut attention, max_rows)?;
+        let inner = inner_buffers(device, spec, &mut attention, layers, max_rows)?;
         Ok(Self {
             ranks,
             previous_stage,
@@ -224,7 +240,6 @@ impl<D: Device> Decoder<D> {
             states,
             weights,
             angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
-            heads,
             slopes: match spec.slope_factor {
                 Some(factor) => {
                     // Those of a rank's heads among all of the model's.
@@ -242,28 +257,20 @@ impl<D: Device> Decoder<D> {
             logits: spec.logits,
             output_place: spec.output_place() * num_tiles,
             vocabulary,
-            kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
-                / layout.block_size.tokens().index(),
             residual: ResidualStream::new(device, max_rows, spec, num_tiles)?,
             row_norm: match &part.share {
                 Some(share) => RowNorm::new(device, ranks, max_rows, source.spec(), share)?,
                 None => None,
             },
-            buffers: Buffers {
-                qkv: device.alloc_sums(max_rows, qkv_len)?,
-                q: device.alloc_inputs(max_rows, q_len)?,
-                sink_q: match has_sink_queries {
-                    true => Some(device.alloc_inputs(max_rows, q_len)?),
-                    false => None,
-                },
-                attended: device.alloc_inputs(max_rows, attended_len)?,
-                inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
-            },
+            buffers,
+            inner,
             latent: match latent {
                 Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
                 None => None,
             },
             recurrence,
+            layer_inputs,
+            experts_block,
             gates,
             mixture,
             tap: match source.draft_head() {
@@ -324,6 +331,14 @@ impl<D: Device> Decoder<D> {
                 self.residual.norm_in_place(run, num_rows, norm);
             }
         }
+        if let Some((layer_inputs, of_layers)) = self
+            .layer_inputs
+            .as_mut()
+            .zip(weights.layer_inputs.as_ref())
+        {
+            self.residual.norm(run, num_rows, None);
+            layer_inputs.begin(run, step, num_rows, self.residual.normed(), of_layers);
+        }
         let first = weights.layers[0].norms.first();
         self.residual.norm(run, num_rows, first);
         let num_layers = weights.layers.len();
@@ -342,9 +357,12 @@ impl<D: Device> Decoder<D> {
                 let layer = &self.weights.layers[index];
                 let attended = match (&layer.recurrence, &mut self.recurrence) {
                     (Some(_), Some(recurrence)) => &mut recurrence.mixed,
-                    _ => &mut self.buffers.attended,
+                    _ => &mut self.buffers[self.attention[index].buffers].attended,
                 };
                 self.residual.keep_rows(run.device, step, attended);
+                if let Some(layer_inputs) = &mut self.layer_inputs {
+                    layer_inputs.keep_rows(run.device, step);
+                }
                 run.adapters = inputs.kept_adapters;
             }
             self.end_layer(run, index, num_rows, is_last);
@@ -489,10 +507,10 @@ impl<D: Device> Decoder<D> {
             ..
         } = &self.weights.layers[index];
         let num_rows = inputs.token_ids.len();
-        let heads = self.heads;
         let attention = self.attention[index];
         let params = attention.params;
-        let buffers = &mut self.buffers;
+        let LayerShape { heads, stores, .. } = attention.shape;
+        let buffers = &mut self.buffers[attention.buffers];
         let place = attention.place;
         if let Some((layer, recurrence)) = recurrence.as_ref().zip(self.recurrence.as_mut()) {
             let normed = self.residual.normed();
@@ -506,7 +524,7 @@ impl<D: Device> Decoder<D> {
                 layer: place,
                 angles: &self.angles[attention.angles],
                 params,
-                kv_bytes_per_position: self.kv_bytes_per_position,
+                kv_bytes_per_position: attention.kv_bytes_per_position,
             };
             let Buffers {
                 qkv: sums,
@@ -520,7 +538,13 @@ impl<D: Device> Decoder<D> {
         let mut norm = qk_norm
             .as_ref()
             .zip(attention.qk_norm)
-            .map(|([q, k], (kind, eps))| QkNorm { q, k, kind, eps });
+            .map(|([q, k], norm)| QkNorm {
+                q,
+                k,
+                kind: norm.kind,
+                has_values: norm.has_values,
+                eps: norm.eps,
+            });
         if let Some(over_ranks) = &mut self.row_norm
             && let Some(row_norm) = norm.take_if(|norm| norm.kind == QkNormKind::Row)
         {
@@ -539,6 +563,13 @@ impl<D: Device> Decoder<D> {
                 }
             }
         }
+        let heads = match stores {
+            true => heads,
+            false => HeadShape {
+                num_kv_heads: 0,
+                ..heads
+            },
+        };
         let rope = RopeParams {
             heads,
             qk_norm: norm,
@@ -555,12 +586,13 @@ impl<D: Device> Decoder<D> {
         let for_sinks = sink_q.as_deref_mut().map(|sink_q| (&params, sink_q));
         run.device
             .rope_and_store(step, rope, qkv, cache, place, q, for_sinks);
-        let kv_bytes = self.kv_bytes_per_position;
+        let kv_bytes = attention.kv_bytes_per_position;
+        let num_stored = if stores { num_rows } else { 0 };
         run.probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
             let rotated = Work::elements(num_rows, heads.q_len(), 2, 3);
             Work {
-                num_bytes: read.num_bytes + rotated.num_bytes + (num_rows * kv_bytes) as u64,
+                num_bytes: read.num_bytes + rotated.num_bytes + (num_stored * kv_bytes) as u64,
                 num_operations: rotated.num_operations,
             }
         });
@@ -597,12 +629,16 @@ impl<D: Device> Decoder<D> {
         let Weights { layers, head, .. } = &self.weights;
         let layer = &layers[index];
         let o = &layer.o;
-        let Buffers {
-            attended, inner, ..
-        } = &mut self.buffers;
+        let LayerAttention {
+            buffers,
+            inner: of_inner,
+            ..
+        } = self.attention[index];
+        let attended = &self.buffers[buffers].attended;
+        let inner = &mut self.inner[of_inner];
         let attended = match (&layer.recurrence, &self.recurrence) {
             (Some(_), Some(recurrence)) => &recurrence.mixed,
-            _ => &*attended,
+            _ => attended,
         };
         let residual = &mut self.residual;
         let next = match layers.get(index + 1) {
@@ -610,6 +646,9 @@ impl<D: Device> Decoder<D> {
             // The next stage normalises what it receives.
             None => head.as_ref().and_then(|head| head.final_norm.as_ref()),
         };
+        let has_end = layer.input_block.is_some() || layer.scale.is_some();
+        let next_of_layer = next;
+        let next = next.filter(|_| !has_end);
         match (&layer.norms, &layer.feed_forward) {
             (
                 Norms::Sequential {
@@ -622,10 +661,26 @@ impl<D: Device> Decoder<D> {
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
                 let after = feed_forward.after.as_ref();
                 match (weights, &mut self.mixture) {
-                    (FeedForwardWeights::Dense(dense), _) => {
+                    (FeedForwardWeights::Dense(dense), mixture) => {
                         feed_forward_up(run, num_rows, residual, dense, inner);
                         let down = (&*inner, &dense.down);
-                        residual.add(run, Operation::Down, num_rows, down, after, next);
+                        let beside = layer.experts_block.as_ref();
+                        let beside = beside
+                            .zip(self.experts_block.as_mut())
+                            .zip(mixture.as_mut());
+                        match beside {
+                            None => residual.add(run, Operation::Down, num_rows, down, after, next),
+                            Some(((beside, buffers), mixture)) => {
+                                let MixtureBuffers {
+                                    routing,
+                                    logits,
+                                    rows,
+                                } = mixture;
+                                let mixture = (&*routing, logits, rows);
+                                let norms = [after, next];
+                                buffers.add(run, num_rows, residual, down, beside, mixture, norms);
+                            }
+                        }
                     }
                     (
                         FeedForwardWeights::Experts {
@@ -680,6 +735,10 @@ impl<D: Device> Decoder<D> {
             (Norms::Parallel { .. } | Norms::OfSums { .. }, FeedForwardWeights::Experts { .. }) => {
                 unreachable!("no family has such norms and experts")
             }
+        }
+        if let Some(layer_inputs) = self.layer_inputs.as_mut().filter(|_| has_end) {
+            let (block, scale) = (layer.input_block.as_ref(), layer.scale);
+            layer_inputs.end_layer(run, num_rows, residual, index, block, scale, next_of_layer);
         }
     }
 }
@@ -828,46 +887,113 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
     })
 }
 
-/// The attention of the layers of a stage, with their places.
-fn placed<D: Device>(
-    attention: impl Iterator<Item = LayerAttention>,
-    weights: &Weights<D>,
-) -> Vec<LayerAttention> {
+/// Gives the layers of a stage their places.
+fn place(attention: &mut [LayerAttention], layers: &[LayerSpec]) {
     let (mut num_cached, mut num_recurrent) = (0, 0);
-    let layers = attention.zip(&weights.layers);
-    let placed = layers.map(|(attention, layer)| {
-        let next = match layer.recurrence {
-            None => &mut num_cached,
-            Some(_) => &mut num_recurrent,
+    for (index, layer) in layers.iter().enumerate() {
+        let own = &layer.attention;
+        attention[index].place = match (own.kv_source, own.recurrence) {
+            // Such a model has one stage.
+            (Some(source), _) => attention[source].place,
+            (None, None) => take_next(&mut num_cached),
+            (None, Some(_)) => take_next(&mut num_recurrent),
         };
-        let place = *next;
-        *next += 1;
-        LayerAttention { place, ..attention }
+    }
+}
+
+fn take_next(counter: &mut usize) -> usize {
+    *counter += 1;
+    *counter - 1
+}
+
+/// The activations of the attention of each shape, whose indices the layers are told.
+fn attention_buffers<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    attention: &mut [LayerAttention],
+    max_rows: usize,
+) -> Result<Vec<Buffers<D>>, LoadError> {
+    let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
+    let latent = spec.layers[0].attention.latent.as_ref();
+    let mut shapes: Vec<LayerShape> = Vec::new();
+    for layer in attention {
+        let known = shapes.iter().position(|shape| *shape == layer.shape);
+        layer.buffers = known.unwrap_or_else(|| {
+            shapes.push(layer.shape);
+            shapes.len() - 1
+        });
+    }
+    let buffers = shapes.iter().map(|shape| {
+        let heads = shape.heads;
+        let [qkv_len, q_len, attended_len] = match latent {
+            Some(latent) => {
+                let qkv_len = match &latent.queries {
+                    Some(queries) => queries.projection.num_inputs,
+                    None => latent.shape.q_len(),
+                };
+                [qkv_len, 0, latent.shape.out_len()]
+            }
+            None if shape.stores => [heads.qkv_len(), heads.q_len(), heads.q_len()],
+            None => [heads.q_len(); 3],
+        };
+        Ok(Buffers {
+            qkv: device.alloc_sums(max_rows, qkv_len)?,
+            q: device.alloc_inputs(max_rows, q_len)?,
+            sink_q: match has_sink_queries {
+                true => Some(device.alloc_inputs(max_rows, q_len)?),
+                false => None,
+            },
+            attended: device.alloc_inputs(max_rows, attended_len)?,
+        })
     });
-    placed.collect()
+    buffers.collect()
+}
+
+/// The activations of feed-forward blocks of each width, whose indices the layers are told. A mixture of experts has
+/// its own.
+fn inner_buffers<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    attention: &mut [LayerAttention],
+    layers: &[LayerSpec],
+    max_rows: usize,
+) -> Result<Vec<D::Inputs>, LoadError> {
+    let widths = spec.intermediate_sizes();
+    for (attention, layer) in attention.iter_mut().zip(layers) {
+        let own = layer.feed_forward.width();
+        attention.inner = widths.iter().position(|&width| width == own).unwrap_or(0);
+    }
+    let widths = widths.iter();
+    widths
+        .map(|&width| device.alloc_inputs(max_rows, width))
+        .collect()
 }
 
 /// The attention of each layer, and the position embeddings that it refers to.
-fn layer_attention<'a>(
+fn layer_attention<'a, D: Device>(
     spec: &'a ModelSpec,
     limits: &RunnerLimits,
-) -> (Vec<LayerAttention>, Vec<&'a Rope>) {
-    let mut ropes: Vec<&Rope> = Vec::new();
-    let mut windows = spec.windows_within(&limits.attention);
-    let layers = spec.layers.iter().map(|layer| {
+) -> (Vec<LayerAttention>, Vec<(&'a Rope, usize)>) {
+    let mut ropes: Vec<(&Rope, usize)> = Vec::new();
+    let windows: Vec<_> = spec.windows_within(&limits.attention).collect();
+    let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
         let attention = &layer.attention;
-        let known = ropes.iter().position(|&rope| *rope == attention.rope);
+        let heads = spec.head_shape(index);
+        let layout = kv_layout(spec, index, limits.block_size, limits.kv_dtype);
+        let own = (&attention.rope, heads.head_dim);
+        let known = ropes.iter().position(|&rope| rope == own);
         let angles = known.unwrap_or_else(|| {
-            ropes.push(&attention.rope);
+            ropes.push(own);
             ropes.len() - 1
         });
+        let cached = attention.kv_source.unwrap_or(index);
         LayerAttention {
             params: AttentionParams {
-                shape: head_shape(spec),
+                shape: heads,
                 scale: attention.scale,
                 soft_cap: attention.soft_cap,
-                window: match layer.has_cache() {
-                    true => windows.next().flatten(),
+                window: match spec.layers[cached].has_cache() {
+                    true => windows[spec.cached_layers(0..cached).end],
                     false => None,
                 },
                 is_bidirectional: spec.is_bidirectional,
@@ -875,25 +1001,34 @@ fn layer_attention<'a>(
                 shifts_sinks: limits.attention.shifts_sinks,
             },
             place: 0,
+            shape: LayerShape {
+                heads,
+                stores: attention.kv_source.is_none(),
+            },
+            buffers: 0,
+            inner: 0,
+            kv_bytes_per_position: D::kv_bytes_per_block(
+                &KvLayouts::alike(layout, 1),
+                &LayerGroups::one(1),
+            ) / limits.block_size.tokens().index(),
             angles,
-            qk_norm: attention.qk_norm.map(|norm| (norm.kind, norm.eps)),
+            qk_norm: attention.qk_norm,
         }
     });
     (layers.collect(), ropes)
 }
 
-/// The cosines and sines of each position embedding.
+/// The cosines and sines of each position embedding, and of the width of its heads.
 pub(super) fn upload_angles<D: Device>(
     device: &mut D,
     spec: &ModelSpec,
-    ropes: &[&Rope],
+    ropes: &[(&Rope, usize)],
     max_seq_len: Tokens,
     num_positions: Tokens,
 ) -> Result<Vec<D::Angles>, LoadError> {
-    let tables = ropes.iter().map(|rope| {
-        let head_dim = spec
-            .latent_shape()
-            .map_or(spec.head_dim, |latent| latent.rotary_dim);
+    let tables = ropes.iter().map(|(rope, head_dim)| {
+        let latent = spec.latent_shape();
+        let head_dim = latent.map_or(*head_dim, |latent| latent.rotary_dim);
         let frequencies = rope.frequencies(head_dim, max_seq_len.index());
         let factor = rope.attention_factor(max_seq_len.index());
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
@@ -902,24 +1037,29 @@ pub(super) fn upload_angles<D: Device>(
     tables.collect()
 }
 
-/// The heads of a model's attention.
-pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
-    HeadShape {
-        num_q_heads: spec.num_heads,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-    }
-}
-
-/// The blocks of a model's KV cache.
-pub(super) fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayout {
+/// The blocks of a layer in a model's KV cache.
+pub(super) fn kv_layout(
+    spec: &ModelSpec,
+    layer: usize,
+    block_size: BlockSize,
+    dtype: KvDtype,
+) -> KvLayout {
+    let heads = spec.head_shape(layer);
     KvLayout {
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
+        num_kv_heads: heads.num_kv_heads,
+        head_dim: heads.head_dim,
         values: spec
             .latent_shape()
             .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
         block_size,
         dtype,
     }
+}
+
+/// The blocks of all layers that keep keys and values.
+pub(super) fn kv_layouts(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayouts {
+    let layers = spec.layers.iter().enumerate();
+    let cached = layers.filter(|(_, layer)| layer.has_cache());
+    let layouts = cached.map(|(index, _)| kv_layout(spec, index, block_size, dtype));
+    KvLayouts::new(block_size, layouts.collect())
 }

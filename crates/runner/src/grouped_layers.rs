@@ -50,19 +50,19 @@ impl GroupedLayers {
         }
     }
 
-    /// Groups layers with these windows, so that a sequence of `max_seq_len` tokens takes little memory. There is one
-    /// group unless several save a tenth. `stages` are the layers of each stage of a pipeline, which has blocks for
-    /// them.
+    /// Groups layers with these windows, and keys and values of these widths, so that a sequence of `max_seq_len` tokens
+    /// takes little memory. There is one group unless several save a tenth. `stages` are the layers of each stage of a
+    /// pipeline, which has blocks for them.
     ///
     /// # Panics
     /// A stage has other layers.
     pub fn new(
-        windows: impl Iterator<Item = Option<NonZeroU32>>,
+        layers: impl Iterator<Item = (Option<NonZeroU32>, usize)>,
         stages: &[Range<usize>],
         num_sinks: Tokens,
         max_seq_len: Tokens,
     ) -> Self {
-        let kinds = Kinds::new(windows, stages, num_sinks, max_seq_len);
+        let kinds = Kinds::new(layers, stages, num_sinks, max_seq_len);
         let grouping = kinds.grouping().unwrap_or_else(|| kinds.one());
         let window = |size: Tokens| AttentionWindow { size, num_sinks };
         let windows: Vec<_> = grouping
@@ -97,7 +97,8 @@ struct Grouping {
 struct Kinds<'a> {
     /// The layers of each window, the largest first; `None` is first.
     layers: BTreeMap<Reverse<Tokens>, Vec<usize>>,
-    num_layers: usize,
+    /// What a position takes in each layer.
+    widths: Vec<usize>,
     stages: &'a [Range<usize>],
     num_sinks: Tokens,
     max_seq_len: Tokens,
@@ -108,23 +109,23 @@ impl<'a> Kinds<'a> {
     const ALL: Tokens = Tokens(u32::MAX);
 
     fn new(
-        windows: impl Iterator<Item = Option<NonZeroU32>>,
+        of_layers: impl Iterator<Item = (Option<NonZeroU32>, usize)>,
         stages: &'a [Range<usize>],
         num_sinks: Tokens,
         max_seq_len: Tokens,
     ) -> Self {
         let mut layers: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        let mut num_layers = 0;
-        for (layer, window) in windows.enumerate() {
+        let mut widths = Vec::new();
+        for (layer, (window, width)) in of_layers.enumerate() {
             let size = window.map_or(Self::ALL, |window| Tokens(window.get()));
             let sees_all = max_seq_len.saturating_sub(size) <= num_sinks;
             let size = if sees_all { Self::ALL } else { size };
             layers.entry(Reverse(size)).or_default().push(layer);
-            num_layers += 1;
+            widths.push(width);
         }
         Self {
             layers,
-            num_layers,
+            widths,
             stages,
             num_sinks,
             max_seq_len,
@@ -135,41 +136,48 @@ impl<'a> Kinds<'a> {
     fn one(&self) -> Grouping {
         let largest = self.layers.first_key_value();
         Grouping {
-            layers: LayerGroups::one(self.num_layers),
+            layers: LayerGroups::one(self.widths.len()),
             windows: vec![largest.and_then(|(size, _)| size_of(*size))],
         }
     }
 
     /// The groups that save most, if it is worth it.
     fn grouping(&self) -> Option<Grouping> {
-        let sizes = 1..=self.layers.values().map(Vec::len).max()?;
+        let of_kinds = self.layers.values().map(|layers| self.width(layers));
+        let total: usize = of_kinds.clone().sum();
+        // Each width that has as many groups of some kind as can be.
+        let mut widths: Vec<_> = of_kinds
+            .flat_map(|width| (1..=MAX_KV_GROUPS).map(move |groups| width.div_ceil(groups)))
+            .collect();
+        widths.sort_unstable();
+        widths.dedup();
         let needs = |(Reverse(size), layers): (&Reverse<Tokens>, &Vec<usize>)| {
-            layers.len() as f64 * self.num_seen(*size)
+            self.width(layers) as f64 * self.num_seen(*size)
         };
         let least: f64 = self.layers.iter().map(needs).sum();
-        let possible = sizes.filter(|&size| self.num_groups(size) <= MAX_KV_GROUPS);
-        let possible = possible.map(|size| {
-            let grouping = self.in_groups_of(size);
+        let possible = widths.into_iter().map(|width| self.in_groups_of(width));
+        let possible = possible.filter(|grouping| grouping.windows.len() <= MAX_KV_GROUPS);
+        let possible = possible.map(|grouping| {
             let need = self.need(&grouping);
             // Of the longest sequences, and of short ones, of which every layer sees everything.
             let num_groups = grouping.windows.len();
-            let in_all = (num_groups * self.layers_per_block(&grouping)) as f64;
-            let waste = (need / least).max(in_all / self.num_layers as f64) - 1.0;
+            let in_all = (num_groups * self.width_of_block(&grouping)) as f64;
+            let waste = (need / least).max(in_all / total as f64) - 1.0;
             (waste.max(MAX_WASTE), num_groups, need, grouping)
         });
         let (_, _, need, grouping) =
             possible.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
         let (Reverse(largest), _) = self.layers.first_key_value()?;
-        let in_one = self.num_layers as f64 * self.num_seen(*largest);
+        let in_one = total as f64 * self.num_seen(*largest);
         (need <= MAX_NEED * in_one).then_some(grouping)
     }
 
-    /// Layers of one kind in groups of up to `size`, as equal as can be, in all layers and in each stage.
-    fn in_groups_of(&self, size: usize) -> Grouping {
-        let mut groups = vec![0; self.num_layers];
+    /// Layers of one kind in groups of about `width`, as equal as can be, in all layers and in each stage.
+    fn in_groups_of(&self, width: usize) -> Grouping {
+        let mut groups = vec![0; self.widths.len()];
         let mut windows = Vec::new();
         for (window, layers) in &self.layers {
-            let num_groups = layers.len().div_ceil(size);
+            let num_groups = self.width(layers).div_ceil(width).min(layers.len());
             for (index, &layer) in layers.iter().enumerate() {
                 groups[layer] = windows.len() + index % num_groups;
             }
@@ -181,23 +189,28 @@ impl<'a> Kinds<'a> {
         }
     }
 
-    fn num_groups(&self, size: usize) -> usize {
-        let kinds = self.layers.values();
-        kinds.map(|layers| layers.len().div_ceil(size)).sum()
+    /// What a position takes in some layers.
+    fn width(&self, layers: &[usize]) -> usize {
+        layers.iter().map(|&layer| self.widths[layer]).sum()
     }
 
-    /// Layers that a block has room for, of all stages together.
-    fn layers_per_block(&self, grouping: &Grouping) -> usize {
-        let stages = self.stages.iter().cloned();
-        let of_stages = stages.map(|it| grouping.layers.with_layers(it).layers_per_group());
-        of_stages.sum()
+    /// What a position of a block takes in all stages together: in each, what it takes in the largest group.
+    fn width_of_block(&self, grouping: &Grouping) -> usize {
+        let of_stage = |stage: &Range<usize>| {
+            let mut widths = vec![0; grouping.windows.len()];
+            for layer in stage.clone() {
+                widths[grouping.layers.place(layer).group] += self.widths[layer];
+            }
+            widths.into_iter().max().unwrap_or(0)
+        };
+        self.stages.iter().map(of_stage).sum()
     }
 
-    /// Positions of all layers that the blocks of the longest sequence have room for.
+    /// What the blocks of the longest sequence take.
     fn need(&self, grouping: &Grouping) -> f64 {
         let seen = |window: &Option<Tokens>| self.num_seen(window.unwrap_or(Self::ALL));
         let of_groups: f64 = grouping.windows.iter().map(seen).sum();
-        of_groups * self.layers_per_block(grouping) as f64
+        of_groups * self.width_of_block(grouping) as f64
     }
 
     /// Positions of the longest sequence that a layer with this window sees.
@@ -229,7 +242,7 @@ mod tests {
 
     fn grouped(windows: &[Option<NonZeroU32>], max_seq_len: u32) -> GroupedLayers {
         GroupedLayers::new(
-            windows.iter().copied(),
+            windows.iter().map(|&window| (window, 1)),
             slice::from_ref(&(0..windows.len())),
             Tokens(0),
             Tokens(max_seq_len),
@@ -262,10 +275,38 @@ mod tests {
     }
 
     #[test]
+    fn blocks_waste_little_although_layers_have_other_widths() {
+        for (name, num_layers, interval, widths) in [
+            ("Gemma 4 31B", 60, 6, [4096, 2048]),
+            ("Gemma 4 26B", 30, 6, [2048, 1024]),
+            ("Gemma 4 E2B", 15, 5, [256, 512]),
+            ("Gemma 4 E4B", 24, 6, [512, 1024]),
+        ] {
+            let windows = interleaved(num_layers, interval, 512);
+            let width = |window: &Option<NonZeroU32>| widths[usize::from(window.is_none())];
+            let of_layers: Vec<_> = windows.iter().map(|it| (*it, width(it))).collect();
+            let grouped = GroupedLayers::new(
+                of_layers.iter().copied(),
+                slice::from_ref(&(0..num_layers)),
+                Tokens(0),
+                Tokens(32768),
+            );
+            let mut in_groups = vec![0; grouped.layers().num_groups()];
+            for (layer, (_, width)) in of_layers.iter().enumerate() {
+                in_groups[grouped.layers().place(layer).group] += width;
+            }
+            let in_blocks = in_groups.iter().max().expect("groups") * in_groups.len();
+            let waste = in_blocks as f64 / in_groups.iter().sum::<usize>() as f64 - 1.0;
+            assert!(in_groups.len() > 1, "{name}");
+            assert!(waste <= MAX_WASTE, "{name}: {waste}");
+        }
+    }
+
+    #[test]
     fn stages_have_about_equally_many_layers_of_each_group() {
         let windows = interleaved(48, 6, 1024);
         let grouped = |stages: &[Range<usize>]| {
-            let windows = windows.iter().copied();
+            let windows = windows.iter().map(|&window| (window, 1));
             GroupedLayers::new(windows, stages, Tokens(0), Tokens(32768))
         };
         for (stages, num_groups, in_stages) in [

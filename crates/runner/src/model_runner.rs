@@ -1,9 +1,10 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use super::block_moves::move_device_blocks;
-use super::decoder::{Decoder, draft_head_ops, head_shape, kv_layout};
+use super::decoder::{Decoder, draft_head_ops, kv_layouts};
 use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
 use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
 use super::first_steps;
@@ -117,8 +118,8 @@ impl<D: Device> ModelRunner<D> {
 
     /// Bytes of one block of the KV cache, with all layers in one group, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        let num_layers = one_group(spec, spec.num_cached_layers()).layers_per_group();
-        Self::kv_bytes_per_layers(spec, num_layers, block_size, dtype)
+        let groups = one_group(spec, spec.num_cached_layers());
+        D::kv_bytes_per_block(&kv_layouts(spec, block_size, dtype), &groups)
     }
 
     /// Bytes of one block of the KV cache of a draft head, and of the states that the head reads.
@@ -128,14 +129,16 @@ impl<D: Device> ModelRunner<D> {
             + state_bytes_per_block(spec.hidden_size, block_size)
     }
 
-    /// Bytes of one block with so many layers.
-    pub fn kv_bytes_per_layers(
+    /// Bytes of one block of a stage, which has these of the layers with keys and values in the `groups`.
+    pub fn kv_bytes_in_groups(
         spec: &ModelSpec,
-        num_layers: usize,
+        layers: Range<usize>,
+        groups: &LayerGroups,
         block_size: BlockSize,
         dtype: KvDtype,
     ) -> usize {
-        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), num_layers)
+        let layouts = kv_layouts(spec, block_size, dtype);
+        D::kv_bytes_per_block(&layouts, &groups.with_layers(layers))
     }
 
     /// Bytes of the weights on this device, if float weights are rounded to `precision`.
@@ -158,22 +161,44 @@ impl<D: Device> ModelRunner<D> {
         limits: &RunnerLimits,
     ) -> Result<(StepCapacity, StepWidths), LoadError> {
         let spec = source.spec();
-        let heads = head_shape(spec);
         let mixture = spec.mixture();
         let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
         let [sums, inputs, widest_inputs] = match &spec.layers[0].attention.latent {
             Some(latent) => latent_widths(latent),
             // Queries, keys and values; the rotated queries, and what attention makes of them.
-            None => [heads.qkv_len(), 2 * heads.q_len(), heads.q_len()],
+            None => {
+                let shapes = spec.head_shapes().into_iter();
+                let widths = shapes.map(|(heads, stores)| {
+                    let qkv_len = if stores {
+                        heads.qkv_len()
+                    } else {
+                        heads.q_len()
+                    };
+                    [qkv_len, 2 * heads.q_len(), heads.q_len()]
+                });
+                widths.fold([0; 3], |[sums, inputs, widest], of_shape| {
+                    let [sums_of_shape, inputs_of_shape, widest_of_shape] = of_shape;
+                    [
+                        sums + sums_of_shape,
+                        inputs + inputs_of_shape,
+                        widest.max(widest_of_shape),
+                    ]
+                })
+            }
         };
+        let of_inputs = spec.layer_inputs.as_ref();
+        let of_inputs = of_inputs.map_or([0; 2], |inputs| {
+            [inputs.width * (spec.num_layers() + 1), inputs.width]
+        });
+        let inner: usize = spec.intermediate_sizes().iter().sum();
         let projections = spec.embedding_projections.as_ref();
         let embedding_width = projections.map_or(0, |_| spec.embedding_width());
         let widths = StepWidths {
             // The residual stream and its summand, embeddings of another width, those of attention, and what experts
             // are chosen by.
-            sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits,
+            sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits + of_inputs[0],
             // Its norm, embeddings of another width, the buffers of attention, and the inner activations.
-            inputs: spec.hidden_size + embedding_width + inputs + spec.max_intermediate_size(),
+            inputs: spec.hidden_size + embedding_width + inputs + inner + of_inputs[1],
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
             quantised: source.quantised_widths::<D>(limits.weights)?,
@@ -231,7 +256,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device, ranks)?;
         let num_threads = device.host_threads().num_threads();
         let groups = layer_groups(&part, spec, &limits)?;
-        let mut cache = kv_cache(&mut device, spec, &groups, &limits)?;
+        let mut cache = kv_cache(
+            &mut device,
+            &part.local_spec_of_stage(source.spec()),
+            &groups,
+            &limits,
+        )?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
         let num_logits = match &pooler {
@@ -797,8 +827,8 @@ fn kv_cache<D: Device>(
     groups: &LayerGroups,
     limits: &RunnerLimits,
 ) -> Result<D::KvCache, LoadError> {
-    let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-    let cache = device.alloc_kv_cache(layout, groups, limits.num_blocks.index());
+    let layouts = kv_layouts(spec, limits.block_size, limits.kv_dtype);
+    let cache = device.alloc_kv_cache(&layouts, groups, limits.num_blocks.index());
     cache.map_err(|error| {
         LoadError::Resource(format!(
             "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \

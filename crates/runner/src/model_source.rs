@@ -366,6 +366,17 @@ impl ModelSource {
                     .to_owned(),
             });
         }
+        if self.spec.has_layers_of_their_own() && (grid.num_ranks() > 1 || always) {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "{} has layers with heads, inputs or factors of their own, which are computed by one process and \
+                     whose sums are not cut",
+                    self.spec.family
+                ),
+                remedy: "leave out tensor_parallel_size, pipeline_parallel_size and deterministic"
+                    .to_owned(),
+            });
+        }
         let mut layers = self.spec.layers.iter();
         if grid.ranks_per_stage > 1 && layers.any(|it| it.attention.gate.is_some()) {
             return Err(LoadError::Config {

@@ -9,8 +9,8 @@ use super::summed::Summed;
 
 use inflight_base::LoadError;
 use inflight_device::{
-    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerNorm, Linear,
-    Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
+    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerInputOps,
+    LayerNorm, Linear, Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -64,7 +64,8 @@ impl<D: Device> ResidualStream<D> {
         let has_whole_sums = device.has_whole_sums() && num_tiles == 1;
         // Of each level of pairs but the first, which adds to the sum of its first tile.
         let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
-        let has_after = spec.layers.iter().any(|layer| layer.norms.has_after());
+        let mut layers = spec.layers.iter();
+        let has_after = layers.any(|it| it.norms.has_after() || it.input_block.is_some());
         let result = match has_whole_sums && !has_after {
             true => None,
             false => Some(device.alloc_sums(max_rows, hidden_size)?),
@@ -447,6 +448,108 @@ impl<D: Device> ResidualStream<D> {
         run.device
             .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
         self.norm_ended(run, num_rows);
+    }
+
+    /// `out += after(linear(x))`. The projection is `operation`.
+    pub fn sum_to<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        after: Option<&NormWeights<D>>,
+        out: &mut D::Sums,
+    ) {
+        self.sum(run, num_rows, x, linear);
+        run.probe.ended(operation, || work_of(num_rows, linear));
+        self.add_result_to(run, num_rows, after, out);
+    }
+
+    /// `out += after(experts(normed))`, of experts that are whole. Those of each row were chosen: so many.
+    pub fn mix_to<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        summed: &Summed<D, Experts<D>>,
+        (rows, num_chosen): (&mut D::ExpertRows, usize),
+        after: Option<&NormWeights<D>>,
+        out: &mut D::Sums,
+    ) {
+        let Some((experts, result)) = summed.whole().zip(self.result.as_mut()) else {
+            unreachable!("such a model is computed by one process, and results are normalised")
+        };
+        let store = Output::Store;
+        run.device
+            .mix_experts(num_rows, &self.normed, experts, rows, store, result);
+        let device = &*run.device;
+        run.probe.ended(Operation::Experts, || {
+            Work::experts(
+                num_rows,
+                experts,
+                device.num_touched_experts(rows),
+                num_chosen,
+            )
+        });
+        self.add_result_to(run, num_rows, after, out);
+    }
+
+    /// `hidden += after(sums); normed = next(hidden)`.
+    pub fn add_sums<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        sums: &D::Sums,
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let after = norm_of(&self.norm, after);
+        run.device
+            .add_normed(num_rows, sums, after, &mut self.hidden);
+        self.norm(run, num_rows, next);
+    }
+
+    /// `normed = norm(hidden)`, an RMS norm with these weights.
+    pub fn norm_by<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        weight: &D::Vector,
+    ) {
+        let norm = Norm::Rms {
+            weight,
+            eps: self.norm.eps,
+        };
+        run.device
+            .norm(num_rows, &self.hidden, norm, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
+    /// `out += after(result)`.
+    fn add_result_to<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        after: Option<&NormWeights<D>>,
+        out: &mut D::Sums,
+    ) {
+        if let Some(result) = &self.result {
+            let after = norm_of(&self.norm, after);
+            run.device.add_normed(num_rows, result, after, out);
+        }
+        self.norm_ended(run, num_rows);
+    }
+
+    /// `hidden *= scale; normed = next(hidden)`.
+    pub fn scale<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        ops: D::LayerInputs,
+        num_rows: usize,
+        scale: f32,
+        next: Option<&NormWeights<D>>,
+    ) {
+        ops.scale(run.device, num_rows, scale, &mut self.hidden);
+        self.norm(run, num_rows, next);
     }
 
     /// Keeps a step's kept rows, and those of `attended`.

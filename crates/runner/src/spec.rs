@@ -13,7 +13,7 @@ use inflight_base::{TokenId, Tokens};
 use inflight_checkpoint::{RowOrder, RowRuns, RowSelection};
 use inflight_config::PoolingMode;
 use inflight_device::{
-    Activation, Gating, LatentShape, LogitsTransform, MixtureShape, QkNormKind, Routing,
+    Activation, Gating, HeadShape, LatentShape, LogitsTransform, MixtureShape, QkNormKind, Routing,
 };
 use inflight_numbers::Stacking;
 
@@ -49,6 +49,8 @@ pub struct ModelSpec {
     pub slope_factor: Option<f32>,
     /// Whether each token sees those behind it, too. Then a prompt is computed in one step.
     pub is_bidirectional: bool,
+    /// Inputs of each layer's own, besides the residual stream.
+    pub layer_inputs: Option<LayerInputsSpec>,
     /// How the residual stream is normalised.
     pub norm: NormSpec,
     /// What becomes of the products of the output layer.
@@ -227,6 +229,65 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The feed-forward block.
     pub feed_forward: FeedForward,
+    /// Experts beside that, which has no experts itself.
+    pub experts_block: Option<ExpertsBlock>,
+    /// The block behind it that reads the layer's own inputs. All layers have one, or none.
+    pub input_block: Option<InputBlock>,
+    /// The factor of the residual stream behind all blocks: its parameter, `[1]`, below the layer.
+    pub scale: Option<&'static str>,
+}
+
+/// How the [inputs](inflight_device::LayerInputOps) of all layers are made of a step's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerInputsSpec {
+    /// The embeddings of all layers: their module, `[num_rows, num_layers * width]`.
+    pub embedding: &'static str,
+    /// Rows of the embedding, of which those of tokens are used; at least `vocab_size`.
+    pub num_rows: usize,
+    /// Their factor.
+    pub embedding_scale: f32,
+    /// From embedded tokens to all layers, `[num_layers * width, hidden_size]`.
+    pub projection: Projection,
+    /// The factor of its results.
+    pub projection_scale: f32,
+    /// The RMS norm of a layer's results, `[width]`.
+    pub norm: &'static str,
+    /// The factor of the sum of both.
+    pub scale: f32,
+    /// Elements of the inputs of a layer.
+    pub width: usize,
+}
+
+/// Experts beside a feed-forward block, in a layer with [sequential](Norms::Sequential) norms. Norms are `[hidden_size]`
+/// each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsBlock {
+    /// The experts, without a shared one.
+    pub experts: ExpertsSpec,
+    /// What the normalised residual stream is multiplied with for the router, besides the root of its size: the
+    /// parameter, `[hidden_size]`, below the layer.
+    pub router_scale: &'static str,
+    /// The factors of the weights of experts: the parameter, `[num_experts]`, below the layer.
+    pub expert_scales: &'static str,
+    /// The norm of the feed-forward block's result.
+    pub dense_after: &'static str,
+    /// The norm of what the experts read, the residual stream.
+    pub before: &'static str,
+    /// The norm of their result.
+    pub after: &'static str,
+}
+
+/// A block that reads the layer's own inputs: `x += after(down(activation(gate(x)) * inputs))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputBlock {
+    /// `[width, hidden_size]`.
+    pub gate: Projection,
+    /// The activation of the gate.
+    pub activation: Activation,
+    /// `[hidden_size, width]`.
+    pub down: Projection,
+    /// The norm of its result, `[hidden_size]`.
+    pub after: &'static str,
 }
 
 /// How the two blocks of a layer are joined to the residual stream `x`, and with which norms: their modules, their
@@ -278,6 +339,10 @@ pub struct AttentionSpec {
     pub recurrence: Option<RecurrenceSpec>,
     /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
     pub gate: Option<Projection>,
+    /// Its key and value heads, if they are not [the model's](ModelSpec::num_kv_heads).
+    pub kv_heads: Option<KvHeads>,
+    /// The earlier layer whose keys and values it reads, which has the same heads: `qkv` makes only queries then.
+    pub kv_source: Option<usize>,
     /// The norms of queries and keys in front of RoPE.
     pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.
@@ -292,6 +357,15 @@ pub struct AttentionSpec {
     pub sink_logits: Option<&'static str>,
     /// The output projection, `[hidden_size, q_width]`, or `[hidden_size, num_heads * value_dim]`.
     pub o: Projection,
+}
+
+/// The key and value heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    /// How many; divides the query heads.
+    pub num: usize,
+    /// Width of a head, of queries too; even.
+    pub dim: usize,
 }
 
 /// The parts of [latent attention](LatentShape).
@@ -333,6 +407,8 @@ pub struct QkNormSpec {
     pub k: &'static str,
     /// Which norms they are.
     pub kind: QkNormKind,
+    /// Whether values have an RMS norm of each head, too, without weights.
+    pub has_values: bool,
     /// Added to the mean square, or to the variance.
     pub eps: f32,
 }
@@ -495,6 +571,7 @@ impl QkNormSpec {
             q: "self_attn.q_norm",
             k: "self_attn.k_norm",
             kind: QkNormKind::Head,
+            has_values: false,
             eps,
         }
     }
@@ -608,10 +685,58 @@ impl ModelSpec {
         self.num_kv_heads * self.head_dim
     }
 
+    /// The heads of a layer's attention.
+    pub fn head_shape(&self, layer: usize) -> HeadShape {
+        let own = self.layers[layer].attention.kv_heads;
+        HeadShape {
+            num_q_heads: self.num_heads,
+            num_kv_heads: own.map_or(self.num_kv_heads, |heads| heads.num),
+            head_dim: own.map_or(self.head_dim, |heads| heads.dim),
+        }
+    }
+
+    /// Whether layers have other heads, read keys and values of each other, or have inputs or factors of their own, or
+    /// norms of values: only devices with [these operations](inflight_device::LayerInputOps) compute them, in one
+    /// process.
+    pub fn has_layers_of_their_own(&self) -> bool {
+        self.layer_inputs.is_some()
+            || self.layers.iter().any(|layer| {
+                let attention = &layer.attention;
+                layer.scale.is_some()
+                    || layer.experts_block.is_some()
+                    || attention.kv_heads.is_some()
+                    || attention.kv_source.is_some()
+                    || attention.qk_norm.is_some_and(|norm| norm.has_values)
+            })
+    }
+
     /// The largest width inside of a feed-forward block without experts; 0 if all have some.
     pub fn max_intermediate_size(&self) -> usize {
+        self.intermediate_sizes().into_iter().max().unwrap_or(0)
+    }
+
+    /// The different widths inside of feed-forward blocks without experts; 0 if all have some.
+    pub fn intermediate_sizes(&self) -> Vec<usize> {
         let widths = self.layers.iter().map(|layer| layer.feed_forward.width());
-        widths.max().unwrap_or(0)
+        let mut widths: Vec<_> = widths.filter(|&width| width > 0).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        match widths.is_empty() {
+            true => vec![0],
+            false => widths,
+        }
+    }
+
+    /// The different heads of the attention of layers, and whether they store keys and values.
+    pub fn head_shapes(&self) -> Vec<(HeadShape, bool)> {
+        let mut shapes = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let shape = (self.head_shape(index), layer.attention.kv_source.is_none());
+            if !shapes.contains(&shape) {
+                shapes.push(shape);
+            }
+        }
+        shapes
     }
 
     /// Elements of a query head's result.
@@ -629,10 +754,7 @@ impl ModelSpec {
     /// The mixtures of experts, if it has some.
     pub fn mixture(&self) -> Option<MixtureShape> {
         let mut layers = self.layers.iter();
-        layers.find_map(|layer| match &layer.feed_forward {
-            FeedForward::Experts(experts) => Some(experts.shape()),
-            FeedForward::Gated { .. } | FeedForward::Plain { .. } => None,
-        })
+        layers.find_map(|layer| layer.experts().map(ExpertsSpec::shape))
     }
 
     /// Weights of all projections of all layers.
@@ -642,8 +764,8 @@ impl ModelSpec {
 
     /// Of these, the weights that products of one token read.
     pub fn num_layer_weights_of_token(&self) -> u64 {
-        let unread = |layer: &LayerSpec| match &layer.feed_forward {
-            FeedForward::Experts(experts) => {
+        let unread = |layer: &LayerSpec| match layer.experts() {
+            Some(experts) => {
                 let Routing {
                     num_experts,
                     num_chosen,
@@ -651,7 +773,7 @@ impl ModelSpec {
                 } = experts.routing;
                 (num_experts - num_chosen) as u64 * experts.num_weights_of_expert()
             }
-            FeedForward::Gated { .. } | FeedForward::Plain { .. } => 0,
+            None => 0,
         };
         self.num_layer_weights() - self.layers.iter().map(unread).sum::<u64>()
     }
@@ -710,6 +832,15 @@ impl ModelSpec {
     /// The window of each layer.
     pub fn windows(&self) -> impl Iterator<Item = Option<NonZeroU32>> {
         self.layers.iter().map(|layer| layer.attention.window)
+    }
+
+    /// Elements of a key and a value of each layer that keeps them.
+    pub fn kv_widths(&self) -> impl Iterator<Item = usize> {
+        let layers = (0..self.num_layers()).filter(|&layer| self.layers[layer].has_cache());
+        layers.map(|layer| {
+            let heads = self.head_shape(layer);
+            heads.num_kv_heads * heads.head_dim
+        })
     }
 
     /// The window of each layer with keys and values: the smaller of the model's and the configured one.
@@ -835,7 +966,19 @@ impl LayerSpec {
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
         let latent = self.attention.latent.iter().map(|latent| &latent.heads);
         let attention = self.attention.projections().into_iter().chain(latent);
-        attention.chain(self.feed_forward.projections())
+        let inputs = self.input_block.iter().flat_map(InputBlock::projections);
+        let experts = self.experts_block.iter();
+        let feed_forward = self.feed_forward.projections().into_iter();
+        let feed_forward = feed_forward.chain(experts.flat_map(|it| it.experts.projections()));
+        attention.chain(feed_forward).chain(inputs)
+    }
+
+    /// Its experts, in place of a feed-forward block or beside it.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match (&self.feed_forward, &self.experts_block) {
+            (FeedForward::Experts(experts), _) => Some(experts),
+            (_, block) => block.as_ref().map(|block| &block.experts),
+        }
     }
 
     /// Those that adapters can change.
@@ -844,24 +987,28 @@ impl LayerSpec {
         if !matches!(self.feed_forward, FeedForward::Experts(_)) {
             all.extend(self.feed_forward.projections());
         }
+        all.extend(self.input_block.iter().flat_map(InputBlock::projections));
         all
     }
 
-    /// Whether it keeps keys and values.
+    /// Whether it keeps keys and values of its own.
     pub fn has_cache(&self) -> bool {
-        self.attention.recurrence.is_none()
+        self.attention.recurrence.is_none() && self.attention.kv_source.is_none()
     }
 
     /// The weights of all projections.
     pub fn num_weights(&self) -> u64 {
-        let of_other_experts = match &self.feed_forward {
-            FeedForward::Experts(experts) => {
-                (experts.routing.num_experts - 1) as u64 * experts.num_weights_of_expert()
-            }
-            FeedForward::Gated { .. } | FeedForward::Plain { .. } => 0,
-        };
+        let of_other_experts = self.experts().map_or(0, |experts| {
+            (experts.routing.num_experts - 1) as u64 * experts.num_weights_of_expert()
+        });
         let projections = self.projections().map(Projection::num_weights);
         projections.sum::<u64>() + of_other_experts
+    }
+}
+
+impl InputBlock {
+    fn projections(&self) -> [&Projection; 2] {
+        [&self.gate, &self.down]
     }
 }
 
@@ -875,6 +1022,15 @@ impl ExpertsSpec {
             expert_size: self.down.num_inputs,
             shared_size: shared.map_or(0, |shared| shared.down.num_inputs),
         }
+    }
+
+    /// The router, the projections of one, and the shared one's.
+    fn projections(&self) -> Vec<&Projection> {
+        let mut all = vec![&self.router, &self.gate_up, &self.down];
+        if let Some(shared) = &self.shared {
+            all.extend([&shared.gate_up, &shared.down]);
+        }
+        all
     }
 
     /// The weights of one of the experts.
@@ -927,13 +1083,7 @@ impl FeedForward {
                 gate_up: up, down, ..
             }
             | Self::Plain { up, down, .. } => vec![up, down],
-            Self::Experts(experts) => {
-                let mut all = vec![&experts.router, &experts.gate_up, &experts.down];
-                if let Some(shared) = &experts.shared {
-                    all.extend([&shared.gate_up, &shared.down]);
-                }
-                all
-            }
+            Self::Experts(experts) => experts.projections(),
         }
     }
 

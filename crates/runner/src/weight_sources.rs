@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
+use super::experts_block::ExpertsBlockSource;
 use super::latent::LatentSource;
+use super::layer_inputs::{InputBlockSource, LayerInputsSource};
 use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
@@ -30,6 +32,8 @@ pub(super) struct WeightSources<'a> {
     /// The rows of the types of tokens.
     pub(super) token_types: Option<Matrix<'a>>,
     pub(super) embedding_norm: Option<NormSource<'a>>,
+    /// Inputs of each layer's own.
+    pub(super) layer_inputs: Option<LayerInputsSource<'a>>,
     pub(super) layers: Vec<LayerSource<'a>>,
     pub(super) final_norm: Option<NormSource<'a>>,
     /// `None` if it is the embedding, or if there is none.
@@ -54,6 +58,12 @@ pub(super) struct LayerSource<'a> {
     pub(super) sink_logits: Option<Tensor<'a>>,
     pub(super) o: ProjectionSource<'a>,
     pub(super) feed_forward: FeedForwardSource<'a>,
+    /// Experts beside the feed-forward block.
+    pub(super) experts_block: Option<ExpertsBlockSource<'a>>,
+    /// The block that reads the layer's own inputs.
+    pub(super) input_block: Option<InputBlockSource<'a>>,
+    /// The factor of the residual stream, `[1]`.
+    pub(super) scale: Option<Tensor<'a>>,
 }
 
 /// The weights of a feed-forward block.
@@ -126,6 +136,10 @@ impl<'a> WeightSources<'a> {
                 None => None,
             },
             embedding_norm: norm(spec.embedding_norm)?,
+            layer_inputs: match &spec.layer_inputs {
+                Some(inputs) => Some(LayerInputsSource::find(tensors, spec, inputs)?),
+                None => None,
+            },
             layers: layers
                 .map(|(index, layer)| LayerSource::find(tensors, spec, index, layer))
                 .collect::<Result<_, _>>()?,
@@ -185,6 +199,7 @@ impl<'a> WeightSources<'a> {
     /// All projections, as those [of a layer](LayerSource::projections).
     fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let outside = self.embedding_projections.iter().flatten();
+        let outside = outside.chain(self.layer_inputs.iter().map(|it| &it.projection));
         let of_layers = self.layers.iter().flat_map(LayerSource::projections);
         of_layers.chain(outside.map(|it| (it, false)))
     }
@@ -206,7 +221,11 @@ impl<'a> WeightSources<'a> {
             // The first stage has rows of its own, unless it is the last one.
             (Some((_, PackedForm::Float(_))), None) if num_stages == 1 => 0,
             _ => bytes(&self.embedding),
-        } + self.positions.as_ref().map_or(0, |(rows, _)| bytes(rows));
+        } + self.positions.as_ref().map_or(0, |(rows, _)| bytes(rows))
+            + self
+                .layer_inputs
+                .as_ref()
+                .map_or(0, |it| bytes(&it.embedding));
         let projections = self.projections();
         let projection_bytes = projections.map(|(projection, is_stacked)| {
             let form = projection.form(precision, D::HAS_FP8);
@@ -259,7 +278,11 @@ impl<'a> LayerSource<'a> {
             norms,
             attention,
             feed_forward,
+            experts_block,
+            input_block,
+            scale,
         } = layer;
+        let heads = spec.head_shape(index);
         Ok(Self {
             norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
             qkv: find(&attention.qkv)?,
@@ -277,17 +300,17 @@ impl<'a> LayerSource<'a> {
             },
             qk_norm: match attention.qk_norm {
                 Some(QkNormSpec { q, k, kind, .. }) => {
-                    let num_heads = [spec.num_heads, spec.num_kv_heads];
+                    let num_heads = [heads.num_q_heads, heads.num_kv_heads];
                     let [num_q, num_k] = kind.num_weighted_heads(num_heads);
                     let order = attention.qkv.parts[0].row_order;
                     let find = |name, num_heads| {
                         let weight = match kind {
                             QkNormKind::LayerOfHead => {
-                                let shape = [num_heads, spec.head_dim];
+                                let shape = [num_heads, heads.head_dim];
                                 tensors.head_norms(index, name, shape, order)?
                             }
                             QkNormKind::Head | QkNormKind::Row => {
-                                let len = num_heads * spec.head_dim;
+                                let len = num_heads * heads.head_dim;
                                 let norm = tensors.norm(Module::of_layer(index, name), len)?;
                                 vec![in_order_of_heads(norm, len, order)]
                             }
@@ -320,6 +343,18 @@ impl<'a> LayerSource<'a> {
                     FeedForwardSource::Dense(feed_forward, DenseSource { up, down })
                 }
                 FeedForward::Experts(experts) => find_experts(tensors, index, experts)?,
+            },
+            experts_block: match experts_block {
+                Some(block) => Some(ExpertsBlockSource::find(tensors, index, spec, block)?),
+                None => None,
+            },
+            input_block: match input_block {
+                Some(block) => Some(InputBlockSource::find(tensors, index, spec, block, find)?),
+                None => None,
+            },
+            scale: match *scale {
+                Some(name) => Some(tensors.parameter(Module::of_layer(index, name), 1)?),
+                None => None,
             },
         })
     }
@@ -402,13 +437,18 @@ impl<'a> LayerSource<'a> {
             FeedForwardSource::Dense(..) => None,
             FeedForwardSource::Experts { router, .. } => Some(router),
         };
+        let beside = self.experts_block.as_ref();
+        let router = router.or(beside.and_then(ExpertsBlockSource::router));
         let blocks = self.feed_forward.blocks().into_iter();
+        let blocks = blocks.chain(beside.into_iter().flat_map(|it| it.experts.blocks()));
         let blocks = blocks
             .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
         let latent = self.latent.iter().flat_map(LatentSource::projections);
+        let inputs = self.input_block.iter();
         let whole = [&self.qkv, &self.o]
             .into_iter()
             .chain(&self.gate)
+            .chain(inputs.flat_map(|block| [&block.gate, &block.down]))
             .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }
@@ -458,7 +498,7 @@ impl<'a> DenseSource<'a> {
 }
 
 /// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
-fn find_experts<'a>(
+pub(super) fn find_experts<'a>(
     tensors: &ModelTensors<'a>,
     layer: usize,
     experts: &ExpertsSpec,

@@ -7,7 +7,9 @@ use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use super::experts_block::ExpertsBlockWeights;
 use super::latent::LatentWeights;
+use super::layer_inputs::{InputBlockWeights, LayerInputsWeights};
 use super::linear_weights::{NormWeights, ProjectionSource, SummedLinear, linears_of};
 use super::model_source::ModelSource;
 use super::packer::Packer;
@@ -38,6 +40,8 @@ pub(super) struct Weights<D: Device> {
     pub(super) types: Vec<D::Vector>,
     /// The norm of the embedded tokens.
     pub(super) embedding_norm: Option<NormWeights<D>>,
+    /// Inputs of each layer's own.
+    pub(super) layer_inputs: Option<LayerInputsWeights<D>>,
     /// Those of the stage.
     pub(super) layers: Vec<Layer<D>>,
     /// Only in the last stage.
@@ -72,6 +76,12 @@ pub(super) struct Layer<D: Device> {
     /// `[hidden_size, q_width]`.
     pub(super) o: SummedLinear<D>,
     pub(super) feed_forward: FeedForwardWeights<D>,
+    /// Experts beside the feed-forward block.
+    pub(super) experts_block: Option<ExpertsBlockWeights<D>>,
+    /// The block that reads the layer's own inputs.
+    pub(super) input_block: Option<InputBlockWeights<D>>,
+    /// The factor of the residual stream behind all blocks.
+    pub(super) scale: Option<f32>,
 }
 
 /// A feed-forward block.
@@ -118,6 +128,15 @@ impl<D: Device> Layer<D> {
                     linears.extend(all.flat_map(|expert| [&expert.gate_up, &expert.down]));
                 }
             }
+        }
+        linears.extend(
+            self.experts_block
+                .iter()
+                .flat_map(ExpertsBlockWeights::linears),
+        );
+        if let Some(block) = &self.input_block {
+            linears.push(&block.gate);
+            linears.extend(linears_of(&block.down));
         }
         linears.into_iter().map(|linear| &linear.matrix)
     }
@@ -167,6 +186,10 @@ impl<D: Device> Weights<D> {
             Some([input, _]) if stage.is_first() => Some(input.load(&mut packer)?),
             _ => None,
         };
+        let packed_inputs = match &sources.layer_inputs {
+            Some(inputs) => Some(inputs.pack(&mut packer)?),
+            None => None,
+        };
         let types = match &sources.token_types {
             Some(types) if stage.is_first() => packer.upload_types(types)?,
             _ => Vec::new(),
@@ -179,7 +202,13 @@ impl<D: Device> Weights<D> {
         let packed = layers.iter().flat_map(Layer::matrices);
         let lm_head = head.as_ref().and_then(|head| head.lm_head.as_ref());
         let output_projection = head.as_ref().and_then(|head| head.projection.as_ref());
-        let outside = [output_projection, lm_head, embedding_projection.as_ref()];
+        let input_projection = packed_inputs.as_ref().map(|(projection, _)| projection);
+        let outside = [
+            output_projection,
+            lm_head,
+            embedding_projection.as_ref(),
+            input_projection,
+        ];
         let outside = outside.into_iter().flatten().map(|linear| &linear.matrix);
         packer.keep(packed.chain(outside));
         let num_requantised = packer.num_requantised();
@@ -196,8 +225,13 @@ impl<D: Device> Weights<D> {
             }),
             _ => None,
         };
+        let layer_inputs = match sources.layer_inputs.as_ref().zip(packed_inputs) {
+            Some((inputs, packed)) => Some(inputs.load(device, packed)?),
+            None => None,
+        };
         store.check()?;
         let weights = Self {
+            layer_inputs,
             embedding,
             embedding_projection,
             positions,
@@ -306,12 +340,24 @@ impl LayerSource<'_> {
                 None => None,
             },
             feed_forward: self.feed_forward.load(packer)?,
+            experts_block: match self.experts_block {
+                Some(block) => Some(block.load(packer)?),
+                None => None,
+            },
+            input_block: match &self.input_block {
+                Some(block) => Some(block.load(packer)?),
+                None => None,
+            },
+            scale: match self.scale {
+                Some(scale) => scale.to_f32()?.first().copied(),
+                None => None,
+            },
         })
     }
 }
 
 impl FeedForwardSource<'_> {
-    fn load<D: Device>(
+    pub(super) fn load<D: Device>(
         self,
         packer: &mut Packer<'_, D>,
     ) -> Result<FeedForwardWeights<D>, LoadError> {

@@ -628,7 +628,7 @@ mod tests {
     use super::super::super::KvCache;
     use super::*;
     use inflight_base::{BlockId, BlockSize};
-    use inflight_device::{HeadShape, LayerGroups};
+    use inflight_device::{HeadShape, KvLayouts, LayerGroups};
 
     /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
     fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {
@@ -657,7 +657,8 @@ mod tests {
             })
             .collect();
         let tables: Vec<_> = (0..work.len() as u32).map(BlockId).collect();
-        let mut cache = KvCache::new(layout, LayerGroups::one(1), work.len()).expect("memory");
+        let mut cache = KvCache::new(KvLayouts::alike(layout, 1), LayerGroups::one(1), work.len())
+            .expect("memory");
         let cache = &mut cache;
         let params = AttentionParams {
             shape,

@@ -176,7 +176,7 @@ impl Cpu {
         out: &mut [bf16],
     ) {
         let shape = params.shape;
-        let layout = cache.layout();
+        let layout = cache.layout(layer);
         assert_eq!(
             q.len(),
             batch.num_tokens() * shape.q_len(),

@@ -495,7 +495,7 @@ fn write_activated(
 
 /// `fuses` is [that](Simd::fuses) of the instruction set.
 #[inline(always)]
-fn activate(row: &mut [f32; PANEL], activation: Activation, fuses: bool) {
+pub(super) fn activate(row: &mut [f32], activation: Activation, fuses: bool) {
     match activation {
         Activation::Silu => row.iter_mut().for_each(|x| *x = silu(*x)),
         Activation::Gelu if fuses => row.iter_mut().for_each(|x| *x = gelu_by::<true>(*x)),

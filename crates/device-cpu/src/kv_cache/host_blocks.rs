@@ -1,14 +1,13 @@
 //! Blocks that the pool gave up, in memory of their own.
 
 use super::KvCache;
-use crate::kv_cache::GroupedLayout;
 use inflight_base::{BlockId, HostBlockId, LoadError};
 use inflight_device::memory::Buffer;
 
-/// Copies of blocks, `[num_blocks][layers_per_group]` of what a block has in a layer. Physical memory is taken when one
-/// is first written.
+/// Copies of blocks, `[num_blocks][num_planes]` of what a block has in a plane. Physical memory is taken when one is
+/// first written.
 pub struct HostBlocks {
-    /// Words of a block in all layers of its group.
+    /// Words of a block in all planes.
     block_len: usize,
     buffer: Buffer,
 }
@@ -20,7 +19,7 @@ impl HostBlocks {
     ///
     /// If the system refuses the address space.
     pub(in super::super) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
-        let block_len = cache.groups.layers_per_group() * cache.layout.block_len();
+        let block_len = cache.num_planes * cache.plane_len;
         let len = block_len.saturating_mul(num_blocks);
         Ok(Self {
             block_len,
@@ -40,9 +39,9 @@ impl HostBlocks {
         target: HostBlockId,
     ) {
         let words = self.words_of(target);
-        let layers = self.buffer.as_mut_slice()[words].chunks_exact_mut(cache.layout.block_len());
-        for (layer, words) in layers.enumerate() {
-            words.copy_from_slice(&cache.buffer.as_slice()[cache.words_of(source, layer)]);
+        let planes = self.buffer.as_mut_slice()[words].chunks_exact_mut(cache.plane_len);
+        for (plane, words) in planes.enumerate() {
+            words.copy_from_slice(&cache.buffer.as_slice()[cache.words_of(source, plane)]);
         }
     }
 
@@ -58,9 +57,9 @@ impl HostBlocks {
         target: BlockId,
     ) {
         let words = &self.buffer.as_slice()[self.words_of(source)];
-        let layers = words.chunks_exact(cache.layout.block_len());
-        for (layer, words) in layers.enumerate() {
-            let target = cache.words_of(target, layer);
+        let planes = words.chunks_exact(cache.plane_len);
+        for (plane, words) in planes.enumerate() {
+            let target = cache.words_of(target, plane);
             cache.buffer.as_mut_slice()[target].copy_from_slice(words);
         }
     }

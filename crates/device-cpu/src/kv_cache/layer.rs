@@ -14,6 +14,8 @@ pub(in super::super) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
+    /// Words from a block to the next one.
+    pub(super) stride: usize,
     pub(super) base: *const u16,
 }
 
@@ -44,7 +46,7 @@ impl KvLayer<'_> {
         let layout = self.layout;
         assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(head < layout.num_kv_heads && group < layout.groups_per_block());
-        let block = block.index() * layout.block_len();
+        let block = block.index() * self.stride;
         let [keys, values, scales] = layout.parts(head).map(|KvPart { start, group_len }| {
             let start = block + start + group * group_len;
             // SAFETY: the group is inside the block, and the block inside the layer; nobody writes while the
@@ -64,6 +66,8 @@ pub(in super::super) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
+    /// Words from a block to the next one.
+    pub(super) stride: usize,
     pub(super) base: *mut u16,
 }
 
@@ -99,7 +103,7 @@ impl KvLayerMut<'_> {
         assert!(key.len() == layout.head_dim && value.len() == layout.head_dim);
         assert_eq!(layout.values, KvValues::OfTheirOwn, "values are stored");
         let (group, lane) = (position / GROUP, position % GROUP);
-        let block = block.index() * layout.block_len();
+        let block = block.index() * self.stride;
         let [keys, values, scales] = layout
             .parts(head)
             .map(|KvPart { start, group_len }| block + start + group * group_len);
@@ -132,7 +136,7 @@ impl KvLayerMut<'_> {
         assert!(position < layout.positions_per_block() && key.len() == layout.head_dim);
         let (group, lane) = (position / GROUP, position % GROUP);
         let [keys, ..] = layout.parts(0);
-        let place = block.index() * layout.block_len() + keys.start + group * keys.group_len;
+        let place = block.index() * self.stride + keys.start + group * keys.group_len;
         self.store_bf16_key(place + 2 * lane, key);
     }
 

@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use inflight_base::{BlockId, LoadError};
 use inflight_device::memory::Buffer;
-use inflight_device::{KvBatch, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, LayerPlace};
+use inflight_device::{
+    KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups, LayerPlace,
+};
 pub(crate) use layout::GroupedLayout;
 
 pub use host_blocks::HostBlocks;
@@ -31,11 +33,22 @@ pub(super) const GROUP: usize = 16;
 /// ```
 ///
 /// There are no values if they are [in the keys](KvValues::InKeys).
+///
+/// The pool is `[num_planes][num_blocks][plane_len]` words:
+///
+/// ```text
+/// layers that are alike     a plane for each layer of a group
+/// other layouts             one plane; in a block the layers of its group follow one another
+/// ```
 pub struct KvCache {
-    layout: KvLayout,
+    layouts: KvLayouts,
     groups: LayerGroups,
     num_blocks: usize,
-    /// `[layers_per_group][num_blocks]` of what a block has in a layer.
+    num_planes: usize,
+    /// Words of a block in a plane.
+    plane_len: usize,
+    /// Where the first block of each layer begins.
+    layer_starts: Vec<usize>,
     buffer: Buffer,
 }
 
@@ -49,38 +62,50 @@ impl KvCache {
     ///
     /// # Panics
     ///
-    /// If `head_dim` is odd or zero, or values are in keys whose type is not bf16.
+    /// If a `head_dim` is odd or zero, values are in keys whose type is not bf16, or `groups` has other layers.
     pub fn new(
-        layout: KvLayout,
+        layouts: KvLayouts,
         groups: LayerGroups,
         num_blocks: usize,
     ) -> Result<Self, LoadError> {
-        layout.dtype.check_on_cpu()?;
-        let head_dim = layout.head_dim;
-        assert!(
-            head_dim > 0 && head_dim.is_multiple_of(2),
-            "head_dim {head_dim} is even"
-        );
-        assert!(
-            layout.values == KvValues::OfTheirOwn || layout.dtype == KvDtype::Bf16,
-            "{layout:?}: one scale for different parts"
-        );
-        let len = layout
-            .block_len()
-            .checked_mul(groups.layers_per_group())
+        for layout in layouts.layers() {
+            layout.dtype.check_on_cpu()?;
+            let head_dim = layout.head_dim;
+            assert!(
+                head_dim > 0 && head_dim.is_multiple_of(2),
+                "head_dim {head_dim} is even"
+            );
+            assert!(
+                layout.values == KvValues::OfTheirOwn || layout.dtype == KvDtype::Bf16,
+                "{layout:?}: one scale for different parts"
+            );
+        }
+        let num_layers = layouts.layers().len();
+        assert_eq!(num_layers, groups.num_layers(), "layers in groups");
+        let (num_planes, plane_len) = match layouts.layers() {
+            [first, ..] if !layouts.differ() => (groups.layers_per_group(), first.block_len()),
+            _ => (1, layouts.largest_group(&groups, KvLayout::block_len)),
+        };
+        let len = plane_len
+            .checked_mul(num_planes)
             .and_then(|len| len.checked_mul(num_blocks))
             .unwrap_or(usize::MAX);
+        let buffer = Buffer::zeroed(len)?;
+        let layer_starts = layer_starts(&layouts, &groups, num_blocks);
         Ok(Self {
-            layout,
+            layouts,
             groups,
             num_blocks,
-            buffer: Buffer::zeroed(len)?,
+            num_planes,
+            plane_len,
+            layer_starts,
+            buffer,
         })
     }
 
-    /// Bytes of one block of so many layers, padding and scales included.
-    pub fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
-        2 * num_layers * layout.block_len()
+    /// Bytes of one block of these layers, padding and scales included.
+    pub fn bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
+        2 * layouts.largest_group(groups, KvLayout::block_len)
     }
 
     /// Checks the spans of a step once, for all its operations.
@@ -93,7 +118,7 @@ impl KvCache {
             spans,
             block_tables,
             self.groups.num_groups(),
-            self.layout.block_size,
+            self.layouts.block_size(),
             self.num_blocks,
         )
     }
@@ -102,14 +127,14 @@ impl KvCache {
     pub(super) fn fits(&self, batch: &KvBatch<'_>) -> bool {
         batch.is_for(
             self.groups.num_groups(),
-            self.layout.block_size,
+            self.layouts.block_size(),
             self.num_blocks,
         )
     }
 
-    /// The shape of its blocks.
-    pub fn layout(&self) -> &KvLayout {
-        &self.layout
+    /// The shape of the blocks of a layer.
+    pub fn layout(&self, layer: usize) -> &KvLayout {
+        &self.layouts.layers()[layer]
     }
 
     /// The groups of its layers.
@@ -129,77 +154,154 @@ impl KvCache {
     ///
     /// If a block is not in this pool, both are the same, or a block has fewer positions.
     pub fn copy_positions(&mut self, source: BlockId, target: BlockId, num_positions: usize) {
-        let layout = self.layout;
+        let Some(layout) = self.layouts.layers().first() else {
+            return;
+        };
         layout.check_copy(self.num_blocks, source, target, num_positions);
         // The groups of a head are consecutive. A group is copied as a whole even if only a part of it is needed.
         let num_groups = num_positions.div_ceil(GROUP);
-        let words = self.buffer.as_mut_slice();
-        for layer in 0..self.groups.layers_per_group() {
-            let place =
-                |block: BlockId| (layer * self.num_blocks + block.index()) * layout.block_len();
-            let (from, to) = (place(source), place(target));
+        for plane in 0..self.num_planes {
+            let [from, to] = [source, target].map(|block| self.words_of(block, plane));
+            let words = self.buffer.as_mut_slice();
+            if self.layouts.differ() {
+                // The parts depend on the group of the block, which is not known here.
+                words.copy_within(from, to.start);
+                continue;
+            }
             for part in (0..layout.num_kv_heads).flat_map(|head| layout.parts(head)) {
-                let (from, to) = (from + part.start, to + part.start);
+                let (from, to) = (from.start + part.start, to.start + part.start);
                 words.copy_within(from..from + num_groups * part.group_len, to);
             }
         }
     }
 
-    /// The words of a block in a layer of its group.
-    fn words_of(&self, block: BlockId, layer: usize) -> Range<usize> {
+    /// The words of a block in a plane.
+    fn words_of(&self, block: BlockId, plane: usize) -> Range<usize> {
         assert!(
             block.index() < self.num_blocks,
             "{block:?} of {}",
             self.num_blocks
         );
-        let block_len = self.layout.block_len();
-        let start = (layer * self.num_blocks + block.index()) * block_len;
-        start..start + block_len
+        let start = (plane * self.num_blocks + block.index()) * self.plane_len;
+        start..start + self.plane_len
     }
 
     /// One layer of the pool for reading.
     pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
-        let LayerPlace { group, index } = self.groups.place(layer);
         KvLayer {
-            layout: &self.layout,
-            group,
+            layout: self.layout(layer),
+            group: self.groups.place(layer).group,
             num_blocks: self.num_blocks,
-            base: self.layer_base(index),
+            stride: self.plane_len,
+            base: self.layer_base(layer),
         }
     }
 
     /// One layer of the pool for storing from several threads.
     pub(super) fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
-        let LayerPlace { group, index } = self.groups.place(layer);
-        let base = self.layer_base(index);
+        let base = self.layer_base(layer);
         // The pointer is derived from a mutable borrow, because it will be written through.
         let offset = (base as usize - self.buffer.as_ptr() as usize) / 2;
         KvLayerMut {
             // SAFETY: the offset of a layer is inside the buffer.
             base: unsafe { self.buffer.as_mut_ptr().add(offset) },
-            layout: &self.layout,
-            group,
+            layout: &self.layouts.layers()[layer],
+            group: self.groups.place(layer).group,
             num_blocks: self.num_blocks,
+            stride: self.plane_len,
         }
     }
 
-    /// Where a layer begins, by its index in its group.
+    /// Where the first block of a layer begins.
     fn layer_base(&self, layer: usize) -> *const u16 {
-        let num_layers = self.groups.layers_per_group();
-        assert!(layer < num_layers, "layer {layer} of {num_layers}");
-        // SAFETY: the buffer holds that many times `num_layers` elements.
-        unsafe {
-            self.buffer
-                .as_ptr()
-                .add(layer * self.num_blocks * self.layout.block_len())
-        }
+        // SAFETY: the layer begins in its first block, which is in the buffer, or at its end if there are no blocks.
+        unsafe { self.buffer.as_ptr().add(self.layer_starts[layer]) }
     }
+}
+
+/// Where the first block of each layer begins, in words.
+fn layer_starts(layouts: &KvLayouts, groups: &LayerGroups, num_blocks: usize) -> Vec<usize> {
+    let layers = layouts.layers();
+    let start = |layer: usize| {
+        let LayerPlace { group, index } = groups.place(layer);
+        match layouts.differ() {
+            false => index * num_blocks * layers[layer].block_len(),
+            // Behind the other layers of the group.
+            true => (0..index)
+                .map(|before| {
+                    let of_place = LayerPlace {
+                        group,
+                        index: before,
+                    };
+                    let in_place = (0..layers.len()).filter(|&it| groups.place(it) == of_place);
+                    let lens = in_place.map(|it| layers[it].block_len());
+                    lens.max().unwrap_or(0)
+                })
+                .sum(),
+        }
+    };
+    (0..layers.len()).map(start).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use inflight_base::BlockSize;
+
+    #[test]
+    fn layers_with_other_heads_have_words_of_their_own() {
+        let layout = |num_kv_heads, head_dim| KvLayout {
+            num_kv_heads,
+            head_dim,
+            values: KvValues::OfTheirOwn,
+            block_size: BlockSize::new(16).expect("not zero"),
+            dtype: KvDtype::Bf16,
+        };
+        let layers = [layout(3, 16), layout(1, 32), layout(3, 16), layout(1, 32)];
+        for groups in [
+            LayerGroups::one(4),
+            LayerGroups::new(&[0, 1, 0, 1]),
+            LayerGroups::new(&[1, 1, 0, 1]),
+        ] {
+            let layouts = KvLayouts::new(layers[0].block_size, layers.to_vec());
+            let num_blocks = 3;
+            let mut cache = KvCache::new(layouts, groups.clone(), num_blocks).expect("memory");
+            let bytes = KvCache::bytes_per_block(&cache.layouts, &groups);
+            assert_eq!(2 * cache.buffer.len(), num_blocks * bytes);
+            // Each layer writes its number everywhere in the blocks of its group, of which one is its own.
+            let mut encoded = Encoded::default();
+            for (layer, layout) in layers.iter().enumerate() {
+                let block = BlockId(groups.place(layer).group as u32);
+                let vector = vec![(layer + 1) as f32; layout.head_dim];
+                for at in 0..16 * layout.num_kv_heads {
+                    let place = (block, at % 16);
+                    let cache = cache.layer_mut(layer);
+                    cache.store(place, at / 16, [&vector, &vector], &mut encoded);
+                }
+            }
+            for block in 0..groups.num_groups() as u32 {
+                cache.copy_positions(BlockId(block), BlockId(2), 16);
+                for (layer, layout) in layers.iter().enumerate() {
+                    if groups.place(layer).group != block as usize {
+                        continue;
+                    }
+                    for (block, head) in [block, 2]
+                        .into_iter()
+                        .flat_map(|block| (0..layout.num_kv_heads).map(move |head| (block, head)))
+                    {
+                        let layer_of_cache = cache.layer(layer);
+                        let group = layer_of_cache.group(BlockId(block), head, 0);
+                        let expected = half::bf16::from_f32((layer + 1) as f32).to_bits();
+                        let stored = group.keys.iter().chain(group.values);
+                        assert!(
+                            stored.into_iter().all(|&word| word == expected),
+                            "{groups:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_pool_takes_what_it_is_sized_with_padding_included() {
@@ -219,13 +321,11 @@ mod tests {
                         dtype,
                     };
                     let (num_layers, num_blocks) = (2, 5);
-                    let cache = KvCache::new(layout, LayerGroups::one(num_layers), num_blocks)
-                        .expect("address space");
+                    let layouts = KvLayouts::alike(layout, num_layers);
+                    let groups = LayerGroups::one(num_layers);
                     let bytes_per_block = num_layers * 3 * num_groups * 16 * bytes_per_position;
-                    assert_eq!(
-                        KvCache::bytes_per_block(&layout, num_layers),
-                        bytes_per_block
-                    );
+                    assert_eq!(KvCache::bytes_per_block(&layouts, &groups), bytes_per_block);
+                    let cache = KvCache::new(layouts, groups, num_blocks).expect("address space");
                     assert_eq!(2 * cache.buffer.len(), num_blocks * bytes_per_block);
                 }
             }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_device::{
-    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups,
-    QkNorm, QkNormKind, RopeTable,
+    AttentionParams, HeadBiases, HeadShape, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues,
+    LayerGroups, QkNorm, QkNormKind, RopeTable,
 };
 use inflight_device_cpu::{Cpu, KvCache, Simd};
 
@@ -156,6 +156,7 @@ impl Model {
             q: &q[..],
             k: &k[..],
             kind: QkNormKind::Head,
+            has_values: false,
             eps: 1e-6,
         });
         let mut q = vec![bf16::NAN; num_tokens as usize * q_len];
@@ -387,7 +388,8 @@ impl Pool {
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype,
         };
-        let mut cache = KvCache::new(layout, LayerGroups::one(2), num_blocks).expect("memory");
+        let mut cache = KvCache::new(KvLayouts::alike(layout, 2), LayerGroups::one(2), num_blocks)
+            .expect("memory");
         // A former owner's data must not matter: fill everything with NaN.
         let tables: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
         let num_tokens = num_blocks as u32 * block_size;
@@ -418,7 +420,7 @@ impl Pool {
     }
 
     fn grow(&mut self, sequence: &mut Sequence, kv_len: usize) {
-        let block_size = self.cache.layout().block_size.tokens().index();
+        let block_size = self.cache.layout(0).block_size.tokens().index();
         while sequence.blocks.len() * block_size < kv_len {
             sequence.blocks.push(self.free.pop().expect("a free block"));
         }
@@ -426,7 +428,7 @@ impl Pool {
 
     /// Frees the blocks that no further query attends to.
     fn give_back(&mut self, sequence: &mut Sequence, sight: Sight) {
-        let block_size = self.cache.layout().block_size.tokens().index();
+        let block_size = self.cache.layout(0).block_size.tokens().index();
         for (index, block) in sequence.blocks.iter_mut().enumerate() {
             let mut positions = index * block_size..(index + 1) * block_size;
             // Later queries attend to fewer of the old positions.
@@ -446,7 +448,7 @@ impl Pool {
         if sequence.blocks.is_empty() {
             return;
         }
-        let block_size = self.cache.layout().block_size.tokens().index();
+        let block_size = self.cache.layout(0).block_size.tokens().index();
         let index = rng.below(sequence.blocks.len());
         if sequence.blocks[index] == BlockId::NONE {
             return;

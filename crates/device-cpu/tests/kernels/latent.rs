@@ -3,7 +3,7 @@
 use half::bf16;
 use inflight_base::{BlockId, BlockSize};
 use inflight_device::{
-    AttentionParams, KvDtype, KvLayout, KvSpan, LatentHeads, LatentParams, LatentShape,
+    AttentionParams, KvDtype, KvLayout, KvLayouts, KvSpan, LatentHeads, LatentParams, LatentShape,
     LayerGroups, Linear, RopeTable,
 };
 use inflight_device_cpu::{Cpu, KvCache, Simd};
@@ -112,7 +112,8 @@ impl Case {
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
-        let mut cache = KvCache::new(layout, LayerGroups::one(2), num_blocks).expect("memory");
+        let mut cache = KvCache::new(KvLayouts::alike(layout, 2), LayerGroups::one(2), num_blocks)
+            .expect("memory");
         let all: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
         let num_positions = num_blocks as u32 * block_size;
         let former = [KvSpan {

@@ -339,12 +339,11 @@ impl ModelDimensions for ConfiguredModel<'_> {
                 let dtype = self.kv_dtype();
                 let parts = self.parts(source).into_iter();
                 let of_parts = parts.map(|(spec, layers)| {
-                    let num_layers = groups.layers().with_layers(layers).layers_per_group();
                     let num_bytes = match self.gpu {
-                        None => CpuRunner::kv_bytes_per_layers,
-                        Some(_) => GpuRunner::kv_bytes_per_layers,
+                        None => CpuRunner::kv_bytes_in_groups,
+                        Some(_) => GpuRunner::kv_bytes_in_groups,
                     };
-                    num_bytes(&spec, num_layers, block_size, dtype)
+                    num_bytes(&spec, layers, groups.layers(), block_size, dtype)
                 });
                 let num_bytes = match self.gpu {
                     None => {
@@ -388,9 +387,9 @@ impl ModelDimensions for ConfiguredModel<'_> {
                     return GroupedLayers::of_one_step(spec.num_layers());
                 }
                 if is_paged {
-                    let windows = spec.windows_within(&attention);
+                    let layers = spec.windows_within(&attention).zip(spec.kv_widths());
                     let stages = self.stages(source);
-                    return GroupedLayers::new(windows, &stages, num_sinks, max_seq_len);
+                    return GroupedLayers::new(layers, &stages, num_sinks, max_seq_len);
                 }
                 let largest = spec.largest_window(&attention, max_seq_len);
                 (spec.num_cached_layers(), largest)

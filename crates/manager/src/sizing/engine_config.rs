@@ -425,7 +425,7 @@ mod tests {
 
         fn layer_groups(&self, max_seq_len: Tokens, _: bool) -> GroupedLayers {
             GroupedLayers::new(
-                self.0.iter().copied(),
+                self.0.iter().map(|&window| (window, 1)),
                 slice::from_ref(&(0..self.0.len())),
                 Tokens(0),
                 max_seq_len,

@@ -2,7 +2,7 @@
 
 use inflight_base::{BlockId, BlockSize, TokenId};
 use inflight_device::{
-    AdapterCapacity, HeadShape, KvDtype, KvLayout, KvSpan, KvValues, LayerGroups, Load,
+    AdapterCapacity, HeadShape, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups, Load,
     StepCapacity, StepInputs,
 };
 use inflight_device_cuda::Cuda;
@@ -104,7 +104,11 @@ impl OneStep {
             block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
             dtype: KvDtype::Bf16,
         };
-        let cache = device.alloc_kv_cache(layout, &LayerGroups::one(1), self.block_tables.len())?;
+        let cache = device.alloc_kv_cache(
+            &KvLayouts::alike(layout, 1),
+            &LayerGroups::one(1),
+            self.block_tables.len(),
+        )?;
         let capacity = StepCapacity {
             max_num_tokens: self.token_ids.len(),
             max_num_sequences: self.spans.len(),

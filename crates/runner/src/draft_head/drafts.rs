@@ -4,7 +4,7 @@ use super::source::HeadSource;
 use super::state_store::StateStore;
 use super::weights::HeadWeights;
 use crate::block_moves::move_device_blocks;
-use crate::decoder::{head_shape, kv_layout, upload_angles};
+use crate::decoder::{kv_layouts, upload_angles};
 use crate::draft_model::{most_likely, places_of};
 use crate::limits::RunnerLimits;
 use inflight_base::{BlockId, LoadError, StepError, TokenId, Tokens};
@@ -81,9 +81,9 @@ impl<D: Device> DraftHead<D> {
         let spec = source.spec();
         let mut device = D::open(options)?;
         let weights = HeadWeights::load(source, limits.weights, &mut device)?;
-        let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+        let layouts = kv_layouts(spec, limits.block_size, limits.kv_dtype);
         let groups = LayerGroups::one(1);
-        let cache = device.alloc_kv_cache(layout, &groups, limits.num_blocks.index())?;
+        let cache = device.alloc_kv_cache(&layouts, &groups, limits.num_blocks.index())?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         let max_rows = limits.max_num_tokens.index();
         let max_sequences = limits.max_num_requests as usize;
@@ -100,10 +100,10 @@ impl<D: Device> DraftHead<D> {
                 num_layer_groups: 1,
             },
         )?;
-        let heads = head_shape(spec);
+        let heads = spec.head_shape(0);
         let attention = &spec.layers[0].attention;
         let max_seq_len = limits.max_seq_len;
-        let ropes = [&attention.rope];
+        let ropes = [(&attention.rope, spec.head_dim)];
         let mut angles = upload_angles(&mut device, spec, &ropes, max_seq_len, max_seq_len)?;
         let Some(angles) = angles.pop() else {
             unreachable!("there is one table for each position embedding")

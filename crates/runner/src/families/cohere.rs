@@ -36,6 +36,7 @@ pub const COHERE: Family = Family {
                 q: Q_NORM,
                 k: "self_attn.k_norm",
                 kind: QkNormKind::LayerOfHead,
+                has_values: false,
                 eps: dimensions.norm.eps,
             });
         }

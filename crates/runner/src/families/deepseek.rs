@@ -288,6 +288,8 @@ fn attention(
         }),
         recurrence: None,
         gate: None,
+        kv_heads: None,
+        kv_source: None,
         qk_norm: None,
         rope: dimensions.rope.clone(),
         scale: (shape.query_dim() as f64).sqrt().recip() as f32 * temperature(config)?.powi(2),

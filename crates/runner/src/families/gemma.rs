@@ -83,6 +83,18 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
     },
 };
 
+/// The norms in front of each block and behind it.
+pub const NORMS: Norms = Norms::Sequential {
+    attention: BlockNorms {
+        before: Some("input_layernorm"),
+        after: Some("post_attention_layernorm"),
+    },
+    feed_forward: BlockNorms {
+        before: Some("pre_feedforward_layernorm"),
+        after: Some("post_feedforward_layernorm"),
+    },
+};
+
 /// The GGUF layout of Gemma 2 and 3.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: NORMS_AROUND,
@@ -199,14 +211,7 @@ fn describe(
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
     dimensions.norm.weight_offset = 1.0;
     let mut layer = dimensions.llama_layer();
-    let block = |before, after| BlockNorms {
-        before: Some(before),
-        after: Some(after),
-    };
-    layer.norms = Norms::Sequential {
-        attention: block("input_layernorm", "post_attention_layernorm"),
-        feed_forward: block("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    };
+    layer.norms = NORMS;
     let attention = &mut layer.attention;
     attention.set_biases(config.bool_or("attention_bias", false)?);
     let scalar = config.number("query_pre_attn_scalar", 1e-6..=1e9)?;
@@ -235,12 +240,17 @@ impl Defaults {
     };
 }
 
-fn embedding_scale(hidden_size: usize) -> f32 {
+/// The factor of embedded tokens.
+pub fn embedding_scale(hidden_size: usize) -> f32 {
     bf16::from_f64((hidden_size as f64).sqrt()).to_f32()
 }
 
 /// A bound. An explicit `null` is none.
-fn soft_cap(config: &JsonFile, key: &str, default: Option<f64>) -> Result<Option<f32>, LoadError> {
+pub fn soft_cap(
+    config: &JsonFile,
+    key: &str,
+    default: Option<f64>,
+) -> Result<Option<f32>, LoadError> {
     let cap = match config.has(key) {
         true => config.number(key, 1e-3..=1e6)?,
         false => default,

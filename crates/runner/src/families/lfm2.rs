@@ -115,6 +115,7 @@ fn describe(
         q: "self_attn.q_layernorm",
         k: "self_attn.k_layernorm",
         kind: QkNormKind::Head,
+        has_values: false,
         eps,
     });
     let num_inputs = layer.attention.o.num_inputs;

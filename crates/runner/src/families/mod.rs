@@ -39,6 +39,7 @@ mod experts;
 mod falcon;
 mod family;
 mod gemma;
+mod gemma4;
 mod gguf;
 mod glm;
 mod glm4_moe;
@@ -89,7 +90,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 64] = [
+const FAMILIES: [Family; 66] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -107,6 +108,8 @@ const FAMILIES: [Family; 64] = [
     gemma::GEMMA2,
     gemma::GEMMA3,
     gemma::GEMMA3_WITH_IMAGES,
+    gemma4::GEMMA4,
+    gemma4::GEMMA4_WITH_IMAGES,
     olmo2::FAMILY,
     olmo2::OLMO3,
     granite::FAMILY,

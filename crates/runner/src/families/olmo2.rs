@@ -106,6 +106,7 @@ fn describe(
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
         kind: QkNormKind::Row,
+        has_values: false,
         eps: dimensions.norm.eps,
     });
     let windows = no_windows(dimensions.num_layers);

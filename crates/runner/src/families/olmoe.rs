@@ -50,6 +50,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
         kind: QkNormKind::Row,
+        has_values: false,
         eps: dimensions.norm.eps,
     });
     let expert_size = dimensions.intermediate_size;

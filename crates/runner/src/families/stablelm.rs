@@ -57,6 +57,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             q: Q_NORM,
             k: K_NORM,
             kind: QkNormKind::LayerOfHead,
+            has_values: false,
             eps: dimensions.norm.eps,
         });
     }

@@ -24,7 +24,6 @@ const ENCODER: &str = "it encodes a text instead of generating one: set task to 
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 
 const GEMMA3N: &str = "it has embeddings for each layer, several residual streams, and layers that share keys and values";
-const GEMMA4: &str = "it has embeddings for each layer, and layers that share keys and values";
 
 const FAMILIES: &[Unsupported] = &[
     decoder(
@@ -38,13 +37,6 @@ const FAMILIES: &[Unsupported] = &[
         "gemma3n",
         "Gemma3ForCausalLM",
         GEMMA3N,
-    ),
-    decoder("Gemma4ForCausalLM", "gemma4", "Gemma3ForCausalLM", GEMMA4),
-    decoder(
-        "Gemma4ForConditionalGeneration",
-        "gemma4",
-        "Gemma3ForCausalLM",
-        GEMMA4,
     ),
     decoder(
         "Ministral3ForCausalLM",
@@ -223,6 +215,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "dots1",
     "ernie4_5-moe",
     "exaone-moe",
+    "gemma4",
     "glm4moe",
     "granitehybrid",
     "granitemoe",

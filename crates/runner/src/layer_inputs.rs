@@ -1,0 +1,265 @@
+//! Inputs of each layer's own, and factors of the residual stream.
+//!
+//! ```text
+//! inputs   combine(projection(embedded), table[tokens])        once a step, for all layers
+//! layer    hidden += after(down(activation(gate(hidden)) * inputs of the layer));    hidden *= scale
+//! ```
+
+use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
+use super::model_tensors::ModelTensors;
+use super::packer::Packer;
+use super::probe::{Operation, Probe, Work};
+use super::residual::{Probed, ResidualStream};
+use super::spec::{InputBlock, LayerInputsSpec, ModelSpec, Module, Projection};
+use super::weights::load_embedding;
+use inflight_base::LoadError;
+use inflight_checkpoint::Matrix;
+use inflight_device::{Activation, Device, LayerInputOps, LayerInputParams, Linear, PackedWeights};
+
+/// The weights that make the inputs of all layers, not yet read.
+pub(super) struct LayerInputsSource<'a> {
+    pub(super) embedding: Matrix<'a>,
+    pub(super) projection: ProjectionSource<'a>,
+    norm: NormSource<'a>,
+}
+
+/// The weights of a block that reads them, not yet read.
+pub(super) struct InputBlockSource<'a> {
+    pub(super) gate: ProjectionSource<'a>,
+    activation: Activation,
+    pub(super) down: ProjectionSource<'a>,
+    after: NormSource<'a>,
+}
+
+/// The weights that make the inputs of all layers.
+pub(super) struct LayerInputsWeights<D: Device> {
+    table: D::Embedding,
+    pub(super) projection: Linear<D>,
+    norm: D::Vector,
+}
+
+/// The weights of a block that reads them.
+pub(super) struct InputBlockWeights<D: Device> {
+    pub(super) gate: Linear<D>,
+    activation: Activation,
+    pub(super) down: SummedLinear<D>,
+    after: NormWeights<D>,
+}
+
+/// Memory for the inputs of a step, and the operations.
+pub(super) struct LayerInputs<D: Device> {
+    ops: D::LayerInputs,
+    /// `None` if layers have only factors.
+    buffers: Option<Buffers<D>>,
+}
+
+struct Buffers<D: Device> {
+    spec: LayerInputsSpec,
+    eps: f32,
+    /// `[max_num_tokens, num_layers * width]`.
+    inputs: D::Sums,
+    /// `[max_num_tokens, width]`.
+    gates: D::Sums,
+    /// `[max_num_tokens, width]`.
+    gated: D::Inputs,
+}
+
+impl<'a> LayerInputsSource<'a> {
+    /// Finds the weights.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has another shape or a type that is not supported.
+    pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        model: &ModelSpec,
+        spec: &LayerInputsSpec,
+    ) -> Result<Self, LoadError> {
+        let num_inputs = spec.width * model.num_layers();
+        let embedding = Module::of_model(spec.embedding);
+        let norm = Module::of_model(spec.norm);
+        Ok(Self {
+            embedding: tensors.matrix(embedding, spec.num_rows, num_inputs)?,
+            projection: ProjectionSource::find(tensors, None, &spec.projection)?,
+            norm: NormSource::find(tensors, &model.norm, norm, spec.width)?,
+        })
+    }
+
+    /// Reads and packs the projection and the norm.
+    ///
+    /// # Errors
+    /// A tensor is not finite or changed while it was read, or memory is short.
+    pub(super) fn pack<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<(Linear<D>, D::Vector), LoadError> {
+        Ok((
+            self.projection.load(packer)?,
+            self.norm.load(packer)?.weight,
+        ))
+    }
+
+    /// Reads the embeddings besides.
+    ///
+    /// # Errors
+    /// As [`LayerInputsSource::pack`].
+    pub(super) fn load<D: Device>(
+        &self,
+        device: &mut D,
+        (projection, norm): (Linear<D>, D::Vector),
+    ) -> Result<LayerInputsWeights<D>, LoadError> {
+        Ok(LayerInputsWeights {
+            table: load_embedding(device, &self.embedding)?,
+            projection,
+            norm,
+        })
+    }
+}
+
+impl<'a> InputBlockSource<'a> {
+    /// Finds the weights of a layer; `find` finds those of a projection.
+    ///
+    /// # Errors
+    /// As `find`, or the norm is missing, or has another shape or a type that is not supported.
+    pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        layer: usize,
+        model: &ModelSpec,
+        block: &'a InputBlock,
+        find: impl Fn(&'a Projection) -> Result<ProjectionSource<'a>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let after = Module::of_layer(layer, block.after);
+        Ok(Self {
+            gate: find(&block.gate)?,
+            activation: block.activation,
+            down: find(&block.down)?,
+            after: NormSource::find(tensors, &model.norm, after, model.hidden_size)?,
+        })
+    }
+
+    /// Reads and packs them.
+    ///
+    /// # Errors
+    /// As [`LayerInputsSource::pack`].
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<InputBlockWeights<D>, LoadError> {
+        Ok(InputBlockWeights {
+            gate: self.gate.load(packer)?,
+            activation: self.activation,
+            down: self.down.load_summed(packer)?,
+            after: self.after.load(packer)?,
+        })
+    }
+}
+
+impl<D: Device> LayerInputs<D> {
+    /// Reserves memory for `max_rows` tokens. `None` if no layer has inputs or factors of its own.
+    ///
+    /// # Errors
+    /// Memory is short, or the device has no such layers.
+    pub(super) fn new(
+        device: &mut D,
+        spec: &ModelSpec,
+        max_rows: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        if !spec.has_layers_of_their_own() {
+            return Ok(None);
+        }
+        let ops = D::LAYER_INPUTS.ok_or_else(|| {
+            LoadError::Resource(format!(
+                "{} has layers with heads, inputs or factors of their own, which are computed on the CPU only: use an \
+                 instance_group of kind KIND_CPU",
+                spec.family
+            ))
+        })?;
+        let buffers = match &spec.layer_inputs {
+            Some(inputs) => Some(Buffers {
+                spec: inputs.clone(),
+                eps: spec.norm.eps,
+                inputs: device.alloc_sums(max_rows, inputs.width * spec.num_layers())?,
+                gates: device.alloc_sums(max_rows, inputs.width)?,
+                gated: device.alloc_inputs(max_rows, inputs.width)?,
+            }),
+            None => None,
+        };
+        Ok(Some(Self { ops, buffers }))
+    }
+
+    /// Makes the inputs of a step's tokens; `embedded` has their embeddings.
+    pub(super) fn begin<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        step: &D::Step<'_>,
+        num_rows: usize,
+        embedded: &D::Inputs,
+        weights: &LayerInputsWeights<D>,
+    ) {
+        let Some(buffers) = &mut self.buffers else {
+            return;
+        };
+        let Buffers {
+            spec, eps, inputs, ..
+        } = buffers;
+        run.project_qkv(num_rows, embedded, &weights.projection, inputs);
+        let params = LayerInputParams {
+            table: &weights.table,
+            embedding_scale: spec.embedding_scale,
+            projection_scale: spec.projection_scale,
+            norm: &weights.norm,
+            eps: *eps,
+            scale: spec.scale,
+        };
+        self.ops.combine(run.device, step, params, inputs);
+        run.probe.ended(Operation::Embed, || {
+            Work::elements(num_rows, weights.projection.matrix.n(), 10, 6)
+        });
+    }
+
+    /// Keeps those of the step's kept rows.
+    pub(super) fn keep_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
+        if let Some(buffers) = &mut self.buffers {
+            self.ops.keep_rows(device, step, &mut buffers.inputs);
+        }
+    }
+
+    /// Ends layer `index`: `residual` has its hidden rows, and as its normed rows the same.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub(super) fn end_layer<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        residual: &mut ResidualStream<D>,
+        index: usize,
+        block: Option<&InputBlockWeights<D>>,
+        scale: Option<f32>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        if let Some((buffers, block)) = self.buffers.as_mut().zip(block) {
+            let Buffers {
+                inputs,
+                gates,
+                gated,
+                ..
+            } = buffers;
+            run.project_qkv(num_rows, residual.normed(), &block.gate, gates);
+            let ops = self.ops;
+            ops.gate(
+                run.device,
+                num_rows,
+                block.activation,
+                gates,
+                inputs,
+                index,
+                gated,
+            );
+            let after = Some(&block.after);
+            let then = next.filter(|_| scale.is_none());
+            let down = (&*gated, &block.down);
+            residual.add(run, Operation::Down, num_rows, down, after, then);
+        }
+        if let Some(scale) = scale {
+            residual.scale(run, self.ops, num_rows, scale, next);
+        }
+    }
+}
