@@ -92,8 +92,8 @@ fn configs_of_older_transformers_mean_the_same() {
         let new = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
-    // GPT-2, OPT in two shapes, and BLOOM.
-    assert_eq!(num_without_rope, 4);
+    // GPT-2, StarCoder and OPT in two shapes, BLOOM, GPT-J and CodeGen; the config of EXAONE 3 is an older one.
+    assert_eq!(num_without_rope, 9);
 }
 
 fn rope_of(changes: Value) -> Result<Rope, String> {
@@ -343,6 +343,18 @@ fn older_configs_of_families_with_layer_norm_mean_the_same() {
         ("falcon", json!({"num_kv_heads": null, "multi_query": true})),
         ("falcon-grouped", json!({"num_ln_in_parallel_attn": null})),
         (
+            "phi",
+            json!({"rope_parameters": null, "partial_rotary_factor": 0.4, "num_key_value_heads": null}),
+        ),
+        ("gpt-bigcode", json!({"multi_query": null})),
+        (
+            "exaone",
+            json!({
+                "architectures": ["LlamaForCausalLM"], "activation_function": null, "layer_norm_epsilon": null,
+                "rms_norm_eps": 1e-5, "num_layers": null, "num_hidden_layers": 4,
+            }),
+        ),
+        (
             "bloom",
             json!({
                 "n_embed": 60, "hidden_size": null, "n_head": null, "num_attention_heads": 6, "n_layer": null,
@@ -358,9 +370,13 @@ fn older_configs_of_families_with_layer_norm_mean_the_same() {
     fs::write(&path, text.replace("max_position_embeddings", "_")).expect("written");
     let falcon = ModelSource::open(copy.dir()).expect("it opens");
     assert_eq!(falcon.spec().max_position_embeddings, 2048);
-    let gpt2 = spec("gpt2", json!({"n_inner": null}));
-    assert_eq!(gpt2.max_intermediate_size(), 4 * gpt2.hidden_size);
+    for name in ["gpt2", "gptj", "codegen", "gpt-bigcode"] {
+        let spec = spec(name, json!({"n_inner": null}));
+        assert_eq!(spec.max_intermediate_size(), 4 * spec.hidden_size);
+    }
 }
+
+const ROTARY_DIM: &str = "rotary_dim: 12 is not an even number from 2 to 10, the width of a head";
 
 #[test]
 fn models_that_their_family_only_almost_describes_are_refused() {
@@ -390,6 +406,44 @@ fn models_that_their_family_only_almost_describes_are_refused() {
             json!({"parallel_attn": false}),
             "parallel_attn: false",
         ),
+        (
+            "gpt-bigcode",
+            json!({"add_cross_attention": true}),
+            "add_cross_attention: true",
+        ),
+        (
+            "phi",
+            json!({"qk_layernorm": true}),
+            "qk_layernorm: true is not supported; only false is",
+        ),
+        (
+            "olmo",
+            json!({"clip_qkv": 8.0}),
+            "clip_qkv: 8.0 is not supported; only null is",
+        ),
+        ("gptj", json!({"rotary_dim": 12}), ROTARY_DIM),
+        ("gptj", json!({"rotary_dim": 3}), "rotary_dim: 3"),
+        ("gptj", json!({"rotary_dim": null}), "rotary_dim: 0"),
+        (
+            "codegen",
+            json!({"n_head": 6}),
+            "n_head: 6 is not a multiple of 4",
+        ),
+        (
+            "hyperclovax",
+            json!({"residual_multiplier": 0.5}),
+            "residual_multiplier: 0.5 is not supported with use_post_norm; only 1 is",
+        ),
+        (
+            "granite-swa",
+            json!({"layer_rope_theta": [0, 0.5, 2, 2]}),
+            "layer_rope_theta: [0,0.5,2,2] is not a list of 4 numbers, each 0 or from 1 on",
+        ),
+        (
+            "granite-swa",
+            json!({"layer_rope_theta": [1000]}),
+            "layer_rope_theta: [1000]",
+        ),
     ] {
         Copy::of(name).config(changes).refused(&[words]);
     }
@@ -414,6 +468,7 @@ fn models_that_their_family_only_almost_describes_are_refused() {
 fn names_may_lack_the_part_that_stands_for_the_model_below_its_output_layer() {
     for (name, prefix) in [
         ("gpt2", "transformer."),
+        ("exaone", "transformer."),
         ("bloom", "transformer."),
         ("opt", "model."),
         ("qwen3", "model."),

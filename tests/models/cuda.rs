@@ -140,12 +140,21 @@ fn sinks_shift_on_a_gpu() {
     });
 }
 
-/// The norms, activations, bounds and positions that only some families have.
-const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 7] = [
-    "gemma2", "gemma3", "olmo2", "olmo3", "granite", "exaone4", "glm4",
+/// The norms, activations, bounds, positions and attention-sink logits that only some families have.
+const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 10] = [
+    "gemma2",
+    "gemma3",
+    "vaultgemma",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "granite-swa",
+    "hyperclovax",
+    "exaone4",
+    "glm4",
 ];
 /// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
-const LIKE_LLAMA: [&str; 13] = [
+const LIKE_LLAMA: [&str; 14] = [
     "arcee",
     "gemma",
     "phi3",
@@ -158,11 +167,19 @@ const LIKE_LLAMA: [&str; 13] = [
     "helium",
     "glm",
     "cohere",
+    "exaone",
     "falcon-grouped",
 ];
 /// LayerNorm, also of heads and of residual sums, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 11] = [
+const WITH_LAYER_NORM: [&str; 18] = [
     "gpt-neox",
+    "phi",
+    "gptj",
+    "codegen",
+    "gpt-bigcode",
+    "gpt-bigcode-heads",
+    "jais2",
+    "olmo",
     "opt",
     "opt-350m",
     "gpt2",
@@ -215,8 +232,6 @@ fn every_family_is_computed_on_a_gpu() {
         &WITH_LINEAR_BIASES,
     ];
     let all = FAMILIES.map(|(name, _)| name);
-    // Attention with gates is computed on CPUs.
-    let all: Vec<_> = all.into_iter().filter(|name| *name != "afmoe").collect();
     assert_eq!(families(&names.concat()), families(&all));
 }
 

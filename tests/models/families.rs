@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 58] = [
+pub const FAMILIES: [(&str, &[u32]); 68] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -48,6 +48,17 @@ pub const FAMILIES: [(&str, &[u32]); 58] = [
     ("falcon-grouped", &[]),
     ("falcon-rw", &[]),
     ("bloom", &[]),
+    ("phi", &[]),
+    ("gptj", &[]),
+    ("codegen", &[17, 30]),
+    ("olmo", &[]),
+    ("gpt-bigcode", &[]),
+    ("gpt-bigcode-heads", &[]),
+    ("vaultgemma", &[]),
+    ("hyperclovax", &[]),
+    ("jais2", &[]),
+    ("granite-swa", &[]),
+    ("exaone", &[]),
     ("mixtral", &[]),
     ("mixtral-stacked", &[]),
     ("qwen2-moe", &[]),
@@ -68,7 +79,6 @@ pub const FAMILIES: [(&str, &[u32]); 58] = [
     ("glm4-moe-lite", &[30, 17]),
     ("solar-open", &[]),
     ("exaone-moe", &[]),
-    ("afmoe", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are not reused, as [`FAMILIES`].
@@ -84,7 +94,7 @@ pub const RECURRENT: [(&str, &[u32]); 8] = [
 ];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 2] = [("gemma4", &[]), ("gemma4-moe", &[])];
+pub const ON_CPUS: [(&str, &[u32]); 3] = [("gemma4", &[]), ("gemma4-moe", &[]), ("afmoe", &[])];
 
 /// Families whose prefixes are reused.
 pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
@@ -112,7 +122,7 @@ fn a_family_is_the_same_in_several_files() {
 
 #[test]
 fn each_family_has_a_fixture() {
-    let unknown = Copy::of("llama2").config(json!({"architectures": ["None"]}));
+    let unknown = Copy::of("llama2").config(json!({"architectures": ["Unknown"]}));
     let error = ModelSource::open(unknown.dir()).err().expect("refused");
     let error = error.to_string();
     let (_, known) = error.split_once("one of ").expect("a list of classes");

@@ -85,6 +85,10 @@ crate::transformers::agree! {
     a_phi_3_has_the_bits_of_its_checkpoint: "phi3",
     an_olmo_2_has_the_bits_of_its_checkpoint: "olmo2",
     an_olmo_3_has_the_bits_of_its_checkpoint: "olmo3",
+    an_olmo_has_the_bits_of_its_checkpoint: "olmo",
+    a_phi_2_has_the_bits_of_its_checkpoint: "phi",
+    a_star_coder_has_the_bits_of_its_checkpoint: "gpt-bigcode",
+    a_jais_2_has_the_bits_of_its_checkpoint: "jais2",
     an_arcee_has_the_bits_of_its_checkpoint: "arcee",
     a_gemma_has_the_bits_of_its_checkpoint: "gemma",
     a_starcoder_2_has_the_bits_of_its_checkpoint: "starcoder2",
@@ -120,25 +124,30 @@ crate::transformers::agree! {
     is_near_its_checkpoint;
     a_phi_4_mini_is_near_its_checkpoint: "phi4-mini",
     a_granite_is_near_its_checkpoint: "granite",
+    an_exaone_3_is_near_its_checkpoint: "exaone",
 }
 
-/// Families without a file: llama.cpp's converter does not know three of them, and makes a Mistral a llama; files of
-/// most newer families with experts are not read.
-const WITHOUT_FILE: [&str; 14] = [
-    "AfmoeForCausalLM",
+/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
+/// newer families are not read.
+const WITHOUT_FILE: [&str; 18] = [
+    "CodeGenForCausalLM",
     "Dots1ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
     "ExaoneMoeForCausalLM",
+    "GPTJForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
+    "GraniteSWAForCausalLM",
     "HeliumForCausalLM",
+    "HyperCLOVAXForCausalLM",
     "MiniMaxM2ForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",
     "OPTForCausalLM",
     "SolarOpenForCausalLM",
+    "VaultGemmaForCausalLM",
 ];
 
 #[test]

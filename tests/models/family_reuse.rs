@@ -7,7 +7,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 20] = [
+const WITH_GROUPS: [&str; 23] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -18,6 +18,9 @@ const WITH_GROUPS: [&str; 20] = [
     "opt-350m",
     "gpt2",
     "cohere2",
+    "codegen",
+    "vaultgemma",
+    "granite-swa",
     "qwen3-moe",
     "dots1",
     "gpt-oss",
@@ -25,9 +28,9 @@ const WITH_GROUPS: [&str; 20] = [
     "deepseek-v2-lite",
     "glm4-moe-lite",
     "exaone-moe",
-    "afmoe",
     "gemma4",
     "gemma4-moe",
+    "afmoe",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

@@ -170,13 +170,14 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (squares.sum::<f64>() / a.len() as f64).sqrt()
 }
 
-/// With 8 bits, activations lose as much as weights, which is the root of two together; with 4 bits, much less.
+/// With 8 bits, activations lose as much as weights, which is the root of two together; with 4 bits, much less. Where
+/// groups begin changes the loss by a tenth.
 #[test]
 fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
     for (name, _) in all_families() {
         let whole = Copy::of(name);
         let expected = logits(&whole, None);
-        let [of_int8, of_int4] = [(INT8, 0.9..1.8), (INT4, 0.7..1.25)].map(|(weights, bounds)| {
+        let [of_int8, of_int4] = [(INT8, 0.9..1.8), (INT4, 0.7..1.3)].map(|(weights, bounds)| {
             let error = distance(&expected, &logits(&whole, Some(weights)));
             let copy = rounded_in_the_file(name, weights.bits);
             let of_copy = distance(&expected, &logits(&copy, None));

@@ -29,13 +29,15 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 44] = [
+pub const MODELS: [&str; 55] = [
     "arcee",
     "bloom",
+    "codegen",
     "cohere",
     "cohere-plus",
     "cohere2",
     "ernie4-5",
+    "exaone",
     "exaone4",
     "falcon",
     "falcon-grouped",
@@ -44,10 +46,16 @@ pub const MODELS: [&str; 44] = [
     "gemma2",
     "gemma3",
     "glm",
+    "gpt-bigcode",
+    "gpt-bigcode-heads",
     "gpt-neox",
     "gpt2",
+    "gptj",
     "granite",
+    "granite-swa",
     "helium",
+    "hyperclovax",
+    "jais2",
     "llama-biases",
     "llama-linear",
     "llama-yarn",
@@ -57,10 +65,12 @@ pub const MODELS: [&str; 44] = [
     "mistral",
     "mistral-window",
     "nemotron",
+    "olmo",
     "olmo2",
     "olmo3",
     "opt",
     "opt-350m",
+    "phi",
     "phi3",
     "phi4-mini",
     "qwen2",
@@ -74,6 +84,7 @@ pub const MODELS: [&str; 44] = [
     "stablelm-12b",
     "starcoder2",
     "stored-f16",
+    "vaultgemma",
 ];
 
 /// Output and logits of a model call on rank 0.

@@ -22,6 +22,8 @@ pub(super) struct NormWeights<D: Load> {
 pub(super) struct NormSource<'a> {
     /// Its parts, one after the other.
     pub(super) weight: Vec<Tensor<'a>>,
+    /// The number of its weights if the checkpoint has none: all are 1.
+    pub(super) num_ones: usize,
     /// What is added to the stored weights.
     pub(super) weight_offset: f32,
     pub(super) bias: Option<Tensor<'a>>,
@@ -49,8 +51,13 @@ impl<'a> NormSource<'a> {
         module: Module,
         len: usize,
     ) -> Result<Self, LoadError> {
+        let has_weights = spec.has_weights;
         Ok(Self {
-            weight: vec![tensors.norm(module, len)?],
+            weight: match has_weights {
+                true => vec![tensors.norm(module, len)?],
+                false => Vec::new(),
+            },
+            num_ones: if has_weights { 0 } else { len },
             weight_offset: spec.weight_offset,
             bias: match spec.kind {
                 NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
@@ -86,7 +93,10 @@ impl NormSource<'_> {
         packer: &mut Packer<'_, D>,
     ) -> Result<NormWeights<D>, LoadError> {
         Ok(NormWeights {
-            weight: packer.upload_norm(&self.weight, self.weight_offset)?,
+            weight: match self.num_ones {
+                0 => packer.upload_norm(&self.weight, self.weight_offset)?,
+                len => packer.upload_ones(len)?,
+            },
             bias: match &self.bias {
                 Some(bias) => Some(packer.upload(bias)?),
                 None => None,

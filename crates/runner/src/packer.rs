@@ -116,6 +116,11 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(weight)
     }
 
+    /// Uploads the weights of a norm that has none.
+    pub(super) fn upload_ones(&mut self, len: usize) -> Result<D::Vector, LoadError> {
+        self.device.upload_vector(vec![1.0; len])
+    }
+
     /// Uploads the first row of an embedding, and the difference between it and the second one, if there is that.
     ///
     /// # Errors

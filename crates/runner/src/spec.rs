@@ -190,6 +190,8 @@ pub struct TokenTypes {
 pub struct NormSpec {
     /// The formula.
     pub kind: NormKind,
+    /// Whether the norms of the residual stream have weights, which are 1 otherwise.
+    pub has_weights: bool,
     /// Added to the mean square.
     pub eps: f32,
     /// What is added to the weights of all norms of the model, those of heads too, as the checkpoint stores them: 0, or

@@ -317,6 +317,7 @@ impl<'a> LayerSource<'a> {
                         };
                         Ok::<_, LoadError>(NormSource {
                             weight,
+                            num_ones: 0,
                             weight_offset: spec.norm.weight_offset,
                             bias: None,
                         })

@@ -165,6 +165,7 @@ impl Dimensions {
             max_position_embeddings: positions,
             norm: NormSpec {
                 kind: NormKind::Rms,
+                has_weights: true,
                 eps: config
                     .number(keys.norm_eps, 0.0..=1.0)?
                     .unwrap_or(defaults.norm_eps) as f32,

@@ -1,4 +1,4 @@
-//! Gemma, Gemma 2 and Gemma 3, by Google, for text.
+//! Gemma, Gemma 2, VaultGemma and Gemma 3, by Google, for text.
 //!
 //! Llama with GELU as the activation, and tokens that are embedded with a factor of the square root of the hidden size,
 //! rounded to bf16 as transformers does. Checkpoints store the weights of norms as differences from 1.
@@ -9,12 +9,13 @@
 //!   `query_pre_attn_scalar^-0.5`.
 //! - Gemma 2 bounds scores and logits (`attn_logit_softcapping`, `final_logit_softcapping`). Every second layer has a
 //!   window.
+//! - VaultGemma is Gemma 2 without the norms behind blocks.
 //! - Gemma 3 normalises the heads of queries and keys. Five of six layers have a window (`sliding_window_pattern`, or
 //!   `layer_types`) and a position embedding of their own, with the base `rope_local_base_freq` and without scaling. Of
 //!   a checkpoint with an image encoder, the language model is served.
 //!
-//! Source: modeling_gemma.py, modeling_gemma2.py and modeling_gemma3.py of transformers; Gemma Team, arXiv:2403.08295,
-//! arXiv:2408.00118 and arXiv:2503.19786.
+//! Source: modeling_gemma.py, modeling_gemma2.py, modeling_vaultgemma.py and modeling_gemma3.py of transformers; Gemma
+//! Team, arXiv:2403.08295, arXiv:2408.00118 and arXiv:2503.19786; Sinha et al., arXiv:2510.15001.
 
 use half::bf16;
 use serde_json::{Map, Value, json};
@@ -70,6 +71,20 @@ pub const GEMMA3: Family = Family {
         ..GGUF
     }),
     describe: |config| describe_gemma3(config, GEMMA3.class),
+};
+
+pub const VAULT_GEMMA: Family = Family {
+    class: "VaultGemmaForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let mut spec = describe(config, VAULT_GEMMA.class, &Special::GEMMA2)?;
+        for layer in &mut spec.layers {
+            layer.norms = Norms::before("input_layernorm", "pre_feedforward_layernorm");
+        }
+        let interval = 2;
+        set_windows_except_every(&mut spec, config, interval)?;
+        Ok(spec)
+    },
 };
 
 /// Gemma 3 with an image encoder.

@@ -43,6 +43,7 @@ const FACTORS: [&str; 4] = [
 const MODEL_MODULES: &[(&str, &str)] = &[
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
+    ("model.final_layernorm", "output_norm"),
     ("lm_head", "output"),
     ("gpt_neox.embed_in", "token_embd"),
     ("gpt_neox.final_layer_norm", "output_norm"),

@@ -36,11 +36,20 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let (mut spec, _) = describe_dense(config, FAMILY.class)?;
+    set_mlp_biases(config, &mut spec)?;
+    Ok(spec)
+}
+
+/// Sets whether feed-forward blocks have biases.
+///
+/// # Errors
+/// The key is no truth value.
+pub fn set_mlp_biases(config: &JsonFile, spec: &mut ModelSpec) -> Result<(), LoadError> {
     let has_bias = config.bool_or("mlp_bias", false)?;
     for layer in &mut spec.layers {
         layer.feed_forward.set_biases(has_bias);
     }
-    Ok(spec)
+    Ok(())
 }
 
 /// A model whose layers have attention and a block without experts, and the sizes that config.json tells.
@@ -55,7 +64,19 @@ pub fn describe_dense(
         sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
         ..Defaults::LLAMA
     };
-    let dimensions = Dimensions::from_config(config, &defaults)?;
+    describe_dense_with(config, class, &defaults)
+}
+
+/// [`describe_dense`] with other defaults.
+///
+/// # Errors
+/// A key is out of range.
+pub fn describe_dense_with(
+    config: &JsonFile,
+    class: &'static str,
+    defaults: &Defaults,
+) -> Result<(ModelSpec, Dimensions), LoadError> {
+    let dimensions = Dimensions::from_config(config, defaults)?;
     let multipliers = Multipliers::read(config)?;
     let mut scaled = dimensions.clone();
     scaled.norm.eps = (f64::from(scaled.norm.eps) / multipliers.residual.powi(2)) as f32;
@@ -84,12 +105,19 @@ struct Multipliers {
 
 impl Multipliers {
     fn read(config: &JsonFile) -> Result<Self, LoadError> {
-        let multiplier = |key| Ok::<_, LoadError>(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0));
         Ok(Self {
-            embedding: multiplier("embedding_multiplier")?,
-            scores: multiplier("attention_multiplier")?,
-            residual: multiplier("residual_multiplier")?,
-            logits: multiplier("logits_scaling")?,
+            embedding: multiplier(config, "embedding_multiplier")?,
+            scores: multiplier(config, "attention_multiplier")?,
+            residual: multiplier(config, "residual_multiplier")?,
+            logits: multiplier(config, "logits_scaling")?,
         })
     }
+}
+
+/// A factor; 1 where config.json is silent.
+///
+/// # Errors
+/// It is out of range.
+pub fn multiplier(config: &JsonFile, key: &str) -> Result<f64, LoadError> {
+    Ok(config.number(key, 1e-4..=1e4)?.unwrap_or(1.0))
 }

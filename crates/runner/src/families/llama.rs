@@ -11,6 +11,7 @@
 //! arXiv:2407.21783.
 
 use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::exaone;
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
@@ -28,6 +29,9 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    if config.string("model_type")? == Some(exaone::TYPE) {
+        return exaone::describe(config);
+    }
     let defaults = Defaults {
         sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
         ..Defaults::LLAMA

@@ -33,6 +33,7 @@ mod cohere;
 mod deepseek;
 mod dimensions;
 mod ernie4_5;
+mod exaone;
 mod exaone4;
 mod exaone_moe;
 mod experts;
@@ -46,10 +47,14 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
 mod granite_moe;
+mod granite_swa;
 mod grouped_experts;
 mod helium;
+mod hyperclovax;
+mod jais2;
 mod layer_lists;
 mod lfm2;
 mod llama;
@@ -58,9 +63,11 @@ mod mistral;
 mod mixtral;
 mod modernbert;
 mod nemotron;
+mod olmo;
 mod olmo2;
 mod olmoe;
 mod opt;
+mod phi;
 mod phi3;
 mod phimoe;
 mod qwen2;
@@ -90,7 +97,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 66] = [
+const FAMILIES: [Family; 76] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -157,6 +164,16 @@ const FAMILIES: [Family; 66] = [
     bamba::FAMILY,
     exaone_moe::FAMILY,
     afmoe::FAMILY,
+    phi::FAMILY,
+    gptj::GPTJ,
+    gptj::CODEGEN,
+    olmo::FAMILY,
+    gpt2::BIGCODE,
+    gemma::VAULT_GEMMA,
+    hyperclovax::FAMILY,
+    jais2::FAMILY,
+    granite_swa::FAMILY,
+    exaone::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

@@ -110,7 +110,12 @@ pub fn set_rope_of_windows(spec: &mut ModelSpec, rope: &Rope) {
 
 /// `sliding_window`. An explicit `null` means that there is none.
 pub fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
-    let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(DEFAULT_WINDOW))?;
+    window_or(config, DEFAULT_WINDOW)
+}
+
+/// [`window`] of a family with another default.
+pub fn window_or(config: &JsonFile, default: usize) -> Result<Option<NonZeroU32>, LoadError> {
+    let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(default))?;
     Ok(window.and_then(|window| NonZeroU32::new(window as u32)))
 }
 

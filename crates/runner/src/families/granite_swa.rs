@@ -1,0 +1,79 @@
+//! Granite Swash, by IBM.
+//!
+//! Granite with a learned attention-sink logit for each head. Three of four layers have a window (`layer_types`), all
+//! but the first one of four where config.json is silent, and each layer has its own RoPE base (`layer_rope_theta`): 0
+//! is a layer without a position embedding.
+//!
+//! Source: configuration_granite_swa.py and modeling_granite_swa.py of transformers.
+
+use serde_json::Value;
+
+use super::dimensions::{Defaults, Sizes};
+use super::family::Family;
+use super::granite::{describe_dense_with, set_mlp_biases};
+use super::rope_config::THETA;
+use super::windows::{window_or, windowed_layers};
+use crate::rope::Rope;
+use crate::spec::ModelSpec;
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+
+pub const FAMILY: Family = Family {
+    class: "GraniteSWAForCausalLM",
+    gguf: None,
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(100_352, 2560, 8192, 24, 20, 8192)),
+        num_kv_heads: Some(4),
+        norm_eps: 1e-5,
+        tied_embeddings: true,
+        ..Defaults::LLAMA
+    };
+    let (mut spec, _) = describe_dense_with(config, FAMILY.class, &defaults)?;
+    set_mlp_biases(config, &mut spec)?;
+    let num_layers = spec.num_layers();
+    let is_windowed = match config.get("layer_types") {
+        Some(_) => windowed_layers(config, num_layers, 0)?,
+        None => (0..num_layers)
+            .map(|layer| !layer.is_multiple_of(4))
+            .collect(),
+    };
+    let window = window_or(config, 128)?;
+    let thetas = thetas(config, num_layers)?;
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        let attention = &mut layer.attention;
+        attention.sink_logits = Some("self_attn.sinks");
+        attention.window = window.filter(|_| is_windowed[index]);
+        if let Some(thetas) = &thetas {
+            attention.rope = match thetas[index] {
+                0.0 => Rope::none(),
+                theta => Rope {
+                    theta,
+                    ..attention.rope.clone()
+                },
+            };
+        }
+    }
+    Ok(spec)
+}
+
+/// The base of each layer. `None`: all have that of `rope_parameters`.
+fn thetas(config: &JsonFile, num_layers: usize) -> Result<Option<Vec<f64>>, LoadError> {
+    const KEY: &str = "layer_rope_theta";
+    let Some(value) = config.get(KEY) else {
+        return Ok(None);
+    };
+    let is_valid = |theta: &f64| *theta == 0.0 || THETA.contains(theta);
+    let read = |theta: &Value| theta.as_f64().filter(is_valid);
+    let thetas = value.as_array().filter(|list| list.len() == num_layers);
+    match thetas.and_then(|list| list.iter().map(read).collect()) {
+        Some(thetas) => Ok(Some(thetas)),
+        None => {
+            let expected = format!("a list of {num_layers} numbers, each 0 or from 1 on");
+            Err(config.unexpected(KEY, value, expected))
+        }
+    }
+}
