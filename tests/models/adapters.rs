@@ -635,3 +635,73 @@ fn dora_of_an_embedding_is_refused() {
         "{error}"
     );
 }
+
+/// One process with the tiles of several ranks cuts an adapter as it cuts the model.
+#[test]
+fn an_adapter_of_gates_is_cut_with_the_model() {
+    let folder = std::env::temp_dir().join(format!("inflight-gates-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let rank = 4;
+    let modules = [
+        ("model.layers.0.self_attn.q_proj", 72, 60),
+        ("model.layers.0.self_attn.gate_proj", 72, 60),
+        ("model.layers.1.self_attn.o_proj", 60, 72),
+        ("model.layers.3.self_attn.gate_proj", 72, 60),
+        ("lm_head", 160, 60),
+    ];
+    let values: Vec<Vec<u8>> = modules
+        .iter()
+        .flat_map(|(_, outputs, inputs)| [rank * inputs, outputs * rank])
+        .enumerate()
+        .map(|(seed, len)| {
+            let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 4000.0 - 0.25;
+            (0..len).flat_map(|i| value(i).to_le_bytes()).collect()
+        })
+        .collect();
+    let tensors = modules.iter().zip(values.chunks(2));
+    let tensors = tensors.flat_map(|((module, outputs, inputs), values)| {
+        let shapes = [("A", vec![rank, *inputs]), ("B", vec![*outputs, rank])];
+        let tensors = shapes.into_iter().zip(values);
+        tensors.map(move |((end, shape), bytes)| {
+            let view = TensorView::new(safetensors::Dtype::F32, shape, bytes);
+            let name = format!("base_model.model.{module}.lora_{end}.weight");
+            (name, view.expect("as many bytes"))
+        })
+    });
+    let tensors: Vec<_> = tensors.collect();
+    serialize_to_file(tensors, None, &folder.join("adapter_model.safetensors")).expect("written");
+    let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4}"#;
+    fs::write(folder.join("adapter_config.json"), config).expect("written");
+    let files = AdapterFiles::open(&folder, 64).expect("the adapter opens");
+    let dir = fixture("afmoe");
+    let source = ModelSource::open(&dir).expect("the checkpoint opens");
+    let weights = || {
+        let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
+        prepared.load().expect("it loads")
+    };
+    let whole: Adapter = used(weights().into());
+    let parts = source.adapter_parts(weights(), 1, Tiling::Always);
+    let cut = used(parts.expect("it can be cut"));
+    fs::remove_dir_all(&folder).expect("removed");
+    let served = |adapter: Option<&Adapter>, deterministic| {
+        let setup = Setup {
+            deterministic,
+            ..Setup::default()
+        };
+        let request = Request {
+            adapter: adapter.cloned(),
+            outputs: OutputOptions {
+                generation_logits: true,
+                ..OutputOptions::default()
+            },
+            ..Request::greedy(&[5, 60, 7, 31, 12], 1)
+        };
+        serve_alone(&mut setup.load_from(&dir), &setup, &request)
+            .logits
+            .concat()
+    };
+    let expected = served(Some(&whole), false);
+    let moved = largest_error(&expected, &served(None, false));
+    let error = largest_error(&expected, &served(Some(&cut), true));
+    assert!(error < 0.05 * moved, "{error} of {moved}");
+}

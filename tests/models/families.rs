@@ -94,7 +94,11 @@ pub const RECURRENT: [(&str, &[u32]); 8] = [
 ];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 3] = [("gemma4", &[]), ("gemma4-moe", &[]), ("afmoe", &[])];
+pub const ON_CPUS: [(&str, &[u32]); 3] = [
+    ("gemma4", &[30, 17, 40, 7, 24]),
+    ("gemma4-moe", &[]),
+    ("afmoe", &[]),
+];
 
 /// Families whose prefixes are reused.
 pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {

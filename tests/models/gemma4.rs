@@ -73,7 +73,7 @@ fn layers_have_heads_of_their_own_and_share_keys_and_values() {
         .map(|it| it.feed_forward.width())
         .collect();
     assert_eq!(widths, [44, 44, 44, 88, 88]);
-    // Three layers have keys and values; those of 10 elements are padded to 16.
+    // Three layers have keys and values; values of 10 elements are padded to 16.
     assert_eq!(gemma4.num_cached_layers(), 3);
     let block_size = BlockSize::new(16).expect("not zero");
     let bytes = CpuRunner::kv_bytes_per_block(&gemma4, block_size, KvDtype::Bf16);
@@ -105,6 +105,14 @@ fn bad_configs_are_refused_by_their_keys() {
             "num_kv_shared_layers: 4 of 5 layers, and no full_attention layer before them has keys and values is not fewer",
         ),
         (json!({"num_kv_shared_layers": 6}), "num_kv_shared_layers"),
+        (
+            json!({"per_layer_config": {"2": {"head_dim": 14}}}),
+            "layer 4 reads the keys and values of layer 2, and has 3 heads of 10 elements instead of 3 of 14",
+        ),
+        (
+            json!({"sliding_window": null}),
+            "sliding_window: null is not a number",
+        ),
         (
             json!({"enable_moe_block": true, "num_experts": 4, "top_k_experts": 5}),
             "top_k_experts: 5 is not at most the number of experts, 4",
@@ -155,10 +163,8 @@ fn bad_configs_are_refused_by_their_keys() {
         assert!(error.contains(words), "{change}: {error}");
     }
     // A tensor has other heads than the config.
-    let copy = config(
-        "gemma4",
-        json!({"per_layer_config": {"2": {"head_dim": 20}}}),
-    );
+    let heads = json!({"2": {"head_dim": 20}, "4": {"head_dim": 20}});
+    let copy = config("gemma4", json!({"per_layer_config": heads}));
     let source = ModelSource::open(copy.dir()).expect("it opens");
     let limits = Setup::default().runner_limits();
     let error = CpuRunner::new(&source, limits, &Setup::default().cpu_options());
@@ -193,8 +199,12 @@ fn several_processes_and_gpus_are_refused() {
             let error = source
                 .check_ranks(grid.into(), tiling)
                 .expect_err("refused");
-            let words = "has layers with heads, inputs or factors of their own, which are computed by one process";
-            assert!(error.to_string().contains(words), "{name}: {error}");
+            let words = "which are computed by one process and whose sums are not cut";
+            let error = error.to_string();
+            assert!(
+                error.contains(words) && error.contains("layer scalars"),
+                "{name}: {error}"
+            );
         }
     }
     on_any_gpu(

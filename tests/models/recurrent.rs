@@ -243,8 +243,7 @@ fn a_gpu_refuses_them_on_a_gpu() {
             let limits = Setup::default().runner_limits();
             let refused = ModelRunner::<Cuda>::new(&source, limits, &CudaOptions::default()).err();
             let error = refused.expect("refused").to_string();
-            let words =
-                "which are computed on the CPU only: use an instance_group of kind KIND_CPU";
+            let words = "computed on the CPU only: use an instance_group of kind KIND_CPU";
             assert!(error.contains(words), "{name}: {error}");
         }
     });

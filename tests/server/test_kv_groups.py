@@ -13,6 +13,8 @@ from harness.server import Server, assert_blocks_come_back
 FIXTURES = ROOT / "tests" / "fixtures"
 # Every second layer of a gpt-oss sees 20 positions; of the Gemma 3 the first of two sees 21.
 CHECKPOINTS = ["gpt-oss", "gemma3"]
+# Layers with heads of two sizes, which one process computes.
+OF_ONE_PROCESS = ["gemma4", "gemma4-moe"]
 MAX_SEQ_LEN = 128
 ON_CPU = {"num_threads": 1, "rank_timeout_seconds": 100}
 ON_GPU = {**deployments.ON_GPU, "num_threads": 1, "rank_timeout_seconds": 100, "max_tokens_in_paged_kv_cache": 4096}
@@ -21,6 +23,7 @@ STAGES = {"pipeline_parallel_size": 2, "enable_trt_overlap": "true"}
 ON_TWO_GPUS = {"gpu_device_ids": "1,0"}
 # How models are served, and the same with room for all, whose bits are theirs.
 WAYS = {
+    "one": (ON_CPU, ON_CPU),
     "two": ({**ON_CPU, **RANKS}, {**ON_CPU, **RANKS}),
     "stages_of_two": ({**ON_CPU, **RANKS, **STAGES}, {**ON_CPU, **RANKS}),
     "gpu": (ON_GPU, ON_GPU),
@@ -52,6 +55,7 @@ def test_requests_get_the_answers_that_they_get_alone(repository, tmp_path, way)
     on_gpu = "gpu_device_ids" in how
     # A stage with a layer of the Gemma 3 has one kind of them. The stand-in takes its time.
     names = CHECKPOINTS[:1] if on_gpu or "pipeline_parallel_size" in how else CHECKPOINTS
+    names = OF_ONE_PROCESS if way == "one" else names
     # Steps on CPUs are so short that many and long requests have to meet.
     max_tokens, num_times = (24, 2) if on_gpu else (50, 4)
     different = list(requests(max_tokens))

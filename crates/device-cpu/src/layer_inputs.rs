@@ -108,7 +108,7 @@ impl LayerInputOps<Cpu> for CpuLayerInputs {
     }
 }
 
-/// What is the same for all tokens of a call.
+/// The operands that all tokens of a call share.
 struct CombineCall<'a> {
     embedding_scale: f32,
     projection_scale: f32,

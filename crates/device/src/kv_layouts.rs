@@ -4,8 +4,8 @@ use super::kv_layout::KvLayout;
 use super::layer_groups::LayerGroups;
 use inflight_base::{BlockSize, LoadError};
 
-/// The layout of each layer of a cache: the same, unless layers have other heads. Block size and data type are always
-/// the same.
+/// The layout of each layer of a cache. Layouts differ where layers have other heads, but not in block size and data
+/// type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayouts {
     block_size: BlockSize,
@@ -13,7 +13,7 @@ pub struct KvLayouts {
 }
 
 impl KvLayouts {
-    /// Those of the layers of a cache whose blocks have this many positions.
+    /// The layouts of the layers of a cache whose blocks have this many positions.
     ///
     /// # Panics
     ///

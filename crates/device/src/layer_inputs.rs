@@ -1,4 +1,4 @@
-//! Layers that read the token again: embeddings of each layer's own, and factors of the residual stream.
+//! Layers that read the token again: per-layer embeddings, and factors of the residual stream (layer scalars).
 //!
 //! ```text
 //! inputs   [num_tokens, num_layers * width]    made once a step, from the embedded tokens:
@@ -8,8 +8,8 @@
 //! layer i  hidden += norm(projection(activation(gate(hidden)) * inputs[i]))
 //! ```
 //!
-//! The norm is an RMS norm over the `width` elements of a layer. Source: Gemma 3n and Gemma 4 in transformers ("per-layer
-//! embeddings").
+//! The norm is an RMS norm over the `width` elements of a layer. Source: Gemma 3n and Gemma 4 in transformers, where
+//! these inputs are called per-layer embeddings.
 
 use super::lacking::Lacking;
 use super::load::Load;
@@ -44,8 +44,8 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         inputs: &mut D::Sums,
     );
 
-    /// `out = activation(gates) * inputs` of a layer. `gates` and `out` are `[num_rows, width]`; `gates` may hold anything
-    /// afterwards.
+    /// `out = activation(gates) * inputs` of a layer. `gates` and `out` are `[num_rows, width]`. Afterwards `gates` may
+    /// hold anything.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn gate(
         self,

@@ -142,8 +142,7 @@ pub trait Ops: StepIo {
     /// Normalises the queries and keys of `qkv`, `[num_tokens, qkv_len]`, if the model does so, rotates them, writes
     /// the queries to `q`, `[num_tokens, q_len]`, and stores keys and values in a layer of the cache. `sink_q` takes
     /// the queries with the rotation of their [shifted](AttentionParams::shifted) positions. `qkv` may hold anything
-    /// afterwards. Without heads of keys nothing is stored, and `layer` is not read: its keys and values are those of
-    /// another layer.
+    /// afterwards. Without key heads nothing is stored, and `layer` is the layer whose keys and values attention reads.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn rope_and_store(
         &mut self,

@@ -17,7 +17,7 @@ use half::bf16;
 use super::adapter_parts::AdapterParts;
 use super::model_source::ModelSource;
 use super::model_tensors::ModelTensors;
-use super::module_names::{all_names, is_of_images};
+use super::module_names::{all_names, is_of_encoders};
 use super::spec::{FeedForward, Linear, ModelSpec, Module};
 use inflight_base::LoadError;
 use inflight_checkpoint::{
@@ -371,7 +371,7 @@ fn parts_of_modules<'a>(
     let num_of_images = match spec.family.ends_with("ForConditionalGeneration") {
         true => adapter
             .module_names()
-            .filter(|name| is_of_images(name))
+            .filter(|name| is_of_encoders(name))
             .count(),
         false => 0,
     };
@@ -472,11 +472,20 @@ fn linears_of<'s>(module: &RowModule, spec: &'s ModelSpec) -> Option<Vec<&'s Lin
         FeedForward::Plain { up, down, .. } => (Some(&up.parts), Some(&down.parts)),
         FeedForward::Experts(_) => (None, None),
     };
-    let qkv = &layer.attention.qkv.parts;
+    let attention = &layer.attention;
+    let qkv = &attention.qkv.parts;
+    let is_module = |index: usize, linear: &Linear| {
+        let part = qkv.get(index);
+        part.is_some_and(|part| part.module == linear.module)
+    };
+    let gate = attention.gate.iter().flat_map(|gate| &gate.parts);
     let one = match module.id {
-        0..=3 if layer.attention.latent.is_some() => None,
-        // Ids of attention.
-        0..=4 if !layer.has_cache() || layer.attention.gate.is_some() => None,
+        0..=3 if attention.latent.is_some() => None,
+        0..=4 if attention.recurrence.is_some() => None,
+        // Queries share a module with their gates.
+        0..=4 if gate.clone().any(|part| is_module(0, part)) => None,
+        // Keys and values are another layer's, or one module.
+        0 | 2 | 3 if qkv.len() < 3 || qkv[1] == qkv[2] => None,
         0 => return Some(qkv.iter().collect()),
         id @ 1..=3 => qkv.get(id - 1),
         4 => layer.attention.o.parts.first(),
@@ -682,7 +691,7 @@ fn unknown_module(adapter: &PeftAdapter, spec: &ModelSpec) -> LoadError {
         .flat_map(|place| all_names(spec, &spec.module_path(place.module)))
         .collect();
     let mut modules = adapter.module_names();
-    let unknown = modules.find(|name| !paths.contains(*name) && !is_of_images(name));
+    let unknown = modules.find(|name| !paths.contains(*name) && !is_of_encoders(name));
     let unknown = unknown.unwrap_or_default();
     if let Some(what) = unadaptable(unknown) {
         return adapter.error(format!(

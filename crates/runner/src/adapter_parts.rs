@@ -135,9 +135,14 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
                 let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
                 let qkv = layer.attention.qkv.parts.iter();
                 let lens = qkv.map(|part| part.num_outputs);
-                let kept = [queries, keys.clone(), keys];
+                let kept = [queries.clone(), keys.clone(), keys];
                 cuts.push(PlaceCut::of_linears(lens.zip(kept)));
                 cuts.push(attended);
+                let gate = layer.attention.gate.iter();
+                cuts.extend(gate.map(|gate| {
+                    let cut = (gate.num_outputs(), queries.clone());
+                    PlaceCut::of_linears([cut].into_iter())
+                }));
             }
             Some(latent) => {
                 let width = latent.shape.query_dim();
@@ -177,6 +182,7 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
         true => PlaceCut::of_linears([output_layer].into_iter()),
         false => PlaceCut::Nothing,
     });
+    assert_eq!(cuts.len(), spec.num_places(), "a cut for each place");
     cuts
 }
 

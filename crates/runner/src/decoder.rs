@@ -19,7 +19,12 @@ use std::ops::Range;
 use super::alibi;
 use super::draft_head::StateTap;
 use super::experts_block::ExpertsBlockBuffers;
+use super::feed_forward_weights::{DenseWeights, FeedForwardWeights};
 use super::latent::{LatentBuffers, LatentStep};
+use super::layer_attention::{
+    AttentionBuffers, LayerAttention, LayerShape, attention_buffers, inner_buffers,
+    layer_attention, place, upload_angles,
+};
 use super::layer_inputs::LayerInputs;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
@@ -27,16 +32,14 @@ use super::positions::Positions;
 use super::probe::{Operation, Probe, Work};
 use super::recurrence::RecurrenceBuffers;
 use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
-use super::rope::Rope;
 use super::share::ModelShare;
-use super::spec::{LayerSpec, ModelSpec, Norms, QkNormSpec};
+use super::spec::{ModelSpec, Norms};
 use super::stage::ModelPart;
-use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
-use inflight_base::{BlockSize, LoadError, Tokens};
+use super::weights::{Layer, Weights};
+use inflight_base::LoadError;
 use inflight_device::{
-    AdapterRun, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape,
-    KvDtype, KvLayout, KvLayouts, KvValues, LatentShape, LayerGroups, LogitsTransform,
-    MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, RopeTable, Routing,
+    AdapterRun, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape,
+    LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, Routing,
     StateOps, StepInputs, TileOps,
 };
 
@@ -64,7 +67,7 @@ pub(super) struct Decoder<D: Device> {
     vocabulary: Option<VocabularyPart<D>>,
     residual: ResidualStream<D>,
     /// One for each of the shapes that layers have.
-    buffers: Vec<Buffers<D>>,
+    buffers: Vec<AttentionBuffers<D>>,
     /// One for each of the widths inside of feed-forward blocks, `[max_num_tokens, width]`: inputs of the down
     /// projections.
     inner: Vec<D::Inputs>,
@@ -84,46 +87,6 @@ pub(super) struct Decoder<D: Device> {
     mixture: Option<MixtureBuffers<D>>,
     /// Only with a draft head.
     tap: Option<StateTap<D>>,
-}
-
-/// The parameters of a layer's attention besides its weights.
-#[derive(Clone, Copy)]
-struct LayerAttention {
-    params: AttentionParams,
-    /// Its index among the layers of the stage that keep keys and values, or among those with a recurrent state. A
-    /// layer that reads keys and values of another one has the place of that.
-    place: usize,
-    /// The shape of its activations.
-    shape: LayerShape,
-    /// The index of its activations in [`Decoder::buffers`].
-    buffers: usize,
-    /// The index of those of its feed-forward block in [`Decoder::inner`].
-    inner: usize,
-    kv_bytes_per_position: usize,
-    /// The index of its table in [`Decoder::angles`].
-    angles: usize,
-    /// How queries and keys are normalised.
-    qk_norm: Option<QkNormSpec>,
-}
-
-/// The sizes of a layer's activations in attention.
-#[derive(Clone, Copy, PartialEq)]
-struct LayerShape {
-    heads: HeadShape,
-    /// Whether it stores keys and values.
-    stores: bool,
-}
-
-/// Activations, each `[max_num_tokens, width]`.
-struct Buffers<D: Device> {
-    /// Queries, keys and values before rotation; with latent attention, queries or their latents.
-    qkv: D::Sums,
-    /// Rotated queries, unless attention is latent.
-    q: D::Inputs,
-    /// The same for the sinks, if they are others.
-    sink_q: Option<D::Inputs>,
-    /// The output of attention.
-    attended: D::Inputs,
 }
 
 /// The part of the vocabulary that a rank of several has the embeddings and the logits of.
@@ -526,7 +489,7 @@ impl<D: Device> Decoder<D> {
                 params,
                 kv_bytes_per_position: attention.kv_bytes_per_position,
             };
-            let Buffers {
+            let AttentionBuffers {
                 qkv: sums,
                 attended,
                 ..
@@ -575,7 +538,7 @@ impl<D: Device> Decoder<D> {
             qk_norm: norm,
             angles: &self.angles[attention.angles],
         };
-        let Buffers {
+        let AttentionBuffers {
             qkv,
             q,
             sink_q,
@@ -885,181 +848,4 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
         problem: format!("enable_sink_token_shift is true, and {family} {cannot}"),
         remedy: "set it to false, or leave it out".to_owned(),
     })
-}
-
-/// Gives the layers of a stage their places.
-fn place(attention: &mut [LayerAttention], layers: &[LayerSpec]) {
-    let (mut num_cached, mut num_recurrent) = (0, 0);
-    for (index, layer) in layers.iter().enumerate() {
-        let own = &layer.attention;
-        attention[index].place = match (own.kv_source, own.recurrence) {
-            // Such a model has one stage.
-            (Some(source), _) => attention[source].place,
-            (None, None) => take_next(&mut num_cached),
-            (None, Some(_)) => take_next(&mut num_recurrent),
-        };
-    }
-}
-
-fn take_next(counter: &mut usize) -> usize {
-    *counter += 1;
-    *counter - 1
-}
-
-/// The activations of the attention of each shape, whose indices the layers are told.
-fn attention_buffers<D: Device>(
-    device: &mut D,
-    spec: &ModelSpec,
-    attention: &mut [LayerAttention],
-    max_rows: usize,
-) -> Result<Vec<Buffers<D>>, LoadError> {
-    let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
-    let latent = spec.layers[0].attention.latent.as_ref();
-    let mut shapes: Vec<LayerShape> = Vec::new();
-    for layer in attention {
-        let known = shapes.iter().position(|shape| *shape == layer.shape);
-        layer.buffers = known.unwrap_or_else(|| {
-            shapes.push(layer.shape);
-            shapes.len() - 1
-        });
-    }
-    let buffers = shapes.iter().map(|shape| {
-        let heads = shape.heads;
-        let [qkv_len, q_len, attended_len] = match latent {
-            Some(latent) => {
-                let qkv_len = match &latent.queries {
-                    Some(queries) => queries.projection.num_inputs,
-                    None => latent.shape.q_len(),
-                };
-                [qkv_len, 0, latent.shape.out_len()]
-            }
-            None if shape.stores => [heads.qkv_len(), heads.q_len(), heads.q_len()],
-            None => [heads.q_len(); 3],
-        };
-        Ok(Buffers {
-            qkv: device.alloc_sums(max_rows, qkv_len)?,
-            q: device.alloc_inputs(max_rows, q_len)?,
-            sink_q: match has_sink_queries {
-                true => Some(device.alloc_inputs(max_rows, q_len)?),
-                false => None,
-            },
-            attended: device.alloc_inputs(max_rows, attended_len)?,
-        })
-    });
-    buffers.collect()
-}
-
-/// The activations of feed-forward blocks of each width, whose indices the layers are told. A mixture of experts has
-/// its own.
-fn inner_buffers<D: Device>(
-    device: &mut D,
-    spec: &ModelSpec,
-    attention: &mut [LayerAttention],
-    layers: &[LayerSpec],
-    max_rows: usize,
-) -> Result<Vec<D::Inputs>, LoadError> {
-    let widths = spec.intermediate_sizes();
-    for (attention, layer) in attention.iter_mut().zip(layers) {
-        let own = layer.feed_forward.width();
-        attention.inner = widths.iter().position(|&width| width == own).unwrap_or(0);
-    }
-    let widths = widths.iter();
-    widths
-        .map(|&width| device.alloc_inputs(max_rows, width))
-        .collect()
-}
-
-/// The attention of each layer, and the position embeddings that it refers to.
-fn layer_attention<'a, D: Device>(
-    spec: &'a ModelSpec,
-    limits: &RunnerLimits,
-) -> (Vec<LayerAttention>, Vec<(&'a Rope, usize)>) {
-    let mut ropes: Vec<(&Rope, usize)> = Vec::new();
-    let windows: Vec<_> = spec.windows_within(&limits.attention).collect();
-    let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
-        let attention = &layer.attention;
-        let heads = spec.head_shape(index);
-        let layout = kv_layout(spec, index, limits.block_size, limits.kv_dtype);
-        let own = (&attention.rope, heads.head_dim);
-        let known = ropes.iter().position(|&rope| rope == own);
-        let angles = known.unwrap_or_else(|| {
-            ropes.push(own);
-            ropes.len() - 1
-        });
-        let cached = attention.kv_source.unwrap_or(index);
-        LayerAttention {
-            params: AttentionParams {
-                shape: heads,
-                scale: attention.scale,
-                soft_cap: attention.soft_cap,
-                window: match spec.layers[cached].has_cache() {
-                    true => windows[spec.cached_layers(0..cached).end],
-                    false => None,
-                },
-                is_bidirectional: spec.is_bidirectional,
-                num_sinks: limits.attention.num_sinks.0,
-                shifts_sinks: limits.attention.shifts_sinks,
-            },
-            place: 0,
-            shape: LayerShape {
-                heads,
-                stores: attention.kv_source.is_none(),
-            },
-            buffers: 0,
-            inner: 0,
-            kv_bytes_per_position: D::kv_bytes_per_block(
-                &KvLayouts::alike(layout, 1),
-                &LayerGroups::one(1),
-            ) / limits.block_size.tokens().index(),
-            angles,
-            qk_norm: attention.qk_norm,
-        }
-    });
-    (layers.collect(), ropes)
-}
-
-/// The cosines and sines of each position embedding, and of the width of its heads.
-pub(super) fn upload_angles<D: Device>(
-    device: &mut D,
-    spec: &ModelSpec,
-    ropes: &[(&Rope, usize)],
-    max_seq_len: Tokens,
-    num_positions: Tokens,
-) -> Result<Vec<D::Angles>, LoadError> {
-    let tables = ropes.iter().map(|(rope, head_dim)| {
-        let latent = spec.latent_shape();
-        let head_dim = latent.map_or(*head_dim, |latent| latent.rotary_dim);
-        let frequencies = rope.frequencies(head_dim, max_seq_len.index());
-        let factor = rope.attention_factor(max_seq_len.index());
-        let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
-        device.upload_angles(table)
-    });
-    tables.collect()
-}
-
-/// The blocks of a layer in a model's KV cache.
-pub(super) fn kv_layout(
-    spec: &ModelSpec,
-    layer: usize,
-    block_size: BlockSize,
-    dtype: KvDtype,
-) -> KvLayout {
-    let heads = spec.head_shape(layer);
-    KvLayout {
-        num_kv_heads: heads.num_kv_heads,
-        head_dim: heads.head_dim,
-        values: spec
-            .latent_shape()
-            .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
-        block_size,
-        dtype,
-    }
-}
-
-/// The blocks of all layers that keep keys and values.
-pub(super) fn kv_layouts(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayouts {
-    let layers = spec.layers.iter().enumerate();
-    let cached = layers.filter(|(_, layer)| layer.has_cache());
-    let layouts = cached.map(|(index, _)| kv_layout(spec, index, block_size, dtype));
-    KvLayouts::new(block_size, layouts.collect())
 }

@@ -5,6 +5,7 @@
 //! hidden    += the feed-forward block's norm of the sums
 //! ```
 
+use super::feed_forward_weights::{FeedForwardSource, FeedForwardWeights, find_experts};
 use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -12,8 +13,6 @@ use super::probe::{Operation, Probe};
 use super::residual::{Probed, ResidualStream};
 use super::spec::{ExpertsBlock, ModelSpec, Module};
 use super::summed::Summed;
-use super::weight_sources::{FeedForwardSource, find_experts};
-use super::weights::FeedForwardWeights;
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
 use inflight_device::{Device, Experts, LayerInputOps, Linear, Routing};

@@ -1,17 +1,17 @@
-//! Inputs of each layer's own, and factors of the residual stream.
+//! Inputs of each layer's own (per-layer embeddings), and factors of the residual stream (layer scalars).
 //!
 //! ```text
 //! inputs   combine(projection(embedded), table[tokens])        once a step, for all layers
 //! layer    hidden += after(down(activation(gate(hidden)) * inputs of the layer));    hidden *= scale
 //! ```
 
+use super::embedding_rows::load_embedding;
 use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
 use super::residual::{Probed, ResidualStream};
 use super::spec::{InputBlock, LayerInputsSpec, ModelSpec, Module, Projection};
-use super::weights::load_embedding;
 use inflight_base::LoadError;
 use inflight_checkpoint::Matrix;
 use inflight_device::{Activation, Device, LayerInputOps, LayerInputParams, Linear, PackedWeights};
@@ -116,7 +116,7 @@ impl<'a> LayerInputsSource<'a> {
 }
 
 impl<'a> InputBlockSource<'a> {
-    /// Finds the weights of a layer; `find` finds those of a projection.
+    /// Finds the weights of a layer; `find` finds a projection.
     ///
     /// # Errors
     /// As `find`, or the norm is missing, or has another shape or a type that is not supported.
@@ -163,14 +163,15 @@ impl<D: Device> LayerInputs<D> {
         spec: &ModelSpec,
         max_rows: usize,
     ) -> Result<Option<Self>, LoadError> {
-        if !spec.has_layers_of_their_own() {
+        let parts = spec.parts_for_layer_input_ops();
+        if parts.is_empty() {
             return Ok(None);
         }
         let ops = D::LAYER_INPUTS.ok_or_else(|| {
             LoadError::Resource(format!(
-                "{} has layers with heads, inputs or factors of their own, which are computed on the CPU only: use an \
-                 instance_group of kind KIND_CPU",
-                spec.family
+                "{} has {}, which are computed on the CPU only: use an instance_group of kind KIND_CPU",
+                spec.family,
+                parts.join(", ")
             ))
         })?;
         let buffers = match &spec.layer_inputs {
@@ -216,14 +217,14 @@ impl<D: Device> LayerInputs<D> {
         });
     }
 
-    /// Keeps those of the step's kept rows.
+    /// Keeps the inputs of the step's kept rows.
     pub(super) fn keep_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
         if let Some(buffers) = &mut self.buffers {
             self.ops.keep_rows(device, step, &mut buffers.inputs);
         }
     }
 
-    /// Ends layer `index`: `residual` has its hidden rows, and as its normed rows the same.
+    /// Ends layer `index`. The normed rows of `residual` are its hidden rows, rounded.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn end_layer<P: Probe>(
         &mut self,

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::block_moves::move_device_blocks;
-use super::decoder::{Decoder, draft_head_ops, kv_layouts};
+use super::decoder::{Decoder, draft_head_ops};
 use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
 use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
 use super::first_steps;
 use super::latent::latent_widths;
+use super::layer_attention::kv_layouts;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::pass::{ContextLogits, PassOn};
@@ -190,13 +191,24 @@ impl<D: Device> ModelRunner<D> {
         let of_inputs = of_inputs.map_or([0; 2], |inputs| {
             [inputs.width * (spec.num_layers() + 1), inputs.width]
         });
+        let has_experts_block = spec.layers.iter().any(|it| it.experts_block.is_some());
+        let of_experts_block = if has_experts_block {
+            spec.hidden_size
+        } else {
+            0
+        };
         let inner: usize = spec.intermediate_sizes().iter().sum();
         let projections = spec.embedding_projections.as_ref();
         let embedding_width = projections.map_or(0, |_| spec.embedding_width());
         let widths = StepWidths {
             // The residual stream and its summand, embeddings of another width, those of attention, and what experts
             // are chosen by.
-            sums: 2 * spec.hidden_size + embedding_width + sums + num_router_logits + of_inputs[0],
+            sums: 2 * spec.hidden_size
+                + embedding_width
+                + sums
+                + num_router_logits
+                + of_inputs[0]
+                + of_experts_block,
             // Its norm, embeddings of another width, the buffers of attention, and the inner activations.
             inputs: spec.hidden_size + embedding_width + inputs + inner + of_inputs[1],
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),

@@ -366,12 +366,13 @@ impl ModelSource {
                     .to_owned(),
             });
         }
-        if self.spec.has_layers_of_their_own() && (grid.num_ranks() > 1 || always) {
+        let parts = self.spec.parts_for_layer_input_ops();
+        if !parts.is_empty() && (grid.num_ranks() > 1 || always) {
             return Err(LoadError::Config {
                 problem: format!(
-                    "{} has layers with heads, inputs or factors of their own, which are computed by one process and \
-                     whose sums are not cut",
-                    self.spec.family
+                    "{} has {}, which are computed by one process and whose sums are not cut",
+                    self.spec.family,
+                    parts.join(", ")
                 ),
                 remedy: "leave out tensor_parallel_size, pipeline_parallel_size and deterministic"
                     .to_owned(),

@@ -86,14 +86,16 @@ pub(super) fn all_names(spec: &ModelSpec, path: &str) -> Vec<String> {
     names
 }
 
-/// Whether a module belongs to the image encoder of a model with images, of which only texts are computed here.
-pub(super) fn is_of_images(path: &str) -> bool {
-    const PARTS: [&str; 5] = [
+/// Whether a module belongs to an encoder of images or sound, of whose model only texts are computed here.
+pub(super) fn is_of_encoders(path: &str) -> bool {
+    const PARTS: [&str; 7] = [
         "vision_tower.",
         "vision_model.",
         "visual.",
         "multi_modal_projector.",
         "embed_vision.",
+        "audio_tower.",
+        "embed_audio.",
     ];
     let path = path.strip_prefix("model.").unwrap_or(path);
     PARTS.iter().any(|part| path.starts_with(part))

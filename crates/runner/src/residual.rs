@@ -465,7 +465,7 @@ impl<D: Device> ResidualStream<D> {
         self.add_result_to(run, num_rows, after, out);
     }
 
-    /// `out += after(experts(normed))`, of experts that are whole. Those of each row were chosen: so many.
+    /// `out += after(experts(normed))`, of experts that are whole. For each row `num_chosen` were chosen.
     pub fn mix_to<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,

@@ -5,21 +5,19 @@
 use std::ops::Range;
 
 use super::experts_block::ExpertsBlockSource;
+use super::feed_forward_weights::{DenseSource, FeedForwardSource, find_experts};
 use super::latent::LatentSource;
 use super::layer_inputs::{InputBlockSource, LayerInputsSource};
 use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
-use super::packer::{PackedForm, Packing};
+use super::packer::PackedForm;
 use super::precision::WeightPrecision;
 use super::recurrence::RecurrenceSource;
-use super::share::{CutUnits, ModelShare, gcd, whole};
-use super::spec::{
-    ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, Projection,
-    QkNormSpec, StackedLayout,
-};
+use super::share::{CutUnits, ModelShare, gcd};
+use super::spec::{FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, QkNormSpec};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use inflight_device::{Device, Gating, LatentShape, QkNormKind, QuantisedWidths};
+use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -64,35 +62,6 @@ pub(super) struct LayerSource<'a> {
     pub(super) input_block: Option<InputBlockSource<'a>>,
     /// The factor of the residual stream, `[1]`.
     pub(super) scale: Option<Tensor<'a>>,
-}
-
-/// The weights of a feed-forward block.
-#[allow(clippy::large_enum_variant, reason = "a layer has one")]
-pub(super) enum FeedForwardSource<'a> {
-    /// A block without experts.
-    Dense(&'a FeedForward, DenseSource<'a>),
-    /// A mixture of experts.
-    Experts {
-        router: ProjectionSource<'a>,
-        /// The corrections of the scores of experts.
-        correction: Option<Tensor<'a>>,
-        gating: Gating,
-        /// One, or the tiles of a rank, each with some of the inside of all experts.
-        tiles: Vec<ExpertsSource<'a>>,
-    },
-}
-
-/// The weights of experts.
-pub(super) struct ExpertsSource<'a> {
-    /// Empty for a tile with nothing of them.
-    pub(super) chosen: Vec<DenseSource<'a>>,
-    pub(super) shared: Option<DenseSource<'a>>,
-}
-
-/// The weights of a block without experts, or of an expert.
-pub(super) struct DenseSource<'a> {
-    pub(super) up: ProjectionSource<'a>,
-    pub(super) down: ProjectionSource<'a>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -379,30 +348,6 @@ impl<'a> LayerSource<'a> {
                 (self.qkv.outputs(&kept), head_dim)
             }
         };
-        let feed_forward = match self.feed_forward {
-            FeedForwardSource::Dense(kind, block) => {
-                let tiles = share.inner(kind.width());
-                let block = DenseSource {
-                    up: block.up.same_outputs(whole(&tiles)).placed(share),
-                    down: block.down.inputs(&tiles, share).placed(share),
-                };
-                FeedForwardSource::Dense(kind, block)
-            }
-            FeedForwardSource::Experts {
-                router,
-                correction,
-                gating,
-                tiles,
-            } => FeedForwardSource::Experts {
-                router,
-                correction,
-                gating,
-                tiles: tiles
-                    .into_iter()
-                    .flat_map(|experts| experts.tiles(share))
-                    .collect(),
-            },
-        };
         Self {
             qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
                 (Some([q, k]), Some(norm)) => Some(match norm.kind {
@@ -427,7 +372,7 @@ impl<'a> LayerSource<'a> {
                 .o
                 .inputs(&share.attended(attended_dim), share)
                 .placed(share),
-            feed_forward,
+            feed_forward: self.feed_forward.share(share),
             ..self
         }
     }
@@ -453,138 +398,6 @@ impl<'a> LayerSource<'a> {
             .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }
-}
-
-impl<'a> FeedForwardSource<'a> {
-    /// The block, or all experts, and whether they are chosen ones.
-    fn blocks(&self) -> Vec<(&DenseSource<'a>, bool)> {
-        match self {
-            Self::Dense(_, block) => vec![(block, false)],
-            Self::Experts { tiles, .. } => {
-                let chosen = tiles.iter().flat_map(|tile| &tile.chosen);
-                let shared = tiles.iter().flat_map(|tile| &tile.shared);
-                let chosen = chosen.map(|expert| (expert, true));
-                chosen.chain(shared.map(|it| (it, false))).collect()
-            }
-        }
-    }
-}
-
-impl<'a> ExpertsSource<'a> {
-    /// What the tiles of a rank have of them.
-    fn tiles(&self, share: &ModelShare) -> Vec<Self> {
-        let tiles = (0..share.num_tiles()).map(|tile| {
-            let of_tile = |expert: &DenseSource<'a>| expert.tile(share, tile);
-            Self {
-                chosen: self.chosen.iter().filter_map(of_tile).collect(),
-                shared: self.shared.as_ref().and_then(of_tile),
-            }
-        });
-        tiles.collect()
-    }
-}
-
-impl<'a> DenseSource<'a> {
-    /// What a tile of a rank has of an expert, if anything.
-    fn tile(&self, share: &ModelShare, tile: usize) -> Option<Self> {
-        let inner = &share.inner(self.down.matrices[0].columns())[tile];
-        let is_last = tile + 1 == share.num_tiles();
-        (!inner.is_empty()).then(|| Self {
-            up: self.up.same_outputs(inner.clone()),
-            down: self
-                .down
-                .some_inputs(inner.clone(), is_last && share.has_biases_of_sums()),
-        })
-    }
-}
-
-/// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
-pub(super) fn find_experts<'a>(
-    tensors: &ModelTensors<'a>,
-    layer: usize,
-    experts: &ExpertsSpec,
-) -> Result<FeedForwardSource<'a>, LoadError> {
-    let ExpertsSpec {
-        gate_up,
-        down,
-        stacked,
-        ..
-    } = experts;
-    let layout = stacked.layout;
-    let is_stacked = layout == StackedLayout::Inputs
-        || tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
-    let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
-    if is_stacked {
-        router.parts[0].module = stacked.router;
-        let (inputs, stacking) = (gate_up.num_inputs, gate_up.stacking);
-        let inner = down.num_inputs;
-        let fused = match layout {
-            StackedLayout::Outputs => {
-                Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
-            }
-            StackedLayout::Inputs => {
-                Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
-            }
-        };
-        of_one[0].parts = fused.parts;
-        of_one[1].parts[0].module = stacked.down;
-    }
-    let layout = is_stacked.then_some(layout);
-    let num_experts = experts.routing.num_experts;
-    let find = |expert, projection: &Projection| {
-        let matrices = projection.parts.iter().map(|part| {
-            let module = Module::one_of(layer, expert, part.module);
-            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
-        });
-        let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
-        let biases = with_bias.map(|part| {
-            let module = Module::one_of(layer, expert, part.module);
-            tensors.expert_bias(module, part, num_experts)
-        });
-        Ok::<_, LoadError>(ProjectionSource {
-            matrices: matrices.collect::<Result<_, _>>()?,
-            biases: biases.collect::<Result<_, _>>()?,
-            packing: Packing {
-                stacking: projection.stacking,
-                index: Some(expert),
-                is_exact: false,
-            },
-            place: None,
-            tiles: Vec::new(),
-        })
-    };
-    let chosen = (0..num_experts).map(|expert| {
-        let [gate_up, down] = &of_one;
-        Ok(DenseSource {
-            up: find(expert, gate_up)?,
-            down: find(expert, down)?,
-        })
-    });
-    let router = ProjectionSource::find(tensors, Some(layer), &router)?;
-    Ok(FeedForwardSource::Experts {
-        router: ProjectionSource {
-            packing: Packing {
-                is_exact: true,
-                ..router.packing
-            },
-            ..router
-        },
-        correction: match experts.correction {
-            Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
-            None => None,
-        },
-        gating: experts.gating,
-        tiles: vec![ExpertsSource {
-            chosen: chosen.collect::<Result<_, LoadError>>()?,
-            shared: match &experts.shared {
-                Some(shared) => Some(DenseSource {
-                    up: ProjectionSource::find(tensors, Some(layer), &shared.gate_up)?,
-                    down: ProjectionSource::find(tensors, Some(layer), &shared.down)?,
-                }),
-                None => None,
-            },
-        }],
-    })
 }
 
 /// The learned positions that sequences may have, behind the row of padding if there is one.

@@ -1,33 +1,24 @@
 //! The weights of a decoder, packed for a device.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use bytemuck::allocation::try_zeroed_vec;
-use half::bf16;
-use half::slice::HalfFloatSliceExt;
-
+use super::embedding_rows::load_embedding;
 use super::experts_block::ExpertsBlockWeights;
+use super::feed_forward_weights::FeedForwardWeights;
 use super::latent::LatentWeights;
 use super::layer_inputs::{InputBlockWeights, LayerInputsWeights};
-use super::linear_weights::{NormWeights, ProjectionSource, SummedLinear, linears_of};
+use super::linear_weights::{NormWeights, SummedLinear, linears_of};
 use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::positions::Positions;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::recurrence::LayerRecurrence;
-use super::spec::{FeedForward, Norms};
+use super::spec::Norms;
 use super::stage::ModelPart;
-use super::summed::Summed;
-use super::weight_sources::{
-    DenseSource, ExpertsSource, FeedForwardSource, LayerSource, WeightSources,
-};
+use super::weight_sources::{LayerSource, WeightSources};
 use inflight_base::LoadError;
-use inflight_checkpoint::Matrix;
-use inflight_device::{
-    Device, EmbeddingTable, Expert, Experts, Gating, InnerActivation, Linear, PackedWeights,
-};
+use inflight_device::{Device, EmbeddingTable, Linear, PackedWeights};
 
 /// All weights of a model, on a device.
 pub(super) struct Weights<D: Device> {
@@ -82,29 +73,6 @@ pub(super) struct Layer<D: Device> {
     pub(super) input_block: Option<InputBlockWeights<D>>,
     /// The factor of the residual stream behind all blocks.
     pub(super) scale: Option<f32>,
-}
-
-/// A feed-forward block.
-pub(super) enum FeedForwardWeights<D: Device> {
-    Dense(DenseWeights<D>),
-    Experts {
-        /// `[num_logits, hidden_size]`.
-        router: Linear<D>,
-        /// The corrections of the scores of experts.
-        correction: Option<D::Vector>,
-        /// The tiles of a rank of several have some of the inside of all experts each.
-        experts: Summed<D, Experts<D>>,
-    },
-}
-
-/// A block without experts.
-pub(super) struct DenseWeights<D: Device> {
-    /// To the inside: `[intermediate_size, hidden_size]`, or gate and up interleaved: `[2 * intermediate_size,
-    /// hidden_size]`.
-    pub(super) up: Linear<D>,
-    pub(super) activation: InnerActivation,
-    /// `[hidden_size, intermediate_size]`.
-    pub(super) down: SummedLinear<D>,
 }
 
 impl<D: Device> Layer<D> {
@@ -353,128 +321,5 @@ impl LayerSource<'_> {
                 None => None,
             },
         })
-    }
-}
-
-impl FeedForwardSource<'_> {
-    pub(super) fn load<D: Device>(
-        self,
-        packer: &mut Packer<'_, D>,
-    ) -> Result<FeedForwardWeights<D>, LoadError> {
-        Ok(match self {
-            Self::Dense(spec, block) => {
-                let activation = match spec {
-                    FeedForward::Gated { activation, .. } => InnerActivation::Gated(*activation),
-                    FeedForward::Plain { activation, .. } => InnerActivation::Plain(*activation),
-                    FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
-                };
-                FeedForwardWeights::Dense(DenseWeights {
-                    up: block.up.load(packer)?,
-                    activation,
-                    down: block.down.load_summed(packer)?,
-                })
-            }
-            Self::Experts {
-                router,
-                correction,
-                gating,
-                tiles,
-            } => FeedForwardWeights::Experts {
-                router: router.load(packer)?,
-                correction: match correction {
-                    Some(correction) => Some(packer.upload(&correction)?),
-                    None => None,
-                },
-                experts: Summed::of_tiles(
-                    tiles
-                        .into_iter()
-                        .map(|tile| tile.load(gating, packer))
-                        .collect::<Result<_, _>>()?,
-                )?,
-            },
-        })
-    }
-}
-
-impl ExpertsSource<'_> {
-    /// `None` if there is nothing of any.
-    fn load<D: Device>(
-        self,
-        gating: Gating,
-        packer: &mut Packer<'_, D>,
-    ) -> Result<Option<Experts<D>>, LoadError> {
-        if self.chosen.is_empty() && self.shared.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(Experts {
-            gating,
-            chosen: load_experts(self.chosen, packer)?,
-            shared: match &self.shared {
-                Some(shared) => Some(shared.load(packer)?),
-                None => None,
-            },
-        }))
-    }
-}
-
-impl DenseSource<'_> {
-    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Expert<D>, LoadError> {
-        Ok(Expert {
-            gate_up: self.up.load(packer)?,
-            down: self.down.load(packer)?,
-        })
-    }
-}
-
-/// Packs the experts of a layer as the device wants them: each by itself, or all as one.
-fn load_experts<D: Device>(
-    experts: Vec<DenseSource<'_>>,
-    packer: &mut Packer<'_, D>,
-) -> Result<Vec<Expert<D>>, LoadError> {
-    let Some(stacks) = D::STACKS else {
-        return experts.iter().map(|expert| expert.load(packer)).collect();
-    };
-    let (gate_up, down): (Vec<_>, Vec<_>) = experts
-        .into_iter()
-        .map(|expert| (expert.up, expert.down))
-        .unzip();
-    Ok(vec![Expert {
-        gate_up: ProjectionSource::load_stacked(gate_up, stacks, packer)?,
-        down: ProjectionSource::load_stacked(down, stacks, packer)?,
-    }])
-}
-
-/// Reads the embedding as bf16.
-pub(super) fn load_embedding<D: Device>(
-    device: &mut D,
-    source: &Matrix<'_>,
-) -> Result<D::Embedding, LoadError> {
-    source.preload()?;
-    let hidden_size = source.columns();
-    let len = source.rows() * hidden_size;
-    let mut rows = try_zeroed_vec::<bf16>(len)
-        .map_err(|()| LoadError::Resource(format!("no memory for an embedding of {len} bf16")))?;
-    let threads = device.host_threads();
-    let mut rows_f32 = vec![vec![0.0; hidden_size]; threads.num_threads()];
-    let bad_row = AtomicUsize::new(usize::MAX);
-    threads.for_each_row(
-        &mut rows_f32,
-        &mut rows,
-        hidden_size,
-        |row_f32, index, row| {
-            source.read_row(index, row_f32);
-            row.convert_from_f32_slice(row_f32);
-            // A fold and not a search: it is vectorised, and bad values are the exception.
-            if !row
-                .iter()
-                .fold(true, |finite, value| finite & value.is_finite())
-            {
-                bad_row.fetch_min(index, Ordering::Relaxed);
-            }
-        },
-    );
-    match bad_row.into_inner() {
-        usize::MAX => device.upload_embedding(rows, hidden_size),
-        row => Err(source.not_finite(row)),
     }
 }

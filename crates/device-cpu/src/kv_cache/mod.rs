@@ -37,8 +37,8 @@ pub(super) const GROUP: usize = 16;
 /// The pool is `[num_planes][num_blocks][plane_len]` words:
 ///
 /// ```text
-/// layers that are alike     a plane for each layer of a group
-/// other layouts             one plane; in a block the layers of its group follow one another
+/// one layout for all layers     a plane for each layer of a group
+/// layouts that differ           one plane; in a block the layers of its group follow one another
 /// ```
 pub struct KvCache {
     layouts: KvLayouts,

@@ -4,8 +4,8 @@ use super::source::HeadSource;
 use super::state_store::StateStore;
 use super::weights::HeadWeights;
 use crate::block_moves::move_device_blocks;
-use crate::decoder::{kv_layouts, upload_angles};
 use crate::draft_model::{most_likely, places_of};
+use crate::layer_attention::{kv_layouts, upload_angles};
 use crate::limits::RunnerLimits;
 use inflight_base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use inflight_device::{

@@ -1,10 +1,10 @@
 //! The weights of a head, on a device.
 
 use super::source::HeadSource;
+use crate::embedding_rows::load_embedding;
 use crate::packer::{Packer, Packing};
 use crate::precision::WeightPrecision;
 use crate::spec::FeedForward;
-use crate::weights::load_embedding;
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder};
 use inflight_device::{Activation, Device, Linear};

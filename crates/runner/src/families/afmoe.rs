@@ -1,8 +1,8 @@
 //! AFMoE, the Trinity models, by Arcee AI.
 //!
 //! Llama with norms in front of and behind each block, and of each head of queries and keys, whose attention has gates,
-//! by a projection of their own. Three of four layers have a window (`global_attn_every_n_layers`, or `layer_types`), and
-//! the others no position embedding. `mup_enabled` multiplies embedded tokens by the root of the hidden size.
+//! by a projection of their own. Three of four layers have a window (`global_attn_every_n_layers`, or `layer_types`),
+//! and the others no position embedding. `mup_enabled` multiplies embedded tokens by the root of the hidden size.
 //!
 //! Layers behind the first, `num_dense_layers`, have experts: those with the largest sigmoids, to which a correction of
 //! each expert is added for the choice alone; weights are divided by their sum and multiplied by `route_scale`. Experts
@@ -12,11 +12,11 @@
 
 use std::num::NonZeroU32;
 
-use super::bounds::{MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS};
+use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, ExpertModules, routing, scores_rule, width};
 use super::family::Family;
-use super::windows::windowed_except_every;
+use super::windows::{windowed_except_every, windows_of};
 use crate::rope::Rope;
 use crate::spec::{
     BlockNorms, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, Projection, QkNormSpec,
@@ -69,17 +69,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
 }
 
 fn windows(config: &JsonFile, num_layers: usize) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
-    const WINDOW: &str = "sliding_window";
     let interval = config.size("global_attn_every_n_layers", 1..=MAX_LAYERS)?;
     let is_windowed = windowed_except_every(config, num_layers, interval.unwrap_or(4))?;
-    let window = config.size_or(WINDOW, 1..=MAX_POSITIONS, Some(1024))?;
-    let window = window.and_then(|window| NonZeroU32::new(window as u32));
-    if window.is_none() && is_windowed.contains(&true) {
-        let expected = "a number, as layers have a window";
-        return Err(config.unexpected(WINDOW, "null", expected));
-    }
-    let windows = is_windowed.into_iter().map(|is| window.filter(|_| is));
-    Ok(windows.collect())
+    windows_of(config, &is_windowed, 1024)
 }
 
 fn layer(config: &JsonFile, dimensions: &Dimensions) -> Result<LayerSpec, LoadError> {
@@ -104,7 +96,28 @@ fn layer(config: &JsonFile, dimensions: &Dimensions) -> Result<LayerSpec, LoadEr
     Ok(layer)
 }
 
+/// Refuses what published configs say and transformers ignores, if it is something else.
+fn check_experts(config: &JsonFile) -> Result<(), LoadError> {
+    const SCORES: &str = "score_func";
+    const IS_NORMALISED: &str = "route_norm";
+    if let Some(other) = config.string(SCORES)?.filter(|it| *it != "sigmoid") {
+        let expected = "'sigmoid' in this family";
+        return Err(config.unexpected(SCORES, format_args!("'{other}'"), expected));
+    }
+    if !config.bool_or(IS_NORMALISED, true)? {
+        let expected = "supported in this family; only true is";
+        return Err(config.unexpected(IS_NORMALISED, false, expected));
+    }
+    for key in ["n_group", "topk_group"] {
+        if let Some(other) = config.size(key, 0..=MAX_EXPERTS)?.filter(|it| *it > 1) {
+            return Err(config.unexpected(key, other, "supported in this family; only 1 is"));
+        }
+    }
+    Ok(())
+}
+
 fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, LoadError> {
+    check_experts(config)?;
     let scale = config.number("route_scale", 0.0..=1e6)?;
     let rule = scores_rule(RouterScores::Sigmoid, true, scale.unwrap_or(1.0) as f32);
     let defaults = ExpertDefaults {

@@ -34,6 +34,14 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         },
         ..Defaults::LLAMA
     };
+    const SHARE: &str = "partial_rotary_factor";
+    // Beside rope_parameters, transformers ignores it.
+    if let Some(other) = config
+        .number(SHARE, 0.0..=1.0)?
+        .filter(|share| *share != 0.5)
+    {
+        return Err(config.unexpected(SHARE, other, "0.5, as in this family"));
+    }
     let dimensions = Dimensions::from_config(config, &defaults)?;
     check_activation(config, dimensions.activation)?;
     let mut layer = dimensions.llama_layer();

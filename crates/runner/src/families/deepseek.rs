@@ -191,7 +191,11 @@ const GENERATIONS: [Generation; 3] = [
             is_normalised: true,
             routed_scale: 1.8,
             has_mlp_bias: false,
-            names: GroupedNames::DEEPSEEK,
+            names: GroupedNames {
+                num_dense: None,
+                layer_types: Some("mlp_layer_types"),
+                ..GroupedNames::DEEPSEEK
+            },
         },
     },
 ];

@@ -1,7 +1,7 @@
 //! ERNIE 4.5, by Baidu.
 //!
-//! Llama whose RoPE rotates neighbouring elements of a head. `use_bias` adds biases to all projections of a layer but
-//! those of experts, and with experts to the output layer.
+//! Llama whose RoPE rotates neighbouring elements of a head. `use_bias` adds biases to all projections of a layer,
+//! except the experts', and, in a model with experts, to the output layer.
 //!
 //! Layers from `moe_layer_start_index` to `moe_layer_end_index` have experts, of these every `moe_layer_interval`-th
 //! one: those with the largest softmax, to which a correction of each expert is added for the choice alone; weights are
@@ -87,7 +87,8 @@ fn dense(config: &JsonFile, defaults: &Defaults) -> Result<(Dimensions, LayerSpe
 }
 
 fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, LoadError> {
-    // What sums of weights are at least. Those of a softmax are larger.
+    // The least divisor of weights. Here they are divided by their sum, which is larger unless all chosen experts have
+    // almost no probability.
     config.number("moe_norm_min", 0.0..=1e-6)?;
     let defaults = ExpertDefaults {
         num_experts: 64,

@@ -1,7 +1,7 @@
 //! K-EXAONE, by LG AI Research: the attention of EXAONE 4.0 and the experts of DeepSeek-V3.
 //!
-//! Norms are in front of blocks, and each head of queries and keys is normalised. Layers with a window and those without,
-//! which have no position embedding, are as in [EXAONE 4.0](super::exaone4). `mlp_layer_types`, or
+//! Norms are in front of blocks, and each head of queries and keys is normalised. Layers with a window and those
+//! without, which have no position embedding, are as in [EXAONE 4.0](super::exaone4). `mlp_layer_types`, or
 //! `first_k_dense_replace`, tells which layers have experts. The layers for predicting several tokens are not used.
 //!
 //! Source: configuration_exaone_moe.py and modeling_exaone_moe.py of transformers.
@@ -37,7 +37,9 @@ const EXPERTS: GroupedExperts = GroupedExperts {
     names: GroupedNames {
         num_experts: "num_experts",
         num_shared: "num_shared_experts",
+        layer_types: Some("mlp_layer_types"),
         correction: "mlp.e_score_correction_bias",
+        ..GroupedNames::DEEPSEEK
     },
 };
 

@@ -51,7 +51,7 @@ pub fn routing(
     routing_of(config, keys, defaults, rule)
 }
 
-/// [`routing`] by other keys: two names of the number of experts, and that of the number of chosen ones.
+/// [`routing`] by other keys: two names of the number of experts, and how many are chosen.
 pub fn routing_of(
     config: &JsonFile,
     (experts, chosen): ([&str; 2], &str),

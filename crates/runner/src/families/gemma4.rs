@@ -3,13 +3,13 @@
 //! Gemma 3, but its norms store their weights as they are, scores have no factor, and
 //!
 //! - values have an RMS norm, too, without weights;
-//! - layers that see everything have heads of their own size (`global_head_dim`, `num_global_key_value_heads`), whose
-//!   first pairs are rotated (`rope_type: proportional`: the exponents refer to the whole head), and, if
-//!   `attention_k_eq_v` says so, one projection for keys and values;
-//! - the last `num_kv_shared_layers` read the keys and values of the last layer of their kind before them, and have
+//! - full-attention layers have heads of another size (`global_head_dim`, `num_global_key_value_heads`), whose first
+//!   pairs are rotated (`rope_type: proportional`: the exponents refer to the whole head), and, if `attention_k_eq_v`
+//!   says so, one projection for keys and values;
+//! - the last `num_kv_shared_layers` share the keys and values of the last layer of their kind before them, and have
 //!   feed-forward blocks twice as wide if `use_double_wide_mlp` says so;
 //! - experts may stand beside each feed-forward block (`enable_moe_block`), with norms of their own;
-//! - each layer has inputs of its own (`hidden_size_per_layer_input`), and a factor of the residual stream.
+//! - each layer reads per-layer embeddings of the token (`hidden_size_per_layer_input`), and ends with a layer scalar.
 //!
 //! Of a checkpoint with encoders of images and sound, the language model is served.
 //!
@@ -19,13 +19,13 @@ use std::num::NonZeroU32;
 
 use serde_json::Map;
 
-use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
+use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_VOCAB, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::ExpertModules;
 use super::family::Family;
 use super::gemma::{NORMS, embedding_scale, soft_cap};
 use super::rope_config::{RopeDefaults, THETA};
-use super::windows::{no_windows, windowed_layers};
+use super::windows::{no_windows, windowed_layers, windows_of};
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{
     ExpertsBlock, InputBlock, KvHeads, LayerInputsSpec, LayerSpec, ModelSpec, Projection,
@@ -53,7 +53,7 @@ pub const GEMMA4_WITH_IMAGES: Family = Family {
     },
 };
 
-/// Those of each layer.
+/// The modules of the experts of a layer.
 const EXPERT_MODULES: ExpertModules = ExpertModules {
     router: "router.proj",
     gate: "experts.{}.gate_proj",
@@ -76,7 +76,7 @@ const INTERVAL: usize = 6;
 struct Layers {
     /// Whether each has a window.
     is_windowed: Vec<bool>,
-    window: Option<NonZeroU32>,
+    windows: Vec<Option<NonZeroU32>>,
     kv_heads: Vec<KvHeads>,
     /// The position embedding of the layers that see everything.
     global_rope: Rope,
@@ -132,6 +132,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
         .clone()
         .model(class, layer, no_windows(num_layers));
     spec.layers = all;
+    check_shared(config, &spec)?;
     spec.embedding_scale = embedding_scale(hidden);
     spec.logits = LogitsTransform {
         scale: 1.0,
@@ -155,6 +156,24 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
         }
     }
     Ok(spec)
+}
+
+/// Refuses layers that share keys and values of other heads.
+fn check_shared(config: &JsonFile, spec: &ModelSpec) -> Result<(), LoadError> {
+    for (index, layer) in spec.layers.iter().enumerate() {
+        if let Some(source) = layer.attention.kv_source {
+            let [own, others] = [index, source].map(|layer| spec.head_shape(layer));
+            if own != others {
+                let problem = format!(
+                    "layer {index} reads the keys and values of layer {source}, and has {} heads of {} elements instead of \
+                     {} of {}",
+                    own.num_kv_heads, own.head_dim, others.num_kv_heads, others.head_dim
+                );
+                return Err(config.error(problem));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn experts_block(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsBlock, LoadError> {
@@ -228,22 +247,22 @@ impl Layers {
         };
         // As transformers does, with a warning.
         is_windowed[num_layers - 1] = false;
-        let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(DEFAULT_WINDOW))?;
         let shares_kv_projection = config.bool_or("attention_k_eq_v", false)?;
         let kv_heads = kv_heads(config, dimensions, &is_windowed, shares_kv_projection)?;
         let num_shared = config.size(SHARED_LAYERS, 0..=num_layers)?.unwrap_or(0);
-        let input_width = config.size("hidden_size_per_layer_input", 0..=MAX_WIDTH)?;
+        let input_width =
+            config.size_or("hidden_size_per_layer_input", 0..=MAX_WIDTH, Some(256))?;
         let mut global = kv_heads.iter().zip(&is_windowed);
         let global = global.find_map(|(heads, is_windowed)| (!is_windowed).then_some(heads.dim));
         Ok(Self {
-            window: window.and_then(|window| NonZeroU32::new(window as u32)),
+            windows: windows_of(config, &is_windowed, DEFAULT_WINDOW)?,
             global_rope: global_rope(config, global.unwrap_or(dimensions.head_dim))?,
             is_windowed,
             kv_heads,
             num_own: num_layers - num_shared,
             shares_kv_projection,
             has_wide_shared: config.bool_or("use_double_wide_mlp", false)?,
-            input_width: Some(input_width.unwrap_or(256)).filter(|&width| width > 0),
+            input_width: input_width.filter(|&width| width > 0),
         })
     }
 
@@ -283,7 +302,7 @@ impl Layers {
         };
         attention.kv_heads = Some(heads).filter(|heads| *heads != of_model);
         match is_windowed {
-            true => attention.window = self.window,
+            true => attention.window = self.windows[index],
             false => attention.rope = self.global_rope.clone(),
         }
         if !is_windowed && self.shares_kv_projection {
@@ -299,7 +318,7 @@ impl Layers {
             };
             attention.kv_source = Some(source.ok_or(kind)?);
             attention.qkv.parts.truncate(1);
-            // There are no keys to normalise.
+            // The norm of keys is never applied, as there are none.
             attention.qk_norm = Some(QkNormSpec {
                 k: "self_attn.q_norm",
                 ..QkNormSpec::of_heads(dimensions.norm.eps)

@@ -64,6 +64,10 @@ const DOTS_EXPERTS: GroupedExperts = GroupedExperts {
 const SOLAR_EXPERTS: GroupedExperts = GroupedExperts {
     expert_size: 1280,
     num_dense_layers: 0,
+    names: GroupedNames {
+        num_dense: None,
+        ..GroupedNames::DEEPSEEK
+    },
     ..GLM_EXPERTS
 };
 

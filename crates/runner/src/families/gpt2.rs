@@ -6,8 +6,8 @@
 //! - GPT-2: checkpoints store the weights of linear layers as `[inputs, outputs]` (`Conv1D`), and OpenAI's own lack the
 //!   `transformer.` in front of names. `scale_attn_by_inverse_layer_idx` divides the factor of scores by the number of
 //!   the layer, from 1 on.
-//! - GPTBigCode: all query heads share a key head (`multi_query`), or each has its own, and their module has the query,
-//!   key and value of a head, then those of the next.
+//! - GPTBigCode: all query heads share a key head (`multi_query`), or each has its own, and their module has query, key
+//!   and value head by head.
 //!
 //! Source: modeling_gpt2.py, pytorch_utils.py and modeling_gpt_bigcode.py of transformers; Radford et al., "Language
 //! Models are Unsupervised Multitask Learners", 2019; Li et al., arXiv:2305.06161.
@@ -52,7 +52,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
 ];
 
-/// What config.json calls things; that of GPT-J, too.
+/// What config.json calls things, also in GPT-J.
 pub(super) const KEYS: Keys = Keys {
     hidden_size: "n_embd",
     num_layers: "n_layer",

@@ -1,11 +1,10 @@
 //! GPT-J, by EleutherAI, and CodeGen, by Salesforce.
 //!
-//! LayerNorm with biases: both blocks read the residual stream through the same one. RoPE rotates neighbouring elements
-//! of the first `rotary_dim` of a head, with a base of 10,000. The feed-forward block has no gate, but biases, as has
-//! the output layer; attention has none.
+//! LayerNorm with biases, one for both blocks of a layer, which read the residual stream side by side. RoPE rotates
+//! neighbouring elements of the first `rotary_dim` of a head, with a base of 10,000. The feed-forward block has no
+//! gate, but biases, as has the output layer; attention has none.
 //!
-//! CodeGen has one module for queries, values and keys, in this order, in four runs: those of a quarter of the heads
-//! each.
+//! CodeGen has one module for queries, values and keys, in this order, in four runs, each for a quarter of the heads.
 //!
 //! Source: modeling_gptj.py and modeling_codegen.py of transformers; Wang and Komatsuzaki, "GPT-J-6B", 2021; Nijkamp et
 //! al., arXiv:2203.13474.

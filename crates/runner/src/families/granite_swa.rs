@@ -1,8 +1,8 @@
 //! Granite Swash, by IBM.
 //!
-//! Granite with a learned attention-sink logit for each head. Three of four layers have a window (`layer_types`), all
-//! but the first one of four where config.json is silent, and each layer has its own RoPE base (`layer_rope_theta`): 0
-//! is a layer without a position embedding.
+//! Granite with a learned attention-sink logit for each head. `layer_types` says which layers have a window; by
+//! default every fourth layer, from layer 0 on, has full attention. Each layer has its own RoPE base
+//! (`layer_rope_theta`), where 0 is a layer without a position embedding.
 //!
 //! Source: configuration_granite_swa.py and modeling_granite_swa.py of transformers.
 
@@ -12,7 +12,7 @@ use super::dimensions::{Defaults, Sizes};
 use super::family::Family;
 use super::granite::{describe_dense_with, set_mlp_biases};
 use super::rope_config::THETA;
-use super::windows::{window_or, windowed_layers};
+use super::windows::{windowed_layers, windows_of};
 use crate::rope::Rope;
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
@@ -41,12 +41,12 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             .map(|layer| !layer.is_multiple_of(4))
             .collect(),
     };
-    let window = window_or(config, 128)?;
+    let windows = windows_of(config, &is_windowed, 128)?;
     let thetas = thetas(config, num_layers)?;
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let attention = &mut layer.attention;
         attention.sink_logits = Some("self_attn.sinks");
-        attention.window = window.filter(|_| is_windowed[index]);
+        attention.window = windows[index];
         if let Some(thetas) = &thetas {
             attention.rope = match thetas[index] {
                 0.0 => Rope::none(),
@@ -60,7 +60,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(spec)
 }
 
-/// The base of each layer. `None`: all have that of `rope_parameters`.
+/// The base of each layer. `None`: all have the one in `rope_parameters`.
 fn thetas(config: &JsonFile, num_layers: usize) -> Result<Option<Vec<f64>>, LoadError> {
     const KEY: &str = "layer_rope_theta";
     let Some(value) = config.get(KEY) else {

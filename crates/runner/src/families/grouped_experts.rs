@@ -40,6 +40,10 @@ pub struct GroupedExperts {
 pub struct GroupedNames {
     pub num_experts: &'static str,
     pub num_shared: &'static str,
+    /// The number of dense layers, if the family reads it.
+    pub num_dense: Option<&'static str>,
+    /// The list of dense and sparse layers, which counts before that number, if the family reads it.
+    pub layer_types: Option<&'static str>,
     /// The corrections of scores, if those are sigmoids.
     pub correction: &'static str,
 }
@@ -48,13 +52,14 @@ impl GroupedNames {
     pub const DEEPSEEK: Self = Self {
         num_experts: "n_routed_experts",
         num_shared: "n_shared_experts",
+        num_dense: Some("first_k_dense_replace"),
+        layer_types: None,
         correction: "mlp.gate.e_score_correction_bias",
     };
 }
 
 impl GroupedExperts {
-    /// Gives experts to the layers of a model that `mlp_layer_types` lists or, if config.json is silent, to all but the
-    /// first, `first_k_dense_replace`.
+    /// Gives experts to the layers of a model that the list says or, if config.json is silent, to all but the first.
     ///
     /// # Errors
     /// Their number is out of range, or the list is malformed.
@@ -64,14 +69,16 @@ impl GroupedExperts {
         experts: &ExpertsSpec,
         spec: &mut ModelSpec,
     ) -> Result<(), LoadError> {
-        const TYPES: &str = "mlp_layer_types";
         let num_layers = spec.num_layers();
-        let has_experts = match config.get(TYPES) {
-            Some(types) => {
-                layers_of_kind(config, (TYPES, types), num_layers, &[["dense", "sparse"]])?
-            }
+        let listed = self.names.layer_types;
+        let listed = listed.and_then(|key| Some((key, config.get(key)?)));
+        let has_experts = match listed {
+            Some(listed) => layers_of_kind(config, listed, num_layers, &[["dense", "sparse"]])?,
             None => {
-                let num_dense = config.size("first_k_dense_replace", 0..=MAX_LAYERS)?;
+                let num_dense = match self.names.num_dense {
+                    Some(key) => config.size(key, 0..=MAX_LAYERS)?,
+                    None => None,
+                };
                 let num_dense = num_dense.unwrap_or(self.num_dense_layers);
                 (0..num_layers).map(|layer| layer >= num_dense).collect()
             }

@@ -4,7 +4,7 @@
 //! unless `attention_multiplier` says otherwise, and whose blocks' results are normalised too (`use_post_norm`).
 //!
 //! Refused: such norms with a `residual_multiplier`, which no published model has. [Granite](super::granite) divides
-//! the residual stream by it, and the epsilon of all norms with it; that of these norms would be another one.
+//! the residual stream by it, and the epsilon of all norms with it; these norms would need another one.
 //!
 //! Source: configuration_hyperclovax.py and modeling_hyperclovax.py of transformers.
 

@@ -35,7 +35,7 @@ pub fn listed_layers(
     Ok(Some(is_listed))
 }
 
-/// Whether each layer has the second of two kinds, by the list of a key, which has these names of both, or those.
+/// Whether each layer has the second of two kinds, by the list of a key. `names` are the spellings of the pair.
 ///
 /// # Errors
 /// It has another kind, or lists other layers.

@@ -1,8 +1,8 @@
 //! MiniMax-M2, by MiniMax.
 //!
-//! Llama with experts as [Mixtral](super::mixtral) names them: those with the largest sigmoids, to which a correction of
-//! each expert is added for the choice alone; weights are divided by their sum. Queries and keys are normalised over all
-//! of their heads together, and `rotary_dim` elements of each are rotated. The modules behind the last layer, for
+//! Llama with experts as [Mixtral](super::mixtral) names them: those with the largest sigmoids, to which a correction
+//! of each expert is added for the choice alone; weights are divided by their sum. Queries and keys are normalised over
+//! all of their heads together, and `rotary_dim` elements of each are rotated. The modules behind the last layer, for
 //! predicting several tokens, are not used.
 //!
 //! Source: configuration_minimax_m2.py and modeling_minimax_m2.py of transformers.
@@ -26,12 +26,16 @@ pub const FAMILY: Family = Family {
 };
 
 const HEAD_DIM: usize = 128;
+const ROTARY: &str = "rotary_dim";
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     check(config)?;
     let head_dim = config.size("head_dim", 1..=MAX_HEAD_DIM)?;
     let head_dim = head_dim.unwrap_or(HEAD_DIM);
-    let rotary_dim = config.size("rotary_dim", 1..=head_dim)?;
+    let rotary_dim = config.size(ROTARY, 1..=head_dim)?;
+    if let Some(odd) = rotary_dim.filter(|dim| !dim.is_multiple_of(2)) {
+        return Err(config.unexpected(ROTARY, odd, "even"));
+    }
     let defaults = Defaults {
         sizes: Some(Sizes::new(200_064, 3072, 1536, 62, 48, 196_608)),
         num_kv_heads: Some(8),

@@ -1,9 +1,9 @@
 //! Phi-1, Phi-1.5 and Phi-2, by Microsoft.
 //!
-//! LayerNorm with biases: both blocks read the residual stream through the same one. The first part of a head is
-//! rotated (`partial_rotary_factor`, 0.5 where config.json is silent). The feed-forward block has no gate. All linear
-//! layers have biases, the output layer too. Refused: LayerNorms of heads (`qk_layernorm`), which no published model
-//! has.
+//! LayerNorm with biases, one for both blocks of a layer, which read the residual stream side by side. The first part
+//! of a head is rotated (`partial_rotary_factor`, 0.5 where config.json is silent). The feed-forward block has no gate.
+//! All linear layers have biases, the output layer too. Refused: LayerNorms of heads (`qk_layernorm`), which no
+//! published model has.
 //!
 //! Source: configuration_phi.py and modeling_phi.py of transformers; Gunasekar et al., arXiv:2306.11644; Li et al.,
 //! arXiv:2309.05463.

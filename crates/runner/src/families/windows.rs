@@ -71,6 +71,26 @@ pub fn windows_except_every(
     Ok(windows.collect())
 }
 
+/// The windows of some layers, of `sliding_window` or `default` positions.
+///
+/// # Errors
+/// `sliding_window` is null, or out of range.
+pub fn windows_of(
+    config: &JsonFile,
+    is_windowed: &[bool],
+    default: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    const WINDOW: &str = "sliding_window";
+    let window = config.size_or(WINDOW, 1..=MAX_POSITIONS, Some(default))?;
+    let window = window.and_then(|window| NonZeroU32::new(window as u32));
+    if window.is_none() && is_windowed.contains(&true) {
+        let expected = "a number, as layers have a window";
+        return Err(config.unexpected(WINDOW, "null", expected));
+    }
+    let windows = is_windowed.iter().map(|&is| window.filter(|_| is));
+    Ok(windows.collect())
+}
+
 /// The layers with a window: those that `layer_types` lists or, if config.json is silent, all but every `interval`-th
 /// one.
 pub fn windowed_except_every(

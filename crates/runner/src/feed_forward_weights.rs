@@ -1,0 +1,314 @@
+//! The weights of a feed-forward block: found in a checkpoint, cut for a rank, and packed for a device.
+
+use super::linear_weights::{ProjectionSource, SummedLinear};
+use super::model_tensors::ModelTensors;
+use super::packer::{Packer, Packing};
+use super::share::{ModelShare, whole};
+use super::spec::{ExpertsSpec, FeedForward, Module, Projection, StackedLayout};
+use super::summed::Summed;
+use inflight_base::LoadError;
+use inflight_checkpoint::Tensor;
+use inflight_device::{Device, Expert, Experts, Gating, InnerActivation, Linear};
+
+/// The weights of a feed-forward block.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub(super) enum FeedForwardSource<'a> {
+    /// A block without experts.
+    Dense(&'a FeedForward, DenseSource<'a>),
+    /// A mixture of experts.
+    Experts {
+        router: ProjectionSource<'a>,
+        /// The corrections of the scores of experts.
+        correction: Option<Tensor<'a>>,
+        gating: Gating,
+        /// One, or the tiles of a rank, each with some of the inside of all experts.
+        tiles: Vec<ExpertsSource<'a>>,
+    },
+}
+
+/// The weights of experts.
+pub(super) struct ExpertsSource<'a> {
+    /// Empty for a tile with nothing of them.
+    pub(super) chosen: Vec<DenseSource<'a>>,
+    pub(super) shared: Option<DenseSource<'a>>,
+}
+
+/// The weights of a block without experts, or of an expert.
+pub(super) struct DenseSource<'a> {
+    pub(super) up: ProjectionSource<'a>,
+    pub(super) down: ProjectionSource<'a>,
+}
+
+/// A feed-forward block.
+pub(super) enum FeedForwardWeights<D: Device> {
+    Dense(DenseWeights<D>),
+    Experts {
+        /// `[num_logits, hidden_size]`.
+        router: Linear<D>,
+        /// The corrections of the scores of experts.
+        correction: Option<D::Vector>,
+        /// The tiles of a rank of several have some of the inside of all experts each.
+        experts: Summed<D, Experts<D>>,
+    },
+}
+
+/// A block without experts.
+pub(super) struct DenseWeights<D: Device> {
+    /// To the inside: `[intermediate_size, hidden_size]`, or gate and up interleaved: `[2 * intermediate_size,
+    /// hidden_size]`.
+    pub(super) up: Linear<D>,
+    pub(super) activation: InnerActivation,
+    /// `[hidden_size, intermediate_size]`.
+    pub(super) down: SummedLinear<D>,
+}
+
+impl<'a> FeedForwardSource<'a> {
+    /// What a rank has of them.
+    pub(super) fn share(self, share: &ModelShare) -> Self {
+        match self {
+            Self::Dense(kind, block) => {
+                let tiles = share.inner(kind.width());
+                let block = DenseSource {
+                    up: block.up.same_outputs(whole(&tiles)).placed(share),
+                    down: block.down.inputs(&tiles, share).placed(share),
+                };
+                Self::Dense(kind, block)
+            }
+            Self::Experts {
+                router,
+                correction,
+                gating,
+                tiles,
+            } => Self::Experts {
+                router,
+                correction,
+                gating,
+                tiles: tiles
+                    .into_iter()
+                    .flat_map(|experts| experts.tiles(share))
+                    .collect(),
+            },
+        }
+    }
+
+    /// The block, or all experts, and whether they are chosen ones.
+    pub(super) fn blocks(&self) -> Vec<(&DenseSource<'a>, bool)> {
+        match self {
+            Self::Dense(_, block) => vec![(block, false)],
+            Self::Experts { tiles, .. } => {
+                let chosen = tiles.iter().flat_map(|tile| &tile.chosen);
+                let shared = tiles.iter().flat_map(|tile| &tile.shared);
+                let chosen = chosen.map(|expert| (expert, true));
+                chosen.chain(shared.map(|it| (it, false))).collect()
+            }
+        }
+    }
+}
+
+impl<'a> ExpertsSource<'a> {
+    /// What the tiles of a rank have of them.
+    pub(super) fn tiles(&self, share: &ModelShare) -> Vec<Self> {
+        let tiles = (0..share.num_tiles()).map(|tile| {
+            let of_tile = |expert: &DenseSource<'a>| expert.tile(share, tile);
+            Self {
+                chosen: self.chosen.iter().filter_map(of_tile).collect(),
+                shared: self.shared.as_ref().and_then(of_tile),
+            }
+        });
+        tiles.collect()
+    }
+}
+
+impl<'a> DenseSource<'a> {
+    /// What a tile of a rank has of an expert, if anything.
+    pub(super) fn tile(&self, share: &ModelShare, tile: usize) -> Option<Self> {
+        let inner = &share.inner(self.down.matrices[0].columns())[tile];
+        let is_last = tile + 1 == share.num_tiles();
+        (!inner.is_empty()).then(|| Self {
+            up: self.up.same_outputs(inner.clone()),
+            down: self
+                .down
+                .some_inputs(inner.clone(), is_last && share.has_biases_of_sums()),
+        })
+    }
+}
+
+impl FeedForwardSource<'_> {
+    pub(super) fn load<D: Device>(
+        self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<FeedForwardWeights<D>, LoadError> {
+        Ok(match self {
+            Self::Dense(spec, block) => {
+                let activation = match spec {
+                    FeedForward::Gated { activation, .. } => InnerActivation::Gated(*activation),
+                    FeedForward::Plain { activation, .. } => InnerActivation::Plain(*activation),
+                    FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
+                };
+                FeedForwardWeights::Dense(DenseWeights {
+                    up: block.up.load(packer)?,
+                    activation,
+                    down: block.down.load_summed(packer)?,
+                })
+            }
+            Self::Experts {
+                router,
+                correction,
+                gating,
+                tiles,
+            } => FeedForwardWeights::Experts {
+                router: router.load(packer)?,
+                correction: match correction {
+                    Some(correction) => Some(packer.upload(&correction)?),
+                    None => None,
+                },
+                experts: Summed::of_tiles(
+                    tiles
+                        .into_iter()
+                        .map(|tile| tile.load(gating, packer))
+                        .collect::<Result<_, _>>()?,
+                )?,
+            },
+        })
+    }
+}
+
+impl ExpertsSource<'_> {
+    /// `None` if there is nothing of any.
+    pub(super) fn load<D: Device>(
+        self,
+        gating: Gating,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Option<Experts<D>>, LoadError> {
+        if self.chosen.is_empty() && self.shared.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Experts {
+            gating,
+            chosen: load_experts(self.chosen, packer)?,
+            shared: match &self.shared {
+                Some(shared) => Some(shared.load(packer)?),
+                None => None,
+            },
+        }))
+    }
+}
+
+impl DenseSource<'_> {
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Expert<D>, LoadError> {
+        Ok(Expert {
+            gate_up: self.up.load(packer)?,
+            down: self.down.load(packer)?,
+        })
+    }
+}
+
+/// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
+pub(super) fn find_experts<'a>(
+    tensors: &ModelTensors<'a>,
+    layer: usize,
+    experts: &ExpertsSpec,
+) -> Result<FeedForwardSource<'a>, LoadError> {
+    let ExpertsSpec {
+        gate_up,
+        down,
+        stacked,
+        ..
+    } = experts;
+    let layout = stacked.layout;
+    let is_stacked = layout == StackedLayout::Inputs
+        || tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
+    let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
+    if is_stacked {
+        router.parts[0].module = stacked.router;
+        let (inputs, stacking) = (gate_up.num_inputs, gate_up.stacking);
+        let inner = down.num_inputs;
+        let fused = match layout {
+            StackedLayout::Outputs => {
+                Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
+            }
+            StackedLayout::Inputs => {
+                Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
+            }
+        };
+        of_one[0].parts = fused.parts;
+        of_one[1].parts[0].module = stacked.down;
+    }
+    let layout = is_stacked.then_some(layout);
+    let num_experts = experts.routing.num_experts;
+    let find = |expert, projection: &Projection| {
+        let matrices = projection.parts.iter().map(|part| {
+            let module = Module::one_of(layer, expert, part.module);
+            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
+        });
+        let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
+        let biases = with_bias.map(|part| {
+            let module = Module::one_of(layer, expert, part.module);
+            tensors.expert_bias(module, part, num_experts)
+        });
+        Ok::<_, LoadError>(ProjectionSource {
+            matrices: matrices.collect::<Result<_, _>>()?,
+            biases: biases.collect::<Result<_, _>>()?,
+            packing: Packing {
+                stacking: projection.stacking,
+                index: Some(expert),
+                is_exact: false,
+            },
+            place: None,
+            tiles: Vec::new(),
+        })
+    };
+    let chosen = (0..num_experts).map(|expert| {
+        let [gate_up, down] = &of_one;
+        Ok(DenseSource {
+            up: find(expert, gate_up)?,
+            down: find(expert, down)?,
+        })
+    });
+    let router = ProjectionSource::find(tensors, Some(layer), &router)?;
+    Ok(FeedForwardSource::Experts {
+        router: ProjectionSource {
+            packing: Packing {
+                is_exact: true,
+                ..router.packing
+            },
+            ..router
+        },
+        correction: match experts.correction {
+            Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
+            None => None,
+        },
+        gating: experts.gating,
+        tiles: vec![ExpertsSource {
+            chosen: chosen.collect::<Result<_, LoadError>>()?,
+            shared: match &experts.shared {
+                Some(shared) => Some(DenseSource {
+                    up: ProjectionSource::find(tensors, Some(layer), &shared.gate_up)?,
+                    down: ProjectionSource::find(tensors, Some(layer), &shared.down)?,
+                }),
+                None => None,
+            },
+        }],
+    })
+}
+
+/// Packs the experts of a layer as the device wants them: each by itself, or all as one.
+fn load_experts<D: Device>(
+    experts: Vec<DenseSource<'_>>,
+    packer: &mut Packer<'_, D>,
+) -> Result<Vec<Expert<D>>, LoadError> {
+    let Some(stacks) = D::STACKS else {
+        return experts.iter().map(|expert| expert.load(packer)).collect();
+    };
+    let (gate_up, down): (Vec<_>, Vec<_>) = experts
+        .into_iter()
+        .map(|expert| (expert.up, expert.down))
+        .unzip();
+    Ok(vec![Expert {
+        gate_up: ProjectionSource::load_stacked(gate_up, stacks, packer)?,
+        down: ProjectionSource::load_stacked(down, stacks, packer)?,
+    }])
+}

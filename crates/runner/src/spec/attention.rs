@@ -1,0 +1,130 @@
+//! The attention block of a layer.
+
+use std::num::NonZeroU32;
+
+use super::projection::Projection;
+use crate::recurrence_spec::RecurrenceSpec;
+use crate::rope::Rope;
+use inflight_device::{LatentShape, QkNormKind};
+
+/// An attention block: `o(attention(rope(qkv(x))))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
+    /// queries, or their latents.
+    pub qkv: Projection,
+    /// What queries, keys and values are made of in latent attention, which all layers of a model have or none.
+    pub latent: Option<LatentSpec>,
+    /// The recurrence in place of attention: `qkv` projects its inputs, `[input_len, hidden_size]`, and `o` its
+    /// results, `[hidden_size, out_len]`.
+    pub recurrence: Option<RecurrenceSpec>,
+    /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
+    pub gate: Option<Projection>,
+    /// Its key and value heads, if they are not [the model's](super::ModelSpec::num_kv_heads).
+    pub kv_heads: Option<KvHeads>,
+    /// The earlier layer whose keys and values it reads, which has the same heads: `qkv` makes only queries then.
+    pub kv_source: Option<usize>,
+    /// The norms of queries and keys in front of RoPE.
+    pub qk_norm: Option<QkNormSpec>,
+    /// The position embedding.
+    pub rope: Rope,
+    /// The factor of the products of queries and keys.
+    pub scale: f32,
+    /// The bound `c` of a score `s`, which becomes `c * tanh(s / c)`.
+    pub soft_cap: Option<f32>,
+    /// The positions that a query sees, its own included; `None` for all.
+    pub window: Option<NonZeroU32>,
+    /// The logits of each query head for no position, `[num_heads]`: their parameter, below the layer.
+    pub sink_logits: Option<&'static str>,
+    /// The output projection, `[hidden_size, q_width]`, or `[hidden_size, num_heads * value_dim]`.
+    pub o: Projection,
+}
+
+/// The key and value heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    /// How many; divides the query heads.
+    pub num: usize,
+    /// Width of a head, of queries too; even.
+    pub dim: usize,
+}
+
+/// The parts of [latent attention](LatentShape).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// The sizes.
+    pub shape: LatentShape,
+    /// How queries are made of their latents. `None`: they have none.
+    pub queries: Option<LatentQueries>,
+    /// The latent of keys and values, and the shared key: `[latent_dim + rotary_dim, hidden_size]`.
+    pub kv: Projection,
+    /// The RMS norm of that latent, `[latent_dim]`.
+    pub kv_norm: &'static str,
+    /// From that latent to the contents of keys, then to values, head by head: `[num_heads * (content_dim + value_dim),
+    /// latent_dim]`.
+    pub heads: Projection,
+    /// The same in two modules, as GGUF files have it: for each head, from the contents of queries to latents,
+    /// `[latent_dim, content_dim]`, and from latents to values, `[value_dim, latent_dim]`.
+    pub parted_heads: [&'static str; 2],
+    /// Added to the mean squares of latents.
+    pub norm_eps: f32,
+}
+
+/// How queries are made of their latents.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentQueries {
+    /// The RMS norm of the latents, `[num_inputs]`.
+    pub norm: &'static str,
+    /// `[num_heads * (content_dim + rotary_dim), num_inputs]`.
+    pub projection: Projection,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNormSpec {
+    /// The module for queries. `{}` stands for the index of a head, where each has a module of its own.
+    pub q: &'static str,
+    /// The module for keys, likewise.
+    pub k: &'static str,
+    /// Which norms they are.
+    pub kind: QkNormKind,
+    /// Whether values have an RMS norm of each head, too, without weights.
+    pub has_values: bool,
+    /// Added to the mean square, or to the variance.
+    pub eps: f32,
+}
+
+impl QkNormSpec {
+    /// An RMS norm of each head, under the usual names.
+    pub const fn of_heads(eps: f32) -> Self {
+        Self {
+            q: "self_attn.q_norm",
+            k: "self_attn.k_norm",
+            kind: QkNormKind::Head,
+            has_values: false,
+            eps,
+        }
+    }
+}
+
+impl AttentionSpec {
+    /// Its projections, without what heads make of latents.
+    pub(super) fn projections(&self) -> Vec<&Projection> {
+        let mut all = vec![&self.qkv, &self.o];
+        all.extend(&self.gate);
+        if let Some(latent) = &self.latent {
+            all.push(&latent.kv);
+            all.extend(latent.queries.iter().map(|queries| &queries.projection));
+        }
+        all
+    }
+
+    /// Sets whether its projections have biases.
+    pub fn set_biases(&mut self, has_bias: bool) {
+        self.qkv.has_bias = has_bias;
+        self.o.has_bias = has_bias;
+        if let Some(gate) = &mut self.gate {
+            gate.has_bias = has_bias;
+        }
+    }
+}

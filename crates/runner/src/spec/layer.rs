@@ -1,0 +1,128 @@
+//! One decoder layer.
+
+use super::attention::AttentionSpec;
+use super::feed_forward::{ExpertsSpec, FeedForward};
+use super::norms::Norms;
+use super::projection::Projection;
+use inflight_device::Activation;
+
+/// One decoder layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The norms of the residual stream, `[hidden_size]` each.
+    pub norms: Norms,
+    /// The attention block.
+    pub attention: AttentionSpec,
+    /// The feed-forward block.
+    pub feed_forward: FeedForward,
+    /// Experts beside that, which has no experts itself.
+    pub experts_block: Option<ExpertsBlock>,
+    /// The block behind it that reads the layer's own inputs. All layers have one, or none.
+    pub input_block: Option<InputBlock>,
+    /// The factor of the residual stream behind all blocks: its parameter, `[1]`, below the layer.
+    pub scale: Option<&'static str>,
+}
+
+/// How the [inputs](inflight_device::LayerInputOps) of all layers are made of a step's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerInputsSpec {
+    /// The embeddings of all layers: their module, `[num_rows, num_layers * width]`.
+    pub embedding: &'static str,
+    /// Rows of the embedding, at least `vocab_size`.
+    pub num_rows: usize,
+    /// Their factor.
+    pub embedding_scale: f32,
+    /// From embedded tokens to all layers, `[num_layers * width, hidden_size]`.
+    pub projection: Projection,
+    /// The factor of its results.
+    pub projection_scale: f32,
+    /// The RMS norm of a layer's results, `[width]`.
+    pub norm: &'static str,
+    /// The factor of the sum of both.
+    pub scale: f32,
+    /// Elements of the inputs of a layer.
+    pub width: usize,
+}
+
+/// Experts beside a feed-forward block, in a layer with [sequential](Norms::Sequential) norms. Each of its norms is
+/// `[hidden_size]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsBlock {
+    /// The experts, without a shared one.
+    pub experts: ExpertsSpec,
+    /// What the normalised residual stream is multiplied with for the router, besides the root of its size: the
+    /// parameter, `[hidden_size]`, below the layer.
+    pub router_scale: &'static str,
+    /// The factors of the weights of experts: the parameter, `[num_experts]`, below the layer.
+    pub expert_scales: &'static str,
+    /// The norm of the feed-forward block's result.
+    pub dense_after: &'static str,
+    /// The norm of what the experts read, the residual stream.
+    pub before: &'static str,
+    /// The norm of their result.
+    pub after: &'static str,
+}
+
+/// A block that reads the layer's own inputs: `x += after(down(activation(gate(x)) * inputs))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputBlock {
+    /// `[width, hidden_size]`.
+    pub gate: Projection,
+    /// The activation of the gate.
+    pub activation: Activation,
+    /// `[hidden_size, width]`.
+    pub down: Projection,
+    /// The norm of its result, `[hidden_size]`.
+    pub after: &'static str,
+}
+
+impl LayerSpec {
+    /// All projections, attention's first; of experts, the projections of one.
+    pub fn projections(&self) -> impl Iterator<Item = &Projection> {
+        let latent = self.attention.latent.iter().map(|latent| &latent.heads);
+        let attention = self.attention.projections().into_iter().chain(latent);
+        let inputs = self.input_block.iter().flat_map(InputBlock::projections);
+        let experts = self.experts_block.iter();
+        let feed_forward = self.feed_forward.projections().into_iter();
+        let feed_forward = feed_forward.chain(experts.flat_map(|it| it.experts.projections()));
+        attention.chain(feed_forward).chain(inputs)
+    }
+
+    /// Its experts, in place of a feed-forward block or beside it.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match (&self.feed_forward, &self.experts_block) {
+            (FeedForward::Experts(experts), _) => Some(experts),
+            (_, block) => block.as_ref().map(|block| &block.experts),
+        }
+    }
+
+    /// Those that adapters can change.
+    pub fn adaptable_projections(&self) -> Vec<&Projection> {
+        let mut all = self.attention.projections();
+        if !matches!(self.feed_forward, FeedForward::Experts(_)) {
+            all.extend(self.feed_forward.projections());
+        }
+        all.extend(self.input_block.iter().flat_map(InputBlock::projections));
+        all
+    }
+
+    /// Whether it keeps keys and values of its own.
+    pub fn has_cache(&self) -> bool {
+        self.attention.recurrence.is_none() && self.attention.kv_source.is_none()
+    }
+
+    /// The weights of all projections.
+    pub fn num_weights(&self) -> u64 {
+        let of_other_experts = self.experts().map_or(0, |experts| {
+            (experts.routing.num_experts - 1) as u64 * experts.num_weights_of_expert()
+        });
+        let projections = self.projections().map(Projection::num_weights);
+        projections.sum::<u64>() + of_other_experts
+    }
+}
+
+impl InputBlock {
+    fn projections(&self) -> [&Projection; 2] {
+        [&self.gate, &self.down]
+    }
+}

@@ -1,0 +1,443 @@
+//! The computation of a model, as data.
+//!
+//! The files of `families/` write it; the decoder, the loader of weights and every formula for
+//! bytes read it. Nothing else depends on the family.
+
+mod attention;
+mod classes;
+mod feed_forward;
+mod layer;
+mod norms;
+mod projection;
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use crate::limits::AttentionWindows;
+use crate::recurrence_spec::RecurrenceSpec;
+use inflight_base::{TokenId, Tokens};
+use inflight_config::PoolingMode;
+use inflight_device::{HeadShape, LatentShape, LogitsTransform, MixtureShape, Routing};
+
+pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpec};
+pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
+pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
+pub use layer::{ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec};
+pub use norms::{BlockNorms, NormKind, NormSpec, Norms};
+pub use projection::{FusedOutputs, Linear, Projection};
+
+/// A decoder-only transformer. Sizes are in elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// The family, by its class in transformers, such as `LlamaForCausalLM`.
+    pub family: &'static str,
+    /// Rows of the embedding; token ids are below it.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`. One with latent attention.
+    pub num_kv_heads: usize,
+    /// Width of a head in the cache, even; `num_heads * head_dim` need not be `hidden_size`.
+    pub head_dim: usize,
+    /// Positions that the model was trained for.
+    pub max_position_embeddings: usize,
+    /// The factor of the embedded tokens.
+    pub embedding_scale: f32,
+    /// What is between the embedding and the residual stream, and between that and the output layer, if their widths
+    /// differ.
+    pub embedding_projections: Option<EmbeddingProjections>,
+    /// Positions that are learned and added to the embedded tokens.
+    pub learned_positions: Option<LearnedPositions>,
+    /// The embedding of the types of tokens, which is added too: those of a text are of type 0.
+    pub token_types: Option<TokenTypes>,
+    /// The norm of their sum, `[hidden_size]`, if the residual stream starts with that.
+    pub embedding_norm: Option<&'static str>,
+    /// The factor of the slopes of linear biases that scaled scores have (ALiBi), if they have some.
+    pub slope_factor: Option<f32>,
+    /// Whether each token sees those behind it, too. Then a prompt is computed in one step.
+    pub is_bidirectional: bool,
+    /// Inputs of each layer's own, besides the residual stream.
+    pub layer_inputs: Option<LayerInputsSpec>,
+    /// How the residual stream is normalised.
+    pub norm: NormSpec,
+    /// What becomes of the products of the output layer.
+    pub logits: LogitsTransform,
+    /// The modules outside of the layers.
+    pub modules: ModelModules,
+    /// The decoder layers, from the first to the last.
+    pub layers: Vec<LayerSpec>,
+    /// Whether the output layer has the weights of the embedding.
+    pub tied_embeddings: bool,
+    /// Whether the output layer has a bias.
+    pub output_bias: bool,
+    /// The vector of a prompt, in a pooling model, which has no output layer.
+    pub pooling: Option<Pooling>,
+    /// The classification head, if the model sorts prompts into classes.
+    pub classes: Option<ClassHead>,
+}
+
+/// Linear layers between embeddings of one width and a residual stream of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddingProjections {
+    /// From embedded tokens, `[hidden_size, embedding_width]`.
+    pub input: Projection,
+    /// To what the output layer reads, `[embedding_width, hidden_size]`.
+    pub output: Projection,
+}
+
+/// Which state stands for a prompt, and in what form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    /// Which of the prompt's states.
+    pub mode: PoolingMode,
+    /// Whether whoever answers divides it by its length, unless the request says otherwise.
+    pub normalize: bool,
+}
+
+/// The modules outside of the layers, by their names in transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelModules {
+    /// The embedding of tokens, `[vocab_size, embedding_width]`.
+    pub embedding: &'static str,
+    /// The list of layers: the prefix of the names of their modules.
+    pub layers: &'static str,
+    /// The norm behind the last layer, `[hidden_size]`, if there is one.
+    pub final_norm: Option<&'static str>,
+    /// The output layer, `[vocab_size, embedding_width]`.
+    pub output_layer: &'static str,
+}
+
+/// An embedding of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Its module, `[num_rows, hidden_size]`.
+    pub module: &'static str,
+    /// The row of position 0.
+    pub first_row: usize,
+    /// A token that is no position, and whose row is in front of the first.
+    pub padding_id: Option<TokenId>,
+    /// All of its rows.
+    pub num_rows: usize,
+}
+
+/// An embedding of the types of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenTypes {
+    /// Its module, `[num_types, hidden_size]`.
+    pub module: &'static str,
+    /// Its rows.
+    pub num_types: usize,
+}
+
+/// A module of a model: a linear layer, a norm or the embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// The layer it belongs to, if any.
+    pub layer: Option<usize>,
+    /// Of several modules that are alike, such as those of experts, which one it is.
+    pub index: Option<usize>,
+    /// Its name in transformers, below the layer. `{}` stands for the index.
+    pub name: &'static str,
+}
+
+impl Module {
+    /// A module outside of the layers.
+    pub const fn of_model(name: &'static str) -> Self {
+        Self {
+            layer: None,
+            index: None,
+            name,
+        }
+    }
+
+    /// A module of a layer.
+    pub const fn of_layer(layer: usize, name: &'static str) -> Self {
+        Self {
+            layer: Some(layer),
+            index: None,
+            name,
+        }
+    }
+
+    /// One of several modules of a layer that are alike.
+    pub const fn one_of(layer: usize, index: usize, name: &'static str) -> Self {
+        Self {
+            layer: Some(layer),
+            index: Some(index),
+            name,
+        }
+    }
+}
+
+impl ModelSpec {
+    /// The full name of a module in transformers, such as `model.layers.0.mlp.up_proj`.
+    pub fn module_path(&self, module: Module) -> String {
+        let name = match module.index {
+            Some(index) => module.name.replace("{}", &index.to_string()),
+            None => module.name.to_owned(),
+        };
+        match module.layer {
+            Some(layer) => format!("{}.{layer}.{name}", self.modules.layers),
+            None => name,
+        }
+    }
+
+    /// The token at the end of a prompt that a decoder's classes do not read: the state of the last other one stands
+    /// for the prompt (`GenericForSequenceClassification` of transformers).
+    pub fn padding(&self) -> Option<TokenId> {
+        let is_last = self.pooling.is_some_and(|it| it.mode == PoolingMode::Last);
+        let classes = self
+            .classes
+            .as_ref()
+            .filter(|_| is_last && !self.is_bidirectional);
+        classes.and_then(|head| head.padding)
+    }
+
+    /// Number of decoder layers.
+    pub fn num_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The projections of all layers that adapters can change: not those of experts, and not what heads make of
+    /// latents.
+    pub fn projections(&self) -> impl Iterator<Item = (usize, &Projection)> {
+        let layers = self.layers.iter().enumerate();
+        layers.flat_map(|(index, layer)| {
+            let adaptable = layer.adaptable_projections().into_iter();
+            adaptable.map(move |projection| (index, projection))
+        })
+    }
+
+    /// The place of one of [these](ModelSpec::projections) among them; `None` if it is another.
+    pub fn place_of(&self, projection: &Projection) -> Option<usize> {
+        self.projections()
+            .position(|(_, other)| std::ptr::eq(other, projection))
+    }
+
+    /// The place of the embedding of tokens in the weights of adapters, behind the projections.
+    pub fn embedding_place(&self) -> usize {
+        self.projections().count()
+    }
+
+    /// The place of the output layer in the weights of adapters.
+    pub fn output_place(&self) -> usize {
+        self.embedding_place() + 1
+    }
+
+    /// The places in the weights of adapters.
+    pub fn num_places(&self) -> usize {
+        self.output_place() + 1
+    }
+
+    /// Width of the embedding, of the output layer, and so of the states that stand for a prompt.
+    pub fn embedding_width(&self) -> usize {
+        let projections = self.embedding_projections.as_ref();
+        projections.map_or(self.hidden_size, |it| it.input.num_inputs)
+    }
+
+    /// Width of all query heads.
+    pub fn q_width(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Width of all key heads, and of all value heads.
+    pub fn kv_width(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// The heads of a layer's attention.
+    pub fn head_shape(&self, layer: usize) -> HeadShape {
+        let own = self.layers[layer].attention.kv_heads;
+        HeadShape {
+            num_q_heads: self.num_heads,
+            num_kv_heads: own.map_or(self.num_kv_heads, |heads| heads.num),
+            head_dim: own.map_or(self.head_dim, |heads| heads.dim),
+        }
+    }
+
+    /// What its layers have that only devices with [these operations](inflight_device::LayerInputOps) compute, in one
+    /// process.
+    pub fn parts_for_layer_input_ops(&self) -> Vec<&'static str> {
+        let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
+        let parts = [
+            (self.layer_inputs.is_some(), "per-layer embeddings"),
+            (any(|it| it.scale.is_some()), "layer scalars"),
+            (
+                any(|it| it.experts_block.is_some()),
+                "experts beside feed-forward blocks",
+            ),
+            (
+                any(|it| it.attention.kv_heads.is_some()),
+                "layers with other heads",
+            ),
+            (
+                any(|it| it.attention.kv_source.is_some()),
+                "layers that share keys and values",
+            ),
+            (
+                any(|it| it.attention.qk_norm.is_some_and(|norm| norm.has_values)),
+                "norms of values",
+            ),
+        ];
+        let parts = parts.into_iter().filter(|(has, _)| *has);
+        parts.map(|(_, part)| part).collect()
+    }
+
+    /// The largest width inside of a feed-forward block without experts; 0 if all have some.
+    pub fn max_intermediate_size(&self) -> usize {
+        self.intermediate_sizes().into_iter().max().unwrap_or(0)
+    }
+
+    /// The different widths inside of feed-forward blocks without experts; 0 if all have some.
+    pub fn intermediate_sizes(&self) -> Vec<usize> {
+        let widths = self.layers.iter().map(|layer| layer.feed_forward.width());
+        let mut widths: Vec<_> = widths.filter(|&width| width > 0).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        match widths.is_empty() {
+            true => vec![0],
+            false => widths,
+        }
+    }
+
+    /// The different heads of the attention of layers, and whether they store keys and values.
+    pub fn head_shapes(&self) -> Vec<(HeadShape, bool)> {
+        let mut shapes = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            let shape = (self.head_shape(index), layer.attention.kv_source.is_none());
+            if !shapes.contains(&shape) {
+                shapes.push(shape);
+            }
+        }
+        shapes
+    }
+
+    /// Elements of a query head's result.
+    pub fn attended_dim(&self) -> usize {
+        self.latent_shape()
+            .map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// The sizes of latent attention, if it has that.
+    pub fn latent_shape(&self) -> Option<LatentShape> {
+        let latent = self.layers.first()?.attention.latent.as_ref()?;
+        Some(latent.shape)
+    }
+
+    /// The mixtures of experts, if it has some.
+    pub fn mixture(&self) -> Option<MixtureShape> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.experts().map(ExpertsSpec::shape))
+    }
+
+    /// Weights of all projections of all layers.
+    pub fn num_layer_weights(&self) -> u64 {
+        self.layers.iter().map(LayerSpec::num_weights).sum()
+    }
+
+    /// Of these, the weights that products of one token read.
+    pub fn num_layer_weights_of_token(&self) -> u64 {
+        let unread = |layer: &LayerSpec| match layer.experts() {
+            Some(experts) => {
+                let Routing {
+                    num_experts,
+                    num_chosen,
+                    ..
+                } = experts.routing;
+                (num_experts - num_chosen) as u64 * experts.num_weights_of_expert()
+            }
+            None => 0,
+        };
+        self.num_layer_weights() - self.layers.iter().map(unread).sum::<u64>()
+    }
+
+    /// Weights of the output layer, and of the embedding.
+    pub fn num_output_weights(&self) -> u64 {
+        self.vocab_size as u64 * self.embedding_width() as u64
+    }
+
+    /// Bytes of the weights of a float checkpoint as the runner keeps them, in bf16.
+    pub fn num_weight_bytes(&self) -> u64 {
+        let is_one = self.tied_embeddings || self.pooling.is_some();
+        let num_embeddings = if is_one { 1 } else { 2 };
+        let between = self
+            .embedding_projections
+            .as_ref()
+            .map_or(0, |it| it.input.num_weights() + it.output.num_weights());
+        2 * (num_embeddings * self.num_output_weights() + between + self.num_layer_weights())
+    }
+
+    /// The longest sequence that can be computed: all positions of the model.
+    pub fn max_seq_len(&self) -> usize {
+        self.max_position_embeddings
+    }
+
+    /// The recurrence of its layers with a state, which are of equal sizes.
+    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.attention.recurrence.as_ref())
+    }
+
+    /// The indices of some layers among those that keep keys and values.
+    ///
+    /// ```text
+    /// layers     0 state  1 cache  2 state  3 cache  4 cache
+    /// cached              0                 1        2
+    ///            |------ 0..3 ------------| is 0..1
+    /// ```
+    pub fn cached_layers(&self, layers: Range<usize>) -> Range<usize> {
+        let count = |layers: &[LayerSpec]| layers.iter().filter(|layer| layer.has_cache()).count();
+        let first = count(&self.layers[..layers.start]);
+        first..first + count(&self.layers[layers])
+    }
+
+    /// Layers that keep keys and values.
+    pub fn num_cached_layers(&self) -> usize {
+        self.cached_layers(0..self.num_layers()).len()
+    }
+
+    /// Bytes of the recurrent states of a sequence, in all layers.
+    pub fn state_bytes(&self) -> u64 {
+        let states = self.layers.iter().filter_map(|it| it.attention.recurrence);
+        states.map(|it| 4 * it.shape.state_len() as u64).sum()
+    }
+
+    /// The window of each layer.
+    pub fn windows(&self) -> impl Iterator<Item = Option<NonZeroU32>> {
+        self.layers.iter().map(|layer| layer.attention.window)
+    }
+
+    /// Elements of a key and a value of each layer that keeps them.
+    pub fn kv_widths(&self) -> impl Iterator<Item = usize> {
+        let layers = (0..self.num_layers()).filter(|&layer| self.layers[layer].has_cache());
+        layers.map(|layer| {
+            let heads = self.head_shape(layer);
+            heads.num_kv_heads * heads.head_dim
+        })
+    }
+
+    /// The window of each layer with keys and values: the smaller of the model's and the configured one.
+    pub fn windows_within(
+        &self,
+        attention: &AttentionWindows,
+    ) -> impl Iterator<Item = Option<NonZeroU32>> {
+        let layers = self.layers.iter().enumerate();
+        let cached = layers.filter(|(_, layer)| layer.has_cache());
+        cached.map(|(index, layer)| {
+            let windows = [layer.attention.window, attention.window(index)];
+            windows.into_iter().flatten().min()
+        })
+    }
+
+    /// The largest window of all layers: no layer needs earlier positions, except for the sinks. `None` if a layer
+    /// sees all of `max_seq_len` positions.
+    pub fn largest_window(
+        &self,
+        attention: &AttentionWindows,
+        max_seq_len: Tokens,
+    ) -> Option<Tokens> {
+        attention.largest(self.windows_within(attention), max_seq_len)
+    }
+}
