@@ -48,12 +48,13 @@ def pytest_sessionfinish(session, exitstatus):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Only a test that is marked may cancel streams."""
-    forgiveness.may_cancel = forgiveness.is_watched = item.get_closest_marker("cancelling") is not None
+    forgiveness.may_cancel = item.get_closest_marker("cancelling") is not None
+    forgiveness.is_watched = forgiveness.may_cancel or item.get_closest_marker("leaving") is not None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """While a test may cancel streams, Triton logs what becomes of them."""
+    """While a test may cancel streams, or clients leave, Triton logs what becomes of requests."""
     if not forgiveness.is_watched:
         return (yield)
     log_states(True)

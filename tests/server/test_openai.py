@@ -397,6 +397,7 @@ def test_clients_that_send_slowly_are_sent_away(server):
                 assert b"200 OK" not in connection.makefile("rb").read(), "it is closed"
 
 
+@pytest.mark.leaving
 def test_a_client_that_leaves_ends_its_request(server, front):
     fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True}
     with front.request("POST", "/v1/completions", {**fields, "stream": True}) as response:
@@ -404,6 +405,7 @@ def test_a_client_that_leaves_ends_its_request(server, front):
     assert_blocks_come_back(server, "stories")
 
 
+@pytest.mark.leaving
 @pytest.mark.parametrize("model", ["stories", "queued"])
 def test_a_client_that_leaves_has_its_request_stopped_and_not_cancelled(server, front, model):
     """A cancellation that meets a response can crash server 2.51."""
@@ -428,6 +430,7 @@ def test_a_client_that_leaves_has_its_request_stopped_and_not_cancelled(server, 
         assert num("nv_inference_request_failure", "CANCELED") == before[0]
 
 
+@pytest.mark.leaving
 def test_a_client_that_takes_nothing_gives_its_place_back(server):
     """Its answer is larger than what the system keeps for it."""
     fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
@@ -453,6 +456,7 @@ def test_half_a_head_does_not_keep_the_front_from_stopping(server):
             assert front.stop() == 0
 
 
+@pytest.mark.leaving
 def test_a_request_that_takes_too_long_ends_when_the_front_stops(server):
     fields = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
     with Front(server, "--drain-timeout=1") as front, front.request("POST", "/v1/completions", fields) as response:
@@ -461,6 +465,7 @@ def test_a_request_that_takes_too_long_ends_when_the_front_stops(server):
     assert_blocks_come_back(server, "stories")
 
 
+@pytest.mark.leaving
 def test_more_requests_than_there_is_room_for_are_told_to_come_again(server):
     endless = {"model": "stories", "prompt": PROMPT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
     with Front(server, "--max-requests=2") as front:

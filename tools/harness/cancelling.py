@@ -1,7 +1,7 @@
 """What tests forgive Triton when clients cancel gRPC streams: server 2.51 can crash then, or lose a request (docs/src/limitations.md).
 
-Only tests that are marked `cancelling` cancel streams. While one runs, Triton logs what becomes of requests and streams, so that its own
-log says which of these it has kept.
+Only tests that are marked `cancelling` cancel streams. While one runs, or one that is marked `leaving`, Triton logs what becomes of
+requests and streams, so that its own log says which of these it has kept.
 """
 
 import re
