@@ -65,8 +65,7 @@ impl KvLayouts {
         }
     }
 
-    /// What the layers of a group take in a block, for the group that takes most: each layer takes what `size` says of
-    /// its layout.
+    /// The size of a block: the sum over the layers of the largest group, where `size` is the size of one layout.
     ///
     /// ```text
     /// layers     0 local  1 local  2 global          sizes 2, 2, 4

@@ -474,16 +474,12 @@ fn linears_of<'s>(module: &RowModule, spec: &'s ModelSpec) -> Option<Vec<&'s Lin
     };
     let attention = &layer.attention;
     let qkv = &attention.qkv.parts;
-    let is_module = |index: usize, linear: &Linear| {
-        let part = qkv.get(index);
-        part.is_some_and(|part| part.module == linear.module)
-    };
-    let gate = attention.gate.iter().flat_map(|gate| &gate.parts);
+    let mut gates = attention.gate.iter().flat_map(|gate| &gate.parts);
     let one = match module.id {
         0..=3 if attention.latent.is_some() => None,
         0..=4 if attention.recurrence.is_some() => None,
         // Queries share a module with their gates.
-        0..=4 if gate.clone().any(|part| is_module(0, part)) => None,
+        0..=4 if gates.any(|part| part.module == qkv[0].module) => None,
         // Keys and values are another layer's, or one module.
         0 | 2 | 3 if qkv.len() < 3 || qkv[1] == qkv[2] => None,
         0 => return Some(qkv.iter().collect()),

@@ -31,8 +31,8 @@ pub(super) struct ExpertsBlockSource<'a> {
 pub(super) struct ExpertsBlockWeights<D: Device> {
     router: Linear<D>,
     experts: Summed<D, Experts<D>>,
-    /// What the normalised rows are multiplied with for the router, `[hidden_size]`.
-    router_scale: D::Vector,
+    /// The norm of the router's input, whose weights are the router's scale divided by the root of the hidden size.
+    router_norm: NormWeights<D>,
     /// The factors of the weights of experts, `[num_experts]`.
     expert_scales: D::Vector,
     dense_after: NormWeights<D>,
@@ -95,12 +95,14 @@ impl<'a> ExpertsBlockSource<'a> {
         else {
             unreachable!("they are experts")
         };
-        // The root of the hidden size divides the rows, too.
         let root = (self.router_scale.columns() as f32).sqrt();
         Ok(ExpertsBlockWeights {
             router,
             experts,
-            router_scale: packer.upload_mapped(&self.router_scale, |scale| scale / root)?,
+            router_norm: NormWeights {
+                weight: packer.upload_mapped(&self.router_scale, |scale| scale / root)?,
+                bias: None,
+            },
             expert_scales: packer.upload(&self.expert_scales)?,
             dense_after: self.dense_after.load(packer)?,
             before: self.before.load(packer)?,
@@ -163,7 +165,7 @@ impl<D: Device> ExpertsBlockBuffers<D> {
             dense_after,
             sums,
         );
-        residual.norm_by(run, num_rows, &block.router_scale);
+        residual.norm(run, num_rows, Some(&block.router_norm));
         let rule = (routing, None);
         run.route(
             num_rows,

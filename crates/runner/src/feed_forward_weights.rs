@@ -63,7 +63,7 @@ pub(super) struct DenseWeights<D: Device> {
 }
 
 impl<'a> FeedForwardSource<'a> {
-    /// What a rank has of them.
+    /// The share of a rank.
     pub(super) fn share(self, share: &ModelShare) -> Self {
         match self {
             Self::Dense(kind, block) => {
@@ -106,7 +106,7 @@ impl<'a> FeedForwardSource<'a> {
 }
 
 impl<'a> ExpertsSource<'a> {
-    /// What the tiles of a rank have of them.
+    /// The share of each tile of a rank.
     pub(super) fn tiles(&self, share: &ModelShare) -> Vec<Self> {
         let tiles = (0..share.num_tiles()).map(|tile| {
             let of_tile = |expert: &DenseSource<'a>| expert.tile(share, tile);
@@ -120,7 +120,7 @@ impl<'a> ExpertsSource<'a> {
 }
 
 impl<'a> DenseSource<'a> {
-    /// What a tile of a rank has of an expert, if anything.
+    /// The share of an expert in a tile of a rank. `None` if it is empty.
     pub(super) fn tile(&self, share: &ModelShare, tile: usize) -> Option<Self> {
         let inner = &share.inner(self.down.matrices[0].columns())[tile];
         let is_last = tile + 1 == share.num_tiles();

@@ -97,7 +97,7 @@ struct Grouping {
 struct Kinds<'a> {
     /// The layers of each window, the largest first; `None` is first.
     layers: BTreeMap<Reverse<Tokens>, Vec<usize>>,
-    /// What a position takes in each layer.
+    /// Width of keys and values in each layer.
     widths: Vec<usize>,
     stages: &'a [Range<usize>],
     num_sinks: Tokens,
@@ -189,12 +189,12 @@ impl<'a> Kinds<'a> {
         }
     }
 
-    /// What a position takes in some layers.
+    /// Total width of keys and values in some layers.
     fn width(&self, layers: &[usize]) -> usize {
         layers.iter().map(|&layer| self.widths[layer]).sum()
     }
 
-    /// What a position of a block takes in all stages together: in each, what it takes in the largest group.
+    /// Width of a block in all stages together: of the largest group in each.
     fn width_of_block(&self, grouping: &Grouping) -> usize {
         let of_stage = |stage: &Range<usize>| {
             let mut widths = vec![0; grouping.windows.len()];
@@ -206,7 +206,7 @@ impl<'a> Kinds<'a> {
         self.stages.iter().map(of_stage).sum()
     }
 
-    /// What the blocks of the longest sequence take.
+    /// Memory of the blocks of the longest sequence, in widths times positions.
     fn need(&self, grouping: &Grouping) -> f64 {
         let seen = |window: &Option<Tokens>| self.num_seen(window.unwrap_or(Self::ALL));
         let of_groups: f64 = grouping.windows.iter().map(seen).sum();

@@ -43,7 +43,7 @@ pub(super) struct AttentionBuffers<D: Device> {
     pub(super) qkv: D::Sums,
     /// Rotated queries, unless attention is latent.
     pub(super) q: D::Inputs,
-    /// The same for the sinks, if they are others.
+    /// Queries rotated for the sinks, if that rotation differs.
     pub(super) sink_q: Option<D::Inputs>,
     /// The output of attention.
     pub(super) attended: D::Inputs,

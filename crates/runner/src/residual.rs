@@ -389,12 +389,28 @@ impl<D: Device> ResidualStream<D> {
         after: Option<&NormWeights<D>>,
         next: Option<&NormWeights<D>>,
     ) {
+        if self.mix(run, num_rows, summed, (rows, num_chosen), after.is_none()) {
+            return self.norm(run, num_rows, next);
+        }
+        self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden += experts(normed)` if `may_add` and they give the whole sum, which it returns; else `result =
+    /// experts(normed)`.
+    fn mix<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        summed: &Summed<D, Experts<D>>,
+        (rows, num_chosen): (&mut D::ExpertRows, usize),
+        may_add: bool,
+    ) -> bool {
         let normed = &self.normed;
         let mut mix = |device: &mut D, experts: &Experts<D>, output, out: &mut D::Sums| {
             device.mix_experts(num_rows, normed, experts, rows, output, out);
         };
         let is_added = match (&mut self.result, summed.whole()) {
-            (_, Some(experts)) if self.has_whole_sums && after.is_none() => {
+            (_, Some(experts)) if self.has_whole_sums && may_add => {
                 mix(run.device, experts, Output::Add, &mut self.hidden);
                 true
             }
@@ -421,10 +437,7 @@ impl<D: Device> ResidualStream<D> {
                 .map(|it| Work::experts(num_rows, it, num_touched, num_chosen));
             works.fold(Work::default(), Work::plus)
         });
-        if is_added {
-            return self.norm(run, num_rows, next);
-        }
-        self.add_result(run, num_rows, after, next);
+        is_added
     }
 
     /// `hidden += after(result); normed = next(hidden)`, for a block that was not added at once.
@@ -465,31 +478,17 @@ impl<D: Device> ResidualStream<D> {
         self.add_result_to(run, num_rows, after, out);
     }
 
-    /// `out += after(experts(normed))`, of experts that are whole. For each row `num_chosen` were chosen.
+    /// `out += after(experts(normed))`, of the experts that were chosen for each row, and their number.
     pub fn mix_to<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
         summed: &Summed<D, Experts<D>>,
-        (rows, num_chosen): (&mut D::ExpertRows, usize),
+        chosen: (&mut D::ExpertRows, usize),
         after: Option<&NormWeights<D>>,
         out: &mut D::Sums,
     ) {
-        let Some((experts, result)) = summed.whole().zip(self.result.as_mut()) else {
-            unreachable!("such a model is computed by one process, and results are normalised")
-        };
-        let store = Output::Store;
-        run.device
-            .mix_experts(num_rows, &self.normed, experts, rows, store, result);
-        let device = &*run.device;
-        run.probe.ended(Operation::Experts, || {
-            Work::experts(
-                num_rows,
-                experts,
-                device.num_touched_experts(rows),
-                num_chosen,
-            )
-        });
+        self.mix(run, num_rows, summed, chosen, false);
         self.add_result_to(run, num_rows, after, out);
     }
 
@@ -506,22 +505,6 @@ impl<D: Device> ResidualStream<D> {
         run.device
             .add_normed(num_rows, sums, after, &mut self.hidden);
         self.norm(run, num_rows, next);
-    }
-
-    /// `normed = norm(hidden)`, an RMS norm with these weights.
-    pub fn norm_by<P: Probe>(
-        &mut self,
-        run: &mut Probed<'_, D, P>,
-        num_rows: usize,
-        weight: &D::Vector,
-    ) {
-        let norm = Norm::Rms {
-            weight,
-            eps: self.norm.eps,
-        };
-        run.device
-            .norm(num_rows, &self.hidden, norm, &mut self.normed);
-        self.norm_ended(run, num_rows);
     }
 
     /// `out += after(result)`.

@@ -70,7 +70,7 @@ pub const GLM4_MOE_LITE: Family = Family {
     describe: |config| describe(config, &GENERATIONS[2]),
 };
 
-/// What V2 and V3 have in GGUF files. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
+/// The GGUF layout of V2 and V3. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: &[
         ("self_attn.q_a_proj", "attn_q_a"),
@@ -104,7 +104,7 @@ fn add_groups(config: &mut Map<String, Json>) {
 /// The epsilon of the norms of latents, whatever the other norms have.
 const LATENT_EPS: f32 = 1e-6;
 
-/// What one of them assumes where config.json is silent, and what sets them apart.
+/// The defaults of one generation, and its routing.
 struct Generation {
     class: &'static str,
     sizes: Sizes,

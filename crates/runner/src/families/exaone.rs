@@ -34,7 +34,7 @@ pub const FAMILY: Family = Family {
     describe,
 };
 
-/// What transformers calls the family in a `model_type`.
+/// The `model_type` of the family in transformers.
 pub const TYPE: &str = "exaone";
 
 /// Describes a model.

@@ -25,7 +25,7 @@ use super::experts::ExpertModules;
 use super::family::Family;
 use super::gemma::{NORMS, embedding_scale, soft_cap};
 use super::rope_config::{RopeDefaults, THETA};
-use super::windows::{no_windows, windowed_layers, windows_of};
+use super::windows::{no_windows, windowed_except_every, windows_of};
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{
     ExpertsBlock, InputBlock, KvHeads, LayerInputsSpec, LayerSpec, ModelSpec, Projection,
@@ -69,20 +69,20 @@ const EXPERT_MODULES: ExpertModules = ExpertModules {
 
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 const DEFAULT_WINDOW: usize = 512;
-/// Of default layer types, every so many sees everything.
+/// By default every sixth layer has full attention.
 const INTERVAL: usize = 6;
 
-/// What layers differ in.
+/// The properties that differ between layers.
 struct Layers {
     /// Whether each has a window.
     is_windowed: Vec<bool>,
     windows: Vec<Option<NonZeroU32>>,
     kv_heads: Vec<KvHeads>,
-    /// The position embedding of the layers that see everything.
+    /// The position embedding of full-attention layers.
     global_rope: Rope,
     /// How many of the first ones have keys and values of their own.
     num_own: usize,
-    /// Whether the layers that see everything have one projection for keys and values.
+    /// Whether full-attention layers have one projection for keys and values.
     shares_kv_projection: bool,
     has_wide_shared: bool,
     /// Elements of the inputs of a layer.
@@ -239,12 +239,7 @@ fn layer_inputs(
 impl Layers {
     fn from_config(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
         let num_layers = dimensions.num_layers;
-        let mut is_windowed = match config.get("layer_types") {
-            Some(_) => windowed_layers(config, num_layers, 0)?,
-            None => (1..=num_layers)
-                .map(|layer| !layer.is_multiple_of(INTERVAL))
-                .collect(),
-        };
+        let mut is_windowed = windowed_except_every(config, num_layers, INTERVAL)?;
         // As transformers does, with a warning.
         is_windowed[num_layers - 1] = false;
         let shares_kv_projection = config.bool_or("attention_k_eq_v", false)?;
@@ -386,7 +381,7 @@ fn check(config: &JsonFile, num_heads: usize, heads: KvHeads) -> Result<(), Load
     Ok(())
 }
 
-/// The position embedding of layers that see everything.
+/// The position embedding of full-attention layers.
 ///
 /// The frequency of pair `i` is `theta^(-2 i / head_dim)`, which is the usual one of `rotary_dim` elements for another
 /// base.

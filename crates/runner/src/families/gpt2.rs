@@ -52,7 +52,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
 ];
 
-/// What config.json calls things, also in GPT-J.
+/// The keys of config.json, also in GPT-J.
 pub(super) const KEYS: Keys = Keys {
     hidden_size: "n_embd",
     num_layers: "n_layer",

@@ -36,7 +36,7 @@ pub struct GroupedExperts {
     pub names: GroupedNames,
 }
 
-/// What config.json and checkpoints call parts of it.
+/// Names in config.json and in checkpoints.
 pub struct GroupedNames {
     pub num_experts: &'static str,
     pub num_shared: &'static str,

@@ -13,7 +13,7 @@ pub struct AttentionSpec {
     /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
     /// queries, or their latents.
     pub qkv: Projection,
-    /// What queries, keys and values are made of in latent attention, which all layers of a model have or none.
+    /// The latents of queries, keys and values. All layers of a model have latent attention, or none.
     pub latent: Option<LatentSpec>,
     /// The recurrence in place of attention: `qkv` projects its inputs, `[input_len, hidden_size]`, and `o` its
     /// results, `[hidden_size, out_len]`.
@@ -63,7 +63,7 @@ pub struct LatentSpec {
     /// From that latent to the contents of keys, then to values, head by head: `[num_heads * (content_dim + value_dim),
     /// latent_dim]`.
     pub heads: Projection,
-    /// The same in two modules, as GGUF files have it: for each head, from the contents of queries to latents,
+    /// `heads` as two modules of GGUF files: for each head, from the contents of queries to latents,
     /// `[latent_dim, content_dim]`, and from latents to values, `[value_dim, latent_dim]`.
     pub parted_heads: [&'static str; 2],
     /// Added to the mean squares of latents.

@@ -3,7 +3,7 @@
 use inflight_base::TokenId;
 use inflight_config::PoolingMode;
 
-/// What sorts states into classes.
+/// The classification head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassHead {
     /// Its modules.
@@ -13,7 +13,7 @@ pub struct ClassHead {
     /// Two tokens of a model that generates: its only number is the logit of the second less that of the first. The
     /// last linear layer is the output layer then.
     pub tokens: Option<[TokenId; 2]>,
-    /// What whoever answers makes of the results, unless the request wants them as they are.
+    /// The transform of the results in an answer, unless the request asks for raw results.
     pub transform: ClassTransform,
     /// The token that pads prompts.
     pub padding: Option<TokenId>,
@@ -24,7 +24,7 @@ pub struct ClassHead {
 pub struct ClassModules {
     /// Which state it reads, unless the configuration says otherwise.
     pub pooling: PoolingMode,
-    /// What is in front of the last layer.
+    /// The linear layer in front of the last one.
     pub dense: Option<ClassDense>,
     /// The last linear layer, `[labels.len(), embedding_width]`.
     pub output: &'static str,
@@ -39,7 +39,7 @@ pub struct ClassDense {
     pub module: &'static str,
     /// Whether it has a bias.
     pub has_bias: bool,
-    /// What becomes of its sums.
+    /// The activation of its outputs.
     pub activation: ClassActivation,
     /// The norm behind that, of the model's kind, if there is one.
     pub norm: Option<&'static str>,

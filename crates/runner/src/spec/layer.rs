@@ -50,8 +50,8 @@ pub struct LayerInputsSpec {
 pub struct ExpertsBlock {
     /// The experts, without a shared one.
     pub experts: ExpertsSpec,
-    /// What the normalised residual stream is multiplied with for the router, besides the root of its size: the
-    /// parameter, `[hidden_size]`, below the layer.
+    /// The scale of the router's input, which the root of the hidden size divides: the parameter, `[hidden_size]`,
+    /// below the layer.
     pub router_scale: &'static str,
     /// The factors of the weights of experts: the parameter, `[num_experts]`, below the layer.
     pub expert_scales: &'static str,

@@ -45,8 +45,7 @@ pub struct ModelSpec {
     pub max_position_embeddings: usize,
     /// The factor of the embedded tokens.
     pub embedding_scale: f32,
-    /// What is between the embedding and the residual stream, and between that and the output layer, if their widths
-    /// differ.
+    /// Projections between embeddings of another width and the residual stream.
     pub embedding_projections: Option<EmbeddingProjections>,
     /// Positions that are learned and added to the embedded tokens.
     pub learned_positions: Option<LearnedPositions>,
@@ -62,7 +61,7 @@ pub struct ModelSpec {
     pub layer_inputs: Option<LayerInputsSpec>,
     /// How the residual stream is normalised.
     pub norm: NormSpec,
-    /// What becomes of the products of the output layer.
+    /// The transform of the products of the output layer.
     pub logits: LogitsTransform,
     /// The modules outside of the layers.
     pub modules: ModelModules,
