@@ -56,7 +56,9 @@ def pytest_runtest_setup(item):
 def pytest_runtest_call():
     """While a test may cancel streams, or clients leave, Triton logs what becomes of requests."""
     if not forgiveness.is_watched:
-        return (yield)
+        result = yield
+        forgiveness.end_test()
+        return result
     log_states(True)
     try:
         return (yield)

@@ -179,45 +179,29 @@ def test_a_request_id_in_flight_is_rejected_and_usable_again_afterwards(server):
 def test_a_sequence_id_in_flight_is_rejected_without_harm_to_the_first(server):
     """Triton assigns a second START with a live correlation id to the slot of the first."""
 
-    async def one(client, prompt, max_tokens, sequence_id, started=None):
+    async def one(client, prompt, max_tokens, started=None):
+        sequence = {"sequence_id": 4242, "sequence_start": True}
+        options = {"request_id": str(prompt[0]), "sequence": sequence, "max_tokens": max_tokens, "stream": True}
         answer = []
-        stream = client.stream_infer(requests(prompt, max_tokens, sequence_id))
-        async for result, error in stream:
-            if error is not None:
-                raise Refused(error.message())
-            response = result.get_response()
-            if response.outputs:
-                answer += result.as_numpy("output_ids").reshape(-1).tolist()
-                if started:
-                    started.set()
-            if response.parameters["triton_final_response"].bool_param:
-                return answer
-
-    async def requests(prompt, max_tokens, sequence_id):
-        yield {
-            "model_name": "endless",
-            "inputs": [clients._input(clients.grpcclient, prompt)],
-            "sequence_id": sequence_id,
-            "sequence_start": True,
-            "request_id": str(prompt[0]),
-            "parameters": {"max_tokens": max_tokens, "stream": True},
-            "enable_empty_final_response": True,
-        }
-        await asyncio.sleep(clients.TIMEOUT_S)
+        async for response in GrpcStream(client, "endless", prompt, **options):
+            answer += response.ids or []
+            if started:
+                started.set()
+        return answer
 
     async def main():
         async with clients.grpc(server) as client:
             started = asyncio.Event()
-            first = asyncio.create_task(one(client, [1], ENDLESS, 4242, started))
+            first = asyncio.create_task(one(client, [1], ENDLESS, started))
             await started.wait()
             with pytest.raises(Refused, match="another request of this sequence id is in flight"):
-                await asyncio.wait_for(one(client, [2], 5, 4242), 20)
+                await asyncio.wait_for(one(client, [2], 5), 20)
             await clients.stream(client, "endless", [1], request_id="1", stream=False, **{"stop": True})
             tokens = await asyncio.wait_for(first, clients.TIMEOUT_S)
             assert len(tokens) > 0 and tokens == continuation([1], len(tokens))
             # Triton may not have released the sequence yet when its last response arrives.
             await asyncio.sleep(0.5)
-            assert await asyncio.wait_for(one(client, [2], 5, 4242), 20) == continuation([2], 5)
+            assert await asyncio.wait_for(one(client, [2], 5), 20) == continuation([2], 5)
 
     clients.run(main())
 

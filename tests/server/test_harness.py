@@ -168,6 +168,30 @@ def test_a_test_that_is_not_marked_cannot_cancel():
         GrpcStream.cancel(None)
 
 
+def test_a_stream_that_is_left_before_its_end_fails_a_test_that_is_not_marked(repository):
+    add_synthetic(repository, "synthetic")
+
+    async def read(max_responses):
+        async with clients.grpc(server) as client:
+            responses = aiter(GrpcStream(client, "synthetic", [1], stream=True, max_tokens=30))
+            for _ in range(max_responses):
+                if (await anext(responses)).final:
+                    break
+            await responses.aclose()
+
+    server = Server(repository)
+    try:
+        asyncio.run(read(100))
+        forgiveness.end_test()
+        asyncio.run(read(3))
+        with pytest.raises(AssertionError, match="1 streams were left.*pytest.mark.cancelling"):
+            forgiveness.end_test()
+    finally:
+        # Server 2.51 may have lost the request.
+        server.process.kill()
+        server.process.wait()
+
+
 def stream_log(num_streams, num_done, num_given=1, num_given_back=1):
     """What Triton logs of streams with a request each."""
     of_stream = "ModelStreamInferHandler"

@@ -145,9 +145,9 @@ def test_many_requests_on_one_grpc_stream_each_get_their_own_answer(server):
                 if response.outputs:
                     tokens[response.id] += result.as_numpy("output_ids").reshape(-1).tolist()
                 num_final += response.parameters["triton_final_response"].bool_param
+                # Reads on to the end of the stream: one that is left is cancelled.
                 if num_final == 16:
-                    break
-            finished.set()
+                    finished.set()
             return tokens
 
     tokens = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))

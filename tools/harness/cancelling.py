@@ -4,6 +4,7 @@ Only tests that are marked `cancelling` cancel streams. While one runs, or one t
 requests and streams, so that its own log says which of these it has kept.
 """
 
+import dataclasses
 import re
 
 SYSTEM_LIBRARIES = ("libc.so", "libstdc++.so", "libpthread.so")
@@ -26,12 +27,24 @@ class Forgiveness:
         # Whether servers log the states.
         self.is_watched = False
         self.has_crashed = False
+        # Streams that were left before their end without permission.
+        self.num_left = 0
 
     def forgives(self, frames):
         """Whether a death with these frames is forgiven: the first one of the run, in a frontend, during a test that may cancel."""
         is_forgiven = self.may_cancel and not self.has_crashed and is_in_frontend(frames)
         self.has_crashed |= is_forgiven
         return is_forgiven
+
+
+    def leaves(self):
+        """A client leaves a stream before its end, which cancels the stream."""
+        self.num_left += not self.may_cancel
+
+    def end_test(self):
+        """Checks that the test that ends left no stream without permission: Triton may keep its model for ever, and a later test fails."""
+        num_left, self.num_left = self.num_left, 0
+        assert num_left == 0, f"{num_left} streams were left before their end; a test that does so is marked: pytest.mark.cancelling"
 
 
 # Of this run.
@@ -46,9 +59,28 @@ def is_in_frontend(frames):
     return next(inner, None) == "tritonserver"
 
 
+@dataclasses.dataclass
+class Seen:
+    """What a log tells of streams and requests."""
+
+    # Requests that the backend was given, and that it has given back.
+    num_given: int
+    num_given_back: int
+    # Streams and requests that the frontend has begun, and that it has done.
+    num_begun: int
+    num_done: int
+
+    @classmethod
+    def of(cls, log):
+        return cls(log.count(GIVEN), len(GIVEN_BACK.findall(log)), len(BEGUN.findall(log)), log.count(DONE))
+
+    def is_complete(self):
+        """Whether everything that began has ended."""
+        return self.num_given == self.num_given_back and self.num_begun <= self.num_done
+
+
 def num_lost(log):
     """How many streams and requests the frontend has begun and not done, by the log of a server without clients. 0 if the backend has not
     given back each request that it was given: it may be the backend then that holds a model."""
-    if log.count(GIVEN) != len(GIVEN_BACK.findall(log)):
-        return 0
-    return max(0, len(BEGUN.findall(log)) - log.count(DONE))
+    seen = Seen.of(log)
+    return max(0, seen.num_begun - seen.num_done) if seen.num_given == seen.num_given_back else 0

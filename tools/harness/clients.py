@@ -249,8 +249,12 @@ class GrpcStream:
         except asyncio.CancelledError:
             # A call cancelled by the client raises the same exception in gRPC as a cancelled task.
             if not self._cancelled:
+                self._leave()
                 raise
             raise Refused("the call was cancelled", "StatusCode.CANCELLED") from None
+        except GeneratorExit:
+            self._leave()
+            raise
         finally:
             self._done.set()
 
@@ -260,6 +264,10 @@ class GrpcStream:
         self._done.set()
         async for _ in self._call:
             pass
+
+    def _leave(self):
+        if not self._done.is_set():
+            forgiveness.leaves()
 
     def cancel(self):
         assert forgiveness.may_cancel, "a test that cancels is marked: pytest.mark.cancelling"

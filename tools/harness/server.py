@@ -25,6 +25,8 @@ THREAD_START_TIMEOUT_S = 5
 # How long the backend waits until it frees the resources of an idle model that Triton does not finalize, and a time beyond that.
 RESOURCES_TIMEOUT_S = 5
 UNLOAD_TIMEOUT_S = 15
+# How long streams and requests that a test has left get to end.
+STATES_TIMEOUT_S = 2
 # What the backend logs then. It holds no request of the model.
 KEPT_BY_TRITON = "Triton still keeps it"
 # How long a server that dies takes to be gone, and lines of its log in a message.
@@ -124,6 +126,8 @@ class Server:
             )
         self._wait_ready()
         self.has_new_threads = True
+        # Where in the log the states begin that are logged now.
+        self.states_start = 0
         running.add(self)
         if cancelling.forgiveness.is_watched:
             self.log_states(True)
@@ -228,7 +232,17 @@ class Server:
         return self.process.poll() is None and self.http("GET", "/v2/health/live")[0] == 200
 
     def log_states(self, is_on):
-        """Has Triton log each change of the state of a request or a stream (harness/cancelling.py), or no longer."""
+        """Has Triton log each change of the state of a request or a stream (harness/cancelling.py), or no longer.
+
+        The log ends with streams and requests that have ended, or have had time for that: one that is done unseen looks lost, and one
+        that the backend gives back unseen looks held.
+        """
+        deadline = time.monotonic() + STATES_TIMEOUT_S
+        while not is_on and time.monotonic() < deadline:
+            if cancelling.Seen.of(self.log(self.states_start)).is_complete():
+                break
+            time.sleep(0.05)
+        self.states_start = self.log_path.stat().st_size
         level = 1 if is_on else 0
         status, body = self.http("POST", "/v2/logging", json.dumps({"log_verbose_level": level}))
         assert status == 200, body
@@ -288,9 +302,11 @@ class Server:
                 samples[family, tuple(sorted((k, v.strip('"')) for k, _, v in pairs))] = float(value)
         return samples
 
-    def log(self):
-        """Everything that the server has logged."""
-        return self.log_path.read_text(errors="replace")
+    def log(self, start=0):
+        """Everything that the server has logged, from a byte on."""
+        with open(self.log_path, "rb") as log:
+            log.seek(start)
+            return log.read().decode(errors="replace")
 
     def log_tail(self):
         """The end of the log, for messages, without the table of options."""
@@ -327,7 +343,7 @@ class Server:
             f"{(task / 'comm').read_text().strip()}: {(task / 'wchan').read_text()}"
             for task in sorted(pathlib.Path(f"/proc/{self.pid}/task").iterdir())
         ]
-        return "\n".join([f"not unloaded: {models}", *held, *threads, ""])
+        return "\n".join([f"not unloaded: {models}", str(cancelling.Seen.of(self.log())), *held, *threads, ""])
 
     def _wait_for_new_threads(self):
         """Waits until each thread has been asleep once since a model was loaded.
