@@ -81,7 +81,7 @@ pub const FAMILIES: [(&str, &[u32]); 68] = [
     ("exaone-moe", &[]),
 ];
 
-/// Families with recurrent states, whose prefixes are not reused, as [`FAMILIES`].
+/// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
 pub const RECURRENT: [(&str, &[u32]); 8] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
@@ -100,7 +100,7 @@ pub const ON_CPUS: [(&str, &[u32]); 3] = [
     ("afmoe", &[]),
 ];
 
-/// Families whose prefixes are reused.
+/// Families whose prefixes are reused wherever they end.
 pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
     FAMILIES.into_iter().chain(ON_CPUS)
 }

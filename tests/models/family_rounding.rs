@@ -12,8 +12,8 @@ use crate::families::{RECURRENT, all_families, reusable_families};
 use crate::family_reuse::{reuses_as_alone, reusing};
 use crate::support::{Request, Setup, serve};
 
-const INT8: WeightPrecision = WeightPrecision::new(CodeBits::Eight);
-const INT4: WeightPrecision = WeightPrecision::new(CodeBits::Four);
+pub const INT8: WeightPrecision = WeightPrecision::new(CodeBits::Eight);
+pub const INT4: WeightPrecision = WeightPrecision::new(CodeBits::Four);
 
 /// Prompts have the tokens below it. Other rows of an embedding are only read if it is the output layer too.
 const NUM_EMBEDDED: usize = 80;

@@ -52,6 +52,7 @@ mod rank_processes;
 mod rank_weights;
 mod ranks;
 mod recurrent;
+mod recurrent_reuse;
 mod schedules;
 mod stage_processes;
 mod stages;

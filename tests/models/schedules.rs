@@ -50,8 +50,7 @@ fn separate_calls() -> Setup {
 }
 
 /// Requests that arrive a second time, when others have taken their blocks.
-fn twice() -> Vec<Request> {
-    let mut all = batching::requests();
+pub fn twice(mut all: Vec<Request>) -> Vec<Request> {
     let later = all.iter().map(|request| Request {
         arrival: request.arrival + 120,
         ..request.clone()
@@ -68,7 +67,11 @@ pub fn schedules() -> Vec<(&'static str, Setup, Vec<Request>)> {
         .map(|(what, setup)| (what, setup, requests()))
         .collect();
     all.extend([
-        ("host memory", pausing_with_host_memory(), twice()),
+        (
+            "host memory",
+            pausing_with_host_memory(),
+            twice(batching::requests()),
+        ),
         ("separate calls", separate_calls(), batching::requests()),
     ]);
     all

@@ -82,6 +82,9 @@ pub struct Setup {
     pub separate_calls: bool,
     /// Prefix reuse.
     pub reuse: BlockReuse,
+    /// Snapshots of recurrent states, and the tokens of a prompt from one to the next.
+    pub num_state_snapshots: u32,
+    pub state_snapshot_interval: u32,
     /// Speculation settings.
     pub speculation: Option<Speculation>,
     /// The fixture of the draft model.
@@ -125,6 +128,8 @@ impl Default for Setup {
             num_runner_blocks: None,
             separate_calls: false,
             reuse: BlockReuse::Off,
+            num_state_snapshots: 0,
+            state_snapshot_interval: 0,
             speculation: None,
             draft_model: None,
             draft_head: None,
@@ -171,6 +176,8 @@ impl Setup {
                 false => BatchingScheme::InflightFused,
             },
             reuse: self.reuse,
+            num_state_snapshots: self.num_state_snapshots,
+            state_snapshot_interval: Tokens(self.state_snapshot_interval),
             speculation: self.speculation,
             step_cost: self.step_cost,
             ..EngineConfig::default()

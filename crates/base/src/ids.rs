@@ -60,6 +60,10 @@ id! {
     HostBlockId(u32)
 }
 id! {
+    /// A snapshot of the recurrent states of a sequence.
+    SnapshotId(u32)
+}
+id! {
     /// The row of a sequence in the engine's table; reused after the sequence finishes.
     SeqSlot(u32)
 }

@@ -14,7 +14,9 @@ mod units;
 pub use caught_panic::{catch_panic, panic_message};
 pub use cpu_set::{CpuSet, NotCpus};
 pub use error::{LoadError, RequestError, StepError};
-pub use ids::{BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, TokenId};
+pub use ids::{
+    BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, SnapshotId, TokenId,
+};
 pub use json::parse_json;
 pub use names::nearest_name;
 pub use text_file::read_text;

@@ -9,9 +9,9 @@ use crate::choices::{
 use crate::client_compatibility::ClientCompatibility;
 use crate::settings::Settings;
 use crate::values::{
-    Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpus,
-    group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, rank_cpus,
-    two_tokens, windows,
+    Kind, MAX_COUNT, MAX_STATE_SNAPSHOTS, MAX_THREADS, block_size, choice, count, file, flag,
+    folder, fraction, gpus, group_size, instruction_set, integer, microseconds, num_threads,
+    optional, or_empty, rank_cpus, two_tokens, windows,
 };
 
 /// One parameter of config.pbtxt.
@@ -375,6 +375,24 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Host memory, in bytes, for KV cache blocks that the cache gives up: they move there instead of being \
              forgotten, and come back when a request starts with their tokens (see [KV cache](kv-cache.md)). Pinned \
              memory where the model runs on a GPU. Needs `enable_kv_cache_reuse`.",
+        ),
+        knob(
+            "max_state_snapshots",
+            optional(
+                count(0..=MAX_STATE_SNAPSHOTS),
+                "two for each of `max_num_requests`, in at most a quarter of the memory that the KV cache may use",
+            ),
+            |s| &mut s.max_state_snapshots,
+            "Maximum number of snapshots of recurrent states, for models that [have them](checkpoints.md#recurrent-states). \
+             A request begins behind the longest prefix that has a snapshot. Each takes as many bytes as the states of a \
+             sequence. With 0, prefixes are not reused.",
+        ),
+        knob(
+            "state_snapshot_interval",
+            count(0..=MAX_COUNT),
+            |s| &mut s.state_snapshot_interval,
+            "Number of tokens of a prompt after which its recurrent states are kept, besides those at its end and where \
+             it parts from earlier prompts; rounded up to whole blocks. 0: nowhere else.",
         ),
         knob(
             "kv_cache_file",
@@ -847,6 +865,8 @@ mod tests {
             &["0", "35184372088832"],
             &["-1", "1e9", "35184372088833"],
         ),
+        ("max_state_snapshots", &["0", "65536"], &["-1", "65537"]),
+        ("state_snapshot_interval", &["0", "512"], &["-1", "all"]),
         (
             "kv_cache_file",
             &["/var/cache/stories.kv", "stories.kv"],

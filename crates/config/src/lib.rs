@@ -32,4 +32,4 @@ pub use pbtxt::AutoComplete;
 pub use reference::reference;
 pub use scheduling::{Scheduling, check_server};
 pub use settings::Settings;
-pub use values::MAX_THREADS;
+pub use values::{MAX_STATE_SNAPSHOTS, MAX_THREADS};

@@ -49,6 +49,8 @@ const TOPICS: &[Topic] = &[
             "enable_kv_cache_reuse",
             "enable_partial_reuse",
             "kv_cache_host_memory_bytes",
+            "max_state_snapshots",
+            "state_snapshot_interval",
             "kv_cache_file",
             "max_attention_window_size",
             "sink_token_length",

@@ -97,6 +97,10 @@ pub struct Settings {
     pub kv_cache_free_mem_fraction: Option<f64>,
     /// `kv_cache_host_memory_bytes`
     pub kv_cache_host_memory_bytes: u64,
+    /// `max_state_snapshots`
+    pub max_state_snapshots: Option<u32>,
+    /// `state_snapshot_interval`
+    pub state_snapshot_interval: u32,
     /// `kv_cache_file`
     pub kv_cache_file: Option<PathBuf>,
     /// `lora_dir`
@@ -226,6 +230,8 @@ impl Default for Settings {
             max_tokens_in_paged_kv_cache: None,
             kv_cache_free_mem_fraction: None,
             kv_cache_host_memory_bytes: 0,
+            max_state_snapshots: None,
+            state_snapshot_interval: 0,
             kv_cache_file: None,
             lora_dir: None,
             lora_prefetch_dir: None,

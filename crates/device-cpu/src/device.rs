@@ -233,6 +233,7 @@ impl StepIo for Cpu {
             batch: cache.batch(inputs.spans, inputs.block_tables),
             token_ids: inputs.token_ids,
             state_slots: inputs.state_slots,
+            saved_states: inputs.saved_states,
             kept_rows: inputs.kept_rows,
             sampled_rows: inputs.sampled_rows,
             _turn: turn,

@@ -1,13 +1,14 @@
 //! A step on CPU.
 
 use inflight_base::TokenId;
-use inflight_device::KvBatch;
+use inflight_device::{KvBatch, SavedState};
 use inflight_threads::Turn;
 
 /// A step on CPU.
 pub struct CpuStep<'a> {
     pub(super) batch: KvBatch<'a>,
     pub(super) state_slots: &'a [u32],
+    pub(super) saved_states: &'a [SavedState],
     pub(super) token_ids: &'a [TokenId],
     pub(super) kept_rows: &'a [u32],
     pub(super) sampled_rows: &'a [u32],

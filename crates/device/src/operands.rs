@@ -18,6 +18,8 @@ pub struct StepInputs<'a> {
     pub block_tables: &'a [BlockId],
     /// The slot of each sequence, for models with recurrent states; others need not have any.
     pub state_slots: &'a [u32],
+    /// Recurrent states to be copied to other slots, in order of their tokens.
+    pub saved_states: &'a [SavedState],
     /// The tokens whose hidden states are needed after the last layer's attention, ascending.
     pub kept_rows: &'a [u32],
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.
@@ -40,6 +42,15 @@ pub struct StepInputs<'a> {
     pub second_texts: &'a [Range<u32>],
     /// Whether [`Ops::context_logits`](super::Ops::context_logits) is called in this step.
     pub has_context_logits: bool,
+}
+
+/// The recurrent states of a sequence behind one of its tokens, copied to a slot without a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedState {
+    /// The last token that the states sum up, among the tokens of the step.
+    pub token: u32,
+    /// The slot.
+    pub slot: u32,
 }
 
 /// A token that the step before samples.

@@ -148,9 +148,13 @@ pub trait RecurrentOps<D: StepIo>: Copy {
         num_slots: usize,
     ) -> Result<Self::States, LoadError>;
 
+    /// Copies the states of a slot to another one, in all layers.
+    fn copy_states(self, device: &mut D, states: &mut Self::States, from: u32, to: u32);
+
     /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
     /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros. `x` may hold anything
-    /// afterwards.
+    /// afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
+    /// as well.
     fn mix(
         self,
         device: &mut D,
@@ -251,6 +255,10 @@ impl<D: StepIo> RecurrentOps<D> for Lacking {
     type States = Self;
 
     fn alloc_states(self, _: &mut D, _: &[RecurrenceShape], _: usize) -> Result<Self, LoadError> {
+        match self {}
+    }
+
+    fn copy_states(self, _: &mut D, _: &mut Self, _: u32, _: u32) {
         match self {}
     }
 

@@ -251,7 +251,7 @@ impl ActiveSequences {
             }
         };
         let sequence = &mut self.table[slot];
-        sequence.start(micro_batch, &mut self.kv);
+        sequence.start(slot, micro_batch, &mut self.kv);
         let rank = sequence.rank();
         let place = self
             .running

@@ -1,9 +1,11 @@
 //! A beam: one text of a sequence, and the KV blocks that it holds. Without beam search a sequence has one.
 
+use std::ops::Range;
+
 use crate::ReuseOptions;
 use crate::kv::{BlockTable, KvCacheManager};
 use crate::sequence_tokens::SequenceTokens;
-use inflight_base::{Blocks, TokenId, Tokens};
+use inflight_base::{Blocks, SeqSlot, SnapshotId, TokenId, Tokens};
 
 /// The tokens of one text, and the blocks with their keys and values.
 #[derive(Default)]
@@ -78,6 +80,26 @@ impl Beam {
         let max_reusable = tokens.max_reusable();
         let tokens = &tokens.as_slice()[..len.index()];
         kv.reserve(&mut self.blocks, tokens, reuse, max_reusable)
+    }
+
+    /// Restores the states behind its first `computed` tokens, see [`KvCacheManager::restore_states`].
+    pub(super) fn restore_states(
+        &mut self,
+        computed: Tokens,
+        slot: SeqSlot,
+        kv: &mut KvCacheManager,
+    ) {
+        kv.restore_states(&mut self.blocks, computed, slot);
+    }
+
+    /// Takes snapshots of its recurrent states, see [`KvCacheManager::take_snapshots`].
+    pub(super) fn take_snapshots(
+        &mut self,
+        chunk: Range<Tokens>,
+        context: Option<Tokens>,
+        kv: &mut KvCacheManager,
+    ) -> impl Iterator<Item = (Tokens, SnapshotId)> {
+        kv.take_snapshots(&mut self.blocks, chunk, context)
     }
 
     /// Takes the blocks that it lacks for `kv_len` positions.

@@ -43,6 +43,12 @@ pub struct EngineConfig {
     pub plan_ahead: bool,
     /// Which blocks of the KV cache sequences share.
     pub reuse: BlockReuse,
+    /// Snapshots of recurrent states, without which no prefix is reused where sequences have states; 0 where they have
+    /// none.
+    pub num_state_snapshots: u32,
+    /// Tokens of a prompt from one snapshot to the next, besides the one at its end, rounded up to whole blocks; 0 if
+    /// there are none.
+    pub state_snapshot_interval: Tokens,
     /// What layers see. Those of a group have blocks of their own, which are freed behind the window of the group.
     pub groups: KvGroups,
     /// Whether the KV cache is paged; if not, a block holds a whole sequence.
@@ -96,6 +102,8 @@ impl Default for EngineConfig {
             num_micro_batches: 1,
             plan_ahead: false,
             reuse: BlockReuse::PartialBlocks,
+            num_state_snapshots: 0,
+            state_snapshot_interval: Tokens::ZERO,
             groups: KvGroups::one(None),
             paged_kv: true,
             speculation: None,
@@ -252,6 +260,13 @@ impl EngineConfig {
                 "set kv_cache_host_memory_bytes to 0, or enable_kv_cache_reuse to true with a paged cache".into(),
             );
         }
+        if self.num_state_snapshots > 0 && self.reuse != BlockReuse::WholeBlocks {
+            return refuse(
+                "there are snapshots of recurrent states, and whole blocks are not what is reused"
+                    .into(),
+                "leave max_state_snapshots out".into(),
+            );
+        }
         if u64::from(num_blocks.0) + u64::from(num_host_blocks.0) >= u64::from(u32::MAX) {
             return refuse(
                 format!(
@@ -396,6 +411,8 @@ impl EngineConfig {
             max_chunk: self.max_chunk(),
             enable_reuse: self.reuse != BlockReuse::Off,
             enable_partial_reuse: self.reuse == BlockReuse::PartialBlocks,
+            num_snapshots: self.num_state_snapshots,
+            snapshot_interval: self.state_snapshot_interval,
         }
     }
 

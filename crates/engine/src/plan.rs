@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use crate::sequence_tokens::SequenceTokens;
 use crate::{Adapter, OutputOptions};
-use inflight_base::{BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, TokenId, Tokens};
+use inflight_base::{
+    BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, SnapshotId, TokenId, Tokens,
+};
 use inflight_sampling::{PlainSampling, SamplingInput};
 
 /// The part of a step that belongs to one sequence, or to one of its beams.
@@ -90,6 +92,26 @@ pub enum BlockMove {
     },
 }
 
+/// Recurrent states to be copied from a snapshot to a sequence before a step is computed: it begins behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRestore {
+    /// The snapshot to copy from.
+    pub snapshot: SnapshotId,
+    /// The row of the sequence.
+    pub slot: SeqSlot,
+    /// The tokens that the states sum up.
+    pub num_tokens: Tokens,
+}
+
+/// Recurrent states of a sequence to be copied to a snapshot while a step is computed, behind one of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSave {
+    /// The last token that the states sum up, as an index into `token_ids`.
+    pub token: u32,
+    /// The snapshot to copy to.
+    pub snapshot: SnapshotId,
+}
+
 /// One model call of a step: the tokens to compute, and where their keys and values go.
 ///
 /// Sequences in context phase come before those in generation phase. Tokens are packed, without padding.
@@ -98,6 +120,10 @@ pub struct StepPlan<'a> {
     /// Moves to be made one after the other before anything is computed: a later one may overwrite what an earlier one
     /// has read, and read what it has written.
     pub moves: &'a [BlockMove],
+    /// States to be restored, before any is saved.
+    pub state_restores: &'a [StateRestore],
+    /// States to be saved, in order of their tokens.
+    pub state_saves: &'a [StateSave],
     /// The packed tokens, `[num_tokens]`.
     pub token_ids: &'a [TokenId],
     /// The sequences, in the order of their tokens.

@@ -320,16 +320,25 @@ impl Scheduler {
         // A step that computes nothing is not run: the next one makes its moves.
         if !(self.contexts.is_empty() && self.generating.is_empty()) {
             step.push_moves(scope.active.kv().moves());
+            step.push_state_restores(scope.active.kv().state_restores());
             scope.active.clear_moves();
         }
+        let has_snapshots = scope.config.num_state_snapshots > 0;
         for &(slot, chunk) in &self.contexts {
-            step.push_context(slot, scope.active.sequence_mut(slot).0, chunk.len());
+            let (sequence, kv) = scope.active.sequence_mut(slot);
+            if has_snapshots {
+                step.save_states(sequence.take_snapshots(chunk.len(), kv));
+            }
+            step.push_context(slot, sequence, chunk.len());
         }
         if scope.config.scheme != BatchingScheme::InflightFused {
             step.end_call(self.padding(scope));
         }
         for &slot in &self.generating {
-            let (sequence, _) = scope.active.sequence_mut(slot);
+            let (sequence, kv) = scope.active.sequence_mut(slot);
+            if has_snapshots {
+                step.save_states(sequence.take_snapshots(Tokens(1), kv));
+            }
             match sequence.is_drafted() {
                 true => step.push_drafted(slot, sequence),
                 false if sequence.is_out() => {

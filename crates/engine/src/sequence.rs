@@ -28,7 +28,7 @@ use crate::{
     Adapter, BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled,
     Speculation,
 };
-use inflight_base::{Blocks, SequenceId, TokenId, Tokens};
+use inflight_base::{Blocks, SeqSlot, SequenceId, SnapshotId, TokenId, Tokens};
 use inflight_sampling::{FinishReason, Hypothesis, PlainSampling, SamplingParams};
 
 /// An admitted sequence, running or paused.
@@ -351,19 +351,31 @@ impl Sequence {
         self.ended.get_or_insert(reason);
     }
 
-    /// Admits or resumes it: takes the blocks of its context, and shares those that are found in the cache.
-    pub(super) fn start(&mut self, micro_batch: usize, kv: &mut KvCacheManager) {
+    /// Admits or resumes it in `slot`: takes the blocks of its context, and shares those that are found in the cache.
+    pub(super) fn start(&mut self, slot: SeqSlot, micro_batch: usize, kv: &mut KvCacheManager) {
         debug_assert_eq!(self.computed, Tokens::ZERO, "{} holds blocks", self.id);
         self.micro_batch.set(micro_batch);
         let num_reused = kv.totals().num_reused_blocks;
         let end = self.end_of_stretch();
         self.computed = self.first.reserve(end, &self.details.reuse, kv);
+        self.first.restore_states(self.computed, slot, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;
         self.details.num_reused = Blocks(num_reused as u32);
         let computed = self.computed;
         if let Some(model) = self.model_drafts_mut() {
             model.start(computed);
         }
+    }
+
+    /// Takes snapshots of the states that its next `num_tokens` tokens leave, see [`KvCacheManager::take_snapshots`].
+    pub(super) fn take_snapshots(
+        &mut self,
+        num_tokens: Tokens,
+        kv: &mut KvCacheManager,
+    ) -> impl Iterator<Item = (Tokens, SnapshotId)> {
+        let chunk = self.computed..self.computed + num_tokens;
+        let context = self.is_in_context().then(|| self.len());
+        self.first.take_snapshots(chunk, context, kv)
     }
 
     /// Releases its blocks. All its tokens are context again.

@@ -162,6 +162,8 @@ impl StepStats {
                 num_used: Blocks::ZERO,
                 num_host_blocks: Blocks::ZERO,
                 num_host_used: Blocks::ZERO,
+                num_snapshots: 0,
+                num_snapshots_used: 0,
                 ..self.kv
             })
         }
@@ -201,6 +203,8 @@ impl StepStats {
                 num_used: a.kv.num_used + b.kv.num_used,
                 num_host_blocks: a.kv.num_host_blocks + b.kv.num_host_blocks,
                 num_host_used: a.kv.num_host_used + b.kv.num_host_used,
+                num_snapshots: a.kv.num_snapshots + b.kv.num_snapshots,
+                num_snapshots_used: a.kv.num_snapshots_used + b.kv.num_snapshots_used,
                 block_size: a.kv.block_size,
             },
         })
@@ -252,6 +256,12 @@ impl Serialize for TimestampedStats<'_> {
                     stats.reuse.num_onboarded_blocks,
                 )?;
             }
+        }
+        if kv.num_snapshots > 0 {
+            put("Max state snapshots", kv.num_snapshots.into())?;
+            put("Used state snapshots", kv.num_snapshots_used.into())?;
+            put("Saved states", stats.reuse.num_saved_states)?;
+            put("Restored states", stats.reuse.num_restored_states)?;
         }
         match stats.lockstep {
             Some(batch) => {
@@ -307,6 +317,8 @@ mod tests {
             num_used: Blocks(num_used),
             num_host_blocks: Blocks::ZERO,
             num_host_used: Blocks::ZERO,
+            num_snapshots: 0,
+            num_snapshots_used: 0,
             block_size: BlockSize::new(64).expect("not zero"),
         }
     }

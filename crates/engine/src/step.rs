@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use crate::EngineConfig;
 use crate::drafts_to_make::DraftsToMake;
-use crate::plan::{BlockMove, PlannedSequence, StepPlan};
+use crate::plan::{BlockMove, PlannedSequence, StateRestore, StateSave, StepPlan};
 use crate::sequence::Sequence;
 use crate::sequence_tokens::SequenceTokens;
 use crate::table_rows::TableRows;
-use inflight_base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use inflight_base::{BlockId, BlockSize, Blocks, SeqSlot, SnapshotId, TokenId, Tokens};
 use inflight_sampling::PlainSampling;
 
 /// A planned step. It holds the tokens of its sequences until it goes back to the engine with its results, see
@@ -24,6 +24,8 @@ use inflight_sampling::PlainSampling;
 #[must_use = "the engine waits for its steps"]
 pub struct Step {
     moves: Vec<BlockMove>,
+    state_restores: Vec<StateRestore>,
+    state_saves: Vec<StateSave>,
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
@@ -47,6 +49,7 @@ pub struct Step {
 struct Call {
     sequences: Range<usize>,
     tokens: Range<usize>,
+    state_saves: Range<usize>,
     num_padding_tokens: Tokens,
 }
 
@@ -55,6 +58,7 @@ struct Call {
 struct Bounds {
     sequences: usize,
     tokens: usize,
+    state_saves: usize,
 }
 
 impl Step {
@@ -64,6 +68,12 @@ impl Step {
         let max_generation = config.max_sampled_rows().index();
         Self {
             moves: Vec::new(),
+            state_restores: Vec::new(),
+            state_saves: Vec::with_capacity(if config.num_state_snapshots > 0 {
+                max_rows
+            } else {
+                0
+            }),
             token_ids: Vec::with_capacity(max_generation),
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
@@ -81,13 +91,16 @@ impl Step {
 
     /// The model calls, to be made one after the other. Empty if there is nothing to compute.
     pub fn plans(&self) -> impl ExactSizeIterator<Item = StepPlan<'_>> {
-        self.calls.iter().map(|call| StepPlan {
-            // All moves come before the first call.
-            moves: if call.sequences.start == 0 {
-                &self.moves
+        // All moves come before the first call.
+        let first = |call: &Call| call.sequences.start == 0;
+        self.calls.iter().map(move |call| StepPlan {
+            moves: if first(call) { &self.moves } else { &[] },
+            state_restores: if first(call) {
+                &self.state_restores
             } else {
                 &[]
             },
+            state_saves: &self.state_saves[call.state_saves.clone()],
             token_ids: &self.token_ids[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
             block_tables: self.tables.blocks(),
@@ -173,6 +186,8 @@ impl Step {
         self.micro_batch = micro_batch;
         self.num_other_beams = 0;
         self.moves.clear();
+        self.state_restores.clear();
+        self.state_saves.clear();
         self.token_ids.clear();
         self.sequences.clear();
         self.sampling_ahead.clear();
@@ -183,6 +198,22 @@ impl Step {
     /// Appends moves to be made before anything is computed.
     pub(super) fn push_moves(&mut self, moves: &[BlockMove]) {
         self.moves.extend_from_slice(moves);
+    }
+
+    /// Appends states to be restored before anything is computed.
+    pub(super) fn push_state_restores(&mut self, restores: &[StateRestore]) {
+        self.state_restores.extend_from_slice(restores);
+    }
+
+    /// Appends snapshots of the states of the sequence that is appended next, each with the tokens that it sums up behind
+    /// those that are computed.
+    pub(super) fn save_states(&mut self, saves: impl Iterator<Item = (Tokens, SnapshotId)>) {
+        let first = (self.token_ids.len() - self.open_call.tokens) as u32;
+        self.state_saves
+            .extend(saves.map(|(num_tokens, snapshot)| StateSave {
+                token: first + num_tokens.0 - 1,
+                snapshot,
+            }));
     }
 
     /// Appends the next `len` tokens of the context in `slot`, of each of its beams, and takes its tokens along.
@@ -326,11 +357,13 @@ impl Step {
         let end = Bounds {
             sequences: self.sequences.len(),
             tokens: self.token_ids.len(),
+            state_saves: self.state_saves.len(),
         };
         if start.sequences < end.sequences {
             self.calls.push(Call {
                 sequences: start.sequences..end.sequences,
                 tokens: start.tokens..end.tokens,
+                state_saves: start.state_saves..end.state_saves,
                 num_padding_tokens,
             });
             self.open_call = end;

@@ -95,8 +95,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     );
     let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
     let adapters = proptest::option::of(1u32..=8);
-    (sizes, options, beams, adapters).prop_map(
-        |(sizes, options, max_beam_width, num_adapter_pages)| {
+    let snapshots = (prop_oneof![3 => Just(0), 1 => 1u32..=8], 0u32..=24);
+    (sizes, options, beams, adapters, snapshots).prop_map(
+        |(sizes, options, max_beam_width, num_adapter_pages, snapshots)| {
             let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
             let (more_blocks, num_host_blocks) = blocks;
             let (scheme, policy, chunks, reuse, groups, out, speculation) = options;
@@ -143,6 +144,13 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 let groups = &config.groups;
                 let keeps_all = groups.windows().len() == 1 && groups.windows()[0].is_none();
                 speculation.has_draft_model &= keeps_all;
+            }
+            if snapshots.0 > 0 {
+                // States are neither copied nor rolled back.
+                config.reuse = BlockReuse::WholeBlocks;
+                (config.num_state_snapshots, config.state_snapshot_interval) =
+                    (snapshots.0, Tokens(snapshots.1));
+                (config.max_beam_width, config.speculation, config.plan_ahead) = (1, None, false);
             }
             config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
             if config.reuse != BlockReuse::Off {

@@ -14,7 +14,9 @@ use crate::step_cost::measure_costs;
 use crate::{BatchManager, ServingRank, TensorModel};
 use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
 use inflight_collective::{MPI_LIBRARY, beside_library};
-use inflight_config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, SpeculationKind};
+use inflight_config::{
+    BatchingScheme, CapacityPolicy, MAX_STATE_SNAPSHOTS, MAX_THREADS, Settings, SpeculationKind,
+};
 use inflight_engine::{BlockReuse, EngineConfig};
 use inflight_machines::{RANK_PROGRAM, RankTransport, lead_on_cpus, load_on_cpus};
 use inflight_runner::{ModelSource, RunnerLimits};
@@ -179,10 +181,9 @@ impl ManagerOptions {
         let has_states = model.state_bytes().is_some();
         if has_states {
             check_states(&Sharing {
-                enable_kv_cache_reuse: self.enable_kv_cache_reuse,
                 max_beam_width: self.max_beam_width.unwrap_or(1),
                 speculation: settings.speculation,
-                kv_cache_host_memory_bytes: 0,
+                has_kv_cache_file: false,
             })?;
         }
         let positions = source.max_positions();
@@ -313,7 +314,7 @@ impl ManagerOptions {
             .map(|max| max / tokens_per_block);
         let reuse = match self.enable_kv_cache_reuse {
             Some(false) => BlockReuse::Off,
-            _ if has_states => BlockReuse::Off,
+            _ if has_states => BlockReuse::WholeBlocks,
             _ => BlockReuse::PartialBlocks,
         };
         let max_num_tokens = self.max_num_tokens.unwrap_or_else(|| {
@@ -332,9 +333,14 @@ impl ManagerOptions {
                 .max(max_beam_width)
                 .max(whole)
         });
+        let num_state_snapshots = match reuse {
+            BlockReuse::WholeBlocks => max_num_requests.saturating_mul(2).min(MAX_STATE_SNAPSHOTS),
+            BlockReuse::Off | BlockReuse::PartialBlocks => 0,
+        };
         Ok(EngineConfig {
             scheme,
             policy,
+            num_state_snapshots,
             max_num_requests,
             max_num_active: self
                 .max_num_active

@@ -34,6 +34,12 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         Ok(States(of_layers.collect()))
     }
 
+    fn copy_states(self, _: &mut Reference, states: &mut States, from: u32, to: u32) {
+        for layer in &mut states.0 {
+            layer[to as usize] = layer[from as usize].clone();
+        }
+    }
+
     fn mix(
         self,
         _: &mut Reference,
@@ -46,7 +52,8 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         let shape = params.shape;
         let spans = step.batch.spans().iter().zip(step.inputs.state_slots);
         for ((span, &slot), &is_repeated) in spans.zip(params.is_repeated) {
-            let state = &mut states.0[params.layer][slot as usize];
+            let layer = &mut states.0[params.layer];
+            let state = &mut layer[slot as usize];
             if span.tokens.len() == span.kv_len as usize {
                 *state = State {
                     inputs: vec![vec![0.0; shape.kernel_len]; shape.num_channels()],
@@ -62,11 +69,15 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
                 };
             }
             for token in span.tokens.clone() {
-                let token = token as usize;
-                let x: Vec<_> = x.row(token).iter().map(|&x| exact(x)).collect();
-                let results = mix_token(&params, &x, state, is_repeated);
+                let row = token as usize;
+                let x: Vec<_> = x.row(row).iter().map(|&x| exact(x)).collect();
+                let results = mix_token(&params, &x, &mut layer[slot as usize], is_repeated);
                 for (column, result) in results.into_iter().enumerate() {
-                    out.set(token, column, result);
+                    out.set(row, column, result);
+                }
+                let saved = step.inputs.saved_states.iter();
+                for saved in saved.filter(|saved| saved.token == token) {
+                    layer[saved.slot as usize] = layer[slot as usize].clone();
                 }
             }
         }

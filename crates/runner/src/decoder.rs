@@ -42,6 +42,7 @@ use inflight_device::{
     LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, Routing,
     StateOps, StepInputs, TileOps,
 };
+use inflight_engine::StateRestore;
 
 /// A model's weights on a device, and the activations of its largest step.
 pub(super) struct Decoder<D: Device> {
@@ -159,8 +160,8 @@ impl<D: Device> Decoder<D> {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
-        let num_slots = limits.max_num_requests as usize;
-        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, num_slots)?;
+        let num_states = (limits.max_num_requests, limits.num_state_snapshots);
+        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, num_states)?;
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = Gates::new(device, spec, max_rows)?;
@@ -246,6 +247,13 @@ impl<D: Device> Decoder<D> {
                 None => None,
             },
         })
+    }
+
+    /// Restores recurrent states that the next step begins with.
+    pub(super) fn restore_states(&mut self, device: &mut D, restores: &[StateRestore]) {
+        if let Some(recurrence) = &mut self.recurrence {
+            recurrence.restore(device, restores);
+        }
     }
 
     /// Computes a step except for the logits: stores keys and values in `cache`, and leaves the normalised hidden

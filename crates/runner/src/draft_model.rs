@@ -70,6 +70,7 @@ pub(super) fn limits_of_draft_model(limits: &RunnerLimits) -> RunnerLimits {
         // One draft of each sequence in a pass.
         max_sampled_rows: Tokens(limits.max_num_requests).min(limits.max_num_tokens),
         layer_groups: None,
+        num_state_snapshots: 0,
         attention: AttentionWindows::default(),
         adapters: AdapterRoom::default(),
         ..limits.clone()

@@ -14,6 +14,8 @@ pub struct RunnerLimits {
     pub max_num_tokens: Tokens,
     /// The most sequences in a step; each beam is one.
     pub max_num_requests: u32,
+    /// Snapshots of recurrent states.
+    pub num_state_snapshots: u32,
     /// The most rows of logits in a step that tokens are sampled from: one per sequence, and one per draft.
     pub max_sampled_rows: Tokens,
     /// The most positions of a sequence.
@@ -68,6 +70,7 @@ impl RunnerLimits {
         Self {
             max_num_tokens: config.max_num_tokens,
             max_num_requests: config.max_sequences(),
+            num_state_snapshots: config.num_state_snapshots,
             max_sampled_rows: config.max_sampled_rows(),
             max_seq_len: config.max_seq_len,
             block_size: config.block_size,

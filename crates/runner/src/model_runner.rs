@@ -421,6 +421,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
         self.sampled_rows.set(plan, &call.layout);
         self.move_blocks(plan.moves);
+        self.decoder
+            .restore_states(&mut self.device, plan.state_restores);
         if !plan.token_ids.is_empty() {
             if !has_stages && self.pooler.is_none() {
                 let layout = &self.calls[self.next_call].layout;

@@ -5,7 +5,8 @@
 //! mixed      the device's rule of x and the states of the step's sequences      [m, out_len]
 //! ```
 //!
-//! A sequence has its states in a slot, from its first token on until it ends or is paused.
+//! A sequence has its states in a slot, from its first token on until it ends or is paused. Snapshots of states, from
+//! which sequences with an equal prefix begin, are in slots behind those of sequences.
 
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -19,6 +20,7 @@ use inflight_device::{
     Device, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
     RecurrentRule, RuleWeights, StepInputs,
 };
+use inflight_engine::StateRestore;
 
 /// The weights of a layer besides its projections, not yet read.
 pub(super) struct RecurrenceSource<'a> {
@@ -130,7 +132,7 @@ impl<'a> RecurrenceSource<'a> {
 }
 
 impl<D: Device> RecurrenceBuffers<D> {
-    /// Reserves states of `num_slots` sequences, and `max_rows` rows. `None` if no layer has a state.
+    /// Reserves states of `num_sequences`, and snapshots of them, and `max_rows` rows. `None` if no layer has a state.
     ///
     /// # Errors
     /// Memory is short, or the device has no such layers.
@@ -138,8 +140,9 @@ impl<D: Device> RecurrenceBuffers<D> {
         device: &mut D,
         spec: &ModelSpec,
         max_rows: usize,
-        num_slots: usize,
+        (num_sequences, num_snapshots): (u32, u32),
     ) -> Result<Option<Self>, LoadError> {
+        let num_slots = (num_sequences + num_snapshots) as usize;
         let layers = spec.layers.iter();
         let shapes: Vec<_> = layers
             .filter_map(|layer| layer.attention.recurrence.map(|it| it.shape))
@@ -157,18 +160,28 @@ impl<D: Device> RecurrenceBuffers<D> {
         Ok(Some(Self {
             ops,
             states: ops.alloc_states(device, &shapes, num_slots)?,
-            num_tokens: vec![0; num_slots],
-            is_repeated: Vec::with_capacity(num_slots),
+            num_tokens: vec![0; num_sequences as usize],
+            is_repeated: Vec::with_capacity(num_sequences as usize),
             x: device.alloc_sums(max_rows, shape.input_len())?,
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,
         }))
+    }
+
+    /// Restores states from snapshots, which follow the slots of sequences.
+    pub(super) fn restore(&mut self, device: &mut D, restores: &[StateRestore]) {
+        let first_snapshot = self.num_tokens.len() as u32;
+        for restore in restores {
+            let (from, to) = (first_snapshot + restore.snapshot.0, restore.slot.0);
+            self.ops.copy_states(device, &mut self.states, from, to);
+            self.num_tokens[restore.slot.index()] = restore.num_tokens.0;
+        }
     }
 
     /// Begins a step. A sequence goes on behind the tokens that its states sum up, or computes the last of them again,
     /// as one whose guide was not ready does.
     ///
     /// # Panics
-    /// Its tokens are others, as if a prefix were reused.
+    /// Its tokens are others, as if a prefix were reused whose states were not restored.
     pub(super) fn begin(&mut self, inputs: StepInputs<'_>) {
         self.is_repeated.clear();
         for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {

@@ -15,7 +15,7 @@ use super::adapter::UsedAdapter;
 use super::limits::RunnerLimits;
 use inflight_base::{SeqSlot, TokenId};
 use inflight_config::PoolingMode;
-use inflight_device::{AdapterRun, AdapterWeights, KvSpan, StepInputs, TokenInFlight};
+use inflight_device::{AdapterRun, AdapterWeights, KvSpan, SavedState, StepInputs, TokenInFlight};
 use inflight_engine::StepPlan;
 use inflight_sampling::{ChangeLists, DeviceSampling, PlainSampling};
 
@@ -29,6 +29,9 @@ pub(super) struct StepLayout {
     spans: Vec<KvSpan>,
     /// The slot of each sequence.
     slots: Vec<u32>,
+    /// The slots of sequences; snapshots of states follow them.
+    num_slots: u32,
+    saved_states: Vec<SavedState>,
     kept_rows: Vec<u32>,
     sampled_rows: Vec<u32>,
     /// The sequences that sample, as indices into the plan.
@@ -106,6 +109,8 @@ impl StepLayout {
             pooling,
             spans: Vec::with_capacity(max_sequences),
             slots: Vec::with_capacity(max_sequences),
+            num_slots: limits.max_num_requests,
+            saved_states: Vec::with_capacity(limits.num_state_snapshots as usize),
             kept_rows: Vec::with_capacity(max_sampled_rows),
             sampled_rows: Vec::with_capacity(max_sampled_rows),
             sequences: Vec::with_capacity(max_sequences),
@@ -127,6 +132,7 @@ impl StepLayout {
     pub fn set(&mut self, plan: &StepPlan<'_>) {
         self.spans.clear();
         self.slots.clear();
+        self.saved_states.clear();
         self.kept_rows.clear();
         self.sampled_rows.clear();
         self.sequences.clear();
@@ -139,6 +145,11 @@ impl StepLayout {
         self.contexts.clear();
         self.second_texts.clear();
         self.forget_adapters();
+        let saves = plan.state_saves.iter().map(|save| SavedState {
+            token: save.token,
+            slot: self.num_slots + save.snapshot.0,
+        });
+        self.saved_states.extend(saves);
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
                 tokens: sequence.tokens.clone(),
@@ -302,6 +313,7 @@ impl StepLayout {
             spans: &self.spans,
             block_tables: plan.block_tables,
             state_slots: &self.slots,
+            saved_states: &self.saved_states,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &self.in_flight,

@@ -117,8 +117,11 @@ impl Cpu {
             read_window(tasks, &span, channels, window);
             for token in span.tokens.clone() {
                 body((token, span.is_repeated), channels, window, sums);
+                if let Some(slot) = tasks.saved_to(token) {
+                    write_window(tasks, slot, channels, window);
+                }
             }
-            write_window(tasks, &span, channels, window);
+            write_window(tasks, span.state, channels, window);
         });
     }
 }
@@ -137,12 +140,12 @@ fn read_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, wind
     }
 }
 
-/// Stores the last inputs of a window in the state of a sequence.
-fn write_window(tasks: &Tasks<'_>, span: &SpanState, channels: Channels<'_>, window: &[f32]) {
+/// Stores the last inputs of a window in the state of a sequence, which begins at `state`.
+fn write_window(tasks: &Tasks<'_>, state: usize, channels: Channels<'_>, window: &[f32]) {
     let rows = window.chunks_exact(channels.len);
     for (row, inputs) in rows.enumerate() {
-        let start = span.state + row * channels.num_channels + channels.first;
-        // SAFETY: the channels of a sequence are of one task, and sequences have slots of their own.
+        let start = state + row * channels.num_channels + channels.first;
+        // SAFETY: the channels of a sequence are of one task, and sequences and saved states have slots of their own.
         unsafe { tasks.states.slice(start, channels.len) }.copy_from_slice(inputs);
     }
 }

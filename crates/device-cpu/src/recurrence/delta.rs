@@ -75,6 +75,9 @@ impl Cpu {
                     scratch: &mut [f32],
                     out: &mut [u16],
                 ));
+                let heads = head.values.clone();
+                // SAFETY: the heads of a sequence are of one task.
+                unsafe { tasks.save_heads(token, heads, shape.matrix_len(), state) };
             }
         });
     }

@@ -19,7 +19,7 @@ use super::simd::for_each_simd;
 use super::step::CpuStep;
 use super::{Cpu, Simd};
 use inflight_base::LoadError;
-use inflight_device::{RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule};
+use inflight_device::{RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, SavedState};
 use inflight_threads::DisjointSlice;
 
 /// Columns of a state that are computed together: their sums stay in registers.
@@ -104,6 +104,34 @@ impl Tasks<'_> {
         }
         states
     }
+
+    /// The first element of the slot that the state of the sequence behind `token` is copied to, if it is.
+    fn saved_to(&self, token: usize) -> Option<usize> {
+        let saved = self.step.saved_states;
+        let found = saved.binary_search_by_key(&token, |saved| saved.token as usize);
+        found
+            .ok()
+            .map(|index| saved[index].slot as usize * self.shape.state_len())
+    }
+
+    /// Copies the states of some heads of a sequence behind `token`, if they are saved.
+    ///
+    /// # Safety
+    ///
+    /// No other task has these heads of the sequence.
+    unsafe fn save_heads(
+        &self,
+        token: usize,
+        heads: Range<usize>,
+        matrix_len: usize,
+        state: &[f32],
+    ) {
+        if let Some(slot) = self.saved_to(token) {
+            let start = slot + self.shape.convolution_len() + heads.start * matrix_len;
+            // SAFETY: a slot takes the state behind one token, and the caller has these heads alone.
+            unsafe { self.states.slice(start, state.len()) }.copy_from_slice(state);
+        }
+    }
 }
 
 impl RecurrentOps<Cpu> for CpuRecurrences {
@@ -135,6 +163,31 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         })
     }
 
+    fn copy_states(self, cpu: &mut Cpu, states: &mut CpuRecurrentStates, from: u32, to: u32) {
+        let num_slots = states.num_slots;
+        let (from, to) = (from as usize, to as usize);
+        assert!(
+            from < num_slots && to < num_slots && from != to,
+            "slots {from} and {to} of {num_slots}"
+        );
+        let layers: Vec<_> = states
+            .layers
+            .iter_mut()
+            .map(|layer| {
+                let len = layer.len() / num_slots;
+                (DisjointSlice::new(layer), len)
+            })
+            .collect();
+        let Cpu { pool, workers, .. } = cpu;
+        pool.for_each(workers, layers.len(), |_, layer| {
+            let (states, len) = &layers[layer];
+            // SAFETY: a layer is of one task, and the slots differ.
+            let (source, target) =
+                unsafe { (states.read(from * len, *len), states.slice(to * len, *len)) };
+            target.copy_from_slice(source);
+        });
+    }
+
     fn mix(
         self,
         cpu: &mut Cpu,
@@ -151,7 +204,11 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         let num_channels = shape.num_channels();
         let kernel_len = shape.kernel_len * num_channels;
         assert_eq!(weights.convolution.len(), kernel_len, "convolution's shape");
-        states.take(step.state_slots, step.batch.spans().len());
+        states.take(
+            step.state_slots,
+            step.batch.spans().len(),
+            step.saved_states,
+        );
         assert_eq!(params.is_repeated.len(), step.state_slots.len());
         let bias = weights.convolution_bias.as_deref().unwrap_or_default();
         assert!(
@@ -198,16 +255,21 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
 }
 
 impl CpuRecurrentStates {
-    /// Checks that each sequence has a slot of its own.
-    fn take(&mut self, slots: &[u32], num_spans: usize) {
+    /// Checks that each sequence has a slot of its own, as each state that is saved.
+    fn take(&mut self, slots: &[u32], num_spans: usize, saved: &[SavedState]) {
         assert_eq!(slots.len(), num_spans, "a slot for each sequence");
+        assert!(
+            saved.is_sorted_by(|a, b| a.token < b.token),
+            "saved states are in order of their tokens"
+        );
         self.is_taken.fill(false);
-        for &slot in slots {
+        let saved = saved.iter().map(|saved| saved.slot);
+        for slot in slots.iter().copied().chain(saved) {
             let slot = slot as usize;
             assert!(slot < self.num_slots, "slot {slot} of {}", self.num_slots);
             assert!(
                 !std::mem::replace(&mut self.is_taken[slot], true),
-                "slot {slot} has two sequences"
+                "slot {slot} has two states"
             );
         }
     }

@@ -56,6 +56,8 @@ impl Cpu {
                         skip: f32,
                         value: &mut [f32],
                     ));
+                    // SAFETY: the heads of a sequence are of one task.
+                    unsafe { tasks.save_heads(token, head..head + 1, shape.matrix_len(), state) };
                     continue;
                 }
                 let key = part(value_len + group, shape.state_dim);
@@ -74,6 +76,8 @@ impl Cpu {
                     factors: [f32; 3],
                     value: &mut [f32],
                 ));
+                // SAFETY: the heads of a sequence are of one task.
+                unsafe { tasks.save_heads(token, head..head + 1, shape.matrix_len(), state) };
             }
         });
         self.gate_and_normalise(tasks, shape, &weights.norm);

@@ -39,6 +39,11 @@ pub(crate) struct KvCacheConfig {
     pub(crate) enable_reuse: bool,
     /// Whether the beginning of a block is copied where the whole block does not match.
     pub(crate) enable_partial_reuse: bool,
+    /// Snapshots of recurrent states, without which no prefix is reused where sequences have states; 0 where they have
+    /// none.
+    pub(crate) num_snapshots: u32,
+    /// Tokens of a prompt from one snapshot to the next, besides the one at its end; 0 if there are none.
+    pub(crate) snapshot_interval: Tokens,
 }
 
 impl KvCacheConfig {

@@ -94,7 +94,11 @@ impl<'a> Lookup<'a> {
             }
         }
         let max_reusable = max_found(tokens, max_reusable);
-        let next = self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reusable);
+        // Where sequences have states, the one behind it may not be kept.
+        let next = match self.tiers.snapshots.is_enabled() {
+            true => None,
+            false => self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reusable),
+        };
         PrefixMatch {
             num_tokens,
             num_spared,
@@ -112,10 +116,46 @@ impl<'a> Lookup<'a> {
     ) -> PrefixWalk {
         let max_found = max_found(tokens, max_reusable);
         let enable_partial = self.config.enable_partial_reuse;
-        let walk = self.prefix.walk(root, tokens, max_found, enable_partial);
-        match self.config.groups.num_groups() {
-            1 => walk,
-            _ => self.usable(walk),
+        let mut walk = self.prefix.walk(root, tokens, max_found, enable_partial);
+        loop {
+            if self.tiers.snapshots.is_enabled() {
+                walk = self.to_snapshot(root, &walk);
+            }
+            let num_blocks = walk.num_blocks;
+            if self.config.groups.num_groups() > 1 {
+                walk = self.usable(walk);
+            }
+            if !self.tiers.snapshots.is_enabled() || walk.num_blocks == num_blocks {
+                return walk;
+            }
+        }
+    }
+
+    /// The full blocks that are found for `tokens`, if that is further than the states behind them are kept.
+    pub(super) fn num_blocks_without_state(&self, root: Content, tokens: &[TokenId]) -> Blocks {
+        if !self.tiers.snapshots.is_enabled() {
+            return Blocks::ZERO;
+        }
+        let max_found = max_found(tokens, Tokens(u32::MAX));
+        let walk = self.prefix.walk(root, tokens, max_found, false);
+        let has_state = self.to_snapshot(root, &walk).num_blocks == walk.num_blocks;
+        Blocks(if has_state { 0 } else { walk.num_blocks as u32 })
+    }
+
+    /// As much of `walk` as has a snapshot of the states behind it.
+    fn to_snapshot(&self, root: Content, walk: &PrefixWalk) -> PrefixWalk {
+        let path = self.prefix.path_up(walk.tail);
+        let mut path = (1..=walk.num_blocks).rev().zip(path);
+        let found = path.find(|(_, node)| self.tiers.snapshots.of(*node).is_some());
+        let end = found.and_then(|(num_blocks, node)| {
+            let tail = self.prefix.content_of(node)?;
+            Some((num_blocks, tail))
+        });
+        let (num_blocks, tail) = end.unwrap_or((0, root));
+        PrefixWalk {
+            num_blocks,
+            tail,
+            partial: None,
         }
     }
 

@@ -11,19 +11,21 @@ use std::sync::Arc;
 
 use super::lookup::{Lookup, PrefixMatch};
 use super::prefix::{Content, PrefixIndex, PrefixWalk};
-use super::table::Chain;
+use super::table::{Chain, TakenSnapshot};
 use super::tiers::Tiers;
 use super::{
     BlockTable, KeptBlock, KvCacheConfig, KvUsage, MAX_KV_GROUPS, NextBlock, RetainedPrefix,
     ReuseOptions, ReuseTotals,
 };
-use crate::{BlockCopy, BlockMove};
-use inflight_base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
+use crate::{BlockCopy, BlockMove, StateRestore};
+use inflight_base::{BlockId, Blocks, HostBlockId, SeqSlot, SnapshotId, TokenId, Tokens};
 
 /// Manages the blocks of the KV cache: who holds them, and which content can be reused.
 pub(crate) struct KvCacheManager {
     config: KvCacheConfig,
     tiers: Tiers,
+    /// States that the next step begins with.
+    state_restores: Vec<StateRestore>,
     /// Changes of all tables, to number their versions.
     num_changes: u64,
 }
@@ -44,6 +46,7 @@ impl KvCacheManager {
         Self {
             config,
             tiers: Tiers::new(config),
+            state_restores: Vec::new(),
             num_changes: 0,
         }
     }
@@ -56,6 +59,8 @@ impl KvCacheManager {
             num_used: device.num_blocks() - device.num_free(),
             num_host_blocks: host.num_blocks(),
             num_host_used: host.num_cached(),
+            num_snapshots: self.tiers.snapshots.num_all(),
+            num_snapshots_used: self.tiers.snapshots.num_found(),
             block_size: self.config.block_size,
         }
     }
@@ -136,6 +141,10 @@ impl KvCacheManager {
     /// The first full block of `tokens` that the sequence of `table` has still to write, if others will find it then.
     pub(crate) fn next_block(&self, table: &BlockTable, tokens: &[TokenId]) -> Option<NextBlock> {
         let prefix = self.tiers.prefix()?;
+        if self.tiers.snapshots.is_enabled() {
+            // The state behind it may not be kept.
+            return None;
+        }
         self.lookup(prefix).next_block(table.chain()?, tokens)
     }
 
@@ -184,6 +193,55 @@ impl KvCacheManager {
         num_found
     }
 
+    /// Plans to restore the states behind the first `computed` tokens, which were found, of the sequence in `slot`.
+    /// A snapshot that is taken for another sequence by then is restored before.
+    pub(crate) fn restore_states(
+        &mut self,
+        table: &mut BlockTable,
+        computed: Tokens,
+        slot: SeqSlot,
+    ) {
+        if let Some(snapshot) = table.states_mut().found.take() {
+            self.tiers.totals.num_restored_states += 1;
+            self.state_restores.push(StateRestore {
+                snapshot,
+                slot,
+                num_tokens: computed,
+            });
+        }
+    }
+
+    /// Takes snapshots of the states that a step leaves within `chunk`, a part of the `len` tokens of a context or the
+    /// token of an answer, where they are worth it. Each has the tokens of `chunk` that it sums up.
+    ///
+    /// ```text
+    /// block_size = 4, snapshot_interval = 8, 6 tokens found further than any snapshot; blocks 3 and 5 of an answer
+    ///
+    /// context   |0      |4      |8      |12     |16 17       answer   ...|12     |16     |20
+    /// snapshots         ^ fork  ^       -       ^ end                    ^       ^       ^
+    /// ```
+    pub(crate) fn take_snapshots<'t>(
+        &mut self,
+        table: &'t mut BlockTable,
+        chunk: Range<Tokens>,
+        context: Option<Tokens>,
+    ) -> impl Iterator<Item = (Tokens, SnapshotId)> + use<'t> {
+        let block_size = self.config.block_size;
+        let num_before = table.states().taken.len();
+        if self.tiers.snapshots.is_enabled() && table.chain().is_some_and(|it| it.tail().is_some())
+        {
+            let places = Blocks(chunk.start.0 / block_size.tokens().0 + 1).0
+                ..=chunk.end.0 / block_size.tokens().0;
+            for num_places in places.map(Blocks) {
+                self.take_snapshot(table, num_places, context);
+            }
+        }
+        let taken = table.states().taken.get(num_before..).unwrap_or_default();
+        let with_tokens =
+            move |it: &TakenSnapshot| (it.num_places.tokens(block_size) - chunk.start, it.id);
+        taken.iter().map(with_tokens)
+    }
+
     /// Takes the next blocks of a sequence, if `kv_len` positions need any, and it may hold them.
     #[inline]
     pub(crate) fn grow(&mut self, table: &mut BlockTable, kv_len: Tokens) {
@@ -213,6 +271,9 @@ impl KvCacheManager {
             self.tiers.give_back(block);
         }
         self.stop_registering(table);
+        for taken in &table.states().taken {
+            self.tiers.snapshots.give_back(taken.id);
+        }
         table.clear();
     }
 
@@ -287,9 +348,15 @@ impl KvCacheManager {
         self.tiers.moves()
     }
 
-    /// Forgets the moves: the planned step has them.
+    /// The states to be restored before the next step is computed.
+    pub(crate) fn state_restores(&self) -> &[StateRestore] {
+        &self.state_restores
+    }
+
+    /// Forgets the moves, and the states to be restored: the planned step has them.
     pub(crate) fn clear_moves(&mut self) {
         self.tiers.clear_moves();
+        self.state_restores.clear();
     }
 
     /// Moves what is cached to host memory, as far as there is room, while no sequence has blocks. Returns what is
@@ -342,7 +409,9 @@ impl KvCacheManager {
         let chains = tables.iter().filter_map(|table| table.chain());
         let roots: Vec<_> = chains.map(|chain| chain.root()).collect();
         let held = tables.iter().flat_map(|table| table.held_from_the_end());
-        self.tiers.check_integrity(held, &roots);
+        let taken = tables.iter().flat_map(|table| &table.states().taken);
+        let snapshots = taken.map(|taken| taken.id);
+        self.tiers.check_integrity(held, snapshots, &roots);
     }
 
     /// The number of free blocks whose content can be found.
@@ -408,11 +477,19 @@ impl KvCacheManager {
             table.end_at(group, walk.num_blocks);
         }
         table.set_chain(Chain::new(root, walk.tail, walk.num_blocks));
+        let last = walk.tail.block();
+        let found = last.and_then(|last| self.tiers.snapshots.of(last));
+        let fork = lookup.num_blocks_without_state(prefix.root(root), tokens);
+        let states = table.states_mut();
+        (states.found, states.fork) = (found, fork);
         let partial = sources.into_iter().filter(|&block| block != BlockId::NONE);
         for block in table.held_from_the_end().chain(partial) {
             self.tiers.hold(block);
         }
 
+        if let Some(found) = found {
+            self.tiers.snapshots.reuse(found);
+        }
         let num_blocks = Tokens(tokens.len() as u32).blocks_ceil(self.config.block_size);
         let num_reused = walk.num_blocks as u64 + u64::from(walk.partial.is_some());
         let num_missed = u64::from(num_blocks.0) - num_reused;
@@ -469,6 +546,38 @@ impl KvCacheManager {
         table.set_next_commit(self.next_commit(table, computed));
     }
 
+    /// Takes a snapshot behind `num_places`, if it is worth it: of a context of so many tokens, or of an answer.
+    fn take_snapshot(
+        &mut self,
+        table: &mut BlockTable,
+        num_places: Blocks,
+        context: Option<Tokens>,
+    ) {
+        let config = &self.config;
+        let states = table.states();
+        let is_worth_it = context.is_none_or(|len| {
+            let interval = config.snapshot_interval.blocks_ceil(config.block_size).0;
+            // The last token is always computed, because its logits give the next one.
+            let end = (len - Tokens(1)).floor_to_block(config.block_size);
+            num_places.tokens(config.block_size) == end
+                || num_places == states.fork
+                || interval > 0 && num_places.0.is_multiple_of(interval)
+        });
+        if !is_worth_it || states.has_taken(num_places) {
+            return;
+        }
+        let is_passing = context.is_none();
+        let passing = states.passing.filter(|_| is_passing);
+        if let Some(id) = self.tiers.take_snapshot(passing) {
+            self.tiers.totals.num_saved_states += 1;
+            table.states_mut().taken.push(TakenSnapshot {
+                id,
+                num_places,
+                is_passing,
+            });
+        }
+    }
+
     /// Gives `table` a new version.
     fn mark_changed(&mut self, table: &mut BlockTable) {
         self.num_changes += 1;
@@ -510,7 +619,7 @@ impl KvCacheManager {
     fn register_full_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let block_size = self.config.block_size.tokens().index();
         let num_groups = self.config.groups.num_groups();
-        let (blocks, chain) = table.blocks_and_chain();
+        let (blocks, chain, states) = table.blocks_chain_and_states();
         let Some(chain) = chain else { return };
         while let Some(tail) = chain.tail()
             && (chain.num_committed() + 1) * block_size <= computed.len()
@@ -528,7 +637,11 @@ impl KvCacheManager {
             };
             let tokens = &computed[place * block_size..][..block_size];
             let content = self.tiers.register(tail, tokens, *block);
-            if let Some(node) = content.and_then(Content::block) {
+            let node = content.and_then(Content::block);
+            if let Some(taken) = states.pop(Blocks(place as u32 + 1)) {
+                self.tiers.attach_snapshot(taken, node, &mut states.passing);
+            }
+            if let Some(node) = node {
                 let beside = (1..).zip(beside).filter(|(_, it)| **it != BlockId::NONE);
                 for (group, block) in beside {
                     self.tiers.put_beside(node, group, *block);

@@ -32,6 +32,7 @@
 //! pool.rs         the blocks of one of them: who holds each, and the free list
 //! prefix.rs       the prefix index: which block holds which tokens after which others
 //! roots.rs        its roots, one for each cache salt
+//! snapshots.rs    snapshots of recurrent states, by the contents that they sum up
 //! next_block.rs   the name of a block's content before it is written
 //! table.rs        a sequence's block table
 //! groups.rs       groups of layers, each with blocks of its own
@@ -49,6 +50,7 @@ mod pool;
 mod prefix;
 mod retained;
 mod roots;
+mod snapshots;
 mod table;
 mod tiers;
 mod usage;

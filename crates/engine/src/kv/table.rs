@@ -3,7 +3,8 @@
 use super::MAX_KV_GROUPS;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use inflight_base::{BlockId, Blocks, Tokens};
+use super::snapshots::PassingSnapshot;
+use inflight_base::{BlockId, Blocks, SnapshotId, Tokens};
 
 /// The block table of a sequence: position `p` is at place `p / block_size`, at offset `p % block_size` of the block
 /// that each group of layers has there.
@@ -30,6 +31,29 @@ struct Places {
     groups: [GroupPlaces; MAX_KV_GROUPS],
     /// `None` if others cannot reuse the sequence's blocks.
     chain: Option<Chain>,
+    states: StateSnapshots,
+}
+
+/// Snapshots of the recurrent states of a sequence.
+#[derive(Debug, Default)]
+pub(super) struct StateSnapshots {
+    /// Those that a step takes or has taken, and that nobody finds yet, by the places that they sum up.
+    pub(super) taken: Vec<TakenSnapshot>,
+    /// The one that it begins with, until that is planned.
+    pub(super) found: Option<SnapshotId>,
+    /// The last one of the answer.
+    pub(super) passing: Option<PassingSnapshot>,
+    /// The places whose content another sequence has computed, further than any snapshot: prompts part behind them.
+    pub(super) fork: Blocks,
+}
+
+/// A snapshot that nobody finds yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakenSnapshot {
+    pub(super) id: SnapshotId,
+    pub(super) num_places: Blocks,
+    /// Whether it is of an answer.
+    pub(super) is_passing: bool,
 }
 
 /// What a table has of one group of layers.
@@ -218,6 +242,7 @@ impl BlockTable {
         self.places.num_groups = 0;
         self.places.groups = Default::default();
         self.places.chain = None;
+        self.places.states.clear();
         (self.version, self.len, self.next_commit) = (0, Blocks::ZERO, Tokens::ZERO);
     }
 
@@ -231,6 +256,29 @@ impl BlockTable {
         (&self.places.blocks, self.places.chain.as_mut())
     }
 
+    /// The blocks of all places, their path, and snapshots of the recurrent states behind them.
+    pub(super) fn blocks_chain_and_states(
+        &mut self,
+    ) -> (&[BlockId], Option<&mut Chain>, &mut StateSnapshots) {
+        let Places {
+            blocks,
+            chain,
+            states,
+            ..
+        } = &mut *self.places;
+        (blocks, chain.as_mut(), states)
+    }
+
+    /// Snapshots of its recurrent states.
+    pub(super) fn states(&self) -> &StateSnapshots {
+        &self.places.states
+    }
+
+    /// The same, to be changed.
+    pub(super) fn states_mut(&mut self) -> &mut StateSnapshots {
+        &mut self.places.states
+    }
+
     /// Sets the path of its blocks.
     pub(super) fn set_chain(&mut self, chain: Chain) {
         self.places.chain = Some(chain);
@@ -239,6 +287,25 @@ impl BlockTable {
     /// Takes the path out: what the sequence computes from now on is not registered.
     pub(super) fn take_chain(&mut self) -> Option<Chain> {
         self.places.chain.take()
+    }
+}
+
+impl StateSnapshots {
+    /// Whether a snapshot behind `num_places` was taken, and nobody finds it yet.
+    pub(super) fn has_taken(&self, num_places: Blocks) -> bool {
+        self.taken.iter().any(|it| it.num_places == num_places)
+    }
+
+    /// Takes the snapshot behind `num_places` out.
+    pub(super) fn pop(&mut self, num_places: Blocks) -> Option<TakenSnapshot> {
+        let index = self.taken.iter().position(|it| it.num_places == num_places);
+        index.map(|index| self.taken.swap_remove(index))
+    }
+
+    fn clear(&mut self) {
+        self.taken.clear();
+        (self.found, self.passing) = (None, None);
+        self.fork = Blocks::ZERO;
     }
 }
 

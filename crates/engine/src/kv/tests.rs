@@ -19,6 +19,8 @@ pub(super) fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
         max_chunk: Tokens(16),
         enable_reuse: true,
         enable_partial_reuse: true,
+        num_snapshots: 0,
+        snapshot_interval: Tokens(0),
     }
 }
 

@@ -27,9 +27,11 @@ use std::sync::Arc;
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
+use super::snapshots::{PassingSnapshot, Snapshots};
+use super::table::TakenSnapshot;
 use super::{KeptBlock, KeptParent, KvCacheConfig, ReuseTotals};
 use crate::{BlockCopy, BlockMove};
-use inflight_base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
+use inflight_base::{BlockId, Blocks, HostBlockId, SnapshotId, TokenId, Tokens};
 
 /// All blocks, the prefix index over their contents, and the moves that the next step makes.
 pub(super) struct Tiers {
@@ -40,6 +42,7 @@ pub(super) struct Tiers {
     prefix: Option<PrefixIndex>,
     config: KvCacheConfig,
     moves: Vec<BlockMove>,
+    pub(super) snapshots: Snapshots,
     pub(super) totals: ReuseTotals,
 }
 
@@ -54,6 +57,7 @@ impl Tiers {
             prefix: config.enable_reuse.then(new_index),
             config,
             moves: Vec::new(),
+            snapshots: Snapshots::new(config.num_snapshots, num_all.index()),
             totals: ReuseTotals::default(),
         }
     }
@@ -390,9 +394,42 @@ impl Tiers {
             .collect()
     }
 
+    /// Takes a snapshot for a sequence, see [`Snapshots::take`].
+    pub(super) fn take_snapshot(&mut self, passing: Option<PassingSnapshot>) -> Option<SnapshotId> {
+        let prefix = self.prefix.as_ref();
+        let is_retained = |block| prefix.is_some_and(|prefix| prefix.is_retained(block));
+        self.snapshots.take(passing, is_retained)
+    }
+
+    /// Lets others find a snapshot behind the content of `node`, if that is in the index.
+    pub(super) fn attach_snapshot(
+        &mut self,
+        taken: TakenSnapshot,
+        node: Option<BlockId>,
+        passing: &mut Option<PassingSnapshot>,
+    ) {
+        let TakenSnapshot { id, is_passing, .. } = taken;
+        match node {
+            None => self.snapshots.give_back(id),
+            Some(node) if is_passing => {
+                *passing = self.snapshots.attach_passing(id, node, *passing);
+            }
+            Some(node) => self.snapshots.attach(id, node),
+        }
+    }
+
     /// Panics unless every block of the device is free or held by as many as `held` says, no host block is held, and
-    /// the index agrees. `entered` are the roots of all sequences that have entered.
-    pub(super) fn check_integrity(&self, held: impl Iterator<Item = BlockId>, entered: &[RootId]) {
+    /// the index agrees. `entered` are the roots of all sequences that have entered, and `snapshots` are those that
+    /// sequences hold.
+    pub(super) fn check_integrity(
+        &self,
+        held: impl Iterator<Item = BlockId>,
+        snapshots: impl Iterator<Item = SnapshotId>,
+        entered: &[RootId],
+    ) {
+        let prefix = self.prefix.as_ref();
+        let is_registered = |block| prefix.is_some_and(|prefix| prefix.is_registered(block));
+        self.snapshots.check_integrity(snapshots, is_registered);
         let is_cached = |block| self.has_content(block);
         let is_retained = |block| self.is_retained(block);
         self.device.check_integrity(held, is_cached, is_retained);
@@ -427,6 +464,7 @@ impl Tiers {
     fn relocate(&mut self, from: BlockId, to: BlockId) {
         let prefix = self.prefix.as_mut().expect("a content is in an index");
         prefix.relocate(from, to);
+        self.snapshots.relocate(from, to);
         self.set_cached(from, false);
         self.set_cached(to, true);
         self.show_retained(to);
@@ -438,10 +476,12 @@ impl Tiers {
             device,
             host,
             prefix,
+            snapshots,
             ..
         } = self;
         if let Some(prefix) = prefix {
             let mut set_blank = |forgotten| {
+                snapshots.forget(forgotten);
                 let (pool, local) = pool_of(device, host, forgotten);
                 pool.set_cached(local, false);
             };

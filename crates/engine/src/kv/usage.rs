@@ -13,6 +13,10 @@ pub struct KvUsage {
     pub num_host_blocks: Blocks,
     /// Those that have a content.
     pub num_host_used: Blocks,
+    /// Snapshots of recurrent states.
+    pub num_snapshots: u32,
+    /// Those that sequences can begin with.
+    pub num_snapshots_used: u32,
     /// Positions per block.
     pub block_size: BlockSize,
 }
@@ -39,6 +43,10 @@ pub struct ReuseTotals {
     pub num_offloaded_blocks: u64,
     /// Blocks that came back from there.
     pub num_onboarded_blocks: u64,
+    /// Snapshots of recurrent states that were taken.
+    pub num_saved_states: u64,
+    /// Sequences that began with one.
+    pub num_restored_states: u64,
 }
 
 impl ReuseTotals {
@@ -51,6 +59,8 @@ impl ReuseTotals {
             num_reused_tokens: self.num_reused_tokens + other.num_reused_tokens,
             num_offloaded_blocks: self.num_offloaded_blocks + other.num_offloaded_blocks,
             num_onboarded_blocks: self.num_onboarded_blocks + other.num_onboarded_blocks,
+            num_saved_states: self.num_saved_states + other.num_saved_states,
+            num_restored_states: self.num_restored_states + other.num_restored_states,
         }
     }
 }
@@ -68,6 +78,8 @@ mod tests {
             num_reused_tokens: first + 3,
             num_offloaded_blocks: first + 4,
             num_onboarded_blocks: first + 5,
+            num_saved_states: first + 6,
+            num_restored_states: first + 7,
         };
         let sum = ReuseTotals {
             num_taken_blocks: 110,
@@ -76,6 +88,8 @@ mod tests {
             num_reused_tokens: 116,
             num_offloaded_blocks: 118,
             num_onboarded_blocks: 120,
+            num_saved_states: 122,
+            num_restored_states: 124,
         };
         assert_eq!(totals(10).plus(totals(100)), sum);
     }

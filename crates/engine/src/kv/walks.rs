@@ -12,7 +12,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
 use crate::BlockMove;
-use inflight_base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
+use inflight_base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
 
 /// Few, so that prompts begin alike.
 const NUM_LETTERS: u32 = 2;
@@ -55,6 +55,8 @@ struct WalkSequence {
     origin: u64,
     table: BlockTable,
     computed: usize,
+    /// Of what its recurrent states sum up.
+    state: u64,
     is_running: bool,
 }
 
@@ -83,6 +85,8 @@ struct World {
     memory: Vec<Vec<u64>>,
     /// The same in host memory.
     host_memory: Vec<Vec<u64>>,
+    /// What each snapshot sums up.
+    snapshots: Vec<u64>,
     sequences: Vec<WalkSequence>,
     retained: VecDeque<RetainedPrefix>,
     num_added: u64,
@@ -99,6 +103,7 @@ impl World {
             block_size,
             memory: vec![vec![NOTHING; block_size]; config.num_blocks.index()],
             host_memory: vec![vec![NOTHING; block_size]; config.num_host_blocks.index()],
+            snapshots: vec![NOTHING; config.num_snapshots as usize],
             sequences: Vec::new(),
             retained: VecDeque::new(),
             num_added: 0,
@@ -154,6 +159,7 @@ impl World {
             origin,
             table: BlockTable::default(),
             computed: 0,
+            state: NOTHING,
             is_running: false,
         });
     }
@@ -189,7 +195,10 @@ impl World {
         let it = &self.sequences[nth];
         let num_needed = it.computed.div_ceil(self.block_size) * self.config.groups.num_groups();
         let has_no_blank_block = it.table.total_len().index() == num_needed;
-        if !it.is_running || it.computed + 1 != it.tokens.len() || !has_no_blank_block {
+        // States are not shared.
+        let has_states = self.config.num_snapshots > 0;
+        let can_part = it.is_running && it.computed + 1 == it.tokens.len() && has_no_blank_block;
+        if has_states || !can_part {
             return;
         }
         let mut table = BlockTable::default();
@@ -228,6 +237,11 @@ impl World {
                     self.memory[target.index()] = self.host_memory[source.index()].clone();
                 }
             }
+        }
+        for restore in self.cache.state_restores() {
+            let sequence = &mut self.sequences[restore.slot.index()];
+            assert_eq!(restore.num_tokens.index(), sequence.computed);
+            sequence.state = self.snapshots[restore.snapshot.index()];
         }
         self.blank_what_is_not_computed();
         for nth in 0..self.sequences.len() {
@@ -275,7 +289,8 @@ impl World {
 
     /// Starts those that wait, in order, while there is room.
     fn start_waiting(&mut self) {
-        for sequence in self.sequences.iter_mut().filter(|it| !it.is_running) {
+        let waiting = (0..).map(SeqSlot).zip(&mut self.sequences);
+        for (slot, sequence) in waiting.filter(|(_, it)| !it.is_running) {
             let num_free = self.cache.usage().num_free();
             let max_reused = sequence.max_reused;
             let found = self
@@ -291,6 +306,11 @@ impl World {
                 max_reused,
             );
             assert_eq!(reused, found.num_tokens);
+            self.cache.restore_states(&mut sequence.table, reused, slot);
+            sequence.state = match reused {
+                Tokens::ZERO => sequence.origin,
+                _ => NOTHING,
+            };
             assert!(reused < sequence.len(), "the last token is computed");
             assert!(reused <= max_reused, "no more than it may take over");
             assert_eq!(self.cache.usage().num_free(), num_free - found.lacking);
@@ -322,6 +342,12 @@ impl World {
         let known = sequence.tokens.len();
         let max_chunk = (known - sequence.computed).min(self.config.max_chunk.index());
         let end = sequence.computed + 1 + choice % max_chunk;
+        let chunk = Tokens(sequence.computed as u32)..Tokens(end as u32);
+        let context = (sequence.computed + 1 < known).then_some(sequence.len());
+        let taken = self
+            .cache
+            .take_snapshots(&mut sequence.table, chunk, context);
+        let taken: Vec<_> = taken.collect();
         let table = &sequence.table;
         assert!(
             (sequence.computed + max_chunk).div_ceil(self.block_size) <= table.len().index(),
@@ -331,6 +357,17 @@ impl World {
         let num_held = table.held_from_the_end().count();
         assert!(num_held <= self.cache.max_blocks(sequence.len()).index());
         let chain = sequence.chain();
+        if self.config.num_snapshots > 0 {
+            let before = sequence.computed.checked_sub(1);
+            let expected = before.map_or(sequence.origin, |last| chain[last]);
+            assert_eq!(sequence.state, expected, "the states of sequence {nth}");
+            for (num_tokens, id) in taken {
+                let last = sequence.computed + num_tokens.index() - 1;
+                assert!(last < end, "{id:?} is of this step");
+                self.snapshots[id.index()] = chain[last];
+            }
+            sequence.state = chain[end - 1];
+        }
         let windows = self.config.groups.windows();
         for (query, (group, window)) in (sequence.computed..end)
             .flat_map(|query| windows.iter().enumerate().map(move |it| (query, it)))
@@ -369,7 +406,8 @@ impl World {
         let num_full = sequence.computed / self.block_size;
         // With several groups, another sequence may have had the block beside a node, which is evicted by itself.
         let groups = &self.config.groups;
-        let finds_all = !groups.any_windows() && groups.num_groups() == 1;
+        let finds_all =
+            !groups.any_windows() && groups.num_groups() == 1 && self.config.num_snapshots == 0;
         if before.is_some_and(|before| before < num_full) && finds_all {
             let mut longer = sequence.tokens[..sequence.computed].to_vec();
             longer.push(0);
@@ -400,25 +438,39 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
     let flags = (proptest::bool::weighted(0.9), any::<bool>());
     let num_host_blocks = prop_oneof![1 => Just(0), 2 => 1u32..12];
     let blocks = (0u32..20, num_host_blocks);
-    (1u32..=4, 1usize..24, blocks, 1u32..9, groups, flags).prop_map(
-        |(block_size, max_len, blocks, max_chunk, groups, flags)| {
-            let (more_blocks, num_host_blocks) = blocks;
-            let (enable_reuse, enable_partial_reuse) = flags;
-            let num_host_blocks = if enable_reuse { num_host_blocks } else { 0 };
-            let mut config = KvCacheConfig {
-                num_blocks: Blocks(1),
-                num_host_blocks: Blocks(num_host_blocks),
-                block_size: BlockSize::new(block_size).expect("not zero"),
-                groups,
-                max_chunk: Tokens(max_chunk),
-                enable_reuse,
-                enable_partial_reuse,
-            };
-            let one = KvCacheManager::new(config).max_blocks(Tokens(max_len as u32));
-            config.num_blocks = one + Blocks(more_blocks);
-            (config, max_len)
-        },
+    let snapshots = (prop_oneof![2 => Just(0), 1 => 1u32..6], 0u32..8);
+    (
+        1u32..=4,
+        1usize..24,
+        blocks,
+        1u32..9,
+        groups,
+        flags,
+        snapshots,
     )
+        .prop_map(
+            |(block_size, max_len, blocks, max_chunk, groups, flags, snapshots)| {
+                let (more_blocks, num_host_blocks) = blocks;
+                let (enable_reuse, enable_partial_reuse) = flags;
+                let num_host_blocks = if enable_reuse { num_host_blocks } else { 0 };
+                let (num_snapshots, snapshot_interval) = snapshots;
+                let num_snapshots = if enable_reuse { num_snapshots } else { 0 };
+                let mut config = KvCacheConfig {
+                    num_blocks: Blocks(1),
+                    num_host_blocks: Blocks(num_host_blocks),
+                    block_size: BlockSize::new(block_size).expect("not zero"),
+                    groups,
+                    max_chunk: Tokens(max_chunk),
+                    enable_reuse,
+                    enable_partial_reuse: enable_partial_reuse && num_snapshots == 0,
+                    num_snapshots,
+                    snapshot_interval: Tokens(snapshot_interval),
+                };
+                let one = KvCacheManager::new(config).max_blocks(Tokens(max_len as u32));
+                config.num_blocks = one + Blocks(more_blocks);
+                (config, max_len)
+            },
+        )
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
@@ -457,7 +509,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         cases: 2000,
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
-            "crates/engine/src/kv/walks.proptest-regressions",
+            "src/kv/walks.proptest-regressions",
         ))),
         ..ProptestConfig::default()
     })]

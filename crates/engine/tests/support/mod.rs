@@ -401,6 +401,13 @@ struct OutStep {
     written: BTreeMap<BlockId, SequenceId>,
 }
 
+/// Recurrent states, each the entry of the last token that it sums up.
+struct States {
+    /// By row.
+    of_sequences: Vec<u64>,
+    snapshots: Vec<u64>,
+}
+
 /// An engine, its runner, and all requests added to it.
 pub struct World {
     pub config: EngineConfig,
@@ -412,6 +419,7 @@ pub struct World {
     host_cache: Vec<u64>,
     /// The same for the draft model.
     draft_caches: [Vec<u64>; 2],
+    states: States,
     /// Steps in flight, oldest first, as with a runner on another thread.
     out: VecDeque<OutStep>,
     /// Padding tokens of the last planned step.
@@ -443,6 +451,10 @@ impl World {
             host_cache: vec![0; config.num_host_blocks.tokens(config.block_size).index()],
             draft_caches: [config.num_blocks, config.num_host_blocks]
                 .map(|num_blocks| vec![0; num_blocks.tokens(config.block_size).index()]),
+            states: States {
+                of_sequences: vec![0; config.max_num_active as usize],
+                snapshots: vec![0; config.num_state_snapshots as usize],
+            },
             out: VecDeque::new(),
             num_padding_tokens: 0,
             num_copies: 0,
@@ -534,6 +546,9 @@ impl World {
         check_step(&step, &self.config, &mut self.streams);
         let (mut output, mut of_host) = (StepOutput::default(), Vec::new());
         for plan in step.plans() {
+            if self.config.num_state_snapshots > 0 {
+                self.states.run(&plan);
+            }
             run(
                 &plan,
                 &self.config,
@@ -832,6 +847,40 @@ fn make_moves(moves: &[BlockMove], block_size: usize, cache: &mut [u64], host_ca
                 .copy_from_slice(&cache[positions(source.index())]),
             BlockMove::Onboard { source, target } => cache[positions(target.index())]
                 .copy_from_slice(&host_cache[positions(source.index())]),
+        }
+    }
+}
+
+impl States {
+    /// Computes the states of a plan, one token behind the other.
+    fn run(&mut self, plan: &StepPlan<'_>) {
+        for restore in plan.state_restores {
+            let state = self.snapshots[restore.snapshot.index()];
+            self.of_sequences[restore.slot.index()] = state;
+        }
+        for (index, planned) in plan.sequences.iter().enumerate() {
+            let tokens = plan.sampling_input(index).tokens;
+            let entry = |len: usize| {
+                let tokens = &tokens[..len];
+                let entry = |entry, token: &TokenId| chain(entry, *token);
+                tokens.iter().fold(FIRST_ENTRY, entry)
+            };
+            let end = planned.kv_len as usize;
+            let start = end - planned.tokens.len();
+            let state = &mut self.of_sequences[planned.slot.index()];
+            let is_repeated = planned.tokens.len() == 1 && *state == entry(end);
+            assert!(
+                start == 0 || *state == entry(start) || is_repeated,
+                "{:?} goes on behind {start} tokens, and its states sum up others",
+                planned.id
+            );
+            let saves = plan.state_saves.iter();
+            for save in saves.filter(|save| planned.tokens.contains(&save.token)) {
+                let len = start + (save.token - planned.tokens.start) as usize + 1;
+                assert!(len.is_multiple_of(plan.block_size.tokens().index()));
+                self.snapshots[save.snapshot.index()] = entry(len);
+            }
+            *state = entry(end);
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt::Display;
 
 use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
-use inflight_config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
+use inflight_config::{
+    BatchingScheme, MAX_STATE_SNAPSHOTS, ModelConfig, Scheduling, Settings, SpeculationKind,
+};
 use inflight_engine::{BlockReuse, EngineConfig, PromptLookup, Speculation};
 use inflight_runner::GroupedLayers;
 
@@ -31,7 +33,7 @@ pub trait ModelDimensions {
     }
 
     /// Bytes of the recurrent states of a sequence, whatever its length; `None` if the model has none. A state sums up
-    /// a whole sequence, so prefixes are not reused.
+    /// a whole sequence, so a prefix is reused only where a snapshot of the states behind it is kept.
     fn state_bytes(&self) -> Option<u64> {
         None
     }
@@ -99,12 +101,11 @@ pub fn engine_config(
     let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
     let fraction = settings.kv_cache_free_mem_fraction;
     let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
-    let reuse = match sees_whole_prompts || has_states {
-        true => BlockReuse::Off,
-        false => reuse(settings)?,
+    let reuse = match reuse(settings)? {
+        _ if sees_whole_prompts => BlockReuse::Off,
+        BlockReuse::PartialBlocks if has_states => BlockReuse::WholeBlocks,
+        reuse => reuse,
     };
-    let keeps_prefixes = reuse != BlockReuse::Off
-        && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
     let available_bytes = match available_bytes {
         Some(bytes) => Some(without_states(
             bytes,
@@ -114,6 +115,20 @@ pub fn engine_config(
         None => None,
     };
     let kv_bytes = available_bytes.map(|bytes| (bytes as f64 * fraction) as u64);
+    let num_snapshots = match model.state_bytes() {
+        Some(bytes) if reuse != BlockReuse::Off => {
+            num_snapshots(settings, bytes, max_num_requests, kv_bytes)?
+        }
+        _ => 0,
+    };
+    let snapshot_bytes = model.state_bytes().unwrap_or(0) * u64::from(num_snapshots);
+    let kv_bytes = kv_bytes.map(|bytes| bytes - snapshot_bytes);
+    let reuse = match has_states && num_snapshots == 0 {
+        true => BlockReuse::Off,
+        false => reuse,
+    };
+    let keeps_prefixes = reuse != BlockReuse::Off
+        && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
         && settings.gpt_model_type == BatchingScheme::InflightFused;
@@ -147,6 +162,8 @@ pub fn engine_config(
         },
         plan_ahead,
         reuse,
+        num_state_snapshots: num_snapshots,
+        state_snapshot_interval: Tokens(settings.state_snapshot_interval),
         groups: groups.windows(),
         paged_kv,
         speculation,
@@ -228,19 +245,17 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
 
 /// Settings by which sequences share, copy or roll back what they have computed.
 pub(crate) struct Sharing {
-    pub enable_kv_cache_reuse: Option<bool>,
     pub max_beam_width: u32,
     pub speculation: SpeculationKind,
-    pub kv_cache_host_memory_bytes: u64,
+    pub has_kv_cache_file: bool,
 }
 
 impl Sharing {
     fn of(settings: &Settings) -> Self {
         Self {
-            enable_kv_cache_reuse: settings.enable_kv_cache_reuse,
             max_beam_width: settings.max_beam_width,
             speculation: settings.speculation,
-            kv_cache_host_memory_bytes: settings.kv_cache_host_memory_bytes,
+            has_kv_cache_file: settings.kv_cache_file.is_some(),
         }
     }
 }
@@ -248,23 +263,16 @@ impl Sharing {
 /// Refuses settings that models with recurrent states do not have.
 pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     let given = [
-        (
-            "enable_kv_cache_reuse is true",
-            sharing.enable_kv_cache_reuse == Some(true),
-        ),
         ("max_beam_width is above 1", sharing.max_beam_width > 1),
         (
             "speculation is on",
             sharing.speculation != SpeculationKind::None,
         ),
-        (
-            "kv_cache_host_memory_bytes is not 0",
-            sharing.kv_cache_host_memory_bytes != 0,
-        ),
+        ("kv_cache_file is given", sharing.has_kv_cache_file),
     ];
     refuse_given(
         &given,
-        "the model has layers with recurrent states, which are neither shared, copied nor rolled back",
+        "the model has layers with recurrent states, which are neither shared by beams, rolled back nor in a file",
     )
 }
 
@@ -295,6 +303,30 @@ fn without_states(
             ),
             remedy: "lower max_num_requests or max_batch_size".to_owned(),
         })
+}
+
+/// Snapshots of recurrent states of so many bytes each, in the memory of the KV cache.
+fn num_snapshots(
+    settings: &Settings,
+    state_bytes: u64,
+    max_num_requests: u32,
+    kv_bytes: Option<u64>,
+) -> Result<u32, LoadError> {
+    let fitting = |bytes: u64| u32::try_from(bytes / state_bytes.max(1)).unwrap_or(u32::MAX);
+    match (settings.max_state_snapshots, kv_bytes) {
+        (Some(max), Some(bytes)) if max > fitting(bytes) => Err(LoadError::Config {
+            problem: format!(
+                "max_state_snapshots is {max}, each takes {state_bytes} bytes, and the KV cache may use {bytes} bytes"
+            ),
+            remedy: format!("write at most {}, or leave it out", fitting(bytes / 4)),
+        }),
+        (Some(max), _) => Ok(max),
+        (None, kv_bytes) => {
+            let fitting = kv_bytes.map_or(u32::MAX, |bytes| fitting(bytes / 4));
+            let usual = max_num_requests.saturating_mul(2);
+            Ok(usual.min(fitting).min(MAX_STATE_SNAPSHOTS))
+        }
+    }
 }
 
 /// Whether a context may be computed over several steps.
@@ -535,13 +567,39 @@ mod tests {
     }
 
     #[test]
-    fn states_take_memory_before_blocks_do_and_prefixes_are_not_reused() {
+    fn states_and_their_snapshots_take_memory_before_blocks_do() {
         let sized = |parameters: &[(&str, &str)], available| {
             engine_config(&config(parameters), &WITH_STATES, Some(available))
         };
-        let engine = sized(&[], 8000 + 2 * 40 * 3200).expect("good settings");
-        assert_eq!(engine.num_blocks, Blocks(40));
-        assert_eq!(engine.reuse, BlockReuse::Off);
+        let kv_bytes = 40 * 3200;
+        let available = 8000 + 2 * kv_bytes;
+        let engine = sized(&[], available).expect("good settings");
+        assert_eq!(engine.num_state_snapshots, 16);
+        assert_eq!(engine.num_blocks, Blocks(35), "in 128000 - 16000 bytes");
+        assert_eq!(engine.reuse, BlockReuse::WholeBlocks);
+        let engine = sized(&[], 8000 + 2 * 52_000);
+        let error = engine.expect_err("refused").to_string();
+        assert!(error.contains("12 blocks"), "13 snapshots: {error}");
+        for without in [
+            ("max_state_snapshots", "0"),
+            ("enable_kv_cache_reuse", "false"),
+        ] {
+            let engine = sized(&[without], available).expect("good settings");
+            let figures = (engine.num_state_snapshots, engine.num_blocks, engine.reuse);
+            assert_eq!(figures, (0, Blocks(40), BlockReuse::Off));
+        }
+        let given = [
+            ("max_state_snapshots", "5"),
+            ("state_snapshot_interval", "64"),
+        ];
+        let engine = sized(&given, available).expect("good settings");
+        let figures = (engine.num_state_snapshots, engine.state_snapshot_interval);
+        assert_eq!(figures, (5, Tokens(64)));
+        let error = sized(&[("max_state_snapshots", "129")], available);
+        let error = error.expect_err("refused").to_string();
+        for words in ["is 129", "1000 bytes", "128000 bytes", "at most 32"] {
+            assert!(error.contains(words), "{error}");
+        }
         let error = sized(&[], 7999).expect_err("refused").to_string();
         let words = "the recurrent states of 8 sequences take 1000 bytes each, and 7999 bytes are available";
         assert!(
@@ -549,16 +607,9 @@ mod tests {
             "{error}"
         );
         for (parameter, problem) in [
-            (
-                ("enable_kv_cache_reuse", "true"),
-                "enable_kv_cache_reuse is true",
-            ),
             (("max_beam_width", "2"), "max_beam_width is above 1"),
             (("speculation", "prompt_lookup"), "speculation is on"),
-            (
-                ("kv_cache_host_memory_bytes", "1000000"),
-                "kv_cache_host_memory_bytes is not 0",
-            ),
+            (("kv_cache_file", "stories.kv"), "kv_cache_file is given"),
         ] {
             let error = sized(&[parameter], 1 << 30)
                 .expect_err("refused")

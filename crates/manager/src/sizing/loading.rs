@@ -84,7 +84,8 @@ pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u6
 /// Bytes of the recurrent states of all sequences.
 pub(super) fn state_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     let of_one = model.state_bytes().unwrap_or(0);
-    of_one.saturating_mul(engine.max_num_requests.into())
+    let num_states = u64::from(engine.max_num_requests) + u64::from(engine.num_state_snapshots);
+    of_one.saturating_mul(num_states)
 }
 
 pub(super) fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {

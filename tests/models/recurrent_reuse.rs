@@ -1,0 +1,115 @@
+//! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix.
+
+use inflight_engine::BlockReuse;
+
+use crate::batching::{each_as_alone, prompt, requests_that_share};
+use crate::families::RECURRENT;
+use crate::family_rounding::{INT4, INT8};
+use crate::schedules::{pausing, pausing_with_host_memory, twice};
+use crate::support::{Happened, Request, Setup, serve_alone};
+
+/// Few tokens a step, so that contexts have chunks, and small blocks.
+fn reusing(num_state_snapshots: u32) -> Setup {
+    Setup {
+        max_num_tokens: 32,
+        block_size: 4,
+        num_blocks: 320,
+        enable_chunked_context: true,
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots,
+        ..Setup::default()
+    }
+}
+
+/// Serves prompts whose beginnings were computed before, and compares each with its run alone, which reuses nothing.
+///
+/// ```text
+/// first         |---- 45 ----|-- 14 --|          snapshots behind 44, the end, and 56, the last block of the answer
+/// parts         |-- 30 --|- 9 -|- 6 -|           28 are in the cache, but not the state behind them: computed again
+/// parts, too    |-- 30 --|- 8 -|- 6 -|           28: that state is there now
+/// conversation  |---- 45 ----|-- 14 --|- 3 -|    56
+/// again         |---- 45 ----|- 6 -|             44: the last token is computed again
+/// ```
+fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
+    let first = Request::greedy(&prompt(7, 45), 14);
+    let answer = serve_alone(&mut setup.load(name), setup, &first).tokens;
+    let later = |arrival, begin: &[_], own: &[_]| Request {
+        arrival,
+        ..Request::greedy(&[begin, own].concat(), 6)
+    };
+    let requests = [
+        later(4, &first.prompt[..30], &prompt(8, 9)),
+        later(20, &first.prompt[..30], &prompt(9, 8)),
+        later(40, &first.prompt, &[&answer, &prompt(9, 3)[..]].concat()),
+        later(45, &first.prompt, &[]),
+        first,
+    ];
+    each_as_alone(name, setup, &requests)
+}
+
+#[test]
+fn a_prompt_begins_behind_the_last_snapshot_of_its_prefix() {
+    for (name, _) in RECURRENT {
+        let happened = reuses_as_alone(name, &reusing(16));
+        assert_eq!(happened.num_reused, 28 + 56 + 44, "{name}: {happened:?}");
+        assert!(happened.num_chunks > 0, "{name}: {happened:?}");
+    }
+}
+
+#[test]
+fn weights_of_8_and_4_bits_change_nothing_of_it() {
+    for (name, _) in RECURRENT {
+        for weights in [INT8, INT4] {
+            let setup = Setup {
+                weights: Some(weights),
+                ..reusing(16)
+            };
+            let happened = reuses_as_alone(name, &setup);
+            assert_eq!(happened.num_reused, 28 + 56 + 44, "{name}: {happened:?}");
+        }
+    }
+}
+
+/// The state behind the common 30 tokens is kept by the first prompt, if they end where one of its snapshots is.
+#[test]
+fn with_an_interval_the_first_prompt_leaves_more_snapshots() {
+    for (state_snapshot_interval, num_reused) in [(14, 16 + 28), (27, 28 + 28)] {
+        let setup = Setup {
+            state_snapshot_interval,
+            ..reusing(16)
+        };
+        let happened = reuses_as_alone("qwen3-5", &setup);
+        assert_eq!(happened.num_reused, num_reused + 56 + 44, "{happened:?}");
+    }
+}
+
+#[test]
+fn with_few_snapshots_less_is_reused_and_no_bit_changes() {
+    let num_reused = |num_state_snapshots| {
+        let setup = reusing(num_state_snapshots);
+        let happened = each_as_alone("qwen3-5", &setup, &twice(requests_that_share()));
+        happened.num_reused
+    };
+    let reused = [1, 2, 4, 64].map(num_reused);
+    assert!(reused.is_sorted() && reused[0] < reused[3], "{reused:?}");
+}
+
+/// Sequences that pause go on behind their last snapshot.
+#[test]
+fn sequences_pause_and_resume_behind_their_snapshots() {
+    for (name, _) in RECURRENT {
+        for (setup, num_host_blocks) in [(pausing(), 0), (pausing_with_host_memory(), 64)] {
+            let setup = Setup {
+                reuse: BlockReuse::WholeBlocks,
+                num_state_snapshots: 12,
+                num_host_blocks,
+                ..setup
+            };
+            let happened = each_as_alone(name, &setup, &twice(requests_that_share()));
+            assert!(happened.num_pauses > 0, "{name}: {happened:?}");
+            assert!(happened.num_reused > 0, "{name}: {happened:?}");
+            let is_moved = happened.num_onboarded > 0;
+            assert_eq!(is_moved, num_host_blocks > 0, "{name}: {happened:?}");
+        }
+    }
+}
