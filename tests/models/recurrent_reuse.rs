@@ -1,6 +1,7 @@
-//! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix.
+//! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix. And speculation:
+//! states roll back behind the drafts that are accepted.
 
-use inflight_engine::BlockReuse;
+use inflight_engine::{BlockReuse, PromptLookup, Speculation};
 
 use crate::batching::{each_as_alone, prompt, requests_that_share};
 use crate::families::RECURRENT;
@@ -111,5 +112,45 @@ fn sequences_pause_and_resume_behind_their_snapshots() {
             let is_moved = happened.num_onboarded > 0;
             assert_eq!(is_moved, num_host_blocks > 0, "{name}: {happened:?}");
         }
+    }
+}
+
+/// Drafts of which some are accepted, of sequences that also pause, resume and reuse prefixes.
+#[test]
+fn states_roll_back_where_drafts_are_rejected() {
+    let [lookup, expected] = [Some(PromptLookup { min: 1, max: 3 }), None];
+    for (name, _) in RECURRENT {
+        let (mut num_accepted, mut num_rejected) = (0, 0);
+        for (prompt_lookup, setup) in [(lookup, reusing(16)), (expected, pausing())] {
+            let setup = Setup {
+                reuse: BlockReuse::WholeBlocks,
+                num_state_snapshots: 12,
+                speculation: Some(Speculation {
+                    max_draft_tokens: 3,
+                    prompt_lookup,
+                    has_draft_model: false,
+                    recomputes_drafts: false,
+                }),
+                ..setup
+            };
+            let mut requests = requests_that_share();
+            for (index, request) in requests.iter_mut().enumerate() {
+                let alone = serve_alone(&mut setup.load(name), &setup, request).tokens;
+                // The first drafts are right.
+                let guess = |(at, token)| match at == 3 + index {
+                    true => (token + 1) % 150,
+                    false => token,
+                };
+                request.drafts.expected = alone.into_iter().enumerate().map(guess).collect();
+            }
+            let happened = each_as_alone(name, &setup, &requests);
+            num_accepted += happened.drafts.num_accepted;
+            num_rejected += happened.drafts.num_drafted - happened.drafts.num_accepted;
+        }
+        let has_both = num_accepted > 20 && num_rejected > 20;
+        assert!(
+            has_both,
+            "{name}: {num_accepted} accepted, {num_rejected} not"
+        );
     }
 }

@@ -368,6 +368,7 @@ def test_requests_of_a_server_that_stops_end_after_the_drain_timeout(repository,
         assert answer.ids == continuation([1], len(answer.ids))
 
 
+@pytest.mark.cancelling
 @pytest.mark.parametrize("fields", ["", QUEUED], ids=["iterative", "queued"])
 def test_a_server_whose_exit_timeout_passes_ends_with_status_1(repository, fields):
     """Streams of both endpoints are in flight then. Server 2.51 destroys the HTTP endpoint under one, and waits for ever for

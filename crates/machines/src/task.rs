@@ -209,6 +209,7 @@ impl Task {
             max_num_requests: limits.max_num_requests,
             // Models with states are on one rank.
             num_state_snapshots: 0,
+            max_draft_tokens: 0,
             max_sampled_rows: Tokens(limits.max_sampled_rows),
             max_seq_len: Tokens(limits.max_seq_len),
             block_size: BlockSize::new(limits.block_size)?,

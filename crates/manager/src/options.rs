@@ -182,7 +182,6 @@ impl ManagerOptions {
         if has_states {
             check_states(&Sharing {
                 max_beam_width: self.max_beam_width.unwrap_or(1),
-                speculation: settings.speculation,
                 has_kv_cache_file: false,
             })?;
         }

@@ -35,6 +35,7 @@ use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
 use super::share::ModelShare;
 use super::spec::{ModelSpec, Norms};
 use super::stage::ModelPart;
+use super::state_slots::StateSlots;
 use super::weights::{Layer, Weights};
 use inflight_base::LoadError;
 use inflight_device::{
@@ -160,8 +161,7 @@ impl<D: Device> Decoder<D> {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
-        let num_states = (limits.max_num_requests, limits.num_state_snapshots);
-        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, num_states)?;
+        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, StateSlots::new(limits))?;
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = Gates::new(device, spec, max_rows)?;
@@ -273,7 +273,7 @@ impl<D: Device> Decoder<D> {
             adapters: inputs.adapters,
         };
         if let Some(recurrence) = &mut self.recurrence {
-            recurrence.begin(inputs);
+            recurrence.begin(run.device, inputs);
         }
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;

@@ -86,6 +86,7 @@ mod sampling_worker;
 mod share;
 pub mod spec;
 mod stage;
+mod state_slots;
 mod step_layout;
 mod step_sampling;
 mod summed;

@@ -16,6 +16,9 @@ pub struct RunnerLimits {
     pub max_num_requests: u32,
     /// Snapshots of recurrent states.
     pub num_state_snapshots: u32,
+    /// The most drafts of a sequence in one step, behind which its recurrent states are kept until it is known which
+    /// are accepted.
+    pub max_draft_tokens: u32,
     /// The most rows of logits in a step that tokens are sampled from: one per sequence, and one per draft.
     pub max_sampled_rows: Tokens,
     /// The most positions of a sequence.
@@ -71,6 +74,7 @@ impl RunnerLimits {
             max_num_tokens: config.max_num_tokens,
             max_num_requests: config.max_sequences(),
             num_state_snapshots: config.num_state_snapshots,
+            max_draft_tokens: config.speculation.map_or(0, |it| it.max_draft_tokens),
             max_sampled_rows: config.max_sampled_rows(),
             max_seq_len: config.max_seq_len,
             block_size: config.block_size,

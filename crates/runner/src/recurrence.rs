@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A sequence has its states in a slot, from its first token on until it ends or is paused. Snapshots of states, from
-//! which sequences with an equal prefix begin, are in slots behind those of sequences.
+//! which sequences with an equal prefix begin, are in slots behind those of sequences. So are the states behind each draft
+//! of a step: where drafts are rejected, the next step goes on from one of these.
 
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -14,10 +15,11 @@ use super::probe::{Operation, Probe, Work};
 use super::recurrence_spec::RecurrenceSpec;
 use super::residual::Probed;
 use super::spec::{ModelSpec, Module};
-use inflight_base::LoadError;
+use super::state_slots::StateSlots;
+use inflight_base::{LoadError, SeqSlot};
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{
-    Device, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
+    Device, KvSpan, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
     RecurrentRule, RuleWeights, StepInputs,
 };
 use inflight_engine::StateRestore;
@@ -47,8 +49,11 @@ pub(super) struct LayerRecurrence<D: Device> {
 pub(super) struct RecurrenceBuffers<D: Device> {
     ops: D::Recurrences,
     states: <D::Recurrences as RecurrentOps<D>>::States,
-    /// The tokens that each slot's states sum up.
+    slots: StateSlots,
+    /// The tokens that the states of each sequence sum up.
     num_tokens: Vec<u32>,
+    /// The drafts of each sequence in its last step.
+    num_drafts: Vec<u32>,
     /// Whether each sequence of the step computes its last token again.
     is_repeated: Vec<bool>,
     x: D::Sums,
@@ -132,7 +137,7 @@ impl<'a> RecurrenceSource<'a> {
 }
 
 impl<D: Device> RecurrenceBuffers<D> {
-    /// Reserves states of `num_sequences`, and snapshots of them, and `max_rows` rows. `None` if no layer has a state.
+    /// Reserves the states of all slots, and `max_rows` rows. `None` if no layer has a state.
     ///
     /// # Errors
     /// Memory is short, or the device has no such layers.
@@ -140,9 +145,8 @@ impl<D: Device> RecurrenceBuffers<D> {
         device: &mut D,
         spec: &ModelSpec,
         max_rows: usize,
-        (num_sequences, num_snapshots): (u32, u32),
+        slots: StateSlots,
     ) -> Result<Option<Self>, LoadError> {
-        let num_slots = (num_sequences + num_snapshots) as usize;
         let layers = spec.layers.iter();
         let shapes: Vec<_> = layers
             .filter_map(|layer| layer.attention.recurrence.map(|it| it.shape))
@@ -159,42 +163,85 @@ impl<D: Device> RecurrenceBuffers<D> {
         })?;
         Ok(Some(Self {
             ops,
-            states: ops.alloc_states(device, &shapes, num_slots)?,
-            num_tokens: vec![0; num_sequences as usize],
-            is_repeated: Vec::with_capacity(num_sequences as usize),
+            states: ops.alloc_states(device, &shapes, slots.num_all())?,
+            slots,
+            num_tokens: vec![0; slots.num_sequences()],
+            num_drafts: vec![0; slots.num_sequences()],
+            is_repeated: Vec::with_capacity(slots.num_sequences()),
             x: device.alloc_sums(max_rows, shape.input_len())?,
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,
         }))
     }
 
-    /// Restores states from snapshots, which follow the slots of sequences.
+    /// Restores states from snapshots.
     pub(super) fn restore(&mut self, device: &mut D, restores: &[StateRestore]) {
-        let first_snapshot = self.num_tokens.len() as u32;
         for restore in restores {
-            let (from, to) = (first_snapshot + restore.snapshot.0, restore.slot.0);
-            self.ops.copy_states(device, &mut self.states, from, to);
+            let from = self.slots.snapshot(restore.snapshot);
+            self.copy(device, from, restore.slot.0);
             self.num_tokens[restore.slot.index()] = restore.num_tokens.0;
+            self.num_drafts[restore.slot.index()] = 0;
         }
     }
 
-    /// Begins a step. A sequence goes on behind the tokens that its states sum up, or computes the last of them again,
-    /// as one whose guide was not ready does.
+    /// Begins a step. A sequence goes on behind the tokens that its states sum up, rolls back to one of its last step if
+    /// drafts were rejected, or computes the last token again, as one whose guide was not ready does.
     ///
     /// # Panics
     /// Its tokens are others, as if a prefix were reused whose states were not restored.
-    pub(super) fn begin(&mut self, inputs: StepInputs<'_>) {
+    pub(super) fn begin(&mut self, device: &mut D, inputs: StepInputs<'_>) {
         self.is_repeated.clear();
         for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {
             let num_tokens = span.tokens.len() as u32;
             let first = span.kv_len - num_tokens;
-            let known = std::mem::replace(&mut self.num_tokens[slot as usize], span.kv_len);
+            let slot = SeqSlot(slot);
+            if first > 0 {
+                self.roll_back(device, slot, first);
+            }
+            let num_drafts = self.num_drafts_of(inputs, span, slot);
+            if num_drafts > 0 {
+                self.copy(device, slot.0, self.slots.draft(slot, 0));
+            }
+            self.num_drafts[slot.index()] = num_drafts;
+            let known = std::mem::replace(&mut self.num_tokens[slot.index()], span.kv_len);
             let is_repeated = first > 0 && num_tokens == 1 && span.kv_len == known;
             assert!(
                 first == 0 || first == known || is_repeated,
-                "token {first} follows the {known} tokens of slot {slot}"
+                "token {first} follows the {known} tokens of {slot:?}"
             );
             self.is_repeated.push(is_repeated);
         }
+    }
+
+    /// Rolls a sequence, whose last step had drafts, back to its states behind `num_tokens`.
+    ///
+    /// ```text
+    /// last step     known - 3 | last | draft | draft | known
+    /// place                   0      1       2         its own slot
+    /// ```
+    fn roll_back(&mut self, device: &mut D, slot: SeqSlot, num_tokens: u32) {
+        let known = self.num_tokens[slot.index()];
+        let num_drafts = self.num_drafts[slot.index()];
+        if num_drafts == 0 || num_tokens >= known {
+            return;
+        }
+        if let Some(place) = (num_tokens + 1 + num_drafts).checked_sub(known) {
+            self.copy(device, self.slots.draft(slot, place), slot.0);
+            self.num_tokens[slot.index()] = num_tokens;
+        }
+    }
+
+    /// The drafts of a sequence in a step: its states behind the tokens before them are saved.
+    fn num_drafts_of(&self, inputs: StepInputs<'_>, span: &KvSpan, slot: SeqSlot) -> u32 {
+        let saved = inputs.saved_states;
+        let first = saved.partition_point(|saved| saved.token < span.tokens.start);
+        let own = saved[first..].iter();
+        let own = own.take_while(|saved| saved.token < span.tokens.end);
+        let first_place = self.slots.draft(slot, 0);
+        own.filter(|saved| saved.slot >= first_place).count() as u32
+    }
+
+    fn copy(&mut self, device: &mut D, from: u32, to: u32) {
+        self.ops.copy_states(device, &mut self.states, from, to);
     }
 
     /// `mixed = rule(input(normed))`, with the states of layer `index` of those that have one.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::adapter::UsedAdapter;
 use super::limits::RunnerLimits;
+use super::state_slots::StateSlots;
 use inflight_base::{SeqSlot, TokenId};
 use inflight_config::PoolingMode;
 use inflight_device::{AdapterRun, AdapterWeights, KvSpan, SavedState, StepInputs, TokenInFlight};
@@ -29,8 +30,7 @@ pub(super) struct StepLayout {
     spans: Vec<KvSpan>,
     /// The slot of each sequence.
     slots: Vec<u32>,
-    /// The slots of sequences; snapshots of states follow them.
-    num_slots: u32,
+    states: StateSlots,
     saved_states: Vec<SavedState>,
     kept_rows: Vec<u32>,
     sampled_rows: Vec<u32>,
@@ -109,8 +109,8 @@ impl StepLayout {
             pooling,
             spans: Vec::with_capacity(max_sequences),
             slots: Vec::with_capacity(max_sequences),
-            num_slots: limits.max_num_requests,
-            saved_states: Vec::with_capacity(limits.num_state_snapshots as usize),
+            states: StateSlots::new(limits),
+            saved_states: Vec::with_capacity(max_sampled_rows),
             kept_rows: Vec::with_capacity(max_sampled_rows),
             sampled_rows: Vec::with_capacity(max_sampled_rows),
             sequences: Vec::with_capacity(max_sequences),
@@ -147,7 +147,7 @@ impl StepLayout {
         self.forget_adapters();
         let saves = plan.state_saves.iter().map(|save| SavedState {
             token: save.token,
-            slot: self.num_slots + save.snapshot.0,
+            slot: self.states.snapshot(save.snapshot),
         });
         self.saved_states.extend(saves);
         for (index, sequence) in plan.sequences.iter().enumerate() {
@@ -157,6 +157,14 @@ impl StepLayout {
                 block_table: sequence.block_table.clone(),
             });
             self.slots.push(sequence.slot.0);
+            // Behind the last draft, the states are in the slot of the sequence.
+            let end = sequence.tokens.end - 1;
+            let drafted = (1..).zip(end - sequence.num_drafts..end);
+            self.saved_states
+                .extend(drafted.map(|(place, token)| SavedState {
+                    token,
+                    slot: self.states.draft(sequence.slot, place),
+                }));
             if let Some(second_text) = plan.second_text(index) {
                 let Range { start, end } = sequence.tokens;
                 let position = sequence.kv_len - (end - start);
@@ -200,6 +208,7 @@ impl StepLayout {
                 }
             }
         }
+        self.saved_states.sort_unstable_by_key(|saved| saved.token);
     }
 
     /// Adds the rows whose context logits are needed of the sequence at `index` of the plan. Those for which only

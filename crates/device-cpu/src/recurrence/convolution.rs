@@ -117,7 +117,7 @@ impl Cpu {
             read_window(tasks, &span, channels, window);
             for token in span.tokens.clone() {
                 body((token, span.is_repeated), channels, window, sums);
-                if let Some(slot) = tasks.saved_to(token) {
+                for slot in tasks.saved_to(token) {
                     write_window(tasks, slot, channels, window);
                 }
             }

@@ -105,13 +105,13 @@ impl Tasks<'_> {
         states
     }
 
-    /// The first element of the slot that the state of the sequence behind `token` is copied to, if it is.
-    fn saved_to(&self, token: usize) -> Option<usize> {
+    /// The first elements of the slots that the state of the sequence behind `token` is copied to.
+    fn saved_to(&self, token: usize) -> impl Iterator<Item = usize> {
         let saved = self.step.saved_states;
-        let found = saved.binary_search_by_key(&token, |saved| saved.token as usize);
-        found
-            .ok()
-            .map(|index| saved[index].slot as usize * self.shape.state_len())
+        let first = saved.partition_point(|saved| (saved.token as usize) < token);
+        let saved = saved[first..].iter();
+        let saved = saved.take_while(move |saved| saved.token as usize == token);
+        saved.map(|saved| saved.slot as usize * self.shape.state_len())
     }
 
     /// Copies the states of some heads of a sequence behind `token`, if they are saved.
@@ -126,7 +126,7 @@ impl Tasks<'_> {
         matrix_len: usize,
         state: &[f32],
     ) {
-        if let Some(slot) = self.saved_to(token) {
+        for slot in self.saved_to(token) {
             let start = slot + self.shape.convolution_len() + heads.start * matrix_len;
             // SAFETY: a slot takes the state behind one token, and the caller has these heads alone.
             unsafe { self.states.slice(start, state.len()) }.copy_from_slice(state);
@@ -259,7 +259,7 @@ impl CpuRecurrentStates {
     fn take(&mut self, slots: &[u32], num_spans: usize, saved: &[SavedState]) {
         assert_eq!(slots.len(), num_spans, "a slot for each sequence");
         assert!(
-            saved.is_sorted_by(|a, b| a.token < b.token),
+            saved.is_sorted_by_key(|saved| saved.token),
             "saved states are in order of their tokens"
         );
         self.is_taken.fill(false);

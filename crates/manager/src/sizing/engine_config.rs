@@ -111,6 +111,7 @@ pub fn engine_config(
             bytes,
             model.state_bytes().unwrap_or(0),
             max_num_requests,
+            num_states(max_num_requests, speculation.as_ref()),
         )?),
         None => None,
     };
@@ -243,10 +244,9 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
     )
 }
 
-/// Settings by which sequences share, copy or roll back what they have computed.
+/// Settings by which sequences share, or a file keeps, what they have computed.
 pub(crate) struct Sharing {
     pub max_beam_width: u32,
-    pub speculation: SpeculationKind,
     pub has_kv_cache_file: bool,
 }
 
@@ -254,7 +254,6 @@ impl Sharing {
     fn of(settings: &Settings) -> Self {
         Self {
             max_beam_width: settings.max_beam_width,
-            speculation: settings.speculation,
             has_kv_cache_file: settings.kv_cache_file.is_some(),
         }
     }
@@ -264,15 +263,11 @@ impl Sharing {
 pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     let given = [
         ("max_beam_width is above 1", sharing.max_beam_width > 1),
-        (
-            "speculation is on",
-            sharing.speculation != SpeculationKind::None,
-        ),
         ("kv_cache_file is given", sharing.has_kv_cache_file),
     ];
     refuse_given(
         &given,
-        "the model has layers with recurrent states, which are neither shared by beams, rolled back nor in a file",
+        "the model has layers with recurrent states, which beams do not share, and no file keeps",
     )
 }
 
@@ -292,17 +287,28 @@ fn without_states(
     available_bytes: u64,
     state_bytes: u64,
     max_num_requests: u32,
+    num_states: u64,
 ) -> Result<u64, LoadError> {
-    let all = state_bytes.saturating_mul(max_num_requests.into());
+    let all = state_bytes.saturating_mul(num_states);
+    let of_drafts = match num_states > max_num_requests.into() {
+        true => " with one more for each of their drafts,",
+        false => "",
+    };
     available_bytes
         .checked_sub(all)
         .ok_or_else(|| LoadError::Config {
             problem: format!(
-                "the recurrent states of {max_num_requests} sequences take {state_bytes} bytes each, and \
+                "the recurrent states of {max_num_requests} sequences,{of_drafts} take {state_bytes} bytes each, and \
                  {available_bytes} bytes are available"
             ),
             remedy: "lower max_num_requests or max_batch_size".to_owned(),
         })
+}
+
+/// The recurrent states of so many sequences, with those behind the tokens of a step with drafts.
+pub(super) fn num_states(max_num_requests: u32, speculation: Option<&Speculation>) -> u64 {
+    let of_drafts = speculation.map_or(0, |it| 1 + u64::from(it.max_draft_tokens));
+    u64::from(max_num_requests) * (1 + of_drafts)
 }
 
 /// Snapshots of recurrent states of so many bytes each, in the memory of the KV cache.
@@ -608,7 +614,6 @@ mod tests {
         );
         for (parameter, problem) in [
             (("max_beam_width", "2"), "max_beam_width is above 1"),
-            (("speculation", "prompt_lookup"), "speculation is on"),
             (("kv_cache_file", "stories.kv"), "kv_cache_file is given"),
         ] {
             let error = sized(&[parameter], 1 << 30)

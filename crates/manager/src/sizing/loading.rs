@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::configured_model::ConfiguredModel;
-use super::engine_config::ModelDimensions;
+use super::engine_config::{ModelDimensions, num_states};
 use super::host_memory::{FreeMemory, InstanceMemory};
 use inflight_base::LoadError;
 use inflight_collective::{Grid, MPI_LIBRARY, MpiWorld};
@@ -84,8 +84,8 @@ pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u6
 /// Bytes of the recurrent states of all sequences.
 pub(super) fn state_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     let of_one = model.state_bytes().unwrap_or(0);
-    let num_states = u64::from(engine.max_num_requests) + u64::from(engine.num_state_snapshots);
-    of_one.saturating_mul(num_states)
+    let of_sequences = num_states(engine.max_num_requests, engine.speculation.as_ref());
+    of_one.saturating_mul(of_sequences + u64::from(engine.num_state_snapshots))
 }
 
 pub(super) fn bytes_per_block(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {

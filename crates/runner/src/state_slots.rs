@@ -1,0 +1,56 @@
+//! The slots of recurrent states on a device.
+//!
+//! ```text
+//! slots     | sequences | snapshots | behind drafts, [sequences, 1 + max_draft_tokens] |
+//! ```
+
+use super::limits::RunnerLimits;
+use inflight_base::{SeqSlot, SnapshotId};
+
+/// Which slot has which states.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateSlots {
+    num_sequences: u32,
+    num_snapshots: u32,
+    max_draft_tokens: u32,
+}
+
+impl StateSlots {
+    pub(super) fn new(limits: &RunnerLimits) -> Self {
+        Self {
+            num_sequences: limits.max_num_requests,
+            num_snapshots: limits.num_state_snapshots,
+            max_draft_tokens: limits.max_draft_tokens,
+        }
+    }
+
+    /// All slots.
+    pub(super) fn num_all(&self) -> usize {
+        let of_drafts = self.num_sequences as usize * self.num_places() as usize;
+        (self.num_sequences + self.num_snapshots) as usize + of_drafts
+    }
+
+    /// The slots of sequences.
+    pub(super) fn num_sequences(&self) -> usize {
+        self.num_sequences as usize
+    }
+
+    /// The slot of a snapshot.
+    pub(super) fn snapshot(&self, id: SnapshotId) -> u32 {
+        self.num_sequences + id.0
+    }
+
+    /// The slot of a sequence's states: at place 0 before the tokens of a step with drafts, and then behind each of these
+    /// tokens but the last.
+    pub(super) fn draft(&self, sequence: SeqSlot, place: u32) -> u32 {
+        let first = self.num_sequences + self.num_snapshots;
+        first + sequence.0 * self.num_places() + place
+    }
+
+    fn num_places(&self) -> u32 {
+        match self.max_draft_tokens {
+            0 => 0,
+            max => 1 + max,
+        }
+    }
+}
