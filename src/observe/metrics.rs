@@ -115,6 +115,17 @@ const GAUGES: &[GaugeFamily] = &[
         ],
     ),
     (
+        c"nv_inflight_state_snapshot_metrics",
+        c"Snapshots of recurrent states",
+        "state_snapshot_type",
+        &[
+            ("max", |s| f64::from(s.kv.num_snapshots)),
+            ("used", |s| f64::from(s.kv.num_snapshots_used)),
+            ("saved", |s| s.reuse.num_saved_states as f64),
+            ("restored", |s| s.reuse.num_restored_states as f64),
+        ],
+    ),
+    (
         c"nv_trt_llm_general_metrics",
         c"Time of the last step in microseconds since 1970, and the number of steps",
         "general_type",

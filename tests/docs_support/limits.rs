@@ -67,11 +67,8 @@ fn refusals() -> Vec<(&'static str, String)> {
             })),
         ),
         (
-            "prefixes of a model with recurrent states",
-            of_load_from(
-                "tests/fixtures/lfm2",
-                json!({ "enable_kv_cache_reuse": true }),
-            ),
+            "beams of a model with recurrent states",
+            of_load_from("tests/fixtures/lfm2", json!({ "max_beam_width": 2 })),
         ),
         (
             "a prompt that leaves no room for output",

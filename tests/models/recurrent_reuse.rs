@@ -1,5 +1,5 @@
-//! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix. And speculation:
-//! states roll back behind the drafts that are accepted.
+//! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix. And
+//! speculation: states roll back behind the drafts that are accepted.
 
 use inflight_engine::{BlockReuse, PromptLookup, Speculation};
 

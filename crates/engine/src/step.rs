@@ -205,8 +205,8 @@ impl Step {
         self.state_restores.extend_from_slice(restores);
     }
 
-    /// Appends snapshots of the states of the sequence that is appended next, each with the tokens that it sums up behind
-    /// those that are computed.
+    /// Appends snapshots of the states of the sequence that is appended next, each with the number of its tokens in the
+    /// step that the snapshot sums up.
     pub(super) fn save_states(&mut self, saves: impl Iterator<Item = (Tokens, SnapshotId)>) {
         let first = (self.token_ids.len() - self.open_call.tokens) as u32;
         self.state_saves

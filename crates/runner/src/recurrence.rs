@@ -5,9 +5,9 @@
 //! mixed      the device's rule of x and the states of the step's sequences      [m, out_len]
 //! ```
 //!
-//! A sequence has its states in a slot, from its first token on until it ends or is paused. Snapshots of states, from
-//! which sequences with an equal prefix begin, are in slots behind those of sequences. So are the states behind each draft
-//! of a step: where drafts are rejected, the next step goes on from one of these.
+//! A sequence has its states in a slot, from its first token on until it ends or is paused. Other slots have snapshots,
+//! with which sequences of an equal prefix begin, and the states behind each draft of a step: if drafts are rejected,
+//! the next step goes on from one of these.
 
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -183,8 +183,8 @@ impl<D: Device> RecurrenceBuffers<D> {
         }
     }
 
-    /// Begins a step. A sequence goes on behind the tokens that its states sum up, rolls back to one of its last step if
-    /// drafts were rejected, or computes the last token again, as one whose guide was not ready does.
+    /// Begins a step. A sequence goes on behind the tokens that its states sum up, rolls back if drafts of its last
+    /// step were rejected, or computes the last token again, as one whose guide was not ready does.
     ///
     /// # Panics
     /// Its tokens are others, as if a prefix were reused whose states were not restored.

@@ -40,7 +40,7 @@ impl StateSlots {
         self.num_sequences + id.0
     }
 
-    /// The slot of a sequence's states: at place 0 before the tokens of a step with drafts, and then behind each of these
+    /// The slot of a sequence's states in a step with drafts: at place 0 before its tokens, and then behind each of the
     /// tokens but the last.
     pub(super) fn draft(&self, sequence: SeqSlot, place: u32) -> u32 {
         let first = self.num_sequences + self.num_snapshots;
