@@ -54,8 +54,8 @@ def test_requests_get_the_answers_that_they_get_alone(repository, tmp_path):
 
 def test_a_conversation_returns_behind_its_last_turn(repository, tmp_path):
     """Three turns, beside another conversation that begins with the same system prompt; with drafts and without."""
-    reusing = {"num_threads": 2, "tokens_per_block": 8, "max_seq_len": 256}
-    system = [(11 * at) % 150 + 3 for at in range(40)]
+    reusing = {"num_threads": 2, "tokens_per_block": 8, "max_seq_len": MAX_SEQ_LEN}
+    system = [(11 * at) % 150 + 3 for at in range(32)]
     for name in NAMES:
         checkpoint = {"gpt_model_path": FIXTURES / name, **reusing}
         add_model(repository, f"{name}-alone", {**checkpoint, "enable_kv_cache_reuse": "false"})
@@ -67,27 +67,27 @@ def test_a_conversation_returns_behind_its_last_turn(repository, tmp_path):
             texts = {model: [system, system] for model in (f"{name}-alone", name, f"{name}-drafts")}
             for turn in range(3):
                 for model, prompts in texts.items():
-                    asked = [[(7 * at + 5 * turn + 3 * own) % 150 + 3 for at in range(9)] for own in range(2)]
+                    asked = [[(7 * at + 5 * turn + 3 * own) % 150 + 3 for at in range(6)] for own in range(2)]
                     prompts = [prompt + question for prompt, question in zip(prompts, asked, strict=True)]
-                    options = {"max_tokens": 20, "ignore_eos": True}
+                    options = {"max_tokens": 12, "ignore_eos": True}
                     answers = streams(server, model, [(prompt, options) for prompt in prompts])
                     texts[model] = [prompt + answer.ids for prompt, answer in zip(prompts, answers, strict=True)]
             alone, *others = texts.values()
             assert others == [alone, alone], name
             records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-            # The second and the third turn of both.
-            assert records[-1]["Restored states"] == 4, name
+            # The second and the third turn of both; and the first turn of the one that starts later, if it does.
+            num_restored = records[-1]["Restored states"]
+            assert num_restored in (4, 5), name
             assert 0 < records[-1]["Used state snapshots"] <= records[-1]["Max state snapshots"], name
             samples = server.metrics().items()
             restored = {("model", name), ("state_snapshot_type", "restored")}
             values = [v for (f, labels), v in samples if f == "nv_inflight_state_snapshot_metrics" and restored <= set(labels)]
-            assert values == [4.0], name
+            assert values == [num_restored], name
 
 
 def test_what_states_cannot_do_is_refused_at_load(repository):
     refusals = {
         "beams": ({"max_beam_width": 2}, "max_beam_width is above 1, and the model has layers with recurrent states"),
-        "snapshots": ({"max_state_snapshots": 65536, "max_seq_len": 64}, "max_state_snapshots is 65536, each takes "),
         "ranks": ({"tensor_parallel_size": 2}, "has layers with recurrent states, which are computed by one process"),
     }
     for name, (parameters, _) in refusals.items():
