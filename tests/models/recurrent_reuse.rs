@@ -95,6 +95,20 @@ fn with_few_snapshots_less_is_reused_and_no_bit_changes() {
     assert!(reused.is_sorted() && reused[0] < reused[3], "{reused:?}");
 }
 
+/// Prompts that arrive together: the others wait for the states of the first.
+#[test]
+fn equal_prompts_are_computed_once() {
+    let request = Request::greedy(&prompt(7, 45), 6);
+    let happened = each_as_alone("qwen3-5", &reusing(16), &[(); 4].map(|()| request.clone()));
+    assert_eq!(happened.num_reused, 3 * 44, "{happened:?}");
+    let without = Setup {
+        reuse: BlockReuse::Off,
+        ..reusing(0)
+    };
+    let happened = each_as_alone("qwen3-5", &without, &[(); 4].map(|()| request.clone()));
+    assert_eq!(happened.num_reused, 0, "{happened:?}");
+}
+
 /// Sequences that pause go on behind their last snapshot.
 #[test]
 fn sequences_pause_and_resume_behind_their_snapshots() {

@@ -14,8 +14,8 @@ use crate::queue::{Arrival, Queue, QueueCursor, QueueEntry};
 use crate::sequence::{Rank, Sequence};
 use crate::sequence_table::SequenceTable;
 use crate::sequence_tokens::SequenceTokens;
-use crate::{EngineConfig, Event, NewRequest, Speculation};
-use inflight_base::{BlockSize, Blocks, SeqSlot, SequenceId};
+use crate::{EngineConfig, Event, NewRequest, ReuseOptions, Speculation};
+use inflight_base::{BlockSize, Blocks, SeqSlot, SequenceId, TokenId, Tokens};
 
 /// All sequences that have not ended, and the KV cache that they share.
 pub(super) struct ActiveSequences {
@@ -189,6 +189,20 @@ impl ActiveSequences {
     /// A request that has not started.
     pub(super) fn waiting(&self, arrival: Arrival) -> &NewRequest {
         self.queue.waiting(arrival)
+    }
+
+    /// The context of an entry of the queue, which blocks it may share, and how many of its tokens may be reused.
+    pub(super) fn context_of(&self, entry: QueueEntry) -> (&[TokenId], &ReuseOptions, Tokens) {
+        match entry {
+            QueueEntry::Paused(slot) => {
+                let it = &self.table[slot];
+                (it.stretch(), it.reuse(), it.tokens().max_reusable())
+            }
+            QueueEntry::Waiting(arrival) => {
+                let request = self.queue.waiting(arrival);
+                (&request.prompt, &request.reuse, request.max_reusable())
+            }
+        }
     }
 
     /// The KV cache.

@@ -13,7 +13,7 @@ use crate::kv::NextBlock;
 use crate::lockstep::LockstepBatch;
 use crate::micro_batches::MicroBatches;
 use crate::model_drafts::Experience;
-use crate::queue::QueueCursor;
+use crate::queue::{QueueCursor, QueueEntry};
 use crate::step::Step;
 use crate::{BatchingScheme, EngineConfig, Event};
 use inflight_base::{Blocks, SeqSlot, Tokens};
@@ -214,7 +214,10 @@ impl Scheduler {
                 width,
                 next_block,
             } = BlockNeeds::new(config, active).prospect(entry);
-            if may_wait && next_block.is_some_and(|next| self.being_written.contains(&next)) {
+            let is_being_written = next_block
+                .is_some_and(|next| self.being_written.contains(&next))
+                || self.leaves_states_for(entry, reused, config, active);
+            if may_wait && is_being_written {
                 num_skipped += 1;
                 if num_skipped == MAX_SKIPPED {
                     return;
@@ -247,6 +250,32 @@ impl Scheduler {
             self.being_written.extend(active.next_block(slot));
             num_free -= 1;
         }
+    }
+
+    /// Whether a context of the step leaves a snapshot of its states at its end that `entry`, of which `reused` tokens are
+    /// found now, could begin with.
+    fn leaves_states_for(
+        &self,
+        entry: QueueEntry,
+        reused: Tokens,
+        config: &EngineConfig,
+        active: &ActiveSequences,
+    ) -> bool {
+        if config.num_state_snapshots == 0 {
+            return false;
+        }
+        let (tokens, reuse, max_reusable) = active.context_of(entry);
+        self.contexts.iter().any(|&(slot, _)| {
+            let writer = active.sequence(slot);
+            let end = (writer.len() - Tokens(1)).floor_to_block(config.block_size);
+            let begins_alike = tokens.get(..end.index()) == writer.stretch().get(..end.index());
+            begins_alike
+                && end > reused
+                && end <= max_reusable
+                && end.index() < tokens.len()
+                && reuse.enabled
+                && writer.reuse() == reuse
+        })
     }
 
     /// Drafts tokens for those that generate, in order, with the tokens and the blocks that are left.
