@@ -82,7 +82,7 @@ pub const FAMILIES: [(&str, &[u32]); 68] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [(&str, &[u32]); 8] = [
+pub const RECURRENT: [(&str, &[u32]); 10] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -91,6 +91,8 @@ pub const RECURRENT: [(&str, &[u32]); 8] = [
     ("granite4", &[]),
     ("granite4-dense", &[17, 30]),
     ("bamba", &[]),
+    ("nemotron-h", &[17, 30]),
+    ("nemotron-h-moe", &[]),
 ];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].

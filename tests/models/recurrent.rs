@@ -37,6 +37,8 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         ("qwen3-5", 1, 3 * (4 * (40 + 28) + 4 * 70)),
         // Of values and two groups of keys and queries, and six matrices.
         ("granite4", 1, 3 * (4 * (120 + 4 * 9) + 6 * 180)),
+        // Layers of one block, with experts in two.
+        ("nemotron-h-moe", 1, 4 * (120 + 4 * 9) + 6 * 180),
     ] {
         let spec = spec(name);
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
@@ -161,6 +163,31 @@ fn bad_configs_are_refused_by_their_keys() {
             "granite4",
             json!({"time_step_limit": [1.0, 0.5]}),
             "time_step_limit: [1.0,0.5] is not a least and a largest time",
+        ),
+        (
+            "nemotron-h",
+            json!({"layers_block_type": null, "hybrid_override_pattern": "M-X*"}),
+            "hybrid_override_pattern: \"M-X*\" is not 1 to 4096 layers, as the letters M, *, - and E",
+        ),
+        (
+            "nemotron-h",
+            json!({"layers_block_type": ["mlp", "gru"]}),
+            "a list of 'linear_attention', 'full_attention', 'mlp' and 'moe'",
+        ),
+        (
+            "nemotron-h",
+            json!({"layers_block_type": ["mamba", "mlp"]}),
+            "no layer has attention",
+        ),
+        (
+            "nemotron-h",
+            json!({"n_groups": 4}),
+            "mamba_num_heads: 6 is not a multiple of n_groups 4",
+        ),
+        (
+            "nemotron-h-moe",
+            json!({"moe_latent_size": 16}),
+            "moe_latent_size: 16 is not supported",
         ),
     ] {
         let error = refused(name, config);

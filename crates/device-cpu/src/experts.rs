@@ -21,10 +21,11 @@ use super::Cpu;
 use super::elementwise::MIN_TASK_LEN;
 use super::gemm::Segment;
 use super::math::exp;
+use super::packed_matrix::PackedMatrix;
 use super::simd::for_each_simd;
 use inflight_base::LoadError;
 use inflight_device::{
-    Experts, GroupedRouting, MixtureShape, Output, RouterScores, Routing, RoutingRule,
+    Experts, Gating, GroupedRouting, MixtureShape, Output, RouterScores, Routing, RoutingRule,
 };
 use inflight_threads::DisjointSlice;
 
@@ -264,14 +265,16 @@ impl Cpu {
         let inner = &mut chunk.inner[..num_places * expert_size];
         let sums = &mut chunk.sums[..num_places * hidden];
         let (of, gating) = (&experts.chosen, experts.gating);
-        self.gemm_gated_segments(
-            sorted_x,
-            &chunk.segments,
-            |expert| &of[expert].gate_up,
-            gating,
-            inner,
-        );
-        self.gemm_segments(inner, &chunk.segments, |expert| &of[expert].down, sums);
+        let (segments, up) = (&chunk.segments, |expert: usize| &of[expert].gate_up);
+        match gating {
+            Gating::Plain(activation) => {
+                self.gemm_activated_segments(sorted_x, segments, up, activation, inner);
+            }
+            Gating::Product(_) | Gating::Clamped { .. } => {
+                self.gemm_gated_segments(sorted_x, segments, up, gating, inner);
+            }
+        }
+        self.gemm_segments(inner, segments, |expert| &of[expert].down, sums);
         let shared_sums = &mut chunk.shared_sums[..if experts.shared.is_some() {
             num_rows * hidden
         } else {
@@ -281,7 +284,7 @@ impl Cpu {
             let (gate_up, down) = (&shared.gate_up, &shared.down);
             let inner = &mut chunk.shared_inner[..num_rows * down.matrix.k()];
             let bias = gate_up.bias.as_deref();
-            self.gemm_gated(x, num_rows, &gate_up.matrix, bias, gating, inner);
+            self.gemm_inside(x, num_rows, &gate_up.matrix, bias, gating, inner);
             let bias = down.bias.as_deref();
             self.gemm(
                 inner,
@@ -302,6 +305,26 @@ impl Cpu {
             output,
         };
         self.add_up(&weighted, hidden, out);
+    }
+
+    /// The inside of the shared expert: the inputs of its down projection.
+    fn gemm_inside(
+        &mut self,
+        x: &[bf16],
+        num_rows: usize,
+        up: &PackedMatrix,
+        bias: Option<&[f32]>,
+        gating: Gating,
+        out: &mut [bf16],
+    ) {
+        match gating {
+            Gating::Plain(activation) => {
+                self.gemm_activated(x, num_rows, up, bias, (activation, None), out);
+            }
+            Gating::Product(_) | Gating::Clamped { .. } => {
+                self.gemm_gated(x, num_rows, up, bias, gating, out);
+            }
+        }
     }
 
     /// Copies rows of `x` to their places.
@@ -553,8 +576,8 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use super::*;
-    use crate::{CpuOptions, PackedMatrix, Rounded, Simd};
-    use inflight_device::{Activation, Expert, Gating, Linear};
+    use crate::{CpuOptions, Rounded, Simd};
+    use inflight_device::{Activation, Expert, Linear};
     use inflight_numbers::{CodeBits, Dtype, QuantisedRows, RawMatrix, Stacking};
 
     const HIDDEN: usize = 53;
@@ -804,12 +827,19 @@ mod tests {
         packed.expect("memory").expect("finite")
     }
 
-    fn expert(cpu: &mut Cpu, bits: Option<CodeBits>, rng: &mut Rng, has_bias: bool) -> Expert<Cpu> {
+    fn expert(
+        cpu: &mut Cpu,
+        bits: Option<CodeBits>,
+        rng: &mut Rng,
+        has_bias: bool,
+        has_gate: bool,
+    ) -> Expert<Cpu> {
         let [gate, up, down] = [(); 3].map(|()| rng.bf16s(HIDDEN * INNER));
+        let num_parts = if has_gate { 2 } else { 1 };
         Expert {
             gate_up: Linear {
-                matrix: pack(cpu, bits, &[&gate, &up], HIDDEN),
-                bias: has_bias.then(|| rng.f32s(2 * INNER)),
+                matrix: pack(cpu, bits, &[&gate[..], &up][..num_parts], HIDDEN),
+                bias: has_bias.then(|| rng.f32s(num_parts * INNER)),
                 place: None,
             },
             down: Linear {
@@ -830,7 +860,7 @@ mod tests {
                 let (gate_up, down) = (&expert.gate_up, &expert.down);
                 let mut inner = vec![bf16::NAN; INNER];
                 let bias = gate_up.bias.as_deref();
-                cpu.gemm_gated(x, 1, &gate_up.matrix, bias, experts.gating, &mut inner);
+                cpu.gemm_inside(x, 1, &gate_up.matrix, bias, experts.gating, &mut inner);
                 let mut sums = vec![f32::NAN; HIDDEN];
                 let bias = down.bias.as_deref();
                 cpu.gemm(&inner, 1, &down.matrix, bias, Output::Store, &mut sums);
@@ -857,21 +887,25 @@ mod tests {
         let formats = [None, Some(CodeBits::Eight), Some(CodeBits::Four)];
         for (simd, bits) in Simd::tested().flat_map(|simd| formats.map(|bits| (simd, bits))) {
             let mut rng = Rng(7);
-            for (m, has_shared, has_bias) in [(1, true, false), (3, false, true), (300, true, true)]
-            {
+            let product = Gating::Product(Activation::Silu);
+            let clamped = Gating::Clamped {
+                alpha: 1.702,
+                limit: 0.5,
+            };
+            let plain = Gating::Plain(Activation::SquaredRelu);
+            for (m, has_shared, has_bias, gating) in [
+                (1, true, false, product),
+                (3, false, true, clamped),
+                (300, true, true, product),
+                (1, true, true, plain),
+                (60, true, false, plain),
+            ] {
                 let mut one = cpu(simd, 1);
+                let mut expert = || expert(&mut one, bits, &mut rng, has_bias, gating.has_gate());
                 let experts = Experts {
-                    gating: match has_shared {
-                        true => Activation::Silu.into(),
-                        false => Gating::Clamped {
-                            alpha: 1.702,
-                            limit: 0.5,
-                        },
-                    },
-                    chosen: (0..7)
-                        .map(|_| expert(&mut one, bits, &mut rng, has_bias))
-                        .collect(),
-                    shared: has_shared.then(|| expert(&mut one, bits, &mut rng, has_bias)),
+                    gating,
+                    chosen: (0..7).map(|_| expert()).collect(),
+                    shared: has_shared.then(expert),
                 };
                 let shape = MixtureShape {
                     routing: routing(7, 3, has_shared),

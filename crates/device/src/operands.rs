@@ -288,7 +288,7 @@ pub enum InnerActivation {
     Plain(Activation),
 }
 
-/// How the parts of a gated block are combined.
+/// How the parts of an expert's inside are combined.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gating {
     /// `activation(gate) * up`.
@@ -301,6 +301,18 @@ pub enum Gating {
         /// The bound.
         limit: f32,
     },
+    /// `activation(up)`, without a gate.
+    Plain(Activation),
+}
+
+impl Gating {
+    /// Whether there is a gate.
+    pub const fn has_gate(self) -> bool {
+        match self {
+            Self::Product(_) | Self::Clamped { .. } => true,
+            Self::Plain(_) => false,
+        }
+    }
 }
 
 impl From<Activation> for Gating {

@@ -720,9 +720,12 @@ impl Ops for Reference {
                 let x = gate_up.matrix.inputs(x.row(row));
                 let inner: Vec<_> = (0..width)
                     .map(|i| {
-                        let gate = linear_output(gate_up, i, &x);
-                        let up = linear_output(gate_up, width + i, &x);
-                        rounded(gated(experts.gating, gate, up))
+                        let first = linear_output(gate_up, i, &x);
+                        let second = match experts.gating.has_gate() {
+                            true => linear_output(gate_up, width + i, &x),
+                            false => 1.0,
+                        };
+                        rounded(gated(experts.gating, first, second))
                     })
                     .collect();
                 let inner = down.matrix.inputs(&inner);
@@ -1289,6 +1292,7 @@ fn gated(gating: Gating, gate: f64, up: f64) -> f64 {
             let gate = gate.min(limit);
             gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
         }
+        Gating::Plain(activation) => activated(activation, gate),
     }
 }
 

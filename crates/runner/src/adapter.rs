@@ -467,15 +467,16 @@ fn parts_of_rows<'a>(
 /// The linear layers that a row is for; `None` if the model does not have them.
 fn linears_of<'s>(module: &RowModule, spec: &'s ModelSpec) -> Option<Vec<&'s Linear>> {
     let layer = spec.layers.get(module.layer)?;
-    let (up, down) = match &layer.feed_forward {
-        FeedForward::Gated { gate_up, down, .. } => (Some(&gate_up.parts), Some(&down.parts)),
-        FeedForward::Plain { up, down, .. } => (Some(&up.parts), Some(&down.parts)),
-        FeedForward::Experts(_) => (None, None),
+    let (up, down) = match layer.feed_forward_block() {
+        Some(FeedForward::Gated { gate_up, down, .. }) => (Some(&gate_up.parts), Some(&down.parts)),
+        Some(FeedForward::Plain { up, down, .. }) => (Some(&up.parts), Some(&down.parts)),
+        Some(FeedForward::Experts(_)) | None => (None, None),
     };
     let attention = &layer.attention;
     let qkv = &attention.qkv.parts;
     let mut gates = attention.gate.iter().flat_map(|gate| &gate.parts);
     let one = match module.id {
+        0..=4 if layer.attention_block().is_none() => None,
         0..=3 if attention.latent.is_some() => None,
         0..=4 if attention.recurrence.is_some() => None,
         // Queries share a module with their gates.

@@ -6,7 +6,7 @@
 //! token ids -> hidden [m, hidden_size], the residual stream
 //! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))      with norms where the model has them,
 //!              hidden += down(activation(gate) * up of norm(hidden))      or both from the same hidden;
-//!                        or the sum of a few experts of this form
+//!                        or the sum of a few experts of this form; a layer may have one of the two blocks alone
 //! kept rows -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size]
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use super::alibi;
 use super::draft_head::StateTap;
-use super::experts_block::ExpertsBlockBuffers;
+use super::experts_block::{ExpertsBlockBuffers, ExpertsBlockWeights};
 use super::feed_forward_weights::{DenseWeights, FeedForwardWeights};
 use super::latent::{LatentBuffers, LatentStep};
 use super::layer_attention::{
@@ -27,6 +27,7 @@ use super::layer_attention::{
 };
 use super::layer_inputs::LayerInputs;
 use super::limits::RunnerLimits;
+use super::linear_weights::NormWeights;
 use super::model_source::ModelSource;
 use super::positions::Positions;
 use super::probe::{Operation, Probe, Work};
@@ -477,6 +478,8 @@ impl<D: Device> Decoder<D> {
             sink_logits,
             ..
         } = &self.weights.layers[index];
+        // A layer of one block may have none.
+        let Some(qkv) = qkv else { return };
         let num_rows = inputs.token_ids.len();
         let attention = self.attention[index];
         let params = attention.params;
@@ -599,7 +602,6 @@ impl<D: Device> Decoder<D> {
     ) {
         let Weights { layers, head, .. } = &self.weights;
         let layer = &layers[index];
-        let o = &layer.o;
         let LayerAttention {
             buffers,
             inner: of_inner,
@@ -620,68 +622,56 @@ impl<D: Device> Decoder<D> {
         let has_end = layer.input_block.is_some() || layer.scale.is_some();
         let next_of_layer = next;
         let next = next.filter(|_| !has_end);
-        match (&layer.norms, &layer.feed_forward) {
+        let blocks = (layer.o.as_ref(), layer.feed_forward.as_ref());
+        match (&layer.norms, blocks) {
             (
                 Norms::Sequential {
                     attention,
                     feed_forward,
                 },
-                weights,
+                (Some(o), Some(weights)),
             ) => {
                 let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
-                let after = feed_forward.after.as_ref();
-                match (weights, &mut self.mixture) {
-                    (FeedForwardWeights::Dense(dense), mixture) => {
-                        feed_forward_up(run, num_rows, residual, dense, inner);
-                        let down = (&*inner, &dense.down);
-                        let beside = layer.experts_block.as_ref();
-                        let beside = beside
-                            .zip(self.experts_block.as_mut())
-                            .zip(mixture.as_mut());
-                        match beside {
-                            None => residual.add(run, Operation::Down, num_rows, down, after, next),
-                            Some(((beside, buffers), mixture)) => {
-                                let MixtureBuffers {
-                                    routing,
-                                    logits,
-                                    rows,
-                                } = mixture;
-                                let mixture = (&*routing, logits, rows);
-                                let norms = [after, next];
-                                buffers.add(run, num_rows, residual, down, beside, mixture, norms);
-                            }
-                        }
-                    }
-                    (
-                        FeedForwardWeights::Experts {
-                            router,
-                            correction,
-                            experts,
-                        },
-                        Some(mixture),
-                    ) => {
-                        let MixtureBuffers {
-                            routing,
-                            logits,
-                            rows,
-                        } = mixture;
-                        let rule = (&*routing, correction.as_ref());
-                        run.route(num_rows, residual.normed(), router, rule, logits, rows);
-                        let num_chosen = routing.num_chosen;
-                        residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
-                    }
-                    (FeedForwardWeights::Experts { .. }, None) => {
-                        unreachable!("the model's description has experts")
-                    }
+                let norms = [feed_forward.after.as_ref(), next];
+                let beside = layer.experts_block.as_ref();
+                let beside = beside.zip(self.experts_block.as_mut());
+                let mixture = self.mixture.as_mut();
+                add_feed_forward(
+                    run,
+                    num_rows,
+                    residual,
+                    weights,
+                    inner,
+                    (mixture, beside),
+                    norms,
+                );
+            }
+            (Norms::OfOne { .. }, (Some(o), None)) => {
+                residual.add(run, Operation::O, num_rows, (attended, o), None, next);
+            }
+            (Norms::OfOne { norm, .. }, (None, Some(weights))) => {
+                // What the block reads is there, unless rows have moved since.
+                if is_last {
+                    residual.norm(run, num_rows, Some(norm));
                 }
+                let buffers = (self.mixture.as_mut(), None);
+                add_feed_forward(
+                    run,
+                    num_rows,
+                    residual,
+                    weights,
+                    inner,
+                    buffers,
+                    [None, next],
+                );
             }
             (
                 Norms::Parallel {
                     attention,
                     feed_forward,
                 },
-                FeedForwardWeights::Dense(dense),
+                (Some(o), Some(FeedForwardWeights::Dense(dense))),
             ) => {
                 // What attention has read is there, unless rows have moved since.
                 let norm = feed_forward.as_ref();
@@ -696,16 +686,21 @@ impl<D: Device> Decoder<D> {
                     attention,
                     feed_forward,
                 },
-                FeedForwardWeights::Dense(dense),
+                (Some(o), Some(FeedForwardWeights::Dense(dense))),
             ) => {
                 residual.add_in_norm(run, Operation::O, num_rows, (attended, o), attention);
                 feed_forward_up(run, num_rows, residual, dense, inner);
                 let down = (&*inner, &dense.down);
                 residual.add_in_norm(run, Operation::Down, num_rows, down, feed_forward);
             }
-            (Norms::Parallel { .. } | Norms::OfSums { .. }, FeedForwardWeights::Experts { .. }) => {
+            (
+                Norms::Parallel { .. } | Norms::OfSums { .. },
+                (_, Some(FeedForwardWeights::Experts { .. })),
+            ) => {
                 unreachable!("no family has such norms and experts")
             }
+            (_, (None, _) | (_, None)) => unreachable!("only layers of one block lack the other"),
+            (Norms::OfOne { .. }, _) => unreachable!("such a layer has one block"),
         }
         if let Some(layer_inputs) = self.layer_inputs.as_mut().filter(|_| has_end) {
             let (block, scale) = (layer.input_block.as_ref(), layer.scale);
@@ -782,6 +777,62 @@ impl<D: Device> MixtureBuffers<D> {
             logits: device.alloc_sums(max_rows, routing.num_logits())?,
             rows: device.alloc_expert_rows(max_rows, shape)?,
         })
+    }
+}
+
+/// Adds the result of a feed-forward block or of experts to the residual stream, with what is computed beside it, and
+/// leaves the input of what follows.
+fn add_feed_forward<D: Device, P: Probe>(
+    run: &mut Probed<'_, D, P>,
+    num_rows: usize,
+    residual: &mut ResidualStream<D>,
+    weights: &FeedForwardWeights<D>,
+    inner: &mut D::Inputs,
+    (mixture, beside): (
+        Option<&mut MixtureBuffers<D>>,
+        Option<(&ExpertsBlockWeights<D>, &mut ExpertsBlockBuffers<D>)>,
+    ),
+    [after, next]: [Option<&NormWeights<D>>; 2],
+) {
+    match (weights, mixture) {
+        (FeedForwardWeights::Dense(dense), mixture) => {
+            feed_forward_up(run, num_rows, residual, dense, inner);
+            let down = (&*inner, &dense.down);
+            match beside.zip(mixture) {
+                None => residual.add(run, Operation::Down, num_rows, down, after, next),
+                Some(((beside, buffers), mixture)) => {
+                    let MixtureBuffers {
+                        routing,
+                        logits,
+                        rows,
+                    } = mixture;
+                    let mixture = (&*routing, logits, rows);
+                    let norms = [after, next];
+                    buffers.add(run, num_rows, residual, down, beside, mixture, norms);
+                }
+            }
+        }
+        (
+            FeedForwardWeights::Experts {
+                router,
+                correction,
+                experts,
+            },
+            Some(mixture),
+        ) => {
+            let MixtureBuffers {
+                routing,
+                logits,
+                rows,
+            } = mixture;
+            let rule = (&*routing, correction.as_ref());
+            run.route(num_rows, residual.normed(), router, rule, logits, rows);
+            let num_chosen = routing.num_chosen;
+            residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
+        }
+        (FeedForwardWeights::Experts { .. }, None) => {
+            unreachable!("the model's description has experts")
+        }
     }
 }
 

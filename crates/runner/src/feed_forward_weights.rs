@@ -227,6 +227,9 @@ pub(super) fn find_experts<'a>(
         let (inputs, stacking) = (gate_up.num_inputs, gate_up.stacking);
         let inner = down.num_inputs;
         let fused = match layout {
+            StackedLayout::Outputs if gate_up.parts.len() == 1 => {
+                Projection::single(stacked.gate_up, inner, inputs)
+            }
             StackedLayout::Outputs => {
                 Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
             }

@@ -2,7 +2,7 @@
 
 use super::limits::RunnerLimits;
 use super::rope::Rope;
-use super::spec::{LayerSpec, ModelSpec, QkNormSpec};
+use super::spec::{Block, LayerSpec, ModelSpec, QkNormSpec};
 use inflight_base::{BlockSize, LoadError, Tokens};
 use inflight_device::{
     AttentionParams, Device, HeadShape, KvDtype, KvLayout, KvLayouts, KvValues, LayerGroups,
@@ -107,6 +107,9 @@ pub(super) fn place(attention: &mut [LayerAttention], layers: &[LayerSpec]) {
     let (mut num_cached, mut num_recurrent) = (0, 0);
     for (index, layer) in layers.iter().enumerate() {
         let own = &layer.attention;
+        if !layer.norms.has(Block::Attention) {
+            continue;
+        }
         attention[index].place = match (own.kv_source, own.recurrence) {
             // Such a model has one stage.
             (Some(source), _) => attention[source].place,

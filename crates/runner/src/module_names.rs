@@ -11,6 +11,7 @@
 //! language_model.layers.0.mlp.up_proj             a model with images, without its output layer
 //! model.language_model.model.layers. ...          the same inside of a wrapper
 //! model.text_model.layers. ..., text_model.layers. ...
+//! backbone.layers. ...                            by the authors of Nemotron-H
 //! layers.0.mlp.up_proj                            the decoder without its output layer
 //! ```
 //!
@@ -23,7 +24,7 @@ use super::spec::ModelSpec;
 const WRAPPERS: [&str; 3] = ["", "_orig_mod.", "module."];
 
 /// What stands in front of the modules of a decoder, where `{}` is the first word of its own names, such as `model.`.
-const PREFIXES: [&str; 8] = [
+const PREFIXES: [&str; 9] = [
     "{}",
     "{}language_model.",
     "language_model.{}",
@@ -31,6 +32,7 @@ const PREFIXES: [&str; 8] = [
     "{}language_model.{}",
     "{}text_model.",
     "text_model.",
+    "backbone.",
     "",
 ];
 

@@ -149,7 +149,7 @@ impl<D: Device> RecurrenceBuffers<D> {
     ) -> Result<Option<Self>, LoadError> {
         let layers = spec.layers.iter();
         let shapes: Vec<_> = layers
-            .filter_map(|layer| layer.attention.recurrence.map(|it| it.shape))
+            .filter_map(|layer| layer.recurrence().map(|it| it.shape))
             .collect();
         let Some(shape) = shapes.first() else {
             return Ok(None);

@@ -14,7 +14,7 @@ use super::packer::PackedForm;
 use super::precision::WeightPrecision;
 use super::recurrence::RecurrenceSource;
 use super::share::{CutUnits, ModelShare, gcd};
-use super::spec::{FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, QkNormSpec};
+use super::spec::{Block, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, QkNormSpec};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};
@@ -45,7 +45,8 @@ pub(super) struct WeightSources<'a> {
 /// The weights of a layer.
 pub(super) struct LayerSource<'a> {
     pub(super) norms: Norms<NormSource<'a>>,
-    pub(super) qkv: ProjectionSource<'a>,
+    /// `None` without attention, as is `o`.
+    pub(super) qkv: Option<ProjectionSource<'a>>,
     pub(super) latent: Option<LatentSource<'a>>,
     pub(super) recurrence: Option<RecurrenceSource<'a>>,
     /// The gates of attention.
@@ -54,8 +55,9 @@ pub(super) struct LayerSource<'a> {
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     /// The attention-sink logit of each query head.
     pub(super) sink_logits: Option<Tensor<'a>>,
-    pub(super) o: ProjectionSource<'a>,
-    pub(super) feed_forward: FeedForwardSource<'a>,
+    pub(super) o: Option<ProjectionSource<'a>>,
+    /// `None` for a layer that has attention alone.
+    pub(super) feed_forward: Option<FeedForwardSource<'a>>,
     /// Experts beside the feed-forward block.
     pub(super) experts_block: Option<ExpertsBlockSource<'a>>,
     /// The block that reads the layer's own inputs.
@@ -146,12 +148,15 @@ impl<'a> WeightSources<'a> {
     pub(super) fn cut_units(&self, spec: &ModelSpec) -> CutUnits {
         let mut units = CutUnits::SINGLE;
         for layer in &self.layers {
-            for matrix in &layer.o.matrices {
+            for matrix in layer.o.iter().flat_map(|o| &o.matrices) {
                 // Whole groups of inputs that are whole heads.
                 let group = matrix.columns_of_group();
                 units.join_heads(group / gcd(group, spec.attended_dim()));
             }
-            let blocks = layer.feed_forward.blocks().into_iter();
+            let blocks = layer
+                .feed_forward
+                .iter()
+                .flat_map(FeedForwardSource::blocks);
             for matrix in blocks.flat_map(|(block, _)| &block.down.matrices) {
                 units.join_inner(matrix.columns_of_group());
             }
@@ -252,14 +257,17 @@ impl<'a> LayerSource<'a> {
             scale,
         } = layer;
         let heads = spec.head_shape(index);
+        let (has_attention, has_feed_forward) =
+            (norms.has(Block::Attention), norms.has(Block::FeedForward));
+        let find_if = |has: bool, projection| has.then(|| find(projection)).transpose();
         Ok(Self {
             norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
-            qkv: find(&attention.qkv)?,
+            qkv: find_if(has_attention, &attention.qkv)?,
             latent: match &attention.latent {
                 Some(latent) => Some(LatentSource::find(tensors, index, spec, latent, find)?),
                 None => None,
             },
-            recurrence: match &attention.recurrence {
+            recurrence: match layer.recurrence() {
                 Some(recurrence) => Some(RecurrenceSource::find(tensors, index, recurrence)?),
                 None => None,
             },
@@ -302,17 +310,19 @@ impl<'a> LayerSource<'a> {
                 }
                 None => None,
             },
-            o: find(&attention.o)?,
+            o: find_if(has_attention, &attention.o)?,
             feed_forward: match feed_forward {
+                _ if !has_feed_forward => None,
                 FeedForward::Gated {
                     gate_up: up, down, ..
                 }
                 | FeedForward::Plain { up, down, .. } => {
                     let up = find(up)?;
                     let down = find(down)?;
-                    FeedForwardSource::Dense(feed_forward, DenseSource { up, down })
+                    let block = DenseSource { up, down };
+                    Some(FeedForwardSource::Dense(feed_forward, block))
                 }
-                FeedForward::Experts(experts) => find_experts(tensors, index, experts)?,
+                FeedForward::Experts(experts) => Some(find_experts(tensors, index, experts)?),
             },
             experts_block: match experts_block {
                 Some(block) => Some(ExpertsBlockSource::find(tensors, index, spec, block)?),
@@ -340,12 +350,13 @@ impl<'a> LayerSource<'a> {
                 let LatentShape { value_dim, .. } = latent.shape();
                 let width = latent.shape().query_dim();
                 let Range { start, end } = share.heads.queries;
-                let own = self.qkv.same_outputs(start * width..end * width);
-                (own, value_dim)
+                let own = start * width..end * width;
+                let qkv = self.qkv.map(|qkv| qkv.same_outputs(own));
+                (qkv, value_dim)
             }
             None => {
                 let kept = [queries.clone(), keys.clone(), keys.clone()];
-                (self.qkv.outputs(&kept), head_dim)
+                (self.qkv.map(|qkv| qkv.outputs(&kept)), head_dim)
             }
         };
         Self {
@@ -360,7 +371,7 @@ impl<'a> LayerSource<'a> {
                 }),
                 (norm, _) => norm,
             },
-            qkv: qkv.placed(share),
+            qkv: qkv.map(|qkv| qkv.placed(share)),
             latent: self.latent.map(|latent| latent.share(share)),
             gate: self
                 .gate
@@ -370,9 +381,8 @@ impl<'a> LayerSource<'a> {
                 .map(|logits| logits.elements(share.heads.queries.clone())),
             o: self
                 .o
-                .inputs(&share.attended(attended_dim), share)
-                .placed(share),
-            feed_forward: self.feed_forward.share(share),
+                .map(|o| o.inputs(&share.attended(attended_dim), share).placed(share)),
+            feed_forward: self.feed_forward.map(|block| block.share(share)),
             ..self
         }
     }
@@ -380,19 +390,21 @@ impl<'a> LayerSource<'a> {
     /// All projections, and whether they belong to an expert or a head, which a device may [stack](Device::STACKS).
     fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let router = match &self.feed_forward {
-            FeedForwardSource::Dense(..) => None,
-            FeedForwardSource::Experts { router, .. } => Some(router),
+            Some(FeedForwardSource::Experts { router, .. }) => Some(router),
+            Some(FeedForwardSource::Dense(..)) | None => None,
         };
         let beside = self.experts_block.as_ref();
         let router = router.or(beside.and_then(ExpertsBlockSource::router));
-        let blocks = self.feed_forward.blocks().into_iter();
+        let blocks = self.feed_forward.iter().flat_map(FeedForwardSource::blocks);
         let blocks = blocks.chain(beside.into_iter().flat_map(|it| it.experts.blocks()));
         let blocks = blocks
             .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
         let latent = self.latent.iter().flat_map(LatentSource::projections);
         let inputs = self.input_block.iter();
-        let whole = [&self.qkv, &self.o]
-            .into_iter()
+        let whole = self
+            .qkv
+            .iter()
+            .chain(&self.o)
             .chain(&self.gate)
             .chain(inputs.flat_map(|block| [&block.gate, &block.down]))
             .chain(router);

@@ -53,8 +53,8 @@ pub(super) struct Head<D: Device> {
 pub(super) struct Layer<D: Device> {
     pub(super) norms: Norms<NormWeights<D>>,
     /// Queries, keys and values in one: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
-    /// queries, or their latents.
-    pub(super) qkv: Linear<D>,
+    /// queries, or their latents. `None` without attention.
+    pub(super) qkv: Option<Linear<D>>,
     pub(super) latent: Option<LatentWeights<D>>,
     /// In place of attention: `qkv` makes what it reads.
     pub(super) recurrence: Option<LayerRecurrence<D>>,
@@ -64,9 +64,10 @@ pub(super) struct Layer<D: Device> {
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// The attention-sink logit of each query head.
     pub(super) sink_logits: Option<D::Vector>,
-    /// `[hidden_size, q_width]`.
-    pub(super) o: SummedLinear<D>,
-    pub(super) feed_forward: FeedForwardWeights<D>,
+    /// `[hidden_size, q_width]`. `None` without attention.
+    pub(super) o: Option<SummedLinear<D>>,
+    /// `None` for a layer that has attention alone.
+    pub(super) feed_forward: Option<FeedForwardWeights<D>>,
     /// Experts beside the feed-forward block.
     pub(super) experts_block: Option<ExpertsBlockWeights<D>>,
     /// The block that reads the layer's own inputs.
@@ -78,18 +79,19 @@ pub(super) struct Layer<D: Device> {
 impl<D: Device> Layer<D> {
     /// In the order in which they were packed.
     fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
-        let mut linears = vec![&self.qkv];
+        let mut linears: Vec<_> = self.qkv.iter().collect();
         linears.extend(self.latent.iter().flat_map(LatentWeights::linears));
-        linears.extend(linears_of(&self.o));
+        linears.extend(self.o.iter().flat_map(linears_of));
         linears.extend(&self.gate);
         match &self.feed_forward {
-            FeedForwardWeights::Dense(dense) => {
+            None => {}
+            Some(FeedForwardWeights::Dense(dense)) => {
                 linears.push(&dense.up);
                 linears.extend(linears_of(&dense.down));
             }
-            FeedForwardWeights::Experts {
+            Some(FeedForwardWeights::Experts {
                 router, experts, ..
-            } => {
+            }) => {
                 linears.push(router);
                 for experts in experts.parts() {
                     let all = experts.chosen.iter().chain(&experts.shared);
@@ -285,7 +287,10 @@ impl LayerSource<'_> {
     fn load<D: Device>(self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
         Ok(Layer {
             norms: self.norms.try_map(|norm| norm.load(packer))?,
-            qkv: self.qkv.load(packer)?,
+            qkv: match &self.qkv {
+                Some(qkv) => Some(qkv.load(packer)?),
+                None => None,
+            },
             latent: match self.latent {
                 Some(latent) => Some(latent.load(packer)?),
                 None => None,
@@ -302,12 +307,18 @@ impl LayerSource<'_> {
                 Some(logits) => Some(packer.upload(logits)?),
                 None => None,
             },
-            o: self.o.load_summed(packer)?,
+            o: match &self.o {
+                Some(o) => Some(o.load_summed(packer)?),
+                None => None,
+            },
             gate: match &self.gate {
                 Some(gate) => Some(gate.load(packer)?),
                 None => None,
             },
-            feed_forward: self.feed_forward.load(packer)?,
+            feed_forward: match self.feed_forward {
+                Some(block) => Some(block.load(packer)?),
+                None => None,
+            },
             experts_block: match self.experts_block {
                 Some(block) => Some(block.load(packer)?),
                 None => None,

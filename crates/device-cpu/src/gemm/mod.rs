@@ -462,6 +462,7 @@ fn write_gated(
                 *up = up.clamp(-limit, limit) + 1.0;
             }
         }
+        Gating::Plain(_) => unreachable!("it has one part"),
     }
     let mut products = [0; PANEL];
     for ((gate, up), product) in gate.iter().zip(up).zip(&mut products) {

@@ -23,8 +23,8 @@ use super::super::simd::for_each_simd;
 use super::super::{Cpu, Simd, quantised};
 use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::MAX_ROWS;
-use super::{Rectangle, multiply_parts, pad_rows, write_gated, write_rows};
-use inflight_device::{Gating, Linear, Output};
+use super::{Rectangle, multiply_parts, pad_rows, write_activated, write_gated, write_rows};
+use inflight_device::{Activation, Gating, Linear, Output};
 use inflight_numbers::{CodeBits, Stacking};
 use inflight_threads::DisjointSlice;
 
@@ -123,6 +123,57 @@ impl Cpu {
                         up: &Row,
                         bias: Bias<'_>,
                         gating: Gating,
+                        fuses: bool,
+                        out: &mut [u16],
+                    ));
+                }
+            },
+        );
+    }
+
+    /// [`Cpu::gemm_activated`] of each segment of `x`, `[m, k]`, with the linear layer of its index. `out` is `[m, n]`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths do not agree, or the matrices of segments differ in shape.
+    pub(in super::super) fn gemm_activated_segments<'w>(
+        &mut self,
+        x: &[bf16],
+        segments: &[Segment],
+        linear: impl Fn(usize) -> &'w Linear<Self> + Sync,
+        activation: Activation,
+        out: &mut [bf16],
+    ) {
+        let num_rows = num_rows(segments);
+        if num_rows == 0 {
+            return;
+        }
+        let n = out.len() / num_rows;
+        let linear = |segment: &Segment| {
+            let linear = linear(segment.matrix);
+            assert_eq!(linear.matrix.stacking(), Stacking::Concatenated);
+            assert_eq!(linear.matrix.n(), n, "out is [{num_rows}, n]");
+            linear
+        };
+        let (simd, fuses) = (self.simd, self.simd.fuses());
+        let out = DisjointSlice::new(out.reinterpret_cast_mut());
+        self.multiply_segments(
+            x,
+            segments,
+            |segment| &linear(segment).matrix,
+            |segment, rows, outputs, [sums]: [&[f32]; 1]| {
+                let bias = linear(segment).bias.as_ref();
+                let bias = bias.map(|bias| &bias[outputs.clone()]);
+                for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
+                    // SAFETY: each rectangle of rows and outputs belongs to one task.
+                    let out: &mut [u16] =
+                        unsafe { out.slice(row * n + outputs.start, outputs.len()) };
+                    type Row = [f32; PANEL];
+                    type Bias<'a> = Option<&'a [f32]>;
+                    for_each_simd!(simd, write_activated, (
+                        sums: &Row,
+                        bias: Bias<'_>,
+                        activation: Activation,
                         fuses: bool,
                         out: &mut [u16],
                     ));

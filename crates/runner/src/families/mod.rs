@@ -63,6 +63,7 @@ mod mistral;
 mod mixtral;
 mod modernbert;
 mod nemotron;
+mod nemotron_h;
 mod olmo;
 mod olmo2;
 mod olmoe;
@@ -97,7 +98,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 76] = [
+const FAMILIES: [Family; 77] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -174,6 +175,7 @@ const FAMILIES: [Family; 76] = [
     jais2::FAMILY,
     granite_swa::FAMILY,
     exaone::FAMILY,
+    nemotron_h::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

@@ -16,7 +16,32 @@ use inflight_numbers::Stacking;
 pub struct StateSpace {
     recurrence: RecurrenceSpec,
     shape: StateSpaceShape,
+    modules: SpaceModules,
     has_bias: bool,
+}
+
+/// The modules and parameters of a state space.
+#[derive(Clone, Copy)]
+pub struct SpaceModules {
+    pub input: &'static str,
+    pub convolution: &'static str,
+    pub rule: RuleModules,
+    pub output: &'static str,
+}
+
+impl SpaceModules {
+    /// The names of most families.
+    pub const MAMBA: Self = Self {
+        input: "mamba.in_proj",
+        convolution: "mamba.conv1d",
+        rule: RuleModules {
+            log_rates: "mamba.A_log",
+            time_biases: "mamba.dt_bias",
+            skips: Some("mamba.D"),
+            norm: "mamba.norm",
+        },
+        output: "mamba.out_proj",
+    };
 }
 
 impl StateSpace {
@@ -26,14 +51,9 @@ impl StateSpace {
     /// A key is out of range, or heads are not as wide together as they should be.
     pub fn read(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
         const HEADS: &str = "mamba_n_heads";
-        const GROUPS: &str = "mamba_n_groups";
         let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
-        let num_heads = size(HEADS, MAX_HEADS, 128)?;
-        let num_groups = size(GROUPS, MAX_HEADS, 1)?;
-        if !num_heads.is_multiple_of(num_groups) {
-            let expected = format!("a multiple of {GROUPS} {num_groups}");
-            return Err(config.unexpected(HEADS, num_heads, expected));
-        }
+        let [num_heads, num_groups] =
+            heads_and_groups(config, [HEADS, "mamba_n_groups"], [128, 1])?;
         let inner = size("mamba_expand", 16, 2)? * dimensions.hidden_size;
         let told = match config.string("mamba_d_head") {
             Ok(Some("auto")) => None,
@@ -53,24 +73,35 @@ impl StateSpace {
             norm_eps: dimensions.norm.eps,
             times: times(config, "time_step_limit")?,
         };
-        Ok(Self {
+        let kernel_len = size("mamba_d_conv", MAX_KERNEL_LEN, 4)?;
+        let biases = [
+            config.bool_or("mamba_conv_bias", true)?,
+            config.bool_or("mamba_proj_bias", false)?,
+        ];
+        Ok(Self::new(shape, kernel_len, SpaceModules::MAMBA, biases))
+    }
+
+    /// One of these sizes, and whether its convolution has biases, and whether its projections have.
+    pub const fn new(
+        shape: StateSpaceShape,
+        kernel_len: usize,
+        modules: SpaceModules,
+        [has_convolution_bias, has_bias]: [bool; 2],
+    ) -> Self {
+        Self {
             recurrence: RecurrenceSpec {
                 shape: RecurrenceShape {
-                    kernel_len: size("mamba_d_conv", MAX_KERNEL_LEN, 4)?,
+                    kernel_len,
                     rule: RecurrentRule::StateSpace(shape),
                 },
-                convolution: "mamba.conv1d",
-                has_convolution_bias: config.bool_or("mamba_conv_bias", true)?,
-                modules: Some(RuleModules {
-                    log_rates: "mamba.A_log",
-                    time_biases: "mamba.dt_bias",
-                    skips: Some("mamba.D"),
-                    norm: "mamba.norm",
-                }),
+                convolution: modules.convolution,
+                has_convolution_bias,
+                modules: Some(modules.rule),
             },
             shape,
-            has_bias: config.bool_or("mamba_proj_bias", false)?,
-        })
+            modules,
+            has_bias,
+        }
     }
 
     /// Puts it in the place of attention.
@@ -79,12 +110,32 @@ impl StateSpace {
         let (value_len, key_len) = (shape.value_len(), shape.key_len());
         // In the module gates come first.
         let parts = [value_len, value_len + 2 * key_len, shape.num_heads];
-        let module = "mamba.in_proj";
+        let module = self.modules.input;
         let mut input = Projection::fused(module, &parts, hidden_size, Stacking::Concatenated);
         input.parts.swap(0, 1);
         attention.qkv = input;
-        attention.o = Projection::single("mamba.out_proj", hidden_size, value_len);
+        attention.o = Projection::single(self.modules.output, hidden_size, value_len);
         attention.set_biases(self.has_bias);
         attention.recurrence = Some(self.recurrence);
+    }
+}
+
+/// The heads of a state space and their groups, by their keys and defaults.
+///
+/// # Errors
+/// A key is out of range, or groups are unequal.
+pub fn heads_and_groups(
+    config: &JsonFile,
+    [heads, groups]: [&str; 2],
+    [num_heads, num_groups]: [usize; 2],
+) -> Result<[usize; 2], LoadError> {
+    let size = |key, default: usize| Ok(config.size(key, 1..=MAX_HEADS)?.unwrap_or(default));
+    let (num_heads, num_groups) = (size(heads, num_heads)?, size(groups, num_groups)?);
+    match num_heads.is_multiple_of(num_groups) {
+        true => Ok([num_heads, num_groups]),
+        false => {
+            let expected = format!("a multiple of {groups} {num_groups}");
+            Err(config.unexpected(heads, num_heads, expected))
+        }
     }
 }

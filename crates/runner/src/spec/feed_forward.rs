@@ -39,10 +39,10 @@ pub struct ExpertsSpec {
     pub routing: Routing,
     /// The corrections of their scores, `[num_experts]`: their parameter, below the layer.
     pub correction: Option<&'static str>,
-    /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`. In names of modules, `{}` stands for
-    /// its index.
+    /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`, or up alone. In names of modules, `{}`
+    /// stands for its index.
     pub gate_up: Projection,
-    /// How the gates act.
+    /// How the gates act, if there are some.
     pub gating: Gating,
     /// `[hidden_size, expert_size]`.
     pub down: Projection,
@@ -55,7 +55,7 @@ pub struct ExpertsSpec {
 /// The expert that all tokens have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedExpert {
-    /// Gate and up, interleaved: `[2 * shared_size, hidden_size]`.
+    /// Gate and up, interleaved: `[2 * shared_size, hidden_size]`, or up alone.
     pub gate_up: Projection,
     /// `[hidden_size, shared_size]`.
     pub down: Projection,
@@ -66,7 +66,7 @@ pub struct SharedExpert {
 pub struct StackedExperts {
     /// The module of the router's logits.
     pub router: &'static str,
-    /// Gate and up of all experts.
+    /// Gate and up of all experts, or up alone.
     pub gate_up: &'static str,
     /// Their down projections.
     pub down: &'static str,

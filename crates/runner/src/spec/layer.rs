@@ -2,8 +2,9 @@
 
 use super::attention::AttentionSpec;
 use super::feed_forward::{ExpertsSpec, FeedForward};
-use super::norms::Norms;
+use super::norms::{Block, Norms};
 use super::projection::Projection;
+use crate::recurrence_spec::RecurrenceSpec;
 use inflight_device::Activation;
 
 /// One decoder layer.
@@ -79,28 +80,34 @@ pub struct InputBlock {
 impl LayerSpec {
     /// All projections, attention's first; of experts, the projections of one.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
-        let latent = self.attention.latent.iter().map(|latent| &latent.heads);
-        let attention = self.attention.projections().into_iter().chain(latent);
+        let own = self.attention_block();
+        let latent = own.and_then(|own| Some(&own.latent.as_ref()?.heads));
+        let attention = own.into_iter().flat_map(AttentionSpec::projections);
+        let attention = attention.chain(latent);
         let inputs = self.input_block.iter().flat_map(InputBlock::projections);
         let experts = self.experts_block.iter();
-        let feed_forward = self.feed_forward.projections().into_iter();
+        let feed_forward = self.feed_forward_block().into_iter();
+        let feed_forward = feed_forward.flat_map(FeedForward::projections);
         let feed_forward = feed_forward.chain(experts.flat_map(|it| it.experts.projections()));
         attention.chain(feed_forward).chain(inputs)
     }
 
     /// Its experts, in place of a feed-forward block or beside it.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
-        match (&self.feed_forward, &self.experts_block) {
-            (FeedForward::Experts(experts), _) => Some(experts),
+        match (self.feed_forward_block(), &self.experts_block) {
+            (Some(FeedForward::Experts(experts)), _) => Some(experts),
             (_, block) => block.as_ref().map(|block| &block.experts),
         }
     }
 
     /// Those that adapters can change.
     pub fn adaptable_projections(&self) -> Vec<&Projection> {
-        let mut all = self.attention.projections();
-        if !matches!(self.feed_forward, FeedForward::Experts(_)) {
-            all.extend(self.feed_forward.projections());
+        let attention = self.attention_block().map(AttentionSpec::projections);
+        let mut all = attention.unwrap_or_default();
+        let feed_forward = self.feed_forward_block();
+        if let Some(block @ (FeedForward::Gated { .. } | FeedForward::Plain { .. })) = feed_forward
+        {
+            all.extend(block.projections());
         }
         all.extend(self.input_block.iter().flat_map(InputBlock::projections));
         all
@@ -108,7 +115,25 @@ impl LayerSpec {
 
     /// Whether it keeps keys and values of its own.
     pub fn has_cache(&self) -> bool {
-        self.attention.recurrence.is_none() && self.attention.kv_source.is_none()
+        let own = self.attention_block();
+        own.is_some_and(|own| own.recurrence.is_none() && own.kv_source.is_none())
+    }
+
+    /// Its attention, or the recurrence in its place, if it has some.
+    pub fn attention_block(&self) -> Option<&AttentionSpec> {
+        let attention = &self.attention;
+        self.norms.has(Block::Attention).then_some(attention)
+    }
+
+    /// Its feed-forward block or experts, if it has some.
+    pub fn feed_forward_block(&self) -> Option<&FeedForward> {
+        let feed_forward = &self.feed_forward;
+        self.norms.has(Block::FeedForward).then_some(feed_forward)
+    }
+
+    /// Its recurrence, if it has one.
+    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+        self.attention_block()?.recurrence.as_ref()
     }
 
     /// The weights of all projections.

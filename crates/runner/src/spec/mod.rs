@@ -23,7 +23,7 @@ pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpe
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec};
-pub use norms::{BlockNorms, NormKind, NormSpec, Norms};
+pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
 
 /// A decoder-only transformer. Sizes are in elements.
@@ -279,6 +279,14 @@ impl ModelSpec {
                 any(|it| it.attention.qk_norm.is_some_and(|norm| norm.has_values)),
                 "norms of values",
             ),
+            (
+                any(|it| matches!(it.norms, Norms::OfOne { .. })),
+                "layers of one block",
+            ),
+            (
+                any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
+                "experts without gates",
+            ),
         ];
         let parts = parts.into_iter().filter(|(has, _)| *has);
         parts.map(|(_, part)| part).collect()
@@ -291,7 +299,9 @@ impl ModelSpec {
 
     /// The different widths inside of feed-forward blocks without experts; 0 if all have some.
     pub fn intermediate_sizes(&self) -> Vec<usize> {
-        let widths = self.layers.iter().map(|layer| layer.feed_forward.width());
+        let layers = self.layers.iter();
+        let blocks = layers.filter_map(LayerSpec::feed_forward_block);
+        let widths = blocks.map(FeedForward::width);
         let mut widths: Vec<_> = widths.filter(|&width| width > 0).collect();
         widths.sort_unstable();
         widths.dedup();
@@ -376,7 +386,7 @@ impl ModelSpec {
     /// The recurrence of its layers with a state, which are of equal sizes.
     pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
         let mut layers = self.layers.iter();
-        layers.find_map(|layer| layer.attention.recurrence.as_ref())
+        layers.find_map(LayerSpec::recurrence)
     }
 
     /// The indices of some layers among those that keep keys and values.
@@ -399,7 +409,7 @@ impl ModelSpec {
 
     /// Bytes of the recurrent states of a sequence, in all layers.
     pub fn state_bytes(&self) -> u64 {
-        let states = self.layers.iter().filter_map(|it| it.attention.recurrence);
+        let states = self.layers.iter().filter_map(LayerSpec::recurrence);
         states.map(|it| 4 * it.shape.state_len() as u64).sum()
     }
 

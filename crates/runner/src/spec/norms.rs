@@ -51,6 +51,22 @@ pub enum Norms<N = &'static str> {
         /// The norm behind the feed-forward block.
         feed_forward: N,
     },
+    /// Of a layer with one block alone: `x += block(norm(x))`.
+    OfOne {
+        /// The block that it has. What the description has of the other one counts for nothing.
+        block: Block,
+        /// The norm in front of it.
+        norm: N,
+    },
+}
+
+/// A block of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// Attention, or a recurrence in its place.
+    Attention,
+    /// The feed-forward block, or experts.
+    FeedForward,
 }
 
 /// The norms of a block.
@@ -96,6 +112,7 @@ impl<N> Norms<N> {
         match self {
             Self::Sequential { attention, .. } => attention.before.as_ref(),
             Self::Parallel { attention, .. } => Some(attention),
+            Self::OfOne { norm, .. } => Some(norm),
             Self::OfSums { .. } => None,
         }
     }
@@ -107,13 +124,21 @@ impl<N> Norms<N> {
                 attention,
                 feed_forward,
             } => attention.after.is_some() || feed_forward.after.is_some(),
-            Self::Parallel { .. } | Self::OfSums { .. } => false,
+            Self::Parallel { .. } | Self::OfSums { .. } | Self::OfOne { .. } => false,
         }
     }
 
     /// Whether they normalise the residual stream itself.
     pub const fn are_of_sums(&self) -> bool {
         matches!(self, Self::OfSums { .. })
+    }
+
+    /// Whether the layer has a block.
+    pub fn has(&self, wanted: Block) -> bool {
+        match self {
+            Self::OfOne { block, .. } => *block == wanted,
+            Self::Sequential { .. } | Self::Parallel { .. } | Self::OfSums { .. } => true,
+        }
     }
 
     /// Turns each norm into something else.
@@ -151,6 +176,10 @@ impl<N> Norms<N> {
             } => Norms::OfSums {
                 attention: convert(attention)?,
                 feed_forward: convert(feed_forward)?,
+            },
+            Self::OfOne { block, norm } => Norms::OfOne {
+                block: *block,
+                norm: convert(norm)?,
             },
         })
     }
