@@ -92,7 +92,8 @@ fn configs_of_older_transformers_mean_the_same() {
         let new = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
-    // GPT-2, StarCoder, OPT and Nemotron-H in two shapes, BLOOM, GPT-J and CodeGen; the config of EXAONE 3 is an older one.
+    // GPT-2, StarCoder, OPT and Nemotron-H in two shapes, BLOOM, GPT-J and CodeGen; the config of EXAONE 3 is an older
+    // one.
     assert_eq!(num_without_rope, 11);
 }
 

@@ -82,7 +82,7 @@ pub const FAMILIES: [(&str, &[u32]); 68] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [(&str, &[u32]); 10] = [
+pub const RECURRENT: [(&str, &[u32]); 13] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -93,6 +93,9 @@ pub const RECURRENT: [(&str, &[u32]); 10] = [
     ("bamba", &[]),
     ("nemotron-h", &[17, 30]),
     ("nemotron-h-moe", &[]),
+    ("falcon-h1", &[17, 30]),
+    ("falcon-h1-norm", &[]),
+    ("olmo-hybrid", &[]),
 ];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].

@@ -39,6 +39,7 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         ("granite4", 1, 3 * (4 * (120 + 4 * 9) + 6 * 180)),
         // Layers of one block, with experts in two.
         ("nemotron-h-moe", 1, 4 * (120 + 4 * 9) + 6 * 180),
+        ("olmo-hybrid", 1, 3 * (4 * (40 + 28) + 4 * 70)),
     ] {
         let spec = spec(name);
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
@@ -61,6 +62,32 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         let expected = windows.window(with_attention.expect("there is one"));
         let found: Vec<_> = spec.windows_within(&windows).collect();
         assert_eq!(found, [expected], "{name}: the window of that layer");
+    }
+}
+
+#[test]
+fn layers_with_both_have_blocks_and_slots() {
+    let spec = spec("falcon-h1");
+    assert_eq!(spec.num_cached_layers(), 4);
+    assert_eq!(spec.state_bytes(), 4 * 4 * (4 * (100 + 2 * 9) + 5 * 180));
+}
+
+#[test]
+fn a_null_base_leaves_attention_without_positions() {
+    let without = json!({"rope_type": "default", "rope_theta": null});
+    for (config, rotary_dim) in [
+        (json!({"rope_parameters": without}), 0),
+        (json!({"rope_parameters": {"rope_type": "default"}}), 10),
+        (json!({"rope_parameters": null}), 10),
+        // As the converter of transformers writes it.
+        (json!({"rope_parameters": null, "rope_theta": null}), 0),
+    ] {
+        let copy = Copy::of("olmo-hybrid").config(config);
+        let source = ModelSource::open(copy.dir()).expect("it opens");
+        assert_eq!(
+            source.spec().layers[1].attention.rope.rotary_dim,
+            rotary_dim
+        );
     }
 }
 
@@ -183,6 +210,21 @@ fn bad_configs_are_refused_by_their_keys() {
             "nemotron-h",
             json!({"n_groups": 4}),
             "mamba_num_heads: 6 is not a multiple of n_groups 4",
+        ),
+        (
+            "falcon-h1",
+            json!({"ssm_multipliers": [1.0, 1.0]}),
+            "ssm_multipliers: [1.0,1.0] is not a list of 5 numbers",
+        ),
+        (
+            "falcon-h1",
+            json!({"projectors_bias": true}),
+            "projectors_bias: true is not supported beside multipliers",
+        ),
+        (
+            "olmo-hybrid",
+            json!({"linear_num_key_heads": 1, "linear_key_head_dim": null, "hidden_size": 1500}),
+            "linear_key_head_dim would be 1125",
         ),
         (
             "nemotron-h-moe",

@@ -270,7 +270,7 @@ impl Cpu {
             Gating::Plain(activation) => {
                 self.gemm_activated_segments(sorted_x, segments, up, activation, inner);
             }
-            Gating::Product(_) | Gating::Clamped { .. } => {
+            Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
                 self.gemm_gated_segments(sorted_x, segments, up, gating, inner);
             }
         }
@@ -321,7 +321,7 @@ impl Cpu {
             Gating::Plain(activation) => {
                 self.gemm_activated(x, num_rows, up, bias, (activation, None), out);
             }
-            Gating::Product(_) | Gating::Clamped { .. } => {
+            Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
                 self.gemm_gated(x, num_rows, up, bias, gating, out);
             }
         }

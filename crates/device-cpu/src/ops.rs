@@ -12,7 +12,7 @@ use super::logits::CpuLogits;
 use super::rows::Rows;
 use super::step::CpuStep;
 use inflight_device::{
-    AdaptedRows, AttentionParams, EmbeddingTable, Experts, HeadBiases, InnerActivation,
+    AdaptedRows, AttentionParams, EmbeddingTable, Experts, Gating, HeadBiases, InnerActivation,
     LatentParams, LayerNorm, Linear, LogitsTransform, Norm, Ops, Output, QkNorm, RankHost,
     RopeParams, Routing,
 };
@@ -122,6 +122,10 @@ impl Ops for Cpu {
             |cpu, added| match activation {
                 InnerActivation::Gated(activation) => {
                     let gating = (activation.into(), added);
+                    cpu.gemm_gated_with(x, num_rows, matrix, bias, gating, out);
+                }
+                InnerActivation::ScaledGate(activation, factor) => {
+                    let gating = (Gating::Scaled(activation, factor), added);
                     cpu.gemm_gated_with(x, num_rows, matrix, bias, gating, out);
                 }
                 InnerActivation::Plain(activation) => {

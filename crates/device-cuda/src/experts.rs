@@ -435,6 +435,6 @@ fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
         Gating::Product(Activation::Relu) => (3, 0.0, 0.0),
         Gating::Product(Activation::SquaredRelu) => (4, 0.0, 0.0),
         Gating::Clamped { alpha, limit } => (5, alpha, limit),
-        Gating::Plain(_) => panic!("GPUs have no experts without gates"),
+        Gating::Scaled(..) | Gating::Plain(_) => panic!("GPUs have no such experts"),
     }
 }

@@ -69,6 +69,7 @@ impl Cuda {
         let n = linear.matrix.n();
         let (kernel, width) = match activation {
             InnerActivation::Gated(activation) => (self.kernels.gated.of(activation), n / 2),
+            InnerActivation::ScaledGate(..) => panic!("GPUs have no factors of gates"),
             InnerActivation::Plain(activation) => (self.kernels.plain.of(activation), n),
         };
         let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());

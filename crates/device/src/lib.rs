@@ -82,7 +82,7 @@ pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use recurrence::{
     DeltaShape, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps, RecurrentRule,
-    RuleWeights, StateSpaceShape,
+    RuleWeights, SpaceNorm, StateSpaceShape,
 };
 pub use rope::RopeTable;
 pub use stacks::Stacks;

@@ -279,11 +279,13 @@ impl Activation {
 }
 
 /// The activation in front of a down projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum InnerActivation {
     /// `activation(gate) * up`, where gate and up are the [interleaved](inflight_numbers::Stacking::Interleaved) parts
     /// of the products: half as wide. Their bias is gate's, then up's.
     Gated(Activation),
+    /// `activation(factor * gate) * up`, likewise.
+    ScaledGate(Activation, f32),
     /// `activation(products)`.
     Plain(Activation),
 }
@@ -293,6 +295,8 @@ pub enum InnerActivation {
 pub enum Gating {
     /// `activation(gate) * up`.
     Product(Activation),
+    /// `activation(factor * gate) * up`.
+    Scaled(Activation, f32),
     /// `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = max(-limit, min(up, limit))` (OpenAI,
     /// gpt-oss model card, arXiv:2508.10925).
     Clamped {
@@ -309,7 +313,7 @@ impl Gating {
     /// Whether there is a gate.
     pub const fn has_gate(self) -> bool {
         match self {
-            Self::Product(_) | Self::Clamped { .. } => true,
+            Self::Product(_) | Self::Scaled(..) | Self::Clamped { .. } => true,
             Self::Plain(_) => false,
         }
     }

@@ -49,7 +49,7 @@ pub enum RecurrentRule {
 ///
 /// ```text
 /// S = exp(-rate * softplus(decay + time_bias)) * S
-/// S += k^T * sigmoid(strength) * (v - k * S)
+/// S += k^T * strength_scale * sigmoid(strength) * (v - k * S)
 /// out = norm(q * S / sqrt(key_dim)) * silu(gate)
 /// ```
 ///
@@ -64,6 +64,8 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Elements of a value or gate.
     pub value_dim: usize,
+    /// The factor of strengths.
+    pub strength_scale: f32,
     /// Added to the mean square of an output.
     pub norm_eps: f32,
 }
@@ -77,7 +79,7 @@ pub struct DeltaShape {
 /// out = norm((c * S + skip * x) * silu(gate))
 /// ```
 ///
-/// The norm is an RMS norm over all heads of a norm group.
+/// The norm is an RMS norm over all heads of a norm group, at this place or [another](SpaceNorm).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateSpaceShape {
     /// Heads of values, gates and times.
@@ -88,12 +90,27 @@ pub struct StateSpaceShape {
     pub num_groups: usize,
     /// Elements of a key or query.
     pub state_dim: usize,
+    /// The factors of values, keys, queries, gates and times, as the input projection gives them.
+    pub input_scales: [f32; 5],
+    /// What is normalised.
+    pub norm: SpaceNorm,
     /// Groups of outputs that are normalised together; divides `num_heads * head_dim`.
     pub num_norm_groups: usize,
     /// Added to the mean square of outputs.
     pub norm_eps: f32,
     /// The least and the largest time.
     pub times: [f32; 2],
+}
+
+/// The norm of a state space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpaceNorm {
+    /// Of gated results: `norm(x * silu(gate))`.
+    Gated,
+    /// Of results in front of their gates: `norm(x) * silu(gate)`.
+    Ungated,
+    /// There is none: `x * silu(gate)`.
+    Absent,
 }
 
 /// The weights of a layer with a state, besides its projections.
@@ -114,8 +131,8 @@ pub struct RuleWeights<D: Load> {
     pub time_biases: D::Vector,
     /// Of a state space: one for each head of values.
     pub skips: Option<D::Vector>,
-    /// `[value_dim]`; of a state space `[num_heads * head_dim]`.
-    pub norm: D::Vector,
+    /// `[value_dim]`; of a state space `[num_heads * head_dim]`, if it has a norm.
+    pub norm: Option<D::Vector>,
 }
 
 /// The operands of a layer with a state.

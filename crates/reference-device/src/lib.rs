@@ -588,17 +588,20 @@ impl Ops for Reference {
     ) {
         let n = linear.matrix.n();
         let width = match activation {
-            InnerActivation::Gated(_) => n / 2,
+            InnerActivation::Gated(_) | InnerActivation::ScaledGate(..) => n / 2,
             InnerActivation::Plain(_) => n,
         };
         let stacking = match activation {
-            InnerActivation::Gated(_) => Stacking::Interleaved,
+            InnerActivation::Gated(_) | InnerActivation::ScaledGate(..) => Stacking::Interleaved,
             InnerActivation::Plain(_) => Stacking::Concatenated,
         };
         assert_eq!(linear.matrix.stacking, stacking);
         let inner = |column: usize, output: &dyn Fn(usize) -> f64| match activation {
             InnerActivation::Gated(activation) => {
                 activated(activation, output(column)) * output(width + column)
+            }
+            InnerActivation::ScaledGate(activation, factor) => {
+                activated(activation, exact(factor) * output(column)) * output(width + column)
             }
             InnerActivation::Plain(activation) => activated(activation, output(column)),
         };
@@ -1287,6 +1290,7 @@ fn normed(x: &[f32], norm: Norm<'_, Vec<f32>>) -> Vec<f64> {
 fn gated(gating: Gating, gate: f64, up: f64) -> f64 {
     match gating {
         Gating::Product(activation) => activated(activation, gate) * up,
+        Gating::Scaled(activation, factor) => activated(activation, exact(factor) * gate) * up,
         Gating::Clamped { alpha, limit } => {
             let (alpha, limit) = (exact(alpha), exact(limit));
             let gate = gate.min(limit);

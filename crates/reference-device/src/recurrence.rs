@@ -3,7 +3,7 @@
 use inflight_base::LoadError;
 use inflight_device::{
     DeltaShape, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, RuleWeights,
-    StateSpaceShape,
+    SpaceNorm, StateSpaceShape,
 };
 
 use super::{Reference, Rows, Step, exact};
@@ -71,6 +71,7 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
             for token in span.tokens.clone() {
                 let row = token as usize;
                 let x: Vec<_> = x.row(row).iter().map(|&x| exact(x)).collect();
+                let x = scaled_inputs(shape, x);
                 let results = mix_token(&params, &x, &mut layer[slot as usize], is_repeated);
                 for (column, result) in results.into_iter().enumerate() {
                     out.set(row, column, result);
@@ -141,6 +142,18 @@ fn mix_token(
     }
 }
 
+/// What the input projection gives, with its factors.
+fn scaled_inputs(shape: &RecurrenceShape, mut x: Vec<f64>) -> Vec<f64> {
+    if let RecurrentRule::StateSpace(space) = &shape.rule {
+        let (values, keys) = (space.value_len(), space.key_len());
+        let lens = [values, keys, keys, values, space.num_heads];
+        let scales = lens.into_iter().zip(space.input_scales);
+        let scales = scales.flat_map(|(len, scale)| std::iter::repeat_n(exact(scale), len));
+        x.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
+    }
+    x
+}
+
 fn delta_rule(
     shape: &DeltaShape,
     weights: &RuleWeights<Reference>,
@@ -176,7 +189,9 @@ fn delta_rule(
             let known = read(matrix, &k, column);
             let written = match is_repeated {
                 true => 0.0,
-                false => sigmoid(strengths[head]) * (v[column] - known),
+                false => {
+                    exact(shape.strength_scale) * sigmoid(strengths[head]) * (v[column] - known)
+                }
             };
             for (row, k) in matrix.chunks_mut(value_dim).zip(&k) {
                 row[column] += k * written;
@@ -186,7 +201,8 @@ fn delta_rule(
         let sums = (0..value_dim).map(|column| read(matrix, &q, column) * scale);
         let sums: Vec<_> = sums.collect();
         let rms = root_mean_square(&sums, shape.norm_eps);
-        let of_columns = sums.iter().zip(&weights.norm).zip(gates);
+        let norm = weights.norm.as_ref().expect("the rule has a norm");
+        let of_columns = sums.iter().zip(norm).zip(gates);
         out.extend(
             of_columns.map(|((sum, &weight), &gate)| sum / rms * exact(weight) * silu(gate)),
         );
@@ -234,21 +250,26 @@ fn state_space(
             results.push(sum);
         }
     }
-    let gated: Vec<_> = results
-        .iter()
-        .zip(gates)
-        .map(|(x, &gate)| x * silu(gate))
-        .collect();
-    let len = gated.len() / shape.num_norm_groups;
-    let groups = gated.chunks(len).zip(weights.norm.chunks(len));
-    let normed = groups.flat_map(|(gated, norm)| {
-        let rms = root_mean_square(gated, shape.norm_eps);
-        gated
-            .iter()
-            .zip(norm)
-            .map(move |(x, &weight)| x / rms * exact(weight))
-    });
-    normed.collect()
+    let gated = |results: Vec<f64>| -> Vec<f64> {
+        let pairs = results.iter().zip(gates);
+        pairs.map(|(x, &gate)| x * silu(gate)).collect()
+    };
+    let normed = |results: Vec<f64>| -> Vec<f64> {
+        let norm = weights.norm.as_ref().expect("it has a norm");
+        let len = results.len() / shape.num_norm_groups;
+        let groups = results.chunks(len).zip(norm.chunks(len));
+        let normed = groups.flat_map(|(results, norm)| {
+            let rms = root_mean_square(results, shape.norm_eps);
+            let pairs = results.iter().zip(norm);
+            pairs.map(move |(x, &weight)| x / rms * exact(weight))
+        });
+        normed.collect()
+    };
+    match shape.norm {
+        SpaceNorm::Gated => normed(gated(results)),
+        SpaceNorm::Ungated => gated(normed(results)),
+        SpaceNorm::Absent => gated(results),
+    }
 }
 
 fn normalised(x: &[f64]) -> Vec<f64> {

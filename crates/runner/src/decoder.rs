@@ -473,6 +473,7 @@ impl<D: Device> Decoder<D> {
             qkv,
             latent,
             recurrence,
+            recurrence_block,
             gate,
             qk_norm,
             sink_logits,
@@ -486,6 +487,13 @@ impl<D: Device> Decoder<D> {
         let LayerShape { heads, stores, .. } = attention.shape;
         let buffers = &mut self.buffers[attention.buffers];
         let place = attention.place;
+        if let Some((block, recurrence)) = recurrence_block.as_ref().zip(self.recurrence.as_mut()) {
+            let own = (&block.input, &block.recurrence, attention.recurrence);
+            recurrence.mix(run, step, inputs, self.residual.normed(), own);
+            let output = (&recurrence.mixed, &block.output);
+            let residual = &mut self.residual;
+            residual.add_scaled(run, Operation::O, num_rows, output, block.scale);
+        }
         if let Some((layer, recurrence)) = recurrence.as_ref().zip(self.recurrence.as_mut()) {
             let normed = self.residual.normed();
             return recurrence.mix(run, step, inputs, normed, (qkv, layer, place));
@@ -632,19 +640,25 @@ impl<D: Device> Decoder<D> {
                 (Some(o), Some(weights)),
             ) => {
                 let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
+                if let (Some(factors), FeedForwardWeights::Dense(dense)) =
+                    (layer.multipliers, weights)
+                {
+                    let o = (attended, o);
+                    residual.add_scaled(run, Operation::O, num_rows, o, factors.attention);
+                    residual.norm(run, num_rows, before);
+                    feed_forward_up(run, num_rows, residual, dense, inner);
+                    let down = (&*inner, &dense.down);
+                    let scale = factors.feed_forward;
+                    residual.add_scaled(run, Operation::Down, num_rows, down, scale);
+                    return residual.norm(run, num_rows, next);
+                }
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
                 let norms = [feed_forward.after.as_ref(), next];
                 let beside = layer.experts_block.as_ref();
                 let beside = beside.zip(self.experts_block.as_mut());
                 let mixture = self.mixture.as_mut();
                 add_feed_forward(
-                    run,
-                    num_rows,
-                    residual,
-                    weights,
-                    inner,
-                    (mixture, beside),
-                    norms,
+                    run, num_rows, residual, weights, inner, mixture, beside, norms,
                 );
             }
             (Norms::OfOne { .. }, (Some(o), None)) => {
@@ -655,15 +669,9 @@ impl<D: Device> Decoder<D> {
                 if is_last {
                     residual.norm(run, num_rows, Some(norm));
                 }
-                let buffers = (self.mixture.as_mut(), None);
+                let (mixture, norms) = (self.mixture.as_mut(), [None, next]);
                 add_feed_forward(
-                    run,
-                    num_rows,
-                    residual,
-                    weights,
-                    inner,
-                    buffers,
-                    [None, next],
+                    run, num_rows, residual, weights, inner, mixture, None, norms,
                 );
             }
             (
@@ -782,16 +790,15 @@ impl<D: Device> MixtureBuffers<D> {
 
 /// Adds the result of a feed-forward block or of experts to the residual stream, with what is computed beside it, and
 /// leaves the input of what follows.
+#[allow(clippy::too_many_arguments, reason = "each is an operand")]
 fn add_feed_forward<D: Device, P: Probe>(
     run: &mut Probed<'_, D, P>,
     num_rows: usize,
     residual: &mut ResidualStream<D>,
     weights: &FeedForwardWeights<D>,
     inner: &mut D::Inputs,
-    (mixture, beside): (
-        Option<&mut MixtureBuffers<D>>,
-        Option<(&ExpertsBlockWeights<D>, &mut ExpertsBlockBuffers<D>)>,
-    ),
+    mixture: Option<&mut MixtureBuffers<D>>,
+    beside: Option<(&ExpertsBlockWeights<D>, &mut ExpertsBlockBuffers<D>)>,
     [after, next]: [Option<&NormWeights<D>>; 2],
 ) {
     match (weights, mixture) {

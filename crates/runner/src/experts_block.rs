@@ -91,7 +91,7 @@ impl<'a> ExpertsBlockSource<'a> {
     ) -> Result<ExpertsBlockWeights<D>, LoadError> {
         let FeedForwardWeights::Experts {
             router, experts, ..
-        } = self.experts.load(packer)?
+        } = self.experts.load(packer, None)?
         else {
             unreachable!("they are experts")
         };

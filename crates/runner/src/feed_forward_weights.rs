@@ -4,7 +4,7 @@ use super::linear_weights::{ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::{Packer, Packing};
 use super::share::{ModelShare, whole};
-use super::spec::{ExpertsSpec, FeedForward, Module, Projection, StackedLayout};
+use super::spec::{ExpertsSpec, FeedForward, Module, Multipliers, Projection, StackedLayout};
 use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
@@ -137,11 +137,15 @@ impl FeedForwardSource<'_> {
     pub(super) fn load<D: Device>(
         self,
         packer: &mut Packer<'_, D>,
+        multipliers: Option<Multipliers>,
     ) -> Result<FeedForwardWeights<D>, LoadError> {
         Ok(match self {
             Self::Dense(spec, block) => {
                 let activation = match spec {
-                    FeedForward::Gated { activation, .. } => InnerActivation::Gated(*activation),
+                    FeedForward::Gated { activation, .. } => match multipliers {
+                        Some(factors) => InnerActivation::ScaledGate(*activation, factors.gate),
+                        None => InnerActivation::Gated(*activation),
+                    },
                     FeedForward::Plain { activation, .. } => InnerActivation::Plain(*activation),
                     FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
                 };

@@ -16,6 +16,8 @@ pub(super) struct LayerAttention {
     /// Its index among the layers of the stage that keep keys and values, or among those with a recurrent state. A
     /// layer that reads keys and values of another one has the place of that.
     pub(super) place: usize,
+    /// The index of the recurrence beside it among all recurrences of the stage.
+    pub(super) recurrence: usize,
     /// The shape of its activations.
     pub(super) shape: LayerShape,
     /// The index of its activations in the decoder's buffers.
@@ -85,6 +87,7 @@ pub(super) fn layer_attention<'a, D: Device>(
                 shifts_sinks: limits.attention.shifts_sinks,
             },
             place: 0,
+            recurrence: 0,
             shape: LayerShape {
                 heads,
                 stores: attention.kv_source.is_none(),
@@ -109,6 +112,9 @@ pub(super) fn place(attention: &mut [LayerAttention], layers: &[LayerSpec]) {
         let own = &layer.attention;
         if !layer.norms.has(Block::Attention) {
             continue;
+        }
+        if layer.recurrence_block.is_some() {
+            attention[index].recurrence = take_next(&mut num_recurrent);
         }
         attention[index].place = match (own.kv_source, own.recurrence) {
             // Such a model has one stage.

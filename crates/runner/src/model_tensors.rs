@@ -170,6 +170,12 @@ impl<'a> ModelTensors<'a> {
             .stacked_matrices(&name, [num_channels, 1, kernel_len])
     }
 
+    /// Whether this module has weights.
+    pub(super) fn has_weight(&self, module: Module) -> bool {
+        self.store
+            .has(&format!("{}.weight", self.stored_name(module)))
+    }
+
     /// Whether there is a tensor with the name of this module.
     pub(super) fn has_tensor(&self, module: Module) -> bool {
         self.store.has(&self.stored_name(module))

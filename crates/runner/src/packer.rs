@@ -86,18 +86,22 @@ impl<'d, D: Device> Packer<'d, D> {
     /// Memory is short, or a value is not finite.
     pub(super) fn upload_transposed(
         &mut self,
-        matrix: &Matrix<'_>,
+        matrices: &[Matrix<'_>],
     ) -> Result<D::Vector, LoadError> {
-        let (num_rows, num_columns) = (matrix.rows(), matrix.columns());
+        let num_rows: usize = matrices.iter().map(Matrix::rows).sum();
+        let num_columns = matrices.first().map_or(0, Matrix::columns);
         let mut row = vec![0.0; num_columns];
         let mut values = vec![0.0; num_rows * num_columns];
-        for index in 0..num_rows {
+        let rows = matrices
+            .iter()
+            .flat_map(|matrix| (0..matrix.rows()).map(move |index| (matrix, index)));
+        for (place, (matrix, index)) in rows.enumerate() {
             matrix.read_row(index, &mut row);
             if !row.iter().all(|value| value.is_finite()) {
                 return Err(matrix.not_finite(index));
             }
             for (column, value) in row.iter().enumerate() {
-                values[column * num_rows + index] = *value;
+                values[column * num_rows + place] = *value;
             }
         }
         self.device.upload_vector(values)

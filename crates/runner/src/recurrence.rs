@@ -9,12 +9,13 @@
 //! with which sequences of an equal prefix begin, and the states behind each draft of a step: if drafts are rejected,
 //! the next step goes on from one of these.
 
+use super::linear_weights::{ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
 use super::recurrence_spec::RecurrenceSpec;
 use super::residual::Probed;
-use super::spec::{ModelSpec, Module};
+use super::spec::{ModelSpec, Module, Projection, RecurrenceBlock};
 use super::state_slots::StateSlots;
 use inflight_base::{LoadError, SeqSlot};
 use inflight_checkpoint::{Matrix, Tensor};
@@ -27,7 +28,8 @@ use inflight_engine::StateRestore;
 /// The weights of a layer besides its projections, not yet read.
 pub(super) struct RecurrenceSource<'a> {
     shape: RecurrenceShape,
-    convolution: Matrix<'a>,
+    /// The convolution, in one part or several, each with some of the channels.
+    convolutions: Vec<Matrix<'a>>,
     convolution_bias: Option<Tensor<'a>>,
     rule: Option<RuleSource<'a>>,
 }
@@ -36,7 +38,24 @@ struct RuleSource<'a> {
     log_rates: Tensor<'a>,
     time_biases: Tensor<'a>,
     skips: Option<Tensor<'a>>,
-    norm: Tensor<'a>,
+    norm: Option<Tensor<'a>>,
+}
+
+/// The weights of a recurrence beside attention, not yet read.
+pub(super) struct RecurrenceBlockSource<'a> {
+    pub(super) input: ProjectionSource<'a>,
+    recurrence: RecurrenceSource<'a>,
+    pub(super) output: ProjectionSource<'a>,
+    scale: f32,
+}
+
+/// The weights of a recurrence beside attention.
+pub(super) struct RecurrenceBlockWeights<D: Device> {
+    pub(super) input: Linear<D>,
+    pub(super) recurrence: LayerRecurrence<D>,
+    pub(super) output: SummedLinear<D>,
+    /// The factor of its result.
+    pub(super) scale: f32,
 }
 
 /// The weights of a layer besides its projections.
@@ -83,7 +102,18 @@ impl<'a> RecurrenceSource<'a> {
         };
         Ok(Self {
             shape: spec.shape,
-            convolution: tensors.convolution(convolution, num_channels, kernel_len)?,
+            convolutions: match (spec.convolution_parts, rule) {
+                (Some(parts), RecurrentRule::GatedDelta(delta))
+                    if !tensors.has_weight(convolution) =>
+                {
+                    let lens = [delta.key_len(), delta.key_len(), delta.value_len()];
+                    let parts = parts.into_iter().zip(lens);
+                    let parts =
+                        parts.map(|(name, len)| tensors.convolution(module(name), len, kernel_len));
+                    parts.collect::<Result<_, _>>()?
+                }
+                _ => vec![tensors.convolution(convolution, num_channels, kernel_len)?],
+            },
             convolution_bias: match spec.has_convolution_bias {
                 true => Some(tensors.bias(convolution, num_channels)?),
                 false => None,
@@ -96,7 +126,10 @@ impl<'a> RecurrenceSource<'a> {
                         Some(skips) => Some(parameter(skips, num_heads)?),
                         None => None,
                     },
-                    norm: tensors.norm(module(modules.norm), norm_len)?,
+                    norm: match modules.norm {
+                        Some(norm) => Some(tensors.norm(module(norm), norm_len)?),
+                        None => None,
+                    },
                 }),
                 _ => None,
             },
@@ -114,7 +147,7 @@ impl<'a> RecurrenceSource<'a> {
         Ok(LayerRecurrence {
             shape: self.shape,
             weights: RecurrenceWeights {
-                convolution: packer.upload_transposed(&self.convolution)?,
+                convolution: packer.upload_transposed(&self.convolutions)?,
                 convolution_bias: match &self.convolution_bias {
                     Some(bias) => Some(packer.upload(bias)?),
                     None => None,
@@ -127,11 +160,50 @@ impl<'a> RecurrenceSource<'a> {
                             Some(skips) => Some(packer.upload(skips)?),
                             None => None,
                         },
-                        norm: packer.upload(&rule.norm)?,
+                        norm: match &rule.norm {
+                            Some(norm) => Some(packer.upload(norm)?),
+                            None => None,
+                        },
                     }),
                     None => None,
                 },
             },
+        })
+    }
+}
+
+impl<'a> RecurrenceBlockSource<'a> {
+    /// Finds the weights of a layer; `find` finds a projection.
+    ///
+    /// # Errors
+    /// As `find`, or another tensor is missing, or has another shape or a type that is not supported.
+    pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        layer: usize,
+        block: &'a RecurrenceBlock,
+        find: impl Fn(&'a Projection) -> Result<ProjectionSource<'a>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            input: find(&block.input)?,
+            recurrence: RecurrenceSource::find(tensors, layer, &block.recurrence)?,
+            output: find(&block.output)?,
+            scale: block.scale,
+        })
+    }
+
+    /// Reads and packs them.
+    ///
+    /// # Errors
+    /// A tensor is not finite or changed while it was read, or memory is short.
+    pub(super) fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<RecurrenceBlockWeights<D>, LoadError> {
+        Ok(RecurrenceBlockWeights {
+            input: self.input.load(packer)?,
+            recurrence: self.recurrence.load(packer)?,
+            output: self.output.load_summed(packer)?,
+            scale: self.scale,
         })
     }
 }

@@ -9,6 +9,8 @@ pub struct RecurrenceSpec {
     pub shape: RecurrenceShape,
     /// The convolution, whose weights are `[num_channels, 1, kernel_len]`.
     pub convolution: &'static str,
+    /// The convolutions of queries, of keys and of values, if a checkpoint may have one for each.
+    pub convolution_parts: Option<[&'static str; 3]>,
     /// Whether that has a bias, `[num_channels]`.
     pub has_convolution_bias: bool,
     /// The rule's modules, if it has more than a convolution.
@@ -24,6 +26,6 @@ pub struct RuleModules {
     pub time_biases: &'static str,
     /// A parameter, of a state space.
     pub skips: Option<&'static str>,
-    /// The RMS norm of the results.
-    pub norm: &'static str,
+    /// The RMS norm of the results, which a state space may lack.
+    pub norm: Option<&'static str>,
 }

@@ -65,7 +65,10 @@ impl<D: Device> ResidualStream<D> {
         // Of each level of pairs but the first, which adds to the sum of its first tile.
         let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
         let mut layers = spec.layers.iter();
-        let has_after = layers.any(|it| it.norms.has_after() || it.input_block.is_some());
+        let has_after = layers.any(|it| {
+            let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
+            it.norms.has_after() || it.input_block.is_some() || is_scaled
+        });
         let result = match has_whole_sums && !has_after {
             true => None,
             false => Some(device.alloc_sums(max_rows, hidden_size)?),
@@ -257,6 +260,25 @@ impl<D: Device> ResidualStream<D> {
         self.sum(run, num_rows, x, linear);
         run.probe.ended(operation, work);
         self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden += scale * linear(x)`. The projection is `operation`. `normed` stays as it is.
+    pub fn add_scaled<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        scale: f32,
+    ) {
+        self.sum(run, num_rows, x, linear);
+        if let (Some(result), Some(ops)) = (&mut self.result, D::LAYER_INPUTS) {
+            ops.scale(run.device, num_rows, scale, result);
+            let hidden = &mut self.hidden;
+            run.device
+                .add_normed(num_rows, result, Norm::Identity, hidden);
+        }
+        run.probe.ended(operation, || work_of(num_rows, linear));
     }
 
     /// `hidden = norm(hidden + linear(x)); normed = hidden`. The projection is `operation`.
@@ -595,7 +617,9 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
         self.device
             .project_activated(num_rows, x, linear, activation, adapted, out);
         self.probe.ended(Operation::GateUp, || match activation {
-            InnerActivation::Gated(_) => Work::gated_product(num_rows, &linear.matrix),
+            InnerActivation::Gated(_) | InnerActivation::ScaledGate(..) => {
+                Work::gated_product(num_rows, &linear.matrix)
+            }
             InnerActivation::Plain(_) => Work::product(num_rows, &linear.matrix, false),
         });
     }

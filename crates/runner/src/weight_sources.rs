@@ -12,9 +12,11 @@ use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::PackedForm;
 use super::precision::WeightPrecision;
-use super::recurrence::RecurrenceSource;
+use super::recurrence::{RecurrenceBlockSource, RecurrenceSource};
 use super::share::{CutUnits, ModelShare, gcd};
-use super::spec::{Block, FeedForward, LayerSpec, ModelSpec, Module, NormSpec, Norms, QkNormSpec};
+use super::spec::{
+    Block, FeedForward, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms, QkNormSpec,
+};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};
@@ -56,6 +58,8 @@ pub(super) struct LayerSource<'a> {
     /// The attention-sink logit of each query head.
     pub(super) sink_logits: Option<Tensor<'a>>,
     pub(super) o: Option<ProjectionSource<'a>>,
+    /// A recurrence beside attention.
+    pub(super) recurrence_block: Option<RecurrenceBlockSource<'a>>,
     /// `None` for a layer that has attention alone.
     pub(super) feed_forward: Option<FeedForwardSource<'a>>,
     /// Experts beside the feed-forward block.
@@ -64,6 +68,8 @@ pub(super) struct LayerSource<'a> {
     pub(super) input_block: Option<InputBlockSource<'a>>,
     /// The factor of the residual stream, `[1]`.
     pub(super) scale: Option<Tensor<'a>>,
+    /// The factors of what its blocks compute.
+    pub(super) multipliers: Option<Multipliers>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -255,6 +261,8 @@ impl<'a> LayerSource<'a> {
             experts_block,
             input_block,
             scale,
+            recurrence_block,
+            multipliers,
         } = layer;
         let heads = spec.head_shape(index);
         let (has_attention, has_feed_forward) =
@@ -267,7 +275,10 @@ impl<'a> LayerSource<'a> {
                 Some(latent) => Some(LatentSource::find(tensors, index, spec, latent, find)?),
                 None => None,
             },
-            recurrence: match layer.recurrence() {
+            recurrence: match layer
+                .attention_block()
+                .and_then(|it| it.recurrence.as_ref())
+            {
                 Some(recurrence) => Some(RecurrenceSource::find(tensors, index, recurrence)?),
                 None => None,
             },
@@ -311,6 +322,11 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             o: find_if(has_attention, &attention.o)?,
+            recurrence_block: match recurrence_block {
+                Some(block) => Some(RecurrenceBlockSource::find(tensors, index, block, find)?),
+                None => None,
+            },
+            multipliers: *multipliers,
             feed_forward: match feed_forward {
                 _ if !has_feed_forward => None,
                 FeedForward::Gated {
@@ -401,11 +417,13 @@ impl<'a> LayerSource<'a> {
             .flat_map(|(block, is_chosen)| [&block.up, &block.down].map(|it| (it, is_chosen)));
         let latent = self.latent.iter().flat_map(LatentSource::projections);
         let inputs = self.input_block.iter();
+        let beside = self.recurrence_block.iter();
         let whole = self
             .qkv
             .iter()
             .chain(&self.o)
             .chain(&self.gate)
+            .chain(beside.flat_map(|block| [&block.input, &block.output]))
             .chain(inputs.flat_map(|block| [&block.gate, &block.down]))
             .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)

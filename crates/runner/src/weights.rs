@@ -13,8 +13,8 @@ use super::packer::Packer;
 use super::positions::Positions;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
-use super::recurrence::LayerRecurrence;
-use super::spec::Norms;
+use super::recurrence::{LayerRecurrence, RecurrenceBlockWeights};
+use super::spec::{Multipliers, Norms};
 use super::stage::ModelPart;
 use super::weight_sources::{LayerSource, WeightSources};
 use inflight_base::LoadError;
@@ -66,6 +66,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) sink_logits: Option<D::Vector>,
     /// `[hidden_size, q_width]`. `None` without attention.
     pub(super) o: Option<SummedLinear<D>>,
+    /// A recurrence beside attention.
+    pub(super) recurrence_block: Option<RecurrenceBlockWeights<D>>,
     /// `None` for a layer that has attention alone.
     pub(super) feed_forward: Option<FeedForwardWeights<D>>,
     /// Experts beside the feed-forward block.
@@ -74,6 +76,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) input_block: Option<InputBlockWeights<D>>,
     /// The factor of the residual stream behind all blocks.
     pub(super) scale: Option<f32>,
+    /// The factors of what its blocks compute.
+    pub(super) multipliers: Option<Multipliers>,
 }
 
 impl<D: Device> Layer<D> {
@@ -83,6 +87,10 @@ impl<D: Device> Layer<D> {
         linears.extend(self.latent.iter().flat_map(LatentWeights::linears));
         linears.extend(self.o.iter().flat_map(linears_of));
         linears.extend(&self.gate);
+        if let Some(block) = &self.recurrence_block {
+            linears.push(&block.input);
+            linears.extend(linears_of(&block.output));
+        }
         match &self.feed_forward {
             None => {}
             Some(FeedForwardWeights::Dense(dense)) => {
@@ -315,8 +323,12 @@ impl LayerSource<'_> {
                 Some(gate) => Some(gate.load(packer)?),
                 None => None,
             },
-            feed_forward: match self.feed_forward {
+            recurrence_block: match &self.recurrence_block {
                 Some(block) => Some(block.load(packer)?),
+                None => None,
+            },
+            feed_forward: match self.feed_forward {
+                Some(block) => Some(block.load(packer, self.multipliers)?),
                 None => None,
             },
             experts_block: match self.experts_block {
@@ -331,6 +343,7 @@ impl LayerSource<'_> {
                 Some(scale) => scale.to_f32()?.first().copied(),
                 None => None,
             },
+            multipliers: self.multipliers,
         })
     }
 }

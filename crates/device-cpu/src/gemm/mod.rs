@@ -454,6 +454,10 @@ fn write_gated(
     }
     match gating {
         Gating::Product(activation) => activate(&mut gate, activation, fuses),
+        Gating::Scaled(activation, factor) => {
+            gate.iter_mut().for_each(|gate| *gate *= factor);
+            activate(&mut gate, activation, fuses);
+        }
         Gating::Clamped { alpha, limit } => {
             for (gate, up) in gate.iter_mut().zip(&mut up) {
                 // What is not a number stays so.

@@ -39,7 +39,7 @@ impl Cpu {
         let num_heads = shape.num_value_heads;
         assert!(
             [weights.rates.len(), weights.time_biases.len()] == [num_heads; 2]
-                && weights.norm.len() == shape.value_dim,
+                && weights.norm.as_ref().map(Vec::len) == Some(shape.value_dim),
             "the rule's weights"
         );
         let simd = tasks.simd;
@@ -89,6 +89,7 @@ fn mix_token(head: &Head<'_>, x: &[f32], state: &mut [f32], scratch: &mut [f32],
         key_dim,
         value_dim,
         num_value_heads,
+        strength_scale,
         norm_eps,
         ..
     } = *head.shape;
@@ -115,11 +116,13 @@ fn mix_token(head: &Head<'_>, x: &[f32], state: &mut [f32], scratch: &mut [f32],
             true => read(state, q, sums),
             false => {
                 let operands = [q, k, &values[own.clone()]];
-                update(state, operands, decay, sigmoid(strengths[index]), sums);
+                let strength = strength_scale * sigmoid(strengths[index]);
+                update(state, operands, decay, strength, sums);
             }
         }
         let scale = 1.0 / (sum(sums, |x| x * x) / value_dim as f32 + norm_eps).sqrt();
-        let weighted = sums.iter().zip(&weights.norm).zip(&gates[own]).zip(out);
+        let norm = weights.norm.as_deref().unwrap_or_default();
+        let weighted = sums.iter().zip(norm).zip(&gates[own]).zip(out);
         for (((sum, weight), gate), out) in weighted {
             *out = to_bf16_bits(sum * scale * weight * silu(*gate));
         }

@@ -233,6 +233,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
                 cpu.mix_delta(&tasks, shape, weights);
             }
             (RecurrentRule::StateSpace(shape), Some(weights)) => {
+                cpu.scale_inputs(&tasks, shape);
                 cpu.convolve_channels(&tasks);
                 cpu.mix_space(&tasks, shape, weights);
             }

@@ -10,7 +10,7 @@ use super::super::elementwise::{MIN_TASK_LEN, inverse_rms};
 use super::super::math::{exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
 use super::{COLUMNS, Tasks, softplus};
-use inflight_device::{RuleWeights, StateSpaceShape};
+use inflight_device::{RuleWeights, SpaceNorm, StateSpaceShape};
 
 impl Cpu {
     /// The rule for all tokens, whose channels have been convolved.
@@ -22,9 +22,14 @@ impl Cpu {
     ) {
         let num_heads = shape.num_heads;
         let skips = weights.skips.as_ref().expect("the rule's weights");
+        let norm = weights.norm.as_deref().unwrap_or_default();
         assert!(
             [weights.rates.len(), weights.time_biases.len(), skips.len()] == [num_heads; 3]
-                && weights.norm.len() == shape.value_len(),
+                && norm.len()
+                    == match shape.norm {
+                        SpaceNorm::Absent => 0,
+                        SpaceNorm::Gated | SpaceNorm::Ungated => shape.value_len(),
+                    },
             "the rule's weights"
         );
         let simd = tasks.simd;
@@ -80,10 +85,35 @@ impl Cpu {
                 unsafe { tasks.save_heads(token, head..head + 1, shape.matrix_len(), state) };
             }
         });
-        self.gate_and_normalise(tasks, shape, &weights.norm);
+        self.gate_and_normalise(tasks, shape, norm);
     }
 
-    /// `out = norm(results * silu(gates))`.
+    /// Multiplies what the input projection gives with its factors.
+    pub(super) fn scale_inputs(&mut self, tasks: &Tasks<'_>, shape: &StateSpaceShape) {
+        if shape.input_scales == [1.0; 5] {
+            return;
+        }
+        let input_len = tasks.shape.input_len();
+        let num_tokens = tasks.step.batch.num_tokens();
+        let max_rows = MIN_TASK_LEN.div_ceil(input_len);
+        let (value_len, key_len) = (shape.value_len(), shape.key_len());
+        let lens = [value_len, key_len, key_len, value_len, shape.num_heads];
+        let Self { pool, workers, .. } = self;
+        pool.for_each(workers, num_tokens.div_ceil(max_rows), |_, task| {
+            let first = task * max_rows;
+            for token in first..num_tokens.min(first + max_rows) {
+                // SAFETY: each row is of one task.
+                let mut row = unsafe { tasks.x.slice(token * input_len, input_len) };
+                for (len, scale) in lens.into_iter().zip(shape.input_scales) {
+                    let (part, rest) = row.split_at_mut(len);
+                    part.iter_mut().for_each(|x| *x *= scale);
+                    row = rest;
+                }
+            }
+        });
+    }
+
+    /// `out = norm(results * silu(gates))`, or another [norm](SpaceNorm).
     fn gate_and_normalise(&mut self, tasks: &Tasks<'_>, shape: &StateSpaceShape, norm: &[f32]) {
         let simd = tasks.simd;
         let input_len = tasks.shape.input_len();
@@ -92,6 +122,7 @@ impl Cpu {
         let num_tokens = tasks.step.batch.num_tokens();
         let max_rows = MIN_TASK_LEN.div_ceil(value_len);
         let (len, eps) = (value_len / shape.num_norm_groups, shape.norm_eps);
+        let kind = shape.norm;
         let Self { pool, workers, .. } = self;
         pool.for_each(workers, num_tokens.div_ceil(max_rows), |_, task| {
             let first = task * max_rows;
@@ -109,6 +140,7 @@ impl Cpu {
                     results: &mut [f32],
                     gates: &[f32],
                     norm: &[f32],
+                    kind: SpaceNorm,
                     len: usize,
                     eps: f32,
                     out: &mut [u16],
@@ -123,19 +155,31 @@ fn normalise(
     results: &mut [f32],
     gates: &[f32],
     norm: &[f32],
+    kind: SpaceNorm,
     len: usize,
     eps: f32,
     out: &mut [u16],
 ) {
-    for (result, gate) in results.iter_mut().zip(gates) {
-        *result *= silu(*gate);
-    }
-    let groups = results.chunks_exact(len).zip(norm.chunks_exact(len));
-    for ((results, norm), out) in groups.zip(out.chunks_exact_mut(len)) {
-        let scale = inverse_rms(results, eps);
-        for ((result, weight), out) in results.iter().zip(norm).zip(out) {
-            *out = to_bf16_bits(result * scale * weight);
+    let gate_all = |results: &mut [f32]| {
+        for (result, gate) in results.iter_mut().zip(gates) {
+            *result *= silu(*gate);
         }
+    };
+    if kind != SpaceNorm::Ungated {
+        gate_all(results);
+    }
+    let groups = results.chunks_exact_mut(len).zip(norm.chunks_exact(len));
+    for (results, norm) in groups {
+        let scale = inverse_rms(results, eps);
+        for (result, weight) in results.iter_mut().zip(norm) {
+            *result = *result * scale * weight;
+        }
+    }
+    if kind == SpaceNorm::Ungated {
+        gate_all(results);
+    }
+    for (result, out) in results.iter().zip(out) {
+        *out = to_bf16_bits(*result);
     }
 }
 
@@ -201,6 +245,7 @@ fn update_columns<const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::math::from_bf16_bits;
     use super::super::tests::values;
     use super::*;
     use crate::Simd;
@@ -242,6 +287,60 @@ mod tests {
                     for (value, expected) in value.iter().zip(all) {
                         let error = (f64::from(*value) - expected).abs();
                         assert!(error < 1e-5, "{simd}, {head_dim}: {value}, {expected}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn results_are_gated_and_normalised_in_either_order() {
+        const LEN: usize = 35;
+        let (results, gates, norm) = (values(2 * LEN, 1), values(2 * LEN, 2), values(2 * LEN, 3));
+        let silu = |x: f32| f64::from(x) / (1.0 + (-f64::from(x)).exp());
+        for simd in Simd::tested() {
+            for kind in [SpaceNorm::Gated, SpaceNorm::Ungated, SpaceNorm::Absent] {
+                let mut own = results.clone();
+                let mut out = [0; 2 * LEN];
+                let weights: &[f32] = match kind {
+                    SpaceNorm::Absent => &[],
+                    SpaceNorm::Gated | SpaceNorm::Ungated => &norm,
+                };
+                let (len, eps) = (LEN, 0.1);
+                {
+                    let (results, gates, norm, out) =
+                        (&mut own[..], &gates[..], weights, &mut out[..]);
+                    for_each_simd!(simd, normalise, (
+                        results: &mut [f32],
+                        gates: &[f32],
+                        norm: &[f32],
+                        kind: SpaceNorm,
+                        len: usize,
+                        eps: f32,
+                        out: &mut [u16],
+                    ));
+                }
+                for (group, first) in [0, LEN].into_iter().enumerate() {
+                    let all = first..first + LEN;
+                    let factor = |i: usize| match kind {
+                        SpaceNorm::Gated => silu(gates[i]),
+                        SpaceNorm::Ungated | SpaceNorm::Absent => 1.0,
+                    };
+                    let squares = all
+                        .clone()
+                        .map(|i| (f64::from(results[i]) * factor(i)).powi(2));
+                    let rms = (squares.sum::<f64>() / LEN as f64 + f64::from(eps)).sqrt();
+                    for i in all {
+                        let gated = f64::from(results[i]) * silu(gates[i]);
+                        let expected = match kind {
+                            SpaceNorm::Absent => gated,
+                            SpaceNorm::Gated | SpaceNorm::Ungated => {
+                                gated / rms * f64::from(norm[i])
+                            }
+                        };
+                        let error = (f64::from(from_bf16_bits(out[i])) - expected).abs();
+                        let bound = expected.abs() / 200.0 + 1e-6;
+                        assert!(error < bound, "{simd}, {kind:?}, {group}, {i}: {error}");
                     }
                 }
             }

@@ -67,7 +67,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(spec)
 }
 
-fn feed_forward(dimensions: &Dimensions) -> FeedForward {
+/// The feed-forward block, under its names.
+pub fn feed_forward(dimensions: &Dimensions) -> FeedForward {
     let (hidden, inner) = (dimensions.hidden_size, dimensions.intermediate_size);
     let gate_up = [
         ("feed_forward.gate_proj", inner),

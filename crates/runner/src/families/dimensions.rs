@@ -208,9 +208,11 @@ impl Dimensions {
                 sink_logits: None,
                 o: Projection::single("self_attn.o_proj", hidden, q),
             },
+            recurrence_block: None,
             experts_block: None,
             input_block: None,
             scale: None,
+            multipliers: None,
             feed_forward: FeedForward::Gated {
                 gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
                 activation: self.activation,

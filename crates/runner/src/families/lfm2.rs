@@ -149,6 +149,7 @@ fn describe(
                 },
             },
             convolution: "conv.conv",
+            convolution_parts: None,
             has_convolution_bias: has_bias,
             modules: None,
         });

@@ -38,6 +38,7 @@ mod exaone4;
 mod exaone_moe;
 mod experts;
 mod falcon;
+mod falcon_h1;
 mod family;
 mod gemma;
 mod gemma4;
@@ -66,6 +67,7 @@ mod nemotron;
 mod nemotron_h;
 mod olmo;
 mod olmo2;
+mod olmo_hybrid;
 mod olmoe;
 mod opt;
 mod phi;
@@ -98,7 +100,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 77] = [
+const FAMILIES: [Family; 79] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -176,6 +178,8 @@ const FAMILIES: [Family; 77] = [
     granite_swa::FAMILY,
     exaone::FAMILY,
     nemotron_h::FAMILY,
+    falcon_h1::FAMILY,
+    olmo_hybrid::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

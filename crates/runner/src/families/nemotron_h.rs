@@ -29,7 +29,7 @@ use crate::spec::{
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{Activation, Gating, RouterScores, StateSpaceShape};
+use inflight_device::{Activation, Gating, RouterScores, SpaceNorm, StateSpaceShape};
 use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
@@ -88,7 +88,7 @@ const SPACE_MODULES: SpaceModules = SpaceModules {
         log_rates: "mixer.A_log",
         time_biases: "mixer.dt_bias",
         skips: Some("mixer.D"),
-        norm: "mixer.norm",
+        norm: Some("mixer.norm"),
     },
     output: "mixer.out_proj",
 };
@@ -260,6 +260,8 @@ fn space(config: &JsonFile, dimensions: &Dimensions) -> Result<StateSpace, LoadE
         head_dim: size("mamba_head_dim", MAX_HEAD_DIM, 64)?,
         num_groups,
         state_dim: size("ssm_state_size", MAX_HEAD_DIM, 128)?,
+        input_scales: [1.0; 5],
+        norm: SpaceNorm::Gated,
         num_norm_groups: num_groups,
         norm_eps: dimensions.norm.eps,
         times: times(config, key("mamba_dt_limit", "time_step_limit"))?,

@@ -30,7 +30,7 @@ pub const FAMILY: Family = Family {
     }),
     describe: |config| match config.size("sliding_window", 1..=MAX_POSITIONS)? {
         Some(_) => describe_with_windows(config, FAMILY.class),
-        None => describe(config, FAMILY.class, &Defaults::OLMO),
+        None => Ok(describe_dense(config, FAMILY.class, &Defaults::OLMO)?.0),
     },
 };
 
@@ -59,7 +59,7 @@ fn describe_with_windows(config: &JsonFile, class: &'static str) -> Result<Model
         rope: OLMO3_ROPE,
         ..Defaults::OLMO
     };
-    let mut spec = describe(config, class, &defaults)?;
+    let (mut spec, _) = describe_dense(config, class, &defaults)?;
     set_windows_except_every(&mut spec, config, 4)?;
     let local = local_rope(config, &spec)?;
     set_rope_of_windows(&mut spec, &local);
@@ -91,11 +91,15 @@ fn local_rope(config: &JsonFile, spec: &ModelSpec) -> Result<Rope, LoadError> {
     )
 }
 
-fn describe(
+/// A model whose layers have attention and no window, and the sizes that config.json tells.
+///
+/// # Errors
+/// A key is out of range.
+pub fn describe_dense(
     config: &JsonFile,
     class: &'static str,
     defaults: &Defaults,
-) -> Result<ModelSpec, LoadError> {
+) -> Result<(ModelSpec, Dimensions), LoadError> {
     let dimensions = Dimensions::from_config(config, defaults)?;
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::after("post_attention_layernorm", "post_feedforward_layernorm");
@@ -110,5 +114,5 @@ fn describe(
         eps: dimensions.norm.eps,
     });
     let windows = no_windows(dimensions.num_layers);
-    Ok(dimensions.model(class, layer, windows))
+    Ok((dimensions.clone().model(class, layer, windows), dimensions))
 }

@@ -96,7 +96,12 @@ fn describe(
     check_activation(config, dimensions.activation)?;
     dimensions.norm.weight_offset = 1.0;
     let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
-    let delta = delta_shape(config, dimensions.norm.eps)?;
+    let defaults = DeltaDefaults {
+        heads: [16, 32],
+        key_dim: |_| 128,
+        value_dim: |_| 128,
+    };
+    let delta = delta_shape(config, &defaults, dimensions.norm.eps)?;
     let kernel_len = config.size("linear_conv_kernel_dim", 1..=MAX_KERNEL_LEN)?;
     let has_attention = layers_with_attention(config, num_layers)?;
     let mut layer = attention_layer(&dimensions);
@@ -142,12 +147,13 @@ fn describe(
                 rule: RecurrentRule::GatedDelta(delta),
             },
             convolution: "linear_attn.conv1d",
+            convolution_parts: None,
             has_convolution_bias: false,
             modules: Some(RuleModules {
                 log_rates: "linear_attn.A_log",
                 time_biases: "linear_attn.dt_bias",
                 skips: None,
-                norm: "linear_attn.norm",
+                norm: Some("linear_attn.norm"),
             }),
         });
     }
@@ -190,21 +196,47 @@ fn mixture(
     Ok(FeedForward::Experts(experts))
 }
 
-fn delta_shape(config: &JsonFile, norm_eps: f32) -> Result<DeltaShape, LoadError> {
+/// The sizes of a rule where config.json is silent.
+pub struct DeltaDefaults<F> {
+    /// Heads of keys and of values.
+    pub heads: [usize; 2],
+    /// The elements of a key, by the number of key heads.
+    pub key_dim: F,
+    /// The elements of a value, by the elements of a key.
+    pub value_dim: fn(usize) -> usize,
+}
+
+/// Reads `linear_num_key_heads` and its like.
+///
+/// # Errors
+/// A key is out of range, or the number of value heads is no multiple of the number of key heads.
+pub fn delta_shape(
+    config: &JsonFile,
+    defaults: &DeltaDefaults<impl Fn(usize) -> usize>,
+    norm_eps: f32,
+) -> Result<DeltaShape, LoadError> {
     const KEY_HEADS: &str = "linear_num_key_heads";
     const VALUE_HEADS: &str = "linear_num_value_heads";
     let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
-    let num_key_heads = size(KEY_HEADS, MAX_HEADS, 16)?;
-    let num_value_heads = size(VALUE_HEADS, MAX_HEADS, 32)?;
+    let num_key_heads = size(KEY_HEADS, MAX_HEADS, defaults.heads[0])?;
+    let num_value_heads = size(VALUE_HEADS, MAX_HEADS, defaults.heads[1])?;
     if !num_value_heads.is_multiple_of(num_key_heads) {
         let expected = format!("a multiple of {KEY_HEADS} {num_key_heads}");
         return Err(config.unexpected(VALUE_HEADS, num_value_heads, expected));
     }
+    let dim = |key, default: usize| match size(key, MAX_HEAD_DIM, default)? {
+        dim @ 1..=MAX_HEAD_DIM => Ok(dim),
+        dim => Err(config.error(format!(
+            "{key} would be {dim}, where config.json is silent; expected 1 to {MAX_HEAD_DIM}"
+        ))),
+    };
+    let key_dim = dim("linear_key_head_dim", (defaults.key_dim)(num_key_heads))?;
     Ok(DeltaShape {
         num_key_heads,
         num_value_heads,
-        key_dim: size("linear_key_head_dim", MAX_HEAD_DIM, 128)?,
-        value_dim: size("linear_value_head_dim", MAX_HEAD_DIM, 128)?,
+        key_dim,
+        value_dim: dim("linear_value_head_dim", (defaults.value_dim)(key_dim))?,
+        strength_scale: 1.0,
         norm_eps,
     })
 }

@@ -6,17 +6,18 @@ use super::bounds::{MAX_HEAD_DIM, MAX_HEADS};
 use super::dimensions::Dimensions;
 use super::recurrent::{MAX_KERNEL_LEN, times};
 use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
-use crate::spec::{AttentionSpec, Projection};
+use crate::spec::{AttentionSpec, Projection, RecurrenceBlock};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{RecurrenceShape, RecurrentRule, StateSpaceShape};
+use inflight_device::{RecurrenceShape, RecurrentRule, SpaceNorm, StateSpaceShape};
 use inflight_numbers::Stacking;
 
 /// The state space of a layer without attention.
 pub struct StateSpace {
-    recurrence: RecurrenceSpec,
-    shape: StateSpaceShape,
+    pub shape: StateSpaceShape,
+    kernel_len: usize,
     modules: SpaceModules,
+    has_convolution_bias: bool,
     has_bias: bool,
 }
 
@@ -38,7 +39,7 @@ impl SpaceModules {
             log_rates: "mamba.A_log",
             time_biases: "mamba.dt_bias",
             skips: Some("mamba.D"),
-            norm: "mamba.norm",
+            norm: Some("mamba.norm"),
         },
         output: "mamba.out_proj",
     };
@@ -50,11 +51,23 @@ impl StateSpace {
     /// # Errors
     /// A key is out of range, or heads are not as wide together as they should be.
     pub fn read(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
+        let expand = config.size("mamba_expand", 1..=16)?.unwrap_or(2);
+        Self::of_width(config, dimensions, expand * dimensions.hidden_size)
+    }
+
+    /// [`StateSpace::read`] with heads that are so wide together.
+    ///
+    /// # Errors
+    /// As [`StateSpace::read`].
+    pub fn of_width(
+        config: &JsonFile,
+        dimensions: &Dimensions,
+        inner: usize,
+    ) -> Result<Self, LoadError> {
         const HEADS: &str = "mamba_n_heads";
         let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
         let [num_heads, num_groups] =
             heads_and_groups(config, [HEADS, "mamba_n_groups"], [128, 1])?;
-        let inner = size("mamba_expand", 16, 2)? * dimensions.hidden_size;
         let told = match config.string("mamba_d_head") {
             Ok(Some("auto")) => None,
             _ => config.size("mamba_d_head", 1..=MAX_HEAD_DIM)?,
@@ -69,6 +82,8 @@ impl StateSpace {
             head_dim,
             num_groups,
             state_dim: size("mamba_d_state", MAX_HEAD_DIM, 256)?,
+            input_scales: [1.0; 5],
+            norm: SpaceNorm::Gated,
             num_norm_groups: num_groups,
             norm_eps: dimensions.norm.eps,
             times: times(config, "time_step_limit")?,
@@ -89,23 +104,33 @@ impl StateSpace {
         [has_convolution_bias, has_bias]: [bool; 2],
     ) -> Self {
         Self {
-            recurrence: RecurrenceSpec {
-                shape: RecurrenceShape {
-                    kernel_len,
-                    rule: RecurrentRule::StateSpace(shape),
-                },
-                convolution: modules.convolution,
-                has_convolution_bias,
-                modules: Some(modules.rule),
-            },
             shape,
+            kernel_len,
             modules,
+            has_convolution_bias,
             has_bias,
         }
     }
 
-    /// Puts it in the place of attention.
-    pub fn replace(&self, attention: &mut AttentionSpec, hidden_size: usize) {
+    fn recurrence(&self) -> RecurrenceSpec {
+        let rule = self.modules.rule;
+        RecurrenceSpec {
+            shape: RecurrenceShape {
+                kernel_len: self.kernel_len,
+                rule: RecurrentRule::StateSpace(self.shape),
+            },
+            convolution: self.modules.convolution,
+            convolution_parts: None,
+            has_convolution_bias: self.has_convolution_bias,
+            modules: Some(RuleModules {
+                norm: rule.norm.filter(|_| self.shape.norm != SpaceNorm::Absent),
+                ..rule
+            }),
+        }
+    }
+
+    /// The projections of what it reads, and of its results.
+    fn projections(&self, hidden_size: usize) -> [Projection; 2] {
         let shape = &self.shape;
         let (value_len, key_len) = (shape.value_len(), shape.key_len());
         // In the module gates come first.
@@ -113,10 +138,25 @@ impl StateSpace {
         let module = self.modules.input;
         let mut input = Projection::fused(module, &parts, hidden_size, Stacking::Concatenated);
         input.parts.swap(0, 1);
-        attention.qkv = input;
-        attention.o = Projection::single(self.modules.output, hidden_size, value_len);
-        attention.set_biases(self.has_bias);
-        attention.recurrence = Some(self.recurrence);
+        let output = Projection::single(self.modules.output, hidden_size, value_len);
+        [input, output].map(|it| it.with_bias(self.has_bias))
+    }
+
+    /// Its place beside attention, and the factor of its results.
+    pub fn beside(&self, hidden_size: usize, scale: f32) -> RecurrenceBlock {
+        let [input, output] = self.projections(hidden_size);
+        RecurrenceBlock {
+            input,
+            recurrence: self.recurrence(),
+            output,
+            scale,
+        }
+    }
+
+    /// Puts it in the place of attention.
+    pub fn replace(&self, attention: &mut AttentionSpec, hidden_size: usize) {
+        [attention.qkv, attention.o] = self.projections(hidden_size);
+        attention.recurrence = Some(self.recurrence());
     }
 }
 

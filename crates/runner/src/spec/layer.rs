@@ -14,6 +14,8 @@ pub struct LayerSpec {
     pub norms: Norms,
     /// The attention block.
     pub attention: AttentionSpec,
+    /// A recurrence beside attention.
+    pub recurrence_block: Option<RecurrenceBlock>,
     /// The feed-forward block.
     pub feed_forward: FeedForward,
     /// Experts beside that, which has no experts itself.
@@ -22,6 +24,32 @@ pub struct LayerSpec {
     pub input_block: Option<InputBlock>,
     /// The factor of the residual stream behind all blocks: its parameter, `[1]`, below the layer.
     pub scale: Option<&'static str>,
+    /// The factors of what its blocks compute, in a layer with [sequential](Norms::Sequential) norms in front of them.
+    pub multipliers: Option<Multipliers>,
+}
+
+/// A recurrence that reads what attention reads: `x += scale * output(rule(input(norm(x))))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecurrenceBlock {
+    /// `[input_len, hidden_size]`.
+    pub input: Projection,
+    /// The rule.
+    pub recurrence: RecurrenceSpec,
+    /// `[hidden_size, out_len]`.
+    pub output: Projection,
+    /// The factor of its result.
+    pub scale: f32,
+}
+
+/// Factors of what blocks compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// Of the result of attention.
+    pub attention: f32,
+    /// Of gates, in front of the activation.
+    pub gate: f32,
+    /// Of the result of the feed-forward block.
+    pub feed_forward: f32,
 }
 
 /// How the [inputs](inflight_device::LayerInputOps) of all layers are made of a step's tokens.
@@ -83,7 +111,9 @@ impl LayerSpec {
         let own = self.attention_block();
         let latent = own.and_then(|own| Some(&own.latent.as_ref()?.heads));
         let attention = own.into_iter().flat_map(AttentionSpec::projections);
-        let attention = attention.chain(latent);
+        let beside = self.recurrence_block.iter();
+        let beside = beside.flat_map(RecurrenceBlock::projections);
+        let attention = attention.chain(latent).chain(beside);
         let inputs = self.input_block.iter().flat_map(InputBlock::projections);
         let experts = self.experts_block.iter();
         let feed_forward = self.feed_forward_block().into_iter();
@@ -104,6 +134,8 @@ impl LayerSpec {
     pub fn adaptable_projections(&self) -> Vec<&Projection> {
         let attention = self.attention_block().map(AttentionSpec::projections);
         let mut all = attention.unwrap_or_default();
+        let beside = self.recurrence_block.iter();
+        all.extend(beside.flat_map(RecurrenceBlock::projections));
         let feed_forward = self.feed_forward_block();
         if let Some(block @ (FeedForward::Gated { .. } | FeedForward::Plain { .. })) = feed_forward
         {
@@ -131,9 +163,11 @@ impl LayerSpec {
         self.norms.has(Block::FeedForward).then_some(feed_forward)
     }
 
-    /// Its recurrence, if it has one.
+    /// Its recurrence, in place of attention or beside it, if it has one.
     pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
-        self.attention_block()?.recurrence.as_ref()
+        let beside = self.recurrence_block.as_ref();
+        let beside = beside.map(|block| &block.recurrence);
+        self.attention_block()?.recurrence.as_ref().or(beside)
     }
 
     /// The weights of all projections.
@@ -143,6 +177,12 @@ impl LayerSpec {
         });
         let projections = self.projections().map(Projection::num_weights);
         projections.sum::<u64>() + of_other_experts
+    }
+}
+
+impl RecurrenceBlock {
+    fn projections(&self) -> [&Projection; 2] {
+        [&self.input, &self.output]
     }
 }
 

@@ -22,7 +22,9 @@ use inflight_device::{HeadShape, LatentShape, LogitsTransform, MixtureShape, Rou
 pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpec};
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
-pub use layer::{ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec};
+pub use layer::{
+    ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock,
+};
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
 
@@ -283,6 +285,11 @@ impl ModelSpec {
                 any(|it| matches!(it.norms, Norms::OfOne { .. })),
                 "layers of one block",
             ),
+            (
+                any(|it| it.recurrence_block.is_some()),
+                "recurrences beside attention",
+            ),
+            (any(|it| it.multipliers.is_some()), "factors of blocks"),
             (
                 any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
                 "experts without gates",
