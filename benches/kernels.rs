@@ -235,6 +235,7 @@ fn attend(
         scale: 1.0 / (shape.head_dim as f32).sqrt(),
         soft_cap: None,
         window: None,
+        chunk: None,
         is_bidirectional: false,
         num_sinks: 0,
         shifts_sinks: false,

@@ -113,6 +113,7 @@ fn rope_scaling_counts_beside_rope_parameters() {
             theta,
             rotary_dim: 8,
             scaling,
+            query_factors: None,
         })
     };
     let divided = RopeScaling::Linear { factor: 4.0 };

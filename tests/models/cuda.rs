@@ -195,7 +195,7 @@ const WITH_LAYER_NORM: [&str; 18] = [
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
 /// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 18] = [
+const MIXTURES: [&str; 19] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -214,6 +214,7 @@ const MIXTURES: [&str; 18] = [
     "glm4-moe-lite",
     "solar-open",
     "exaone-moe",
+    "flex-olmo",
 ];
 
 #[test]

@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 68] = [
+pub const FAMILIES: [(&str, &[u32]); 69] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -79,6 +79,7 @@ pub const FAMILIES: [(&str, &[u32]); 68] = [
     ("glm4-moe-lite", &[30, 17]),
     ("solar-open", &[]),
     ("exaone-moe", &[]),
+    ("flex-olmo", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
@@ -99,10 +100,15 @@ pub const RECURRENT: [(&str, &[u32]); 13] = [
 ];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 3] = [
+pub const ON_CPUS: [(&str, &[u32]); 8] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("afmoe", &[]),
+    ("ministral3", &[17, 30]),
+    ("hunyuan", &[]),
+    ("hunyuan-moe", &[]),
+    ("llama4", &[]),
+    ("apertus", &[]),
 ];
 
 /// Families whose prefixes are reused wherever they end.

@@ -129,11 +129,12 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 18] = [
+const WITHOUT_FILE: [&str; 19] = [
     "CodeGenForCausalLM",
     "Dots1ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
     "ExaoneMoeForCausalLM",
+    "FlexOlmoForCausalLM",
     "GPTJForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",

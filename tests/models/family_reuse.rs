@@ -7,7 +7,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 23] = [
+const WITH_GROUPS: [&str; 25] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -31,6 +31,8 @@ const WITH_GROUPS: [&str; 23] = [
     "gemma4",
     "gemma4-moe",
     "afmoe",
+    "ministral3",
+    "llama4",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

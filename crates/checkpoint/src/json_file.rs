@@ -62,6 +62,14 @@ impl JsonFile {
         }
     }
 
+    /// A copy with another value of a key.
+    #[must_use]
+    pub fn with(&self, key: &str, value: Value) -> Self {
+        let mut other = self.clone();
+        other.object.insert(key.to_owned(), value);
+        other
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path

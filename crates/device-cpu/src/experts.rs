@@ -16,11 +16,12 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
 use super::Cpu;
 use super::elementwise::MIN_TASK_LEN;
 use super::gemm::Segment;
-use super::math::exp;
+use super::math::{exp, from_bf16_bits, to_bf16_bits};
 use super::packed_matrix::PackedMatrix;
 use super::simd::for_each_simd;
 use inflight_base::LoadError;
@@ -261,7 +262,13 @@ impl Cpu {
         let chunk = &mut all.chunk;
         chunk.sort(&all.experts[pairs.clone()], num_chosen);
         let sorted_x = &mut chunk.x[..num_places * hidden];
-        self.gather(x, &chunk.sorted[..num_places], hidden, sorted_x);
+        let weights = &all.weights[pairs.clone()];
+        let places = &chunk.places[..num_places];
+        let of_inputs = all.shape.routing.rule == RoutingRule::WeightedInputs;
+        match of_inputs {
+            true => self.gather_weighted(x, (places, weights), hidden, sorted_x),
+            false => self.gather(x, &chunk.sorted[..num_places], hidden, sorted_x),
+        }
         let inner = &mut chunk.inner[..num_places * expert_size];
         let sums = &mut chunk.sums[..num_places * hidden];
         let (of, gating) = (&experts.chosen, experts.gating);
@@ -297,8 +304,8 @@ impl Cpu {
         }
         let weighted = Weighted {
             sums,
-            places: &chunk.places[..num_places],
-            weights: &all.weights[pairs],
+            places,
+            weights: (!of_inputs).then_some(weights),
             shared_sums,
             shared_weights: &all.shared_weights[rows],
             num_chosen,
@@ -342,6 +349,31 @@ impl Cpu {
         });
     }
 
+    /// Copies rows of `x` to the places of their experts, multiplied with the weights of these.
+    fn gather_weighted(
+        &mut self,
+        x: &[bf16],
+        (places, weights): (&[u32], &[f32]),
+        width: usize,
+        out: &mut [bf16],
+    ) {
+        let num_chosen = (places.len() * width).checked_div(x.len()).unwrap_or(1);
+        let max_pairs = MIN_TASK_LEN.div_ceil(width);
+        let num_tasks = places.len().div_ceil(max_pairs);
+        let simd = self.simd;
+        let x: &[u16] = x.reinterpret_cast();
+        let out = DisjointSlice::new(out.reinterpret_cast_mut());
+        self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
+            let first = task * max_pairs;
+            for pair in first..places.len().min(first + max_pairs) {
+                let (x, weight) = (&x[pair / num_chosen * width..][..width], weights[pair]);
+                // SAFETY: each place belongs to one task.
+                let out = unsafe { out.slice(places[pair] as usize * width, width) };
+                for_each_simd!(simd, write_weighted, (x: &[u16], weight: f32, out: &mut [u16]));
+            }
+        });
+    }
+
     /// Adds up what the experts of each row have given.
     fn add_up(&mut self, weighted: &Weighted<'_>, width: usize, out: &mut [f32]) {
         let simd = self.simd;
@@ -359,14 +391,21 @@ impl Cpu {
     }
 }
 
+#[inline(always)]
+fn write_weighted(x: &[u16], weight: f32, out: &mut [u16]) {
+    for (x, out) in x.iter().zip(out) {
+        *out = to_bf16_bits(from_bf16_bits(*x) * weight);
+    }
+}
+
 /// What experts have given for rows, and what that weighs.
 struct Weighted<'a> {
     /// `[places, width]`.
     sums: &'a [f32],
     /// `[rows, num_chosen]`.
     places: &'a [u32],
-    /// `[rows, num_chosen]`.
-    weights: &'a [f32],
+    /// `[rows, num_chosen]`; `None`: all are 1.
+    weights: Option<&'a [f32]>,
     /// `[rows, width]`, or empty.
     shared_sums: &'a [f32],
     shared_weights: &'a [f32],
@@ -378,7 +417,9 @@ struct Weighted<'a> {
 fn add_up_row(weighted: &Weighted<'_>, row: usize, out: &mut [f32]) {
     let (width, num_chosen) = (out.len(), weighted.num_chosen);
     let places = &weighted.places[row * num_chosen..][..num_chosen];
-    let weights = &weighted.weights[row * num_chosen..][..num_chosen];
+    let weights = weighted
+        .weights
+        .map(|all| &all[row * num_chosen..][..num_chosen]);
     for (index, out) in out.chunks_mut(SUM_LEN).enumerate() {
         let first = index * SUM_LEN;
         let mut totals = [0.0; SUM_LEN];
@@ -387,10 +428,10 @@ fn add_up_row(weighted: &Weighted<'_>, row: usize, out: &mut [f32]) {
                 *total += weight * sum;
             }
         };
-        for (&place, &weight) in places.iter().zip(weights) {
+        for (rank, &place) in places.iter().enumerate() {
             add(
                 &weighted.sums[place as usize * width + first..][..out.len()],
-                weight,
+                weights.map_or(1.0, |weights| weights[rank]),
             );
         }
         if !weighted.shared_sums.is_empty() {
@@ -453,6 +494,11 @@ fn choose(
             };
             for weight in weights {
                 *weight = power(*weight) / total;
+            }
+        }
+        RoutingRule::WeightedInputs => {
+            for weight in weights {
+                *weight = 1.0 / (1.0 + exp(-*weight));
             }
         }
         RoutingRule::SparseMixer { jitter } => {
@@ -627,6 +673,19 @@ mod tests {
                 .zip(&weights)
                 .all(|(a, b)| (a - b).abs() < 1e-6)
         );
+    }
+
+    #[test]
+    fn experts_with_weighted_inputs_have_the_largest_logits_and_their_sigmoids() {
+        let (mut experts, mut weights) = ([9; 2], [f32::NAN; 2]);
+        let scratch = &mut RoutingScratch::default();
+        let rule = RoutingRule::WeightedInputs;
+        let logits = [0.5, -1.0, 2.0, 1.0];
+        choose(&logits, rule, None, scratch, &mut experts, &mut weights);
+        assert_eq!(experts, [2, 3]);
+        for (weight, logit) in weights.iter().zip([2.0_f64, 1.0]) {
+            assert!((f64::from(*weight) - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-6);
+        }
     }
 
     /// Compared with transformers' `sparsemixer`.
@@ -852,11 +911,12 @@ mod tests {
 
     /// What experts give for each row alone, with the operations of a model without experts.
     fn by_rows(cpu: &mut Cpu, x: &[bf16], experts: &Experts<Cpu>, rows: &ExpertRows) -> Vec<f32> {
-        let num_chosen = rows.shape.routing.num_chosen;
+        let routing = rows.shape.routing;
+        let num_chosen = routing.num_chosen;
         let mut all = Vec::new();
         for (row, x) in x.chunks(HIDDEN).enumerate() {
             let mut total = vec![0.0; HIDDEN];
-            let mut add = |expert: &Expert<Cpu>, weight: f32| {
+            let mut add = |x: &[bf16], expert: &Expert<Cpu>, weight: f32| {
                 let (gate_up, down) = (&expert.gate_up, &expert.down);
                 let mut inner = vec![bf16::NAN; INNER];
                 let bias = gate_up.bias.as_deref();
@@ -869,13 +929,18 @@ mod tests {
                 }
             };
             for rank in row * num_chosen..(row + 1) * num_chosen {
-                add(
-                    &experts.chosen[rows.experts[rank] as usize],
-                    rows.weights[rank],
-                );
+                let expert = &experts.chosen[rows.experts[rank] as usize];
+                let weight = rows.weights[rank];
+                match routing.rule == RoutingRule::WeightedInputs {
+                    true => {
+                        let weighted = x.iter().map(|x| bf16::from_f32(x.to_f32() * weight));
+                        add(&weighted.collect::<Vec<_>>(), expert, 1.0);
+                    }
+                    false => add(x, expert, weight),
+                }
             }
             if let Some(shared) = &experts.shared {
-                add(shared, rows.shared_weights[row]);
+                add(x, shared, rows.shared_weights[row]);
             }
             all.extend(total);
         }
@@ -893,12 +958,13 @@ mod tests {
                 limit: 0.5,
             };
             let plain = Gating::Plain(Activation::SquaredRelu);
-            for (m, has_shared, has_bias, gating) in [
-                (1, true, false, product),
-                (3, false, true, clamped),
-                (300, true, true, product),
-                (1, true, true, plain),
-                (60, true, false, plain),
+            for (m, has_shared, has_bias, gating, of_inputs) in [
+                (1, true, false, product, false),
+                (3, false, true, clamped, false),
+                (300, true, true, product, false),
+                (70, true, false, product, true),
+                (1, true, true, plain, false),
+                (60, true, false, plain, false),
             ] {
                 let mut one = cpu(simd, 1);
                 let mut expert = || expert(&mut one, bits, &mut rng, has_bias, gating.has_gate());
@@ -908,7 +974,13 @@ mod tests {
                     shared: has_shared.then(expert),
                 };
                 let shape = MixtureShape {
-                    routing: routing(7, 3, has_shared),
+                    routing: match of_inputs {
+                        true => Routing {
+                            rule: RoutingRule::WeightedInputs,
+                            ..routing(7, 3, false)
+                        },
+                        false => routing(7, 3, has_shared),
+                    },
                     hidden_size: HIDDEN,
                     expert_size: INNER,
                     shared_size: if has_shared { INNER } else { 0 },

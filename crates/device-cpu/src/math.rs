@@ -116,6 +116,30 @@ pub(super) fn squared_relu(x: f32) -> f32 {
     relu(x) * relu(x)
 }
 
+/// `x / 2 + positive * x^2` above 0, else `x / 2 + negative * (expm1(min(x, -1e-6)) - x)`. NaN gives NaN.
+#[inline(always)]
+pub(super) fn xielu(x: f32, positive: f32, negative: f32) -> f32 {
+    let below = if x < -1e-6 { x } else { -1e-6 };
+    let curved = match x > 0.0 {
+        true => positive * x * x,
+        false => negative * (exp_beyond_linear(below) + (below - x)),
+    };
+    curved + 0.5 * x
+}
+
+/// `e^x - 1 - x` for `x` up to 0: near 0 by its series, whose terms do not cancel.
+#[inline(always)]
+fn exp_beyond_linear(x: f32) -> f32 {
+    let mut series = 1.0 / 5040.0;
+    for factor in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5] {
+        series = series * x + factor;
+    }
+    match x > -0.5 {
+        true => series * x * x,
+        false => exp(x) - 1.0 - x,
+    }
+}
+
 /// The nearest bf16, ties to even; NaN stays NaN.
 #[inline(always)]
 pub(super) fn to_bf16_bits(x: f32) -> u16 {
@@ -180,6 +204,26 @@ mod tests {
             check(-x);
         }
         check(0.0);
+    }
+
+    #[test]
+    fn xielu_is_within_a_millionth_of_its_parts() {
+        for (positive, negative) in [(0.8, 0.8), (3.1, 0.52), (0.01, 7.0)] {
+            for_numbers(|x| {
+                let exact = f64::from(x);
+                let curved = match exact > 0.0 {
+                    true => f64::from(positive) * exact * exact,
+                    false => f64::from(negative) * (exact.min(-1e-6).exp_m1() - exact),
+                };
+                let bound = 1e-6 * (curved.abs() + exact.abs()) + 1e-12;
+                let error =
+                    (f64::from(xielu(x, positive, negative)) - (curved + exact / 2.0)).abs();
+                // Squares beyond f32 are infinite.
+                let is_finite = curved.abs() < f64::from(f32::MAX) / 8.0;
+                assert!(!is_finite || error < bound, "xielu({x}): {error:e}");
+            });
+        }
+        assert!(xielu(f32::NAN, 1.0, 1.0).is_nan());
     }
 
     include!("../../../tests/support/normal_distribution.rs");

@@ -143,6 +143,8 @@ pub(super) struct TokenPlace<'a> {
     pub block: BlockId,
     pub offset: usize,
     pub angles: &'a [f32],
+    /// The factor of the rotated query, if queries have factors.
+    pub query_factor: Option<f32>,
 }
 
 pub(super) fn place<'a>(
@@ -157,6 +159,7 @@ pub(super) fn place<'a>(
         block: batch.block_table(span, group).at(position / block_size),
         offset: position % block_size,
         angles: rope.row(position),
+        query_factor: rope.query_factor(position),
     }
 }
 
@@ -194,6 +197,7 @@ fn rope_and_store_token(
                 HeadNorm::Scaled(k, inverse_rms(k_in, eps)),
             ],
             QkNormKind::LayerOfHead => [HeadNorm::Layer(q, eps), HeadNorm::Layer(k, eps)],
+            QkNormKind::RotatedHead => [HeadNorm::Rotated(q, eps), HeadNorm::Rotated(k, eps)],
         },
     };
     let v_norm = match call.norm {
@@ -208,7 +212,16 @@ fn rope_and_store_token(
         let angles = call.rotates.then_some(angles);
         let heads = q_in.chunks_exact(d).zip(q.chunks_exact_mut(d));
         for (index, (x, out)) in heads.enumerate() {
-            round_to_bf16(prepared(x, (q_norm, index), angles, head), out);
+            let x = prepared(x, (q_norm, index), angles, head);
+            match place.query_factor {
+                None => round_to_bf16(x, out),
+                Some(factor) => {
+                    for (scaled, x) in value.iter_mut().zip(x) {
+                        *scaled = x * factor;
+                    }
+                    round_to_bf16(value, out);
+                }
+            }
         }
     }
     let angles = call.rotates.then_some(place.angles);
@@ -235,6 +248,12 @@ fn prepared<'a>(
     if let Some(angles) = angles {
         rotate(room, angles);
     }
+    if let HeadNorm::Rotated(weight, eps) = norm {
+        let scale = inverse_rms(room, eps);
+        for (x, weight) in room.iter_mut().zip(weight) {
+            *x = *x * scale * weight;
+        }
+    }
     room
 }
 
@@ -250,13 +269,15 @@ enum HeadNorm<'a> {
     Scaled(&'a [f32], f32),
     /// Each by itself and around its mean, with the weights of all heads, and this epsilon.
     Layer(&'a [f32], f32),
+    /// Each by itself behind its rotation, with these weights and this epsilon.
+    Rotated(&'a [f32], f32),
 }
 
 #[inline(always)]
 fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
     let first = index * head.len();
     let (weight, scale) = match norm {
-        HeadNorm::None => return copy(head, out),
+        HeadNorm::None | HeadNorm::Rotated(..) => return copy(head, out),
         HeadNorm::Plain(eps) => {
             let scale = inverse_rms(head, eps);
             for (x, out) in head.iter().zip(out) {

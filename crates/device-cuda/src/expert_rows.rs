@@ -234,6 +234,7 @@ impl ExpertKernels {
         let (route, num_shared) = match routing.rule {
             RoutingRule::Softmax { .. } => ("route_softmax", 0),
             RoutingRule::SparseMixer { .. } => ("route_sparse_mixer", 0),
+            RoutingRule::WeightedInputs => unreachable!("such models are refused"),
             RoutingRule::Grouped(rule) => ("route_grouped", routing.num_experts + rule.num_groups),
         };
         let route_shared_bytes = 4 * num_shared as u32;

@@ -93,6 +93,7 @@ impl Cuda {
                 num_logits,
                 jitter
             ),
+            RoutingRule::WeightedInputs => unreachable!("such models are refused"),
             RoutingRule::Grouped(rule) => launch!(
                 self,
                 rows.kernels.route,
@@ -434,6 +435,7 @@ fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
         Gating::Product(Activation::GeluTanh) => (2, 0.0, 0.0),
         Gating::Product(Activation::Relu) => (3, 0.0, 0.0),
         Gating::Product(Activation::SquaredRelu) => (4, 0.0, 0.0),
+        Gating::Product(Activation::Xielu { .. }) => unreachable!("such models are refused"),
         Gating::Clamped { alpha, limit } => (5, alpha, limit),
         Gating::Scaled(..) | Gating::Plain(_) => panic!("GPUs have no such experts"),
     }

@@ -99,6 +99,7 @@ impl Activations {
             Activation::GeluTanh => &self.gelu_tanh,
             Activation::Relu => &self.relu,
             Activation::SquaredRelu => &self.squared_relu,
+            Activation::Xielu { .. } => unreachable!("such models are refused"),
         }
     }
 }

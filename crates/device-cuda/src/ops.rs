@@ -203,6 +203,7 @@ impl Ops for Cuda {
                         self.normalise_heads(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)
                     }
+                    QkNormKind::RotatedHead => unreachable!("such models are refused"),
                 }
             }
         };

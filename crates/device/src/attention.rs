@@ -26,7 +26,8 @@ impl HeadShape {
     }
 }
 
-/// The norms of queries and keys before rotation. `V` is a vector of the device.
+/// The norms of queries and keys, before rotation but for [one kind](QkNormKind::RotatedHead). `V` is a vector of the
+/// device.
 pub struct QkNorm<'a, V: ?Sized = [f32]> {
     /// Weight of the query norm, `[head_dim]` or as wide as all query heads.
     pub q: &'a V,
@@ -57,13 +58,16 @@ pub enum QkNormKind {
     Row,
     /// The layer norm of each head by itself, with weights of its own and no bias (Command R+).
     LayerOfHead,
+    /// As [`Self::Head`], but behind rotation (Hunyuan). Only on devices with
+    /// [layer inputs](super::Device::LAYER_INPUTS).
+    RotatedHead,
 }
 
 impl QkNormKind {
     /// Of so many query heads and key heads, how many have weights of their own.
     pub const fn num_weighted_heads(self, num_heads: [usize; 2]) -> [usize; 2] {
         match self {
-            Self::Head => [1, 1],
+            Self::Head | Self::RotatedHead => [1, 1],
             Self::Row | Self::LayerOfHead => num_heads,
         }
     }
@@ -125,6 +129,9 @@ pub struct AttentionParams {
     pub soft_cap: Option<f32>,
     /// The number of positions that a query sees, up to and including its own. `None` for all.
     pub window: Option<NonZeroU32>,
+    /// The length of the chunks that a text is cut into: of the window, a query sees only the positions of its own
+    /// chunk. Only on devices with [layer inputs](super::Device::LAYER_INPUTS).
+    pub chunk: Option<NonZeroU32>,
     /// Whether a query also sees the positions behind it: all of its sequence, or as many as before it in a window. All
     /// of them are in the step then. Only on devices that [pool](super::Device::STATES).
     pub is_bidirectional: bool,
@@ -136,6 +143,18 @@ pub struct AttentionParams {
 }
 
 impl AttentionParams {
+    /// The first position that the query at `position` sees, besides the sinks.
+    pub fn first_seen(&self, position: usize) -> usize {
+        let window = self
+            .window
+            .map_or(usize::MAX, |window| window.get() as usize);
+        let of_chunk = self.chunk.map_or(0, |chunk| {
+            let chunk = chunk.get() as usize;
+            position / chunk * chunk
+        });
+        (position + 1).saturating_sub(window).max(of_chunk)
+    }
+
     /// Where a query at `position` is for the sinks, if these shift.
     ///
     /// ```text

@@ -54,8 +54,9 @@ pub trait Device: Ops {
     /// There if it computes layers with recurrent states.
     const RECURRENCES: Option<Self::Recurrences>;
 
-    /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, and
-    /// attention over keys and values of other layers.
+    /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, attention
+    /// over keys and values of other layers or within chunks, norms of rotated heads, factors of queries, experts
+    /// whose inputs have weights, and xIELU.
     const LAYER_INPUTS: Option<Self::LayerInputs>;
 
     /// When it cuts sums into tiles, with these options.

@@ -253,7 +253,7 @@ impl<V: ?Sized> Clone for Norm<'_, V> {
 impl<V: ?Sized> Copy for Norm<'_, V> {}
 
 /// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -265,10 +265,18 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2` (So et al., arXiv:2109.08668).
     SquaredRelu,
+    /// `x / 2 + positive * x^2` above 0, else `x / 2 + negative * (expm1(min(x, -1e-6)) - x)` (xIELU; Huang and Schlag,
+    /// arXiv:2411.13010). Only on devices with [layer inputs](super::Device::LAYER_INPUTS).
+    Xielu {
+        /// The factor above 0.
+        positive: f32,
+        /// The factor below.
+        negative: f32,
+    },
 }
 
 impl Activation {
-    /// All of them.
+    /// All of them without parameters.
     pub const ALL: [Self; 5] = [
         Self::Silu,
         Self::Gelu,

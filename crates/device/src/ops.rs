@@ -139,10 +139,11 @@ pub trait Ops: StepIo {
     /// The experts that the last call of [`Ops::route`] has chosen for any row, for a profile. May wait for it.
     fn num_touched_experts(&self, rows: &Self::ExpertRows) -> usize;
 
-    /// Normalises the queries and keys of `qkv`, `[num_tokens, qkv_len]`, if the model does so, rotates them, writes
-    /// the queries to `q`, `[num_tokens, q_len]`, and stores keys and values in a layer of the cache. `sink_q` takes
-    /// the queries with the rotation of their [shifted](AttentionParams::shifted) positions. `qkv` may hold anything
-    /// afterwards. Without key heads nothing is stored, and `layer` is the layer whose keys and values attention reads.
+    /// Normalises the queries and keys of `qkv`, `[num_tokens, qkv_len]`, if the model does so, rotates them,
+    /// multiplies queries with the [factors](super::RopeTable::query_factor) of their positions, writes them to `q`,
+    /// `[num_tokens, q_len]`, and stores keys and values in a layer of the cache. `sink_q` takes the queries with the
+    /// rotation of their [shifted](AttentionParams::shifted) positions. `qkv` may hold anything afterwards. Without key
+    /// heads nothing is stored, and `layer` is the layer whose keys and values attention reads.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn rope_and_store(
         &mut self,

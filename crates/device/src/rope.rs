@@ -10,6 +10,8 @@ pub struct RopeTable {
     rotates: bool,
     /// `[position][cosines, sines]`.
     rows: Vec<f32>,
+    /// The factors of rotated queries by their positions; empty for none.
+    query_factors: Vec<f32>,
 }
 
 impl RopeTable {
@@ -26,11 +28,7 @@ impl RopeTable {
         num_positions
             .checked_mul(2 * half_dim)
             .and_then(|len| rows.try_reserve_exact(len).ok())
-            .ok_or_else(|| {
-                LoadError::Resource(format!(
-                    "no memory for the rotary angles of {num_positions} positions: lower max_seq_len"
-                ))
-            })?;
+            .ok_or_else(|| no_memory(num_positions))?;
         for position in 0..num_positions {
             let angles = frequencies.iter().map(|&frequency| {
                 let scale = if frequency == 0.0 { 1.0 } else { scale };
@@ -43,7 +41,30 @@ impl RopeTable {
             half_dim,
             rotates: frequencies.iter().any(|&frequency| frequency != 0.0),
             rows,
+            query_factors: Vec::new(),
         })
+    }
+
+    /// Adds factors of rotated queries by their positions. Only on devices with
+    /// [layer inputs](super::Device::LAYER_INPUTS).
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory for so many positions.
+    pub fn with_query_factors(mut self, factor: impl Fn(usize) -> f32) -> Result<Self, LoadError> {
+        let num_positions = self.num_positions();
+        let memory = self.query_factors.try_reserve_exact(num_positions);
+        memory.map_err(|_| no_memory(num_positions))?;
+        self.query_factors.extend((0..num_positions).map(factor));
+        Ok(self)
+    }
+
+    /// The factor of a rotated query at a position; `None` for 1 at all positions.
+    pub fn query_factor(&self, position: usize) -> Option<f32> {
+        match self.query_factors.is_empty() {
+            true => None,
+            false => Some(self.query_factors[position]),
+        }
     }
 
     /// Pairs of elements that it rotates: half a head.
@@ -70,6 +91,12 @@ impl RopeTable {
     pub fn row(&self, position: usize) -> &[f32] {
         &self.rows[position * 2 * self.half_dim..][..2 * self.half_dim]
     }
+}
+
+fn no_memory(num_positions: usize) -> LoadError {
+    LoadError::Resource(format!(
+        "no memory for the rotary angles of {num_positions} positions: lower max_seq_len"
+    ))
 }
 
 #[cfg(test)]

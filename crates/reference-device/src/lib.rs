@@ -92,9 +92,10 @@ struct Plane {
     values: Vec<f32>,
 }
 
-/// The experts of rows: index and weight of each, by rank, and the weight of the shared expert.
+/// The experts of rows: index and weight of each, by rank, and the weight of the shared expert; and whether inputs have
+/// the weights.
 #[derive(Default)]
-pub struct ExpertRows(Vec<(Vec<(usize, f64)>, f64)>);
+pub struct ExpertRows(Vec<(Vec<(usize, f64)>, f64)>, bool);
 
 /// A step.
 pub struct Step<'a> {
@@ -663,6 +664,7 @@ impl Ops for Reference {
         rows: &mut ExpertRows,
     ) {
         rows.0.clear();
+        rows.1 = routing.rule == RoutingRule::WeightedInputs;
         for row in 0..num_rows {
             let (logits, rest) = logits.row(row).split_at(routing.num_experts);
             if let RoutingRule::Grouped(rule) = routing.rule {
@@ -691,6 +693,7 @@ impl Ops for Reference {
                         });
                         near.map(|expert| powers[expert]).sum()
                     }
+                    RoutingRule::WeightedInputs => 1.0 + powers[order[rank]],
                     RoutingRule::Grouped(_) => unreachable!("chosen above"),
                 }
             };
@@ -714,13 +717,17 @@ impl Ops for Reference {
     ) {
         for (row, (chosen, shared_weight)) in rows.0[..num_rows].iter().enumerate() {
             let mut totals = vec![0.0; out.width];
-            let chosen = chosen
-                .iter()
-                .map(|&(expert, weight)| (&experts.chosen[expert], weight));
-            let shared = experts.shared.iter().map(|expert| (expert, *shared_weight));
-            for (Expert { gate_up, down }, weight) in chosen.chain(shared) {
+            let chosen = chosen.iter().map(|&(expert, weight)| {
+                let weights = if rows.1 { [weight, 1.0] } else { [1.0, weight] };
+                (&experts.chosen[expert], weights)
+            });
+            let shared = experts.shared.iter();
+            let shared = shared.map(|expert| (expert, [1.0, *shared_weight]));
+            for (Expert { gate_up, down }, [of_input, weight]) in chosen.chain(shared) {
                 let width = down.matrix.k;
-                let x = gate_up.matrix.inputs(x.row(row));
+                let x = x.row(row).iter();
+                let x: Vec<_> = x.map(|&x| rounded(exact(x) * of_input)).collect();
+                let x = gate_up.matrix.inputs(&x);
                 let inner: Vec<_> = (0..width)
                     .map(|i| {
                         let first = linear_output(gate_up, i, &x);
@@ -776,7 +783,9 @@ impl Ops for Reference {
                     .collect();
             };
             match kind {
-                QkNormKind::Head => normalise(&all[head * head_dim..][..head_dim], weight, eps),
+                QkNormKind::Head | QkNormKind::RotatedHead => {
+                    normalise(&all[head * head_dim..][..head_dim], weight, eps)
+                }
                 QkNormKind::Row => {
                     normalise(all, weight, eps)[head * head_dim..][..head_dim].to_vec()
                 }
@@ -791,6 +800,20 @@ impl Ops for Reference {
                 }
             }
         };
+        // A head, normalised and rotated, in the order of the model.
+        let turned =
+            |of: Option<(&Vec<f32>, QkNormKind, f32)>, all: &[f32], head: usize, angles: &[f32]| {
+                match of {
+                    Some((weight, QkNormKind::RotatedHead, eps)) => {
+                        let x = rotate(&norm(None, all, head), angles);
+                        let mean = x.iter().map(|x| x * x).sum::<f64>() / head_dim as f64;
+                        let scale = (mean + exact(eps)).sqrt().recip();
+                        let weighted = x.iter().zip(weight);
+                        weighted.map(|(x, &w)| x * scale * exact(w)).collect()
+                    }
+                    of => rotate(&norm(of, all, head), angles),
+                }
+            };
         let [q_norm, k_norm] = match params.qk_norm {
             Some(QkNorm {
                 q, k, kind, eps, ..
@@ -806,9 +829,11 @@ impl Ops for Reference {
             let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
             let (keys, values) = keys_and_values.split_at(num_kv_heads * head_dim);
             let angles = params.angles.row(position);
+            let factor = params.angles.query_factor(position).map_or(1.0, exact);
             for head in 0..num_q_heads {
-                let x = rotate(&norm(q_norm, queries, head), angles);
-                for (i, value) in x.into_iter().enumerate() {
+                let x = turned(q_norm, queries, head, angles);
+                let x = x.into_iter().map(|x| x * factor);
+                for (i, value) in x.enumerate() {
                     q.set(row, head * head_dim + i, value);
                 }
                 let Some((params_of_sinks, sink_q)) = &mut sink_q else {
@@ -816,14 +841,14 @@ impl Ops for Reference {
                 };
                 let position = params_of_sinks.shifted(position as u32) as usize;
                 let angles = params.angles.row(position);
-                let x = rotate(&norm(q_norm, queries, head), angles);
+                let x = turned(q_norm, queries, head, angles);
                 for (i, value) in x.into_iter().enumerate() {
                     sink_q.set(row, head * head_dim + i, value);
                 }
             }
             for head in 0..num_kv_heads {
                 let place = cache.place(plane, block, offset, head);
-                let key = cache.stored(&rotate(&norm(k_norm, keys, head), angles));
+                let key = cache.stored(&turned(k_norm, keys, head, angles));
                 let value = cache.stored(&norm(v_norm, values, head));
                 let plane = &mut cache.planes[plane];
                 plane.keys[place.clone()].copy_from_slice(&key);
@@ -857,10 +882,12 @@ impl Ops for Reference {
                 let window = params
                     .window
                     .map_or(usize::MAX, |w: NonZeroU32| w.get() as usize);
+                let chunk = params.chunk.map_or(usize::MAX, |it| it.get() as usize);
                 let is_seen = |other: &usize| {
                     *other < params.num_sinks as usize
                         || other.saturating_add(window) > position
                             && position.saturating_add(window) > *other
+                            && other / chunk == position / chunk
                 };
                 let end = match params.is_bidirectional {
                     true => span.kv_len as usize,
@@ -1310,6 +1337,13 @@ fn activated(activation: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::SquaredRelu => x.max(0.0).powi(2),
+        Activation::Xielu { positive, negative } => {
+            let curved = match x > 0.0 {
+                true => exact(positive) * x * x,
+                false => exact(negative) * (x.min(-1e-6).exp_m1() - x),
+            };
+            curved + x / 2.0
+        }
     }
 }
 

@@ -905,6 +905,8 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
         "adds learned positions to the embedded tokens, which cannot shift"
     } else if spec.latent_shape().is_some() {
         "has latent attention, whose sinks keep their positions"
+    } else if rotated.clone().any(|rope| rope.query_factors.is_some()) {
+        "has factors of queries by their positions, which cannot shift"
     } else if !rotated.any(|rope| rope.rotary_dim > 0) {
         "has no rotary positions"
     } else {

@@ -8,13 +8,13 @@ use super::spec::{ExpertsSpec, FeedForward, Module, Multipliers, Projection, Sta
 use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
-use inflight_device::{Device, Expert, Experts, Gating, InnerActivation, Linear};
+use inflight_device::{Activation, Device, Expert, Experts, Gating, InnerActivation, Linear};
 
 /// The weights of a feed-forward block.
 #[allow(clippy::large_enum_variant, reason = "a layer has one")]
 pub(super) enum FeedForwardSource<'a> {
-    /// A block without experts.
-    Dense(&'a FeedForward, DenseSource<'a>),
+    /// A block without experts, and the parameters of its xIELU.
+    Dense(&'a FeedForward, DenseSource<'a>, Option<[Tensor<'a>; 2]>),
     /// A mixture of experts.
     Experts {
         router: ProjectionSource<'a>,
@@ -66,13 +66,13 @@ impl<'a> FeedForwardSource<'a> {
     /// The share of a rank.
     pub(super) fn share(self, share: &ModelShare) -> Self {
         match self {
-            Self::Dense(kind, block) => {
+            Self::Dense(kind, block, alphas) => {
                 let tiles = share.inner(kind.width());
                 let block = DenseSource {
                     up: block.up.same_outputs(whole(&tiles)).placed(share),
                     down: block.down.inputs(&tiles, share).placed(share),
                 };
-                Self::Dense(kind, block)
+                Self::Dense(kind, block, alphas)
             }
             Self::Experts {
                 router,
@@ -94,7 +94,7 @@ impl<'a> FeedForwardSource<'a> {
     /// The block, or all experts, and whether they are chosen ones.
     pub(super) fn blocks(&self) -> Vec<(&DenseSource<'a>, bool)> {
         match self {
-            Self::Dense(_, block) => vec![(block, false)],
+            Self::Dense(_, block, _) => vec![(block, false)],
             Self::Experts { tiles, .. } => {
                 let chosen = tiles.iter().flat_map(|tile| &tile.chosen);
                 let shared = tiles.iter().flat_map(|tile| &tile.shared);
@@ -140,13 +140,16 @@ impl FeedForwardSource<'_> {
         multipliers: Option<Multipliers>,
     ) -> Result<FeedForwardWeights<D>, LoadError> {
         Ok(match self {
-            Self::Dense(spec, block) => {
+            Self::Dense(spec, block, alphas) => {
                 let activation = match spec {
                     FeedForward::Gated { activation, .. } => match multipliers {
                         Some(factors) => InnerActivation::ScaledGate(*activation, factors.gate),
                         None => InnerActivation::Gated(*activation),
                     },
-                    FeedForward::Plain { activation, .. } => InnerActivation::Plain(*activation),
+                    FeedForward::Plain { activation, .. } => {
+                        let xielu = alphas.as_ref().map(xielu).transpose()?;
+                        InnerActivation::Plain(xielu.unwrap_or(*activation))
+                    }
                     FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
                 };
                 FeedForwardWeights::Dense(DenseWeights {
@@ -175,6 +178,22 @@ impl FeedForwardSource<'_> {
             },
         })
     }
+}
+
+/// xIELU with the parameters of a layer.
+fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<Activation, LoadError> {
+    let factor = |alpha: &Tensor<'_>| {
+        let alpha = alpha.to_f32()?.first().copied().map(f64::from);
+        let alpha = alpha.filter(|alpha| alpha.is_finite()).ok_or_else(|| {
+            LoadError::Resource("a parameter of the activation is not finite".to_owned())
+        })?;
+        Ok::<_, LoadError>(alpha.max(0.0) + (-alpha.abs()).exp().ln_1p())
+    };
+    let [positive, negative] = alphas;
+    Ok(Activation::Xielu {
+        positive: factor(positive)? as f32,
+        negative: (factor(negative)? + 0.5) as f32,
+    })
 }
 
 impl ExpertsSource<'_> {
@@ -234,7 +253,7 @@ pub(super) fn find_experts<'a>(
             StackedLayout::Outputs if gate_up.parts.len() == 1 => {
                 Projection::single(stacked.gate_up, inner, inputs)
             }
-            StackedLayout::Outputs => {
+            StackedLayout::Outputs | StackedLayout::InputsInParts => {
                 Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
             }
             StackedLayout::Inputs => {

@@ -82,6 +82,7 @@ pub(super) fn layer_attention<'a, D: Device>(
                     }
                     false => None,
                 },
+                chunk: attention.chunk,
                 is_bidirectional: spec.is_bidirectional,
                 num_sinks: limits.attention.num_sinks.0,
                 shifts_sinks: limits.attention.shifts_sinks,
@@ -202,7 +203,10 @@ pub(super) fn upload_angles<D: Device>(
         let frequencies = rope.frequencies(head_dim, max_seq_len.index());
         let factor = rope.attention_factor(max_seq_len.index());
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
-        device.upload_angles(table)
+        device.upload_angles(match rope.query_factors {
+            Some(factors) => table.with_query_factors(|position| factors.at(position))?,
+            None => table,
+        })
     });
     tables.collect()
 }

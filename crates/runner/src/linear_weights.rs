@@ -45,6 +45,16 @@ pub(super) struct ProjectionSource<'a> {
 }
 
 impl<'a> NormSource<'a> {
+    /// So many weights, which are 1.
+    pub(super) fn of_ones(len: usize) -> Self {
+        Self {
+            weight: Vec::new(),
+            num_ones: len,
+            weight_offset: 0.0,
+            bias: None,
+        }
+    }
+
     pub(super) fn find(
         tensors: &ModelTensors<'a>,
         spec: &NormSpec,

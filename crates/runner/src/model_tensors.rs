@@ -104,7 +104,8 @@ impl<'a> ModelTensors<'a> {
             order: part.row_order,
             runs: part.fused.and_then(|fused| fused.runs),
         };
-        if layout == Some(StackedLayout::Inputs) {
+        let by_inputs = [StackedLayout::Inputs, StackedLayout::InputsInParts];
+        if layout.is_some_and(|layout| by_inputs.contains(&layout)) {
             return self.store.one_of_transposed(&name, shape, expert, rows);
         }
         let all = self.store.stacked_matrices(&name, shape)?;

@@ -261,6 +261,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             window: None,
+            chunk: None,
             is_bidirectional: false,
             num_sinks: 0,
             shifts_sinks: false,

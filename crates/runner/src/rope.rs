@@ -15,6 +15,28 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// How the series is changed.
     pub scaling: RopeScaling,
+    /// The factors of rotated queries, if they have some.
+    pub query_factors: Option<QueryFactors>,
+}
+
+/// Factors of queries that grow with their positions: `1 + slope * ln(1 + floor((position + first) / period))`
+/// (Nakanishi, Scalable-Softmax, arXiv:2501.19399).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryFactors {
+    /// The growth.
+    pub slope: f64,
+    /// Positions with equal factors.
+    pub period: f64,
+    /// How far positions are ahead.
+    pub first: usize,
+}
+
+impl QueryFactors {
+    /// The factor at a position.
+    pub fn at(&self, position: usize) -> f32 {
+        let periods = ((position + self.first) as f64 / self.period).floor();
+        (1.0 + self.slope * periods.ln_1p()) as f32
+    }
 }
 
 /// How the frequencies are changed for contexts longer than those of the first training.
@@ -80,6 +102,7 @@ impl Rope {
             theta: 1.0,
             rotary_dim: 0,
             scaling: RopeScaling::None,
+            query_factors: None,
         }
     }
 
@@ -209,6 +232,7 @@ mod tests {
             theta: 10_000.0,
             rotary_dim: 8,
             scaling: RopeScaling::None,
+            query_factors: None,
         };
         let frequencies = rope.frequencies(8, 100);
         for (frequency, expected) in frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
@@ -227,6 +251,7 @@ mod tests {
                 high_freq_factor: 4.0,
                 original_len: 8192.0,
             },
+            query_factors: None,
         };
         let plain = Rope {
             scaling: RopeScaling::None,
@@ -253,6 +278,7 @@ mod tests {
             theta: 10_000.0,
             rotary_dim: 4,
             scaling: RopeScaling::None,
+            query_factors: None,
         };
         let frequencies = rope.frequencies(8, 100);
         assert_eq!(frequencies, [1.0, 0.01, 0.0, 0.0]);
@@ -270,6 +296,7 @@ mod tests {
                 original_len: 100,
                 attention_factors: [1.25, 1.5],
             },
+            query_factors: None,
         };
         assert_eq!(rope.frequencies(4, 100), [1.0, 0.005]);
         assert_eq!(rope.frequencies(4, 101), [0.25, 0.001]);

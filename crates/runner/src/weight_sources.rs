@@ -291,13 +291,16 @@ impl<'a> LayerSource<'a> {
                     let num_heads = [heads.num_q_heads, heads.num_kv_heads];
                     let [num_q, num_k] = kind.num_weighted_heads(num_heads);
                     let order = attention.qkv.parts[0].row_order;
-                    let find = |name, num_heads| {
+                    let find = |name: &'static str, num_heads| {
+                        if name.is_empty() {
+                            return Ok(NormSource::of_ones(num_heads * heads.head_dim));
+                        }
                         let weight = match kind {
                             QkNormKind::LayerOfHead => {
                                 let shape = [num_heads, heads.head_dim];
                                 tensors.head_norms(index, name, shape, order)?
                             }
-                            QkNormKind::Head | QkNormKind::Row => {
+                            QkNormKind::Head | QkNormKind::Row | QkNormKind::RotatedHead => {
                                 let len = num_heads * heads.head_dim;
                                 let norm = tensors.norm(Module::of_layer(index, name), len)?;
                                 vec![in_order_of_heads(norm, len, order)]
@@ -335,8 +338,18 @@ impl<'a> LayerSource<'a> {
                 | FeedForward::Plain { up, down, .. } => {
                     let up = find(up)?;
                     let down = find(down)?;
+                    let alphas = match *feed_forward {
+                        FeedForward::Plain {
+                            alphas: Some([positive, negative]),
+                            ..
+                        } => {
+                            let find = |name| tensors.parameter(Module::of_layer(index, name), 1);
+                            Some([find(positive)?, find(negative)?])
+                        }
+                        _ => None,
+                    };
                     let block = DenseSource { up, down };
-                    Some(FeedForwardSource::Dense(feed_forward, block))
+                    Some(FeedForwardSource::Dense(feed_forward, block, alphas))
                 }
                 FeedForward::Experts(experts) => Some(find_experts(tensors, index, experts)?),
             },
@@ -378,7 +391,7 @@ impl<'a> LayerSource<'a> {
         Self {
             qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
                 (Some([q, k]), Some(norm)) => Some(match norm.kind {
-                    QkNormKind::Head => [q, k],
+                    QkNormKind::Head | QkNormKind::RotatedHead => [q, k],
                     QkNormKind::Row => [q.elements(&queries), k.elements(&keys)],
                     QkNormKind::LayerOfHead => [
                         q.parts(std::slice::from_ref(&share.heads.queries)),

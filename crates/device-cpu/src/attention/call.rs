@@ -202,11 +202,7 @@ impl<'a> AttentionCall<'a> {
 
     /// The first position after the sinks that the query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
-        let window = self
-            .params
-            .window
-            .map_or(usize::MAX, |window| window.get() as usize);
-        (position + 1).saturating_sub(window)
+        self.params.first_seen(position)
     }
 
     /// The end of the positions that the query at `position` sees, in a sequence of `kv_len`.
@@ -665,6 +661,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             window: window.and_then(std::num::NonZeroU32::new),
+            chunk: None,
             is_bidirectional: false,
             num_sinks: 0,
             shifts_sinks: false,

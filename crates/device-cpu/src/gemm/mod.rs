@@ -36,7 +36,7 @@ use self::tasks::{MAX_ROWS, Tasks};
 use super::lines::Lines;
 use super::low_rank::AddedRows;
 use super::math::{
-    exp, from_bf16_bits, gelu_by, gelu_tanh, relu, silu, squared_relu, to_bf16_bits,
+    exp, from_bf16_bits, gelu_by, gelu_tanh, relu, silu, squared_relu, to_bf16_bits, xielu,
 };
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
@@ -508,6 +508,10 @@ pub(super) fn activate(row: &mut [f32], activation: Activation, fuses: bool) {
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
         Activation::Relu => row.iter_mut().for_each(|x| *x = relu(*x)),
         Activation::SquaredRelu => row.iter_mut().for_each(|x| *x = squared_relu(*x)),
+        Activation::Xielu { positive, negative } => {
+            row.iter_mut()
+                .for_each(|x| *x = xielu(*x, positive, negative));
+        }
     }
 }
 

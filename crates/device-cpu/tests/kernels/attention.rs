@@ -30,6 +30,8 @@ struct Model {
     shape: HeadShape,
     rope: RopeTable,
     norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// Whether that is behind rotation.
+    norm_is_behind: bool,
     sight: Sight,
     soft_cap: Option<f32>,
     /// Of linear biases, one for each query head.
@@ -46,6 +48,8 @@ struct Sight {
     shifts: bool,
     /// Whether a query sees as many positions behind it.
     both_ways: bool,
+    /// The length of the chunks that it does not see beyond.
+    chunk: Option<u32>,
 }
 
 impl Sight {
@@ -57,6 +61,14 @@ impl Sight {
             num_sinks,
             shifts: false,
             both_ways: false,
+            chunk: None,
+        }
+    }
+
+    const fn in_chunks(window: u32, chunk: u32, num_sinks: u32) -> Self {
+        Self {
+            chunk: Some(chunk),
+            ..Self::new(Some(window), num_sinks)
         }
     }
 
@@ -76,7 +88,11 @@ impl Sight {
 
     /// Whether the query at `query` attends to `position`.
     fn sees(&self, query: usize, position: usize) -> bool {
-        let within = |distance: usize| self.window.is_none_or(|window| distance < window as usize);
+        let within = |distance: usize| {
+            let chunk = self.chunk.map_or(usize::MAX, |chunk| chunk as usize);
+            self.window.is_none_or(|window| distance < window as usize)
+                && query / chunk == position / chunk
+        };
         match position.checked_sub(query) {
             None => within(query - position) || position < self.num_sinks as usize,
             Some(0) => true,
@@ -91,9 +107,15 @@ impl Model {
         let frequencies: Vec<_> = (0..d / 2)
             .map(|i| 10_000_f32.powf(-2.0 * i as f32 / d as f32))
             .collect();
+        let rope = RopeTable::new(&frequencies, 1.0, 4096).expect("memory");
+        let has_factors = !sight.shifts && rng.below(3) == 0;
         Self {
             shape,
-            rope: RopeTable::new(&frequencies, 1.0, 4096).expect("memory"),
+            rope: match has_factors {
+                true => rope.with_query_factors(query_factor).expect("memory"),
+                false => rope,
+            },
+            norm_is_behind: rng.below(2) == 0,
             norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
             sight,
             // Scores are larger.
@@ -112,6 +134,7 @@ impl Model {
             scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
             soft_cap: self.soft_cap,
             window: self.sight.window.and_then(NonZeroU32::new),
+            chunk: self.sight.chunk.and_then(NonZeroU32::new),
             is_bidirectional: self.sight.both_ways,
             num_sinks: self.sight.num_sinks,
             shifts_sinks: self.sight.shifts,
@@ -155,7 +178,10 @@ impl Model {
         let norm = self.norm.as_ref().map(|(q, k)| QkNorm {
             q: &q[..],
             k: &k[..],
-            kind: QkNormKind::Head,
+            kind: match self.norm_is_behind {
+                true => QkNormKind::RotatedHead,
+                false => QkNormKind::Head,
+            },
             has_values: false,
             eps: 1e-6,
         });
@@ -228,14 +254,17 @@ impl Model {
             .map(|head| head.iter().map(|&v| f64::from(v)).collect())
             .collect();
         let rotate = |head: &[f64], weight: Option<&[f32]>| -> Vec<f64> {
-            let mut head = head.to_vec();
-            if let Some(weight) = weight {
-                let mean = head.iter().map(|v| v * v).sum::<f64>() / d as f64;
-                for (v, w) in head.iter_mut().zip(weight) {
-                    *v *= f64::from(*w) / (mean + 1e-6).sqrt();
+            let normalise = |head: &mut Vec<f64>, is_here: bool| {
+                if let Some(weight) = weight.filter(|_| is_here) {
+                    let mean = head.iter().map(|v| v * v).sum::<f64>() / d as f64;
+                    for (v, w) in head.iter_mut().zip(weight) {
+                        *v *= f64::from(*w) / (mean + 1e-6).sqrt();
+                    }
                 }
-            }
-            (0..d)
+            };
+            let mut head = head.to_vec();
+            normalise(&mut head, !self.norm_is_behind);
+            let mut rotated = (0..d)
                 .map(|i| {
                     let frequency = 10_000_f32.powf(-2.0 * (i % (d / 2)) as f32 / d as f32);
                     let angle = f64::from(position as f32 * frequency);
@@ -246,8 +275,12 @@ impl Model {
                         high * angle.cos() + low * angle.sin()
                     }
                 })
-                .collect()
+                .collect();
+            normalise(&mut rotated, self.norm_is_behind);
+            rotated
         };
+        let factor = self.rope.query_factor(position);
+        let factor = factor.map_or(1.0, |_| f64::from(query_factor(position)));
         let norm = |i: usize| {
             self.norm
                 .as_ref()
@@ -257,7 +290,10 @@ impl Model {
         let (k, v) = kv.split_at(num_kv_heads);
         [
             q.iter()
-                .map(|head| rotate(head, norm(0)).into_iter().map(round).collect())
+                .map(|head| {
+                    let rotated = rotate(head, norm(0)).into_iter();
+                    rotated.map(|x| round(x * factor)).collect()
+                })
                 .collect(),
             k.iter()
                 .map(|head| self.stored(&rotate(head, norm(1))))
@@ -358,6 +394,11 @@ impl Model {
             }
         }
     }
+}
+
+/// Of a position's queries.
+fn query_factor(position: usize) -> f32 {
+    1.0 + 0.3 * ((position / 16) as f32).ln_1p()
 }
 
 fn round(v: f64) -> f64 {
@@ -511,8 +552,10 @@ fn attention_is_near_the_exact_result_on_every_instruction_set() {
             Sight::new(Some(33), 67),
             Sight::shifting(20, 4),
             Sight::shifting(33, 67),
+            Sight::in_chunks(37, 37, 0),
+            Sight::in_chunks(30, 48, 5),
         ];
-        for sight in [0, 3, 5].map(|more| sights[(index + more) % 7]) {
+        for sight in [0, 3, 5, 7].map(|more| sights[(index + more) % 9]) {
             let mut model = Model::new(&mut rng, shape, index % 3 == 0, sight);
             let mut sequence = model.sequence(&mut rng, 150);
             for (simd, dtype) in simds_and_dtypes() {
@@ -539,7 +582,7 @@ fn a_tokens_result_is_the_same_bits_however_it_is_scheduled() {
             Sight::ALL,
             Sight::new(Some(20), 4),
             Sight::new(Some(90), 75),
-            Sight::new(Some(3), 1),
+            Sight::in_chunks(64, 64, 1),
             Sight::shifting(40, 70),
         ][index % 6];
         let mut model = Model::new(&mut rng, shape, index % 3 == 1, sight);
@@ -679,6 +722,7 @@ fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
         Sight::ALL,
         Sight::new(Some(1500), 70),
         Sight::new(Some(40), 0),
+        Sight::in_chunks(700, 700, 0),
         // Some parts have sinks, and one has both.
         Sight::shifting(1000, 1100),
     ] {

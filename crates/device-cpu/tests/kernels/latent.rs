@@ -99,6 +99,7 @@ impl Case {
                 scale: self.scale,
                 soft_cap: None,
                 window: None,
+                chunk: None,
                 is_bidirectional: false,
                 num_sinks: 0,
                 shifts_sinks: false,

@@ -85,6 +85,7 @@ pub fn attention_params(heads: HeadShape) -> AttentionParams {
         scale: 1.0,
         soft_cap: None,
         window: None,
+        chunk: None,
         is_bidirectional: false,
         num_sinks: 0,
         shifts_sinks: false,

@@ -117,6 +117,7 @@ impl<D: Device> DraftHead<D> {
                 scale: attention.scale,
                 soft_cap: attention.soft_cap,
                 window: None,
+                chunk: None,
                 is_bidirectional: false,
                 num_sinks: 0,
                 shifts_sinks: false,

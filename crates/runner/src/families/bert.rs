@@ -175,6 +175,7 @@ fn describe(
     layer.feed_forward = FeedForward::Plain {
         up: Projection::single("intermediate.dense", inner, hidden),
         activation: dimensions.activation,
+        alphas: None,
         down: Projection::single("output.dense", hidden, inner),
     };
     layer.feed_forward.set_biases(true);

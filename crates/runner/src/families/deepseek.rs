@@ -299,6 +299,7 @@ fn attention(
         scale: (shape.query_dim() as f64).sqrt().recip() as f32 * temperature(config)?.powi(2),
         soft_cap: None,
         window: None,
+        chunk: None,
         sink_logits: None,
         o: Projection::single("self_attn.o_proj", hidden, shape.out_len()).with_bias(has_bias),
     })

@@ -205,6 +205,7 @@ impl Dimensions {
                 scale: (self.head_dim as f32).sqrt().recip(),
                 soft_cap: None,
                 window: None,
+                chunk: None,
                 sink_logits: None,
                 o: Projection::single("self_attn.o_proj", hidden, q),
             },
@@ -264,6 +265,7 @@ impl Dimensions {
         FeedForward::Plain {
             up: Projection::single(up, inner, hidden),
             activation: self.activation,
+            alphas: None,
             down: Projection::single(down, hidden, inner),
         }
     }

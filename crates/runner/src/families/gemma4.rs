@@ -421,5 +421,6 @@ fn global_rope(config: &JsonFile, head_dim: usize) -> Result<Rope, LoadError> {
             true => RopeScaling::Linear { factor },
             false => RopeScaling::None,
         },
+        query_factors: None,
     })
 }

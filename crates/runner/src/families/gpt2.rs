@@ -144,6 +144,7 @@ fn layer(
     layer.feed_forward = FeedForward::Plain {
         up: stored(Projection::single("mlp.c_fc", inner, hidden)),
         activation: dimensions.activation,
+        alphas: None,
         down: stored(Projection::single("mlp.c_proj", hidden, inner)),
     };
     layer.feed_forward.set_biases(true);

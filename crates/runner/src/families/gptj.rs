@@ -104,6 +104,7 @@ fn rope(config: &JsonFile, head_dim: usize) -> Result<Rope, LoadError> {
         theta: 10_000.0,
         rotary_dim,
         scaling: RopeScaling::None,
+        query_factors: None,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::bounds::MAX_LAYERS;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
@@ -58,5 +59,35 @@ pub fn layers_of_kind(
             let [first, second] = names[0];
             let expected = format!("a list of {num_layers} entries, each '{first}' or '{second}'");
             config.unexpected(key, kinds, expected)
+        })
+}
+
+/// The layers with a position embedding: those with a 1 in `no_rope_layers` or, where config.json is silent, all but
+/// every `no_rope_layer_interval`-th one.
+///
+/// # Errors
+/// One of the keys is malformed.
+pub fn layers_with_rope(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    const KEY: &str = "no_rope_layers";
+    let Some(given) = config.get(KEY) else {
+        let interval = config.size("no_rope_layer_interval", 1..=MAX_LAYERS)?;
+        let interval = interval.unwrap_or(4);
+        let layers = 1..=num_layers;
+        return Ok(layers
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect());
+    };
+    let has_rope = |value: &Value| match value.as_u64() {
+        Some(0) => Some(false),
+        Some(1) => Some(true),
+        _ => None,
+    };
+    given
+        .as_array()
+        .filter(|layers| layers.len() >= num_layers)
+        .and_then(|layers| layers.iter().take(num_layers).map(has_rope).collect())
+        .ok_or_else(|| {
+            let expected = format!("a list of {num_layers} entries, each 0 or 1");
+            config.unexpected(KEY, given, expected)
         })
 }

@@ -24,6 +24,7 @@
 //! compute it.
 
 mod afmoe;
+mod apertus;
 mod arcee;
 mod bamba;
 mod bert;
@@ -40,6 +41,7 @@ mod experts;
 mod falcon;
 mod falcon_h1;
 mod family;
+mod flex_olmo;
 mod gemma;
 mod gemma4;
 mod gguf;
@@ -54,12 +56,15 @@ mod granite_moe;
 mod granite_swa;
 mod grouped_experts;
 mod helium;
+mod hunyuan;
 mod hyperclovax;
 mod jais2;
 mod layer_lists;
 mod lfm2;
 mod llama;
+mod llama4;
 mod minimax_m2;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod modernbert;
@@ -100,7 +105,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 79] = [
+const FAMILIES: [Family; 86] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -180,6 +185,13 @@ const FAMILIES: [Family; 79] = [
     nemotron_h::FAMILY,
     falcon_h1::FAMILY,
     olmo_hybrid::FAMILY,
+    ministral3::FAMILY,
+    hunyuan::DENSE,
+    hunyuan::MOE,
+    llama4::LLAMA4,
+    llama4::LLAMA4_WITH_IMAGES,
+    apertus::FAMILY,
+    flex_olmo::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

@@ -101,6 +101,7 @@ pub fn rope_of(
         theta,
         rotary_dim,
         scaling,
+        query_factors: None,
     })
 }
 

@@ -8,12 +8,11 @@
 
 use std::num::NonZeroU32;
 
-use serde_json::Value;
-
-use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
+use super::bounds::MAX_POSITIONS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
+use super::layer_lists::layers_with_rope;
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_some_layers};
 use crate::rope::Rope;
@@ -77,29 +76,4 @@ fn windows(config: &JsonFile, has_rope: &[bool]) -> Result<Vec<Option<NonZeroU32
         }
         _ => Ok(no_windows(has_rope.len())),
     }
-}
-
-fn layers_with_rope(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
-    const KEY: &str = "no_rope_layers";
-    let Some(given) = config.get(KEY) else {
-        let interval = config.size("no_rope_layer_interval", 1..=MAX_LAYERS)?;
-        let interval = interval.unwrap_or(4);
-        let layers = 1..=num_layers;
-        return Ok(layers
-            .map(|layer| !layer.is_multiple_of(interval))
-            .collect());
-    };
-    let has_rope = |value: &Value| match value.as_u64() {
-        Some(0) => Some(false),
-        Some(1) => Some(true),
-        _ => None,
-    };
-    given
-        .as_array()
-        .filter(|layers| layers.len() >= num_layers)
-        .and_then(|layers| layers.iter().take(num_layers).map(has_rope).collect())
-        .ok_or_else(|| {
-            let expected = format!("a list of {num_layers} entries, each 0 or 1");
-            config.unexpected(KEY, given, expected)
-        })
 }

@@ -126,10 +126,10 @@ fn a_language_model_of_another_family_is_refused_by_its_type() {
         "Mistral3ForConditionalGeneration",
         "LlavaForConditionalGeneration",
     ] {
-        let config = json!({"architectures": [class], "text_config": {"model_type": "ministral3"}});
+        let config = json!({"architectures": [class], "text_config": {"model_type": "mistral4"}});
         let refused = spec(config.as_object().expect("an object"));
         let error = refused.expect_err("it is none of them");
-        let words = "text_config.model_type: 'ministral3' is not one of llama, mistral, ministral, qwen2, qwen3";
+        let words = "text_config.model_type: 'mistral4' is not one of llama, mistral, ministral, ministral3, qwen2, qwen3";
         assert!(error.contains(words), "{error}");
     }
 }

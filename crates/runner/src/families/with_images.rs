@@ -1,5 +1,5 @@
 //! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Mistral Small 3.1
-//! and later, LLaVA.
+//! and later, Ministral 3, LLaVA.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::family::Family;
 use super::gguf::GgufArchitecture;
-use super::{llama, mistral, qwen2, qwen3};
+use super::{llama, ministral3, mistral, qwen2, qwen3};
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -70,10 +70,11 @@ pub const LLAVA: Family = Family {
 const TEXT: &str = "text_config.";
 
 /// The families of language models by `model_type`, which a config under `text_config` has in place of a class.
-const LANGUAGE_MODELS: [(&str, Family); 5] = [
+const LANGUAGE_MODELS: [(&str, Family); 6] = [
     ("llama", llama::FAMILY),
     ("mistral", mistral::FAMILY),
     ("ministral", mistral::MINISTRAL),
+    ("ministral3", ministral3::FAMILY),
     ("qwen2", qwen2::FAMILY),
     ("qwen3", qwen3::FAMILY),
 ];

@@ -24,7 +24,7 @@ pub struct AttentionSpec {
     pub kv_heads: Option<KvHeads>,
     /// The earlier layer whose keys and values it reads, which has the same heads: `qkv` makes only queries then.
     pub kv_source: Option<usize>,
-    /// The norms of queries and keys in front of RoPE.
+    /// The norms of queries and keys.
     pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.
     pub rope: Rope,
@@ -34,6 +34,9 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
     /// The positions that a query sees, its own included; `None` for all.
     pub window: Option<NonZeroU32>,
+    /// The length of the chunks that a text is cut into: of the window, a query sees only the positions of its own
+    /// chunk.
+    pub chunk: Option<NonZeroU32>,
     /// The logits of each query head for no position, `[num_heads]`: their parameter, below the layer.
     pub sink_logits: Option<&'static str>,
     /// The output projection, `[hidden_size, q_width]`, or `[hidden_size, num_heads * value_dim]`.
@@ -82,7 +85,8 @@ pub struct LatentQueries {
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNormSpec {
-    /// The module for queries. `{}` stands for the index of a head, where each has a module of its own.
+    /// The module for queries. `{}` stands for the index of a head, where each has a module of its own. Empty: all
+    /// weights are 1.
     pub q: &'static str,
     /// The module for keys, likewise.
     pub k: &'static str,

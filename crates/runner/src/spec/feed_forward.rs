@@ -20,8 +20,11 @@ pub enum FeedForward {
     Plain {
         /// `[intermediate_size, hidden_size]`.
         up: Projection,
-        /// The activation.
+        /// The activation, unless that is xIELU.
         activation: Activation,
+        /// The parameters of [xIELU](Activation::Xielu) above 0 and below it, `[1]` each, below the layer, if that is
+        /// the activation. Its factors are their softplus; that below 0 is larger by a half.
+        alphas: Option<[&'static str; 2]>,
         /// `[hidden_size, intermediate_size]`.
         down: Projection,
     },
@@ -84,6 +87,9 @@ pub enum StackedLayout {
     /// turns. Biases are tensors `[num_experts, outputs]`, with `_bias` behind the name. Checkpoints have no other
     /// tensors.
     Inputs,
+    /// `[num_experts, inputs, outputs]`, gate's outputs before up's. A checkpoint may have tensors of each expert
+    /// instead.
+    InputsInParts,
 }
 
 impl ExpertsSpec {

@@ -17,7 +17,9 @@ use crate::limits::AttentionWindows;
 use crate::recurrence_spec::RecurrenceSpec;
 use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
-use inflight_device::{HeadShape, LatentShape, LogitsTransform, MixtureShape, Routing};
+use inflight_device::{
+    HeadShape, LatentShape, LogitsTransform, MixtureShape, QkNormKind, Routing, RoutingRule,
+};
 
 pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpec};
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
@@ -293,6 +295,35 @@ impl ModelSpec {
             (
                 any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
                 "experts without gates",
+            ),
+            (
+                any(|it| {
+                    let norm = it.attention.qk_norm;
+                    norm.is_some_and(|norm| norm.kind == QkNormKind::RotatedHead)
+                }),
+                "norms of rotated heads",
+            ),
+            (
+                any(|it| it.attention.rope.query_factors.is_some()),
+                "factors of queries by their positions",
+            ),
+            (
+                any(|it| it.attention.chunk.is_some()),
+                "attention within chunks",
+            ),
+            (
+                any(|it| {
+                    let experts = it.experts();
+                    experts.is_some_and(|it| it.routing.rule == RoutingRule::WeightedInputs)
+                }),
+                "experts whose inputs have weights",
+            ),
+            (
+                any(|it| {
+                    let block = &it.feed_forward;
+                    matches!(block, FeedForward::Plain { alphas, .. } if alphas.is_some())
+                }),
+                "xIELU",
             ),
         ];
         let parts = parts.into_iter().filter(|(has, _)| *has);
