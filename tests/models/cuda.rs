@@ -154,8 +154,9 @@ const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 10] = [
     "glm4",
 ];
 /// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
-const LIKE_LLAMA: [&str; 14] = [
+const LIKE_LLAMA: [&str; 15] = [
     "arcee",
+    "cwm",
     "gemma",
     "phi3",
     "phi4-mini",

@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 69] = [
+pub const FAMILIES: [(&str, &[u32]); 70] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -59,6 +59,7 @@ pub const FAMILIES: [(&str, &[u32]); 69] = [
     ("jais2", &[]),
     ("granite-swa", &[]),
     ("exaone", &[]),
+    ("cwm", &[]),
     ("mixtral", &[]),
     ("mixtral-stacked", &[]),
     ("qwen2-moe", &[]),

@@ -129,8 +129,9 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 19] = [
+const WITHOUT_FILE: [&str; 20] = [
     "CodeGenForCausalLM",
+    "CwmForCausalLM",
     "Dots1ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
     "ExaoneMoeForCausalLM",

@@ -7,7 +7,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 25] = [
+const WITH_GROUPS: [&str; 26] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -21,6 +21,7 @@ const WITH_GROUPS: [&str; 25] = [
     "codegen",
     "vaultgemma",
     "granite-swa",
+    "cwm",
     "qwen3-moe",
     "dots1",
     "gpt-oss",

@@ -29,13 +29,14 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 55] = [
+pub const MODELS: [&str; 56] = [
     "arcee",
     "bloom",
     "codegen",
     "cohere",
     "cohere-plus",
     "cohere2",
+    "cwm",
     "ernie4-5",
     "exaone",
     "exaone4",

@@ -269,6 +269,7 @@ agree! {
     jais_2_agrees_with_transformers: "jais2",
     granite_with_windows_agrees_with_transformers: "granite-swa",
     exaone_3_agrees_with_transformers: "exaone",
+    cwm_agrees_with_transformers: "cwm",
     apertus_agrees_with_transformers: "apertus",
     flex_olmo_agrees_with_transformers: "flex-olmo",
     llama_4_agrees_with_transformers: "llama4",

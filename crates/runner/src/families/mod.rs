@@ -31,6 +31,7 @@ mod bert;
 mod bloom;
 mod bounds;
 mod cohere;
+mod cwm;
 mod deepseek;
 mod dimensions;
 mod ernie4_5;
@@ -105,7 +106,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 86] = [
+const FAMILIES: [Family; 87] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -192,6 +193,7 @@ const FAMILIES: [Family; 86] = [
     llama4::LLAMA4_WITH_IMAGES,
     apertus::FAMILY,
     flex_olmo::FAMILY,
+    cwm::FAMILY,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.
