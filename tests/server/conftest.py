@@ -50,6 +50,7 @@ def pytest_runtest_setup(item):
     """Only a test that is marked may cancel streams."""
     forgiveness.may_cancel = item.get_closest_marker("cancelling") is not None
     forgiveness.is_watched = forgiveness.may_cancel or item.get_closest_marker("leaving") is not None
+    forgiveness.num_left = 0
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,7 +62,9 @@ def pytest_runtest_call():
         return result
     log_states(True)
     try:
-        return (yield)
+        result = yield
+        forgiveness.end_test()
+        return result
     finally:
         log_states(False)
 

@@ -36,7 +36,6 @@ class Forgiveness:
         self.has_crashed |= is_forgiven
         return is_forgiven
 
-
     def leaves(self):
         """A client leaves a stream before its end, which cancels the stream."""
         self.num_left += not self.may_cancel
@@ -76,7 +75,7 @@ class Seen:
 
     def is_complete(self):
         """Whether everything that began has ended."""
-        return self.num_given == self.num_given_back and self.num_begun <= self.num_done
+        return self.num_given <= self.num_given_back and self.num_begun <= self.num_done
 
 
 def num_lost(log):

@@ -229,6 +229,7 @@ class GrpcStream:
             await self._done.wait()
 
         self._done = asyncio.Event()
+        self._has_ended = False
         self._cancelled = False
         self._call = client.stream_infer(requests(), headers=headers)
 
@@ -264,9 +265,10 @@ class GrpcStream:
         self._done.set()
         async for _ in self._call:
             pass
+        self._has_ended = True
 
     def _leave(self):
-        if not self._done.is_set():
+        if not self._has_ended:
             forgiveness.leaves()
 
     def cancel(self):

@@ -384,7 +384,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             ),
             |s| &mut s.max_state_snapshots,
             "Maximum number of snapshots of recurrent states, for models that [have them](checkpoints.md#recurrent-states). \
-             A request begins behind the longest prefix that has a snapshot. Each takes as many bytes as the states of a \
+             A request goes on behind the longest prefix that has one. Each takes as many bytes as the states of a \
              sequence. With 0, prefixes are not reused.",
         ),
         knob(
@@ -392,7 +392,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             count(0..=MAX_COUNT),
             |s| &mut s.state_snapshot_interval,
             "Number of tokens of a prompt after which its recurrent states are kept, besides those at its end and where \
-             it parts from earlier prompts; rounded up to whole blocks. 0: nowhere else.",
+             it diverges from earlier prompts; rounded up to whole blocks. 0: nowhere else.",
         ),
         knob(
             "kv_cache_file",
@@ -865,7 +865,7 @@ mod tests {
             &["0", "35184372088832"],
             &["-1", "1e9", "35184372088833"],
         ),
-        ("max_state_snapshots", &["0", "65536"], &["-1", "65537"]),
+        ("max_state_snapshots", &["0", "4096"], &["-1", "4097"]),
         ("state_snapshot_interval", &["0", "512"], &["-1", "all"]),
         (
             "kv_cache_file",

@@ -12,8 +12,8 @@ use inflight_base::{BlockSize, CpuSet};
 /// Maximum of all counts: the largest value that a client's INT32 tensor can hold.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// The largest value of `max_state_snapshots`: a step looks through them.
-pub const MAX_STATE_SNAPSHOTS: u32 = 1 << 16;
+/// The largest value of `max_state_snapshots`: each that is taken looks through all of them.
+pub const MAX_STATE_SNAPSHOTS: u32 = 1 << 12;
 
 /// More GPUs than any machine has.
 const MAX_GPU: u32 = 1023;

@@ -257,14 +257,18 @@ impl EngineConfig {
         if num_host_blocks > Blocks::ZERO && self.reuse == BlockReuse::Off {
             return refuse(
                 "the KV cache has blocks in host memory, and nothing is reused".into(),
-                "set kv_cache_host_memory_bytes to 0, or enable_kv_cache_reuse to true with a paged cache".into(),
+                "set kv_cache_host_memory_bytes to 0, or enable_kv_cache_reuse to true with a paged cache, and \
+                 max_state_snapshots above 0 where sequences have recurrent states"
+                    .into(),
             );
         }
-        if self.num_state_snapshots > 0 && self.reuse != BlockReuse::WholeBlocks {
+        // A step that is planned ahead may save the states behind a token that turns out to be another one.
+        let is_exact = self.reuse == BlockReuse::WholeBlocks && !self.plan_ahead;
+        if self.num_state_snapshots > 0 && !is_exact {
             return refuse(
-                "there are snapshots of recurrent states, and whole blocks are not what is reused"
+                "there are snapshots of recurrent states, and parts of blocks are reused or steps planned ahead"
                     .into(),
-                "leave max_state_snapshots out".into(),
+                "reuse whole blocks, and plan no step ahead".into(),
             );
         }
         if u64::from(num_blocks.0) + u64::from(num_host_blocks.0) >= u64::from(u32::MAX) {

@@ -214,10 +214,11 @@ impl Scheduler {
                 width,
                 next_block,
             } = BlockNeeds::new(config, active).prospect(entry);
-            let is_being_written = next_block
-                .is_some_and(|next| self.being_written.contains(&next))
-                || self.leaves_states_for(entry, reused, config, active);
-            if may_wait && is_being_written {
+            let is_being_written = || {
+                next_block.is_some_and(|next| self.being_written.contains(&next))
+                    || self.leaves_states_for(entry, reused, config, active)
+            };
+            if may_wait && is_being_written() {
                 num_skipped += 1;
                 if num_skipped == MAX_SKIPPED {
                     return;
@@ -252,8 +253,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a context of the step leaves a snapshot of its states at its end that `entry`, of which `reused` tokens are
-    /// found now, could begin with.
+    /// Whether a context of the step leaves a snapshot of its states at its end that `entry`, of which `reused` tokens
+    /// are found now, could begin with.
     fn leaves_states_for(
         &self,
         entry: QueueEntry,
@@ -265,16 +266,20 @@ impl Scheduler {
             return false;
         }
         let (tokens, reuse, max_reusable) = active.context_of(entry);
+        let max_end = max_reusable.min(Tokens(tokens.len() as u32 - 1));
+        let block = config.block_size.tokens();
         self.contexts.iter().any(|&(slot, _)| {
             let writer = active.sequence(slot);
             let end = (writer.len() - Tokens(1)).floor_to_block(config.block_size);
-            let begins_alike = tokens.get(..end.index()) == writer.stretch().get(..end.index());
-            begins_alike
-                && end > reused
-                && end <= max_reusable
-                && end.index() < tokens.len()
-                && reuse.enabled
-                && writer.reuse() == reuse
+            if end <= reused.max(writer.computed()) || end > max_end || writer.reuse() != reuse {
+                return false;
+            }
+            let written = writer.stretch();
+            // Prompts that begin alike mostly differ in the last block.
+            let last = (end - block).index()..end.index();
+            reuse.enabled
+                && tokens[last.clone()] == written[last]
+                && tokens[..end.index()] == written[..end.index()]
         })
     }
 
@@ -292,7 +297,8 @@ impl Scheduler {
         let mut left_to_catch_up = scope.config.max_num_tokens;
         for &slot in &self.generating {
             let (sequence, kv) = scope.active.sequence_mut(slot);
-            if !sequence.is_drafted() {
+            // Recurrent states have its last token already: they give that again, but do not roll back behind it.
+            if !sequence.is_drafted() || sequence.has_missed() {
                 continue;
             }
             let num_places = sequence.blocks().len();

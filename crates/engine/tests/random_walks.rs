@@ -146,11 +146,11 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 speculation.has_draft_model &= keeps_all;
             }
             if snapshots.0 > 0 {
-                // States are neither copied nor rolled back.
+                // Beams do not share states.
                 config.reuse = BlockReuse::WholeBlocks;
                 (config.num_state_snapshots, config.state_snapshot_interval) =
                     (snapshots.0, Tokens(snapshots.1));
-                (config.max_beam_width, config.speculation, config.plan_ahead) = (1, None, false);
+                (config.max_beam_width, config.plan_ahead) = (1, false);
             }
             config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
             if config.reuse != BlockReuse::Off {
@@ -206,7 +206,12 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
         reuse,
         outputs,
         guesses(),
-        (beams(), any::<bool>(), proptest::option::of(0u32..10)),
+        (
+            beams(),
+            any::<bool>(),
+            proptest::option::of(0u32..10),
+            prop::bool::weighted(0.2),
+        ),
     )
         .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
@@ -214,7 +219,8 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
                 prompt,
                 max_new_tokens,
                 has_end_id,
-                is_guided: false,
+                // A request with beams has no guide.
+                is_guided: search.3 && search.0.is_none(),
                 fails_after,
                 priority,
                 reuse,

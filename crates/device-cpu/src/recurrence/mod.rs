@@ -147,8 +147,8 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
             let len = shape.state_len().checked_mul(num_slots);
             let mut states: Lines<f32> = len.and_then(Lines::zeroed).ok_or_else(|| {
                 LoadError::Resource(format!(
-                    "no memory for {num_slots} recurrent states of {} x 4 bytes a layer; lower max_num_requests or \
-                     max_batch_size",
+                    "no memory for {num_slots} recurrent states of {} x 4 bytes a layer; lower max_num_requests, \
+                     max_batch_size, max_state_snapshots or max_draft_tokens",
                     shape.state_len()
                 ))
             })?;
@@ -170,21 +170,14 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
             from < num_slots && to < num_slots && from != to,
             "slots {from} and {to} of {num_slots}"
         );
-        let layers: Vec<_> = states
-            .layers
-            .iter_mut()
-            .map(|layer| {
-                let len = layer.len() / num_slots;
-                (DisjointSlice::new(layer), len)
-            })
-            .collect();
         let Cpu { pool, workers, .. } = cpu;
-        pool.for_each(workers, layers.len(), |_, layer| {
-            let (states, len) = &layers[layer];
-            // SAFETY: a layer is of one task, and the slots differ.
-            let (source, target) =
-                unsafe { (states.read(from * len, *len), states.slice(to * len, *len)) };
-            target.copy_from_slice(source);
+        let num_layers = states.layers.len();
+        let layers = DisjointSlice::new(&mut states.layers);
+        pool.for_each(workers, num_layers, |_, layer| {
+            // SAFETY: a layer is of one task.
+            let states = &mut unsafe { layers.slice(layer, 1) }[0];
+            let len = states.len() / num_slots;
+            states.copy_within(from * len..(from + 1) * len, to * len);
         });
     }
 

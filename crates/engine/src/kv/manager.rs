@@ -60,7 +60,7 @@ impl KvCacheManager {
             num_host_blocks: host.num_blocks(),
             num_host_used: host.num_cached(),
             num_snapshots: self.tiers.snapshots.num_all(),
-            num_snapshots_used: self.tiers.snapshots.num_found(),
+            num_snapshots_used: self.tiers.snapshots.num_attached(),
             block_size: self.config.block_size,
         }
     }
@@ -215,7 +215,7 @@ impl KvCacheManager {
     /// token of an answer, where they are worth it. Each has the tokens of `chunk` that it sums up.
     ///
     /// ```text
-    /// block_size = 4, snapshot_interval = 8, 6 tokens found further than any snapshot; blocks 3 and 5 of an answer
+    /// block_size = 4, snapshot_interval = 8, 6 tokens found further than any snapshot; and each full block of an answer
     ///
     /// context   |0      |4      |8      |12     |16 17       answer   ...|12     |16     |20
     /// snapshots         ^ fork  ^       -       ^ end                    ^       ^       ^
@@ -566,14 +566,14 @@ impl KvCacheManager {
         if !is_worth_it || states.has_taken(num_places) {
             return;
         }
-        let is_passing = context.is_none();
-        let passing = states.passing.filter(|_| is_passing);
-        if let Some(id) = self.tiers.take_snapshot(passing) {
+        let is_rolling = context.is_none();
+        let rolling = states.rolling.filter(|_| is_rolling);
+        if let Some(id) = self.tiers.take_snapshot(rolling) {
             self.tiers.totals.num_saved_states += 1;
             table.states_mut().taken.push(TakenSnapshot {
                 id,
                 num_places,
-                is_passing,
+                is_rolling,
             });
         }
     }
@@ -638,8 +638,14 @@ impl KvCacheManager {
             let tokens = &computed[place * block_size..][..block_size];
             let content = self.tiers.register(tail, tokens, *block);
             let node = content.and_then(Content::block);
+            if content.is_none() {
+                // Nothing behind it can be found either.
+                for taken in states.taken.drain(..) {
+                    self.tiers.snapshots.give_back(taken.id);
+                }
+            }
             if let Some(taken) = states.pop(Blocks(place as u32 + 1)) {
-                self.tiers.attach_snapshot(taken, node, &mut states.passing);
+                self.tiers.attach_snapshot(taken, node, &mut states.rolling);
             }
             if let Some(node) = node {
                 let beside = (1..).zip(beside).filter(|(_, it)| **it != BlockId::NONE);

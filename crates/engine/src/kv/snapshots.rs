@@ -12,8 +12,8 @@
 //!                       end of the prompt    end of the answer: the last one is kept
 //! ```
 //!
-//! A snapshot goes with its content. Its memory is taken for another one if no snapshot is free: first where nobody
-//! retains the content, and there from the one that was of no use for the longest time.
+//! A snapshot goes with its content. If none is free, the memory of the least recently used one is taken for another:
+//! first where nobody retains the content.
 
 use inflight_base::{BlockId, SnapshotId};
 
@@ -22,6 +22,7 @@ pub(super) struct Snapshots {
     entries: Vec<Entry>,
     /// The snapshot of each content, by its block. Empty without snapshots.
     of_content: Vec<Option<SnapshotId>>,
+    num_attached: u32,
     num_uses: u64,
 }
 
@@ -31,7 +32,7 @@ struct Entry {
     /// When it was taken or of use, by `num_uses`.
     last_use: u64,
     /// Whether its sequence takes it back for a later snapshot: it is of an answer that goes on.
-    is_passing: bool,
+    is_rolling: bool,
 }
 
 /// Who has a snapshot.
@@ -45,7 +46,7 @@ enum Holder {
 
 /// A snapshot of an answer that goes on, as its sequence remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PassingSnapshot {
+pub(super) struct RollingSnapshot {
     id: SnapshotId,
     /// Its number of uses then: another one may be there now.
     last_use: u64,
@@ -57,7 +58,7 @@ impl Snapshots {
         let free = Entry {
             holder: Holder::Nobody,
             last_use: 0,
-            is_passing: false,
+            is_rolling: false,
         };
         Self {
             entries: vec![free; num_snapshots as usize],
@@ -65,6 +66,7 @@ impl Snapshots {
                 0 => Vec::new(),
                 _ => vec![None; num_blocks],
             },
+            num_attached: 0,
             num_uses: 0,
         }
     }
@@ -79,11 +81,9 @@ impl Snapshots {
         self.entries.len() as u32
     }
 
-    /// Those that can be found.
-    pub(super) fn num_found(&self) -> u32 {
-        let entries = self.entries.iter();
-        let found = entries.filter(|it| matches!(it.holder, Holder::Content(_)));
-        found.count() as u32
+    /// Snapshots that sequences can begin with.
+    pub(super) fn num_attached(&self) -> u32 {
+        self.num_attached
     }
 
     /// The snapshot of the content of `block`.
@@ -96,26 +96,26 @@ impl Snapshots {
         let last_use = self.next_use();
         let entry = &mut self.entries[id.index()];
         entry.last_use = last_use;
-        entry.is_passing = false;
+        entry.is_rolling = false;
     }
 
-    /// Takes a snapshot for a sequence, whose last one was `passing` if its answer goes on. `None` if all are taken.
+    /// Takes a snapshot for a sequence, whose last one was `rolling` if its answer goes on. `None` if all are taken.
     pub(super) fn take(
         &mut self,
-        passing: Option<PassingSnapshot>,
+        rolling: Option<RollingSnapshot>,
         is_retained: impl Fn(BlockId) -> bool,
     ) -> Option<SnapshotId> {
         let free = self.ids_of(|holder| holder == Holder::Nobody).next();
-        let passing = || passing.and_then(|it| self.still(it));
+        let rolling = || rolling.and_then(|it| self.still(it));
         let id = free
-            .or_else(passing)
-            .or_else(|| self.least_useful(is_retained))?;
+            .or_else(rolling)
+            .or_else(|| self.least_recently_used(is_retained))?;
         self.free(id);
         let last_use = self.next_use();
         self.entries[id.index()] = Entry {
             holder: Holder::Sequence,
             last_use,
-            is_passing: false,
+            is_rolling: false,
         };
         Some(id)
     }
@@ -135,18 +135,19 @@ impl Snapshots {
             Some(_) => self.free(id),
             None => {
                 *place = Some(id);
+                self.num_attached += 1;
                 self.entries[id.index()].holder = Holder::Content(block);
             }
         }
     }
 
     /// Attaches the snapshot of an answer that goes on, in place of `before`, unless a sequence has begun with that.
-    pub(super) fn attach_passing(
+    pub(super) fn attach_rolling(
         &mut self,
         id: SnapshotId,
         block: BlockId,
-        before: Option<PassingSnapshot>,
-    ) -> Option<PassingSnapshot> {
+        before: Option<RollingSnapshot>,
+    ) -> Option<RollingSnapshot> {
         if let Some(before) = before.and_then(|it| self.still(it)) {
             self.free(before);
         }
@@ -155,9 +156,9 @@ impl Snapshots {
         if entry.holder != Holder::Content(block) {
             return None;
         }
-        entry.is_passing = true;
+        entry.is_rolling = true;
         let last_use = entry.last_use;
-        Some(PassingSnapshot { id, last_use })
+        Some(RollingSnapshot { id, last_use })
     }
 
     /// The content of `from` is in `to` now.
@@ -185,27 +186,28 @@ impl Snapshots {
         held.sort_unstable();
         let of_sequences: Vec<_> = self.ids_of(|it| it == Holder::Sequence).collect();
         assert_eq!(of_sequences, held, "snapshots of sequences");
-        let mut num_found = 0;
+        let mut num_attached = 0;
         for (block, id) in (0..).map(BlockId).zip(&self.of_content) {
             let Some(id) = id else { continue };
-            num_found += 1;
+            num_attached += 1;
             assert!(is_registered(block), "{id:?} is of {block:?}");
             let holder = self.entries[id.index()].holder;
             assert_eq!(holder, Holder::Content(block), "{id:?}");
         }
-        assert_eq!(num_found, self.num_found(), "snapshots of contents");
+        assert_eq!(num_attached, self.num_attached, "snapshots of contents");
     }
 
     /// The snapshot, if no other is in its place, and no sequence has begun with it.
-    fn still(&self, passing: PassingSnapshot) -> Option<SnapshotId> {
-        let PassingSnapshot { id, last_use } = passing;
+    fn still(&self, rolling: RollingSnapshot) -> Option<SnapshotId> {
+        let RollingSnapshot { id, last_use } = rolling;
         let entry = &self.entries[id.index()];
-        let is_same = entry.is_passing && entry.last_use == last_use;
+        let is_same = entry.is_rolling && entry.last_use == last_use;
         is_same.then_some(id)
     }
 
-    /// The snapshot of a content that is taken for another one first.
-    fn least_useful(&self, is_retained: impl Fn(BlockId) -> bool) -> Option<SnapshotId> {
+    /// The snapshot of a content that is taken for another one first. It looks at all of them, once for each snapshot
+    /// that a step takes.
+    fn least_recently_used(&self, is_retained: impl Fn(BlockId) -> bool) -> Option<SnapshotId> {
         let ids = self.ids_of(|holder| matches!(holder, Holder::Content(_)));
         ids.min_by_key(|id| {
             let entry = &self.entries[id.index()];
@@ -226,9 +228,10 @@ impl Snapshots {
         let entry = &mut self.entries[id.index()];
         if let Holder::Content(block) = entry.holder {
             self.of_content[block.index()] = None;
+            self.num_attached -= 1;
         }
         entry.holder = Holder::Nobody;
-        entry.is_passing = false;
+        entry.is_rolling = false;
     }
 
     fn next_use(&mut self) -> u64 {
@@ -267,18 +270,18 @@ mod tests {
     #[test]
     fn an_answer_that_goes_on_has_one_snapshot_unless_another_sequence_begins_with_it() {
         let mut snapshots = Snapshots::new(4, 9);
-        let mut passing = None;
+        let mut rolling = None;
         for block in [1, 2, 3].map(BlockId) {
-            let id = snapshots.take(passing, NOBODY).expect("one is free");
-            passing = snapshots.attach_passing(id, block, passing);
+            let id = snapshots.take(rolling, NOBODY).expect("one is free");
+            rolling = snapshots.attach_rolling(id, block, rolling);
         }
-        assert_eq!(snapshots.num_found(), 1);
+        assert_eq!(snapshots.num_attached(), 1);
         let id = snapshots.of(BlockId(3)).expect("the last one");
         snapshots.reuse(id);
-        let next = snapshots.take(passing, NOBODY).expect("one is free");
-        snapshots.attach_passing(next, BlockId(4), passing);
+        let next = snapshots.take(rolling, NOBODY).expect("one is free");
+        snapshots.attach_rolling(next, BlockId(4), rolling);
         assert_eq!(snapshots.of(BlockId(3)), Some(id));
-        assert_eq!(snapshots.num_found(), 2);
+        assert_eq!(snapshots.num_attached(), 2);
     }
 
     #[test]
@@ -287,8 +290,8 @@ mod tests {
         let other = snapshots.take(None, NOBODY).expect("one is free");
         snapshots.attach(other, BlockId(1));
         let own = snapshots.take(None, NOBODY).expect("one is free");
-        let passing = snapshots.attach_passing(own, BlockId(2), None);
-        assert_eq!(snapshots.take(passing, NOBODY), Some(own));
+        let rolling = snapshots.attach_rolling(own, BlockId(2), None);
+        assert_eq!(snapshots.take(rolling, NOBODY), Some(own));
         assert_eq!(snapshots.of(BlockId(1)), Some(other));
         assert_eq!(snapshots.of(BlockId(2)), None);
     }
@@ -304,7 +307,7 @@ mod tests {
             (None, Some(id))
         );
         snapshots.forget(BlockId(8));
-        assert_eq!(snapshots.num_found(), 0);
+        assert_eq!(snapshots.num_attached(), 0);
         assert_eq!(taken(&mut snapshots, NOBODY), Some(0));
         snapshots.give_back(id);
         snapshots.check_integrity(std::iter::empty(), |_| false);

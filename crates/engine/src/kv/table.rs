@@ -3,7 +3,7 @@
 use super::MAX_KV_GROUPS;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use super::snapshots::PassingSnapshot;
+use super::snapshots::RollingSnapshot;
 use inflight_base::{BlockId, Blocks, SnapshotId, Tokens};
 
 /// The block table of a sequence: position `p` is at place `p / block_size`, at offset `p % block_size` of the block
@@ -42,7 +42,7 @@ pub(super) struct StateSnapshots {
     /// The one that it begins with, until that is planned.
     pub(super) found: Option<SnapshotId>,
     /// The last one of the answer.
-    pub(super) passing: Option<PassingSnapshot>,
+    pub(super) rolling: Option<RollingSnapshot>,
     /// The places whose content another sequence has computed, further than any snapshot: prompts part behind them.
     pub(super) fork: Blocks,
 }
@@ -53,7 +53,7 @@ pub(super) struct TakenSnapshot {
     pub(super) id: SnapshotId,
     pub(super) num_places: Blocks,
     /// Whether it is of an answer.
-    pub(super) is_passing: bool,
+    pub(super) is_rolling: bool,
 }
 
 /// What a table has of one group of layers.
@@ -304,7 +304,7 @@ impl StateSnapshots {
 
     fn clear(&mut self) {
         self.taken.clear();
-        (self.found, self.passing) = (None, None);
+        (self.found, self.rolling) = (None, None);
         self.fork = Blocks::ZERO;
     }
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use super::snapshots::{PassingSnapshot, Snapshots};
+use super::snapshots::{RollingSnapshot, Snapshots};
 use super::table::TakenSnapshot;
 use super::{KeptBlock, KeptParent, KvCacheConfig, ReuseTotals};
 use crate::{BlockCopy, BlockMove};
@@ -395,10 +395,10 @@ impl Tiers {
     }
 
     /// Takes a snapshot for a sequence, see [`Snapshots::take`].
-    pub(super) fn take_snapshot(&mut self, passing: Option<PassingSnapshot>) -> Option<SnapshotId> {
+    pub(super) fn take_snapshot(&mut self, rolling: Option<RollingSnapshot>) -> Option<SnapshotId> {
         let prefix = self.prefix.as_ref();
         let is_retained = |block| prefix.is_some_and(|prefix| prefix.is_retained(block));
-        self.snapshots.take(passing, is_retained)
+        self.snapshots.take(rolling, is_retained)
     }
 
     /// Lets others find a snapshot behind the content of `node`, if that is in the index.
@@ -406,13 +406,13 @@ impl Tiers {
         &mut self,
         taken: TakenSnapshot,
         node: Option<BlockId>,
-        passing: &mut Option<PassingSnapshot>,
+        rolling: &mut Option<RollingSnapshot>,
     ) {
-        let TakenSnapshot { id, is_passing, .. } = taken;
+        let TakenSnapshot { id, is_rolling, .. } = taken;
         match node {
             None => self.snapshots.give_back(id),
-            Some(node) if is_passing => {
-                *passing = self.snapshots.attach_passing(id, node, *passing);
+            Some(node) if is_rolling => {
+                *rolling = self.snapshots.attach_rolling(id, node, *rolling);
             }
             Some(node) => self.snapshots.attach(id, node),
         }

@@ -404,8 +404,16 @@ struct OutStep {
 /// Recurrent states, each the entry of the last token that it sums up.
 struct States {
     /// By row.
-    of_sequences: Vec<u64>,
+    of_sequences: Vec<SequenceStates>,
     snapshots: Vec<u64>,
+}
+
+/// The states that the last step of a sequence has left: before its tokens and behind each of them if some were drafts,
+/// or else only behind the last.
+#[derive(Clone, Default)]
+struct SequenceStates {
+    states: Vec<u64>,
+    num_tokens: usize,
 }
 
 /// An engine, its runner, and all requests added to it.
@@ -452,7 +460,10 @@ impl World {
             draft_caches: [config.num_blocks, config.num_host_blocks]
                 .map(|num_blocks| vec![0; num_blocks.tokens(config.block_size).index()]),
             states: States {
-                of_sequences: vec![0; config.max_num_active as usize],
+                of_sequences: match config.num_state_snapshots {
+                    0 => Vec::new(),
+                    _ => vec![SequenceStates::default(); config.max_num_requests as usize],
+                },
                 snapshots: vec![0; config.num_state_snapshots as usize],
             },
             out: VecDeque::new(),
@@ -675,7 +686,10 @@ impl World {
     /// step advances the first one by a token.
     pub fn run_to_end(&mut self) {
         let lengths = self.active().map(|(_, stream)| {
-            stream.request.prompt.len() as u64 + u64::from(stream.request.max_new_tokens)
+            // A guide is not ready for a token in up to two steps.
+            let of_token = if stream.request.is_guided { 3 } else { 1 };
+            let num_new = u64::from(stream.request.max_new_tokens);
+            stream.request.prompt.len() as u64 + of_token * num_new
         });
         let mut steps_left: u64 = lengths.sum();
         // A step advances only one micro-batch, and the results of one step are late.
@@ -855,11 +869,14 @@ impl States {
     /// Computes the states of a plan, one token behind the other.
     fn run(&mut self, plan: &StepPlan<'_>) {
         for restore in plan.state_restores {
-            let state = self.snapshots[restore.snapshot.index()];
-            self.of_sequences[restore.slot.index()] = state;
+            self.of_sequences[restore.slot.index()] = SequenceStates {
+                states: vec![self.snapshots[restore.snapshot.index()]],
+                num_tokens: restore.num_tokens.index(),
+            };
         }
         for (index, planned) in plan.sequences.iter().enumerate() {
-            let tokens = plan.sampling_input(index).tokens;
+            let num_drafts = plan.drafts(planned).len();
+            let tokens = plan.sampling_input_after(index, num_drafts).tokens;
             let entry = |len: usize| {
                 let tokens = &tokens[..len];
                 let entry = |entry, token: &TokenId| chain(entry, *token);
@@ -867,20 +884,25 @@ impl States {
             };
             let end = planned.kv_len as usize;
             let start = end - planned.tokens.len();
-            let state = &mut self.of_sequences[planned.slot.index()];
-            let is_repeated = planned.tokens.len() == 1 && *state == entry(end);
-            assert!(
-                start == 0 || *state == entry(start) || is_repeated,
-                "{:?} goes on behind {start} tokens, and its states sum up others",
-                planned.id
-            );
+            let SequenceStates { states, num_tokens } =
+                &mut self.of_sequences[planned.slot.index()];
+            let is_repeated = states.len() == 1 && start + 1 == end && *num_tokens == end;
+            if start > 0 {
+                let behind = if is_repeated { end } else { start };
+                let first = *num_tokens + 1 - states.len();
+                let state = behind.checked_sub(first).and_then(|at| states.get(at));
+                let id = planned.id;
+                assert_eq!(state, Some(&entry(behind)), "{id:?} behind {behind} tokens");
+            }
             let saves = plan.state_saves.iter();
             for save in saves.filter(|save| planned.tokens.contains(&save.token)) {
                 let len = start + (save.token - planned.tokens.start) as usize + 1;
                 assert!(len.is_multiple_of(plan.block_size.tokens().index()));
                 self.snapshots[save.snapshot.index()] = entry(len);
             }
-            *state = entry(end);
+            let first = if num_drafts > 0 { start } else { end };
+            *states = (first..=end).map(entry).collect();
+            *num_tokens = end;
         }
     }
 }

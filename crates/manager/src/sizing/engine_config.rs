@@ -106,6 +106,7 @@ pub fn engine_config(
         BlockReuse::PartialBlocks if has_states => BlockReuse::WholeBlocks,
         reuse => reuse,
     };
+    let available = available_bytes;
     let available_bytes = match available_bytes {
         Some(bytes) => Some(without_states(
             bytes,
@@ -175,6 +176,15 @@ pub fn engine_config(
         whole_prompts: sees_whole_prompts,
         record_requests: settings.stats_file.is_some(),
     };
+    // By default, snapshots take no memory that the longest sequence needs.
+    if engine.num_state_snapshots > 0
+        && settings.max_state_snapshots.is_none()
+        && engine.num_blocks < engine.min_num_blocks()
+    {
+        let mut config = config.clone();
+        config.settings.max_state_snapshots = Some(0);
+        return engine_config(&config, model, available);
+    }
     engine.check()?;
     Ok(engine)
 }
@@ -261,13 +271,13 @@ impl Sharing {
 
 /// Refuses settings that models with recurrent states do not have.
 pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
-    let given = [
-        ("max_beam_width is above 1", sharing.max_beam_width > 1),
-        ("kv_cache_file is given", sharing.has_kv_cache_file),
-    ];
     refuse_given(
-        &given,
-        "the model has layers with recurrent states, which beams do not share, and no file keeps",
+        &[("max_beam_width is above 1", sharing.max_beam_width > 1)],
+        "the model has layers with recurrent states, which beams cannot share",
+    )?;
+    refuse_given(
+        &[("kv_cache_file is given", sharing.has_kv_cache_file)],
+        "the model has layers with recurrent states, which the file does not keep",
     )
 }
 
@@ -291,17 +301,20 @@ fn without_states(
 ) -> Result<u64, LoadError> {
     let all = state_bytes.saturating_mul(num_states);
     let of_drafts = match num_states > max_num_requests.into() {
-        true => " with one more for each of their drafts,",
+        true => ", and 1 + max_draft_tokens more for each,",
         false => "",
     };
     available_bytes
         .checked_sub(all)
         .ok_or_else(|| LoadError::Config {
             problem: format!(
-                "the recurrent states of {max_num_requests} sequences,{of_drafts} take {state_bytes} bytes each, and \
+                "the recurrent states of {max_num_requests} sequences{of_drafts} take {state_bytes} bytes each, and \
                  {available_bytes} bytes are available"
             ),
-            remedy: "lower max_num_requests or max_batch_size".to_owned(),
+            remedy: match of_drafts {
+                "" => "lower max_num_requests or max_batch_size".to_owned(),
+                _ => "lower max_num_requests, max_batch_size or max_draft_tokens".to_owned(),
+            },
         })
 }
 
@@ -583,9 +596,10 @@ mod tests {
         assert_eq!(engine.num_state_snapshots, 16);
         assert_eq!(engine.num_blocks, Blocks(35), "in 128000 - 16000 bytes");
         assert_eq!(engine.reuse, BlockReuse::WholeBlocks);
-        let engine = sized(&[], 8000 + 2 * 52_000);
-        let error = engine.expect_err("refused").to_string();
-        assert!(error.contains("12 blocks"), "13 snapshots: {error}");
+        // With 16 snapshots there were 27 blocks, and the longest sequence needs 32.
+        let engine = sized(&[], 8000 + 2 * 32 * 3200).expect("good settings");
+        let figures = (engine.num_state_snapshots, engine.num_blocks, engine.reuse);
+        assert_eq!(figures, (0, Blocks(32), BlockReuse::Off));
         for without in [
             ("max_state_snapshots", "0"),
             ("enable_kv_cache_reuse", "false"),
@@ -604,6 +618,13 @@ mod tests {
         let error = sized(&[("max_state_snapshots", "129")], available);
         let error = error.expect_err("refused").to_string();
         for words in ["is 129", "1000 bytes", "128000 bytes", "at most 32"] {
+            assert!(error.contains(words), "{error}");
+        }
+        let drafts = [("speculation", "prompt_lookup"), ("max_draft_tokens", "3")];
+        let error = sized(&drafts, 8 * 5 * 1000 - 1)
+            .expect_err("refused")
+            .to_string();
+        for words in ["8 sequences, and 1 + max_draft_tokens more", "39999 bytes"] {
             assert!(error.contains(words), "{error}");
         }
         let error = sized(&[], 7999).expect_err("refused").to_string();
