@@ -48,6 +48,29 @@ fn yarn_reaches_as_far_as_its_factor_says() {
     assert_eq!(positions(linear, 64), 64);
 }
 
+/// A model without experts may say that it has 0, and Llama 4 Scout has one bound for long and short waves.
+#[test]
+fn values_that_mean_nothing_to_a_model_are_not_refused() {
+    for (name, config) in [
+        ("llama4", json!({"moe_layers": [], "num_local_experts": 0})),
+        (
+            "llama4",
+            json!({"rope_parameters": null, "rope_theta": 500_000.0, "rope_scaling": {
+                "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            }}),
+        ),
+        (
+            "nemotron-h",
+            json!({"n_routed_experts": 0, "moe_latent_size": 16}),
+        ),
+    ] {
+        let copy = Copy::of(name).config(config);
+        let source = ModelSource::open(copy.dir());
+        assert!(source.is_ok(), "{name}: {:?}", source.err());
+    }
+}
+
 #[test]
 fn configs_of_older_transformers_mean_the_same() {
     let mut num_without_rope = 0;

@@ -229,7 +229,7 @@ fn bad_configs_are_refused_by_their_keys() {
         (
             "nemotron-h-moe",
             json!({"moe_latent_size": 16}),
-            "moe_latent_size: 16 is not supported",
+            "moe_latent_size: 16 is not null: experts on a latent (LatentMoE) are not supported",
         ),
     ] {
         let error = refused(name, config);

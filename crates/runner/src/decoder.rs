@@ -906,7 +906,7 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
     } else if spec.latent_shape().is_some() {
         "has latent attention, whose sinks keep their positions"
     } else if rotated.clone().any(|rope| rope.query_factors.is_some()) {
-        "has factors of queries by their positions, which cannot shift"
+        "scales queries by position, which sinks that shift do not support"
     } else if !rotated.any(|rope| rope.rotary_dim > 0) {
         "has no rotary positions"
     } else {

@@ -183,10 +183,9 @@ impl FeedForwardSource<'_> {
 /// xIELU with the parameters of a layer.
 fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<Activation, LoadError> {
     let factor = |alpha: &Tensor<'_>| {
-        let alpha = alpha.to_f32()?.first().copied().map(f64::from);
-        let alpha = alpha.filter(|alpha| alpha.is_finite()).ok_or_else(|| {
-            LoadError::Resource("a parameter of the activation is not finite".to_owned())
-        })?;
+        let value = alpha.to_f32()?.first().copied().map(f64::from);
+        let value = value.filter(|value| value.is_finite());
+        let alpha = value.ok_or_else(|| alpha.location().not_finite(0))?;
         Ok::<_, LoadError>(alpha.max(0.0) + (-alpha.abs()).exp().ln_1p())
     };
     let [positive, negative] = alphas;

@@ -155,7 +155,11 @@ impl Rope {
             } => plain
                 .map(|frequency| {
                     let waves = original_len * frequency / (2.0 * PI);
-                    let kept = (waves - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let between = high_freq_factor - low_freq_factor;
+                    let kept = match between > 0.0 {
+                        true => (waves - low_freq_factor) / between,
+                        false => f64::from(u8::from(waves >= low_freq_factor)),
+                    };
                     blend(frequency / factor, frequency, kept)
                 })
                 .collect(),
@@ -265,6 +269,22 @@ mod tests {
             .collect();
         assert_eq!(ratios[0], 1.0);
         assert_eq!(ratios[31], 32.0);
+        // As in Llama 4 Scout.
+        let step = Rope {
+            scaling: RopeScaling::Llama3 {
+                factor: 16.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 1.0,
+                original_len: 8192.0,
+            },
+            ..plain.clone()
+        };
+        let pairs = step.frequencies(64, 100).into_iter();
+        for (scaled, plain) in pairs.zip(plain.frequencies(64, 100)) {
+            let is_long = 8192.0 * f64::from(plain) < 2.0 * PI;
+            let expected = if is_long { plain / 16.0 } else { plain };
+            assert!((scaled - expected).abs() <= expected * 1e-6);
+        }
         assert!(ratios.is_sorted(), "{ratios:?}");
         assert!(
             ratios.iter().any(|ratio| (1.5..31.0).contains(ratio)),

@@ -2,7 +2,7 @@
 //!
 //! Three of four layers (`no_rope_layers`) have a position embedding of neighbouring elements, an RMS norm of each head
 //! behind that, without weights, and attention within chunks (`attention_chunk_size`). The others have no position
-//! embedding, and factors of queries by their positions (`attn_temperature_tuning`).
+//! embedding, and a scale of queries by position (`attn_temperature_tuning`).
 //!
 //! Layers with experts (`moe_layers`, or every `interleave_moe_layer_step`-th one) have one beside those that are
 //! chosen. What a chosen expert reads is multiplied with the sigmoid of its logit. Other layers are wider
@@ -80,8 +80,12 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);
     layer.feed_forward = dense(config, &dimensions)?;
-    let experts = experts(config, &dimensions)?;
     let has_experts = layers_with_experts(config, num_layers)?;
+    // A model without experts says that it has 0.
+    let experts = match has_experts.contains(&true) {
+        true => Some(experts(config, &dimensions)?),
+        false => None,
+    };
     let has_rope = match config.get("no_rope_layers").and_then(Value::as_array) {
         Some(list) if list.is_empty() => {
             layers_with_rope(&config.with("no_rope_layers", Value::Null), num_layers)?
@@ -110,7 +114,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
                 }
             }
         }
-        if has_experts[index] {
+        if let (true, Some(experts)) = (has_experts[index], &experts) {
             layer.feed_forward = FeedForward::Experts(experts.clone());
         }
     }

@@ -129,7 +129,13 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.o = Projection::single("mixer.o_proj", hidden, q);
     let mut dense = dimensions.plain("mixer.up_proj", "mixer.down_proj");
     dense.set_biases(has_bias);
-    let experts = FeedForward::Experts(experts_without_gates(config, &dimensions, has_bias)?);
+    let experts = match blocks.contains(&Kind::Experts) {
+        true => {
+            check_latent(config)?;
+            Some(experts_without_gates(config, &dimensions, has_bias)?)
+        }
+        false => None,
+    };
     let space = space(config, &dimensions)?;
     let windows = no_windows(blocks.len());
     let mut spec = dimensions.model(FAMILY.class, layer, windows);
@@ -144,8 +150,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             block,
             norm: "norm",
         };
-        layer.feed_forward = match kind {
-            Kind::Experts => experts.clone(),
+        layer.feed_forward = match (kind, &experts) {
+            (Kind::Experts, Some(experts)) => FeedForward::Experts(experts.clone()),
             _ => dense.clone(),
         };
         if kind == Kind::Space {
@@ -155,13 +161,20 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(spec)
 }
 
+/// Refuses experts on a latent.
+fn check_latent(config: &JsonFile) -> Result<(), LoadError> {
+    const LATENT: &str = "moe_latent_size";
+    match config.get(LATENT) {
+        Some(size) => {
+            let expected = "null: experts on a latent (LatentMoE) are not supported";
+            Err(config.unexpected(LATENT, size, expected))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Refuses what is not computed.
 fn check_absent(config: &JsonFile) -> Result<(), LoadError> {
-    const LATENT: &str = "moe_latent_size";
-    if let Some(size) = config.get(LATENT) {
-        let expected = "supported: experts that read latents are not computed; only null is";
-        return Err(config.unexpected(LATENT, size, expected));
-    }
     const BIAS: &str = "attention_bias";
     if config.bool_or(BIAS, false)? {
         let expected = "supported in this family, whose attention has no biases; only false is";

@@ -160,8 +160,9 @@ fn scaling_of(
         "llama3" => {
             let low_freq_factor = parameters.required_number("low_freq_factor", 1e-6..=1e6)?;
             let high_freq_factor = parameters.required_number("high_freq_factor", 1e-6..=1e6)?;
-            if high_freq_factor <= low_freq_factor {
-                let expected = format!("above low_freq_factor {low_freq_factor}");
+            // Both are equal in Llama 4 Scout, of which no wave is between them.
+            if high_freq_factor < low_freq_factor {
+                let expected = format!("at least low_freq_factor {low_freq_factor}");
                 return Err(parameters.unexpected("high_freq_factor", high_freq_factor, expected));
             }
             Ok(RopeScaling::Llama3 {

@@ -301,11 +301,11 @@ impl ModelSpec {
                     let norm = it.attention.qk_norm;
                     norm.is_some_and(|norm| norm.kind == QkNormKind::RotatedHead)
                 }),
-                "norms of rotated heads",
+                "head norms behind RoPE",
             ),
             (
                 any(|it| it.attention.rope.query_factors.is_some()),
-                "factors of queries by their positions",
+                "queries scaled by position",
             ),
             (
                 any(|it| it.attention.chunk.is_some()),
@@ -316,7 +316,7 @@ impl ModelSpec {
                     let experts = it.experts();
                     experts.is_some_and(|it| it.routing.rule == RoutingRule::WeightedInputs)
                 }),
-                "experts whose inputs have weights",
+                "experts whose inputs are scaled by the router",
             ),
             (
                 any(|it| {
