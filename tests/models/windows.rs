@@ -174,7 +174,7 @@ fn sinks_that_shift_are_where_a_text_without_what_was_evicted_has_them() {
 }
 
 #[test]
-fn sinks_of_models_without_rotary_positions_do_not_shift() {
+fn sinks_of_models_that_do_more_than_rotate_do_not_shift() {
     let setup = Setup {
         windows: &[24],
         num_sinks: 4,
@@ -185,6 +185,14 @@ fn sinks_of_models_without_rotary_positions_do_not_shift() {
         ("gpt2", "GPT2LMHeadModel adds learned positions"),
         ("opt", "OPTForCausalLM adds learned positions"),
         ("deepseek-v2", "DeepseekV2ForCausalLM has latent attention"),
+        (
+            "hunyuan",
+            "HunYuanDenseV1ForCausalLM has head norms behind RoPE",
+        ),
+        (
+            "ministral3",
+            "Ministral3ForCausalLM scales queries by position",
+        ),
     ] {
         let error = Copy::of(name).load_with(&setup).err().expect("refused");
         let error = error.to_string();

@@ -34,7 +34,7 @@ use super::probe::{Operation, Probe, Work};
 use super::recurrence::RecurrenceBuffers;
 use super::residual::{Probed, ResidualStream, adapted_rows, check_norms};
 use super::share::ModelShare;
-use super::spec::{ModelSpec, Norms};
+use super::spec::{LayerSpec, ModelSpec, Norms};
 use super::stage::ModelPart;
 use super::state_slots::StateSlots;
 use super::weights::{Layer, Weights};
@@ -897,6 +897,12 @@ fn check_latent(family: &str, shape: &LatentShape, limits: &RunnerLimits) -> Res
     Ok(())
 }
 
+/// Whether queries and keys of a layer are normalised once they are rotated.
+fn has_norms_behind_rope(layer: &LayerSpec) -> bool {
+    let norm = layer.attention.qk_norm.as_ref();
+    norm.is_some_and(|norm| norm.kind == QkNormKind::RotatedHead)
+}
+
 /// Refuses sinks that shift where queries cannot have another rotation for them.
 fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
     let family = spec.family;
@@ -905,6 +911,8 @@ fn check_shift(spec: &ModelSpec) -> Result<(), LoadError> {
         "adds learned positions to the embedded tokens, which cannot shift"
     } else if spec.latent_shape().is_some() {
         "has latent attention, whose sinks keep their positions"
+    } else if spec.layers.iter().any(has_norms_behind_rope) {
+        "has head norms behind RoPE, which sinks that shift do not support"
     } else if rotated.clone().any(|rope| rope.query_factors.is_some()) {
         "scales queries by position, which sinks that shift do not support"
     } else if !rotated.any(|rope| rope.rotary_dim > 0) {

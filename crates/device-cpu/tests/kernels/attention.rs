@@ -115,7 +115,8 @@ impl Model {
                 true => rope.with_query_factors(query_factor).expect("memory"),
                 false => rope,
             },
-            norm_is_behind: rng.below(2) == 0,
+            // Such norms do not commute with the rotation by which sinks shift.
+            norm_is_behind: !sight.shifts && rng.below(2) == 0,
             norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
             sight,
             // Scores are larger.
