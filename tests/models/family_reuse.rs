@@ -1,5 +1,6 @@
 //! Prefix reuse in all families: a prompt whose beginning an earlier sequence has computed.
 
+use inflight_base::TokenId;
 use inflight_engine::BlockReuse;
 
 use crate::batching::{each_as_alone, prompt};
@@ -48,6 +49,21 @@ pub fn reusing() -> Setup {
     }
 }
 
+/// A first request of 45 tokens, and the 14 tokens of its answer.
+pub fn first_with_answer(name: &str, setup: &Setup) -> (Request, Vec<TokenId>) {
+    let first = Request::greedy(&prompt(7, 45), 14);
+    let answer = serve_alone(&mut setup.load(name), setup, &first).tokens;
+    (first, answer)
+}
+
+/// A later request for 6 tokens, whose prompt begins as an earlier one.
+pub fn later(arrival: usize, begin: &[TokenId], own: &[TokenId]) -> Request {
+    Request {
+        arrival,
+        ..Request::greedy(&[begin, own].concat(), 6)
+    }
+}
+
 /// Serves prompts whose beginnings were computed before, and compares each with its run alone, which reuses nothing.
 ///
 /// ```text
@@ -57,12 +73,7 @@ pub fn reusing() -> Setup {
 /// again         |---- 45 ----|- 6 -|             44: the last token is computed again
 /// ```
 pub fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
-    let first = Request::greedy(&prompt(7, 45), 14);
-    let answer = serve_alone(&mut setup.load(name), setup, &first).tokens;
-    let later = |arrival, begin: &[_], own: &[_]| Request {
-        arrival,
-        ..Request::greedy(&[begin, own].concat(), 6)
-    };
+    let (first, answer) = first_with_answer(name, setup);
     let requests = [
         later(4, &first.prompt[..30], &prompt(8, 9)),
         later(40, &first.prompt, &[&answer, &prompt(9, 3)[..]].concat()),

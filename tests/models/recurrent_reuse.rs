@@ -5,20 +5,17 @@ use inflight_engine::{BlockReuse, PromptLookup, Speculation};
 
 use crate::batching::{each_as_alone, prompt, requests_that_share};
 use crate::families::RECURRENT;
+use crate::family_reuse::{self, first_with_answer, later};
 use crate::family_rounding::{INT4, INT8};
 use crate::schedules::{pausing, pausing_with_host_memory, twice};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
-/// Few tokens a step, so that contexts have chunks, and small blocks.
+/// The setup of other families, with snapshots.
 fn reusing(num_state_snapshots: u32) -> Setup {
     Setup {
-        max_num_tokens: 32,
-        block_size: 4,
-        num_blocks: 320,
-        enable_chunked_context: true,
         reuse: BlockReuse::WholeBlocks,
         num_state_snapshots,
-        ..Setup::default()
+        ..family_reuse::reusing()
     }
 }
 
@@ -32,12 +29,7 @@ fn reusing(num_state_snapshots: u32) -> Setup {
 /// again         |---- 45 ----|- 6 -|             44: the last token is computed again
 /// ```
 fn reuses_as_alone(name: &str, setup: &Setup) -> Happened {
-    let first = Request::greedy(&prompt(7, 45), 14);
-    let answer = serve_alone(&mut setup.load(name), setup, &first).tokens;
-    let later = |arrival, begin: &[_], own: &[_]| Request {
-        arrival,
-        ..Request::greedy(&[begin, own].concat(), 6)
-    };
+    let (first, answer) = first_with_answer(name, setup);
     let requests = [
         later(4, &first.prompt[..30], &prompt(8, 9)),
         later(20, &first.prompt[..30], &prompt(9, 8)),

@@ -37,8 +37,8 @@ pub enum RoutingRule {
         /// How near.
         jitter: f32,
     },
-    /// The experts with the largest logits. What each of them reads is multiplied with the sigmoid of its logit, and
-    /// what they give is added as it is (Llama 4). Only on devices with
+    /// The experts with the largest logits. The input of each expert is scaled by the sigmoid of its logit, and the
+    /// outputs are summed unscaled (Llama 4). Only on devices with
     /// [layer inputs](super::Device::LAYER_INPUTS).
     WeightedInputs,
     /// The experts with the largest scores of the best groups (DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437).

@@ -92,7 +92,7 @@ pub struct StateSpaceShape {
     pub state_dim: usize,
     /// The factors of values, keys, queries, gates and times, as the input projection gives them.
     pub input_scales: [f32; 5],
-    /// What is normalised.
+    /// The order of gate and norm.
     pub norm: SpaceNorm,
     /// Groups of outputs that are normalised together; divides `num_heads * head_dim`.
     pub num_norm_groups: usize,

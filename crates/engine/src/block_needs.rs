@@ -10,13 +10,13 @@
 //!               |                           | beam 2 ............ |     as shared: all may be freed
 //! ```
 
+use crate::EngineConfig;
 use crate::active::ActiveSequences;
 use crate::capacity::{self, BlockBudget, Demand, Reservation};
 use crate::kv::NextBlock;
 use crate::queue::QueueEntry;
 use crate::sequence::{BeamsToCome, Sequence};
-use crate::{EngineConfig, ReuseOptions};
-use inflight_base::{Blocks, TokenId, Tokens};
+use inflight_base::{Blocks, Tokens};
 
 /// The cached tokens and the needs of an entry of the queue, if it started now.
 pub(super) struct Prospect {
@@ -156,42 +156,30 @@ impl<'a> BlockNeeds<'a> {
         match entry {
             QueueEntry::Paused(slot) => {
                 let it = self.active.sequence(slot);
-                let max_reusable = it.tokens().max_reusable();
-                let (tokens, beams) = (it.stretch(), it.beams_to_come());
-                self.prospect_of(
-                    tokens,
-                    it.reuse(),
-                    max_reusable,
-                    beams,
-                    it.width(),
-                    self.worst(it),
-                )
+                self.prospect_of(entry, it.beams_to_come(), it.width(), self.worst(it))
             }
             QueueEntry::Waiting(arrival) => {
                 let request = self.active.waiting(arrival);
                 let max_kv_len = request.max_kv_len();
                 let width = request.sampling.beam_width();
-                let max_reusable = request.max_reusable();
-                let (tokens, reuse) = (&request.prompt, &request.reuse);
                 let len = request.num_prompt_tokens();
                 let beams = BeamsToCome::of_context(width, len, max_kv_len);
                 let worst = self.of_beams(width, len, max_kv_len);
-                self.prospect_of(tokens, reuse, max_reusable, beams, width, worst)
+                self.prospect_of(entry, beams, width, worst)
             }
         }
     }
 
-    /// The prospect of a sequence that has `beams` when `tokens` are computed, later `width` at most, and then holds
+    /// The prospect of an entry that has `beams` when its context is computed, later `width` at most, and then holds
     /// `worst` blocks at most.
     fn prospect_of(
         &self,
-        tokens: &[TokenId],
-        reuse: &ReuseOptions,
-        max_reusable: Tokens,
+        entry: QueueEntry,
         beams: BeamsToCome,
         width: u32,
         worst: Blocks,
     ) -> Prospect {
+        let (tokens, reuse, max_reusable) = self.active.context_of(entry);
         let found = self.active.kv().find(tokens, reuse, max_reusable);
         // As in `budget`.
         let worst = worst - found.num_spared;

@@ -142,7 +142,7 @@ fn mix_token(
     }
 }
 
-/// What the input projection gives, with its factors.
+/// The outputs of the input projection, scaled.
 fn scaled_inputs(shape: &RecurrenceShape, mut x: Vec<f64>) -> Vec<f64> {
     if let RecurrentRule::StateSpace(space) = &shape.rule {
         let (values, keys) = (space.value_len(), space.key_len());

@@ -665,7 +665,7 @@ impl<D: Device> Decoder<D> {
                 residual.add(run, Operation::O, num_rows, (attended, o), None, next);
             }
             (Norms::OfOne { norm, .. }, (None, Some(weights))) => {
-                // What the block reads is there, unless rows have moved since.
+                // The normalised input is still there, unless rows have moved since.
                 if is_last {
                     residual.norm(run, num_rows, Some(norm));
                 }

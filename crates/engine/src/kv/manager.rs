@@ -511,7 +511,7 @@ impl KvCacheManager {
             let (place, group) = (index / num_groups, index % num_groups);
             let block = self.tiers.onboard(host, group);
             table.replace(place, group, block);
-            let (blocks, chain) = table.blocks_and_chain();
+            let (blocks, chain, _) = table.blocks_chain_and_states();
             let (Some(chain), Some(prefix)) = (chain, self.tiers.prefix()) else {
                 unreachable!("what is found has a chain in an index");
             };
@@ -546,7 +546,8 @@ impl KvCacheManager {
         table.set_next_commit(self.next_commit(table, computed));
     }
 
-    /// Takes a snapshot behind `num_places`, if it is worth it: of a context of so many tokens, or of an answer.
+    /// Takes a snapshot at the end of `num_places` if it is worth keeping: in a context of `context` tokens, or in an
+    /// answer if that is `None`.
     fn take_snapshot(
         &mut self,
         table: &mut BlockTable,

@@ -251,11 +251,6 @@ impl BlockTable {
         self.places.chain.as_ref()
     }
 
-    /// The blocks of all places, and their path.
-    pub(super) fn blocks_and_chain(&mut self) -> (&[BlockId], Option<&mut Chain>) {
-        (&self.places.blocks, self.places.chain.as_mut())
-    }
-
     /// The blocks of all places, their path, and snapshots of the recurrent states behind them.
     pub(super) fn blocks_chain_and_states(
         &mut self,

@@ -85,7 +85,7 @@ struct World {
     memory: Vec<Vec<u64>>,
     /// The same in host memory.
     host_memory: Vec<Vec<u64>>,
-    /// What each snapshot sums up.
+    /// The state in each snapshot, as a hash of the tokens before it.
     snapshots: Vec<u64>,
     sequences: Vec<WalkSequence>,
     retained: VecDeque<RetainedPrefix>,

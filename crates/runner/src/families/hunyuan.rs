@@ -77,7 +77,7 @@ fn dense(config: &JsonFile) -> Result<(Dimensions, LayerSpec), LoadError> {
     Ok((dimensions, layer))
 }
 
-/// What stretches the base of the position embedding; 0 counts as nothing.
+/// The factor that stretches the RoPE base; `None` if it is absent or 0.
 fn alpha(config: &JsonFile) -> Result<Option<f64>, LoadError> {
     let Some(parameters) = rope_parameters(config)? else {
         return Ok(None);

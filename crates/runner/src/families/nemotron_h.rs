@@ -38,7 +38,7 @@ pub const FAMILY: Family = Family {
     describe,
 };
 
-/// What a layer has.
+/// The kind of a layer's only block.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Space,
@@ -187,7 +187,7 @@ fn check_absent(config: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
-/// What each layer has.
+/// The kinds of all layers, in order.
 fn blocks(config: &JsonFile) -> Result<Vec<Kind>, LoadError> {
     const TYPES: &str = "layers_block_type";
     const PATTERN: &str = "hybrid_override_pattern";
