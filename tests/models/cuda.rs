@@ -27,7 +27,7 @@ use crate::devices::{
     assert_same_alone, assert_same_bits, requests, setups, with_sinks_that_shift,
 };
 use crate::errors::largest_error;
-use crate::families::FAMILIES;
+use crate::families::{FAMILIES, WITH_GATES};
 use crate::missing::present_or_reported;
 use crate::support::{Request, Setup, fixture, serve};
 use crate::transformers::{all_as_prompt, prompts};
@@ -196,7 +196,7 @@ const WITH_LAYER_NORM: [&str; 18] = [
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
 /// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 19] = [
+const MIXTURES: [&str; 20] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -216,6 +216,8 @@ const MIXTURES: [&str; 19] = [
     "solar-open",
     "exaone-moe",
     "flex-olmo",
+    // With gates of attention.
+    "afmoe",
 ];
 
 #[test]
@@ -233,7 +235,11 @@ fn every_family_is_computed_on_a_gpu() {
         &MIXTURES,
         &WITH_LINEAR_BIASES,
     ];
-    let all = FAMILIES.map(|(name, _)| name);
+    let all: Vec<_> = FAMILIES
+        .into_iter()
+        .chain(WITH_GATES)
+        .map(|(name, _)| name)
+        .collect();
     assert_eq!(families(&names.concat()), families(&all));
 }
 
@@ -290,38 +296,44 @@ fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
     agree_with_the_reference(test, &WITH_LAYER_NORM);
 }
 
-/// Compares every step: the texts of the fixtures are given as they are. A request alone gives equal bits.
 #[test]
 fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
-    /// How far logits may be from transformers', in costs of rounding to bf16: a GPU rounds activations in more places.
-    const MAX_ERROR: f32 = 2.0;
-    /// Steps in which rounding may decide between two experts that are equally good, of 16, and how far those may be.
-    const MAX_FAR: usize = 2;
-    const MAX_FAR_ERROR: f32 = 40.0;
     let test = "mixtures_have_the_logits_of_transformers_on_a_gpu";
     on_a_gpu(StandIn::new(), test, |options| {
         for name in MIXTURES {
-            let mut errors = Vec::new();
-            for prompt in prompts(name) {
-                let setup = in_chunks();
-                let mut runner = setup.load_on::<Cuda>(&fixture(name), &options);
-                let request = all_as_prompt(&prompt);
-                let served = &serve(&mut runner, &setup, &[request]).0[0];
-                let rows = served.context_logits.chunks(prompt.logits[0].len());
-                let generated = rows.skip(prompt.prompt.len() - 1).zip(&prompt.logits);
-                errors.extend(
-                    generated.map(|(ours, theirs)| largest_error(ours, theirs) / prompt.bf16_cost),
-                );
-            }
-            println!("{name}: errors in costs of rounding: {errors:.2?}");
-            assert_eq!(errors.len(), 16, "{name}");
-            let num_near = errors.iter().filter(|error| **error <= MAX_ERROR).count();
-            assert!(num_near + MAX_FAR >= errors.len(), "{name}: {errors:?}");
-            let are_bounded = errors.iter().all(|error| *error <= MAX_FAR_ERROR);
-            assert!(are_bounded, "{name}: {errors:?}");
+            assert_logits_of_transformers(name, &options, MAX_FAR);
             is_the_same_alone(name, &fixture(name), &options);
         }
     });
+}
+
+/// Steps of 16 in which rounding may decide between two experts that are equally good.
+pub const MAX_FAR: usize = 2;
+
+/// Compares every step of a model with transformers: the texts of its fixture are given as they are.
+pub fn assert_logits_of_transformers(name: &str, options: &CudaOptions, max_far: usize) {
+    /// How far logits may be from transformers', in costs of rounding to bf16: a GPU rounds activations in more places.
+    const MAX_ERROR: f32 = 2.0;
+    /// How far they may be where another expert was chosen.
+    const MAX_FAR_ERROR: f32 = 40.0;
+    let mut errors = Vec::new();
+    for prompt in prompts(name) {
+        let setup = in_chunks();
+        let mut runner = setup.load_on::<Cuda>(&fixture(name), options);
+        let request = all_as_prompt(&prompt);
+        let served = &serve(&mut runner, &setup, &[request]).0[0];
+        let rows = served.context_logits.chunks(prompt.logits[0].len());
+        let generated = rows.skip(prompt.prompt.len() - 1).zip(&prompt.logits);
+        let errors_of_prompt =
+            generated.map(|(ours, theirs)| largest_error(ours, theirs) / prompt.bf16_cost);
+        errors.extend(errors_of_prompt);
+    }
+    println!("{name}: errors in costs of rounding: {errors:.2?}");
+    assert_eq!(errors.len(), 16, "{name}");
+    let num_near = errors.iter().filter(|error| **error <= MAX_ERROR).count();
+    assert!(num_near + max_far >= errors.len(), "{name}: {errors:?}");
+    let are_bounded = errors.iter().all(|error| *error <= MAX_FAR_ERROR);
+    assert!(are_bounded, "{name}: {errors:?}");
 }
 
 /// Each model, in chunks, with windows and reuse, its requests alone, and with rounded weights.
@@ -374,7 +386,8 @@ fn reusing_in_windows() -> Setup {
     }
 }
 
-fn in_chunks() -> Setup {
+/// Prompts are computed in chunks.
+pub fn in_chunks() -> Setup {
     Setup {
         block_size: 8,
         max_num_tokens: 24,

@@ -52,11 +52,15 @@ fn options(max_graphs: usize) -> CudaOptions {
 }
 
 fn manager(setup: &Setup, options: &CudaOptions, plan_ahead: bool) -> BatchManager {
+    manager_of("llama3", setup, options, plan_ahead)
+}
+
+fn manager_of(name: &str, setup: &Setup, options: &CudaOptions, plan_ahead: bool) -> BatchManager {
     let config = EngineConfig {
         plan_ahead,
         ..setup.engine_config()
     };
-    let runner = setup.load_on::<Cuda>(&fixture("llama3"), options);
+    let runner = setup.load_on::<Cuda>(&fixture(name), options);
     BatchManager::new(config, runner).expect("no thread is needed")
 }
 
@@ -173,19 +177,24 @@ fn ended_early(requests: &[Request], answers: &[Answer]) -> Vec<Asked> {
     ended.collect()
 }
 
+/// Sequences pause.
+fn tight() -> Setup {
+    Setup {
+        policy: CapacityPolicy::MaxUtilization,
+        num_blocks: 14,
+        max_num_requests: 4,
+        max_num_tokens: 24,
+        block_size: 8,
+        enable_chunked_context: true,
+        ..Setup::default()
+    }
+}
+
 #[test]
 fn overlap_changes_no_answer() {
     let test = "cuda_overlap::overlap_changes_no_answer";
     on_stand_in(StandIn::new().set("SEED", 5), test, || {
-        let tight = Setup {
-            policy: CapacityPolicy::MaxUtilization,
-            num_blocks: 14,
-            max_num_requests: 4,
-            max_num_tokens: 24,
-            block_size: 8,
-            enable_chunked_context: true,
-            ..Setup::default()
-        };
+        let tight = tight();
         let setups = setups().into_iter().map(|(what, setup)| {
             let speculation: Option<Speculation> = None;
             (
@@ -224,6 +233,28 @@ fn overlap_changes_no_answer() {
                 let (answers, _) = serve(&mut with, &ended).expect("nothing fails");
                 assert_eq!(answers, expected_ended, "{what}, {max_graphs} graphs");
             }
+        }
+    });
+}
+
+/// A sequence that ends goes on for one token, whose state nobody reads.
+#[test]
+fn overlap_changes_no_answer_of_models_with_recurrent_states() {
+    let test = "cuda_overlap::overlap_changes_no_answer_of_models_with_recurrent_states";
+    on_stand_in(StandIn::new().set("SEED", 5), test, || {
+        let setup = tight();
+        for name in ["lfm2", "qwen3-5", "granite4-dense"] {
+            let whole: Vec<_> = plain_requests().into_iter().map(Asked::from).collect();
+            let mut without = manager_of(name, &setup, &options(0), false);
+            let (expected, _) = serve(&mut without, &whole).expect("nothing fails");
+            let ended = ended_early(&plain_requests(), &expected);
+            let (expected_ended, _) = serve(&mut without, &ended).expect("nothing fails");
+            let mut with = manager_of(name, &setup, &options(64), true);
+            let (answers, num_ahead) = serve(&mut with, &whole).expect("nothing fails");
+            assert_eq!(answers, expected, "{name}");
+            assert!(num_ahead > 10, "{name}: {num_ahead} steps ahead");
+            let (answers, _) = serve(&mut with, &ended).expect("nothing fails");
+            assert_eq!(answers, expected_ended, "{name}");
         }
     });
 }

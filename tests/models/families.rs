@@ -100,11 +100,13 @@ pub const RECURRENT: [(&str, &[u32]); 13] = [
     ("olmo-hybrid", &[]),
 ];
 
+/// Families whose attention has gates, which one process computes, as [`FAMILIES`].
+pub const WITH_GATES: [(&str, &[u32]); 1] = [("afmoe", &[])];
+
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 8] = [
+pub const ON_CPUS: [(&str, &[u32]); 7] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
-    ("afmoe", &[]),
     ("ministral3", &[17, 30]),
     ("hunyuan", &[]),
     ("hunyuan-moe", &[]),
@@ -114,7 +116,7 @@ pub const ON_CPUS: [(&str, &[u32]); 8] = [
 
 /// Families whose prefixes are reused wherever they end.
 pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
-    FAMILIES.into_iter().chain(ON_CPUS)
+    FAMILIES.into_iter().chain(WITH_GATES).chain(ON_CPUS)
 }
 
 /// All of them.

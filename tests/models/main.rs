@@ -20,6 +20,7 @@ mod cuda_quantised;
 mod cuda_rank_experts;
 mod cuda_rank_schedules;
 mod cuda_ranks;
+mod cuda_recurrent;
 mod cuda_stages;
 mod cuda_weight_cache;
 mod devices;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::copy::Copy;
 use crate::cuda::on_any_gpu;
+use crate::cuda_recurrent;
 use crate::families::RECURRENT;
 use crate::support::{Setup, fixture};
 
@@ -304,10 +305,10 @@ fn several_processes_are_refused_for_attention_with_gates() {
 }
 
 #[test]
-fn a_gpu_refuses_them_on_a_gpu() {
-    let test = "recurrent::a_gpu_refuses_them_on_a_gpu";
+fn a_gpu_refuses_states_beside_cpu_only_operations_on_a_gpu() {
+    let test = "recurrent::a_gpu_refuses_states_beside_cpu_only_operations_on_a_gpu";
     on_any_gpu(StandIn::new(), test, || {
-        for name in RECURRENT.iter().map(|(name, _)| *name).chain(["afmoe"]) {
+        for name in cuda_recurrent::REFUSED {
             let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
             let limits = Setup::default().runner_limits();
             let refused = ModelRunner::<Cuda>::new(&source, limits, &CudaOptions::default()).err();

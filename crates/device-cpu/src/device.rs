@@ -234,6 +234,7 @@ impl StepIo for Cpu {
             token_ids: inputs.token_ids,
             state_slots: inputs.state_slots,
             saved_states: inputs.saved_states,
+            is_repeated: inputs.is_repeated,
             kept_rows: inputs.kept_rows,
             sampled_rows: inputs.sampled_rows,
             _turn: turn,

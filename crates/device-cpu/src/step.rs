@@ -9,6 +9,7 @@ pub struct CpuStep<'a> {
     pub(super) batch: KvBatch<'a>,
     pub(super) state_slots: &'a [u32],
     pub(super) saved_states: &'a [SavedState],
+    pub(super) is_repeated: &'a [bool],
     pub(super) token_ids: &'a [TokenId],
     pub(super) kept_rows: &'a [u32],
     pub(super) sampled_rows: &'a [u32],

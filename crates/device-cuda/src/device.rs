@@ -24,6 +24,7 @@ use super::products::gemm_weights;
 use super::quantised::LAYOUT_VERSION;
 use super::quantised_gemm;
 use super::rank_ops::CudaRanks;
+use super::recurrence::CudaRecurrences;
 use super::rows::Rows;
 use super::stacks::CudaStacks;
 use super::step::{CudaStep, StepBuffer};
@@ -228,7 +229,12 @@ impl Load for Cuda {
         let attention =
             AttentionScratch::new(&self.stream, &self.kernels, layout, groups, capacity)?;
         let lists = attention.lists(capacity);
-        self.step = Some(StepBuffer::new(&self.stream, capacity, lists)?);
+        self.step = Some(StepBuffer::new(
+            &self.stream,
+            capacity,
+            lists,
+            self.num_state_slots,
+        )?);
         self.attention = Some(attention);
         // No rotary angles are there for positions beyond the pool.
         let num_positions = cache.num_blocks * cache.layout.block_size.tokens().index();
@@ -461,14 +467,14 @@ impl Device for Cuda {
     type Stacks = CudaStacks;
     type Tiles = Lacking;
     type States = Lacking;
-    type Recurrences = Lacking;
+    type Recurrences = CudaRecurrences;
     type LayerInputs = Lacking;
     type Ranks = CudaRanks;
 
     const STACKS: Option<CudaStacks> = Some(CudaStacks);
     const TILES: Option<Lacking> = None;
     const STATES: Option<Lacking> = None;
-    const RECURRENCES: Option<Lacking> = None;
+    const RECURRENCES: Option<CudaRecurrences> = Some(CudaRecurrences);
     const LAYER_INPUTS: Option<Lacking> = None;
 
     fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CudaRanks, LoadError> {

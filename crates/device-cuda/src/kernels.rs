@@ -69,6 +69,7 @@ pub(super) struct Kernels {
     pub gather_rows: CudaFunction,
     pub gather_rows_4: CudaFunction,
     pub copy_positions: CudaFunction,
+    pub gate_attention: CudaFunction,
 }
 
 /// A kernel for each activation.
@@ -123,6 +124,7 @@ impl Kernels {
         let qk_norm_over_ranks = load_module(context, capability, "qk_norm_over_ranks")?;
         let rope_and_store = load_module(context, capability, "rope_and_store")?;
         let gather_rows = load_module(context, capability, "gather_rows")?;
+        let recurrent_gates = load_module(context, capability, "recurrent_gates")?;
         let only = |name| load_function(&load_module(context, capability, name)?, name);
         Ok(Self {
             embed: load_function(&embed, "embed")?,
@@ -152,6 +154,7 @@ impl Kernels {
             gather_rows: load_function(&gather_rows, "gather_rows")?,
             gather_rows_4: load_function(&gather_rows, "gather_rows_4")?,
             copy_positions: only("copy_positions")?,
+            gate_attention: load_function(&recurrent_gates, "gate_attention")?,
             capability,
             context: Arc::clone(context),
         })

@@ -72,6 +72,8 @@ mod quantised;
 mod quantised_gemm;
 mod rank_ops;
 mod ranks;
+mod recurrence;
+mod recurrent_spans;
 mod rows;
 mod stacks;
 mod stages;
@@ -102,6 +104,7 @@ use inflight_threads::Pool;
 pub use gpu::{free_memory_bytes, num_gpus, uuid_and_free_bytes};
 pub use kernels::has_kernels;
 pub use rank_ops::CudaRanks;
+pub use recurrence::CudaRecurrences;
 
 /// Which GPU to use, and the host's part of the work.
 #[derive(Clone, Debug)]
@@ -172,6 +175,8 @@ pub struct Cuda {
     latents: Option<Latents>,
     /// There if sequences may have adapters.
     adapters: Option<Adapters>,
+    /// Slots of recurrent states; 0 if no layer has any.
+    num_state_slots: usize,
     /// What copies of blocks are uploaded through.
     copies: Option<UploadBuffer>,
 }
@@ -212,6 +217,7 @@ impl Cuda {
             attention: None,
             latents: None,
             adapters: None,
+            num_state_slots: 0,
             copies: None,
             stream,
         })

@@ -10,6 +10,7 @@ use super::gemm::{MAX_ROUNDING, rounded_rows};
 use super::graphs::GraphShape;
 use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
+use super::recurrent_spans::{SAVED_WORDS, SPAN_WORDS, span_words};
 use inflight_base::{BlockId, LoadError};
 use inflight_device::{GroupBlocks, KvBatch, KvSpan, StepCapacity, StepInputs};
 use inflight_sampling::ChangeLists;
@@ -27,18 +28,22 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | number of tokens | token ids | positions | slots, by group of layers | kept rows | sampled rows | sampling of these |
-/// | lists of attention tiles | block tables | changes of logits | tiles of adapters: of all rows, kept rows, sampled rows |
+/// | number of tokens | token ids | positions | slots, by group of layers | kept rows | sampled rows |
+/// | sequences with recurrent states | sampling of the sampled rows | lists of attention tiles | block tables |
+/// | changes of logits | tiles of adapters: of all rows, kept rows, sampled rows | recurrent states that are saved |
 /// ```
 ///
 /// Lists up to those of the tiles begin at places that only the numbers of rows decide, and tiles say where their block
-/// tables begin, sampling where its changes do: so steps of one [`GraphShape`] have the same addresses.
+/// tables begin, sampling where its changes do, sequences where their saved states do: so steps of one [`GraphShape`]
+/// have the same addresses.
 pub(super) struct StepBuffer {
     upload: UploadBuffer,
     lists: TileLists,
     /// Whether the device samples from each of the sampled rows.
     is_sampled: Vec<bool>,
     max_seq_len: usize,
+    /// Whether layers have recurrent states.
+    has_states: bool,
 }
 
 /// A step on a GPU: the addresses of its arrays. The default is that of a step that could not be uploaded.
@@ -64,8 +69,12 @@ pub struct CudaStep {
     pub(super) sampled_rows: u64,
     /// How tokens are sampled; 0 if the host samples all.
     pub(super) sampling: u64,
-    /// The words that sampling counts its lists from.
+    /// The words that sampling and sequences count their lists from.
     pub(super) words: u64,
+    /// The sequences in layers with recurrent states.
+    pub(super) recurrent_spans: u64,
+    /// Sequences there, without content behind those of the step; 0 if no layer has a state.
+    pub(super) num_recurrent_spans: usize,
     block_tables: u64,
     pub(super) lists: WorkLists,
     /// Of all rows, of kept rows, and of sampled rows.
@@ -88,6 +97,7 @@ impl StepBuffer {
         stream: &Arc<CudaStream>,
         capacity: &StepCapacity,
         lists: TileLists,
+        num_state_slots: usize,
     ) -> Result<Self, LoadError> {
         let tables = capacity
             .max_num_sequences
@@ -101,12 +111,14 @@ impl StepBuffer {
                 capacity.max_seq_len,
             ))
             .saturating_add(max_adapter_words(capacity))
-            .saturating_add(14 * WORDS_PER_UNIT);
+            .saturating_add(max_state_words(capacity, num_state_slots))
+            .saturating_add(16 * WORDS_PER_UNIT);
         Ok(Self {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
             is_sampled: Vec::with_capacity(capacity.max_num_tokens),
             max_seq_len: capacity.max_seq_len,
+            has_states: num_state_slots > 0,
         })
     }
 
@@ -170,13 +182,30 @@ impl StepBuffer {
         let num_sampled = inputs.sampled_rows.len() + padding;
         let num_sampling_rows = if samples { num_sampled } else { 0 };
         let sampling = sampling.take(num_sampling_rows);
-        // Where lists will be, for what says so: block tables follow those of attention, and changes of logits follow
-        // them.
+        // Where lists will be, for what says so: block tables follow the lists of attention, then come changes of logits,
+        // tiles of adapters and saved states.
+        let num_recurrent_spans = match self.has_states {
+            true => shape.map_or(batch.spans().len(), |shape| shape.num_rows),
+            false => 0,
+        };
         let num_sampling_words = num_sampling_rows * SAMPLING_ROW_WORDS;
-        let start = next_list(writer.next_list() + num_sampling_words) + self.lists.num_words();
+        let sampling_list = next_list(writer.next_list() + num_recurrent_spans * SPAN_WORDS);
+        let start = next_list(sampling_list + num_sampling_words) + self.lists.num_words();
         let spans = batch.spans().iter();
         let num_table_words: usize = spans.map(|span| span.block_table.len()).sum();
         let change_lists = next_list(start + num_table_words);
+        let saved_states = adapters.iter().fold(
+            next_list(change_lists + inputs.change_lists.len()),
+            |at, tiles| next_list(at + TILE_WORDS * tiles.len()),
+        );
+        let recurrent_spans = (0..num_recurrent_spans).flat_map(|index| {
+            let span = batch.spans().get(index);
+            let first_saved = saved_states / SAVED_WORDS;
+            span.map_or([0; SPAN_WORDS], |span| {
+                span_words(inputs, index, span, first_saved)
+            })
+        });
+        let recurrent_spans = writer.list(recurrent_spans);
         let sampling = sampling.map(|it| SamplingRow::new(it, change_lists as u32));
         let sampling =
             writer.list(sampling.flat_map(bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>));
@@ -193,6 +222,9 @@ impl StepBuffer {
         let changes = writer.words(inputs.change_lists);
         assert_eq!(changes, change_lists, "the changes follow the block tables");
         let adapter_tiles = adapters.map(|tiles| writer.words(bytemuck::cast_slice(tiles)));
+        let saved = inputs.saved_states.iter();
+        let saved = writer.list(saved.flat_map(|saved| [saved.token, saved.slot]));
+        assert_eq!(saved, saved_states, "saved states follow the adapters");
         let num_words = writer.len;
         self.upload.upload(stream, num_words)?;
         let address = |word| self.upload.address(word);
@@ -212,6 +244,8 @@ impl StepBuffer {
             sampled_rows: address(sampled_rows),
             sampling: if samples { address(sampling) } else { 0 },
             words: address(0),
+            recurrent_spans: address(recurrent_spans),
+            num_recurrent_spans,
             block_tables: address(0),
             lists: self.lists.at(address(generation), address(context)),
             adapters: [
@@ -291,6 +325,16 @@ fn max_adapter_words(capacity: &StepCapacity) -> usize {
     match capacity.adapters.max_rank {
         0 => 0,
         _ => NUM_KINDS * TILE_WORDS * capacity.max_num_tokens,
+    }
+}
+
+/// Words of the sequences in layers with recurrent states, and of the states that are saved.
+fn max_state_words(capacity: &StepCapacity, num_state_slots: usize) -> usize {
+    match num_state_slots {
+        0 => 0,
+        num_slots => {
+            SPAN_WORDS * (capacity.max_num_sequences + MAX_ROUNDING) + SAVED_WORDS * num_slots
+        }
     }
 }
 

@@ -20,6 +20,9 @@ pub struct StepInputs<'a> {
     pub state_slots: &'a [u32],
     /// Recurrent states to be copied to other slots, in order of their tokens.
     pub saved_states: &'a [SavedState],
+    /// Whether the only token of each sequence is the last one that its recurrent states sum up: it is computed again,
+    /// and changes no state. As many as `state_slots`.
+    pub is_repeated: &'a [bool],
     /// The tokens whose hidden states are needed after the last layer's attention, ascending.
     pub kept_rows: &'a [u32],
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.

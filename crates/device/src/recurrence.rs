@@ -143,9 +143,6 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub weights: &'a RecurrenceWeights<D>,
     /// Which of the layers with a state it is.
     pub layer: usize,
-    /// Whether the only token of each sequence is the last one that its states sum up: it is computed again, and
-    /// changes no state.
-    pub is_repeated: &'a [bool],
 }
 
 /// Extra operations of models with recurrent states.

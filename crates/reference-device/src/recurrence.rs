@@ -51,7 +51,7 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
     ) {
         let shape = params.shape;
         let spans = step.batch.spans().iter().zip(step.inputs.state_slots);
-        for ((span, &slot), &is_repeated) in spans.zip(params.is_repeated) {
+        for ((span, &slot), &is_repeated) in spans.zip(step.inputs.is_repeated) {
             let layer = &mut states.0[params.layer];
             let state = &mut layer[slot as usize];
             if span.tokens.len() == span.kv_len as usize {

@@ -257,6 +257,22 @@ impl<D: Device> Decoder<D> {
         }
     }
 
+    /// Prepares recurrent states for a step, before it begins on the device. Returns [`StepInputs::is_repeated`], until
+    /// [`Decoder::end_states`].
+    pub(super) fn begin_states(&mut self, device: &mut D, inputs: StepInputs<'_>) -> Vec<bool> {
+        match &mut self.recurrence {
+            Some(recurrence) => recurrence.begin(device, inputs),
+            None => Vec::new(),
+        }
+    }
+
+    /// Ends a step whose recurrent states [`Decoder::begin_states`] has prepared.
+    pub(super) fn end_states(&mut self, is_repeated: Vec<bool>) {
+        if let Some(recurrence) = &mut self.recurrence {
+            recurrence.end(is_repeated);
+        }
+    }
+
     /// Computes a step except for the logits: stores keys and values in `cache`, and leaves the normalised hidden
     /// states of the kept rows. A stage begins with the rows of the one before, and sends its own to the one behind.
     pub(super) fn forward(
@@ -273,9 +289,6 @@ impl<D: Device> Decoder<D> {
             probe,
             adapters: inputs.adapters,
         };
-        if let Some(recurrence) = &mut self.recurrence {
-            recurrence.begin(run.device, inputs);
-        }
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         if let Some(ranks) = self.previous_stage {
@@ -768,8 +781,9 @@ impl<D: Device> Gates<D> {
         }
         let ops = D::RECURRENCES.ok_or_else(|| {
             LoadError::Resource(format!(
-                "{} has attention with gates, which is computed on the CPU only: use an instance_group of kind KIND_CPU",
-                spec.family
+                "{} has attention with gates, which {} does not compute: use an instance_group of kind KIND_CPU",
+                spec.family,
+                device.description()
             ))
         })?;
         let gates = device.alloc_sums(max_rows, spec.q_width())?;

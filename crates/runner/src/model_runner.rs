@@ -187,6 +187,11 @@ impl<D: Device> ModelRunner<D> {
                 })
             }
         };
+        let of_states = spec.recurrence().map_or([0; 2], |recurrence| {
+            [recurrence.shape.input_len(), recurrence.shape.out_len()]
+        });
+        let has_gates = spec.layers.iter().any(|it| it.attention.gate.is_some());
+        let of_gates = if has_gates { spec.q_width() } else { 0 };
         let of_inputs = spec.layer_inputs.as_ref();
         let of_inputs = of_inputs.map_or([0; 2], |inputs| {
             [inputs.width * (spec.num_layers() + 1), inputs.width]
@@ -201,16 +206,24 @@ impl<D: Device> ModelRunner<D> {
         let projections = spec.embedding_projections.as_ref();
         let embedding_width = projections.map_or(0, |_| spec.embedding_width());
         let widths = StepWidths {
-            // The residual stream and its summand, embeddings of another width, those of attention, and what experts
-            // are chosen by.
+            // The residual stream and its summand, embeddings of another width, those of attention and of recurrent
+            // states, and what experts are chosen by.
             sums: 2 * spec.hidden_size
                 + embedding_width
                 + sums
+                + of_states[0]
+                + of_gates
                 + num_router_logits
                 + of_inputs[0]
                 + of_experts_block,
-            // Its norm, embeddings of another width, the buffers of attention, and the inner activations.
-            inputs: spec.hidden_size + embedding_width + inputs + inner + of_inputs[1],
+            // Its norm, embeddings of another width, the buffers of attention and of recurrent states, and the inner
+            // activations.
+            inputs: spec.hidden_size
+                + embedding_width
+                + inputs
+                + of_states[1]
+                + inner
+                + of_inputs[1],
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
             quantised: source.quantised_widths::<D>(limits.weights)?,

@@ -52,6 +52,11 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
             logits,
             probe,
         } = self;
+        let is_repeated = decoder.begin_states(device, inputs);
+        let inputs = StepInputs {
+            is_repeated: &is_repeated,
+            ..inputs
+        };
         let step = device.begin_step(cache, inputs);
         probe.ended(Operation::Plan, Work::default);
         decoder.forward(device, cache, &step, inputs, probe);
@@ -78,6 +83,7 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
             device.sample(&step, logits);
         }
         device.end_step(step);
+        decoder.end_states(is_repeated);
     }
 
     /// Computes a step without contexts.

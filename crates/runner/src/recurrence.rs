@@ -73,7 +73,7 @@ pub(super) struct RecurrenceBuffers<D: Device> {
     num_tokens: Vec<u32>,
     /// The drafts of each sequence in its last step.
     num_drafts: Vec<u32>,
-    /// Whether each sequence of the step computes its last token again.
+    /// Memory of [`StepInputs::is_repeated`].
     is_repeated: Vec<bool>,
     x: D::Sums,
     /// The inputs of the output projection.
@@ -228,9 +228,9 @@ impl<D: Device> RecurrenceBuffers<D> {
         };
         let ops = D::RECURRENCES.ok_or_else(|| {
             LoadError::Resource(format!(
-                "{} has layers with recurrent states, which are computed on the CPU only: use an instance_group of \
-                 kind KIND_CPU",
-                spec.family
+                "{} has layers with recurrent states, which {} does not compute: use an instance_group of kind KIND_CPU",
+                spec.family,
+                device.description()
             ))
         })?;
         Ok(Some(Self {
@@ -255,13 +255,15 @@ impl<D: Device> RecurrenceBuffers<D> {
         }
     }
 
-    /// Begins a step. A sequence goes on behind the tokens that its states sum up, rolls back if drafts of its last
-    /// step were rejected, or computes the last token again, as one whose guide was not ready does.
+    /// Prepares states for a step. A sequence goes on behind the tokens that its states sum up, rolls back if drafts of
+    /// its last step were rejected, or computes the last token again, as one whose guide was not ready does. Returns
+    /// [`StepInputs::is_repeated`], until [`RecurrenceBuffers::end`].
     ///
     /// # Panics
-    /// Its tokens are others, as if a prefix were reused whose states were not restored.
-    pub(super) fn begin(&mut self, device: &mut D, inputs: StepInputs<'_>) {
-        self.is_repeated.clear();
+    /// The tokens of a sequence are others, as if a prefix were reused whose states were not restored.
+    pub(super) fn begin(&mut self, device: &mut D, inputs: StepInputs<'_>) -> Vec<bool> {
+        let mut all_repeated = std::mem::take(&mut self.is_repeated);
+        all_repeated.clear();
         for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {
             let num_tokens = span.tokens.len() as u32;
             let first = span.kv_len - num_tokens;
@@ -280,8 +282,14 @@ impl<D: Device> RecurrenceBuffers<D> {
                 first == 0 || first == known || is_repeated,
                 "token {first} follows the {known} tokens of {slot:?}"
             );
-            self.is_repeated.push(is_repeated);
+            all_repeated.push(is_repeated);
         }
+        all_repeated
+    }
+
+    /// Ends a step: takes the memory of [`StepInputs::is_repeated`] back.
+    pub(super) fn end(&mut self, is_repeated: Vec<bool>) {
+        self.is_repeated = is_repeated;
     }
 
     /// Rolls a sequence, whose last step had drafts, back to its states behind `num_tokens`.
@@ -332,7 +340,6 @@ impl<D: Device> RecurrenceBuffers<D> {
             shape,
             weights,
             layer: index,
-            is_repeated: &self.is_repeated,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
         self.ops.mix(run.device, step, params, x, states, mixed);

@@ -323,6 +323,8 @@ impl StepLayout {
             block_tables: plan.block_tables,
             state_slots: &self.slots,
             saved_states: &self.saved_states,
+            // The decoder knows which tokens its states sum up.
+            is_repeated: &[],
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             in_flight: &self.in_flight,

@@ -47,7 +47,6 @@ pub(super) struct RecurrenceScratch {
 /// The operands of all tasks of a step.
 struct Tasks<'a> {
     step: &'a CpuStep<'a>,
-    is_repeated: &'a [bool],
     simd: Simd,
     shape: &'a RecurrenceShape,
     /// `[num_tokens, input_len]`.
@@ -85,7 +84,7 @@ impl Tasks<'_> {
             tokens: span.tokens.start as usize..span.tokens.end as usize,
             state: self.step.state_slots[index] as usize * self.shape.state_len(),
             begins: span.tokens.len() == span.kv_len as usize,
-            is_repeated: self.is_repeated[index],
+            is_repeated: self.step.is_repeated[index],
         }
     }
 
@@ -202,7 +201,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
             step.batch.spans().len(),
             step.saved_states,
         );
-        assert_eq!(params.is_repeated.len(), step.state_slots.len());
+        assert_eq!(step.is_repeated.len(), step.state_slots.len());
         let bias = weights.convolution_bias.as_deref().unwrap_or_default();
         assert!(
             bias.is_empty() || bias.len() == num_channels,
@@ -210,7 +209,6 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         );
         let tasks = Tasks {
             step,
-            is_repeated: params.is_repeated,
             simd: cpu.simd,
             shape,
             x: DisjointSlice::new(x.first_mut(num_tokens)),

@@ -101,8 +101,15 @@ pub fn engine_config(
     let bytes_per_block = model.kv_bytes_per_block(block_size, &groups);
     let fraction = settings.kv_cache_free_mem_fraction;
     let fraction = fraction.unwrap_or_else(|| model.default_kv_fraction());
+    let plan_ahead = settings.enable_trt_overlap
+        && model.can_run_ahead()
+        && settings.gpt_model_type == BatchingScheme::InflightFused;
     let reuse = match reuse(settings)? {
         _ if sees_whole_prompts => BlockReuse::Off,
+        _ if has_states && plan_ahead => {
+            check_states_ahead(settings)?;
+            BlockReuse::Off
+        }
         BlockReuse::PartialBlocks if has_states => BlockReuse::WholeBlocks,
         reuse => reuse,
     };
@@ -131,9 +138,6 @@ pub fn engine_config(
     };
     let keeps_prefixes = reuse != BlockReuse::Off
         && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
-    let plan_ahead = settings.enable_trt_overlap
-        && model.can_run_ahead()
-        && settings.gpt_model_type == BatchingScheme::InflightFused;
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
@@ -278,6 +282,24 @@ pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     refuse_given(
         &[("kv_cache_file is given", sharing.has_kv_cache_file)],
         "the model has layers with recurrent states, which the file does not keep",
+    )
+}
+
+/// Refuses prefix reuse for a model with recurrent states whose steps are planned ahead: a step may save the states
+/// behind a token that turns out to be another one.
+fn check_states_ahead(settings: &Settings) -> Result<(), LoadError> {
+    refuse_given(
+        &[
+            (
+                "enable_kv_cache_reuse is true",
+                settings.enable_kv_cache_reuse == Some(true),
+            ),
+            (
+                "max_state_snapshots is above 0",
+                settings.max_state_snapshots.is_some_and(|max| max > 0),
+            ),
+        ],
+        "enable_trt_overlap is true, which plans steps of a model with recurrent states before their tokens are known",
     )
 }
 
@@ -539,6 +561,7 @@ mod tests {
         kv_fraction: f64,
         fills_free_memory: bool,
         state_bytes: Option<u64>,
+        can_run_ahead: bool,
     }
 
     const ON_GPU: Changed = Changed {
@@ -546,6 +569,7 @@ mod tests {
         kv_fraction: 0.9,
         fills_free_memory: true,
         state_bytes: None,
+        can_run_ahead: true,
     };
 
     const WITH_STATES: Changed = Changed {
@@ -553,6 +577,7 @@ mod tests {
         kv_fraction: 0.5,
         fills_free_memory: false,
         state_bytes: Some(1000),
+        can_run_ahead: false,
     };
 
     impl ModelDimensions for Changed {
@@ -583,6 +608,40 @@ mod tests {
         fn state_bytes(&self) -> Option<u64> {
             self.state_bytes
         }
+
+        fn can_run_ahead(&self) -> bool {
+            self.can_run_ahead
+        }
+    }
+
+    #[test]
+    fn steps_with_states_that_are_planned_ahead_reuse_nothing() {
+        let on_gpu = Changed {
+            state_bytes: WITH_STATES.state_bytes,
+            ..ON_GPU
+        };
+        let sized = |parameters: &[(&str, &str)]| {
+            let overlap = ("enable_trt_overlap", "true");
+            let parameters = [parameters, &[overlap]].concat();
+            engine_config(&config(&parameters), &on_gpu, Some(1 << 30))
+        };
+        let engine = sized(&[]).expect("good settings");
+        let figures = (engine.plan_ahead, engine.num_state_snapshots, engine.reuse);
+        assert_eq!(figures, (true, 0, BlockReuse::Off));
+        for given in [
+            ("enable_kv_cache_reuse", "true"),
+            ("max_state_snapshots", "5"),
+        ] {
+            let error = sized(&[given]).expect_err("refused").to_string();
+            for words in [given.0, "enable_trt_overlap is true", "recurrent states"] {
+                assert!(error.contains(words), "{error}");
+            }
+        }
+        let without = engine_config(&config(&[]), &on_gpu, Some(1 << 30)).expect("good settings");
+        assert_eq!(
+            (without.plan_ahead, without.reuse),
+            (false, BlockReuse::WholeBlocks)
+        );
     }
 
     #[test]

@@ -1,0 +1,423 @@
+//! Layers with recurrent states on a GPU: see [`RecurrenceShape`].
+//!
+//! ```text
+//! x        scale_inputs, convolve_channels, then the rule, whose results take the place of the values
+//! out      gate_results of x; or gated_convolution of x, where a layer has no more
+//! ```
+
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use half::bf16;
+
+use super::Cuda;
+use super::kernels::{Kernels, launch, row_grid, shared_row_grid};
+use super::memory::{self, DeviceMemory};
+use super::rows::Rows;
+use super::step::CudaStep;
+use super::uploads::Vector;
+use inflight_base::LoadError;
+use inflight_device::{
+    RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, RuleWeights, SpaceNorm,
+    StateSpaceShape,
+};
+
+/// The longest convolution of the kernels.
+const MAX_KERNEL_LEN: usize = 8;
+/// The kernels of a rule, by the largest key that they compute.
+const RULE_SIZES: [usize; 3] = [64, 128, 256];
+/// Threads of a block of convolutions, each with a channel.
+const CHANNEL_THREADS: usize = 128;
+/// Columns of a matrix that a block of a rule has.
+const RULE_COLUMNS: usize = 32;
+/// Threads of a block of a rule.
+const RULE_THREADS: u32 = 256;
+/// Threads of a block that normalises a group of results.
+const MAX_GATE_THREADS: usize = 256;
+
+/// Operations of layers with recurrent states on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaRecurrences;
+
+/// The states of all slots.
+///
+/// ```text
+/// layer    [num_slots, state_len] f32, one layer behind the other
+/// ```
+pub struct CudaStates {
+    _memory: DeviceMemory,
+    layers: Vec<Layer>,
+    num_slots: usize,
+    kernels: StateKernels,
+}
+
+/// The states of a layer.
+struct Layer {
+    address: u64,
+    state_len: usize,
+    /// Computes the rule, if there is one.
+    rule: Option<CudaFunction>,
+}
+
+struct StateKernels {
+    convolve_channels: CudaFunction,
+    gated_convolution: CudaFunction,
+    scale_inputs: CudaFunction,
+    gate_results: CudaFunction,
+}
+
+impl RecurrentOps<Cuda> for CudaRecurrences {
+    type States = CudaStates;
+
+    fn alloc_states(
+        self,
+        device: &mut Cuda,
+        layers: &[RecurrenceShape],
+        num_slots: usize,
+    ) -> Result<CudaStates, LoadError> {
+        let mut num_bytes = 0_usize;
+        let mut places = Vec::with_capacity(layers.len());
+        for shape in layers {
+            places.push((num_bytes, shape));
+            let own = shape.state_len().saturating_mul(4 * num_slots);
+            num_bytes = num_bytes.saturating_add(own.next_multiple_of(256));
+        }
+        let memory = DeviceMemory::new(&device.stream, num_bytes)?;
+        let layers = places.into_iter().map(|(offset, shape)| {
+            Ok(Layer {
+                address: memory.address() + offset as u64,
+                state_len: shape.state_len(),
+                rule: rule_kernel(&device.kernels, shape)?,
+            })
+        });
+        let layers = layers.collect::<Result<_, LoadError>>()?;
+        device.num_state_slots = num_slots;
+        Ok(CudaStates {
+            layers,
+            _memory: memory,
+            num_slots,
+            kernels: StateKernels::load(&device.kernels)?,
+        })
+    }
+
+    fn copy_states(self, device: &mut Cuda, states: &mut CudaStates, from: u32, to: u32) {
+        let num_slots = states.num_slots;
+        let (from, to) = (from as usize, to as usize);
+        assert!(
+            from < num_slots && to < num_slots && from != to,
+            "slots {from} and {to} of {num_slots}"
+        );
+        for layer in &states.layers {
+            let num_bytes = 4 * layer.state_len;
+            let slot = |slot: usize| layer.address + (slot * num_bytes) as u64;
+            if device.failure.is_none() {
+                let copied = memory::copy(&device.stream, slot(to), slot(from), num_bytes);
+                device.record("copying recurrent states", copied);
+            }
+        }
+    }
+
+    fn mix(
+        self,
+        device: &mut Cuda,
+        step: &CudaStep,
+        params: RecurrenceParams<'_, Cuda>,
+        x: &mut Rows<f32>,
+        states: &mut CudaStates,
+        out: &mut Rows<bf16>,
+    ) {
+        let (shape, weights) = (params.shape, params.weights);
+        let (num_channels, kernel_len) = (shape.num_channels(), shape.kernel_len);
+        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
+        assert_eq!(out.width(), shape.out_len(), "out is [m, out_len]");
+        assert_len(&weights.convolution, kernel_len * num_channels);
+        let bias = weights.convolution_bias.as_ref().map_or(0, |bias| {
+            assert_len(bias, num_channels);
+            bias.memory.address()
+        });
+        let layer = &states.layers[params.layer];
+        assert_eq!(layer.state_len, shape.state_len(), "the layer's states");
+        let num_spans = step.num_recurrent_spans;
+        if num_spans == 0 {
+            return;
+        }
+        let by_channels = LaunchConfig {
+            grid_dim: (
+                num_channels.div_ceil(CHANNEL_THREADS) as u32,
+                num_spans as u32,
+                1,
+            ),
+            block_dim: (CHANNEL_THREADS as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let slot_len = layer.state_len as u64;
+        if let RecurrentRule::GatedConvolution { .. } = shape.rule {
+            launch!(
+                device,
+                states.kernels.gated_convolution,
+                "gated_convolution",
+                by_channels,
+                out.address(),
+                x.address(),
+                layer.address,
+                weights.convolution.memory.address(),
+                bias,
+                step.recurrent_spans,
+                step.words,
+                slot_len,
+                num_channels as i32,
+                kernel_len as i32
+            );
+            return;
+        }
+        if let RecurrentRule::StateSpace(space) = &shape.rule {
+            device.scale_inputs(step.num_rows, space, x, &states.kernels);
+        }
+        launch!(
+            device,
+            states.kernels.convolve_channels,
+            "convolve_channels",
+            by_channels,
+            x.address(),
+            layer.address,
+            weights.convolution.memory.address(),
+            bias,
+            step.recurrent_spans,
+            step.words,
+            slot_len,
+            x.width() as i32,
+            num_channels as i32,
+            kernel_len as i32
+        );
+        let (Some(rule), Some(kernel)) = (&weights.rule, &layer.rule) else {
+            panic!("the rule's weights");
+        };
+        device.apply_rule(step, shape, rule, (kernel, layer), x);
+        device.gate_results(step.num_rows, shape, rule, &states.kernels, x, out);
+    }
+
+    fn gate(
+        self,
+        device: &mut Cuda,
+        num_rows: usize,
+        gates: &Rows<f32>,
+        attended: &mut Rows<bf16>,
+    ) {
+        let width = gates.width();
+        assert_eq!(width, attended.width(), "one gate for each element");
+        launch!(
+            device,
+            device.kernels.gate_attention,
+            "gate_attention",
+            shared_row_grid(device.padded(num_rows), width),
+            attended.address(),
+            gates.address(),
+            width as i32
+        );
+    }
+}
+
+impl Cuda {
+    /// Multiplies the parts of a state space's rows with their factors.
+    fn scale_inputs(
+        &mut self,
+        num_rows: usize,
+        space: &StateSpaceShape,
+        x: &mut Rows<f32>,
+        kernels: &StateKernels,
+    ) {
+        if space.input_scales == [1.0; 5] {
+            return;
+        }
+        let [of_values, of_keys, of_queries, of_gates, of_times] = space.input_scales;
+        launch!(
+            self,
+            kernels.scale_inputs,
+            "scale_inputs",
+            shared_row_grid(num_rows, x.width()),
+            x.address(),
+            space.value_len() as i32,
+            space.key_len() as i32,
+            space.num_heads as i32,
+            of_values,
+            of_keys,
+            of_queries,
+            of_gates,
+            of_times
+        );
+    }
+
+    /// Puts the results of a rule in the place of the values.
+    fn apply_rule(
+        &mut self,
+        step: &CudaStep,
+        shape: &RecurrenceShape,
+        weights: &RuleWeights<Self>,
+        (kernel, layer): (&CudaFunction, &Layer),
+        x: &mut Rows<f32>,
+    ) {
+        let (rates, biases) = (&weights.rates, &weights.time_biases);
+        let (slot_len, convolution_len) = (layer.state_len as u64, shape.convolution_len() as i32);
+        let config = |num_heads: usize, num_columns: usize| {
+            assert_len(rates, num_heads);
+            assert_len(biases, num_heads);
+            let num_blocks = num_heads * num_columns.div_ceil(RULE_COLUMNS);
+            LaunchConfig {
+                grid_dim: (num_blocks as u32, step.num_recurrent_spans as u32, 1),
+                block_dim: (RULE_THREADS, 1, 1),
+                shared_mem_bytes: 0,
+            }
+        };
+        match &shape.rule {
+            RecurrentRule::GatedConvolution { .. } => unreachable!("it has no rule"),
+            RecurrentRule::GatedDelta(delta) => launch!(
+                self,
+                kernel,
+                "delta_rule",
+                config(delta.num_value_heads, delta.value_dim),
+                x.address(),
+                layer.address,
+                rates.memory.address(),
+                biases.memory.address(),
+                step.recurrent_spans,
+                step.words,
+                slot_len,
+                delta.num_key_heads as i32,
+                delta.num_value_heads as i32,
+                delta.key_dim as i32,
+                delta.value_dim as i32,
+                convolution_len,
+                delta.strength_scale
+            ),
+            RecurrentRule::StateSpace(space) => {
+                let skips = weights.skips.as_ref().expect("the rule's weights");
+                assert_len(skips, space.num_heads);
+                let [least, most] = space.times;
+                launch!(
+                    self,
+                    kernel,
+                    "state_space",
+                    config(space.num_heads, space.head_dim),
+                    x.address(),
+                    layer.address,
+                    rates.memory.address(),
+                    biases.memory.address(),
+                    skips.memory.address(),
+                    step.recurrent_spans,
+                    step.words,
+                    slot_len,
+                    space.num_groups as i32,
+                    space.num_heads as i32,
+                    space.state_dim as i32,
+                    space.head_dim as i32,
+                    convolution_len,
+                    least,
+                    most
+                );
+            }
+        }
+    }
+
+    /// `out = norm(results) * silu(gates)`, or another [norm](SpaceNorm).
+    fn gate_results(
+        &mut self,
+        num_rows: usize,
+        shape: &RecurrenceShape,
+        weights: &RuleWeights<Self>,
+        kernels: &StateKernels,
+        x: &Rows<f32>,
+        out: &mut Rows<bf16>,
+    ) {
+        let (first_result, group_len, norm_len, order, eps) = match &shape.rule {
+            RecurrentRule::GatedConvolution { .. } => unreachable!("it has no results"),
+            RecurrentRule::GatedDelta(delta) => (
+                2 * delta.key_len(),
+                delta.value_dim,
+                delta.value_dim,
+                SpaceNorm::Ungated,
+                delta.norm_eps,
+            ),
+            RecurrentRule::StateSpace(space) => (
+                0,
+                space.value_len() / space.num_norm_groups,
+                space.value_len(),
+                space.norm,
+                space.norm_eps,
+            ),
+        };
+        let first_gate = shape.num_channels();
+        let order = match order {
+            SpaceNorm::Gated => 0,
+            SpaceNorm::Ungated => 1,
+            SpaceNorm::Absent => 2,
+        };
+        let norm = weights.norm.as_ref().map_or(0, |norm| {
+            assert_len(norm, norm_len);
+            norm.memory.address()
+        });
+        assert!(norm != 0 || order == 2, "the norm's weights");
+        let threads = group_len.next_multiple_of(32).min(MAX_GATE_THREADS);
+        let config = LaunchConfig {
+            grid_dim: (num_rows as u32, (out.width() / group_len) as u32, 1),
+            ..row_grid(num_rows, threads as u32)
+        };
+        launch!(
+            self,
+            kernels.gate_results,
+            "gate_results",
+            config,
+            out.address(),
+            x.address(),
+            norm,
+            x.width() as i32,
+            out.width() as i32,
+            first_result as i32,
+            first_gate as i32,
+            group_len as i32,
+            norm_len as i32,
+            order,
+            eps
+        );
+    }
+}
+
+impl StateKernels {
+    fn load(kernels: &Kernels) -> Result<Self, LoadError> {
+        Ok(Self {
+            convolve_channels: kernels.function("convolve", "convolve_channels", 0)?,
+            gated_convolution: kernels.function("convolve", "gated_convolution", 0)?,
+            scale_inputs: kernels.function("recurrent_gates", "scale_inputs", 0)?,
+            gate_results: kernels.function("recurrent_gates", "gate_results", 0)?,
+        })
+    }
+}
+
+/// The kernel of a layer's rule, if it has more than a convolution.
+fn rule_kernel(
+    kernels: &Kernels,
+    shape: &RecurrenceShape,
+) -> Result<Option<CudaFunction>, LoadError> {
+    let too_large = |what: &str, value: usize, most: usize| {
+        LoadError::Resource(format!(
+            "the {what} of a layer with a recurrent state is {value}, and GPUs compute up to {most}: use an \
+             instance_group of kind KIND_CPU"
+        ))
+    };
+    if shape.kernel_len > MAX_KERNEL_LEN {
+        let what = "convolution's length";
+        return Err(too_large(what, shape.kernel_len, MAX_KERNEL_LEN));
+    }
+    let (name, what, size) = match &shape.rule {
+        RecurrentRule::GatedConvolution { .. } => return Ok(None),
+        RecurrentRule::GatedDelta(delta) => ("delta_rule", "key's size", delta.key_dim),
+        RecurrentRule::StateSpace(space) => ("state_space", "state's size", space.state_dim),
+    };
+    let Some(largest) = RULE_SIZES.into_iter().find(|&largest| size <= largest) else {
+        return Err(too_large(what, size, RULE_SIZES[RULE_SIZES.len() - 1]));
+    };
+    let function = kernels.function("recurrent_rules", &format!("{name}_{largest}"), 0)?;
+    Ok(Some(function))
+}
+
+#[track_caller]
+fn assert_len(vector: &Vector, len: usize) {
+    assert_eq!(vector.memory.num_bytes(), 4 * len, "a vector's length");
+}

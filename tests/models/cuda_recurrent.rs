@@ -1,0 +1,170 @@
+//! Models with recurrent states on the stand-in for a GPU.
+
+use std::collections::BTreeSet;
+
+use crate::families::RECURRENT;
+use crate::family_rounding::INT8;
+use inflight_cuda_stand_in::StandIn;
+use inflight_device_cuda::{Cuda, CudaOptions};
+use inflight_engine::{BlockReuse, PromptLookup, Speculation};
+
+use crate::batching::requests_that_share;
+use crate::cuda::{MAX_FAR, assert_logits_of_transformers, in_chunks, on_any_gpu};
+use crate::cuda_quantised;
+use crate::devices::{assert_agrees_with_reference, assert_same_bits, requests};
+use crate::schedules::{pausing, twice};
+use crate::support::{Happened, Request, Served, Setup, fixture, serve};
+
+/// Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
+const DENSE: [&str; 5] = ["lfm2", "qwen3-5", "granite4-dense", "bamba", "olmo-hybrid"];
+/// These rules beside experts.
+const WITH_EXPERTS: [&str; 4] = ["lfm2-moe", "qwen3-next", "qwen3-5-moe", "granite4"];
+
+/// Layers of one block, states beside attention, and factors of blocks.
+pub const REFUSED: [&str; 4] = [
+    "nemotron-h",
+    "nemotron-h-moe",
+    "falcon-h1",
+    "falcon-h1-norm",
+];
+
+/// [`on_any_gpu`] for a test of this file, with products that do not depend on the number of rows.
+fn on_a_gpu(test: &str, body: impl FnOnce(CudaOptions)) {
+    on_any_gpu(StandIn::new(), &format!("cuda_recurrent::{test}"), || {
+        body(CudaOptions {
+            deterministic: true,
+            ..CudaOptions::default()
+        });
+    });
+}
+
+/// With chunks, prefixes that are reused and, in the second setup, sequences that pause and drafts of which some are
+/// rejected.
+fn setups() -> [Setup; 2] {
+    let reusing = Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 16,
+        ..in_chunks()
+    };
+    let drafting = Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 12,
+        speculation: Some(Speculation {
+            max_draft_tokens: 3,
+            prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+            has_draft_model: false,
+            recomputes_drafts: false,
+        }),
+        ..pausing()
+    };
+    [reusing, drafting]
+}
+
+fn serve_on(
+    name: &str,
+    setup: &Setup,
+    options: &CudaOptions,
+    requests: &[Request],
+) -> (Vec<Served>, Happened) {
+    let mut runner = setup.load_on::<Cuda>(&fixture(name), options);
+    serve(&mut runner, setup, requests)
+}
+
+#[test]
+fn states_have_the_logits_of_transformers_on_a_gpu() {
+    let test = "states_have_the_logits_of_transformers_on_a_gpu";
+    on_a_gpu(test, |options| {
+        for name in DENSE {
+            assert_logits_of_transformers(name, &options, 0);
+        }
+        for name in WITH_EXPERTS {
+            assert_logits_of_transformers(name, &options, MAX_FAR);
+        }
+    });
+}
+
+#[test]
+fn states_behind_weights_of_8_bits_agree_with_the_reference_on_a_gpu() {
+    let test = "states_behind_weights_of_8_bits_agree_with_the_reference_on_a_gpu";
+    on_a_gpu(test, |options| {
+        for name in ["lfm2", "qwen3-5"] {
+            let setup = Setup {
+                weights: Some(INT8),
+                ..in_chunks()
+            };
+            let (dir, tolerance) = (fixture(name), cuda_quantised::TOLERANCE);
+            let requests = &requests()[..4];
+            assert_agrees_with_reference::<Cuda>(name, &dir, &options, &setup, requests, tolerance);
+        }
+    });
+}
+
+/// Families beside these have operations that only CPUs compute.
+#[test]
+fn every_family_with_states_is_computed_on_a_gpu_or_refused() {
+    let on_gpus = DENSE.into_iter().chain(WITH_EXPERTS);
+    let refused = REFUSED.into_iter();
+    let all: BTreeSet<_> = on_gpus.chain(refused).collect();
+    assert_eq!(all, RECURRENT.map(|(name, _)| name).into());
+}
+
+/// Alone, nothing is reused, no sequence pauses and nothing is drafted.
+#[test]
+fn a_request_with_states_alone_gives_the_same_bits_on_a_gpu() {
+    let test = "a_request_with_states_alone_gives_the_same_bits_on_a_gpu";
+    on_a_gpu(test, |options| {
+        for (index, name) in DENSE.into_iter().chain(WITH_EXPERTS).enumerate() {
+            let [reusing, drafting] = setups();
+            let setup = [reusing, drafting][index % 2].clone();
+            let requests = match setup.speculation {
+                None => requests_that_share(),
+                Some(_) => twice(requests_that_share()),
+            };
+            let (together, happened) = serve_on(name, &setup, &options, &requests);
+            assert!(happened.num_reused > 0, "{name}: {happened:?}");
+            if setup.speculation.is_some() {
+                let drafts = &happened.drafts;
+                assert!(happened.num_pauses > 0, "{name}: {happened:?}");
+                assert!(
+                    drafts.num_accepted < drafts.num_drafted,
+                    "{name}: {happened:?}"
+                );
+            }
+            let alone = Setup {
+                max_num_requests: 1,
+                enable_chunked_context: false,
+                max_num_tokens: 256,
+                speculation: None,
+                reuse: BlockReuse::Off,
+                num_state_snapshots: 0,
+                ..setup
+            };
+            let pairs = requests.iter().zip(&together);
+            for (request, together) in pairs.skip(index % 3).step_by(3) {
+                let (alone, _) = serve_on(name, &alone, &options, std::slice::from_ref(request));
+                assert_same_bits(name, &alone[0], together);
+            }
+        }
+    });
+}
+
+/// A graph reads its sequences, and where their states are saved, from the upload of its step.
+#[test]
+fn steps_with_states_are_the_same_as_graphs() {
+    on_a_gpu("steps_with_states_are_the_same_as_graphs", |options| {
+        for name in ["lfm2", "qwen3-5", "granite4-dense"] {
+            let [setup, _] = setups();
+            let requests = requests_that_share();
+            let launched = CudaOptions {
+                max_graphs: 0,
+                ..options.clone()
+            };
+            let [recorded, launched] =
+                [&options, &launched].map(|it| serve_on(name, &setup, it, &requests));
+            assert!(recorded.1.num_reused > 0, "{name}: {:?}", recorded.1);
+            for (recorded, launched) in recorded.0.iter().zip(&launched.0) {
+                assert_same_bits(name, recorded, launched);
+            }
+        }
+    });
+}
