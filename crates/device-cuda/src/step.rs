@@ -182,8 +182,8 @@ impl StepBuffer {
         let num_sampled = inputs.sampled_rows.len() + padding;
         let num_sampling_rows = if samples { num_sampled } else { 0 };
         let sampling = sampling.take(num_sampling_rows);
-        // Where lists will be, for what says so: block tables follow the lists of attention, then come changes of logits,
-        // tiles of adapters and saved states.
+        // Where lists will be, for what says so: block tables follow the lists of attention, then come changes of
+        // logits, tiles of adapters and saved states.
         let num_recurrent_spans = match self.has_states {
             true => shape.map_or(batch.spans().len(), |shape| shape.num_rows),
             false => 0,
