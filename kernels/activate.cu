@@ -10,7 +10,7 @@ namespace {
 
 template <class Activation>
 __device__ __forceinline__ void activate(bf16* __restrict__ out, const float* __restrict__ x,
-                                         const float* __restrict__ bias, int width) {
+                                         const float* __restrict__ bias, int width, const Activation& activation = {}) {
     const size_t row = static_cast<size_t>(blockIdx.x) * width;
     const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
     if (width % VECTOR == 0) {
@@ -19,15 +19,26 @@ __device__ __forceinline__ void activate(bf16* __restrict__ out, const float* __
             load_8(v, x + row + i);
             if (bias != nullptr) load_8(b, bias + i);
 #pragma unroll
-            for (int j = 0; j < VECTOR; ++j) v[j] = Activation::of(v[j] + b[j]);
+            for (int j = 0; j < VECTOR; ++j) v[j] = activation.of(v[j] + b[j]);
             store_8(out + row + i, v);
         }
     } else {
         for (int i = first; i < width; i += step) {
-            out[row + i] = to_bf16(Activation::of(x[row + i] + (bias != nullptr ? bias[i] : 0.0f)));
+            out[row + i] = to_bf16(activation.of(x[row + i] + (bias != nullptr ? bias[i] : 0.0f)));
         }
     }
 }
+
+// xIELU (Huang and Schlag, arXiv:2411.13010): x / 2 + positive * x^2 above 0, else
+// x / 2 + negative * (expm1(min(x, -1e-6)) - x).
+struct Xielu {
+    float positive, negative;
+
+    __device__ __forceinline__ float of(float x) const {
+        const float below = x < -1e-6f ? x : -1e-6f;
+        return (x > 0.0f ? positive * x * x : negative * (expm1f(below) - x)) + 0.5f * x;
+    }
+};
 
 }  // namespace
 
@@ -49,3 +60,9 @@ KERNEL(squared_relu, 1024)(bf16* out, const float* x, const float* bias, int wid
     activate<SquaredRelu>(out, x, bias, width);
 }
 EXPORT_KERNEL(squared_relu)
+
+KERNEL(xielu, 1024)
+(bf16* out, const float* x, const float* bias, int width, float positive, float negative) {
+    activate(out, x, bias, width, Xielu{positive, negative});
+}
+EXPORT_KERNEL(xielu)

@@ -5,6 +5,8 @@
 //   qkv [num_rows][num_q_heads + 2 * num_kv_heads][head_dim] f32: query heads, key heads, value heads
 //   angles [num_positions][cosines of head_dim / 2, sines of head_dim / 2] f32
 //   q_norm, k_norm [head_dim] f32, or null for no norm         positions, slots [num_rows]
+//   query_factors [num_positions] f32, or null: factors of rotated queries by their positions
+//   norms_follow: whether heads are normalised behind their rotation
 //   q [num_rows][num_q_heads][head_dim] bf16
 //   sink_q, as q, or null: the queries at position min(its own, last_for_sinks)
 //   keys, values [num_blocks][num_kv_heads][block_size][head_dim] bf16, int8 or e4m3
@@ -186,7 +188,8 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, bf16* __res
                                                const float* __restrict__ angles, const float* __restrict__ q_norm,
                                                const float* __restrict__ k_norm, float eps,
                                                const u32* __restrict__ positions, const u32* __restrict__ slots,
-                                               int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+                                               int num_q_heads, int num_kv_heads, int head_dim, int block_size,
+                                               const float* __restrict__ query_factors, int norms_follow) {
     const size_t row = blockIdx.x;
     const int half_dim = head_dim / 2;
     int num_lanes = 1;
@@ -206,15 +209,21 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, bf16* __res
         const bool is_query = head < num_q_heads, is_value = head >= num_q_heads + num_kv_heads;
         Pairs pairs = load(qkv + (row * num_row_heads + head) * head_dim, place);
         // The norms of a group are its own, but all lanes of the warp add up.
-        if (q_norm != nullptr || k_norm != nullptr) {
+        const auto normalise_head = [&] {
             const float* const weight = is_query ? q_norm : k_norm;
             Pairs normalised = pairs;
             normalise(normalised, weight != nullptr ? weight : q_norm != nullptr ? q_norm : k_norm, eps, place);
             if (!is_value && weight != nullptr) pairs = normalised;
-        }
-        if (!is_value) {
-            const size_t rotation = is_for_sinks ? min(position, last_for_sinks) : position;
-            rotate(pairs, load(angles + rotation * head_dim, place));
+        };
+        const bool has_norm = q_norm != nullptr || k_norm != nullptr;
+        if (has_norm && !norms_follow) normalise_head();
+        const size_t rotation = is_for_sinks ? min(position, last_for_sinks) : position;
+        if (!is_value) rotate(pairs, load(angles + rotation * head_dim, place));
+        if (has_norm && norms_follow) normalise_head();
+        if (is_query && query_factors != nullptr) {
+            const float factor = query_factors[position];
+#pragma unroll
+            for (int j = 0; j < NUM_PAIRS; ++j) pairs.x[0][j] *= factor, pairs.x[1][j] *= factor;
         }
         if (is_query && has_head) {
             store((is_for_sinks ? sink_q : q) + (row * num_q_heads + head) * head_dim, pairs, place);
@@ -240,26 +249,29 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, bf16* __res
 KERNEL(rope_and_store_bf16, 512)
 (bf16* q, bf16* sink_q, u32 last_for_sinks, bf16* keys, bf16* values, float* key_scales, float* value_scales,
  const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
- const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size, const float* query_factors,
+ int norms_follow) {
     rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
-                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size, query_factors, norms_follow);
 }
 EXPORT_KERNEL(rope_and_store_bf16)
 
 KERNEL(rope_and_store_int8, 512)
 (bf16* q, bf16* sink_q, u32 last_for_sinks, i8* keys, i8* values, float* key_scales, float* value_scales,
  const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
- const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size, const float* query_factors,
+ int norms_follow) {
     rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
-                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size, query_factors, norms_follow);
 }
 EXPORT_KERNEL(rope_and_store_int8)
 
 KERNEL(rope_and_store_fp8, 512)
 (bf16* q, bf16* sink_q, u32 last_for_sinks, e4m3* keys, e4m3* values, float* key_scales, float* value_scales,
  const float* qkv, const float* angles, const float* q_norm, const float* k_norm, float eps, const u32* positions,
- const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size) {
+ const u32* slots, int num_q_heads, int num_kv_heads, int head_dim, int block_size, const float* query_factors,
+ int norms_follow) {
     rope_and_store(q, sink_q, last_for_sinks, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps,
-                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size);
+                   positions, slots, num_q_heads, num_kv_heads, head_dim, block_size, query_factors, norms_follow);
 }
 EXPORT_KERNEL(rope_and_store_fp8)

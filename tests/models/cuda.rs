@@ -141,7 +141,10 @@ fn sinks_shift_on_a_gpu() {
 }
 
 /// The norms, activations, bounds, positions and attention-sink logits that only some families have.
-const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 10] = [
+const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 13] = [
+    "apertus",
+    "hunyuan",
+    "ministral3",
     "gemma2",
     "gemma3",
     "vaultgemma",
@@ -196,7 +199,7 @@ const WITH_LAYER_NORM: [&str; 18] = [
 const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
 /// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 20] = [
+const MIXTURES: [&str; 21] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -216,6 +219,7 @@ const MIXTURES: [&str; 20] = [
     "solar-open",
     "exaone-moe",
     "flex-olmo",
+    "hunyuan-moe",
     // With gates of attention.
     "afmoe",
 ];

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::families::RECURRENT;
-use crate::family_rounding::INT8;
 use inflight_cuda_stand_in::StandIn;
 use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{BlockReuse, PromptLookup, Speculation};
@@ -12,21 +10,25 @@ use crate::batching::requests_that_share;
 use crate::cuda::{MAX_FAR, assert_logits_of_transformers, in_chunks, on_any_gpu};
 use crate::cuda_quantised;
 use crate::devices::{assert_agrees_with_reference, assert_same_bits, requests};
+use crate::families::RECURRENT;
+use crate::family_rounding::INT8;
 use crate::schedules::{pausing, twice};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve};
 
 /// Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
-const DENSE: [&str; 5] = ["lfm2", "qwen3-5", "granite4-dense", "bamba", "olmo-hybrid"];
+const DENSE: [&str; 6] = [
+    "nemotron-h",
+    "lfm2",
+    "qwen3-5",
+    "granite4-dense",
+    "bamba",
+    "olmo-hybrid",
+];
 /// These rules beside experts.
 const WITH_EXPERTS: [&str; 4] = ["lfm2-moe", "qwen3-next", "qwen3-5-moe", "granite4"];
 
-/// Layers of one block, states beside attention, and factors of blocks.
-pub const REFUSED: [&str; 4] = [
-    "nemotron-h",
-    "nemotron-h-moe",
-    "falcon-h1",
-    "falcon-h1-norm",
-];
+/// Experts without gates, states beside attention, and factors of blocks.
+pub const REFUSED: [&str; 3] = ["nemotron-h-moe", "falcon-h1", "falcon-h1-norm"];
 
 /// [`on_any_gpu`] for a test of this file, with products that do not depend on the number of rows.
 fn on_a_gpu(test: &str, body: impl FnOnce(CudaOptions)) {

@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 70] = [
+pub const FAMILIES: [(&str, &[u32]); 74] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -60,6 +60,9 @@ pub const FAMILIES: [(&str, &[u32]); 70] = [
     ("granite-swa", &[]),
     ("exaone", &[]),
     ("cwm", &[]),
+    ("ministral3", &[17, 30]),
+    ("hunyuan", &[]),
+    ("apertus", &[]),
     ("mixtral", &[]),
     ("mixtral-stacked", &[]),
     ("qwen2-moe", &[]),
@@ -81,6 +84,7 @@ pub const FAMILIES: [(&str, &[u32]); 70] = [
     ("solar-open", &[]),
     ("exaone-moe", &[]),
     ("flex-olmo", &[]),
+    ("hunyuan-moe", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
@@ -104,14 +108,10 @@ pub const RECURRENT: [(&str, &[u32]); 13] = [
 pub const WITH_GATES: [(&str, &[u32]); 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 7] = [
+pub const ON_CPUS: [(&str, &[u32]); 3] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
-    ("ministral3", &[17, 30]),
-    ("hunyuan", &[]),
-    ("hunyuan-moe", &[]),
     ("llama4", &[]),
-    ("apertus", &[]),
 ];
 
 /// Families whose prefixes are reused wherever they end.

@@ -129,7 +129,8 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 20] = [
+const WITHOUT_FILE: [&str; 24] = [
+    "ApertusForCausalLM",
     "CodeGenForCausalLM",
     "CwmForCausalLM",
     "Dots1ForCausalLM",
@@ -143,8 +144,11 @@ const WITHOUT_FILE: [&str; 20] = [
     "GraniteMoeSharedForCausalLM",
     "GraniteSWAForCausalLM",
     "HeliumForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
     "HyperCLOVAXForCausalLM",
     "MiniMaxM2ForCausalLM",
+    "Ministral3ForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",
     "OPTForCausalLM",

@@ -29,7 +29,8 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 56] = [
+pub const MODELS: [&str; 59] = [
+    "apertus",
     "arcee",
     "bloom",
     "codegen",
@@ -55,6 +56,7 @@ pub const MODELS: [&str; 56] = [
     "granite",
     "granite-swa",
     "helium",
+    "hunyuan",
     "hyperclovax",
     "jais2",
     "llama-biases",
@@ -63,6 +65,7 @@ pub const MODELS: [&str; 56] = [
     "llama2",
     "llama3",
     "ministral",
+    "ministral3",
     "mistral",
     "mistral-window",
     "nemotron",

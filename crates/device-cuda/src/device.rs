@@ -162,7 +162,14 @@ impl Load for Cuda {
 
     fn upload_angles(&mut self, table: RopeTable) -> Result<Angles, LoadError> {
         let memory = DeviceMemory::upload(&self.stream, table.values())?;
-        Ok(Angles { memory })
+        let query_factors = match table.query_factors() {
+            [] => None,
+            factors => Some(DeviceMemory::upload(&self.stream, factors)?),
+        };
+        Ok(Angles {
+            memory,
+            query_factors,
+        })
     }
 
     fn alloc_sums(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {

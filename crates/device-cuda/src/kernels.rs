@@ -58,6 +58,7 @@ pub(super) struct Kernels {
     pub add_bias: CudaFunction,
     pub gated: Activations,
     pub plain: Activations,
+    pub xielu: CudaFunction,
     pub transform_logits: CudaFunction,
     pub qk_norm: CudaFunction,
     pub qk_layer_norm: CudaFunction,
@@ -100,7 +101,7 @@ impl Activations {
             Activation::GeluTanh => &self.gelu_tanh,
             Activation::Relu => &self.relu,
             Activation::SquaredRelu => &self.squared_relu,
-            Activation::Xielu { .. } => unreachable!("such models are refused"),
+            Activation::Xielu { .. } => unreachable!("it has parameters"),
         }
     }
 }
@@ -124,6 +125,7 @@ impl Kernels {
         let qk_norm_over_ranks = load_module(context, capability, "qk_norm_over_ranks")?;
         let rope_and_store = load_module(context, capability, "rope_and_store")?;
         let gather_rows = load_module(context, capability, "gather_rows")?;
+        let activate = load_module(context, capability, "activate")?;
         let recurrent_gates = load_module(context, capability, "recurrent_gates")?;
         let only = |name| load_function(&load_module(context, capability, name)?, name);
         Ok(Self {
@@ -142,7 +144,8 @@ impl Kernels {
             sum_ranks: load_function(&rows, "sum_ranks")?,
             add_bias: only("add_bias")?,
             gated: Activations::load(&load_module(context, capability, "gated")?, "_mul")?,
-            plain: Activations::load(&load_module(context, capability, "activate")?, "")?,
+            plain: Activations::load(&activate, "")?,
+            xielu: load_function(&activate, "xielu")?,
             transform_logits: only("transform_logits")?,
             qk_norm: load_function(&qk_norm, "qk_norm")?,
             qk_layer_norm: load_function(&qk_norm, "qk_layer_norm")?,

@@ -12,6 +12,7 @@ use super::graphs::StepMode;
 use super::kernels::{VECTOR, launch, shared_row_grid};
 use super::kv_cache::KvCache;
 use super::logits::Logits;
+use super::memory::DeviceMemory;
 use super::rows::Rows;
 use super::step::CudaStep;
 use super::uploads::{Embedding, Vector};
@@ -194,7 +195,7 @@ impl Ops for Cuda {
             }) => {
                 let (q, k) = (q.memory.address(), k.memory.address());
                 match kind {
-                    QkNormKind::Head => (q, k, eps),
+                    QkNormKind::Head | QkNormKind::RotatedHead => (q, k, eps),
                     QkNormKind::Row => {
                         self.normalise_rows(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)
@@ -203,10 +204,13 @@ impl Ops for Cuda {
                         self.normalise_heads(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)
                     }
-                    QkNormKind::RotatedHead => unreachable!("such models are refused"),
                 }
             }
         };
+        let norms_follow = params
+            .qk_norm
+            .is_some_and(|norm| norm.kind == QkNormKind::RotatedHead);
+        let query_factors = params.angles.query_factors.as_ref();
         let kernel = match cache.layout.dtype {
             KvDtype::Bf16 => &self.kernels.rope_and_store_bf16,
             KvDtype::Int8 => &self.kernels.rope_and_store_int8,
@@ -235,7 +239,9 @@ impl Ops for Cuda {
             heads.num_q_heads as i32,
             heads.num_kv_heads as i32,
             heads.head_dim as i32,
-            cache.layout.block_size.tokens().0 as i32
+            cache.layout.block_size.tokens().0 as i32,
+            query_factors.map_or(0, DeviceMemory::address),
+            i32::from(norms_follow)
         );
     }
 

@@ -8,7 +8,7 @@ use super::adapters::ProductRows;
 use super::kernels::VECTOR;
 use super::kernels::{launch, shared_row_grid};
 use super::rows::Rows;
-use inflight_device::{AdaptedRows, InnerActivation, Linear, Output, PackedWeights};
+use inflight_device::{Activation, AdaptedRows, InnerActivation, Linear, Output, PackedWeights};
 
 impl Cuda {
     /// `out = x * W^T + bias`, or that added to `out`.
@@ -67,12 +67,27 @@ impl Cuda {
         out: u64,
     ) {
         let n = linear.matrix.n();
+        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
+        if let InnerActivation::Plain(Activation::Xielu { positive, negative }) = activation {
+            launch!(
+                self,
+                self.kernels.xielu,
+                "xielu",
+                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                out,
+                self.scratch.address(),
+                bias,
+                n as i32,
+                positive,
+                negative
+            );
+            return;
+        }
         let (kernel, width) = match activation {
             InnerActivation::Gated(activation) => (self.kernels.gated.of(activation), n / 2),
             InnerActivation::ScaledGate(..) => panic!("GPUs have no factors of gates"),
             InnerActivation::Plain(activation) => (self.kernels.plain.of(activation), n),
         };
-        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
         launch!(
             self,
             kernel,

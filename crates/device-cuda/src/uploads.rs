@@ -16,4 +16,6 @@ pub struct Vector {
 /// Rotary angles.
 pub struct Angles {
     pub(super) memory: DeviceMemory,
+    /// The factors of rotated queries by their positions, if there are any.
+    pub(super) query_factors: Option<DeviceMemory>,
 }

@@ -58,8 +58,7 @@ pub enum QkNormKind {
     Row,
     /// The layer norm of each head by itself, with weights of its own and no bias (Command R+).
     LayerOfHead,
-    /// As [`Self::Head`], but behind rotation (Hunyuan). Only on devices with
-    /// [layer inputs](super::Device::LAYER_INPUTS).
+    /// As [`Self::Head`], but behind rotation (Hunyuan).
     RotatedHead,
 }
 

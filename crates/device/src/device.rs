@@ -55,8 +55,7 @@ pub trait Device: Ops {
     const RECURRENCES: Option<Self::Recurrences>;
 
     /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, attention
-    /// over keys and values of other layers or within chunks, head norms behind RoPE, queries scaled by position,
-    /// experts whose inputs are scaled by the router, and xIELU.
+    /// over keys and values of other layers or within chunks, and experts whose inputs are scaled by the router.
     const LAYER_INPUTS: Option<Self::LayerInputs>;
 
     /// When it cuts sums into tiles, with these options.

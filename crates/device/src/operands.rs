@@ -269,7 +269,7 @@ pub enum Activation {
     /// `max(x, 0)^2` (So et al., arXiv:2109.08668).
     SquaredRelu,
     /// `x / 2 + positive * x^2` above 0, else `x / 2 + negative * (expm1(min(x, -1e-6)) - x)` (xIELU; Huang and Schlag,
-    /// arXiv:2411.13010). Only on devices with [layer inputs](super::Device::LAYER_INPUTS).
+    /// arXiv:2411.13010).
     Xielu {
         /// The factor above 0.
         positive: f32,

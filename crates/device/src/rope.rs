@@ -45,8 +45,7 @@ impl RopeTable {
         })
     }
 
-    /// Adds factors of rotated queries by their positions. Only on devices with
-    /// [layer inputs](super::Device::LAYER_INPUTS).
+    /// Adds factors of rotated queries by their positions.
     ///
     /// # Errors
     ///
@@ -65,6 +64,11 @@ impl RopeTable {
             true => None,
             false => Some(self.query_factors[position]),
         }
+    }
+
+    /// The factors of rotated queries, `[num_positions]`; empty for 1 at all positions.
+    pub fn query_factors(&self) -> &[f32] {
+        &self.query_factors
     }
 
     /// Pairs of elements that it rotates: half a head.

@@ -53,6 +53,39 @@ fn each_activation_is_that_of_its_name() {
 }
 
 #[test]
+fn xielu_has_parameters() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 4), random.width());
+        let x = rows(random, num_rows, width);
+        let [positive, negative] = [(); 2].map(|()| random.float(1.0));
+        let mut out = unwritten_bf16(num_rows * width);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&x[..]),
+            Arg::NULL,
+            (width as i32).into(),
+            positive.into(),
+            negative.into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+        // SAFETY: each row has this width, and there are as many rows as blocks.
+        unsafe { random.launch("xielu", dims, &mut args) };
+        let xielu = |x: f64| {
+            let below = f64::from(negative) * (x.min(-1e-6).exp_m1() - x);
+            0.5 * x
+                + if x > 0.0 {
+                    f64::from(positive) * x * x
+                } else {
+                    below
+                }
+        };
+        let expected: Vec<f64> = x.iter().map(|x| xielu(f64::from(*x))).collect();
+        assert_close(&out, &expected, BF16_ROUNDING + 4.0 * F32_ROUNDING, SMALL);
+    }
+}
+
+#[test]
 fn gates_multiply_what_they_let_through() {
     let random = &mut Random::new();
     for case in cases(NUM_CASES) {

@@ -27,6 +27,10 @@ struct Case {
     angles: Vec<f32>,
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
+    /// Whether heads are normalised behind their rotation.
+    norms_follow: bool,
+    /// Of rotated queries, by their positions.
+    query_factors: Option<Vec<f32>>,
     positions: Vec<u32>,
     /// Where the queries for the sinks are at most.
     last_for_sinks: u32,
@@ -73,6 +77,10 @@ impl Case {
             angles,
             q_norm: norm(random),
             k_norm: norm(random),
+            norms_follow: random.coin(),
+            query_factors: random
+                .coin()
+                .then(|| random.floats(num_positions as usize, 2.0)),
             positions: random.indices(num_rows, num_positions as usize),
             last_for_sinks: random.between(0, num_positions as usize) as u32,
             slots,
@@ -90,6 +98,7 @@ impl Case {
             angles: self.angles.clone(),
             q_norm: self.q_norm.clone(),
             k_norm: self.k_norm.clone(),
+            query_factors: self.query_factors.clone(),
             ..*self
         }
     }
@@ -113,12 +122,15 @@ impl Case {
             head if head < self.num_q_heads + self.num_kv_heads => &self.k_norm,
             _ => return x,
         };
-        if let Some(weight) = norm {
+        let normalise = |x: &mut [f64]| {
+            let Some(weight) = norm else { return };
             let mean = x.iter().map(|x| x * x).sum::<f64>() / d as f64;
             let scale = 1.0 / (mean + f64::from(self.eps)).sqrt();
-            x.iter_mut()
-                .zip(weight)
-                .for_each(|(x, weight)| *x *= scale * f64::from(*weight));
+            let weighted = x.iter_mut().zip(weight);
+            weighted.for_each(|(x, weight)| *x *= scale * f64::from(*weight));
+        };
+        if !self.norms_follow {
+            normalise(&mut x);
         }
         let angles = &self.angles[position as usize * d..][..d];
         let angle = |i: usize| f64::from(angles[i]);
@@ -126,7 +138,19 @@ impl Case {
             None => x[i] * angle(i) - x[i + half_dim] * angle(i + half_dim),
             Some(i) => x[i + half_dim] * angle(i) + x[i] * angle(i + half_dim),
         };
-        (0..d).map(rotated).collect()
+        let mut rotated: Vec<_> = (0..d).map(rotated).collect();
+        if self.norms_follow {
+            normalise(&mut rotated);
+        }
+        if let Some(factors) = self
+            .query_factors
+            .as_ref()
+            .filter(|_| head < self.num_q_heads)
+        {
+            let factor = f64::from(factors[self.positions[row] as usize]);
+            rotated.iter_mut().for_each(|x| *x *= factor);
+        }
+        rotated
     }
 
     /// The stored vectors as they should be: for each row that is stored, its key and value heads and where they are.
@@ -167,6 +191,8 @@ impl Case {
             (self.num_kv_heads as i32).into(),
             (self.head_dim as i32).into(),
             (self.block_size as i32).into(),
+            Arg::from(self.query_factors.as_deref()),
+            i32::from(self.norms_follow).into(),
         ]);
         let dims = Dims::new(self.num_rows, random.between(1, 3), random.block(4));
         // SAFETY: `Case::new` makes arrays of these sizes, positions that have angles, and slots of the cache, for

@@ -366,7 +366,7 @@ impl ModelSource {
                     .to_owned(),
             });
         }
-        let parts = self.spec.parts_for_layer_input_ops();
+        let parts = self.spec.parts_of_one_process();
         if !parts.is_empty() && (grid.num_ranks() > 1 || always) {
             return Err(LoadError::Config {
                 problem: format!(

@@ -18,7 +18,7 @@ use crate::recurrence_spec::RecurrenceSpec;
 use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
 use inflight_device::{
-    HeadShape, LatentShape, LogitsTransform, MixtureShape, QkNormKind, Routing, RoutingRule,
+    HeadShape, LatentShape, LogitsTransform, MixtureShape, Routing, RoutingRule,
 };
 
 pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpec};
@@ -260,8 +260,7 @@ impl ModelSpec {
         }
     }
 
-    /// What its layers have that only devices with [these operations](inflight_device::LayerInputOps) compute, in one
-    /// process.
+    /// What its layers have that only devices with [these operations](inflight_device::LayerInputOps) compute.
     pub fn parts_for_layer_input_ops(&self) -> Vec<&'static str> {
         let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
         let parts = [
@@ -284,10 +283,6 @@ impl ModelSpec {
                 "norms of values",
             ),
             (
-                any(|it| matches!(it.norms, Norms::OfOne { .. })),
-                "layers of one block",
-            ),
-            (
                 any(|it| it.recurrence_block.is_some()),
                 "recurrences beside attention",
             ),
@@ -295,17 +290,6 @@ impl ModelSpec {
             (
                 any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
                 "experts without gates",
-            ),
-            (
-                any(|it| {
-                    let norm = it.attention.qk_norm;
-                    norm.is_some_and(|norm| norm.kind == QkNormKind::RotatedHead)
-                }),
-                "head norms behind RoPE",
-            ),
-            (
-                any(|it| it.attention.rope.query_factors.is_some()),
-                "queries scaled by position",
             ),
             (
                 any(|it| it.attention.chunk.is_some()),
@@ -318,16 +302,18 @@ impl ModelSpec {
                 }),
                 "experts whose inputs are scaled by the router",
             ),
-            (
-                any(|it| {
-                    let block = &it.feed_forward;
-                    matches!(block, FeedForward::Plain { alphas, .. } if alphas.is_some())
-                }),
-                "xIELU",
-            ),
         ];
         let parts = parts.into_iter().filter(|(has, _)| *has);
         parts.map(|(_, part)| part).collect()
+    }
+
+    /// What its layers have that only one process computes.
+    pub fn parts_of_one_process(&self) -> Vec<&'static str> {
+        let mut layers = self.layers.iter();
+        let has_one_block = layers.any(|it| matches!(it.norms, Norms::OfOne { .. }));
+        let blocks = has_one_block.then_some("layers of one block");
+        let parts = self.parts_for_layer_input_ops().into_iter();
+        parts.chain(blocks).collect()
     }
 
     /// The largest width inside of a feed-forward block without experts; 0 if all have some.
