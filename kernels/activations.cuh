@@ -43,3 +43,16 @@ __device__ __forceinline__ float gated(int gating, float gate, float up, float a
         }
     }
 }
+
+// Experts without gates have the number of their activation behind this one.
+constexpr int WITHOUT_GATES = 8;
+
+__device__ __forceinline__ float without_gate(int gating, float x) {
+    switch (gating - WITHOUT_GATES) {
+        case 0: return Silu::of(x);
+        case 1: return Gelu::of(x);
+        case 2: return GeluTanh::of(x);
+        case 3: return Relu::of(x);
+        default: return SquaredRelu::of(x);
+    }
+}

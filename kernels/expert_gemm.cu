@@ -1,16 +1,17 @@
 // Products of the experts' weights with the rows that have chosen them:
 //
-//   expert_gate_up_m8, _m16, _m32, _m64    inner[place] = activation(gate) * up, of row sorted[place] of x
+//   expert_gate_up_m8, _m16, _m32, _m64    inner[place] = activation(gate) * up, of row sorted[place] of x, or
+//                                          activation(up), if experts have no gates
 //   expert_down_m8, _m16, _m32, _m64       sums[place] = inner[place] * W^T + bias
 //
 //   for tiles of up to 8, 16, 32 and 64 places; all give the same bits
 //
 //   x [num_rows][k] bf16    inner [num_places][inner_size] bf16    sums [num_places][n] f32    sorted, tiles: sort_experts.cu
 //   weights of gate_up [num_experts][2 * inner_size][k] bf16, all rows of gate in front of those of up; of down [num_experts][n][k]
-//   bias [num_experts][2 * inner_size] and [num_experts][n] f32, or null
+//   bias [num_experts][2 * inner_size] and [num_experts][n] f32, or null; without gates half of gate_up and of its bias
 //
 // Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has 16 outputs of one tile's expert: of gate_up those
-// of gate and of up, of down_m64 32. A block whose tile is empty ends at once, so that weights of experts without rows are not
+// of gate and of up, without gates and of down_m64 32. A block whose tile is empty ends at once, so that weights of experts without rows are not
 // read. The others are read once for each tile, 2 bytes a weight:
 //
 //   few rows     each lane has DEPTH times 32 or 64 bytes of weights on the way; x comes from the L1 cache
@@ -119,16 +120,18 @@ __device__ __forceinline__ void gate_up(bf16* __restrict__ inner, const bf16* __
                                         float limit) {
     const uint4 tile = tiles[blockIdx.y];
     const int num_rows = tile.z, warp = threadIdx.x / WARP_SIZE, g = threadIdx.x % WARP_SIZE / 4;
-    const int first_output = (blockIdx.x * BLOCK_WARPS + warp) * TILE_OUTPUTS;
+    const bool has_gate = gating < WITHOUT_GATES;
+    const int first_output = (blockIdx.x * BLOCK_WARPS + warp) * (has_gate ? 1 : 2) * TILE_OUTPUTS;
     if (num_rows == 0 || first_output >= inner_size) return;
-    const size_t first_row = static_cast<size_t>(tile.x) * 2 * inner_size;
+    const u32 first_row = tile.x * (has_gate ? 2 : 1) * inner_size;
     const bf16* of_weights[2][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         // Beyond the last output it is that one again: the result is not stored.
         const int output = min(first_output + g + 8 * half, inner_size - 1);
-        of_weights[0][half] = weights + (first_row + output) * k;
-        of_weights[1][half] = weights + (first_row + inner_size + output) * k;
+        const int other = has_gate ? inner_size + output : min(first_output + TILE_OUTPUTS + g + 8 * half, inner_size - 1);
+        of_weights[0][half] = weights + static_cast<size_t>(first_row + output) * k;
+        of_weights[1][half] = weights + static_cast<size_t>(first_row + other) * k;
     }
     u32 rows[num_columns];
 #pragma unroll
@@ -141,9 +144,18 @@ __device__ __forceinline__ void gate_up(bf16* __restrict__ inner, const bf16* __
     product.for_each(num_rows, [&](int at, int row, int i, int j) {
         const int output = first_output + at;
         if (output >= inner_size) return;
-        float gate = product.sums[0][i][j], up = product.sums[1][i][j];
-        if (bias != nullptr) gate += bias[first_row + output], up += bias[first_row + inner_size + output];
-        inner[static_cast<size_t>(tile.y + row) * inner_size + output] = to_bf16(gated(gating, gate, up, alpha, limit));
+        bf16* const to = inner + static_cast<size_t>(tile.y + row) * inner_size + output;
+        float first = product.sums[0][i][j], second = product.sums[1][i][j];
+        if (gating < WITHOUT_GATES) {
+            if (bias != nullptr) first += bias[first_row + output], second += bias[first_row + inner_size + output];
+            *to = to_bf16(gated(gating, first, second, alpha, limit));
+            return;
+        }
+        if (bias != nullptr) first += bias[first_row + output];
+        *to = to_bf16(without_gate(gating, first));
+        if (output + TILE_OUTPUTS >= inner_size) return;
+        if (bias != nullptr) second += bias[first_row + output + TILE_OUTPUTS];
+        to[TILE_OUTPUTS] = to_bf16(without_gate(gating, second));
     });
 }
 

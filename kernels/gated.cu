@@ -1,4 +1,4 @@
-// Gated activations (Shazeer, arXiv:2002.05202): out = activation(gate + bias) * (up + bias).
+// Gated activations (Shazeer, arXiv:2002.05202): out = activation(factor * (gate + bias)) * (up + bias).
 //
 //   gate_up [num_rows][2 * width] f32    bias [2 * width] f32, or null    out [num_rows][width] bf16
 //
@@ -12,7 +12,7 @@ namespace {
 
 template <class Activation>
 __device__ __forceinline__ void gate_and_multiply(bf16* __restrict__ out, const float* __restrict__ gate_up,
-                                                  const float* __restrict__ bias, int width) {
+                                                  const float* __restrict__ bias, int width, float factor) {
     const size_t row = blockIdx.x;
     const float* const gate = gate_up + row * 2 * width;
     const float* const up = gate + width;
@@ -31,14 +31,14 @@ __device__ __forceinline__ void gate_and_multiply(bf16* __restrict__ out, const 
                 for (int j = 0; j < VECTOR; ++j) g[j] += gate_bias[j], u[j] += up_bias[j];
             }
 #pragma unroll
-            for (int j = 0; j < VECTOR; ++j) g[j] = Activation::of(g[j]) * u[j];
+            for (int j = 0; j < VECTOR; ++j) g[j] = Activation::of(factor * g[j]) * u[j];
             store_8(to + i, g);
         }
     } else {
         for (int i = first; i < width; i += step) {
             const float g = bias != nullptr ? gate[i] + bias[i] : gate[i];
             const float u = bias != nullptr ? up[i] + bias[width + i] : up[i];
-            to[i] = to_bf16(Activation::of(g) * u);
+            to[i] = to_bf16(Activation::of(factor * g) * u);
         }
     }
 }
@@ -46,31 +46,36 @@ __device__ __forceinline__ void gate_and_multiply(bf16* __restrict__ out, const 
 }  // namespace
 
 KERNEL(silu_mul, 1024)
-(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width) {
-    gate_and_multiply<Silu>(out, gate_up, bias, width);
+(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width,
+ float factor) {
+    gate_and_multiply<Silu>(out, gate_up, bias, width, factor);
 }
 EXPORT_KERNEL(silu_mul)
 
 KERNEL(gelu_mul, 1024)
-(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width) {
-    gate_and_multiply<Gelu>(out, gate_up, bias, width);
+(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width,
+ float factor) {
+    gate_and_multiply<Gelu>(out, gate_up, bias, width, factor);
 }
 EXPORT_KERNEL(gelu_mul)
 
 KERNEL(gelu_tanh_mul, 1024)
-(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width) {
-    gate_and_multiply<GeluTanh>(out, gate_up, bias, width);
+(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width,
+ float factor) {
+    gate_and_multiply<GeluTanh>(out, gate_up, bias, width, factor);
 }
 EXPORT_KERNEL(gelu_tanh_mul)
 
 KERNEL(relu_mul, 1024)
-(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width) {
-    gate_and_multiply<Relu>(out, gate_up, bias, width);
+(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width,
+ float factor) {
+    gate_and_multiply<Relu>(out, gate_up, bias, width, factor);
 }
 EXPORT_KERNEL(relu_mul)
 
 KERNEL(squared_relu_mul, 1024)
-(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width) {
-    gate_and_multiply<SquaredRelu>(out, gate_up, bias, width);
+(bf16* __restrict__ out, const float* __restrict__ gate_up, const float* __restrict__ bias, int width,
+ float factor) {
+    gate_and_multiply<SquaredRelu>(out, gate_up, bias, width, factor);
 }
 EXPORT_KERNEL(squared_relu_mul)

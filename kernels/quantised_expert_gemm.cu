@@ -1,17 +1,19 @@
 // Products of the experts' quantised weights with the rows that have chosen them:
 //
-//   quantised_expert_gate_up_m8, _m32    inner[place] = activation(gate) * up, of row sorted[place] of x
+//   quantised_expert_gate_up_m8, _m32    inner[place] = activation(gate) * up, of row sorted[place] of x, or activation(up),
+//                                        if experts have no gates
 //   quantised_expert_down_m8, _m32       sums[place] = inner[place] * W^T + bias
 //
 //   for tiles of up to 8 and 32 places; both give the same bits
 //
 //   x, inner, sums, sorted, tiles, bias: as in expert_gemm.cu
 //   codes, scales, offsets: as quantised.cuh says; offsets may be null. Each expert's gate, up and down begin with a row tile of their
-//   own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and [num_experts][tile_rows(n)]
+//   own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and [num_experts][tile_rows(n)];
+//   without gates [num_experts][tile_rows(inner_size)] of up
 //   kind: 0 int4, 1 int8, 2 e4m3, 3 e2m1
 //
 // Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has two row tiles of one tile's expert: of gate_up the
-// same outputs of gate and of up, 16 of each, and 32 outputs of down. A block whose tile is empty ends at once, so that weights of
+// same outputs of gate and of up, 16 of each, and 32 outputs of down, or of up without gates. A block whose tile is empty ends at once, so that weights of
 // experts without rows are not read. The others are read once for each tile, bits / 8 bytes a weight and 2 bytes a row and group. Codes
 // become bf16 in registers, exactly, as in quantised_gemm.cu: sums of a group are multiplied by its scale. A sum has one order, which
 // depends on k and the groups alone. The kind is an argument, as a warp never diverges by it. No shared memory. Not measured yet.
@@ -162,9 +164,13 @@ __device__ __forceinline__ void gate_up(bf16* __restrict__ inner, const bf16* __
                                         int inner_size, int gating, float alpha, float limit) {
     const uint4 tile = tiles[blockIdx.y];
     const int num_rows = tile.z, expert = tile.x, warp = threadIdx.x / WARP_SIZE, g = threadIdx.x % WARP_SIZE / 4;
-    const int row_tile = blockIdx.x * BLOCK_WARPS + warp, num_row_tiles = (inner_size + TILE_ROWS - 1) / TILE_ROWS;
+    const bool has_gate = gating < WITHOUT_GATES;
+    const int row_tile = (blockIdx.x * BLOCK_WARPS + warp) * (has_gate ? 1 : 2);
+    const int num_row_tiles = (inner_size + TILE_ROWS - 1) / TILE_ROWS;
     if (num_rows == 0 || row_tile >= num_row_tiles) return;
-    const int gate_tile = 2 * expert * num_row_tiles + row_tile;
+    const int of_expert = (has_gate ? 2 : 1) * expert * num_row_tiles, first_tile = of_expert + row_tile;
+    // Without gates, beyond the last row tile it is that one again: its results are not stored.
+    const int second_tile = has_gate ? first_tile + num_row_tiles : of_expert + min(row_tile + 1, num_row_tiles - 1);
     u32 rows[num_columns];
 #pragma unroll
     for (int i = 0; i < num_columns; ++i) {
@@ -172,14 +178,22 @@ __device__ __forceinline__ void gate_up(bf16* __restrict__ inner, const bf16* __
         rows[i] = place < num_rows ? sorted[tile.y + place] : NOWHERE;
     }
     Product<num_columns> product;
-    product.multiply(weights, {gate_tile, gate_tile + num_row_tiles}, x, rows);
-    const size_t first_row = static_cast<size_t>(expert) * 2 * inner_size;
+    product.multiply(weights, {first_tile, second_tile}, x, rows);
+    const size_t first_row = static_cast<size_t>(expert) * (has_gate ? 2 : 1) * inner_size;
     product.for_each(num_rows, [&](int at, int row, int i, int j) {
         const int output = row_tile * TILE_ROWS + at;
         if (output >= inner_size) return;
-        float gate = product.sums[0][i][j], up = product.sums[1][i][j];
-        if (bias != nullptr) gate += bias[first_row + output], up += bias[first_row + inner_size + output];
-        inner[static_cast<size_t>(tile.y + row) * inner_size + output] = to_bf16(gated(gating, gate, up, alpha, limit));
+        bf16* const to = inner + static_cast<size_t>(tile.y + row) * inner_size + output;
+        float first = product.sums[0][i][j], second = product.sums[1][i][j];
+        const int other = output + (has_gate ? inner_size : TILE_ROWS);
+        const bool has_second = has_gate || other < inner_size;
+        if (bias != nullptr) first += bias[first_row + output], second += has_second ? bias[first_row + other] : 0.0f;
+        if (has_gate) {
+            *to = to_bf16(gated(gating, first, second, alpha, limit));
+        } else {
+            *to = to_bf16(without_gate(gating, first));
+            if (has_second) to[TILE_ROWS] = to_bf16(without_gate(gating, second));
+        }
     });
 }
 

@@ -2,6 +2,7 @@
 //
 //   round_rows       out[row] = x[row], rounded to bf16
 //   add_rows         out[row] += x[row]
+//   scale_rows       out[row] *= factor
 //   add_positions    out[row] += table[positions[row]]: learned positions
 //   place_columns    out[row][first + i] = x[row][i], for `out` that begins at column `first` of rows of out_width
 //   sum_ranks        out[i] = the sum of parts[rank][i] over up to 16 ranks, in pairs: (0 + 1) + (2 + 3)
@@ -34,6 +35,13 @@ KERNEL(add_rows, 1024)(float* __restrict__ out, const float* __restrict__ x, int
     for (int i = first; i < width; i += step) out[row + i] += x[row + i];
 }
 EXPORT_KERNEL(add_rows)
+
+KERNEL(scale_rows, 1024)(float* __restrict__ out, float factor, int width) {
+    const size_t row = static_cast<size_t>(blockIdx.x) * width;
+    const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
+    for (int i = first; i < width; i += step) out[row + i] *= factor;
+}
+EXPORT_KERNEL(scale_rows)
 
 KERNEL(add_positions, 1024)
 (float* __restrict__ out, const bf16* __restrict__ table, const u32* __restrict__ positions, int width) {

@@ -3,16 +3,12 @@
 use std::num::NonZeroU32;
 
 use inflight_base::{BlockSize, SequenceId, Tokens};
-use inflight_cuda_stand_in::StandIn;
 use inflight_device::{KvDtype, RecurrentRule, Tiling};
-use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{Engine, Event, NewRequest, PromptLookup, Sampled, Speculation, StepOutput};
-use inflight_runner::{AttentionWindows, CpuRunner, ModelRunner, ModelSource, ModelSpec};
+use inflight_runner::{AttentionWindows, CpuRunner, ModelSource, ModelSpec};
 use serde_json::{Value, json};
 
 use crate::copy::Copy;
-use crate::cuda::on_any_gpu;
-use crate::cuda_recurrent;
 use crate::families::RECURRENT;
 use crate::support::{Setup, fixture};
 
@@ -302,21 +298,6 @@ fn several_processes_are_refused_for_attention_with_gates() {
         assert!(error.to_string().contains(words), "{error}");
     }
     source.check_ranks(1.into(), Tiling::Always).expect("one");
-}
-
-#[test]
-fn a_gpu_refuses_states_beside_cpu_only_operations_on_a_gpu() {
-    let test = "recurrent::a_gpu_refuses_states_beside_cpu_only_operations_on_a_gpu";
-    on_any_gpu(StandIn::new(), test, || {
-        for name in cuda_recurrent::REFUSED {
-            let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
-            let limits = Setup::default().runner_limits();
-            let refused = ModelRunner::<Cuda>::new(&source, limits, &CudaOptions::default()).err();
-            let error = refused.expect("refused").to_string();
-            let words = "computed on the CPU only: use an instance_group of kind KIND_CPU";
-            assert!(error.contains(words), "{name}: {error}");
-        }
-    });
 }
 
 /// Tokens of greedy requests of several lengths. Some steps miss tokens, as if a guide were not ready.

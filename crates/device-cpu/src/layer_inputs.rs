@@ -98,14 +98,6 @@ impl LayerInputOps<Cpu> for CpuLayerInputs {
     fn scale_experts(self, _: &mut Cpu, num_rows: usize, scales: &Vec<f32>, rows: &mut ExpertRows) {
         rows.scale(num_rows, scales);
     }
-
-    fn scale(self, cpu: &mut Cpu, num_rows: usize, scale: f32, hidden: &mut Rows<f32>) {
-        let width = hidden.width();
-        let hidden = hidden.first_mut(num_rows);
-        cpu.for_each_row_block(num_rows, width, hidden, |_, hidden| {
-            hidden.iter_mut().for_each(|value| *value *= scale);
-        });
-    }
 }
 
 /// The operands that all tokens of a call share.

@@ -73,6 +73,14 @@ impl Ops for Cpu {
         self.add_normed(x.first(num_rows), x.width(), norm, hidden);
     }
 
+    fn scale(&mut self, num_rows: usize, factor: f32, hidden: &mut Rows<f32>) {
+        let width = hidden.width();
+        let hidden = hidden.first_mut(num_rows);
+        self.for_each_row_block(num_rows, width, hidden, |_, hidden| {
+            hidden.iter_mut().for_each(|value| *value *= factor);
+        });
+    }
+
     fn add_norm(
         &mut self,
         num_rows: usize,

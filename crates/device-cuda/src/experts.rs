@@ -28,6 +28,8 @@ use inflight_device::{
     RouterScores, Routing, RoutingRule,
 };
 
+/// `WITHOUT_GATES` of the kernels.
+const WITHOUT_GATES: i32 = 8;
 /// Threads of a block that chooses the experts of a row.
 const ROUTE_THREADS: u32 = 32;
 /// Threads of a block that sorts rows, at most.
@@ -162,7 +164,8 @@ impl Cuda {
         };
         let num_experts = shape.routing.num_experts;
         let (hidden, inner) = (shape.hidden_size, shape.expert_size);
-        assert_eq!(gate_up.matrix.n(), 2 * num_experts * inner);
+        let rows_of_inner = if experts.gating.has_gate() { 2 } else { 1 };
+        assert_eq!(gate_up.matrix.n(), rows_of_inner * num_experts * inner);
         assert_eq!(down.matrix.n(), num_experts * hidden);
         let codes = [&gate_up.matrix, &down.matrix].map(codes);
         let is_quantised = codes.iter().any(Option::is_some);
@@ -187,7 +190,9 @@ impl Cuda {
             num_tiles as i32
         );
         let (gating, alpha, limit) = gating_arguments(experts.gating);
-        let gate_up_grid = product_grid(inner, gate_up_products.gate_up_outputs, num_tiles);
+        // Without gates, a warp has other outputs of up in their place.
+        let block_outputs = gate_up_products.gate_up_outputs * 2 / rows_of_inner;
+        let gate_up_grid = product_grid(inner, block_outputs, num_tiles);
         match codes[0] {
             None => launch!(
                 self,
@@ -300,8 +305,12 @@ impl Cuda {
         shared: &Expert<Self>,
         gating: Gating,
     ) -> u64 {
-        let Gating::Product(activation) = gating else {
-            panic!("no family has a shared expert with clamped gates");
+        let activation = match gating {
+            Gating::Product(activation) => InnerActivation::Gated(activation),
+            Gating::Plain(activation) => InnerActivation::Plain(activation),
+            Gating::Scaled(..) | Gating::Clamped { .. } => {
+                panic!("no family has a shared expert with such gates")
+            }
         };
         let Some((inner, sums)) = &chunk.rows.chunk.shared else {
             panic!("memory for a shared expert");
@@ -310,12 +319,7 @@ impl Cuda {
         let scratch = self.scratch.address();
         let num_rows = chunk.num_rows;
         self.multiply(num_rows, chunk.x, &gate_up.matrix, Output::Store, scratch);
-        self.activate(
-            num_rows,
-            gate_up,
-            InnerActivation::Gated(activation),
-            inner.address(),
-        );
+        self.activate(num_rows, gate_up, activation, inner.address());
         self.multiply(
             num_rows,
             inner.address(),
@@ -430,13 +434,20 @@ fn number_of(kind: CodeKind) -> i32 {
 /// A gating as `kernels/activations.cuh` knows it: its number, alpha and limit.
 fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
     match gating {
-        Gating::Product(Activation::Silu) => (0, 0.0, 0.0),
-        Gating::Product(Activation::Gelu) => (1, 0.0, 0.0),
-        Gating::Product(Activation::GeluTanh) => (2, 0.0, 0.0),
-        Gating::Product(Activation::Relu) => (3, 0.0, 0.0),
-        Gating::Product(Activation::SquaredRelu) => (4, 0.0, 0.0),
-        Gating::Product(Activation::Xielu { .. }) => unreachable!("such models are refused"),
+        Gating::Product(activation) => (number_of_activation(activation), 0.0, 0.0),
         Gating::Clamped { alpha, limit } => (5, alpha, limit),
-        Gating::Scaled(..) | Gating::Plain(_) => panic!("GPUs have no such experts"),
+        Gating::Plain(activation) => (WITHOUT_GATES + number_of_activation(activation), 0.0, 0.0),
+        Gating::Scaled(..) => panic!("no family has experts with scaled gates"),
+    }
+}
+
+fn number_of_activation(activation: Activation) -> i32 {
+    match activation {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
+        Activation::Relu => 3,
+        Activation::SquaredRelu => 4,
+        Activation::Xielu { .. } => panic!("no family has experts with xIELU"),
     }
 }

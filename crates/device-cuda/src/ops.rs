@@ -95,6 +95,18 @@ impl Ops for Cuda {
         self.add_normed_rows(num_rows, x, norm, hidden);
     }
 
+    fn scale(&mut self, num_rows: usize, factor: f32, hidden: &mut Rows<f32>) {
+        launch!(
+            self,
+            self.kernels.scale_rows,
+            "scale_rows",
+            shared_row_grid(self.padded(num_rows), hidden.width()),
+            hidden.address(),
+            factor,
+            hidden.width() as i32
+        );
+    }
+
     fn add_norm(
         &mut self,
         num_rows: usize,

@@ -83,20 +83,34 @@ impl Cuda {
             );
             return;
         }
-        let (kernel, width) = match activation {
-            InnerActivation::Gated(activation) => (self.kernels.gated.of(activation), n / 2),
-            InnerActivation::ScaledGate(..) => panic!("GPUs have no factors of gates"),
-            InnerActivation::Plain(activation) => (self.kernels.plain.of(activation), n),
+        let (activation, factor) = match activation {
+            InnerActivation::Gated(activation) => (activation, 1.0),
+            InnerActivation::ScaledGate(activation, factor) => (activation, factor),
+            InnerActivation::Plain(activation) => {
+                launch!(
+                    self,
+                    self.kernels.plain.of(activation),
+                    "an activation",
+                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                    out,
+                    self.scratch.address(),
+                    bias,
+                    n as i32
+                );
+                return;
+            }
         };
+        let width = n / 2;
         launch!(
             self,
-            kernel,
-            "an activation",
+            self.kernels.gated.of(activation),
+            "a gated activation",
             shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
             out,
             self.scratch.address(),
             bias,
-            width as i32
+            width as i32,
+            factor
         );
     }
 

@@ -73,9 +73,6 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         scales: &D::Vector,
         rows: &mut D::ExpertRows,
     );
-
-    /// `hidden *= scale`, `[num_rows, hidden_size]`.
-    fn scale(self, device: &mut D, num_rows: usize, scale: f32, hidden: &mut D::Sums);
 }
 
 impl<D: StepIo> LayerInputOps<D> for Lacking {
@@ -105,10 +102,6 @@ impl<D: StepIo> LayerInputOps<D> for Lacking {
     }
 
     fn scale_experts(self, _: &mut D, _: usize, _: &D::Vector, _: &mut D::ExpertRows) {
-        match self {}
-    }
-
-    fn scale(self, _: &mut D, _: usize, _: f32, _: &mut D::Sums) {
         match self {}
     }
 }

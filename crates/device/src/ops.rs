@@ -66,6 +66,9 @@ pub trait Ops: StepIo {
         hidden: &mut Self::Sums,
     );
 
+    /// `hidden *= factor`, `[num_rows, hidden_size]`.
+    fn scale(&mut self, num_rows: usize, factor: f32, hidden: &mut Self::Sums);
+
     /// `hidden += x; out = norm(hidden)`.
     fn add_norm(
         &mut self,

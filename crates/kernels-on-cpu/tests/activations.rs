@@ -93,12 +93,14 @@ fn gates_multiply_what_they_let_through() {
         let (num_rows, width) = (random.between(1, 4), random.width());
         let gate_up = rows(random, num_rows, 2 * width);
         let bias = random.coin().then(|| random.floats(2 * width, 2.0));
+        let factor = random.one_of(&[1.0, 0.5]);
         let mut out = unwritten_bf16(num_rows * width);
         let mut args = [
             Arg::from(&mut out[..]),
             Arg::from(&gate_up[..]),
             Arg::from(bias.as_deref()),
             (width as i32).into(),
+            factor.into(),
         ];
         let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
         // SAFETY: the bias and each row of `gate_up` have two halves of this width.
@@ -110,7 +112,8 @@ fn gates_multiply_what_they_let_through() {
                 (0..width).map(move |i| {
                     // The sums with the bias are rounded to f32.
                     let gate = f64::from(row[i] + bias(i));
-                    activation(gate) * f64::from(row[width + i] + bias(width + i))
+                    activation(f64::from(factor) * gate)
+                        * f64::from(row[width + i] + bias(width + i))
                 })
             })
             .collect();
@@ -130,6 +133,7 @@ fn gates_of_any_size_give_finite_results() {
             Arg::from(&gate_up[..]),
             Arg::NULL,
             8_i32.into(),
+            1.0_f32.into(),
         ];
         // SAFETY: one row of 8 gates and 8 others.
         unsafe { random.launch(kernel, Dims::new(1, 1, 32), &mut args) };

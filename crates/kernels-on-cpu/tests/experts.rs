@@ -414,7 +414,8 @@ fn rows_are_sorted_by_their_experts_and_tiles_have_each_of_them_once() {
 /// A function of one number.
 type Function = fn(f64) -> f64;
 
-/// The gatings by their numbers: the functions of the gate, but for the last one, which is clamped.
+/// The gatings by their numbers: the functions of the gate, and behind them the clamped one. Without gates, functions have
+/// their numbers from [`WITHOUT_GATES`] on.
 const ACTIVATIONS: [Function; 5] = [
     |x| x * sigmoid(x),
     |x| x * normal_distribution(x),
@@ -426,12 +427,31 @@ const ACTIVATIONS: [Function; 5] = [
     |x| x.max(0.0).powi(2),
 ];
 const CLAMPED: usize = ACTIVATIONS.len();
+const WITHOUT_GATES: usize = 8;
 const ALPHA: f32 = 1.702;
 const LIMIT: f32 = 1.5;
 
+fn random_gating(random: &mut Random) -> usize {
+    match random.coin() {
+        true => random.between(0, CLAMPED),
+        false => WITHOUT_GATES + random.between(0, ACTIVATIONS.len() - 1),
+    }
+}
+
+/// Rows of weights for each inner activation: gate and up, or up alone.
+fn rows_of_inner(gating: usize) -> usize {
+    if gating < WITHOUT_GATES { 2 } else { 1 }
+}
+
+/// The grid of a product with gate and up.
+fn gate_up_dims(gating: usize, inner_size: usize, num_tiles: usize) -> Dims {
+    let block_outputs = 128 / rows_of_inner(gating);
+    Dims::new(inner_size.div_ceil(block_outputs), num_tiles, 128)
+}
+
 fn gated(gating: usize, gate: f64, up: f64) -> f64 {
-    if gating < CLAMPED {
-        return ACTIVATIONS[gating](gate) * up;
+    if let Some(activation) = ACTIVATIONS.get(gating % WITHOUT_GATES) {
+        return activation(gate) * up;
     }
     let (alpha, limit) = (f64::from(ALPHA), f64::from(LIMIT));
     let gate = gate.min(limit);
@@ -467,14 +487,16 @@ impl Experts {
         );
         let has_bias = random.coin();
         let len = num_experts * hidden_size * inner_size;
+        let gating = random_gating(random);
+        let num_rows = rows_of_inner(gating);
         let bias = |random: &mut Random, len| has_bias.then(|| random.floats(len, 1.0));
         Self {
             num_experts,
             hidden_size,
             inner_size,
-            gating: random.between(0, CLAMPED),
-            gate_up: random.bf16s(2 * len, 1.0),
-            gate_up_bias: bias(random, 2 * num_experts * inner_size),
+            gating,
+            gate_up: random.bf16s(num_rows * len, 1.0),
+            gate_up_bias: bias(random, num_rows * num_experts * inner_size),
             down: random.bf16s(len, 1.0),
             down_bias: bias(random, num_experts * hidden_size),
         }
@@ -504,7 +526,7 @@ impl Experts {
             ALPHA.into(),
             LIMIT.into(),
         ];
-        let dims = Dims::new(self.inner_size.div_ceil(64), sorted.tiles.len(), 128);
+        let dims = gate_up_dims(self.gating, self.inner_size, sorted.tiles.len());
         let kernel = format!("expert_gate_up_m{tile_rows}");
         // SAFETY: tiles and places are those of the rows of `x`, and weights have the shapes that the kernel's head
         // says.
@@ -544,7 +566,7 @@ impl Experts {
     }
 
     fn check(&self, x: &[bf16], expert: usize, inner: &[bf16], sums: &[f32]) {
-        let first = 2 * expert * self.inner_size;
+        let first = rows_of_inner(self.gating) * expert * self.inner_size;
         let bias = self.gate_up_bias.as_ref();
         check_inner(self.gating, inner, |is_up, output| {
             let row = first + usize::from(is_up) * self.inner_size + output;
@@ -558,11 +580,14 @@ impl Experts {
 }
 
 /// Checks the inner activations of an expert. `product` is that with a row of gate, or of up: the sum, and what its
-/// rounding is relative to.
+/// rounding is relative to. Without gates, up has the first rows, and a factor of 1 takes its place.
 fn check_inner(gating: usize, inner: &[bf16], product: impl Fn(bool, usize) -> [f64; 2]) {
     for (output, inner) in inner.iter().enumerate() {
         let [gate, gate_size] = product(false, output);
-        let [up, up_size] = product(true, output);
+        let [up, up_size] = match rows_of_inner(gating) {
+            1 => [1.0, 0.0],
+            _ => product(true, output),
+        };
         let expected = gated(gating, gate, up);
         // No activation is steeper than this, and none is larger.
         let steepness = (2.0 * gate.abs() + 2.0) * (up.abs() + 1.0);
@@ -743,15 +768,16 @@ impl QuantisedExperts {
             random_size(random),
             random_size(random),
         );
+        let gating = random_gating(random);
         Self {
             num_experts,
             hidden_size,
             inner_size,
-            gating: random.between(0, CLAMPED),
+            gating,
             gate_up: ExpertMatrices::random(
                 random,
                 kinds,
-                2 * num_experts,
+                rows_of_inner(gating) * num_experts,
                 inner_size,
                 hidden_size,
             ),
@@ -778,7 +804,7 @@ impl QuantisedExperts {
         args.extend(self.gate_up.args());
         args.extend(self.gate_up.sizes());
         args.extend([(self.gating as i32).into(), ALPHA.into(), LIMIT.into()]);
-        let dims = Dims::new(self.inner_size.div_ceil(64), sorted.tiles.len(), 128);
+        let dims = gate_up_dims(self.gating, self.inner_size, sorted.tiles.len());
         let kernel = format!("quantised_expert_gate_up_m{tile_rows}");
         // SAFETY: tiles and places are those of the rows of `x`, and weights are packed as the kernel's head says.
         unsafe { random.launch(&kernel, dims, &mut args) };
@@ -817,7 +843,7 @@ fn products_with_codes_are_those_of_each_row_with_its_experts() {
             let x = &x[row * hidden_size..][..hidden_size];
             let inner = &inner[place * experts.inner_size..][..experts.inner_size];
             check_inner(experts.gating, inner, |is_up, output| {
-                let matrix = 2 * expert + usize::from(is_up);
+                let matrix = rows_of_inner(experts.gating) * expert + usize::from(is_up);
                 experts.gate_up.product(matrix, output, x)
             });
             check_sums(&sums[place * hidden_size..][..hidden_size], |output| {

@@ -80,13 +80,4 @@ impl LayerInputOps<Reference> for ReferenceLayerInputs {
             }
         }
     }
-
-    fn scale(self, _: &mut Reference, num_rows: usize, scale: f32, hidden: &mut Rows) {
-        for row in 0..num_rows {
-            for column in 0..hidden.width {
-                let value = exact(hidden.row(row)[column]) * exact(scale);
-                hidden.set(row, column, value);
-            }
-        }
-    }
 }

@@ -525,6 +525,15 @@ impl Ops for Reference {
         }
     }
 
+    fn scale(&mut self, num_rows: usize, factor: f32, hidden: &mut Rows) {
+        for row in 0..num_rows {
+            for column in 0..hidden.width {
+                let value = exact(hidden.row(row)[column]) * exact(factor);
+                hidden.set(row, column, value);
+            }
+        }
+    }
+
     fn add_norm(
         &mut self,
         num_rows: usize,

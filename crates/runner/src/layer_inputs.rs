@@ -260,7 +260,7 @@ impl<D: Device> LayerInputs<D> {
             residual.add(run, Operation::Down, num_rows, down, after, then);
         }
         if let Some(scale) = scale {
-            residual.scale(run, self.ops, num_rows, scale, next);
+            residual.scale(run, num_rows, scale, next);
         }
     }
 }

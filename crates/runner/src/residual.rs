@@ -9,8 +9,8 @@ use super::summed::Summed;
 
 use inflight_base::LoadError;
 use inflight_device::{
-    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerInputOps,
-    LayerNorm, Linear, Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
+    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerNorm, Linear,
+    Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -272,8 +272,8 @@ impl<D: Device> ResidualStream<D> {
         scale: f32,
     ) {
         self.sum(run, num_rows, x, linear);
-        if let (Some(result), Some(ops)) = (&mut self.result, D::LAYER_INPUTS) {
-            ops.scale(run.device, num_rows, scale, result);
+        if let Some(result) = &mut self.result {
+            run.device.scale(num_rows, scale, result);
             let hidden = &mut self.hidden;
             run.device
                 .add_normed(num_rows, result, Norm::Identity, hidden);
@@ -548,12 +548,11 @@ impl<D: Device> ResidualStream<D> {
     pub fn scale<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
-        ops: D::LayerInputs,
         num_rows: usize,
         scale: f32,
         next: Option<&NormWeights<D>>,
     ) {
-        ops.scale(run.device, num_rows, scale, &mut self.hidden);
+        run.device.scale(num_rows, scale, &mut self.hidden);
         self.norm(run, num_rows, next);
     }
 

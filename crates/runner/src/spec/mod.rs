@@ -283,15 +283,6 @@ impl ModelSpec {
                 "norms of values",
             ),
             (
-                any(|it| it.recurrence_block.is_some()),
-                "recurrences beside attention",
-            ),
-            (any(|it| it.multipliers.is_some()), "factors of blocks"),
-            (
-                any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
-                "experts without gates",
-            ),
-            (
                 any(|it| it.attention.chunk.is_some()),
                 "attention within chunks",
             ),
@@ -309,11 +300,25 @@ impl ModelSpec {
 
     /// What its layers have that only one process computes.
     pub fn parts_of_one_process(&self) -> Vec<&'static str> {
-        let mut layers = self.layers.iter();
-        let has_one_block = layers.any(|it| matches!(it.norms, Norms::OfOne { .. }));
-        let blocks = has_one_block.then_some("layers of one block");
-        let parts = self.parts_for_layer_input_ops().into_iter();
-        parts.chain(blocks).collect()
+        let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
+        let parts = [
+            (
+                any(|it| matches!(it.norms, Norms::OfOne { .. })),
+                "layers of one block",
+            ),
+            (
+                any(|it| it.recurrence_block.is_some()),
+                "recurrences beside attention",
+            ),
+            (any(|it| it.multipliers.is_some()), "factors of blocks"),
+            (
+                any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
+                "experts without gates",
+            ),
+        ];
+        let parts = parts.into_iter().filter(|(has, _)| *has);
+        let of_devices = self.parts_for_layer_input_ops().into_iter();
+        of_devices.chain(parts.map(|(_, part)| part)).collect()
     }
 
     /// The largest width inside of a feed-forward block without experts; 0 if all have some.

@@ -14,7 +14,7 @@ pub struct Launch {
     pub shared_bytes: usize,
 }
 
-/// All kernels but those of mixtures of experts and of latent attention, which no model of the page has.
+/// All kernels but those of mixtures of experts, latent attention and recurrent states, which no model of the page has.
 pub const LAUNCHES: [Launch; 107] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
@@ -195,18 +195,24 @@ mod tests {
         }
     }
 
-    /// How the names of kernels for mixtures of experts and latent attention begin.
-    const OF_NO_MODEL: [&str; 12] = [
+    /// How the names of kernels for mixtures of experts, latent attention and recurrent states begin.
+    const OF_NO_MODEL: [&str; 18] = [
         "add_experts",
+        "convolve_channels",
+        "delta_rule_",
         "expert_",
+        "gate_",
+        "gated_convolution",
         "join_values",
         "latent_attention_",
         "quantised_expert_",
         "rotate_queries",
         "route_",
+        "scale_inputs",
         "sort_experts",
         "split_attended",
         "split_queries",
+        "state_space_",
         "store_latents",
         "tile_heads",
     ];
