@@ -13,6 +13,7 @@ use std::fs;
 use std::process::Command;
 
 use proc_macro2::{TokenStream, TokenTree};
+use regex::Regex;
 
 use circles::circles;
 use sources::Sources;
@@ -203,6 +204,27 @@ fn unsafe_stands_only_where_c_and_memory_are_touched() {
     }
     assert!(num_uses > 100, "only {num_uses} uses found");
     assert_eq!(wrong, Vec::<String>::new(), "unsafe outside its rooms");
+}
+
+#[test]
+fn no_item_is_visible_in_a_path_of_its_own() {
+    let is_restricted = Regex::new(r"\bpub\s*\(\s*in\b").expect("a pattern");
+    assert!(is_restricted.is_match("pub(in super::super) fn f()"));
+    let mut wrong = Vec::new();
+    for file in packages()
+        .iter()
+        .flat_map(|package| Sources::read(package).files)
+    {
+        let text = fs::read_to_string(&file.path).expect("a source");
+        let lines = text.lines().zip(1..);
+        let restricted = lines.filter(|(line, _)| is_restricted.is_match(line));
+        wrong.extend(restricted.map(|(_, line)| format!("{}:{line}", file.path.display())));
+    }
+    assert_eq!(
+        wrong,
+        Vec::<String>::new(),
+        "write pub(super) or pub(crate), or move the item"
+    );
 }
 
 /// The folders of sources of the workspace's packages.

@@ -21,18 +21,13 @@ const MAX_BYTES_AT_ONCE: usize = 512;
 
 impl StepDriver {
     /// Takes in a request that belongs to no sequence of Triton's: it stays until it has ended.
-    pub(in crate::driver) fn admit_alone(
-        &mut self,
-        request: Request,
-        batch: &mut Batch,
-        now: Instant,
-    ) {
+    pub(crate) fn admit_alone(&mut self, request: Request, batch: &mut Batch, now: Instant) {
         let key = CorrelationKey::Alone(self.num_requests_seen);
         self.admit(request, key, batch, now);
     }
 
     /// Takes in a turn of a conversation, which stays until it has ended.
-    pub(in crate::driver) fn admit_turn(
+    pub(crate) fn admit_turn(
         &mut self,
         request: Request,
         turn: Turn,
@@ -44,7 +39,7 @@ impl StepDriver {
     }
 
     /// Takes in a request that starts.
-    pub(in crate::driver) fn admit(
+    pub(crate) fn admit(
         &mut self,
         request: Request,
         key: CorrelationKey,

@@ -48,7 +48,7 @@ impl StepDriver {
     }
 
     /// Whether the request `id` will not come back from Triton.
-    pub(in crate::driver) fn is_lost(&mut self, id: RequestId, now: Instant) -> bool {
+    pub(crate) fn is_lost(&mut self, id: RequestId, now: Instant) -> bool {
         let max_absence = self.max_absence;
         self.in_flight
             .get_mut(id)
@@ -145,7 +145,7 @@ impl StepDriver {
     }
 
     /// Notes that Triton may not free the slot of a request that was cancelled.
-    pub(in crate::driver) fn doubt_slot(&mut self, id: RequestId) {
+    pub(crate) fn doubt_slot(&mut self, id: RequestId) {
         if let Some(lost) = self.in_flight.get(id) {
             self.slots_in_doubt
                 .note(lost.correlation_id.clone(), &lost.factory);
@@ -153,7 +153,7 @@ impl StepDriver {
     }
 
     /// Drops a request from all tables, without answering it.
-    pub(in crate::driver) fn forget(&mut self, id: RequestId) {
+    pub(crate) fn forget(&mut self, id: RequestId) {
         if let Some(gone) = self.in_flight.remove(id) {
             gone.sequences.cancel(&mut self.manager);
             self.ended_turns.extend(gone.turn.map(Turn::abandon));
@@ -167,7 +167,7 @@ impl StepDriver {
 
     /// Answers the requests of the batch, and those that were not read yet, with the step's error. Those that Triton
     /// holds are answered when it hands them over again.
-    pub(in crate::driver) fn fail_all(
+    pub(crate) fn fail_all(
         &mut self,
         batch: &mut Batch,
         untaken: impl Iterator<Item = Request>,
@@ -185,7 +185,7 @@ impl StepDriver {
     }
 
     /// Refuses a request; a cancelled one is Triton's to answer.
-    pub(in crate::driver) fn refuse(&mut self, request: Request, error: Error) {
+    pub(crate) fn refuse(&mut self, request: Request, error: Error) {
         if request.is_warm_up() {
             request.fail(error);
         } else if request.is_cancelled() {
@@ -216,7 +216,7 @@ impl StepDriver {
     }
 
     /// Takes a cancelled request that is not in flight any more, until Triton gets it.
-    pub(in crate::driver) fn leave(&mut self, request: Request) {
+    pub(crate) fn leave(&mut self, request: Request) {
         self.leaving.push(request.keep(), Instant::now());
     }
 
@@ -245,7 +245,7 @@ impl StepDriver {
 
     /// Answers the cancelled requests that no step has handed to Triton, and has their slots freed: of those that were
     /// to come back, Triton has ended all.
-    pub(in crate::driver) fn end_leaving(&mut self, now: Instant) {
+    pub(crate) fn end_leaving(&mut self, now: Instant) {
         while let Some(request) = self.leaving.pop(now) {
             log::debug!("a cancelled request is ended between two steps");
             self.end(request.receive(), cancelled());
@@ -261,19 +261,14 @@ impl StepDriver {
     }
 
     /// Counts an ended request in Triton's statistics. Before its release, which ends our hold on it.
-    pub(in crate::driver) fn report(
-        &self,
-        request: &Request,
-        success: bool,
-        timestamps: &Timestamps,
-    ) {
+    pub(crate) fn report(&self, request: &Request, success: bool, timestamps: &Timestamps) {
         if let Err(error) = self.instance.report_request(request, success, timestamps) {
             log::debug!("a request could not be counted: {error}");
         }
     }
 
     /// Frees the slots of sequences that have ended in an earlier call, if Triton has not.
-    pub(in crate::driver) fn free_slots(&mut self) {
+    pub(crate) fn free_slots(&mut self) {
         for key in self.slots_in_doubt.take_ripe() {
             if self.in_flight.find(&key).is_some() {
                 // A client has taken the sequence's id again, and with it the slot.
@@ -289,7 +284,7 @@ impl StepDriver {
     }
 
     /// Ends a sequence that is not iterative, by a request of our own. Returns whether that is on its way.
-    pub(in crate::driver) fn close_sequence(&self, key: &CorrelationKey) -> bool {
+    pub(crate) fn close_sequence(&self, key: &CorrelationKey) -> bool {
         let (name, data_type, shape) = self.smallest_input();
         let closed =
             key.tell(|sequence| self.served.close_sequence(sequence, name, data_type, shape));

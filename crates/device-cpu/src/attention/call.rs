@@ -37,7 +37,7 @@ pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
 
 /// Scratch memory of one thread.
 #[derive(Default)]
-pub(in super::super) struct AttentionScratch {
+pub(crate) struct AttentionScratch {
     queries: Queries,
     seen: Vec<u64>,
     /// One for each row, if there are linear biases.

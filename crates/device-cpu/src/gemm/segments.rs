@@ -30,7 +30,7 @@ use inflight_threads::DisjointSlice;
 
 /// Consecutive rows that are multiplied with the same matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Segment {
+pub(crate) struct Segment {
     /// The index of the matrix.
     pub matrix: usize,
     /// The rows, which begin where those of the segment before end. Not empty.
@@ -43,7 +43,7 @@ impl Cpu {
     /// # Panics
     ///
     /// If the lengths do not agree, or the matrices of segments differ in shape.
-    pub(in super::super) fn gemm_segments<'w>(
+    pub(crate) fn gemm_segments<'w>(
         &mut self,
         x: &[bf16],
         segments: &[Segment],
@@ -81,7 +81,7 @@ impl Cpu {
     /// # Panics
     ///
     /// If the lengths do not agree, or the matrices of segments differ in shape.
-    pub(in super::super) fn gemm_gated_segments<'w>(
+    pub(crate) fn gemm_gated_segments<'w>(
         &mut self,
         x: &[bf16],
         segments: &[Segment],
@@ -136,7 +136,7 @@ impl Cpu {
     /// # Panics
     ///
     /// If the lengths do not agree, or the matrices of segments differ in shape.
-    pub(in super::super) fn gemm_activated_segments<'w>(
+    pub(crate) fn gemm_activated_segments<'w>(
         &mut self,
         x: &[bf16],
         segments: &[Segment],

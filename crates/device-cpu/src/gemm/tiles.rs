@@ -24,10 +24,10 @@ use inflight_threads::DisjointSlice;
 
 /// Scratch memory of [`Cpu::gemm_tiles`].
 #[derive(Default)]
-pub(in super::super) struct TileScratch {
+pub(crate) struct TileScratch {
     /// All rows, each with the inputs of every tile at an even place.
     even_x: Vec<bf16>,
-    /// Those of each tile with quantised weights.
+    /// The rounded rows of each tile with quantised weights.
     rounded: Vec<quantised::RoundedActivations>,
 }
 

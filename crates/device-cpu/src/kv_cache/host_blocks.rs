@@ -18,7 +18,7 @@ impl HostBlocks {
     /// # Errors
     ///
     /// If the system refuses the address space.
-    pub(in super::super) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
+    pub(crate) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
         let block_len = cache.num_planes * cache.plane_len;
         let len = block_len.saturating_mul(num_blocks);
         Ok(Self {
@@ -32,12 +32,7 @@ impl HostBlocks {
     /// # Panics
     ///
     /// If there is no such block in either.
-    pub(in super::super) fn offload(
-        &mut self,
-        cache: &KvCache,
-        source: BlockId,
-        target: HostBlockId,
-    ) {
+    pub(crate) fn offload(&mut self, cache: &KvCache, source: BlockId, target: HostBlockId) {
         let words = self.words_of(target);
         let planes = self.buffer.as_mut_slice()[words].chunks_exact_mut(cache.plane_len);
         for (plane, words) in planes.enumerate() {
@@ -50,12 +45,7 @@ impl HostBlocks {
     /// # Panics
     ///
     /// If there is no such block in either.
-    pub(in super::super) fn onboard(
-        &self,
-        source: HostBlockId,
-        cache: &mut KvCache,
-        target: BlockId,
-    ) {
+    pub(crate) fn onboard(&self, source: HostBlockId, cache: &mut KvCache, target: BlockId) {
         let words = &self.buffer.as_slice()[self.words_of(source)];
         let planes = words.chunks_exact(cache.plane_len);
         for (plane, words) in planes.enumerate() {
@@ -69,7 +59,7 @@ impl HostBlocks {
     /// # Panics
     ///
     /// If there is no such block.
-    pub(in super::super) fn bytes_mut(&mut self, block: HostBlockId) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self, block: HostBlockId) -> &mut [u8] {
         let words = self.words_of(block);
         bytemuck::cast_slice_mut(&mut self.buffer.as_mut_slice()[words])
     }

@@ -42,7 +42,7 @@ pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
 /// Widens the elements of a group to bf16, which represents them exactly. `out` is twice as long as `words`.
 /// Prefetches `ahead` meanwhile.
 #[inline(always)]
-pub(in super::super) fn widen(words: &[u16], ahead: &[u16], out: &mut [u16]) {
+pub(crate) fn widen(words: &[u16], ahead: &[u16], out: &mut [u16]) {
     let (words, out) = (
         words.as_chunks::<GROUP>().0,
         out.as_chunks_mut::<{ 2 * GROUP }>().0,

@@ -10,7 +10,7 @@ use inflight_base::BlockId;
 use inflight_device::{KvDtype, KvLayout, KvValues};
 
 /// A layer of the pool for reading.
-pub(in super::super) struct KvLayer<'a> {
+pub(crate) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
@@ -24,7 +24,7 @@ unsafe impl Sync for KvLayer<'_> {}
 
 /// 16 positions of a head as they are stored, in 16-bit words.
 #[derive(Clone, Copy)]
-pub(in super::super) struct KvGroup<'a> {
+pub(crate) struct KvGroup<'a> {
     pub keys: &'a [u16],
     pub values: &'a [u16],
     /// The scales of the keys, then those of the values. Empty for bf16.
@@ -62,7 +62,7 @@ impl KvLayer<'_> {
 }
 
 /// A layer of the pool for storing, from several threads.
-pub(in super::super) struct KvLayerMut<'a> {
+pub(crate) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
@@ -77,7 +77,7 @@ unsafe impl Sync for KvLayerMut<'_> {}
 
 /// Scratch memory for one vector.
 #[derive(Default)]
-pub(in super::super) struct Encoded {
+pub(crate) struct Encoded {
     bf16: Vec<u16>,
     int8: Vec<u8>,
 }

@@ -14,7 +14,7 @@ use inflight_threads::DisjointSlice;
 
 /// Rows of activations rounded to 8 bits: each block of 32 elements is `scale * codes`, with 127 as the largest code.
 #[derive(Default)]
-pub(in super::super) struct RoundedActivations {
+pub(crate) struct RoundedActivations {
     num_blocks: usize,
     /// `[m, num_blocks, 32]`.
     codes: Vec<i8>,
@@ -60,7 +60,7 @@ impl RoundedActivations {
 
 impl Cpu {
     /// Rounds `x`, `[m, k]`, for a product with `panels`.
-    pub(in super::super) fn round_activations(
+    pub(crate) fn round_activations(
         &mut self,
         x: &[bf16],
         k: usize,
@@ -74,7 +74,7 @@ impl Cpu {
 
     /// Rounds `x`, `[m, k]`, to rows of `num_blocks` blocks, each in the order of columns that `order(row)` gives.
     /// `has_eight_bits` tells whether any of the weights have 8 bits.
-    pub(in super::super) fn round_rows<'o>(
+    pub(crate) fn round_rows<'o>(
         &mut self,
         x: &[bf16],
         k: usize,

@@ -30,7 +30,7 @@ fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
 }
 
 /// Computes the sums of the rows of `x` from `first_row` on with one panel, `[rows, 48]`.
-pub(in super::super) fn multiply_panel(
+pub(crate) fn multiply_panel(
     simd: Simd,
     x: &RoundedActivations,
     first_row: usize,

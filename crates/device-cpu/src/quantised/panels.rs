@@ -28,7 +28,7 @@ pub(super) fn stored_number(value: f32) -> f32 {
 /// ```
 ///
 /// A kernel reads both from front to back. Outputs are padded with zeros to whole panels, inputs to whole blocks.
-pub(in super::super) struct Panels {
+pub(crate) struct Panels {
     pub(super) format: QuantFormat,
     /// Blocks of inputs.
     pub(super) num_blocks: usize,
@@ -86,21 +86,21 @@ impl Panels {
     }
 
     /// What its codes are.
-    pub(in super::super) fn bits(&self) -> CodeBits {
+    pub(crate) fn bits(&self) -> CodeBits {
         self.format.bits
     }
 
     /// Blocks of inputs.
-    pub(in super::super) fn num_blocks(&self) -> usize {
+    pub(crate) fn num_blocks(&self) -> usize {
         self.num_blocks
     }
 
     /// The input of each column, if it is not the one with the same index.
-    pub(in super::super) fn input_order(&self) -> Option<&[u32]> {
+    pub(crate) fn input_order(&self) -> Option<&[u32]> {
         self.input_order.as_deref()
     }
 
-    pub(in super::super) fn num_bytes(&self) -> usize {
+    pub(crate) fn num_bytes(&self) -> usize {
         let order = self.input_order.as_ref().map_or(0, |order| order.len());
         2 * (self.codes.len() + self.scales.len() + 2 * order)
     }

@@ -18,7 +18,7 @@ type Sums<const ROWS: usize, const GROUPS: usize> = [[[__m256; REGISTERS]; GROUP
 ///
 /// The pointers and sizes of the tile are valid, and the machine supports AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(in super::super) unsafe fn tile(tile: &AttentionTile) {
+pub(crate) unsafe fn tile(tile: &AttentionTile) {
     // SAFETY: the caller's promises; the rows are of the tile.
     unsafe { for_some_rows!(tile, some_rows) }
 }
