@@ -1,10 +1,10 @@
 //! Guides that are invalid, too large, or designed to be slow: an error of their own request.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use inflight_base::RequestError;
-use inflight_guidance::{GuideSpec, Structure};
-use inflight_sampling::{FinishReason, SampleError};
+use inflight_guidance::{GuideSpec, MAX_LOOKUPS, Structure};
+use inflight_sampling::{FinishReason, GuideTokens as _, SampleError};
 use serde_json::{Value, json};
 
 use crate::support::{MODEL, Request, roomy, serve};
@@ -77,10 +77,10 @@ fn a_bad_guide_is_rejected_with_the_reason() {
     }
 }
 
-/// Each tries to make the compiler slow, to overflow its stack, or to use much memory. Each must compile or
-/// be rejected soon.
+/// Each tries to make the compiler slow, to overflow its stack, or to use much memory. The work of each is bounded by
+/// counts: of the compiler, so that the test ends, and of each token.
 #[test]
-fn a_hostile_guide_compiles_or_fails_soon() {
+fn a_hostile_guide_compiles_or_fails_within_its_work() {
     let chain = |len: usize| {
         let links = (0..len).map(|n| format!("T{n}: T{}\n", n + 1));
         format!("start: T0\n{}T{len}: \"a\"\n", links.collect::<String>())
@@ -179,26 +179,15 @@ fn a_hostile_guide_compiles_or_fails_soon() {
     ];
     for spec in specs {
         let name: String = format!("{spec:?}").chars().take(60).collect();
-        let started = Instant::now();
-        let outcome = MODEL.guide(spec);
-        if let Err(RequestError::Invalid(text)) = &outcome {
-            assert!(!text.contains("within"), "{name}: {text}");
-        }
-        let took = started.elapsed();
-        eprintln!("{name}: {} in {} ms", outcome.is_ok(), took.as_millis());
-        assert!(took < Duration::from_secs(10), "{name} took {took:?}");
+        let outcome = MODEL.grammar_guide(spec);
+        eprintln!("{name}: {}", outcome.is_ok());
         let Ok(guide) = outcome else { continue };
-        // Computing the allowed tokens must be quick too, or fail.
         let mut generated = Vec::new();
         for _ in 0..20 {
             let mut logits = vec![0.0; MODEL.source.spec().vocab_size];
-            let started = Instant::now();
-            let restricted = guide.0.restrict(&mut logits, &generated);
-            let took = started.elapsed();
-            assert!(
-                took < Duration::from_secs(10),
-                "{name}: a token took {took:?}"
-            );
+            let restricted = guide.restrict(&mut logits, &generated);
+            let num_lookups = guide.max_lookups();
+            assert!(num_lookups <= MAX_LOOKUPS, "{name}: {num_lookups} look-ups");
             let allowed = logits.iter().rposition(|logit| *logit == 0.0);
             match (restricted, allowed) {
                 (Ok(()), Some(token)) => generated.push(token as u32),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use inflight_base::{BlockSize, Blocks, RequestError, SequenceId, TokenId, Tokens};
 use inflight_device_cpu::CpuOptions;
 use inflight_engine::{EngineConfig, Event, NewRequest};
-use inflight_guidance::{Compiler, GuideSpec};
+use inflight_guidance::{Compiler, GrammarGuide, GuideSpec};
 use inflight_machines::load_on_cpus;
 use inflight_manager::BatchManager;
 use inflight_runner::{ModelSource, RunnerLimits};
@@ -38,11 +38,17 @@ pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
 impl Model {
     /// The guide that `spec` describes.
     pub fn guide(&self, spec: GuideSpec) -> Result<Guide, RequestError> {
+        Ok(Guide(Arc::new(self.grammar_guide(spec)?)))
+    }
+
+    /// The guide that `spec` describes, however long it takes to compile.
+    pub fn grammar_guide(&self, spec: GuideSpec) -> Result<GrammarGuide, RequestError> {
         let end_ids = self.source.end_ids().to_vec();
         let compilation = self.compiler.compile(spec, end_ids, Instant::now())?;
         self.compiler
-            .wait(|| compilation.is_done(), Duration::from_secs(60));
-        compilation.poll(Instant::now()).expect("in time")
+            .wait(|| compilation.is_done(), Duration::from_secs(3600));
+        let guide = compilation.poll_grammar(Instant::now());
+        guide.expect("it is compiled")
     }
 
     pub fn text(&self, prompt: &[TokenId], tokens: &[TokenId]) -> String {
