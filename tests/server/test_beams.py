@@ -4,6 +4,7 @@ compares it with transformers, and test_batching.py checks for the same bits und
 import asyncio
 import itertools
 import json
+import math
 
 import numpy
 import pytest
@@ -285,12 +286,19 @@ def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
 def test_a_search_out_of_time_returns_its_current_beams(server, model, stream):
-    options = {**AS_THEY_ARE, "max_tokens": 450, "timeout": 50_000, "stream": stream}
-    answer = found(server, model, options)
-    final = answer.last
+    max_tokens = 450
+    # However fast the machine is, a time limit between these ends the search between its first token and its last.
+    shortest_us, longest_us = 1, 10**9
+    while True:
+        limit_us = math.isqrt(shortest_us * longest_us)
+        options = {**AS_THEY_ARE, "max_tokens": max_tokens, "timeout": limit_us, "stream": stream}
+        final = found(server, model, options).last
+        num_tokens = final.arrays["num_output_tokens"].max().item()
+        if 0 < num_tokens < max_tokens:
+            break
+        shortest_us, longest_us = (limit_us + 1, longest_us) if num_tokens == 0 else (shortest_us, limit_us)
+        assert shortest_us < longest_us, "no time limit ends the search"
     assert final.arrays["finish_reason"][0].tolist() == [b"timed_out"] * 4
-    num_tokens = final.arrays["num_output_tokens"].max().item()
-    assert 0 < num_tokens < 450
     assert_beams_as_they_are(server, final, num_tokens)
     assert_blocks_come_back(server, model)
 
