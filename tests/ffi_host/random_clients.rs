@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use inflight_tests::seed;
 use inflight_triton::sys;
 
 use crate::draw::Draw;
@@ -111,9 +112,11 @@ fn random_clients_get_their_own_streams_and_nothing_leaks() {
         ("max_tokens_in_paged_kv_cache", "96"),
         ("max_num_tokens", "16"),
     ];
+    let first = seed();
     for policy in ["guaranteed_no_evict", "max_utilization", "static_batch"] {
-        for seed in 0..8 {
-            let overlap = if seed % 2 == 1 { "true" } else { "false" };
+        for number in 0..8 {
+            let seed = first.wrapping_add(number);
+            let overlap = if number % 2 == 1 { "true" } else { "false" };
             let mut parameters = small.to_vec();
             parameters.push(("batch_scheduler_policy", policy));
             parameters.push(("enable_trt_overlap", overlap));

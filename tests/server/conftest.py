@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness import tiers
+from harness import left_out, seeds, tiers
 from harness.cancelling import forgiveness
 from harness.deployments import DEPLOYMENTS
 from harness.front import Front
@@ -43,6 +43,10 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_sessionfinish(session, exitstatus):
     tiers.end(session, exitstatus)
+
+
+pytest_runtest_logreport = pytest_collectreport = left_out.logreport
+pytest_terminal_summary = seeds.terminal_summary
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,14 +3,13 @@
 import asyncio
 import itertools
 import json
-import random
 import time
 
 import ml_dtypes
 import numpy
 import pytest
 
-from harness import clients
+from harness import clients, seeds
 from harness.adapters import RANK, adapter_rows, page_bytes, rows_inputs, write_rows
 from harness.clients import GrpcStream, Refused, described, generate, grpc, streams
 from harness.repository import ALLOW_OLDEST, ROOT, STORIES, add_model
@@ -190,7 +189,7 @@ def test_a_request_may_be_cancelled_while_its_adapter_is_copied(uploads, model):
     (expected,) = ask(uploads, "files", naming(31))
 
     async def main():
-        rng = random.Random(model)
+        rng = seeds.rng("cancelled uploads", model)
         async with grpc(uploads) as connection:
             for _ in range(12):
                 prompt, options = bringing(31, num_extra_values=MANY_VALUES)
@@ -214,9 +213,9 @@ def test_a_request_may_be_cancelled_while_its_adapter_is_copied(uploads, model):
 
 @pytest.mark.parametrize("model", DRIVERS)
 def test_64_clients_bring_40_adapters_where_16_have_room(uploads, model):
-    """As TensorRT-LLM's clients do: an adapter that the server does not know is sent again. On a busy machine all 64 may
-    arrive at once, which is more than may be on the way."""
-    rng = random.Random(model)
+    """As TensorRT-LLM's clients do: an adapter that the server does not know is sent again. On a busy machine all 64
+    may arrive at once, which is more than may be on the way."""
+    rng = seeds.rng("uploads", model)
     sent = [[rng.randrange(NUM_ADAPTERS) for _ in range(3)] for _ in range(NUM_CLIENTS)]
     num_sent = 0
 
@@ -251,7 +250,8 @@ def test_64_clients_bring_40_adapters_where_16_have_room(uploads, model):
 
 
 def test_an_adapter_that_has_left_the_memory_comes_back_from_its_files(uploads):
-    """A number with a folder may be sent, too, as Triton's OpenAI frontend does with the files that it has read itself."""
+    """A number with a folder may be sent, too, as Triton's OpenAI frontend does with the files that it has read
+    itself."""
     weights = adapter_rows(13)
     (sent,) = streams(uploads, "both", [(rows_inputs(PROMPT, *weights), {"max_tokens": 12, "lora_task_id": 12})])
     of_12, of_13 = ask(uploads, "files", naming(12), naming(13))

@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import threading
@@ -15,7 +14,7 @@ import time
 
 import pytest
 
-from harness import clients
+from harness import clients, seeds
 from harness.adapters import RANK, num_bytes_of_one, page_bytes, rows_of, write_adapter
 from harness.clients import Refused, described, generate, grpc, streams
 from harness.repository import ROOT, STORIES, add_model
@@ -77,8 +76,8 @@ def adapters(tmp_path_factory, folders):
         yield server
 
 
-def requests(num, seed):
-    rng = random.Random(seed)
+def requests(num, *names):
+    rng = seeds.rng("adapters", *names)
     for _ in range(num):
         adapter = rng.choice([None, *range(NUM_ADAPTERS)])
         options = {"max_tokens": rng.choice([4, 12, 24]), "seed": rng.randrange(1000)}
@@ -115,8 +114,7 @@ def counted(server, model):
 @pytest.mark.parametrize("model, num_together", [("few", NUM_KEPT), ("queued", NUM_KEPT), ("together", NUM_TOGETHER)])
 @pytest.mark.complete
 def test_64_clients_get_of_200_adapters_what_each_gives_alone(adapters, model, num_together):
-    rng = random.Random(model)
-    sent = [list(requests(2, rng.random())) for _ in range(NUM_CLIENTS)]
+    sent = [list(requests(2, model, number)) for number in range(NUM_CLIENTS)]
 
     async def client(connection, own):
         return [await clients.stream(connection, model, prompt, **options) for prompt, options in own]
@@ -267,7 +265,7 @@ def test_adapters_are_replaced_and_deleted_while_requests_run(adapters, folders)
         os.rename(folders / ".new", folders / name)
 
     def change():
-        rng = random.Random(5)
+        rng = seeds.rng("changes")
         while not is_over.wait(0.01):
             name = rng.choice(names)
             if rng.random() < 0.3:
@@ -277,8 +275,8 @@ def test_adapters_are_replaced_and_deleted_while_requests_run(adapters, folders)
         for name in names:
             put(name, 1)
 
-    def ask(seed):
-        rng = random.Random(seed)
+    def ask(number):
+        rng = seeds.rng("asked", number)
         num_answers = 0
         for _ in range(12):
             try:

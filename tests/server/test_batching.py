@@ -3,11 +3,10 @@ request gets, bit for bit, what it gets alone."""
 
 import asyncio
 import itertools
-import random
 
 import pytest
 
-from harness import clients
+from harness import clients, seeds
 from harness.clients import described
 from harness.repository import STORIES
 
@@ -61,24 +60,25 @@ def combinations():
 
 def requests(scheme):
     """A dozen requests of every kind, two for several sequences, and two with beams; V1 does not stream."""
-    for seed in range(16):
-        rng = random.Random(seed)
-        options = {"max_tokens": rng.choice([1, 7, 20, 40]), "seed": seed, "stream": scheme != "V1" and seed % 3 > 0}
-        if seed % 2:
+    for number in range(16):
+        rng = seeds.rng("batching", number)
+        seed = rng.randrange(1 << 32)
+        options = {"max_tokens": rng.choice([1, 7, 20, 40]), "seed": seed, "stream": scheme != "V1" and number % 3 > 0}
+        if number % 2:
             options.update(temperature=1.0, top_k=20)
-        if seed % 4 == 0:
+        if number % 4 == 0:
             options["stop"] = "the"
-        if seed % 5 == 0:
+        if number % 5 == 0:
             options["priority"] = 1
-        if seed % 3 == 0:
-            options["logprobs"] = seed % 7
-        if seed % 4 == 1:
+        if number % 3 == 0:
+            options["logprobs"] = number % 7
+        if number % 4 == 1:
             options.update(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
-        if seed >= 12:
-            options.update(n=seed - 9, temperature=1.0)
-        if seed >= 14:
-            beams = {"beam_width": seed - 11, "length_penalty": 15.0 - seed, "return_log_probs": True}
-            options = {"max_tokens": [20, 40][seed % 2], "seed": seed, "stream": False, **beams}
+        if number >= 12:
+            options.update(n=number - 9, temperature=1.0)
+        if number >= 14:
+            beams = {"beam_width": number - 11, "length_penalty": 15.0 - number, "return_log_probs": True}
+            options = {"max_tokens": [20, 40][number % 2], "seed": seed, "stream": False, **beams}
         yield rng.choice(PROMPTS), options
 
 

@@ -1,11 +1,10 @@
 """LoRA adapters on a GPU, which is the stand-in for one."""
 
 import concurrent.futures
-import random
 
 import pytest
 
-from harness import deployments
+from harness import deployments, seeds
 from harness.adapters import page_bytes, rows_of, write_adapter
 from harness.clients import generate
 from harness.repository import STORIES, add_model
@@ -37,8 +36,8 @@ def server(tmp_path_factory):
         yield server
 
 
-def requests(num, seed):
-    rng = random.Random(seed)
+def requests(num):
+    rng = seeds.rng("adapters on a GPU")
     for _ in range(num):
         options = {"max_tokens": rng.choice([4, 12]), "seed": rng.randrange(1000)}
         if rng.random() < 0.5:
@@ -57,7 +56,7 @@ def texts(server, model, asked):
 
 @pytest.mark.complete
 def test_each_adapter_gives_on_a_gpu_what_it_gives_alone(server):
-    asked = list(requests(24, seed=5))
+    asked = list(requests(24))
     alone = [texts(server, "gpu", [one])[0] for one in asked]
     assert texts(server, "gpu", asked) == alone
     # Here there is room for two on the GPU: others wait, and take their place.

@@ -1,12 +1,11 @@
 """Reuse of KV cache blocks between requests, and a cache that is far too small."""
 
 import asyncio
-import random
 import time
 
 import pytest
 
-from harness import clients
+from harness import clients, seeds
 from harness.repository import add_synthetic
 from harness.server import Server
 from harness.synthetic import continuation
@@ -135,8 +134,8 @@ def test_concurrent_requests_wait_for_the_first_to_write_their_common_blocks(ser
 def test_thousands_of_requests_are_all_served_with_a_third_of_the_memory_they_need(server, policy):
     num_requests, num_streams = 2000, 64
     asked = []
-    for seed in range(num_requests):
-        rng = random.Random(seed)
+    rng = seeds.rng("pressure", policy)
+    for _ in range(num_requests):
         prompt = [rng.randrange(5) for _ in range(rng.randrange(1, 40))]
         asked.append((prompt, rng.randrange(1, 60)))
 

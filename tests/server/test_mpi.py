@@ -1,11 +1,10 @@
-"""A model whose ranks are the processes of `mpirun`: the same bits as with processes that the server has started, models one after
-the other, and nothing is left whatever happens to a process."""
+"""A model whose ranks are the processes of `mpirun`: the same bits as with processes that the server has started,
+models one after the other, and nothing is left whatever happens to a process."""
 
 import collections
 import contextlib
 import os
 import pathlib
-import random
 import re
 import shlex
 import shutil
@@ -14,9 +13,8 @@ import threading
 
 import pytest
 
-from harness import clients, deployments
+from harness import clients, deployments, seeds
 from harness.adapters import page_bytes, write_adapter
-from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.second_host import SecondHost
 from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, num_requests
@@ -57,10 +55,10 @@ def is_missing():
 
 
 @pytest.fixture(autouse=True)
-def mpi(request):
+def mpi():
     """Skips a test, and says so in the summary, where MPI is missing."""
     if reason := is_missing():
-        skip(f"test_mpi.py: {request.node.name}", reason)
+        pytest.skip(reason)
 
 
 def ranks(server):
@@ -152,12 +150,12 @@ def test_a_rank_that_is_stopped_is_an_error_and_computes_again_when_it_continues
 
 
 @pytest.fixture
-def second_host(request, tmp_path):
+def second_host(tmp_path):
     with contextlib.ExitStack() as stack:
         try:
             yield stack.enter_context(SecondHost(tmp_path))
         except OSError as error:
-            skip(f"test_mpi.py: {request.node.name}", f"no second host: {error}")
+            pytest.skip(f"no second host: {error}")
 
 
 def test_ranks_of_two_hosts_give_the_same_bits_and_an_error_while_the_network_is_gone(repository, second_host):
@@ -281,7 +279,8 @@ def test_the_examples_for_clusters_serve_on_two_hosts_and_drain(repository, seco
         client = threading.Thread(target=lambda: answers.extend(clients.streams(server, "two", request)))
         client.start()
         wait_for(lambda: num_requests(server, "two", "active") == 1, "it is not in flight")
-        # `#SBATCH --signal=B:TERM` has Slurm send it to the script, and Kubernetes has nobody who sends it to the server.
+        # `#SBATCH --signal=B:TERM` has Slurm send it to the script, and Kubernetes has nobody who sends it to the
+        # server.
         pids = [server.process.pid] if command is command_of_script else server.children("tritonserver")
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
@@ -327,10 +326,8 @@ def test_a_rank_with_other_files_is_named(repository, tmp_path):
 
 
 def test_random_faults_under_mpirun_end_all_or_change_nothing(repository):
-    seed = int(os.environ.get("INFLIGHT_SEED", 1))
     num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 4))
-    print(f"INFLIGHT_SEED={seed}")
-    rng = random.Random(seed)
+    rng = seeds.rng("faults under mpirun")
     quick = {"rank_timeout_seconds": TIME_LIMIT_S, "rank_load_timeout_seconds": LOAD_TIME_LIMIT_S}
     add_model(repository, "three", {**MPI, **quick, "tensor_parallel_size": 3}, checkpoint=STORIES)
     add_model(repository, "calm", {"num_threads": 1}, checkpoint=STORIES)
@@ -345,7 +342,7 @@ def test_random_faults_under_mpirun_end_all_or_change_nothing(repository):
             expected = expected or answers
             assert answers == expected
         fault, is_at_load, pid = rng.choice(MPI_FAULTS), rng.random() < 0.3, rng.choice(ranks(server))
-        where = f"INFLIGHT_SEED={seed}, fault {number}: {fault.__name__}{' at load' * is_at_load}"
+        where = f"fault {number}: {fault.__name__}{' at load' * is_at_load}"
         if is_at_load:
             server.unload("three")
             server.wait_for_state("three", "UNAVAILABLE")

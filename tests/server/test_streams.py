@@ -2,11 +2,10 @@
 
 import asyncio
 import concurrent.futures
-import random
 
 import pytest
 
-from harness import clients
+from harness import clients, seeds
 from harness.synthetic import continuation
 
 PROMPTS = [
@@ -22,11 +21,11 @@ PROMPTS = [
 ]
 
 
-def some_request(seed):
+def some_request(number):
     """A prompt and options of various lengths and kinds."""
-    rng = random.Random(seed)
+    rng = seeds.rng("streams", number)
     prompt = rng.choice(PROMPTS)
-    options = {"max_tokens": rng.choice([1, 2, 10, 33, 64, 100]), "seed": seed}
+    options = {"max_tokens": rng.choice([1, 2, 10, 33, 64, 100]), "seed": rng.randrange(1 << 32)}
     for name, values in {
         "temperature": [0.5, 1.0, 1.5],
         "top_k": [1, 5, 50],
@@ -67,7 +66,7 @@ def over_grpc(server, model, requests, stagger_s=0.0):
 @pytest.fixture(scope="module")
 def alone(server):
     """64 requests, and each one's answer when nothing else runs."""
-    requests = [some_request(seed) for seed in range(64)]
+    requests = [some_request(number) for number in range(64)]
     return [(request, over_grpc(server, "stories", [request])[0]) for request in requests]
 
 
@@ -110,7 +109,7 @@ def test_concurrent_http_requests_are_the_same_as_alone(server, alone, way):
 
 @pytest.mark.parametrize("model", ["synthetic", "synthetic_tight"])
 def test_every_token_of_many_streams_is_correct(server, model):
-    rng = random.Random(7)
+    rng = seeds.rng("tokens", model)
     requests = []
     for _ in range(96):
         prompt = [rng.randrange(32000) for _ in range(rng.choice([1, 3, 17, 90]))]

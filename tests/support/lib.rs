@@ -2,6 +2,10 @@
 
 use std::path::Path;
 
+mod seed;
+
+pub use seed::seed;
+
 /// The folder of the checkout.
 ///
 /// # Panics
