@@ -5,7 +5,10 @@ import subprocess
 
 import pytest
 
+from harness import left_out
 from harness.browser import Browser
+
+pytest_runtest_logreport = pytest_collectreport = left_out.logreport
 
 
 @pytest.fixture(scope="session")

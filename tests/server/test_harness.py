@@ -1,6 +1,7 @@
 """Properties that the harness itself must have."""
 
 import asyncio
+import collections
 import contextlib
 import os
 import pathlib
@@ -13,7 +14,7 @@ import threading
 import grpc
 import pytest
 
-from harness import clients, tiers
+from harness import clients, left_out, tiers
 from harness.cancelling import forgiveness, is_in_frontend, num_lost
 from harness.clients import GrpcStream, in_flight
 from harness.repository import add_synthetic
@@ -109,7 +110,8 @@ def test_a_server_that_ends_without_a_signal_is_not_a_crash_of_its_frontend():
 
 
 def test_only_a_test_that_cancels_runs_again_after_a_crash_in_the_frontend_and_once_in_a_run(repository, tmp_path):
-    """A test file of its own, of which three tests kill the server that they share, the first one only when it runs first."""
+    """A test file of its own, of which three tests kill the server that they share, the first one only when it runs
+    first."""
     file = tmp_path / "test_it.py"
     file.write_text(END_THEIR_SERVER)
     add_synthetic(repository, "synthetic")
@@ -267,10 +269,12 @@ class Config:
         assert items
 
 
-def test_each_test_is_in_one_tier():
+def test_each_test_is_in_one_tier_and_the_summary_gets_those_that_the_quick_tier_leaves_out(monkeypatch, tmp_path):
     variants = [Item(f"test_{file}.py", f"test_it[{n}]") for file in range(13) for n in range(15)]
     others = [Item("test_a.py", "test_long", "complete"), Item("test_a.py", "test_package", "shipped"), Item("test_a.py", "test_short")]
     others.append(Item("test_gpu_blocks.py", "test_on_a_gpu"))
+
+    monkeypatch.setattr(left_out, "FILE", tmp_path / "left_out")
 
     def chosen(**options):
         items = variants + others
@@ -278,6 +282,9 @@ def test_each_test_is_in_one_tier():
         return [item.nodeid for item in items]
 
     quick = chosen(tier="quick")
+    lines = (tmp_path / "left_out").read_text().splitlines()
+    reasons = collections.Counter(line.rpartition(": left out of the quick tier, ")[2] for line in lines)
+    assert reasons == {"as it is marked `complete`": 1, "as it is marked `shipped`": 1, "which has one in 10 of its test's variants": 13 * 13}
     assert len(quick) == 13 * 2 + 2 and "test_a.py::test_short" in quick
     assert quick == chosen(tier="quick") != chosen(tier="quick", seed="2")
     rest = [nodeid for part in range(tiers.NUM_PARTS) for nodeid in chosen(tier="rest", part=part)]
@@ -289,3 +296,36 @@ def test_each_test_is_in_one_tier():
     assert shipped == ["test_a.py::test_package"]
     assert sorted(quick + rest) == sorted(chosen(tier="tested"))
     assert sorted(quick + rest + shipped) == sorted(chosen(tier="all")) == sorted(item.nodeid for item in variants + others)
+
+
+TESTS = """
+import threading
+
+import pytest
+
+def test_hangs():
+    threading.Event().wait()
+
+@pytest.mark.skipif(True, reason="no such machine")
+def test_is_skipped():
+    raise AssertionError
+
+def test_passes():
+    pass
+"""
+
+
+def test_a_test_that_hangs_fails_and_one_that_skips_itself_is_in_the_summary(tmp_path):
+    (tmp_path / "conftest.py").write_text("from harness import left_out\n\npytest_runtest_logreport = left_out.logreport\n")
+    (tmp_path / "test_three.py").write_text(TESTS)
+    skipped = tmp_path / "skipped"
+    path = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=1", "--rootdir", tmp_path, tmp_path]
+    environment = {**os.environ, "INFLIGHT_SKIPPED_TESTS": str(skipped), "PYTHONPATH": path}
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert "1 failed, 1 passed, 1 skipped" in ended.stdout and "Timeout (>1.0s)" in ended.stdout, ended.stdout
+    assert skipped.read_text() == "test_three.py: test_is_skipped: no such machine\n"
+
+
+def test_every_test_has_a_time_limit(pytestconfig):
+    assert 0 < float(pytestconfig.getini("timeout")) <= 600

@@ -9,14 +9,13 @@ import sys
 import pytest
 
 from harness.conversations import TOOLS, USER, add_calling_model
-from harness.missing import skip
 from harness.repository import ROOT, add_model
 from harness.server import Server
 
 pytestmark = pytest.mark.complete
 
 if sys.version_info < (3, 11):
-    skip("LiteLLM", "OpenAI's client, which it imports, needs Python 3.11", allow_module_level=True)
+    pytest.skip("LiteLLM imports OpenAI's client, which needs Python 3.11", allow_module_level=True)
 EMBEDDINGS = ROOT / "tests" / "fixtures" / "embeddings" / "qwen3"
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from harness import clients
 from harness.adapters import write_adapter
-from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, die_with_parent, free_ports
 
@@ -35,7 +34,7 @@ def folder():
     """Prometheus' programs."""
     folder = os.environ.get("PROMETHEUS")
     if folder is None:
-        skip("test_monitoring.py", "no Prometheus")
+        pytest.skip("no Prometheus")
     return folder
 
 

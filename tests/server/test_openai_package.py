@@ -15,14 +15,13 @@ import pytest
 
 from harness.conversations import REPLY, TOOLS, USER, add_calling_model
 from harness.front import Front
-from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
 try:
     import openai
 except ImportError:
-    skip("OpenAI's client for Python", "it needs Python 3.11", allow_module_level=True)
+    pytest.skip("OpenAI's client for Python needs Python 3.11", allow_module_level=True)
 from openai import types
 from openai.types import chat, responses
 
@@ -77,7 +76,8 @@ def test_each_field_of_a_request_is_in_the_table(section, variants):
 
 
 def validated(kind, value, ours=()):
-    """`value` as an object of `kind`, which has all that it must have, each part of its type, and nothing besides but `ours`."""
+    """`value` as an object of `kind`, which has all that it must have, each part of its type, and nothing besides but
+    `ours`."""
     value = pydantic.TypeAdapter(kind).validate_python(value)
     extras = set()
 

@@ -14,7 +14,6 @@ import pytest
 
 from harness.clients import generate
 from harness.front import Front
-from harness.missing import skip
 from harness.repository import ROOT, STORIES, add_model, add_synthetic
 from harness.server import Server
 
@@ -176,7 +175,7 @@ def test_the_package_depends_on_the_versions_whose_symbols_the_programs_use(pack
 
 def test_the_package_is_installed_verified_and_removed_in_an_empty_root(packages, tmp_path):
     if os.geteuid() != 0:
-        skip("test_package.py", "only root can install a package")
+        pytest.skip("only root can install a package")
     database = tmp_path / "var/lib/dpkg"
     for folder in ("info", "updates", "triggers"):
         (database / folder).mkdir(parents=True)
@@ -244,7 +243,7 @@ def test_what_is_not_there_is_named_and_not_packed(programs, tmp_path):
 
 def test_the_unpacked_plug_in_joins_the_ranks_of_mpirun(packages, root, repository):
     if not has_mpi():
-        skip("test_package.py", "no plug-in for MPI")
+        pytest.skip("no plug-in for MPI")
     # That of the MPI that this machine has.
     assert fields(packages)["Suggests"] in ("openmpi-bin", "mpich")
     (bill,) = packages.glob("*.spdx.json")
@@ -315,7 +314,7 @@ def test_the_unpacked_front_answers(root, repository, monkeypatch):
 
 def test_the_service_starts_a_program_of_the_package(root):
     if shutil.which("systemd-analyze") is None:
-        skip("test_package.py", "no systemd to read the service")
+        pytest.skip("no systemd to read the service")
     unit = root / "usr/lib/systemd/system/inflight-openai.service"
     # A program is looked for on this machine, where none of the package is.
     copy = unit.with_name("copy.service")
@@ -339,7 +338,7 @@ def test_the_unpacked_rank_program_says_what_it_is(root):
 
 def test_the_manual_pages_have_no_errors(root):
     if shutil.which("groff") is None:
-        skip("test_package.py", "no groff to read the manual pages")
+        pytest.skip("no groff to read the manual pages")
     pages = sorted((root / "usr/share/man/man1").iterdir())
     assert len(pages) == 3
     for page in pages:

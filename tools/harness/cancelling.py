@@ -1,7 +1,8 @@
-"""What tests forgive Triton when clients cancel gRPC streams: server 2.51 can crash then, or lose a request (docs/src/limitations.md).
+"""What tests forgive Triton when clients cancel gRPC streams: server 2.51 can crash then, or lose a request
+(docs/src/limitations.md).
 
-Only tests that are marked `cancelling` cancel streams. While one runs, or one that is marked `leaving`, Triton logs what becomes of
-requests and streams, so that its own log says which of these it has kept.
+Only tests that are marked `cancelling` cancel streams. While one runs, or one that is marked `leaving`, Triton logs
+what becomes of requests and streams, so that its own log says which of these it has kept.
 """
 
 import dataclasses
@@ -31,7 +32,8 @@ class Forgiveness:
         self.num_left = 0
 
     def forgives(self, frames):
-        """Whether a death with these frames is forgiven: the first one of the run, in a frontend, during a test that may cancel."""
+        """Whether a death with these frames is forgiven: the first one of the run, in a frontend, during a test that
+        may cancel."""
         is_forgiven = self.may_cancel and not self.has_crashed and is_in_frontend(frames)
         self.has_crashed |= is_forgiven
         return is_forgiven
@@ -41,7 +43,8 @@ class Forgiveness:
         self.num_left += not self.may_cancel
 
     def end_test(self):
-        """Checks that the test that ends left no stream without permission: Triton may keep its model for ever, and a later test fails."""
+        """Checks that the test that ends left no stream without permission: Triton may keep its model for ever, and a
+        later test fails."""
         num_left, self.num_left = self.num_left, 0
         assert num_left == 0, f"{num_left} streams were left before their end; a test that does so is marked: pytest.mark.cancelling"
 
@@ -51,8 +54,8 @@ forgiveness = Forgiveness()
 
 
 def is_in_frontend(frames):
-    """Whether the innermost frame that a dying server prints, behind its signal handler and the C library, is of its program: its
-    frontends are linked into that, and the core and backends are libraries."""
+    """Whether the innermost frame that a dying server prints, behind its signal handler and the C library, is of its
+    program: its frontends are linked into that, and the core and backends are libraries."""
     names = [frame.split()[-1].rpartition("/")[2] for frame in frames if re.match(r" *\d+# ", frame)]
     inner = (name for name in names[1:] if not name.startswith(SYSTEM_LIBRARIES))
     return next(inner, None) == "tritonserver"
@@ -79,7 +82,7 @@ class Seen:
 
 
 def num_lost(log):
-    """How many streams and requests the frontend has begun and not done, by the log of a server without clients. 0 if the backend has not
-    given back each request that it was given: it may be the backend then that holds a model."""
+    """How many streams and requests the frontend has begun and not done, by the log of a server without clients. 0 if
+    the backend has not given back each request that it was given: it may be the backend then that holds a model."""
     seen = Seen.of(log)
     return max(0, seen.num_begun - seen.num_done) if seen.num_given == seen.num_given_back else 0

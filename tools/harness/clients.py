@@ -311,8 +311,8 @@ async def cancelled_stream(client, model, prompt, **options):
 
 
 def streams_beside_cancelled(server, model, requests, cancelled):
-    """The answers to requests, as `described` says them, sent at the same time as prompts whose streams are cancelled at
-    their first response."""
+    """The answers to requests, as `described` says them, sent at the same time as prompts whose streams are cancelled
+    at their first response."""
 
     async def main():
         async with grpc(server) as client:

@@ -33,7 +33,8 @@ REPLY = (
 
 
 def joined(pieces):
-    """The calls that the pieces of a stream make, by OpenAI's rules: each names its call by index, and adds to the arguments."""
+    """The calls that the pieces of a stream make, by OpenAI's rules: each names its call by index, and adds to the
+    arguments."""
     calls = {}
     for piece in pieces:
         index = piece.pop("index")

@@ -24,8 +24,8 @@ class Answer:
 
 
 class Front:
-    """A running `inflight-openai`, which writes what it logs to the file `log`. As a context manager it must exit cleanly, or the
-    block fails."""
+    """A running `inflight-openai`, which writes what it logs to the file `log`. As a context manager it must exit
+    cleanly, or the block fails."""
 
     def __init__(self, server, *arguments, log=None):
         command = [os.environ["INFLIGHT_OPENAI"], "--port=0", f"--triton={server.grpc_url}", *arguments]
@@ -53,7 +53,8 @@ class Front:
             self.process.wait()
 
     def reload(self, log):
-        """Has the front read its files again. Returns what it has written to its log, which is read from `log`, until it has."""
+        """Has the front read its files again. Returns what it has written to its log, which is read from `log`, until
+        it has."""
         self.process.send_signal(signal.SIGHUP)
         said = []
         while "read again" not in (line := log.readline()):

@@ -22,7 +22,8 @@ START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 # How long new threads of a server get until they sleep.
 THREAD_START_TIMEOUT_S = 5
-# How long the backend waits until it frees the resources of an idle model that Triton does not finalize, and a time beyond that.
+# How long the backend waits until it frees the resources of an idle model that Triton does not finalize, and a time
+# beyond that.
 RESOURCES_TIMEOUT_S = 5
 UNLOAD_TIMEOUT_S = 15
 # How long streams and requests that a test has left get to end.
@@ -57,16 +58,16 @@ class ServerDied(Exception):
 
 
 class FrontendDied(ServerDied):
-    """Triton's frontends crashed for the first time in this run, and in a test that cancels streams: server 2.51 rarely does so then
-    (docs/src/limitations.md). The test is run again."""
+    """Triton's frontends crashed for the first time in this run, and in a test that cancels streams: server 2.51 rarely
+    does so then (docs/src/limitations.md). The test is run again."""
 
 
 class Server:
-    """A running tritonserver. As a context manager it must exit cleanly, or the block fails; except that server 2.51 rarely
-    loses a request whose client leaves, never unloads its model, and exits with an error for that reason.
+    """A running tritonserver. As a context manager it must exit cleanly, or the block fails; except that server 2.51
+    rarely loses a request whose client leaves, never unloads its model, and exits with an error for that reason.
 
-    With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun. The others are processes of
-    `second_host` if there is one. With `launch`, `process` is the command that it makes of the server's.
+    With `mpi_ranks`, `mpirun` starts it as rank 0 of so many processes, and `process` is mpirun. The others are
+    processes of `second_host` if there is one. With `launch`, `process` is the command that it makes of the server's.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ class Server:
 
     @property
     def pid(self):
-        """The process id of tritonserver. (mpirun would end all its processes within a second, requests in flight or not.)"""
+        """The process id of tritonserver. (mpirun would end all its processes within a second, requests in flight or
+        not.)"""
         return self.children("tritonserver")[0] if self.is_under_mpirun else self.process.pid
 
     def children(self, program):
@@ -209,7 +211,8 @@ class Server:
         return left
 
     def num_lost(self, models):
-        """How many streams and requests Triton has lost, by its own log, if the backend holds nothing of these models."""
+        """How many streams and requests Triton has lost, by its own log, if the backend holds nothing of these
+        models."""
         log = self.log()
         return cancelling.num_lost(log) if log.count(KEPT_BY_TRITON) == len(models) else 0
 
@@ -234,8 +237,8 @@ class Server:
     def log_states(self, is_on):
         """Has Triton log each change of the state of a request or a stream (harness/cancelling.py), or no longer.
 
-        The log ends with streams and requests that have ended, or have had time for that: one that is done unseen looks lost, and one
-        that the backend gives back unseen looks held.
+        The log ends with streams and requests that have ended, or have had time for that: one that is done unseen looks
+        lost, and one that the backend gives back unseen looks held.
         """
         deadline = time.monotonic() + STATES_TIMEOUT_S
         while not is_on and time.monotonic() < deadline:
@@ -320,7 +323,8 @@ class Server:
         return self.process.returncode is not None
 
     def death(self):
-        """How the server has ended, in a few lines: the frames that it prints if a signal ends it, or the end of its log."""
+        """How the server has ended, in a few lines: the frames that it prints if a signal ends it, or the end of its
+        log."""
         lines = self.log_tail().splitlines()
         signals = (index for index, line in enumerate(lines) if line.startswith("Signal ("))
         last = lines[max(signals, default=-MAX_DEATH_LINES) :][:MAX_DEATH_LINES]
@@ -348,8 +352,9 @@ class Server:
     def _wait_for_new_threads(self):
         """Waits until each thread has been asleep once since a model was loaded.
 
-        Server 2.51 says that a model is loaded while its threads may still be about to start or, after the warm-up, to wait for
-        requests. A model that is unloaded then stays UNLOADING, or crashes the server (docs/src/limitations.md).
+        Server 2.51 says that a model is loaded while its threads may still be about to start or, after the warm-up, to
+        wait for requests. A model that is unloaded then stays UNLOADING, or crashes the server
+        (docs/src/limitations.md).
         """
         if not self.has_new_threads:
             return
@@ -388,7 +393,8 @@ def log_states(is_on):
 
 
 def thread_states(pid):
-    """The state of each thread of a process by its number, as `/proc` shows it: `R` if it runs or could; none if the process is gone."""
+    """The state of each thread of a process by its number, as `/proc` shows it: `R` if it runs or could; none if the
+    process is gone."""
     states = {}
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):

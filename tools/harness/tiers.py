@@ -1,9 +1,9 @@
 """Which tests of the server a run has (`cargo xtask test`).
 
-The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the commit. What the
-quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages, installation and the library as
-it ships, and need its long build. The files of tests on the stand-in for a GPU and on several ranks are a share of their own, which runs
-beside the others.
+The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the
+commit. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
+installation and the library as it ships, and need its long build. The files of tests on the stand-in for a GPU and on
+several ranks are a share of their own, which runs beside the others.
 """
 
 import hashlib
@@ -11,6 +11,8 @@ import math
 import pathlib
 
 import pytest
+
+from harness import left_out
 
 NUM_PARTS = 10
 # The quick tier has one of so many variants of a test, rounded up.
@@ -34,8 +36,6 @@ def deselect(config, items):
     quick = chosen_variants(items, config.getoption("seed")) if tier in ("quick", "rest") else set()
 
     def is_chosen(item):
-        if share != "all" and is_first(item.path) != (share == "gpu"):
-            return False
         is_shipped = item.get_closest_marker("shipped") is not None
         match tier:
             case "all":
@@ -49,10 +49,24 @@ def deselect(config, items):
             case "rest":
                 return not is_shipped and item.nodeid not in quick and part_of(item.path) == part
 
-    left_out = [item for item in items if not is_chosen(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_chosen(item)]
+    own = [item for item in items if share == "all" or is_first(item.path) == (share == "gpu")]
+    chosen = [item for item in own if is_chosen(item)]
+    left = set(items).difference(chosen)
+    if tier == "quick":
+        for item in own:
+            if item.nodeid not in quick:
+                left_out.write(f"server::{item.nodeid}", why_not_in_quick(item))
+    if left:
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = chosen
+
+
+def why_not_in_quick(item):
+    """Why the quick tier leaves a test out."""
+    for mark in ("complete", "shipped"):
+        if item.get_closest_marker(mark):
+            return f"left out of the quick tier, as it is marked `{mark}`"
+    return f"left out of the quick tier, which has one in {VARIANTS_PER_SAMPLE} of its test's variants"
 
 
 def end(session, status):

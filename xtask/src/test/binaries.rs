@@ -36,19 +36,28 @@ pub(super) struct TestBinary {
     tests: Vec<String>,
 }
 
+/// An executable with some of its tests.
+pub(super) struct Choice {
+    /// It runs the chosen ones.
+    pub binary: TestBinary,
+    /// The names of the others.
+    pub left_out: Vec<String>,
+}
+
 impl TestBinary {
     /// The executable with those of its tests that are chosen.
     ///
     /// # Errors
     /// The executable does not list its tests.
-    pub(super) fn with_tests(mut self, is_chosen: impl Fn(&str) -> bool) -> Result<Self> {
+    pub(super) fn with_tests(mut self, is_chosen: impl Fn(&str) -> bool) -> Result<Choice> {
         let names = output(command(&self, &[]).args(["--list", "--format=terse"]))?;
         let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
-        self.tests = names
-            .filter(|name| is_chosen(name))
-            .map(str::to_owned)
-            .collect();
-        Ok(self)
+        let (chosen, left_out) = names.map(str::to_owned).partition(|name| is_chosen(name));
+        self.tests = chosen;
+        Ok(Choice {
+            binary: self,
+            left_out,
+        })
     }
 }
 

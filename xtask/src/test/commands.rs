@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use super::binaries::{self, TestBinary};
-use super::report::skipped_tests_file;
+use super::report::{self, skipped_tests_file};
 use super::step::Step;
-use super::tier::{Tier, seed_of_commit};
+use super::tier::{Tier, left_out_models, seed_of_commit};
 use crate::library::Build;
 use crate::process::{cargo, command, run};
 use crate::{
@@ -52,8 +52,13 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
                 .into_iter()
                 .filter(|binary| binary.name == MODELS);
             let has_test = |name: &str| tier.has_test_of_models(name);
-            let models: Result<Vec<_>> = models.map(|binary| binary.with_tests(has_test)).collect();
-            run_tests(tier, &models?)
+            let mut chosen = Vec::new();
+            for binary in models {
+                let choice = binary.with_tests(has_test)?;
+                report::leave_out(&choice.binary.name, &choice.left_out, &left_out_models())?;
+                chosen.push(choice.binary);
+            }
+            run_tests(tier, &chosen)
         }
         Step::Unit => {
             let mut binaries = test_binaries(tier)?;
@@ -151,7 +156,8 @@ fn page_tests(build: Build, pytest: &[String]) -> Result<()> {
         .env("XTASK", library::xtask()?)
         .env("CHROMIUM", setup::browser()?)
         .env("BOOK", book::build()?)
-        .env("INFLIGHT_SIM", library::simulator(build)?))
+        .env("INFLIGHT_SIM", library::simulator(build)?)
+        .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()))
 }
 
 fn server_tests(tier: Tier, build: Build, pytest: &[String]) -> Result<()> {

@@ -1,7 +1,8 @@
 //! What became of the steps of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,21 @@ pub(super) fn summarise(outcomes: &[Outcome], elapsed: Duration) -> Result<()> {
     }
 }
 
-/// The file in which tests record what the machine lacks (tests/support/missing.rs).
+/// Records tests of a program that do not run, for the summary.
+pub(super) fn leave_out(program: &str, tests: &[String], reason: &str) -> Result<()> {
+    let lines = tests.iter();
+    let lines: String = lines
+        .map(|test| format!("{program}: {test}: {reason}\n"))
+        .collect();
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(skipped_tests_file());
+    Ok(file?.write_all(lines.as_bytes())?)
+}
+
+/// The file in which tests record what the machine lacks (tests/support/missing.rs), and which of them do not run
+/// (tools/harness/left_out.py).
 pub(super) fn skipped_tests_file() -> PathBuf {
     workspace::target("skipped-tests.txt")
 }

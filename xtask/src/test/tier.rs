@@ -148,6 +148,13 @@ impl Tier {
     }
 }
 
+/// Why the quick tier leaves out a test of the step `models`.
+pub fn left_out_models() -> String {
+    format!(
+        "left out of the quick tier, which has one in {TESTS_PER_SAMPLE} of those on the stand-in for a GPU"
+    )
+}
+
 /// Whether a name is among one in `num` that a seed chooses.
 fn is_in_sample(name: &str, seed: u32, num: u8) -> bool {
     let hash = Sha256::digest(format!("{seed} {name}"));
