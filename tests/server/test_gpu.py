@@ -25,7 +25,8 @@ ON_CPUS = (
 )
 CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json") if not file.parent.name.startswith(ON_CPUS)})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}
-# How far logits may be from those of the fixture, in what rounding to bf16 costs; and where it has chosen another expert.
+# How far logits may be from those of the fixture, in what rounding to bf16 costs; and where it has chosen another
+# expert.
 MAX_ERROR = 2.0
 MAX_FAR_ERROR = 40.0
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
@@ -98,19 +99,20 @@ def test_seeded_samples_are_the_same_on_a_gpu(server):
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory, stand_in):
-    """A model of each family, without a tokenizer."""
+    """A model of each family, without a tokenizer; each test loads its own."""
     repository = tmp_path_factory.mktemp("families") / "repository"
     for name in CHECKPOINTS:
         parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 2048}
         add_model(repository, name, parameters)
     # Each takes some 60 MiB, which few GPUs would notice.
     environment = {**stand_in, "CUDA_STAND_IN_MEMORY_BYTES": str(8 << 30)}
-    with Server(repository, environment=environment) as server:
+    with Server(repository, "--model-control-mode=explicit", environment=environment) as server:
         yield server
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families, name):
+    assert families.load(name) is None
     prompts = json.loads((FIXTURES / name / "expected.json").read_text())["prompts"]
     assert [len(prompt["greedy"]) for prompt in prompts] == [8, 8]
     # The texts of the fixture as they are, so that every step is compared.
