@@ -1,14 +1,19 @@
 //! Limits, each with the text by which the code refuses what is beyond it.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use inflight_base::{LoadError, SequenceId, Tokens};
+use inflight_checkpoint::AdapterFiles;
 use inflight_config::{AutoComplete, ModelConfig, check_server};
 use inflight_engine::{Engine, EngineConfig, NewRequest};
 use inflight_manager::ManagerOptions;
+use inflight_manager::sizing::{load_runner, open_model_source};
+use inflight_runner::{AdapterRoom, ModelSource, PreparedAdapter};
 use inflight_sampling::{BeamSearch, EarlyStopping, SamplingParams};
 use serde_json::{Value, json};
+use triton_inflight::RequestOptions;
 
 /// The table of limits and refusals in `docs/src/limitations.md`. Each refusal is what the code answers here.
 pub fn table() -> String {
@@ -71,6 +76,46 @@ fn refusals() -> Vec<(&'static str, String)> {
             of_load_from("tests/fixtures/lfm2", json!({ "max_beam_width": 2 })),
         ),
         (
+            "a file of a KV cache with recurrent states",
+            of_model(
+                "lfm2",
+                json!({ "kv_cache_file": "states.kv", "kv_cache_host_memory_bytes": 1 << 20 }),
+            ),
+        ),
+        (
+            "recurrent states on several ranks",
+            of_model("lfm2", json!({ "tensor_parallel_size": 2 })),
+        ),
+        (
+            "gated attention whose heads are divided over ranks",
+            of_model("afmoe", json!({ "tensor_parallel_size": 2 })),
+        ),
+        (
+            "CPU-only operations on several ranks",
+            of_model("llama4", json!({ "tensor_parallel_size": 2 })),
+        ),
+        (
+            "a pooling model on several ranks",
+            of_model(
+                "embeddings/qwen3",
+                json!({ "task": "embed", "tensor_parallel_size": 2 }),
+            ),
+        ),
+        (
+            "attention sinks that shift, with learned positions",
+            of_model(
+                "gpt2",
+                json!({
+                    "sink_token_length": 4, "max_attention_window_size": 16, "enable_sink_token_shift": true
+                }),
+            ),
+        ),
+        ("an adapter of experts", of_adapter("mlp.experts.0.up_proj")),
+        (
+            "beams with a guide",
+            of_options(&[("beam_width", json!(4)), ("guided_regex", json!("a+"))]),
+        ),
+        (
             "a prompt that leaves no room for output",
             of_request(EngineConfig::default(), 512, None),
         ),
@@ -103,6 +148,65 @@ fn of_load_from(folder: &str, mut options: Value) -> String {
     options["gpt_model_path"] = json!(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     let options = ManagerOptions::parse(&options.to_string()).expect("good options");
     text(options.load())
+}
+
+/// The refusal of the model of a fixture with these parameters of config.pbtxt.
+fn of_model(fixture: &str, mut parameters: Value) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("tests/fixtures").join(fixture);
+    parameters["gpt_model_path"] = json!(folder);
+    let parameters = parameters.as_object().expect("parameters").iter();
+    let text_of = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+    let parameters: Value = parameters
+        .map(|(name, value)| (name.clone(), json!({ "string_value": text_of(value) })))
+        .collect();
+    let fields = json!({ "parameters": parameters });
+    let config = ModelConfig::complete(&fields, true).expect("fields are missing");
+    let mut config = ModelConfig::parse(&config, AutoComplete::Enabled).expect("good parameters");
+    let source = open_model_source(&mut config, &folder, 1).expect("the fixture opens");
+    let program = Path::new("inflight-rank");
+    let room = AdapterRoom::default();
+    text(load_runner(
+        &config,
+        source.as_ref(),
+        &folder,
+        None,
+        room,
+        program,
+    ))
+}
+
+/// The refusal of an adapter that changes this module in the layers of a mixture of experts.
+fn of_adapter(module: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("adapter-of-experts");
+    fs::create_dir_all(&folder).expect("a folder");
+    let config =
+        json!({ "peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["up_proj"] });
+    fs::write(folder.join("adapter_config.json"), config.to_string()).expect("a file");
+    let path = format!("base_model.model.model.layers.0.{module}");
+    let tensors = json!({
+        format!("{path}.lora_A.weight"): { "dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4] },
+        format!("{path}.lora_B.weight"): { "dtype": "F32", "shape": [1, 1], "data_offsets": [4, 8] },
+    });
+    let header = tensors.to_string();
+    let bytes = [
+        &(header.len() as u64).to_le_bytes()[..],
+        header.as_bytes(),
+        &[0; 8],
+    ]
+    .concat();
+    fs::write(folder.join("adapter_model.safetensors"), bytes).expect("a file");
+    let source = ModelSource::open(&root.join("tests/fixtures/qwen2-moe")).expect("it opens");
+    let files = AdapterFiles::open(&folder, 64).expect("an adapter");
+    text(PreparedAdapter::new(&files, &source)).replace(&folder.display().to_string(), "adapter")
+}
+
+/// The refusal of a request with these options.
+fn of_options(options: &[(&str, Value)]) -> String {
+    let options = RequestOptions::parse(options.iter().cloned()).expect("good options");
+    let refused = options.beam_search(4).expect_err("it must be refused");
+    refused.to_string()
 }
 
 /// The refusal of a request with this many tokens.
