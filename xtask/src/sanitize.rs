@@ -13,7 +13,7 @@ enum Sanitizer {
     Thread,
 }
 
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Options {
     /// The sanitizers [default: all]
     #[arg(value_enum)]

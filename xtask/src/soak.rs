@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: a long load from good and bad clients, through the server with OpenAI's API too, with checks of
 //! the invariants (tools/soak).
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -44,6 +45,23 @@ pub struct Options {
     /// Print one JSON object on standard output instead of text
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    /// What `cargo xtask test --all` runs: ten minutes with another seed in each run.
+    pub fn in_tests() -> Self {
+        Self {
+            minutes: 10.0,
+            seed: RandomState::new().hash_one("seed"),
+            clients: 18,
+            round: 40.0,
+            cancel_every: 20.0,
+            leaving_clients: None,
+            rate: 200.0,
+            keep: None,
+            json: false,
+        }
+    }
 }
 
 /// Runs the soak test and prints a summary; an error if it found a problem.

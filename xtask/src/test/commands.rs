@@ -9,7 +9,8 @@ use super::tier::{Tier, left_out_models, seed_of_commit};
 use crate::library::Build;
 use crate::process::{cargo, command, run};
 use crate::{
-    Result, book, coverage, fuzz, kernels, library, mutants, setup, source_paths, workspace,
+    Result, book, coverage, fuzz, kernels, library, mutants, sanitize, setup, soak, source_paths,
+    workspace,
 };
 
 /// Runs a step.
@@ -82,6 +83,8 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
             options.extend_from_slice(pytest);
             server_tests(tier, Build::Shipped, &options)
         }
+        Step::Sanitize => sanitize::run(&sanitize::Options::default()),
+        Step::Soak => soak::run(&soak::Options::in_tests()),
     }
 }
 

@@ -41,4 +41,8 @@ pub enum Step {
     Gpus,
     /// Tests of packages, of installation, and of the library as it ships
     Shipped,
+    /// Tests under the compilers' sanitizers
+    Sanitize,
+    /// Ten minutes of load from good and bad clients
+    Soak,
 }
