@@ -1,4 +1,5 @@
-"""Models that classify and score, in a real server, against what transformers and sentence-transformers make of the same texts."""
+"""Models that classify and score, in a real server, against what transformers and sentence-transformers make of the
+same texts."""
 
 import asyncio
 import contextlib

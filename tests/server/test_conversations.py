@@ -1,4 +1,5 @@
-"""Sequences of several requests: with `sequence_batching` that is not iterative, each request continues a conversation."""
+"""Sequences of several requests: with `sequence_batching` that is not iterative, each request continues a
+conversation."""
 
 import asyncio
 import re

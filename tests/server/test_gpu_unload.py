@@ -1,4 +1,5 @@
-"""Cancellation and unload with a step in flight on the stand-in GPU: memory is freed, and other requests are unaffected."""
+"""Cancellation and unload with a step in flight on the stand-in GPU: memory is freed, and other requests are
+unaffected."""
 
 import asyncio
 

@@ -1,5 +1,6 @@
-"""Models of mixed windows, whose layers have KV cache blocks by groups, on several processes and on the stand-in for a GPU: with
-few blocks and requests that are cancelled, the others get the answers that they get alone, and all blocks come back."""
+"""Models of mixed windows, whose layers have KV cache blocks by groups, on several processes and on the stand-in for a
+GPU: with few blocks and requests that are cancelled, the others get the answers that they get alone, and all blocks
+come back."""
 
 import json
 

@@ -1,10 +1,12 @@
 """Models that are unloaded, and servers that stop, while requests run: every accepted request is answered."""
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import json
 import os
+import pathlib
 import time
 
 import numpy
@@ -107,6 +109,15 @@ def test_a_reload_under_load_loses_no_requests(explicit, gate):
     clients.run(main())
 
 
+def num_instances(server):
+    """How many instances have not been deleted: each has a thread that sends its responses."""
+    num = 0
+    for thread in pathlib.Path(f"/proc/{server.pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            num += (thread / "comm").read_text().startswith("inflight-respon")
+    return num
+
+
 def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, deployment, repository, tmp_path):
     # Old and new overlap, and have metrics with the same labels, which once corrupted the server's heap.
     def configure(number):
@@ -134,7 +145,7 @@ def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, deplo
                 await assert_all_right(tasks[first : first + NUM_STREAMS])
             # The old instances are deleted shortly after their last request; the new one must not be
             # affected.
-            await asyncio.sleep(1.5)
+            await until(lambda: num_instances(explicit) == 1)
             await assert_all_right(await started_streams(client))
 
     clients.run(main())
@@ -371,8 +382,8 @@ def test_requests_of_a_server_that_stops_end_after_the_drain_timeout(repository,
 @pytest.mark.cancelling
 @pytest.mark.parametrize("fields", ["", QUEUED], ids=["iterative", "queued"])
 def test_a_server_whose_exit_timeout_passes_ends_with_status_1(repository, fields):
-    """Streams of both endpoints are in flight then. Server 2.51 destroys the HTTP endpoint under one, and waits for ever for
-    the other."""
+    """Streams of both endpoints are in flight then. Server 2.51 destroys the HTTP endpoint under one, and waits for
+    ever for the other."""
     parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 100}
     add_synthetic(repository, "endless", parameters, fields=fields)
     server = Server(repository, "--exit-timeout-secs=1")

@@ -1,4 +1,5 @@
-"""EleutherAI's lm-evaluation-harness, as it comes from PyPI, against the server with OpenAI's API: a small task on the demo model."""
+"""EleutherAI's lm-evaluation-harness, as it comes from PyPI, against the server with OpenAI's API: a small task on the
+demo model."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The steps of a model as they happen, at `/live` and on the page, compared with the statistics file that they come from."""
+"""The steps of a model as they happen, at `/live` and on the page, compared with the statistics file that they come
+from."""
 
 import concurrent.futures
 import itertools
@@ -211,8 +212,8 @@ def test_what_is_live_is_legible_and_has_names(browser, front, width, dark):
 
 @pytest.fixture(scope="module")
 def two_models(tmp_path_factory):
-    """A server with two models, and the statistics file of each. In `tight`, three requests of 230 tokens find no room beside each
-    other, and the third one waits in pause until another has ended."""
+    """A server with two models, and the statistics file of each. In `tight`, three requests of 230 tokens find no room
+    beside each other, and the third one waits in pause until another has ended."""
     folder = tmp_path_factory.mktemp("openai_live_two")
     files = {name: folder / f"{name}.jsonl" for name in ("stories", "tight")}
     parameters = {"stories": {}, "tight": {**TIGHT, "enable_kv_cache_reuse": "false"}}

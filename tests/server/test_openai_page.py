@@ -1,4 +1,5 @@
-"""The page of the server with OpenAI's API, in a real browser: with the keyboard alone, and as a screen reader finds it."""
+"""The page of the server with OpenAI's API, in a real browser: with the keyboard alone, and as a screen reader finds
+it."""
 
 import json
 import os
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.complete
 
 CHAT = "/v1/chat/completions"
 WIDE, NARROW = 1280, 380
-# Elements with text of their own whose contrast with what is behind them is too small (Web Content Accessibility Guidelines 2.2, 1.4.3).
+# Elements with text of their own whose contrast with what is behind them is too small (Web Content Accessibility
+# Guidelines 2.2, 1.4.3).
 FAINT = """(() => {
     const channels = color => color.match(/[\\d.]+/g).map(Number);
     const light = color => channels(color).slice(0, 3)

@@ -52,7 +52,8 @@ def test_completions_of_tokens_are_those_of_their_text(front):
 
 
 def test_texts_of_many_token_prompts_are_read_in_order(server, front):
-    """More prompts than a model has slots for, of which several are read at a time; one that has no text is the client's error."""
+    """More prompts than a model has slots for, of which several are read at a time; one that has no text is the
+    client's error."""
     whole = front.post("/tokenize", model="stories", prompt=PROMPT)["tokens"]
     prompts = [whole[: 1 + index % len(whole)] for index in range(100)]
     prompts[50] = PROMPT

@@ -16,7 +16,7 @@ import time
 import numpy
 import pytest
 
-from harness import clients, seeds
+from harness import clients, costs, seeds
 from harness.adapters import page_bytes, write_adapter
 from harness.clients import GrpcStream, Refused, described, generate
 from harness.repository import ROOT, STORIES, TIGHT, add_model
@@ -142,13 +142,26 @@ def test_experts_and_adapters_are_the_same_on_any_number_of_processes(repository
         assert replaced[0] == replaced[1]
 
 
+def are_near(prompt, logits, others):
+    """Whether logits of a prompt differ by no more than rounding to bf16 costs; what is no number is not near."""
+    return bool((numpy.abs(logits - others) <= costs.OF_STORIES[prompt]).all())
+
+
 def test_one_process_differs_only_in_rounding(server):
     options = {"max_tokens": 1, "return_context_logits": True, "exclude_input_in_output": True}
     asked = [(prompt, options) for prompt in PROMPTS]
-    for one, two in zip(clients.streams(server, "one", asked), clients.streams(server, "two", asked)):
+    answers = zip(PROMPTS, clients.streams(server, "one", asked), clients.streams(server, "two", asked), strict=True)
+    for prompt, one, two in answers:
         [one], [two] = one.tensors("context_logits"), two.tensors("context_logits")
         assert one.shape == two.shape
-        assert numpy.allclose(one, two, atol=0.5)
+        print(prompt, numpy.abs(one - two).max() / costs.OF_STORIES[prompt])
+        assert are_near(prompt, one, two)
+        # A tenth of the logits is missing, or noise.
+        tenth = numpy.arange(two.size).reshape(two.shape) % 10 == 0
+        noise = seeds.rng("noise", prompt)
+        noisy = two + two.std() * numpy.array([noise.gauss(0, 0.2) for _ in range(two.size)]).reshape(two.shape)
+        for wrong in (numpy.where(tenth, 0, two), numpy.where(tenth, numpy.nan, two), noisy):
+            assert not are_near(prompt, one, wrong)
 
 
 def test_beams_are_the_same_on_any_number_of_processes(server):
@@ -256,11 +269,10 @@ def test_a_process_that_is_killed_in_a_step_is_an_error_for_every_request_in_fli
 def test_a_process_that_is_stopped_in_a_step_is_an_error_within_the_time_limit(faulty):
     expected = answer(faulty)
     [pid] = processes(faulty)
-    started = time.monotonic()
     errors = failures_after(faulty, lambda: os.kill(pid, signal.SIGSTOP))
-    assert time.monotonic() - started < 60
     for error in errors:
         assert error is not None and "rank 1" in error, errors
+    assert any("8s, the time limit" in error for error in errors), errors
     assert_failed_and_loads_again(faulty, [pid], expected)
 
 

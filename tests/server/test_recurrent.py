@@ -1,5 +1,5 @@
-"""Models with recurrent states in a real server: many requests at once, some of them cancelled and some paused, get the answers
-that they get alone; what such models cannot have is refused at load."""
+"""Models with recurrent states in a real server: many requests at once, some of them cancelled and some paused, get the
+answers that they get alone; what such models cannot have is refused at load."""
 
 import json
 
