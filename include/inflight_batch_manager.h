@@ -48,37 +48,40 @@
  *     kv_cache_alloc_new_blocks, kv_cache_reused_blocks, kv_cache_alloc_total_blocks, total_draft_tokens,
  *     total_accepted_draft_tokens (INT32 [1]), acceptance_rate (FP32 [1]): with return_perf_metrics, at the end
  *
- * A request that does not stream gets one response, the final one. A response with an error has no tensors, and is final.
+ * A request that does not stream gets one response, the final one. A response with an error has no tensors, and is
+ * final.
  *
  * SEVERAL RANKS
  *
- * With tensor_parallel_size or pipeline_parallel_size above 1, as many processes as their product compute the model together,
- * each with its part of the weights and of the KV cache. Requests are given to rank 0 alone, which schedules, samples, and sends
- * the others what they need of each step; responses and statistics come from rank 0. docs/src/ranks.md says when answers have the
- * bits of one process.
+ * With tensor_parallel_size or pipeline_parallel_size above 1, as many processes as their product compute the model
+ * together, each with its part of the weights and of the KV cache. Requests are given to rank 0 alone, which schedules,
+ * samples, and sends the others what they need of each step; responses and statistics come from rank 0.
+ * docs/src/ranks.md says when answers have the bits of one process.
  *
- * "rank_transport": "processes", the default: the application is rank 0, and creating the manager starts the others on this
- * host from the program `rank_program`. They end with the manager, and with the application, however that ends. By default it
- * is `inflight-rank` beside the application, or beside the shared library that has this archive. It can be that of the backend,
- * wherever it lies, with libtriton_inflight.so of the same build beside it, or any program that is linked with this archive and
- * calls inflight_rank_main: the application itself, too.
+ * "rank_transport": "processes", the default: the application is rank 0, and creating the manager starts the others on
+ * this host from the program `rank_program`. They end with the manager, and with the application, however that ends. By
+ * default it is `inflight-rank` beside the application, or beside the shared library that has this archive. It can be
+ * that of the backend, wherever it lies, with libtriton_inflight.so of the same build beside it, or any program that is
+ * linked with this archive and calls inflight_rank_main: the application itself, too.
  *
- * "rank_transport": "mpi": the ranks are the processes that mpirun has started, and each of them creates the same manager or
- * executor; or those of other ranks than 0 are `inflight-rank --mpi`. On another rank than 0, creating it returns as soon as
- * all processes have come, no callback is called, and inflight_executor_can_enqueue is 0. Joining, shutting down and destroying
- * it wait until rank 0 has ended its own; the result is nonzero if this rank has failed, or if rank 0 has ended without one. There
- * is one such manager at a time, created in the same order on all ranks. In the end, each process calls inflight_leave_mpi.
- *     MPI is used through the plug-in `mpi_library`, which `cargo xtask mpi` builds; by default it is libinflight_mpi.so at the
- * place named above. If the application uses MPI itself, it initialises it with MPI_THREAD_MULTIPLE before the first manager,
- * and finalises it after inflight_leave_mpi. Otherwise the manager does both.
+ * "rank_transport": "mpi": the ranks are the processes that mpirun has started, and each of them creates the same
+ * manager or executor; or those of other ranks than 0 are `inflight-rank --mpi`. On another rank than 0, creating it
+ * returns as soon as all processes have come, no callback is called, and inflight_executor_can_enqueue is 0. Joining,
+ * shutting down and destroying it wait until rank 0 has ended its own; the result is nonzero if this rank has failed,
+ * or if rank 0 has ended without one. There is one such manager at a time, created in the same order on all ranks. In
+ * the end, each process calls inflight_leave_mpi.
+ *     MPI is used through the plug-in `mpi_library`, which `cargo xtask mpi` builds; by default it is
+ * libinflight_mpi.so at the place named above. If the application uses MPI itself, it initialises it with
+ * MPI_THREAD_MULTIPLE before the first manager, and finalises it after inflight_leave_mpi. Otherwise the manager does
+ * both.
  *
  * THE CONTRACT
  *
  * Pointers passed to a function are valid until it returns; neither side keeps them. `context` and the functions of
- * inflight_callbacks must stay valid until inflight_batch_manager_destroy or _join returns. Callbacks are called one at a
- * time, on the manager's thread, and the step waits for them. They must not throw, and must not call
- * inflight_batch_manager_destroy or _join. All other functions may be called from any thread, but nothing may use an object
- * while or after it is freed. NULL in place of an object is refused, or has no effect.
+ * inflight_callbacks must stay valid until inflight_batch_manager_destroy or _join returns. Callbacks are called one at
+ * a time, on the manager's thread, and the step waits for them. They must not throw, and must not call
+ * inflight_batch_manager_destroy or _join. All other functions may be called from any thread, but nothing may use an
+ * object while or after it is freed. NULL in place of an object is refused, or has no effect.
  */
 
 #ifndef INFLIGHT_BATCH_MANAGER_H
@@ -128,8 +131,8 @@ typedef struct inflight_request {
 /* The requests that join a step. */
 typedef struct inflight_batch inflight_batch;
 
-/* Copies a request into the batch. Returns nonzero if the request does not conform to this header, with the reason in `error`
- * [INFLIGHT_BATCH_MANAGER_ERROR_SIZE], which may be NULL; it is not added then. */
+/* Copies a request into the batch. Returns nonzero if the request does not conform to this header, with the reason in
+ * `error` [INFLIGHT_BATCH_MANAGER_ERROR_SIZE], which may be NULL; it is not added then. */
 int32_t inflight_batch_add(inflight_batch *batch, const inflight_request *request, char *error);
 
 /* The requests to stop. */
@@ -143,17 +146,17 @@ typedef struct inflight_callbacks {
   uint32_t version;
   /* Passed to the functions unchanged. */
   void *context;
-  /* Adds at most `max_num_requests` requests to the batch; negative means no limit. Called at the start of every step, and
-   * every millisecond while nothing is active. Returns nonzero if there will be no more requests than those it has added: it is
-   * not called again. */
+  /* Adds at most `max_num_requests` requests to the batch; negative means no limit. Called at the start of every step,
+   * and every millisecond while nothing is active. Returns nonzero if there will be no more requests than those it has
+   * added: it is not called again. */
   int32_t (*get_requests)(void *context, int32_t max_num_requests, inflight_batch *batch);
-  /* Receives the new outputs of a request. With the final response, the manager has freed everything it held for it. `error`
-   * is empty unless the request has failed. */
+  /* Receives the new outputs of a request. With the final response, the manager has freed everything it held for it.
+   * `error` is empty unless the request has failed. */
   void (*send_response)(void *context, uint64_t request_id, const inflight_tensor *tensors, uint64_t num_tensors,
                         int32_t is_final, const char *error);
-  /* Reports that a request was not accepted because its id is in use by one in flight. That one continues: every response
-   * with the id belongs to it. May be NULL: send_response has the refusal then, final and with an error, like that of any
-   * other request, and every other response with the id belongs to the one in flight. */
+  /* Reports that a request was not accepted because its id is in use by one in flight. That one continues: every
+   * response with the id belongs to it. May be NULL: send_response has the refusal then, final and with an error, like
+   * that of any other request, and every other response with the id belongs to the one in flight. */
   void (*reject_duplicate)(void *context, uint64_t request_id);
   /* May be NULL. */
   void (*poll_stop_signals)(void *context, inflight_stops *stops);
@@ -174,8 +177,8 @@ typedef struct inflight_batch_manager inflight_batch_manager;
  *      "rank_timeout_seconds": 30, "rank_load_timeout_seconds": 600,
  *      "rank_program": "inflight-rank", "mpi_library": "libinflight_mpi.so"}
  *
- * Only gpt_model_path is required; the last two are paths, and no parameters of config.pbtxt. Returns NULL on failure; `error` [INFLIGHT_BATCH_MANAGER_ERROR_SIZE] then has the reason,
- * in UTF-8 and zero-terminated. */
+ * Only gpt_model_path is required; the last two are paths, and no parameters of config.pbtxt. Returns NULL on failure;
+ * `error` [INFLIGHT_BATCH_MANAGER_ERROR_SIZE] then has the reason, in UTF-8 and zero-terminated. */
 inflight_batch_manager *inflight_batch_manager_create(const char *options, const inflight_callbacks *callbacks,
                                                       char *error);
 
@@ -186,8 +189,8 @@ void inflight_batch_manager_wake(inflight_batch_manager *manager);
  * inflight_batch_manager_destroy does. */
 int32_t inflight_batch_manager_join(inflight_batch_manager *manager);
 
-/* Stops calling get_requests, waits until all active requests have ended, and frees the manager. Returns nonzero if a step
- * has failed; every request in flight has then had a final response with the error. */
+/* Stops calling get_requests, waits until all active requests have ended, and frees the manager. Returns nonzero if a
+ * step has failed; every request in flight has then had a final response with the error. */
 int32_t inflight_batch_manager_destroy(inflight_batch_manager *manager);
 
 typedef struct inflight_executor_options {
@@ -208,9 +211,9 @@ typedef struct inflight_executor inflight_executor;
 inflight_executor *inflight_executor_create(const inflight_executor_options *options, char *error);
 
 /* Copies a request into the queue, and writes the id that it gets to `request_id`, which may be NULL. Returns nonzero,
- * with the reason in `error` (as for inflight_executor_create), if a tensor is invalid, the queue is full, or the executor
- * is shut down. If only the batch manager refuses the request, because it is too long for instance, the error is its
- * response. */
+ * with the reason in `error` (as for inflight_executor_create), if a tensor is invalid, the queue is full, or the
+ * executor is shut down. If only the batch manager refuses the request, because it is too long for instance, the error
+ * is its response. */
 int32_t inflight_executor_enqueue(const inflight_executor *executor, const inflight_request *request,
                                   uint64_t *request_id, char *error);
 
@@ -232,14 +235,15 @@ typedef struct inflight_responses {
   uint64_t num_responses;
 } inflight_responses;
 
-/* Whether a request can be enqueued now: 0 if the queue is full, the executor is shut down, or this process is another rank of
- * mpirun than 0. */
+/* Whether a request can be enqueued now: 0 if the queue is full, the executor is shut down, or this process is another
+ * rank of mpirun than 0. */
 int32_t inflight_executor_can_enqueue(const inflight_executor *executor);
 
-/* Returns the stored responses of `*request_id`, or of all requests if `request_id` is NULL. If there are none, it waits for
- * the first, at most `timeout_ms`; negative means no limit. There are no responses if the time has passed, or if none can
- * come: every request has returned its final response, or the id is unknown. Responses are stored until they are returned
- * here, and returned once. The result must be freed with inflight_responses_free; it is NULL only if `executor` is. */
+/* Returns the stored responses of `*request_id`, or of all requests if `request_id` is NULL. If there are none, it
+ * waits for the first, at most `timeout_ms`; negative means no limit. There are no responses if the time has passed, or
+ * if none can come: every request has returned its final response, or the id is unknown. Responses are stored until
+ * they are returned here, and returned once. The result must be freed with inflight_responses_free; it is NULL only if
+ * `executor` is. */
 inflight_responses *inflight_executor_await_responses(const inflight_executor *executor, const uint64_t *request_id,
                                                       int64_t timeout_ms);
 
@@ -258,20 +262,20 @@ uint64_t inflight_executor_take_stats(const inflight_executor *executor,
  * nonzero, the first time, if a step has failed: the requests have ended with that error. */
 int32_t inflight_executor_shutdown(const inflight_executor *executor);
 
-/* Calls inflight_executor_shutdown, returns its result, and frees the executor with all stored responses. Responses that
- * the application owns remain valid. */
+/* Calls inflight_executor_shutdown, returns its result, and frees the executor with all stored responses. Responses
+ * that the application owns remain valid. */
 int32_t inflight_executor_destroy(inflight_executor *executor);
 
-/* Is another rank of the manager that has started this process, and returns the status to exit with. For a program that is
- * `rank_program`, in place of anything else: rank 0 starts it with one argument, `rank=` and a number, and a socket as its
- * standard input, and what it writes is written where rank 0 writes. This closes all other files, and ignores SIGINT, SIGTERM
- * and SIGHUP; the process ends with rank 0. With the argument --mpi it is what `inflight-rank --mpi` is, by the plug-in beside the
- * program. Returns 2 if the process was started by something else. */
+/* Is another rank of the manager that has started this process, and returns the status to exit with. For a program that
+ * is `rank_program`, in place of anything else: rank 0 starts it with one argument, `rank=` and a number, and a socket
+ * as its standard input, and what it writes is written where rank 0 writes. This closes all other files, and ignores
+ * SIGINT, SIGTERM and SIGHUP; the process ends with rank 0. With the argument --mpi it is what `inflight-rank --mpi`
+ * is, by the plug-in beside the program. Returns 2 if the process was started by something else. */
 int32_t inflight_rank_main(void);
 
-/* Ends the part of this process in the processes of mpirun, if a manager has used MPI: waits until all of them call this, and
- * finalises MPI unless the application has initialised it. On rank 0 this ends `inflight-rank --mpi`. To be called once, when
- * no manager or executor is left; none can use MPI afterwards. */
+/* Ends the part of this process in the processes of mpirun, if a manager has used MPI: waits until all of them call
+ * this, and finalises MPI unless the application has initialised it. On rank 0 this ends `inflight-rank --mpi`. To be
+ * called once, when no manager or executor is left; none can use MPI afterwards. */
 void inflight_leave_mpi(void);
 
 #ifdef __cplusplus

@@ -4,10 +4,10 @@
  *
  *     parameters { key: "logits_post_processor_library" value: { string_value: "/opt/my/libprocessors.so" } }
  *
- * It exports one function, inflight_get_logits_processors(), which returns a table of named processors. A request selects
- * one of them with the option logits_post_processor_name, and may pass it logits_post_processor_args. If anything is wrong
- * with the library (no such file, no such function, another ABI version, a duplicate name, the name of a built-in
- * processor), the model fails to load, with the reason; the server keeps running.
+ * It exports one function, inflight_get_logits_processors(), which returns a table of named processors. A request
+ * selects one of them with the option logits_post_processor_name, and may pass it logits_post_processor_args. If
+ * anything is wrong with the library (no such file, no such function, another ABI version, a duplicate name, the name
+ * of a built-in processor), the model fails to load, with the reason; the server keeps running.
  *
  * The life of a request that names a processor:
  *
@@ -25,32 +25,32 @@
  * The library runs inside the server. The backend checks what it can (below); a processor that breaks the rest can
  * take the server down.
  *
- * Memory. A processor may write to `logits[0 .. vocab_size - 1]`, to `error`, to `status`, to `*state` during create, and
- *   to its own memory. It may only read everything else, and only until the function returns; it must not keep pointers.
- *   `logits` is a copy made for this call, so no other logits are adjacent to it.
+ * Memory. A processor may write to `logits[0 .. vocab_size - 1]`, to `error`, to `status`, to `*state` during create,
+ *   and to its own memory. It may only read everything else, and only until the function returns; it must not keep
+ *   pointers. `logits` is a copy made for this call, so no other logits are adjacent to it.
  * Threads. All functions may be called on several threads at once, for different requests. Calls with the state of one
- *   request come one at a time, but not always on the same thread. process_batch of a processor may run at the same time
- *   for different instances of a model, with different requests.
+ *   request come one at a time, but not always on the same thread. process_batch of a processor may run at the same
+ *   time for different instances of a model, with different requests.
  * Time. The step waits: while create, destroy, process or process_batch runs, no request of the model instance makes
  *   progress. A cancelled request leaves at the end of the step.
- * Errors. create and process return zero on success. On failure they return nonzero and may write a message to `error`, in
- *   UTF-8 and zero-terminated. The request ends with that message as its error; no other request is affected.
+ * Errors. create and process return zero on success. On failure they return nonzero and may write a message to `error`,
+ *   in UTF-8 and zero-terminated. The request ends with that message as its error; no other request is affected.
  *   process_batch reports the same in the `status` of each entry.
  * Exceptions. A C++ exception, a Rust panic or a longjmp that leaves one of these functions ends the server's process.
  *   Catch everything, and return an error.
- * Determinism. The resulting logits may depend on the logits, tokens, arguments and ids of the entry, and on nothing else:
- *   not on time, other requests, or the rest of the batch, and on earlier calls only as far as the tokens reflect them.
- *   The state may save work, but be prepared for tokens that do not continue those of the last call. Otherwise a request
- *   no longer gets the same answer alone and in a batch.
- * Processes and threads. A processor must not fork, change signal handlers, or leave threads running when the last state
- *   that it created is destroyed: the library is closed when its model is unloaded, and opened again with the next load.
- *   Two models that name the same file share one copy of its global variables.
+ * Determinism. The resulting logits may depend on the logits, tokens, arguments and ids of the entry, and on nothing
+ *   else: not on time, other requests, or the rest of the batch, and on earlier calls only as far as the tokens reflect
+ *   them. The state may save work, but be prepared for tokens that do not continue those of the last call. Otherwise a
+ *   request no longer gets the same answer alone and in a batch.
+ * Processes and threads. A processor must not fork, change signal handlers, or leave threads running when the last
+ *   state that it created is destroyed: the library is closed when its model is unloaded, and opened again with the
+ *   next load. Two models that name the same file share one copy of its global variables.
  *
  * WHAT IS CHECKED
  *
  * After every call the backend checks that 256 bytes before and after `logits` are unchanged, and that every logit is a
- * number below +infinity (-infinity rules a token out). If either check fails, the request fails with an error that names
- * the processor. Writes elsewhere go undetected.
+ * number below +infinity (-infinity rules a token out). If either check fails, the request fails with an error that
+ * names the processor. Writes elsewhere go undetected.
  */
 
 #ifndef INFLIGHT_LOGITS_PROCESSOR_H
@@ -103,8 +103,8 @@ typedef struct inflight_logits_entry {
   /* [vocab_size], to be changed in place; in host memory, aligned to 64 bytes. With beam search these are
    * log-probabilities. */
   float *logits;
-  /* Always NULL. TensorRT-LLM's processors get the stream on which the logits are computed; here they are ready when the
-   * function is called, in host memory, and what it writes is used when it returns, on a GPU as well. */
+  /* Always NULL. TensorRT-LLM's processors get the stream on which the logits are computed; here they are ready when
+   * the function is called, in host memory, and what it writes is used when it returns, on a GPU as well. */
   void *stream;
   /* The state that create returned for the request; NULL without create. */
   void *state;
@@ -138,8 +138,8 @@ typedef struct inflight_logits_table {
   const inflight_logits_processor *processors;
 } inflight_logits_table;
 
-/* Exported by the library. Called once when a model that names the library is loaded. The table, the processors and their
- * names must not change until the library is closed. */
+/* Exported by the library. Called once when a model that names the library is loaded. The table, the processors and
+ * their names must not change until the library is closed. */
 const inflight_logits_table *inflight_get_logits_processors(void);
 
 #ifdef __cplusplus

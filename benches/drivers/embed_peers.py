@@ -1,25 +1,28 @@
 #!/usr/bin/env python3
-"""How many texts sentence-transformers on torch, OpenVINO, and Text Embeddings Inference embed in a second on the CPU, in turns with
-`inflight-measure embed`.
+"""How many texts sentence-transformers on torch, OpenVINO, and Text Embeddings Inference embed in a second on the CPU,
+in turns with `inflight-measure embed`.
 
     pip install torch transformers sentence-transformers openvino
     python benches/drivers/embed_peers.py --make /tmp/minilm       # a model of the shape of all-MiniLM-L6, with random weights
     python benches/drivers/embed_peers.py --model /tmp/minilm --measure target/release/inflight-measure
     python benches/drivers/embed_peers.py --make /tmp/bge --layers 12 --pooling cls     # of the shape of bge-small-en-v1.5
 
-Texts are tokens, so that neither side tokenises. Those of a row have one length, so that nothing is padded; or, with `--input 16-128`, lengths
-from 16 to 128, which come in a mixed order: the peers, like sentence-transformers' `encode`, have all texts at once, sort them by length, and
-pad a batch to its longest. Of a peer, the fastest of its batch sizes counts; ours has its own batching, in the order in which texts come.
-Each round runs all; figures are medians of the rounds. OpenVINO has the model that sentence-transformers holds, with its pooling, compiled
-for each shape. It computes in what it chooses, which the row tells: bf16 where the processor has AMX or AVX-512 BF16, as ours always does;
-so does torch in bf16. All sum up in f32.
+Texts are tokens, so that neither side tokenises. Those of a row have one length, so that nothing is padded; or, with
+`--input 16-128`, lengths from 16 to 128, which come in a mixed order: the peers, like sentence-transformers' `encode`,
+have all texts at once, sort them by length, and pad a batch to its longest. Of a peer, the fastest of its batch sizes
+counts; ours has its own batching, in the order in which texts come. Each round runs all; figures are medians of the
+rounds. OpenVINO has the model that sentence-transformers holds, with its pooling, compiled for each shape. It computes
+in what it chooses, which the row tells: bf16 where the processor has AMX or AVX-512 BF16, as ours always does; so does
+torch in bf16. All sum up in f32.
 
-With `--tei PROGRAM`, Text Embeddings Inference is a peer as well: its `text-embeddings-router`, with as many CPUs as there are threads. It gets
-each batch as a request, or all texts in a single one, which it may split. Its time is the request time that it reports, in whole milliseconds,
-minus tokenisation. Built with its backend `ort`, as its images for CPUs are, it gets an ONNX export of the model; `--tei-backend candle` gives it the
-safetensors file alone. The libraries that it loads are found by the environment (`ORT_DYLIB_PATH`, `LD_LIBRARY_PATH`).
+With `--tei PROGRAM`, Text Embeddings Inference is a peer as well: its `text-embeddings-router`, with as many CPUs as
+there are threads. It gets each batch as a request, or all texts in a single one, which it may split. Its time is the
+request time that it reports, in whole milliseconds, minus tokenisation. Built with its backend `ort`, as its images for
+CPUs are, it gets an ONNX export of the model; `--tei-backend candle` gives it the safetensors file alone. The libraries
+that it loads are found by the environment (`ORT_DYLIB_PATH`, `LD_LIBRARY_PATH`).
 
-On a machine that others use, `--cpu-time` with one thread counts the seconds that the processor worked for each side, not those that passed.
+On a machine that others use, `--cpu-time` with one thread counts the seconds that the processor worked for each side,
+not those that passed.
 """
 
 import argparse
@@ -258,7 +261,8 @@ def numbers_of_tokens(lengths, num_texts):
 
 
 def rate(model, vocab_size, lengths, batch_size, options):
-    """Texts in a second that the peer embeds, after all of them once: a batch of another shape may be compiled first."""
+    """Texts in a second that the peer embeds, after all of them once: a batch of another shape may be compiled
+    first."""
     num_texts, now = options.texts, time.process_time if options.cpu_time else time.perf_counter
     tokens = [torch.tensor([(7919 * (index + 1) + 31 * place) % vocab_size for place in range(num_tokens)])
               for index, num_tokens in enumerate(numbers_of_tokens(lengths, num_texts))]

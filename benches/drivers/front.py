@@ -1,5 +1,5 @@
-"""What the server with OpenAI's API costs beside tritonserver: its time to the first token above that of gRPC, and its CPU
-time for a token of many streams. The demo model, and the clients of crates/openai/examples/front-cost.rs."""
+"""What the server with OpenAI's API costs beside tritonserver: its time to the first token above that of gRPC, and its
+CPU time for a token of many streams. The demo model, and the clients of crates/openai/examples/front-cost.rs."""
 
 import argparse
 import json

@@ -1,10 +1,12 @@
-"""The kernels of attention on a GPU, without the library: their times beside PyTorch's attention, and whether two builds compute the same bits.
+"""The kernels of attention on a GPU, without the library: their times beside PyTorch's attention, and whether two
+builds compute the same bits.
 
     python benches/drivers/gpu_attention.py target/kernels [OTHER]
 
-Needs a GPU of compute capability 9.0, and PyTorch. `target/kernels` is what `cargo xtask kernels` writes, OTHER such a folder of other sources, whose
-AttentionCall and shared memory must be the same. Prints a line of JSON for each shape: microseconds of a call, the median of 5 rounds, the bits of OTHER compared, and the
-largest difference to PyTorch's results.
+Needs a GPU of compute capability 9.0, and PyTorch. `target/kernels` is what `cargo xtask kernels` writes, OTHER such a
+folder of other sources, whose AttentionCall and shared memory must be the same. Prints a line of JSON for each shape:
+microseconds of a call, the median of 5 rounds, the bits of OTHER compared, and the largest difference to PyTorch's
+results.
 """
 
 import ctypes
@@ -107,7 +109,8 @@ def call(out, partials, q, cache, tiles, counts, scale, num_groups, group, head_
 
 
 def tiles_of(entries):
-    """Entries of AttentionTile: first_row, num_rows, first_query, position, block_table, split, first_partial, table_stride."""
+    """Entries of AttentionTile: first_row, num_rows, first_query, position, block_table, split, first_partial,
+    table_stride."""
     packed = bytearray(b"".join(struct.pack("<8I", *entry) for entry in entries))
     return torch.frombuffer(packed, dtype=torch.uint8).cuda()
 

@@ -1,7 +1,8 @@
 """The operations of a layer of Llama 3.1 8B by PyTorch, in bf16, for the figures of `gpu-check` to be read beside them.
 
-Needs a GPU and PyTorch. Prints microseconds of one call as JSON, by name and number of rows: medians of 5 rounds. Weights
-take turns, so that no cache holds them. Attention is FlashAttention's and cuDNN's, over keys and values without blocks.
+Needs a GPU and PyTorch. Prints microseconds of one call as JSON, by name and number of rows: medians of 5 rounds.
+Weights take turns, so that no cache holds them. Attention is FlashAttention's and cuDNN's, over keys and values without
+blocks.
 """
 
 import json

@@ -1,9 +1,9 @@
 """A comparison of batching schemes: real tritonserver, synthetic runner, one workload of mixed lengths. Rows are JSON.
 
-A step costs what a step of the llama-160m shape does (docs/src/results-server.md): 188, 1079 and 2020 generation tokens/s
-with 1, 8 and 32 streams are steps of 5.3, 7.4 and 15.8 ms; least squares gives 4.84 ms + 0.342 ms per token. Context
-tokens cost the same, which is about right: the output tokens/s of the same table give 0.28 ms. All times are divided
-by `--speed-up`, so that a run takes minutes.
+A step costs what a step of the llama-160m shape does (docs/src/results-server.md): 188, 1079 and 2020 generation
+tokens/s with 1, 8 and 32 streams are steps of 5.3, 7.4 and 15.8 ms; least squares gives 4.84 ms + 0.342 ms per token.
+Context tokens cost the same, which is about right: the output tokens/s of the same table give 0.28 ms. All times are
+divided by `--speed-up`, so that a run takes minutes.
 
 Two loads. `closed`: enough clients to fill every batch, each of which sends its next request after its answer.
 `open`: Poisson arrivals, at a share of the throughput of in-flight batching. The schemes alternate for some rounds,

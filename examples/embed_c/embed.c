@@ -2,8 +2,8 @@
  *
  *     embed '{"gpt_model_path": "CHECKPOINT_FOLDER"}' NUM_NEW_TOKENS "1 2 3" "4 5" ...
  *
- * The first argument are the options of the manager. Each prompt is a request; every second one streams. Prints a line per
- * response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of statistics records.
+ * The first argument are the options of the manager. Each prompt is a request; every second one streams. Prints a line
+ * per response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of statistics records.
  *
  * It computes on several ranks, too: of processes that are this program again, and of those of mpirun.
  *

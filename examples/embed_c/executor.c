@@ -2,9 +2,9 @@
  *
  *     executor '{"gpt_model_path": "CHECKPOINT_FOLDER"}' NUM_NEW_TOKENS "1 2 3" "4 5" ...
  *
- * The first argument are the options of the manager, for several ranks as in embed.c. Each prompt is a request; every second one
- * streams. Prints a line per response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of statistics
- * records. */
+ * The first argument are the options of the manager, for several ranks as in embed.c. Each prompt is a request; every
+ * second one streams. Prints a line per response, `ID: TOKEN ... [final LOG_PROBABILITY]`, and at the end the number of
+ * statistics records. */
 
 #include <stdint.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@ pub enum CorrelationKey {
     Number(u64),
     /// A string that the client chose.
     Text(Box<[u8]>),
-    /// None: the request belongs to no sequence, and we number it ourselves.
+    /// No id: the request belongs to no sequence, and we number it ourselves.
     Alone(u64),
 }
 

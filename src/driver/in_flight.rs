@@ -59,7 +59,7 @@ pub enum Stage {
     Generating,
     /// All of its answer has ended, which leaves when the request is released.
     Ended,
-    /// It is answered with this error when it is released.
+    /// The request is answered with this error when it is released.
     Refused(Error),
 }
 

@@ -54,7 +54,7 @@ impl Turn {
         });
     }
 
-    /// It has ended with an answer.
+    /// Ends the turn with an answer.
     pub fn end(self, answer: &[TokenId]) -> EndedTurn {
         let said = self.prompt.map(|prompt| Said {
             tokens: prompt.tokens.iter().chain(answer).copied().collect(),
@@ -66,7 +66,7 @@ impl Turn {
         }
     }
 
-    /// It has ended without one.
+    /// Ends the turn without an answer.
     pub fn abandon(self) -> EndedTurn {
         EndedTurn {
             conversation: self.conversation,

@@ -318,7 +318,7 @@ impl Admission {
         })
     }
 
-    /// The plan of the answer to a request that generates nothing: it only stops another one, or ends a conversation.
+    /// The plan of the answer to a request without output tokens: it only stops another one, or ends a conversation.
     ///
     /// # Errors
     /// It names an output that the model does not have.

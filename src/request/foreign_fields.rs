@@ -13,18 +13,18 @@ pub(super) struct ForeignField {
 
 /// How a field that is not an option is handled.
 pub(super) enum Handling {
-    /// It has no effect, for this reason.
+    /// The field has no effect, for this reason.
     Ignored(&'static str),
-    /// It may only request the one supported behaviour.
+    /// The field may only request the one supported behaviour.
     Only {
         /// Whether the value requests it.
         is_neutral: fn(&Value) -> bool,
         /// The value that is accepted, worded to follow "is not".
         expected: &'static str,
     },
-    /// It is a tensor of models that have adapters.
+    /// The field is a tensor of models that have adapters.
     AdapterTensor,
-    /// It is refused, for this reason, with the alternative.
+    /// The field is refused, for this reason, with the alternative.
     Refused(&'static str),
 }
 

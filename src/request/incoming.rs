@@ -83,7 +83,7 @@ pub struct TurnPrompt {
 /// The output tensors that a request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedOutputs {
-    /// Those that exist; all of the model's if the request names none.
+    /// The named outputs that exist; all of the model's if the request names none.
     pub kinds: Vec<OutputKind>,
     /// Whether the request names fewer outputs than the model has. To Triton, a request that names none names all.
     pub are_named: bool,

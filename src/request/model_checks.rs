@@ -186,7 +186,7 @@ impl Admission {
         ];
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return invalid(format!(
-                "option '{name}': the task of this model is {task}, and it generates nothing; leave the option out"
+                "option '{name}': this is a pooling model, whose task is {task}; leave the option out"
             ));
         }
         match options.dimensions {

@@ -12,8 +12,8 @@ CHAT = "/v1/chat/completions"
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """A request's path, and the fields of its body but for the model and those of a stream, as JSON. Equal bodies have equal
-    answers."""
+    """A request's path, and the fields of its body but for the model and those of a stream, as JSON. Equal bodies have
+    equal answers."""
 
     path: str
     fields: str

@@ -17,8 +17,8 @@ from rude import stop_for
 from transport import LIMIT_S, Failed, Gone, NotEndedOnce
 from whole import joined, unlike
 
-# The longest time to the next token of a client without a guide, and the processor time that the server may use in it, as other
-# work of the machine makes tokens late, too. A guide once computed for half a minute while others waited.
+# The longest time to the next token of a client without a guide, and the processor time that the server may use in it,
+# as other work of the machine makes tokens late, too. A guide once computed for half a minute while others waited.
 STALL_S = 20
 NEIGHBOUR = Body(COMPLETIONS, json.dumps({"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}))
 MALFORMED = [

@@ -1,4 +1,5 @@
-"""Many clients that open a stream through the server with OpenAI's API and leave after some tokens, on a model of each driver.
+"""Many clients that open a stream through the server with OpenAI's API and leave after some tokens, on a model of each
+driver.
 
 Counts crashes of tritonserver, requests of others that are lost or differ, and what is still held when nothing runs.
 """

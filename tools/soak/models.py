@@ -1,5 +1,5 @@
-"""The served models: both strategies and both drivers, two instances, few blocks, speculation, and one that is loaded and
-unloaded."""
+"""The served models: both strategies and both drivers, two instances, few blocks, speculation, and one that is loaded
+and unloaded."""
 
 from contents import ADAPTERS
 from harness.adapters import page_bytes, write_adapter

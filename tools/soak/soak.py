@@ -37,8 +37,8 @@ from steps import Steps  # noqa: E402
 from tally import Tally, show  # noqa: E402
 
 ROUND_S = 40
-# Contents per epoch, and bodies for the front: few enough to recur in other batches, while a run has many epochs and so many
-# contents.
+# Contents per epoch, and bodies for the front: few enough to recur in other batches, while a run has many epochs and so
+# many contents.
 CONTENTS = 400
 BODIES = 300
 ROUNDS_OF_AN_EPOCH = 10
@@ -231,8 +231,8 @@ def end_of(world):
 
 
 def look_at_log(world, *, tritons_own=False):
-    """Error lines of the log: each has a known cause, or is a finding. If it is Triton's own fault that the server could not stop,
-    its line is counted so."""
+    """Error lines of the log: each has a known cause, or is a finding. If it is Triton's own fault that the server
+    could not stop, its line is counted so."""
     num_abandoned = sum(world.tally.counts[name] for name in ABANDONED)
     known, unknown = watch.errors(world.server.log(), world.expired, num_abandoned)
     for cause, num_lines in known.items():

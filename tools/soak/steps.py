@@ -2,8 +2,8 @@
 
 import json
 
-# Longer than any step may take besides the model. A guide once held steps for 6 s each. The server may have been stopped for 2 s,
-# and a machine with other work makes a thread wait.
+# Longer than any step may take besides the model. A guide once held steps for 6 s each. The server may have been
+# stopped for 2 s, and a machine with other work makes a thread wait.
 HELD_S = 5
 
 

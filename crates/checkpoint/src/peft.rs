@@ -93,9 +93,9 @@ pub struct AdaptedModule<'a> {
     pub low_rank: Option<LowRankModule<'a>>,
     /// DoRA: the lengths of the rows of its weights after that, `[outputs]`.
     pub magnitudes: Option<Tensor<'a>>,
-    /// What takes the place of its weights, `[outputs, inputs]`.
+    /// The weights that replace the module's, if any: `[outputs, inputs]`.
     pub weight: Option<Tensor<'a>>,
-    /// What takes the place of its bias, `[outputs]`.
+    /// The bias that replaces the module's, if any: `[outputs]`.
     pub bias: Option<Tensor<'a>>,
 }
 

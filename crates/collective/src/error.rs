@@ -34,7 +34,7 @@ pub enum CollectiveError {
     /// A rank has failed.
     #[error("rank {by} has failed: {reason}")]
     Aborted {
-        /// That rank.
+        /// The rank that failed.
         by: usize,
         /// What it reported.
         reason: String,

@@ -1,4 +1,4 @@
-//! Where this library lies: what belongs to it lies beside it.
+//! Path of this shared library; its companion files are in the same directory.
 
 use std::env;
 use std::ffi::{CStr, OsStr};
@@ -12,7 +12,7 @@ pub fn beside_library(name: &str) -> PathBuf {
     library_path().unwrap_or_default().with_file_name(name)
 }
 
-/// That file; `None` if the system does not say it.
+/// The file that this library was loaded from; `None` if the system does not say it.
 fn library_path() -> Option<PathBuf> {
     let own = library_path as fn() -> Option<PathBuf>;
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();

@@ -120,11 +120,11 @@ pub enum Task {
 /// Which of a prompt's last hidden states stand for it: `pooling`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingMode {
-    /// That of its last token.
+    /// The state of the last token.
     Last,
     /// The mean of all.
     Mean,
-    /// That of its first token.
+    /// The state of the first token.
     Cls,
 }
 

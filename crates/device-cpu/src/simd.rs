@@ -127,7 +127,7 @@ mod missing;
 
 #[cfg(test)]
 impl Simd {
-    /// Those that this machine supports. The running test is reported to skip the others.
+    /// The sets that this machine supports. The running test is reported to skip the others.
     pub fn tested() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|simd| simd.is_tested())
     }

@@ -81,7 +81,7 @@ pub(super) struct Adapters {
 /// The rows of a product.
 #[derive(Clone, Copy)]
 pub(super) struct ProductRows {
-    /// Those that have adapters.
+    /// The rows that have adapters.
     pub tiles: AdapterTiles,
     /// What is multiplied.
     pub x: u64,

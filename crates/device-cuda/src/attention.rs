@@ -76,7 +76,7 @@ pub(super) struct HeadGroups {
 }
 
 impl HeadGroups {
-    /// Those of key/value heads, which have keys and values of their own.
+    /// The groups of key/value heads, which have keys and values of their own.
     pub fn of_heads(layout: &KvLayout, num_q_heads: usize) -> Self {
         Self {
             num_groups: layout.num_kv_heads,

@@ -55,7 +55,7 @@ pub(super) struct Chunk {
 
 /// The kernels of mixtures of experts.
 pub(super) struct ExpertKernels {
-    /// That of the model's rule.
+    /// The routing kernel of the model's rule.
     pub(super) route: CudaFunction,
     /// The dynamic shared memory that it takes.
     pub(super) route_shared_bytes: u32,

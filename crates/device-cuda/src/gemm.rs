@@ -264,7 +264,7 @@ impl Gemm {
     /// The algorithm of deterministic products with these weights.
     ///
     /// Without split sums, algorithms still differ in the order in which they add up: of the tiles of a sum, and inside
-    /// of the tensor cores' instructions. So all numbers of rows have one algorithm.
+    /// of the tensor cores' instructions. So one algorithm serves every row count.
     fn algorithm_of(&mut self, weights: Weights) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
         if let Some(algorithm) = self.algorithms.get(&weights) {
             return Ok(*algorithm);

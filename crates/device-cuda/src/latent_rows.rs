@@ -23,7 +23,7 @@ const MAX_TILES: usize = 65_535;
 /// The kernels of latent attention, and memory for the activations of a chunk of heads.
 pub(super) struct Latents {
     pub(super) shape: LatentShape,
-    /// Those of a chunk.
+    /// The head groups of a chunk.
     pub(super) groups: HeadGroups,
     pub(super) kernels: LatentKernels,
     pub(super) tiles: DeviceMemory,

@@ -78,7 +78,7 @@ pub struct HeadPlaces {
     /// Query and key heads of the model.
     pub num_heads: [usize; 2],
     /// For each query head of the rank, and then for each of its key heads, its place among those of the model, queries
-    /// first. `None` for a key head that another one has the place of.
+    /// first. `None` for a replicated key head, which another one already stands for.
     pub places: Vec<Option<usize>>,
 }
 

@@ -21,7 +21,7 @@ pub enum KvDtype {
 impl KvDtype {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::Int8, Self::Fp8];
-    /// Those that the CPU stores.
+    /// The types that the CPU stores.
     pub const ON_CPU: [Self; 2] = [Self::Bf16, Self::Int8];
 
     /// Its name.

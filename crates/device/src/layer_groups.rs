@@ -118,7 +118,7 @@ impl LayerGroups {
 /// The blocks that a sequence has of one group, in order of position.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupBlocks<'a> {
-    /// Those of all groups, interleaved.
+    /// The blocks of all groups, interleaved.
     blocks: &'a [BlockId],
     num_groups: usize,
     group: usize,

@@ -175,7 +175,7 @@ pub enum Tiling {
 }
 
 impl Tiling {
-    /// That of CPUs, by `deterministic` of the configuration.
+    /// The tiling of CPUs, by `deterministic` of the configuration.
     pub fn of_cpus(deterministic: bool) -> Self {
         match deterministic {
             true => Self::Always,
@@ -187,9 +187,9 @@ impl Tiling {
 /// How a matrix product stores its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// It replaces the contents of the output.
+    /// The product replaces the contents of the output.
     Store,
-    /// It is added to the output: a residual connection.
+    /// The product is added to the output: a residual connection.
     Add,
 }
 
@@ -210,7 +210,7 @@ pub trait PackedWeights {
 
 /// A norm of rows.
 pub enum Norm<'a, V: ?Sized> {
-    /// None: the rows stay as they are.
+    /// No norm: the rows stay as they are.
     Identity,
     /// `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv:1910.07467).
     Rms {
@@ -346,7 +346,7 @@ pub struct LogitsTransform {
 }
 
 impl LogitsTransform {
-    /// They stay as they are.
+    /// The logits stay as they are.
     pub const IDENTITY: Self = Self {
         scale: 1.0,
         soft_cap: None,

@@ -225,7 +225,7 @@ impl<'a> BlockNeeds<'a> {
         Blocks(whole.0.saturating_add(windowed.0))
     }
 
-    /// Those of the groups of layers without a window.
+    /// Blocks of the groups of layers without a window.
     fn whole_of_beams(&self, num_beams: u32, num_common: Tokens, len: Tokens) -> Blocks {
         let longest = self.active.kv().max_whole_blocks(len);
         if num_beams == 1 {
@@ -236,7 +236,7 @@ impl<'a> BlockNeeds<'a> {
         Blocks(shared.0.saturating_add(own.0.saturating_mul(num_beams)))
     }
 
-    /// Those of the groups with a window.
+    /// Blocks of the groups with a window.
     fn windowed_of_beams(&self, num_beams: u32, len: Tokens) -> Blocks {
         let kv = self.active.kv();
         let longest = kv.max_blocks(len) - kv.max_whole_blocks(len);

@@ -26,7 +26,7 @@ use inflight_config::CapacityPolicy;
 /// The blocks that one sequence needs to start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
-    /// Free blocks that it takes now.
+    /// Free blocks that admitting the sequence takes now.
     pub(super) now: Blocks,
     /// Free blocks that it takes until its last token at worst, `now` included.
     pub(super) worst: Blocks,
@@ -35,7 +35,7 @@ pub(super) struct Demand {
 /// Which blocks a sequence must find free when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reservation {
-    /// Those that it takes now.
+    /// The blocks that it takes now.
     Now,
     /// All that it takes until its last token.
     ToTheEnd,

@@ -339,7 +339,7 @@ impl EngineConfig {
             _ => return Ok(()),
         };
         refuse(
-            format!("the model generates nothing, and {problem}"),
+            format!("this is a pooling model, and {problem}"),
             remedy.to_owned(),
         )
     }
@@ -512,7 +512,7 @@ impl EngineConfig {
         match request.sampling.beam_search {
             None => Ok(()),
             Some(_) => Err(RequestError::Invalid(
-                "a beam search, and this model generates nothing: leave out beam_width".to_owned(),
+                "a beam search, and this is a pooling model: leave out beam_width".to_owned(),
             )),
         }
     }

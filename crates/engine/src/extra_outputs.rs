@@ -54,8 +54,8 @@ pub struct ExtraOutputs {
     pub prompt_log_probs: Vec<TokenLogProbs>,
     /// `[vocab_size]`, or empty if they are not requested.
     pub generation_logits: Vec<f32>,
-    /// The state that stands for the prompt, or what a head for classes makes of it, in the step that ends it. Empty if
-    /// tokens are generated.
+    /// The state that stands for the prompt, or the logits of the classification head, in the step that ends the
+    /// prompt. Empty if tokens are generated.
     pub pooled: Vec<f32>,
     /// The blocks up to this step, if they are requested and the count has changed.
     pub kv_blocks: Option<KvBlocks>,

@@ -78,13 +78,13 @@ impl StepOutput {
 /// A change of a sequence in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// It was planned for the first time: it is no longer queued.
+    /// The sequence was planned for the first time: it is no longer queued.
     Admitted(SequenceId),
-    /// It has extra outputs. Comes before the `Token` that they belong to.
+    /// The sequence has extra outputs. Comes before the `Token` that they belong to.
     ExtraOutputs(SequenceId, Box<ExtraOutputs>),
-    /// It has a new token. With drafts there may be several in a step.
+    /// The sequence has a new token. With drafts there may be several in a step.
     Token(SequenceId, TokenId),
-    /// It has freed its blocks, and will be resumed by the engine.
+    /// The sequence has freed its blocks, and will be resumed by the engine.
     Paused(SequenceId),
     /// The best hypotheses of a beam search, best first, as many as requested. They come just before
     /// `Finished`, unless the search failed or found nothing; and during the search if

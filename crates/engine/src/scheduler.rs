@@ -30,7 +30,7 @@ const MAX_SKIPPED_FOR_PAGES: usize = 1024;
 pub(super) struct Scheduler {
     /// The running sequences that are in context phase when the budget pass begins.
     in_context: Vec<SeqSlot>,
-    /// Those in generation phase, each of which gets a token of the step.
+    /// The sequences in generation phase, each of which gets a token of the step.
     generating: Vec<SeqSlot>,
     /// The chunks that contexts get.
     contexts: Vec<(SeqSlot, ContextChunk)>,

@@ -25,9 +25,9 @@ pub struct StepStats {
     pub max_num_active: u32,
     /// Requests in the step.
     pub num_scheduled: usize,
-    /// Those in context phase.
+    /// Requests in context phase.
     pub num_context: usize,
-    /// Those in generation phase.
+    /// Requests in generation phase.
     pub num_generation: usize,
     /// Context tokens in the step.
     pub num_context_tokens: Tokens,
@@ -90,13 +90,13 @@ pub struct RequestStage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// It runs in context phase.
+    /// The request runs in context phase.
     Context,
-    /// It runs in generation phase.
+    /// The request runs in generation phase.
     Generation,
-    /// It gave its blocks back, and waits to resume.
+    /// The request gave its blocks back, and waits to resume.
     Paused,
-    /// It has not started.
+    /// The request has not started.
     Waiting,
 }
 

@@ -98,7 +98,7 @@ struct Parsing {
 struct Followed {
     parser: TokenParser,
     tokens: Vec<TokenId>,
-    /// It stays failed.
+    /// The error of a failed guide, which stays failed.
     error: Option<SampleError>,
     /// Items that it has added to its table.
     num_items: usize,

@@ -159,7 +159,7 @@ impl Writer<'_> {
         })
     }
 
-    /// A tag whose begin is only `begin`.
+    /// Grammar of a tag whose opening text is exactly `begin`.
     fn tag(&mut self, tag: &Tag, begin: &str) -> Result<String, GrammarError> {
         let begin = self.literal(begin);
         let is_open = tag.ends.iter().all(|end| !end.is_empty());

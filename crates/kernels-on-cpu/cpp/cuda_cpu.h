@@ -8,14 +8,14 @@
 //   threads.cpp           with -DCUDA_CPU_THREADS: as a thread of its own, for the thread sanitizer
 //   registry.h launch.h   kernels by name, and the C function that launches them
 //
-// What it finds and a GPU would not tell: barriers and shuffles that not all threads reach, with file and line; reads of
-// shared memory that nobody wrote (it is full of NaN); missing waits for asynchronous copies (a copy happens at once or at
-// the wait, by chance). With random schedules a missing barrier shows as a wrong result, under the thread sanitizer as a
-// race; the address sanitizer finds accesses beyond a buffer or a shared array.
+// What it finds and a GPU would not tell: barriers and shuffles that not all threads reach, with file and line; reads
+// of shared memory that nobody wrote (it is full of NaN); missing waits for asynchronous copies (a copy happens at once
+// or at the wait, by chance). With random schedules a missing barrier shows as a wrong result, under the thread
+// sanitizer as a race; the address sanitizer finds accesses beyond a buffer or a shared array.
 //
-// What it cannot show: speed, bank conflicts, the rounding of approximate instructions, the order in which a tensor core
-// adds up, and the memory order between the lanes of a warp, except under the thread sanitizer, where a shuffle is no
-// barrier.
+// What it cannot show: speed, bank conflicts, the rounding of approximate instructions, the order in which a tensor
+// core adds up, and the memory order between the lanes of a warp, except under the thread sanitizer, where a shuffle is
+// no barrier.
 #pragma once
 
 #include <math.h>

@@ -196,8 +196,8 @@ void Machine::run_block(Dims index, const std::function<void()>& block_body) {
         thread.copies.clear();
         thread.groups.clear();
         fiber.stack.clear();
-        // The registers that the first switch pops, the function that it returns to, and that function's return address,
-        // to which it never returns.
+        // The registers that the first switch pops, the function that it returns to, and that function's return
+        // address, to which it never returns.
         void** const top = reinterpret_cast<void**>(fiber.stack.top());
         std::fill(top - 8, top, nullptr);
         top[-2] = reinterpret_cast<void*>(static_cast<void (*)()>([] { machine().fiber_main(); }));

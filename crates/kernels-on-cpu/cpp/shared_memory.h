@@ -2,8 +2,9 @@
 //
 //   | dynamic | gap | array of place A | gap | array of place B | gap | ... free
 //
-// Arrays get their addresses when the first thread of the block reaches their place in the code. All of it is NaN (bytes of
-// 0xff) when a block begins. Gaps and free memory are forbidden to the kernel, which the address sanitizer sees.
+// Arrays get their addresses when the first thread of the block reaches their place in the code. All of it is NaN
+// (bytes of 0xff) when a block begins. Gaps and free memory are forbidden to the kernel, which the address sanitizer
+// sees.
 #pragma once
 
 #include <stddef.h>

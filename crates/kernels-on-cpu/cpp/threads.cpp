@@ -17,8 +17,8 @@
 
 #include "machine.h"
 
-// Code of Rust is not instrumented: how its own threads wait for each other the sanitizer does not see. The stacks of CUDA
-// threads have no such functions.
+// Code of Rust is not instrumented: how its own threads wait for each other the sanitizer does not see. The stacks of
+// CUDA threads have no such functions.
 extern "C" const char* __tsan_default_suppressions() { return "race:_RN\n"; }
 
 namespace cuda_cpu {

@@ -55,7 +55,7 @@ pub(super) enum OpenedOptions {
 }
 
 impl RankDeviceOptions {
-    /// Those for opening it; `None` if they are none.
+    /// The options for opening the device; `None` if they are none.
     pub(super) fn options(&self) -> Option<OpenedOptions> {
         Some(match self {
             Self::Cpu {

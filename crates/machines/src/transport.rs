@@ -49,7 +49,7 @@ pub struct RankConnections {
     pub(super) grid: Grid,
     pub(super) collective: Box<dyn Collective>,
     pub(super) others: OtherRanks,
-    /// Those of the others.
+    /// The memory of the other ranks' hosts.
     hosts: Vec<HostMemory>,
 }
 

@@ -53,7 +53,7 @@ impl FromStr for Place {
 pub struct Adapters(Vec<Place>);
 
 impl Adapters {
-    /// Those of these places, which are looked into each time that models are listed.
+    /// The adapters of these places, which are looked into each time that models are listed.
     ///
     /// # Errors
     /// A place cannot be read.

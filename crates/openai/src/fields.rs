@@ -16,11 +16,11 @@ pub struct Field {
 pub enum Fate {
     /// The endpoint reads it.
     Read,
-    /// It is handed on as the request option of this name.
+    /// The field is handed on as the request option of this name.
     Option(&'static str),
-    /// It may be given and has no effect.
+    /// The field may be given and has no effect.
     Ignored,
-    /// It is an error.
+    /// The field is an error.
     Refused {
         /// What to do instead.
         instead: &'static str,

@@ -14,7 +14,7 @@ const MAX_BYTES: usize = 4096;
 pub struct Trace([Option<AsciiMetadataValue>; 2]);
 
 impl Trace {
-    /// Those of these headers.
+    /// The trace of these headers.
     pub fn of(headers: &HeaderMap) -> Self {
         Self(HEADERS.map(|name| {
             let value = headers.get(name)?.as_bytes();

@@ -170,7 +170,7 @@ impl PackedWeights for Weights {
 }
 
 impl Cache {
-    /// Positions that were never stored must not be read.
+    /// An empty cache, which notices reads of positions never stored.
     fn new(layouts: &KvLayouts, groups: &LayerGroups, num_blocks: usize) -> Self {
         let num_planes = match layouts.differ() {
             true => layouts.layers().len(),

@@ -334,7 +334,7 @@ impl Place<'_> {
             .map_or(self.num_outputs, Linear::num_module_outputs)
     }
 
-    /// Those of the rows of its module that are its own.
+    /// Selects the rows of its module that are its own.
     fn select<'t>(&self, rows: Tensor<'t>) -> Tensor<'t> {
         match self.linear.and_then(Linear::selected_rows) {
             Some(selected) => rows.select(selected),

@@ -23,9 +23,9 @@ use inflight_device::{AdaptedPlace, AdapterWeights, DenseRows, LowRank};
 /// An adapter, or what the ranks of a model have of it.
 #[derive(Debug)]
 pub struct AdapterParts {
-    /// That of rank 0.
+    /// The part of rank 0.
     own: Arc<AdapterWeights>,
-    /// Those of the other ranks, as bytes.
+    /// The serialised parts of the other ranks.
     others: Vec<Vec<u8>>,
 }
 

@@ -11,7 +11,7 @@ pub struct AdapterSizes {
 }
 
 impl AdapterSizes {
-    /// Those of a model.
+    /// The sizes of a model's adapters.
     pub fn new(spec: &ModelSpec) -> Self {
         let projections = spec.projections();
         let linears = projections.flat_map(|(_, projection)| {

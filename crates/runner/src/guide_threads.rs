@@ -36,7 +36,7 @@ const QUICK: Duration = Duration::from_millis(1);
 /// what they count.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// One is kept for quick guides.
+/// Threads that compute masks; one takes only cheap guides.
 const NUM_THREADS: usize = 3;
 
 /// What may follow an output, to be computed.

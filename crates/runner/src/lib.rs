@@ -28,7 +28,7 @@
 //! draft_model.rs  a smaller model that guesses the next tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
-//! pooler.rs       the states that stand for prompts, in a model that generates nothing
+//! pooler.rs       the states that stand for prompts, in a pooling model
 //! class_head.rs   the classification head
 //! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe

@@ -344,8 +344,8 @@ impl ModelSource {
         self.part(grid, 0, tiling).map(|_| ())
     }
 
-    /// The part of one of the ranks that it is split over, whose devices cut sums into tiles or not. A model that
-    /// generates nothing has no ranks whose bits it could give.
+    /// The part of one of the ranks that it is split over, whose devices cut sums into tiles or not. A pooling model
+    /// has no ranks whose bits it could give.
     ///
     /// # Errors
     /// It cannot be split so, or a tensor is missing, or has the wrong shape or type.

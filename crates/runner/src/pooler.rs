@@ -1,5 +1,4 @@
-//! What stands for a prompt in a model that generates nothing: one of its last hidden states, or what a head for
-//! classes makes of it.
+//! The result of a pooling model for a prompt: one of its last hidden states, or the logits of the classification head.
 //!
 //! The states are those behind the last norm, which the device has in bf16. Each sequence is pooled by itself, so its
 //! result does not depend on the rest of the step.
@@ -20,11 +19,11 @@ pub(super) struct Pooler {
 }
 
 impl Pooler {
-    /// That of a model; `None` for one that generates.
+    /// The pooler of a model; `None` for a model that generates.
     ///
     /// # Errors
-    /// Each token of the model sees only those before it, so that its first state stands for nothing else; or the head
-    /// for classes is missing, misshapen or not finite.
+    /// Each token of the model sees only those before it, so that its first state stands for nothing else; or the
+    /// classification head is missing, misshapen or not finite.
     pub fn load(source: &ModelSource) -> Result<Option<Self>, LoadError> {
         let spec = source.spec();
         let Some(pooling) = spec.pooling else {

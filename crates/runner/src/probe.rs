@@ -152,7 +152,7 @@ impl Work {
         }
     }
 
-    /// That of both.
+    /// The sum of both.
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             num_bytes: self.num_bytes + other.num_bytes,

@@ -96,7 +96,7 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// None: no element is rotated.
+    /// No rotation: no element is rotated.
     pub fn none() -> Self {
         Self {
             theta: 1.0,

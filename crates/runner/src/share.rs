@@ -120,7 +120,7 @@ impl Rank {
 }
 
 impl CutUnits {
-    /// Those of float weights.
+    /// The units of float weights.
     pub(super) const SINGLE: Self = Self { heads: 1, inner: 1 };
 
     /// Keeps so many query heads together.

@@ -85,7 +85,7 @@ impl ModelPart {
         }
     }
 
-    /// Those of its own layers.
+    /// The spec of the rank's part of its stage's layers.
     pub(super) fn local_spec_of_stage(&self, spec: &ModelSpec) -> ModelSpec {
         let mut local = self.local_spec(spec);
         local.layers = local.layers.drain(self.stage.layers.clone()).collect();

@@ -33,7 +33,7 @@ pub(super) struct Weights<D: Device> {
     pub(super) embedding_norm: Option<NormWeights<D>>,
     /// Inputs of each layer's own.
     pub(super) layer_inputs: Option<LayerInputsWeights<D>>,
-    /// Those of the stage.
+    /// The layers of the stage.
     pub(super) layers: Vec<Layer<D>>,
     /// Only in the last stage.
     pub(super) head: Option<Head<D>>,

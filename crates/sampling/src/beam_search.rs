@@ -216,8 +216,8 @@ impl Hypotheses {
     }
 
     /// The result of the search if it ended now: the best of the hypotheses and of the beams, the best first. The beams
-    /// have these `scores`, the best first, and `num_tokens` each; `text` makes a hypothesis of one. Of equal ones,
-    /// those that have ended come first.
+    /// have these `scores`, the best first, and `num_tokens` each. `text` builds a beam's hypothesis; on ties finished
+    /// hypotheses come first.
     pub fn best_so_far(
         &self,
         scores: &[f64],

@@ -5,7 +5,7 @@ use crate::SampleError;
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// It generated one of its end ids.
+    /// The sequence generated one of its end ids.
     EndId,
     /// Its text contained a stop word, or it generated one of its stop ids.
     StopWords,

@@ -16,7 +16,7 @@ pub struct Largest {
 }
 
 impl Largest {
-    /// That of no logits.
+    /// The largest of no logits.
     pub const NONE: Self = Self {
         value: f32::NEG_INFINITY,
         token: 0,

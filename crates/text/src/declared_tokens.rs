@@ -132,7 +132,7 @@ pub(super) fn read(dir: &Path) -> Result<DeclaredTokens, LoadError> {
 
 /// The special tokens of a config.
 struct SpecialTokens {
-    /// Those with names, in the order of transformers.
+    /// Tokens with names, in the order of transformers.
     named: Vec<AddedToken>,
     /// The others.
     listed: Vec<AddedToken>,

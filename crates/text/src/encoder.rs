@@ -28,7 +28,7 @@ use inflight_base::RequestError;
 pub enum LengthLimit {
     /// There is no limit.
     None,
-    /// It is cut.
+    /// The text is cut.
     Cut(usize),
     /// It is refused, and the rest of it is not tokenised. The limit is the longest sequence of the model.
     Refuse(usize),
@@ -58,7 +58,7 @@ pub(super) struct Encoder {
 pub(super) enum Problem {
     /// It has at least `at_least` tokens, more than `max_tokens`.
     TooLong { at_least: usize, max_tokens: usize },
-    /// It cannot be tokenised.
+    /// The text cannot be tokenised.
     Other(String),
 }
 

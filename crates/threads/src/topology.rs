@@ -12,12 +12,12 @@ const SYSTEM: &str = "/sys/devices/system";
 /// The CPUs that a thread may use, by the nodes of the memory (NUMA).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Those of a core one after the other. Nodes without any are left out.
+    /// The CPUs of each node, a core's one after the other. Nodes without any are left out.
     nodes: Vec<Vec<usize>>,
 }
 
 impl Topology {
-    /// That of the calling thread. One node if the system does not tell of several.
+    /// The topology of the calling thread. One node if the system does not tell of several.
     pub fn of_caller() -> Self {
         let read = |file: &str| fs::read_to_string(Path::new(SYSTEM).join(file)).ok();
         Self::read(read, &cpus_of_caller())

@@ -15,7 +15,7 @@ use sys::TRITONSERVER_RequestFlag as Flag;
 pub enum Serving {
     /// Clients can send requests to it.
     Loaded,
-    /// It is unloaded, or being unloaded.
+    /// The model is unloaded, or being unloaded.
     Unloaded,
     /// The server is shutting down. It unloads its models when their requests have ended.
     ServerStops,

@@ -14,7 +14,7 @@ pub struct PromptLogProbs {
 }
 
 impl PromptLogProbs {
-    /// Those of a prompt, of which none is known.
+    /// The log-probabilities of a prompt, of which none is known.
     ///
     /// # Panics
     /// The prompt is empty.

@@ -52,7 +52,7 @@ impl<'a> Groups<'a> {
         })
     }
 
-    /// Those of some outputs, and of some inputs: whole groups.
+    /// The groups of some outputs and some inputs: whole groups.
     #[must_use]
     pub fn part(&self, outputs: Range<usize>, inputs: &Range<usize>) -> Self {
         let per_word = codes_per_word(self.bits);

@@ -28,7 +28,7 @@ pub struct Mpi {
     num_sent: u32,
     /// The messages of even and odd rounds.
     published: [Outgoing; 2],
-    /// Those to the next stage.
+    /// The messages to the next stage.
     sent: [Outgoing; NUM_UNREAD],
     /// The messages of the stage's ranks in this round.
     received: Vec<Vec<u32>>,

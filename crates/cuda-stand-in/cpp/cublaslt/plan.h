@@ -12,8 +12,8 @@ struct Plan {
     size_t m, n, k;  // D is m x n, op(A) m x k, op(B) k x n
 };
 
-// An algorithm splits the sum over k into parts, sums each in lanes, and adds lanes and parts. So algorithms round differently,
-// like those of the real library, of which also those without splits differ in the order of their sums.
+// An algorithm splits the sum over k into parts, sums each in lanes, and adds lanes and parts. So algorithms round
+// differently, like those of the real library, of which also those without splits differ in the order of their sums.
 struct Algorithm {
     uint64_t magic;
     uint64_t num_splits;

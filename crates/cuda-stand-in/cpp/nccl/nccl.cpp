@@ -1,7 +1,7 @@
 // The functions of NCCL that the project calls. Operations run on the stand-in's streams, and can be captured.
 //
-// As with NCCL, an operation whose other ranks never come does not end until its communicator is aborted, and an abort is
-// known to this rank alone. Where NCCL would hang or compute nonsense, ranks that call different operations, or with
+// As with NCCL, an operation whose other ranks never come does not end until its communicator is aborted, and an abort
+// is known to this rank alone. Where NCCL would hang or compute nonsense, ranks that call different operations, or with
 // different counts, get ncclInvalidUsage from ncclCommGetAsyncError. In which order ranks are summed depends on the
 // count, as NCCL's algorithms do.
 #include <unistd.h>

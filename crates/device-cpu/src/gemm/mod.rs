@@ -351,7 +351,7 @@ fn widen(x: &[u16], out: &mut [f32]) {
     }
 }
 
-/// Those of gate and of up, of values of all outputs of both.
+/// The values of gate and of up, of values of all outputs of both.
 fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
     let (gate, up) = values.split_at(values.len() / 2);
     [&gate[outputs.clone()], &up[outputs.clone()]]

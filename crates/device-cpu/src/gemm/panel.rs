@@ -36,7 +36,7 @@ pub(super) struct At {
 /// The kernel of a thread that multiplies some rows, ready for them.
 pub(super) struct PanelKernel {
     kernel: &'static GemmKernel,
-    /// Those of the thread, if the kernel needs any.
+    /// The tile registers of the thread, if the kernel needs any.
     #[cfg(target_arch = "x86_64")]
     tiles: Option<Tiles>,
 }

@@ -1,4 +1,5 @@
-/* Calls every function of the header with what it must refuse: misuse CHECKPOINT_FOLDER. Prints what was not refused. */
+/* Calls every function of the header with arguments that it must refuse, and prints those that it did not:
+ * misuse CHECKPOINT_FOLDER. */
 
 #include <stddef.h>
 #include <stdint.h>

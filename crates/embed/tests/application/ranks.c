@@ -1,4 +1,5 @@
-/* One executor and one manager after the other on the processes of mpirun: ranks OPTIONS. Prints what is not as it should be. */
+/* One executor and one manager after the other on the processes of mpirun: ranks OPTIONS. Prints what is not as it
+ * should be. */
 
 #include <stdint.h>
 #include <stdio.h>

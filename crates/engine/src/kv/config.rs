@@ -11,7 +11,7 @@ use inflight_base::{BlockSize, Blocks, Tokens};
 pub struct ReuseOptions {
     /// `false`: it neither reuses blocks nor leaves any for others.
     pub enabled: bool,
-    /// It shares only with requests of the same salt.
+    /// The request shares only with requests of its own salt.
     pub salt: Option<Arc<str>>,
 }
 
@@ -53,7 +53,7 @@ impl KvCacheConfig {
             .max_blocks(kv_len, self.max_chunk, self.block_size)
     }
 
-    /// Those of the groups without a window.
+    /// The most blocks of the groups without a window.
     pub(super) fn max_whole_blocks(&self, kv_len: Tokens) -> Blocks {
         let num_places = kv_len.blocks_ceil(self.block_size);
         Blocks(num_places.0.saturating_mul(self.groups.num_whole() as u32))

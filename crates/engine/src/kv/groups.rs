@@ -18,7 +18,7 @@ pub const MAX_KV_GROUPS: usize = 16;
 /// The attention window of each group of layers: groups with full attention first, then by window size, largest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroups {
-    /// Those behind the last group are `None`.
+    /// The window of each group; entries behind the last group are `None`.
     windows: [Option<AttentionWindow>; MAX_KV_GROUPS],
     num_groups: usize,
     /// Groups without a window.
@@ -91,7 +91,7 @@ impl KvGroups {
             })
     }
 
-    /// Those of one group.
+    /// The most blocks of one group.
     pub(super) fn max_blocks_of(
         &self,
         group: usize,

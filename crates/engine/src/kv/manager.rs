@@ -75,7 +75,7 @@ impl KvCacheManager {
         self.config.max_blocks(kv_len)
     }
 
-    /// Those of the groups of layers without a window.
+    /// The most blocks of the groups of layers without a window.
     pub(crate) fn max_whole_blocks(&self, kv_len: Tokens) -> Blocks {
         self.config.max_whole_blocks(kv_len)
     }
@@ -99,7 +99,7 @@ impl KvCacheManager {
             .sum()
     }
 
-    /// Those of one group.
+    /// The blocks that one group lacks.
     fn lacking_of(&self, table: &BlockTable, group: usize, kv_len: Tokens) -> Blocks {
         let (len, num_held) = (table.len_of(group), table.num_held_of(group));
         self.config.lacking(group, len, num_held, kv_len)

@@ -9,7 +9,7 @@ use inflight_base::TokenId;
 pub struct RetainedPrefix {
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) salt: Option<Arc<str>>,
-    /// The numbers of the contents that were cached, from the last to the first.
+    /// Ids of the cached prefix entries, last first.
     pub(super) contents: Vec<u64>,
 }
 

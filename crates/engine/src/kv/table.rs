@@ -37,7 +37,7 @@ struct Places {
 /// Snapshots of the recurrent states of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct StateSnapshots {
-    /// Those that a step takes or has taken, and that nobody finds yet, by the places that they sum up.
+    /// Snapshots that a step takes or has taken, and that nobody finds yet, by the places that they sum up.
     pub(super) taken: Vec<TakenSnapshot>,
     /// The one that it begins with, until that is planned.
     pub(super) found: Option<SnapshotId>,

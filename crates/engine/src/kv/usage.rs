@@ -11,11 +11,11 @@ pub struct KvUsage {
     pub num_used: Blocks,
     /// Blocks in host memory.
     pub num_host_blocks: Blocks,
-    /// Those that have a content.
+    /// Blocks in host memory that have a content.
     pub num_host_used: Blocks,
     /// Snapshots of recurrent states.
     pub num_snapshots: u32,
-    /// Those that sequences can begin with.
+    /// Snapshots that sequences can begin with.
     pub num_snapshots_used: u32,
     /// Positions per block.
     pub block_size: BlockSize,

@@ -14,7 +14,7 @@ const MAX_ALTERNATIVES: usize = 64;
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Texts {
-    /// Those that an expression matches as a whole: as they are, and in JSON without the marks around.
+    /// Texts that an expression matches as a whole: as they are, and in JSON without the marks around.
     Matching {
         plain: String,
         quoted: String,
@@ -27,9 +27,9 @@ pub(super) enum Texts {
 /// Why an expression is not used.
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// It is no expression.
+    /// The expression is wrong, for this reason.
     Wrong(String),
-    /// It has parts that cannot be guided.
+    /// The expression has parts that cannot be guided.
     Unsupported,
 }
 

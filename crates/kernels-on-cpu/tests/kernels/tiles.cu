@@ -7,8 +7,8 @@ constexpr int TILE = 64, DEPTH = 32;
 // Rows of 80 bytes: eight of them lie in different banks.
 constexpr int ROW = DEPTH + 8;
 
-// c[m][n] = a[m][k] * b[n][k]^T, where m and n are multiples of TILE and k of DEPTH. Tiles of the next step arrive while
-// this one is computed. 4 warps, each with 16 rows of the tile.
+// c[m][n] = a[m][k] * b[n][k]^T, where m and n are multiples of TILE and k of DEPTH. Tiles of the next step arrive
+// while this one is computed. 4 warps, each with 16 rows of the tile.
 template <bool has_wait, bool has_reuse_barrier>
 __device__ __forceinline__ void multiply(float* c, const bf16* a, const bf16* b, int n, int k) {
     SHARED_ARRAY(bf16, a_tiles, 2 * TILE * ROW);

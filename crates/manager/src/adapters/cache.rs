@@ -36,7 +36,7 @@ pub struct AdapterCacheUsage {
     /// Adapters that have been loaded since the model was.
     #[serde(rename = "Loaded LoRA adapters")]
     pub num_loaded: u64,
-    /// Those of them that have left the memory for others.
+    /// Adapters that have left the memory for others.
     #[serde(rename = "Evicted LoRA adapters")]
     pub num_evicted: u64,
 }

@@ -9,7 +9,7 @@ use inflight_machines::RankGpu;
 pub struct GpuMemory {
     /// The rank whose GPU it is.
     rank: usize,
-    /// That GPU, as the driver of its host counts them.
+    /// The index of the GPU, as the driver of its host counts them.
     gpu: usize,
     /// Free before the model is loaded.
     free_bytes: u64,

@@ -156,7 +156,7 @@ pub(crate) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(), LoadError> 
         ),
         (
             model.settings.task.is_pooling(),
-            "a model that generates nothing is computed by one process",
+            "a pooling model is computed by one process",
         ),
         (
             model.settings.kv_cache_file.is_some(),

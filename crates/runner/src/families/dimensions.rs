@@ -110,7 +110,7 @@ impl Keys {
 }
 
 impl Defaults {
-    /// Those that most families have in common.
+    /// The defaults that most families have in common.
     pub const LLAMA: Self = Self {
         sizes: None,
         num_kv_heads: None,

@@ -1,8 +1,8 @@
 //! EXAONE 3.0 and 3.5, by LG AI Research.
 //!
-//! Llama whose modules have other names, and some keys of config.json two: published models have `num_layers` and the
-//! like, and models that transformers writes `num_hidden_layers` and the like. transformers gives the class
-//! `LlamaForCausalLM` to the models that it saves, with the `model_type` `exaone`.
+//! Llama with other names of modules, and two names of some keys of config.json. Published checkpoints write
+//! `num_layers`; those saved by transformers `num_hidden_layers`. transformers gives the class `LlamaForCausalLM` to
+//! the models that it saves, with the `model_type` `exaone`.
 //!
 //! Source: configuration_exaone.py and conversion_mapping.py of transformers; LG AI Research, arXiv:2408.03541 and
 //! arXiv:2412.04862.

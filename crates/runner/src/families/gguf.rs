@@ -31,7 +31,7 @@ const NUMERIC: [&str; 8] = [
     "final_logit_softcapping",
 ];
 
-/// Those of them that are factors, so that 1 changes nothing.
+/// The keys among them that are factors, so that 1 changes nothing.
 const FACTORS: [&str; 4] = [
     "logit_scale",
     "embedding_scale",

@@ -52,7 +52,7 @@ pub const GLM4: Family = Family {
 
 /// The norms of a layer in front of its blocks.
 const BEFORE: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
-/// Those of the results of its blocks.
+/// The norms of the results of its blocks.
 const BEHIND: [&str; 2] = ["post_self_attn_layernorm", "post_mlp_layernorm"];
 
 fn describe(config: &JsonFile, class: &'static str, norms: Norms) -> Result<ModelSpec, LoadError> {

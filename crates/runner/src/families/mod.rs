@@ -197,7 +197,7 @@ const FAMILIES: [Family; 87] = [
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.
-/// Each with its head for classes.
+/// Each with its classification head.
 const ENCODERS: [(Family, ClassesOf); 5] = [
     (bert::BERT, |_| Ok(bert::CLASSES)),
     (bert::ROBERTA, |_| Ok(bert::ROBERTA_CLASSES)),
@@ -206,7 +206,7 @@ const ENCODERS: [(Family, ClassesOf); 5] = [
     (modernbert::FAMILY, modernbert::classes),
 ];
 
-/// The head for classes of a config.json.
+/// The classification head of a config.json.
 type ClassesOf = fn(&JsonFile) -> Result<ClassModules, LoadError>;
 
 /// What an error says before the list of families.

@@ -109,7 +109,7 @@ impl SentAdapters {
 }
 
 impl AdapterRuns {
-    /// Those of a step.
+    /// The runs of a step.
     pub(crate) fn of(inputs: &StepInputs<'_>) -> Self {
         Self {
             tokens: inputs.adapters.to_vec(),

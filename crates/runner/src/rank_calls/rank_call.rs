@@ -17,7 +17,7 @@ pub(crate) struct RankCall {
     pub(crate) moves: Vec<BlockMove>,
     pub(crate) token_ids: Vec<u32>,
     spans: Vec<KvSpan>,
-    /// Those of the spans, one after the other.
+    /// The block tables of the spans, one after the other.
     block_tables: Vec<BlockId>,
     kept_rows: Vec<u32>,
     pub(crate) sampled_rows: Vec<u32>,

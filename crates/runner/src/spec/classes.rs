@@ -19,7 +19,7 @@ pub struct ClassHead {
     pub padding: Option<TokenId>,
 }
 
-/// The modules of a head for classes.
+/// The modules of a classification head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassModules {
     /// Which state it reads, unless the configuration says otherwise.
@@ -45,7 +45,7 @@ pub struct ClassDense {
     pub norm: Option<&'static str>,
 }
 
-/// An activation of a head for classes.
+/// An activation of a classification head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassActivation {
     /// The hyperbolic tangent.
@@ -57,11 +57,11 @@ pub enum ClassActivation {
 /// How results of classes become what an answer has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClassTransform {
-    /// They stay as they are.
+    /// The logits stay as they are.
     #[default]
     Identity,
     /// Each becomes a probability of its own.
     Sigmoid,
-    /// They become probabilities whose sum is 1.
+    /// The logits become probabilities whose sum is 1.
     Softmax,
 }

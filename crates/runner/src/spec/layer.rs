@@ -130,7 +130,7 @@ impl LayerSpec {
         }
     }
 
-    /// Those that adapters can change.
+    /// The projections that adapters can change.
     pub fn adaptable_projections(&self) -> Vec<&Projection> {
         let attention = self.attention_block().map(AttentionSpec::projections);
         let mut all = attention.unwrap_or_default();

@@ -22,11 +22,11 @@ pub(super) trait Block: Clone + Send + Sync + 'static {
 
 /// What is known of a block.
 pub(super) enum Progress {
-    /// It may go on.
+    /// The block may go on.
     More,
-    /// It has this many bytes, and these are its calls.
+    /// The block has this many bytes, and these are its calls.
     Calls(usize, Vec<ToolCall>),
-    /// It is none: this many bytes, at least one, are content.
+    /// The text is no block: this many bytes, at least one, are content.
     Text(usize),
 }
 

@@ -32,9 +32,9 @@ pub struct ReplyFormat {
 /// The reasoning that a reply may begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinking {
-    /// None.
+    /// No reasoning.
     Never,
-    /// None, or some between these marks.
+    /// No reasoning, or some between these marks.
     Perhaps(&'static str, &'static str),
     /// Some, up to this mark.
     Begun(&'static str),

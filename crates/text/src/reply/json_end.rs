@@ -6,11 +6,11 @@ const MAX_DEPTH: u32 = 127;
 /// What is known of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// It is not complete.
+    /// The value is not complete.
     More,
-    /// It ends before this byte.
+    /// The value ends before this byte.
     End(usize),
-    /// It cannot be JSON from this byte on.
+    /// The text cannot be JSON from this byte on.
     Bad(usize),
 }
 

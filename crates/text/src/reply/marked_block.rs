@@ -24,7 +24,7 @@ pub(super) trait Place: Clone + Default + Send + Sync + 'static {
 pub(super) enum Stop {
     /// The text goes on.
     More,
-    /// It is no call.
+    /// The block is no call.
     NoCall,
 }
 

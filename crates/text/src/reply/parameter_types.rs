@@ -9,7 +9,7 @@ use serde_json::Value;
 pub struct ParameterTypes(HashMap<String, HashSet<String>>);
 
 impl ParameterTypes {
-    /// Those of a list of tools in OpenAI's form.
+    /// The types of a list of tools in OpenAI's form.
     pub fn of_tools(tools: &Value) -> Self {
         let tools = tools.as_array().into_iter().flatten();
         let functions = tools.filter_map(|tool| {
