@@ -230,7 +230,7 @@ typedef struct inflight_response {
 
 /* Responses that the application owns. Only the functions below make and free them. */
 typedef struct inflight_responses {
-  /* [num_responses]; those of one request in order */
+  /* [num_responses]; the responses of one request in order */
   const inflight_response *responses;
   uint64_t num_responses;
 } inflight_responses;

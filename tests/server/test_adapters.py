@@ -216,7 +216,7 @@ def test_prefixes_are_shared_within_an_adapter_only(adapters):
 
 
 def test_an_adapter_is_replaced_under_load(adapters, folders):
-    """Every answer is that of one of the two versions, and once the new one was seen, the old one is not seen again."""
+    """Every answer comes from one of the two versions, and once the new one was seen, the old one is not seen again."""
     folder, spare = folders / "replaced", folders / "spare"
     write_adapter(folder, 1000)
     write_adapter(spare, 1001)
@@ -246,7 +246,7 @@ def test_an_adapter_is_replaced_under_load(adapters, folders):
 
 
 def test_adapters_are_replaced_and_deleted_while_requests_run(adapters, folders):
-    """Every answer is that of a version, or says that there is none at the moment; and nothing is left in use."""
+    """Every answer comes from a version, or says that there is none at the moment; and nothing is left in use."""
     prompt, options, names = "Once upon a time", {"max_tokens": 6}, ["changing-0", "changing-1", "changing-2"]
     for version in range(2):
         write_adapter(folders / f"version-{version}", 3000 + version)

@@ -103,7 +103,7 @@ def test_a_search_finds_the_best_beams_of_the_synthetic_runner(server):
 
 
 def test_each_beam_has_its_logits_and_log_probabilities(server):
-    """tests/models/beams.rs compares the logits with those of the same tokens as a prompt."""
+    """tests/models/beams.rs compares the logits with a prompt of these tokens."""
     options = {"beam_width": 3, "max_tokens": 9, "exclude_input_in_output": True, "stream": False}
     asked = {"return_generation_logits": True, "return_context_logits": True, "logprobs": 2, "return_log_probs": True}
     silent = found(server, "stories_beams", options)
@@ -272,7 +272,7 @@ def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
             assert other.text == sequence.text
             assert stop_reason == ""
     for row, log_probs in zip(stopped.sequences(), stopped.last.arrays["output_log_probs"][0], strict=True):
-        # The sum covers all tokens, including those of the stop word.
+        # The sum covers all tokens, including the stop word's.
         assert log_probs.sum() == pytest.approx(row.last.tensors["cum_log_probs"].item(), abs=1e-3)
         assert not log_probs[row.last.num_output_tokens :].any()
     longer = found(server, "stories_beams", {**options, "stop": json.dumps([word, "no such word"]), "stream": True})

@@ -25,7 +25,7 @@ ON_CPUS = (
 )
 CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json") if not file.parent.name.startswith(ON_CPUS)})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}
-# How far logits may be from those of the fixture, in what rounding to bf16 costs; and where it has chosen another
+# How far logits may be from the fixture's, in what rounding to bf16 costs; and where it has chosen another
 # expert.
 MAX_ERROR = 2.0
 MAX_FAR_ERROR = 40.0

@@ -57,7 +57,7 @@ def test_a_model_that_does_not_unload_is_described_by_what_it_holds(repository):
     with Server(repository) as server:
         state = asyncio.run(state_while_one_is_in_flight(server))
     assert "not unloaded" in state and "['endless']" in state
-    # The gauges, and the backend's threads among those of the server.
+    # The gauges, and the backend's threads among the server's.
     assert "'request_type': 'active'" in state and "inflight" in state
 
 

@@ -31,7 +31,7 @@ def server(tmp_path_factory):
 def test_litellm_gets_what_the_server_answers(front):
     script = pathlib.Path(__file__).parent / "clients" / "litellm_calls.py"
     command = [os.environ["AIPERF_PYTHON"], script, front.url, USER["content"], json.dumps(TOOLS)]
-    # Its prices are those of the package: it downloads none.
+    # Its prices come from the package: it downloads none.
     variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -105,7 +105,7 @@ def test_a_greedy_answer_has_the_most_likely_tokens_with_their_texts(server):
 
 
 def test_options_change_the_choice_but_not_the_log_probabilities(server):
-    """The log-probabilities are those of the model's own logits."""
+    """The log-probabilities follow from the model's own logits."""
     plain = generate(server, "stories", PROMPT, max_tokens=1, logprobs=20)
     forced = max(entries(plain)[0].items(), key=lambda entry: entry[1]["rank"])
     options = {"logit_bias": json.dumps({forced[0]: 1000}), "temperature": 3.0, "repetition_penalty": 2.0}

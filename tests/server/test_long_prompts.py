@@ -18,7 +18,7 @@ SHORTENED = {"truncate_prompt_tokens": 8}
 
 
 def edit_json(path, **keys):
-    """Changes a file that is a link to that of the demo model."""
+    """Changes a file that is a link to the demo model's."""
     content = json.loads(path.read_text()) | keys
     path.unlink()
     path.write_text(json.dumps(content))

@@ -240,7 +240,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(server, front, model):
         assert len(top) == 2 and own <= max(top.values()) and top.get(token, own) == own
     # The same from tokens, in a batch, and in a stream.
     both = front.post("/v1/completions", **fields, prompt=[ids, ids[:5]])["choices"]
-    # Whose text begins with that of the token that begins a text.
+    # Its text begins with the text of the token that begins a text.
     assert both[0]["text"] == "<s>" + choice["text"]
     offsets = [0, *(offset + 3 for offset in found["text_offset"][1:])]
     assert both[0]["logprobs"] == {**found, "text_offset": offsets}

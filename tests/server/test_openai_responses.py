@@ -1,4 +1,4 @@
-"""Responses of the server with OpenAI's API: the same answers as those of conversations, in other words.
+"""Responses of the server with OpenAI's API: the answers of conversations, in another form.
 
 The demo model knows no tools. A guide with a single choice makes it write a call."""
 

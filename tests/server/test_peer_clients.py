@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-# Values for the stock config's placeholders: those of its documentation, or values that disable a feature.
+# Values for the stock config's placeholders: values of its documentation, or values that disable a feature.
 FILLED = {
     "triton_max_batch_size": "8",
     "max_queue_delay_microseconds": "0",

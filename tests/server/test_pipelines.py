@@ -151,7 +151,7 @@ def backends(folder):
 def add_python(repository, name, code, fields):
     version = repository / name / "1"
     version.mkdir(parents=True)
-    # The stub ignores PYTHONPATH, and that of server 2.51 crashes with numpy 2.
+    # The stub ignores PYTHONPATH, and the stub of server 2.51 crashes with numpy 2.
     packages = os.environ["PYTHON_BACKEND_PACKAGES"]
     (version / "model.py").write_text(f"import sys\nsys.path.insert(0, {packages!r})\n{code}")
     (version.parent / "config.pbtxt").write_text(f'backend: "python"\nmax_batch_size: 4\n{fields}\n')

@@ -108,7 +108,7 @@ def test_each_level_has_its_own_policy(policies):
 
 
 def test_a_batch_below_the_preferred_size_starts_when_the_delay_is_over(policies):
-    """The delay is that of the first request: the second one, sent later, starts with it."""
+    """The delay begins with the first request: the second one, sent later, starts with it."""
 
     async def main():
         async with clients.grpc(policies) as client:

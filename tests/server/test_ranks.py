@@ -634,7 +634,7 @@ def test_the_process_with_the_least_memory_decides_on_the_kv_cache(repository, d
     program = FaultyProgram(tmp_path)
     # So small a share of the memory that sequences have use for all of it.
     deployment.add_model(repository, "two", {**RANKS, "kv_cache_free_gpu_mem_fraction": 0.01}, checkpoint=STORIES)
-    # A share in which a sequence has room with all of the memory, and not with that of the limit.
+    # A share in which a sequence has room with all of the memory, and not with the limit.
     deployment.add_model(repository, "small", {**RANKS, "kv_cache_free_gpu_mem_fraction": 0.0005}, checkpoint=STORIES)
     arguments = ["--model-control-mode=explicit", "--load-model=two"]
     with deployment.server(repository, *arguments, backends=program.backends) as server:

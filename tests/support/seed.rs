@@ -2,8 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-/// The number that `INFLIGHT_SEED` names, or else another one in each run. Prints it, which the test harness shows if the
-/// test fails.
+/// The number that `INFLIGHT_SEED` names, or else another one in each run. Prints it, which the test harness shows if
+/// the test fails.
 ///
 /// # Panics
 /// `INFLIGHT_SEED` is no number.

@@ -208,8 +208,8 @@ def grpc(server):
 
 
 class GrpcStream:
-    """One request on its own gRPC stream: iterates over responses as they arrive. `priority` is that of Triton's queue,
-    and `sequence` has Triton's fields for a sequence: `sequence_id`, `sequence_start`, `sequence_end`."""
+    """One request on its own gRPC stream: iterates over responses as they arrive. `priority` is the one of Triton's
+    queue, and `sequence` has Triton's fields for a sequence: `sequence_id`, `sequence_start`, `sequence_end`."""
 
     def __init__(
         self, client, model, prompt, *, request_id="", timeout=None, priority=0, headers=None, sequence=None, **options

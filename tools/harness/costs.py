@@ -1,4 +1,4 @@
-"""The cost of rounding to bf16 for the demo model: how far its logits may be from those of a server that rounds elsewhere."""
+"""The cost of rounding to bf16 for the demo model: how far the logits of two servers may be from each other."""
 
 import json
 

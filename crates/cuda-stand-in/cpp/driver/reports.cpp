@@ -7,7 +7,7 @@
 namespace stand_in {
 namespace {
 
-// One write a message, so that those of several threads do not mix.
+// One write a message, so that messages of several threads do not mix.
 void print(const char* format, va_list values) {
     char line[1024];
     std::vsnprintf(line, sizeof line, format, values);

@@ -57,7 +57,7 @@ struct Stream {
     std::vector<size_t> frontier;
 };
 
-// The default streams are those of the context; others may be of any. Null if there is no such stream.
+// The default streams belong to the context; others may belong to any. Null if there is no such stream.
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Stream and Event Behavior" of multi-device systems
 std::shared_ptr<Stream> find_stream(Context& context, CUstream handle);
 
