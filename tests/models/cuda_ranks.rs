@@ -17,11 +17,14 @@ use crate::adapters::{adapter, adapter_of_gpus, in_turns};
 use crate::cuda::{on_stand_in, sampled_requests};
 use crate::cuda_fp8::{mean_difference, with_fp8_activations};
 use crate::cuda_quantised::{fp8_checkpoint, long_requests};
-use crate::devices::{assert_near, requests, setups, with_sinks_that_shift};
+use crate::devices::{
+    assert_near, assert_near_by_cost, largest_first_error, requests, setups, with_sinks_that_shift,
+};
 use crate::fp8::{Scales, copies};
 use crate::ranks::{PATIENT, RankRunner, RankThread, assert_same, on_ranks};
 use crate::schedules::{grid, requests_of_few_tokens};
 use crate::support::{CallRunner, Request, Served, Setup, fixture, new_request, serve};
+use crate::transformers::bf16_cost;
 
 pub fn options(gpu: usize, deterministic: bool, max_graphs: usize) -> CudaOptions {
     CudaOptions {
@@ -350,6 +353,10 @@ fn two_ranks_need_two_gpus() {
     });
 }
 
+/// How far logits of several GPUs may be from one GPU's, in costs of rounding: a GPU rounds activations in more places
+/// than the fixtures.
+const MAX_COSTS: f32 = 1.5;
+
 /// Checkpoints with codes of 4 and 8 bits, blocks of them, act order, blocks of FP8, and what is rounded at load.
 #[test]
 fn several_gpus_have_parts_of_quantised_weights() {
@@ -362,23 +369,31 @@ fn several_gpus_have_parts_of_quantised_weights() {
         };
         let config = json!({"quant_method": "fp8", "weight_block_size": [24, 40]});
         let [fp8, _] = copies(Scales::Blocks([24, 40]), "weight_scale_inv", config);
-        let quantised = |name: &str| fixture(&format!("quantised/{name}"));
-        for (dir, setup, num_ranks) in [
-            (quantised("awq"), &float, 2),
-            (quantised("gptq-act-order"), &float, 2),
-            (quantised("compressed-w8a8"), &float, 3),
-            (quantised("gguf-mixed"), &float, 2),
-            (fp8.dir().to_owned(), &float, 2),
-            (fixture("llama3"), &int8, 4),
+        let quantised = |name| (fixture(name), name);
+        let of_llama3 = |dir: &Path| (dir.to_owned(), "llama3");
+        for ((dir, of), setup, num_ranks) in [
+            (quantised("quantised/awq"), &float, 2),
+            (quantised("quantised/gptq-act-order"), &float, 2),
+            (quantised("quantised/compressed-w8a8"), &float, 3),
+            (quantised("quantised/gguf-mixed"), &float, 2),
+            (of_llama3(fp8.dir()), &float, 2),
+            (of_llama3(&fixture("llama3")), &int8, 4),
         ] {
             let what = format!("{}, {num_ranks} GPUs", dir.display());
             let requests = requests_of_few_tokens();
             let mut one = setup.load_on::<Cuda>(&dir, &options(0, true, 64));
             let (expected, _) = serve(&mut one, setup, &requests);
             let together = serve_dir_on(&dir, setup, &requests, num_ranks, (true, 64));
-            // Groups of a part begin elsewhere, so that other weights round to the same scale.
-            let tolerance = if setup.weights.is_some() { 0.5 } else { 0.3 };
-            assert_near(&what, &expected, &together, tolerance);
+            // Groups of a part begin elsewhere, so that other weights round to one scale.
+            let cost = match setup.weights {
+                Some(_) => {
+                    let mut exact = float.load_on::<Cuda>(&dir, &options(0, true, 64));
+                    let (exact, _) = serve(&mut exact, &float, &requests);
+                    largest_first_error(&expected, &exact)
+                }
+                None => bf16_cost(of),
+            };
+            assert_near_by_cost(&what, &expected, &together, MAX_COSTS * cost);
             let alone = serve_dir_on(&dir, setup, &requests[1..2], num_ranks, (true, 0));
             assert_same(&what, &alone, &together[1..2]);
         }

@@ -124,8 +124,36 @@ pub fn assert_devices_agree<D: TestedDevice>(name: &str, options: &D::Options) {
 /// Compares what two devices have served: logits differ by less than `tolerance`, and tokens are the same but for near
 /// ties. The tolerance is of logits that spread by 1, as most of them do, and less where they spread less.
 pub fn assert_near(what: &str, ours: &[Served], theirs: &[Served], tolerance: f32) {
+    assert_within(what, ours, theirs, tolerance * spread(theirs).min(1.0));
+}
+
+/// Compares as [`assert_near`] does, with a tolerance that is an error of the reference itself: so much may a logit
+/// differ. With a tenth of the logits of a step missing, the comparison fails.
+pub fn assert_near_by_cost(what: &str, ours: &[Served], theirs: &[Served], tolerance: f32) {
+    assert_within(what, ours, theirs, tolerance);
+    let mut lacking = theirs.to_vec();
+    let tenth = lacking[0].logits[0].iter_mut().step_by(10);
+    tenth.for_each(|logit| *logit = 0.0);
+    let is_near = catch_unwind(|| assert_within(what, &lacking, theirs, tolerance)).is_ok();
+    assert!(
+        !is_near,
+        "{what}: {tolerance} is too much to notice anything"
+    );
+}
+
+/// The largest difference between the logits of the first tokens, which follow the same prompts.
+pub fn largest_first_error(ours: &[Served], theirs: &[Served]) -> f32 {
+    let first = |all: &[Served]| -> Vec<f32> {
+        let logits = all.iter().flat_map(|served| &served.logits[0]);
+        logits.copied().collect()
+    };
+    largest_error(&first(ours), &first(theirs))
+}
+
+fn assert_within(what: &str, ours: &[Served], theirs: &[Served], tolerance: f32) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
-    let tolerance = tolerance * spread(theirs).min(1.0);
+    let largest = largest_first_error(ours, theirs);
+    println!("{what}: the first logits differ by {largest}, and may by {tolerance}");
     let pairs = ours.iter().zip(theirs);
     let num_same: usize = pairs.map(|(a, b)| num_same(what, a, b, tolerance)).sum();
     let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();

@@ -9,30 +9,47 @@ use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 use serde_json::json;
 
-use crate::devices::assert_near;
+use crate::devices::{assert_near_by_cost, largest_first_error};
 use crate::family_gguf::gguf;
 use crate::fp8::{Scales, copies, copies_of};
 use crate::ranks::{alone, assert_ranks_change_nothing, numbers_of_ranks};
 use crate::schedules::requests_of_few_tokens;
 use crate::support::{Setup, fixture, serve};
+use crate::transformers::bf16_cost;
 
-/// Serves requests on 1, 2 and 4 ranks, as far as the model can be split, and without ranks.
+/// How far logits of sums in tiles may be from logits of whole sums, in costs of rounding.
+const SHARE: f32 = 1.0;
+
+/// Serves requests on 1, 2 and 4 ranks, as far as the model can be split, and without ranks. `cost` is what rounding
+/// costs a logit; `None` if it may decide which experts are chosen, or rounds other groups of weights.
 fn assert_ranks_change_only_rounding(
     dir: &Path,
     setup: &Setup,
     num_ranks: &[usize],
-    max_error: Option<f32>,
+    cost: Option<f32>,
 ) {
     assert_eq!(numbers_of_ranks(dir), num_ranks, "{}", dir.display());
     // One of the fixtures has only 64 tokens.
     let requests = requests_of_few_tokens();
     assert_ranks_change_nothing(dir, "weights", setup, &requests);
-    let Some(max_error) = max_error else {
+    let Some(cost) = cost else {
         return;
     };
     let (whole, _) = serve(&mut setup.load_from(dir), setup, &requests);
     let (cut, _) = alone(dir, setup, &requests);
-    assert_near(&dir.display().to_string(), &whole, &cut, max_error);
+    assert_near_by_cost(&dir.display().to_string(), &whole, &cut, SHARE * cost);
+}
+
+/// What rounding the weights at load costs a logit.
+fn cost_of_weights(dir: &Path, setup: &Setup) -> f32 {
+    let requests = requests_of_few_tokens();
+    let exact = Setup {
+        weights: None,
+        ..setup.clone()
+    };
+    let [rounded, exact] =
+        [setup, &exact].map(|setup| serve(&mut setup.load_from(dir), setup, &requests).0);
+    largest_first_error(&rounded, &exact)
 }
 
 #[test]
@@ -48,7 +65,9 @@ fn weights_that_are_rounded_at_load_are_the_same_on_1_2_and_4_ranks() {
         };
         // Also weights that are stored by columns, of 3 query heads.
         for (name, num_ranks) in [("llama3", &[2, 4][..]), ("gpt2", &[2]), ("phi3", &[2, 4])] {
-            assert_ranks_change_only_rounding(&fixture(name), &setup, num_ranks, Some(0.5));
+            let dir = fixture(name);
+            let cost = cost_of_weights(&dir, &setup);
+            assert_ranks_change_only_rounding(&dir, &setup, num_ranks, Some(cost));
         }
     }
     // Groups that begin with a tile are others than those of the runner that cuts nothing: 4 bits are not near it.
@@ -76,13 +95,15 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
         ("gptq-8bit-v2", &[2, 4]),
         ("gptq-act-order", &[2, 4]),
     ] {
-        let dir = fixture(&format!("quantised/{name}"));
-        assert_ranks_change_only_rounding(&dir, &Setup::default(), num_ranks, Some(0.3));
+        let name = format!("quantised/{name}");
+        let cost = Some(bf16_cost(&name));
+        assert_ranks_change_only_rounding(&fixture(&name), &Setup::default(), num_ranks, cost);
     }
     let blocks = Scales::Blocks([24, 40]);
     let config = json!({"quant_method": "fp8", "weight_block_size": [24, 40]});
     let [fp8, _] = copies(blocks, "weight_scale_inv", config);
-    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &[2, 4], Some(0.1));
+    let cost = Some(bf16_cost("llama3"));
+    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &[2, 4], cost);
 }
 
 #[test]
@@ -101,7 +122,8 @@ fn experts_are_the_same_on_1_2_and_4_ranks() {
         "gpt-oss",
     ] {
         let setup = Setup::default();
-        assert_ranks_change_only_rounding(&fixture(name), &setup, &[2, 4], Some(0.3));
+        let cost = Some(bf16_cost(name));
+        assert_ranks_change_only_rounding(&fixture(name), &setup, &[2, 4], cost);
     }
     // Rounded activations may choose other experts.
     for (name, num_ranks) in [
@@ -127,9 +149,10 @@ fn latent_attention_is_the_same_on_1_2_and_4_ranks() {
         ("deepseek-v3", &[2, 4]),
     ] {
         let setup = Setup::default();
-        assert_ranks_change_only_rounding(&fixture(name), &setup, num_ranks, Some(0.3));
+        let cost = Some(bf16_cost(name));
+        assert_ranks_change_only_rounding(&fixture(name), &setup, num_ranks, cost);
         // Its keys and values are in tensors of their own, or in one.
-        assert_ranks_change_only_rounding(gguf(name).dir(), &setup, num_ranks, Some(0.3));
+        assert_ranks_change_only_rounding(gguf(name).dir(), &setup, num_ranks, cost);
     }
     let rounded = Setup {
         weights: Some(WeightPrecision::new(CodeBits::Eight)),
@@ -142,5 +165,6 @@ fn latent_attention_is_the_same_on_1_2_and_4_ranks() {
     let [fp8, _] = copies_of("deepseek-v3", blocks, "weight_scale_inv", config);
     let num_ranks = numbers_of_ranks(fp8.dir());
     assert!(num_ranks.contains(&2), "{num_ranks:?}");
-    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &num_ranks, Some(0.3));
+    let cost = Some(bf16_cost("deepseek-v3"));
+    assert_ranks_change_only_rounding(fp8.dir(), &Setup::default(), &num_ranks, cost);
 }

@@ -36,6 +36,13 @@ pub fn prompts(name: &str) -> Vec<Prompt> {
     expected.prompts
 }
 
+/// The most that rounding to bf16 changes a logit of a fixture.
+pub fn bf16_cost(name: &str) -> f32 {
+    let prompts = prompts(name);
+    let costs = prompts.iter().map(|prompt| prompt.bf16_cost);
+    costs.fold(0.0, f32::max)
+}
+
 /// Compares tokens and logits. `logits` are transformers', rounded where we round. The remaining differences
 /// are sums in another order that fall on the other side of a rounding boundary: a fraction of the cost of
 /// rounding.

@@ -150,9 +150,29 @@ mod tests {
         assert!("sse9".parse::<Simd>().is_err_and(|e| e.contains("avx2")));
     }
 
+    /// The kernel's list of what the processor has, in its own names. It has `amx_bf16` where a process may not use it.
     #[test]
-    fn the_detected_set_is_the_first_that_is_supported() {
-        let mut supported = Simd::ALL.into_iter().filter(|simd| simd.is_supported());
-        assert_eq!(supported.next(), Some(Simd::detect()));
+    #[cfg(target_os = "linux")]
+    fn the_detected_set_is_the_fastest_of_the_processors_flags() {
+        const AVX2: &[&str] = &["avx2", "fma", "f16c"];
+        const AVX512: &[&str] = &[
+            "avx512f",
+            "avx512bw",
+            "avx512dq",
+            "avx512vl",
+            "avx512_bf16",
+            "avx512_vnni",
+        ];
+        let text = std::fs::read_to_string("/proc/cpuinfo").expect("Linux has it");
+        let line = text.lines().find_map(|line| line.strip_prefix("flags"));
+        let flags: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+        let has = |names: &[&str]| names.iter().all(|name| flags.contains(name));
+        let expected = match (has(AVX2), has(AVX2) && has(AVX512)) {
+            (_, true) if has(&["amx_tile", "amx_bf16"]) && crate::amx::is_usable() => Simd::AmxBf16,
+            (_, true) => Simd::Avx512Bf16,
+            (true, false) => Simd::Avx2,
+            (false, false) => Simd::Portable,
+        };
+        assert_eq!(Simd::detect(), expected, "{flags:?}");
     }
 }
