@@ -153,16 +153,21 @@ def test_a_request_whose_time_in_the_queue_is_over_is_refused_alone(queues):
 
 @pytest.mark.cancelling
 def test_with_the_action_delay_it_is_served_after_the_others(queues):
-    async def main():
+    async def main(timeout_s):
         async with clients.grpc(queues) as client:
             async with clients.in_flight(client, "pushes_back", [1]):
                 options = {"max_tokens": 5, "return_perf_metrics": True}
-                # A microsecond, which is over before the other request is sent.
-                late = {"timeout": 1, **options}
+                late = {"timeout": int(timeout_s * 1e6), **options}
                 waiting = await queued(queues, client, "pushes_back", [([2], late), ([3], options)])
+                # Its time has begun, and is over after this.
+                await asyncio.sleep(timeout_s)
             return await asyncio.gather(*waiting)
 
-    delayed, other = clients.run(main())
+    # In the backend, the time begins again: on a slow machine it may not be enough for five tokens.
+    timeout_s, delayed = 0.25, None
+    while delayed is None or delayed.finish_reason == "timed_out":
+        timeout_s *= 2
+        delayed, other = clients.run(main(timeout_s))
     assert (delayed.ids, other.ids) == (continuation([2], 5), continuation([3], 5))
     assert start_time(other) < start_time(delayed)
 
