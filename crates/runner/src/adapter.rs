@@ -657,8 +657,7 @@ fn check_shape(
     }
 }
 
-/// The error about a module that is at no place.
-/// What a module is that models have, and that adapters cannot change.
+/// The kind of a module that models have, and that adapters cannot change.
 fn unadaptable(module: &str) -> Option<&'static str> {
     const KINDS: [(&str, &str); 10] = [
         (".experts", "of the experts"),
@@ -681,6 +680,7 @@ fn unadaptable(module: &str) -> Option<&'static str> {
     kinds.find(|(part, _)| is_of(part)).map(|(_, what)| *what)
 }
 
+/// The error about a module that is at no place.
 fn unknown_module(adapter: &PeftAdapter, spec: &ModelSpec) -> LoadError {
     let places = places(spec);
     let paths: BTreeSet<_> = places
