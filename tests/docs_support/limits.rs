@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use inflight_base::{LoadError, SequenceId, Tokens};
 use inflight_checkpoint::AdapterFiles;
+use inflight_collective::Grid;
 use inflight_config::{AutoComplete, ModelConfig, check_server};
+use inflight_device::Tiling;
 use inflight_engine::{Engine, EngineConfig, NewRequest};
 use inflight_manager::ManagerOptions;
 use inflight_manager::sizing::{load_runner, open_model_source};
@@ -34,6 +36,9 @@ fn refusals() -> Vec<(&'static str, String)> {
     let idle = json!({ "sequence_batching": {
         "iterative_sequence": true, "max_sequence_idle_microseconds": 1_000, "direct": {}
     } });
+    let shifting = json!({
+        "sink_token_length": 4, "max_attention_window_size": 16, "enable_sink_token_shift": true
+    });
     let state = json!({ "sequence_batching": { "state": [{ "input_name": "x" }] } });
     let encoder =
         json!({ "parameters": { "encoder_model_path": { "string_value": "/models/t5" } } });
@@ -82,17 +87,14 @@ fn refusals() -> Vec<(&'static str, String)> {
                 json!({ "kv_cache_file": "states.kv", "kv_cache_host_memory_bytes": 1 << 20 }),
             ),
         ),
-        (
-            "recurrent states on several ranks",
-            of_model("lfm2", json!({ "tensor_parallel_size": 2 })),
-        ),
+        ("recurrent states on several ranks", of_two_ranks("lfm2")),
         (
             "gated attention whose heads are divided over ranks",
-            of_model("afmoe", json!({ "tensor_parallel_size": 2 })),
+            of_two_ranks("afmoe"),
         ),
         (
             "CPU-only operations on several ranks",
-            of_model("llama4", json!({ "tensor_parallel_size": 2 })),
+            of_two_ranks("llama4"),
         ),
         (
             "a pooling model on several ranks",
@@ -103,12 +105,11 @@ fn refusals() -> Vec<(&'static str, String)> {
         ),
         (
             "attention sinks that shift, with learned positions",
-            of_model(
-                "gpt2",
-                json!({
-                    "sink_token_length": 4, "max_attention_window_size": 16, "enable_sink_token_shift": true
-                }),
-            ),
+            of_model("gpt2", shifting.clone()),
+        ),
+        (
+            "attention sinks that shift, with latent attention",
+            of_model("deepseek-v2", shifting),
         ),
         ("an adapter of experts", of_adapter("mlp.experts.0.up_proj")),
         (
@@ -174,6 +175,13 @@ fn of_model(fixture: &str, mut parameters: Value) -> String {
         room,
         program,
     ))
+}
+
+/// The refusal of the model of a fixture on two ranks that share each layer.
+fn of_two_ranks(fixture: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = ModelSource::open(&root.join("tests/fixtures").join(fixture)).expect("it opens");
+    text(source.check_ranks(Grid::from(2), Tiling::of_cpus(false)))
 }
 
 /// The refusal of an adapter that changes this module in the layers of a mixture of experts.
