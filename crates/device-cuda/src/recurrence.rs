@@ -24,6 +24,8 @@ use inflight_device::{
 const MAX_KERNEL_LEN: usize = 8;
 /// The kernels of a rule, by the largest key that they compute.
 const RULE_SIZES: [usize; 3] = [64, 128, 256];
+/// Where the states of a layer begin, in bytes.
+const ALIGNMENT: usize = 256;
 /// Threads of a block of convolutions, each with a channel.
 const CHANNEL_THREADS: usize = 128;
 /// Columns of a matrix that a block of a rule has.
@@ -73,13 +75,20 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
         layers: &[RecurrenceShape],
         num_slots: usize,
     ) -> Result<CudaStates, LoadError> {
-        let mut num_bytes = 0_usize;
+        let mut num_bytes = Some(0_usize);
         let mut places = Vec::with_capacity(layers.len());
         for shape in layers {
-            places.push((num_bytes, shape));
-            let own = shape.state_len().saturating_mul(4 * num_slots);
-            num_bytes = num_bytes.saturating_add(own.next_multiple_of(256));
+            places.push((num_bytes.unwrap_or(0), shape));
+            let own = shape.state_len().checked_mul(4 * num_slots);
+            let own = own.and_then(|own| own.checked_next_multiple_of(ALIGNMENT));
+            num_bytes = num_bytes.and_then(|sum| sum.checked_add(own?));
         }
+        let num_bytes = num_bytes.ok_or_else(|| {
+            LoadError::Resource(format!(
+                "no memory for {num_slots} recurrent states; lower max_num_requests, max_batch_size, \
+                 max_state_snapshots or max_draft_tokens"
+            ))
+        })?;
         let memory = DeviceMemory::new(&device.stream, num_bytes)?;
         let layers = places.into_iter().map(|(offset, shape)| {
             Ok(Layer {

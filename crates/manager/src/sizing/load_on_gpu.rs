@@ -11,7 +11,7 @@ use super::gpu_memory::GpuMemory;
 use super::host_memory::{self, InstanceMemory};
 use super::loading::{
     LoadedRunner, available, check_host_memory, connect_ranks, host_bytes, kv_bytes, limits,
-    rank_limits,
+    rank_limits, state_bytes,
 };
 use super::rank_gpus::rank_gpus;
 use inflight_base::LoadError;
@@ -61,7 +61,9 @@ pub(super) fn load_on_gpu(
         Some(ranks) => ranks.bytes_of_own_host(of_all(of_rank)),
     };
     let pinned_bytes = on_this_host(host_bytes(model, &engine));
-    let gpu_bytes = on_this_host(weight_bytes + kv_bytes(model, &engine));
+    let gpu_bytes = on_this_host(
+        weight_bytes + kv_bytes(model, &engine) + state_bytes(model, &engine),
+    );
     let ((), reservation) = host_memory::reserve(|free| {
         let (available_bytes, limit) = available(ranks.as_ref(), free);
         let limit = limit.as_ref().map(|memory| memory as &dyn Display);

@@ -15,7 +15,7 @@ pub struct Launch {
 }
 
 /// All kernels but those of mixtures of experts, latent attention and recurrent states, which no model of the page has.
-pub const LAUNCHES: [Launch; 107] = [
+pub const LAUNCHES: [Launch; 109] = [
     launch("add_bias", 32, 256, 0),
     launch("add_layer_normed", 40, 256, 256),
     launch("add_positions", 32, 256, 0),
@@ -106,23 +106,25 @@ pub const LAUNCHES: [Launch; 107] = [
     launch("qk_norm_of_squares", 20, 256, 128),
     launch("qk_squares", 30, 256, 0),
     launch("relu", 32, 256, 0),
-    launch("relu_mul", 45, 256, 0),
+    launch("relu_mul", 43, 256, 0),
     launch("replace_layer_normed", 40, 256, 256),
     launch("rms_norm", 46, 256, 128),
-    launch("rope_and_store_bf16", 99, 256, 0),
-    launch("rope_and_store_fp8", 94, 256, 0),
-    launch("rope_and_store_int8", 94, 256, 0),
+    launch("rope_and_store_bf16", 86, 256, 0),
+    launch("rope_and_store_fp8", 85, 256, 0),
+    launch("rope_and_store_int8", 85, 256, 0),
     launch("round_rows", 26, 256, 0),
     launch("round_to_fp8", 32, 256, 128),
     launch("sample", 58, 1024, 40896),
+    launch("scale_rows", 22, 256, 0),
     launch("scale_sums", 37, 256, 0),
     launch("silu", 32, 256, 0),
     launch("silu_mul", 44, 256, 0),
     launch("squared_relu", 32, 256, 0),
-    launch("squared_relu_mul", 45, 256, 0),
+    launch("squared_relu_mul", 43, 256, 0),
     launch("sum_ranks", 32, 256, 0),
     launch("sum_splits", 32, 256, 0),
     launch("transform_logits", 22, 256, 0),
+    launch("xielu", 31, 256, 0),
 ];
 
 const fn launch(
