@@ -29,7 +29,8 @@ struct SquaredRelu {
     static __device__ __forceinline__ float of(float x) { return Relu::of(x) * Relu::of(x); }
 };
 
-// Gating, by its number: those of the activations, and the clamped one. crates/device-cuda/src/experts.rs has the same numbers.
+// Gating, by its number: those of the activations, and the clamped one. crates/device-cuda/src/experts.rs has the same
+// numbers.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     switch (gating) {
         case 0: return Silu::of(gate) * up;

@@ -1,13 +1,14 @@
 // Adds up what the experts of each row have given, in the order of their ranks, and the shared expert last:
 //
-//   out[row] = weights[row][0] * sums[places[row][0]] + ... + shared_weights[row] * shared_sums[row], or that added to out[row]
+//   out[row] = weights[row][0] * sums[places[row][0]] + ... + shared_weights[row] * shared_sums[row],
+//   or out[row] += this sum
 //
 //   sums [num_places][width]    places [num_rows][num_chosen] u32: sort_experts.cu    weights [num_rows][num_chosen]
 //   shared_sums [num_rows][width], or null    shared_weights [num_rows]    out [num_rows][width]; all f32 but for places
 //   experts [num_rows][num_chosen] u32: rows whose experts are not below num_experts are left as they are
 //
-// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. Moves 4 bytes per element of a row for each of its
-// experts, and 4 more (8 if added). No shared memory. Not measured yet.
+// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. Moves 4 bytes per element of a row
+// for each of its experts, and 4 more (8 if added). No shared memory. Not measured yet.
 #include "common.cuh"
 
 KERNEL(add_experts, 1024)

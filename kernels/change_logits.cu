@@ -1,19 +1,19 @@
-// Changes of logits before a token is chosen: biases, forbidden tokens, and penalties of tokens that have occurred, with the
-// order and the roundings of crates/sampling/src/processors.rs.
+// Changes of logits before a token is chosen: biases, forbidden tokens, and penalties of tokens that have occurred,
+// with the order and the roundings of crates/sampling/src/processors.rs.
 //
 //   logits [num_rows][vocab_size] f32, changed in place    rows [num_rows]    words: the lists of all rows
 //   counts [gridDim.x][vocab_size] u32: 0 before and afterwards
 //
 //   lists of a row   | num_biases x (token, f32) | num_forbidden tokens | num_ignored tokens | num_counted tokens |
 //
-// Ignored tokens get the repetition penalty, counted ones all penalties, as often as they occur. No two biases have the same
-// token; all other lists may repeat tokens. A logit that is not finite stays as it is, and none becomes so, unless it is
-// forbidden.
+// Ignored tokens get the repetition penalty, counted ones all penalties, as often as they occur. No two biases have the
+// same token; all other lists may repeat tokens. A logit that is not finite stays as it is, and none becomes so, unless
+// it is forbidden.
 //
-// Tokens are counted in memory, where each is found again by its first visitor of a second pass, who clears its count: so the
-// cost is that of the lists, whatever the vocabulary is. A row with 4096 tokens takes 512 threads 8 rounds of two atomics in the
-// L2 cache: 10 us at most. Blocks take turns with rows, so that counts need not be larger than a few rows. Grid (any number of
-// blocks); no shared memory. Not measured yet.
+// Tokens are counted in memory, where each is found again by its first visitor of a second pass, who clears its count:
+// so the cost is that of the lists, whatever the vocabulary is. A row with 4096 tokens takes 512 threads 8 rounds of
+// two atomics in the L2 cache: 10 us at most. Blocks take turns with rows, so that counts need not be larger than a few
+// rows. Grid (any number of blocks); no shared memory. Not measured yet.
 #include "sampling.cuh"
 
 namespace {

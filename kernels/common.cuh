@@ -87,8 +87,8 @@ constexpr u32 NOWHERE = 0xffffffffu;
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
-// The token that a word of a step's tokens stands for. One that was sampled in the step before may be a code of sample.cu
-// instead, which is token 0 here: the host throws away what becomes of it.
+// The token that a word of a step's tokens stands for. One that was sampled in the step before may be a code of
+// sample.cu instead, which is token 0 here: the host throws away what becomes of it.
 __device__ __forceinline__ u32 token_of(u32 word, const u32* sampled) {
     if (word < IN_FLIGHT) return word;
     const u32 token = sampled[word - IN_FLIGHT];
@@ -117,7 +117,8 @@ inline u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
 template <class Code>
 __device__ __forceinline__ u32 widen_codes(u32 codes);
 
-// Signed bytes: 128 plus the low 7 bits, minus 128 or, with the sign bit, which is the last bit of the exponent of bf16, 256.
+// Signed bytes: 128 plus the low 7 bits, minus 128 or, with the sign bit, which is the last bit of the exponent of
+// bf16, 256.
 template <>
 __device__ __forceinline__ u32 widen_codes<i8>(u32 codes) {
     constexpr u32 MINUS_ONES = 0xbf80bf80u;
@@ -154,8 +155,8 @@ __device__ __forceinline__ void store_8(bf16* to, const float (&x)[8]) {
                                                to_bf16_pair(x[4], x[5]), to_bf16_pair(x[6], x[7]));
 }
 
-// 8 elements of a row of `len`, from `first` on; zeros beyond its end, or without a row. `first` is a multiple of 8, and rows are
-// at multiples of 16 bytes if `len` is one of 8.
+// 8 elements of a row of `len`, from `first` on; zeros beyond its end, or without a row. `first` is a multiple of 8,
+// and rows are at multiples of 16 bytes if `len` is one of 8.
 __device__ __forceinline__ uint4 load_8_or_zeros(const bf16* row, bool has_row, int first, int len) {
     if (!has_row || first >= len) return make_uint4(0, 0, 0, 0);
     if (len % VECTOR == 0) return *reinterpret_cast<const uint4*>(row + first);
@@ -189,8 +190,8 @@ __device__ __forceinline__ float warp_sum(float x) { return group_sum(x, WARP_SI
 
 __device__ __forceinline__ float warp_max(float x) { return group_max(x, WARP_SIZE); }
 
-// The sum over a block of one dimension, in each of its threads. `scratch` is shared memory of WARP_SIZE floats, which may
-// be used again after the next __syncthreads().
+// The sum over a block of one dimension, in each of its threads. `scratch` is shared memory of WARP_SIZE floats, which
+// may be used again after the next __syncthreads().
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const int num_warps = blockDim.x / WARP_SIZE;

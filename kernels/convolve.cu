@@ -10,15 +10,15 @@
 //   window     t-3  t-2  t-1  t        the last inputs of a channel, in the registers of a thread
 //   weights     w0   w1   w2   w3      their sum, from left to right, then the bias
 //
-// Grid (num_channels / blockDim.x, num_spans): a thread has a channel of a sequence, and goes over its tokens in order. It
-// reads the inputs of AHEAD tokens before it computes the first of these. Moves 8 bytes an element, 14 with gates; no shared
-// memory.
+// Grid (num_channels / blockDim.x, num_spans): a thread has a channel of a sequence, and goes over its tokens in order.
+// It reads the inputs of AHEAD tokens before it computes the first of these. Moves 8 bytes an element, 14 with gates;
+// no shared memory.
 #include "activations.cuh"
 #include "recurrence.cuh"
 
 namespace {
 
-// The longest convolution: crates/device-cuda/src/recurrence.rs has the same number.
+// The longest convolution, as crates/device-cuda/src/recurrence.rs knows it.
 constexpr int MAX_KERNEL_LEN = 8;
 constexpr int AHEAD = 4;
 

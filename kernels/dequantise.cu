@@ -2,9 +2,9 @@
 //
 //   codes, scales, offsets: as quantised.cuh says; offsets may be null    out [n][k] bf16
 //
-// Grid (ceil(n / 16), p), any p: a warp has a tile, and the warps of all blocks with the same row tile share its column tiles.
-// A lane writes 8 consecutive weights at once if k is a multiple of 8. Reads bits / 8 bytes per weight, writes 2. No shared
-// memory.
+// Grid (ceil(n / 16), p), any p: a warp has a tile, and the warps of all blocks with the same row tile share its column
+// tiles. A lane writes 8 consecutive weights at once if k is a multiple of 8. Reads bits / 8 bytes per weight, writes
+// 2. No shared memory.
 #include "quantised.cuh"
 
 namespace {

@@ -2,13 +2,13 @@
 //
 //   out [num_rows][hidden_size] f32    table [vocab_size][hidden_size] bf16    token_ids [num_rows]    sampled [num_sampled]
 //
-// embed_part has the rows of the table from that of `first_token` on, `num_tokens` of them; other tokens become -0, which
-// changes no sum over ranks.
+// embed_part has the rows of the table from that of `first_token` on, `num_tokens` of them; other tokens become -0,
+// which changes no sum over ranks.
 //
 // IN_FLIGHT + i in place of a token is the i-th token that the step before has sampled.
 //
-// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. One row of 4096 elements is one vector
-// for each of 512 threads. Moves 6 bytes per element: 2 read, 4 written. No shared memory.
+// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. One row of 4096 elements is one
+// vector for each of 512 threads. Moves 6 bytes per element: 2 read, 4 written. No shared memory.
 #include "common.cuh"
 
 namespace {

@@ -7,18 +7,20 @@
 //   for tiles of up to 8, 16, 32 and 64 places; all give the same bits
 //
 //   x [num_rows][k] bf16    inner [num_places][inner_size] bf16    sums [num_places][n] f32    sorted, tiles: sort_experts.cu
-//   weights of gate_up [num_experts][2 * inner_size][k] bf16, all rows of gate in front of those of up; of down [num_experts][n][k]
+//   weights of gate_up [num_experts][2 * inner_size][k] bf16, all rows of gate in front of the rows of up
+//   weights of down [num_experts][n][k] bf16
 //   bias [num_experts][2 * inner_size] and [num_experts][n] f32, or null; without gates half of gate_up and of its bias
 //
-// Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has 16 outputs of one tile's expert: of gate_up those
-// of gate and of up, without gates and of down_m64 32. A block whose tile is empty ends at once, so that weights of experts without rows are not
-// read. The others are read once for each tile, 2 bytes a weight:
+// Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has 16 outputs of one tile's expert:
+// of gate_up those of gate and of up, without gates and of down_m64 32. A block whose tile is empty ends at once, so
+// that weights of experts without rows are not read. The others are read once for each tile, 2 bytes a weight:
 //
 //   few rows     each lane has DEPTH times 32 or 64 bytes of weights on the way; x comes from the L1 cache
 //   many rows    64 rows and 128 rows of weights take 12 KiB from the L2 cache for 2^19 operations of a step of 32 columns
 //
-// The weights are the tensor cores' first operand, so that the second one has as few as 8 rows of x. The columns of a step come in an
-// order in which a lane reads 16 bytes of each row: a sum has one order, which depends on k alone. No shared memory. Not measured yet.
+// The weights are the tensor cores' first operand, so that the second one has as few as 8 rows of x. The columns of a
+// step come in an order in which a lane reads 16 bytes of each row: a sum has one order, which depends on k alone. No
+// shared memory. Not measured yet.
 #include "activations.cuh"
 #include "tensor_cores.cuh"
 
@@ -30,14 +32,14 @@ constexpr int TILE_OUTPUTS = 16;
 // Columns that are multiplied at a time.
 constexpr int STEP = 32;
 
-// Sums of `num_row_tiles` of 16 outputs by `num_columns` of 8 rows of x. Lane l, with g = l / 4 and t = l % 4, has those of
-// outputs g and g + 8, and of rows 2t and 2t + 1.
+// Sums of `num_row_tiles` of 16 outputs by `num_columns` of 8 rows of x. Lane l, with g = l / 4 and t = l % 4, has
+// those of outputs g and g + 8, and of rows 2t and 2t + 1.
 template <int num_row_tiles, int num_columns>
 struct Product {
     float sums[num_row_tiles][num_columns][4] = {};
 
-    // The lane's rows of weights are g and g + 8 of each row tile. `rows` are those of x for places 8i + g of the tile, or NOWHERE;
-    // `num_rows` is the number of places of all lanes.
+    // The lane's rows of weights are g and g + 8 of each row tile. `rows` are those of x for places 8i + g of the tile,
+    // or NOWHERE; `num_rows` is the number of places of all lanes.
     __device__ __forceinline__ void multiply(const bf16* const (&weights)[num_row_tiles][2], const bf16* x,
                                              const u32 (&rows)[num_columns], int num_rows, int k) {
         constexpr int DEPTH = num_columns < 8 ? 4 : 2;

@@ -20,8 +20,8 @@ __device__ __forceinline__ u32 to_e4m3_by_integers(float x) {
     u32 magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fu;
     magnitude = min(magnitude, __float_as_uint(MAX_E4M3));
-    // Below 2^-6 a code counts steps of 2^-9, which is the last place of 2^14. Else the lower 20 bits of the mantissa are
-    // rounded away, and the exponent's bias of 127 becomes 7.
+    // Below 2^-6 a code counts steps of 2^-9, which is the last place of 2^14. Else the lower 20 bits of the mantissa
+    // are rounded away, and the exponent's bias of 127 becomes 7.
     const u32 is_small = magnitude < 0x3c800000u;
     const u32 steps = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 16384.0f)) - __float_as_uint(16384.0f);
     const u32 rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
@@ -39,8 +39,8 @@ __device__ __forceinline__ u32 to_e4m3_pair(float low, float high) {
 #endif
 }
 
-// Neither code is NaN. Exponent and mantissa take the places of those of bf16, as a number that is too small by 2^120: the
-// difference of the biases. Products with it are exact, also of subnormal numbers, which fma.bf16x2 has.
+// Neither code is NaN. Exponent and mantissa take the places of those of bf16, as a number that is too small by 2^120:
+// the difference of the biases. Products with it are exact, also of subnormal numbers, which fma.bf16x2 has.
 template <>
 __device__ __forceinline__ u32 widen_codes<e4m3>(u32 codes) {
     constexpr u32 SCALE = 0x7b807b80u, MINUS_ZERO = 0x80008000u;

@@ -1,5 +1,5 @@
-// Latent attention (DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434) over a paged cache of latents: all heads attend to the one key of
-// a position, whose first elements are its value.
+// Latent attention (DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434) over a paged cache of latents: all heads attend to the
+// one key of a position, whose first elements are its value.
 //
 //   latent_attention_generation(AttentionCall call)    then paged_attention_merge
 //   latent_attention_context(AttentionCall call)
@@ -8,25 +8,26 @@
 //   q [num_rows][num_kv_heads][group][key_dim], rotated          keys [num_blocks][block_size][key_dim] bf16, key_dim <= 576
 //   out [num_rows][num_kv_heads][group][head_dim]                head_dim <= 512: the elements of a value
 //
-// Here num_kv_heads counts groups of query heads, which share the keys: group is at most 16, so that a tile of the generation
-// kernel has whole rows of a group. Tiles, entries and partial results are those of paged_attention_generation.cu and
-// paged_attention_context.cu, and a query's result is the same in both kernels: see paged_attention.cuh. Other than there, a
-// step of the walk has 32 positions, and 4 warps compute 16 queries:
+// Here num_kv_heads counts groups of query heads, which share the keys: group is at most 16, so that a tile of the
+// generation kernel has whole rows of a group. Tiles, entries and partial results are those of
+// paged_attention_generation.cu and paged_attention_context.cu, and a query's result is the same in both kernels: see
+// paged_attention.cuh. Other than there, a step of the walk has 32 positions, and 4 warps compute 16 queries:
 //
 //   copy      32 keys to shared memory, while those before them are computed
 //   scores    warp w has the elements 16 w .. 16 w + 16 of each 64: q K^T over these; the four parts are added in order of w
 //   softmax   each warp computes that of all scores: the same four times
 //   values    warp w has the elements 16 w .. 16 w + 16 of each 64 of the result: out += bf16(p) V, of the same 32 keys
 //
-// Launch: generation and context_t1 block 128, 16 queries; context block 256, 32 queries in two teams of 4 warps that share the
-// keys. Grids as those of paged attention, with ceil(num_rows * group / 32) entries a sequence for the context (_t1: / 16).
-// Dynamic shared memory: 32 keys 36864 bytes, once for _t1, else twice; the parts of the scores, 8192 a team; for the context,
-// running totals, 34816 a team. The totals may be left out if no query of the launch has a position above 255.
+// Launch: generation and context_t1 block 128, 16 queries; context block 256, 32 queries in two teams of 4 warps that
+// share the keys. Grids as those of paged attention, with ceil(num_rows * group / 32) entries a sequence for the
+// context (_t1: / 16). Dynamic shared memory: 32 keys 36864 bytes, once for _t1, else twice; the parts of the scores,
+// 8192 a team; for the context, running totals, 34816 a team. The totals may be left out if no query of the launch has
+// a position above 255.
 //
-// Operations: 2 * (key_dim + head_dim) a query and position. A team reads 36 KiB of keys twice but for the rotated part, and 32
-// KiB of parts of scores, for 2^20 operations of 576 and 512 elements: 10 a byte of shared memory. Memory: each
-// entry reads 2 * key_dim bytes per position; later reads of a position hit the L2 cache. Measured on an H200: 46 TFLOP/s in
-// generation, 138 to 151 TFLOP/s for contexts.
+// Operations: 2 * (key_dim + head_dim) a query and position. A team reads 36 KiB of keys twice but for the rotated
+// part, and 32 KiB of parts of scores, for 2^20 operations of 576 and 512 elements: 10 a byte of shared memory. Memory:
+// each entry reads 2 * key_dim bytes per position; later reads of a position hit the L2 cache. Measured on an H200: 46
+// TFLOP/s in generation, 138 to 151 TFLOP/s for contexts.
 //
 //                 registers                 blocks a multiprocessor
 //                 sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90

@@ -1,5 +1,5 @@
-// Around latent_attention.cu: what is stored of a token, and the queries and results of heads on their way to the products with
-// the heads' matrices (crates/device/src/latent.rs has the formulas).
+// Around latent_attention.cu: what is stored of a token, and the queries and results of heads on their way to the
+// products with the heads' matrices (crates/device/src/latent.rs has the formulas).
 //
 //   store_latents       keys[slot] = (norm(kv[row][.. latent_dim]), rotate(kv[row][latent_dim ..]))
 //   split_queries       by_heads[head][row] = q[row][first + head][.. content_dim]
@@ -14,12 +14,12 @@
 //   by_heads [num_heads][num_rows][width] bf16    latents, values [num_heads][num_rows][width] f32
 //   keyed, attended, out [num_rows][num_heads, out: all heads][width] bf16
 //
-// The norm is x / sqrt(mean(x^2) + eps) * weight; a rotation pairs element i with i + rotary_dim / 2. A row of slot NOWHERE is
-// not stored. latent_dim and rotary_dim are even. tiles: as sort_experts.cu writes them, for the products of expert_gemm.cu and
-// quantised_expert_gemm.cu, with the heads as experts that have all rows.
+// The norm is x / sqrt(mean(x^2) + eps) * weight; a rotation pairs element i with i + rotary_dim / 2. A row of slot
+// NOWHERE is not stored. latent_dim and rotary_dim are even. tiles: as sort_experts.cu writes them, for the products of
+// expert_gemm.cu and quantised_expert_gemm.cu, with the heads as experts that have all rows.
 //
-// Grid of store_latents: (num_rows), block 128; of tile_heads: (num_heads), any block. Of the others: (num_rows, n), any n, blocks
-// of any size. Each element is read and written once. store_latents: 128 bytes of shared memory.
+// Grid of store_latents: (num_rows), block 128; of tile_heads: (num_heads), any block. Of the others: (num_rows, n),
+// any n, blocks of any size. Each element is read and written once. store_latents: 128 bytes of shared memory.
 #include "common.cuh"
 
 namespace {

@@ -8,12 +8,12 @@
 //   x, hidden [num_rows][width] f32    weight [width] f32    bias [width] f32, or null    out [num_rows][width] bf16
 //
 // Grid (num_rows): a block has one row, and each thread its vectors of 8 elements, one block's width apart, as in
-// rms_norm.cu. The mean comes first and the variance from the differences to it, so that nothing cancels; the row is read
-// three times, from the L1 cache after the first. The sums of a row depend on its width and on the number of threads: launch
-// all rows of one width with the same number.
+// rms_norm.cu. The mean comes first and the variance from the differences to it, so that nothing cancels; the row is
+// read three times, from the L1 cache after the first. The sums of a row depend on its width and on the number of
+// threads: launch all rows of one width with the same number.
 //
-// Moves 6 bytes per element (4 read, 2 written), replaced ones 8, added ones 12 (8 read, 4 written); weights come from the L2 cache. 256 bytes
-// of shared memory. Not measured yet.
+// Moves 6 bytes per element (4 read, 2 written), replaced ones 8, added ones 12 (8 read, 4 written); weights come from
+// the L2 cache. 256 bytes of shared memory. Not measured yet.
 #include "common.cuh"
 
 namespace {

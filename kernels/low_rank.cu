@@ -1,6 +1,6 @@
-// Adapters (LoRA; Hu et al., arXiv:2106.09685): out += scale * (x * A^T) * B^T, for the rows that have one; with factors of the
-// outputs (DoRA; Liu et al., arXiv:2402.09353), out = (out + that) * factors. Rows with different adapters are computed in one
-// launch, by segments, as Punica does it (Chen et al., arXiv:2310.18547).
+// Adapters (LoRA; Hu et al., arXiv:2106.09685): out += scale * (x * A^T) * B^T, for the rows that have one; with
+// factors of the outputs (DoRA; Liu et al., arXiv:2402.09353), out = (out + that) * factors. Rows with different
+// adapters are computed in one launch, by segments, as Punica does it (Chen et al., arXiv:2310.18547).
 //
 //   low_rank_shrink    shrunk[row][part] = scale * (x[row] * A^T)
 //   low_rank_expand    out[row] += shrunk[row][part] * B^T, for the outputs of the part
@@ -22,16 +22,17 @@
 //   factors, bias [width] f32, replacement [vocab_size][hidden_size] bf16, at offset 0 if there are none
 //   token_ids, sampled    as in embed.cu
 //
-// Grid of the shrink (num_tiles, MAX_PARTS * ceil(largest rank / 16)), of the expand (num_tiles, MAX_PARTS *
-// ceil(most outputs / (2 * threads))); blocks for which a part has no panel or outputs end at once. A thread of the shrink adds up
-// 8 ranks over every (threads / 2)-th input, then lanes and warps are added in a fixed order: launch it with the same number of
-// threads always. A thread of the expand has two outputs, and adds up the ranks in ascending order. So a row has the same bits
-// in any tile. Reads the weights once a tile, 2 bytes each, mostly from memory in generation and from the L2 cache for the
-// rows of a context. The shrink takes 2 KiB of shared memory and 62 registers, so that an SM holds 4 blocks; with fewer, which the
-// compiler chooses if it may, it spills. Grid of the others (num_tiles, n), any n: the blocks share the elements
-// of the rows; take moves 12 bytes per element, finish 12 and reads vectors from the L2 cache. Grid of replace (num_tiles, n), any n:
-// a warp computes an output of all rows of the tile, and the warps of the blocks share the outputs; it reads the replacement once a tile.
-// Not measured yet.
+// Grid of the shrink (num_tiles, MAX_PARTS * ceil(largest rank / 16)), of the expand (num_tiles, MAX_PARTS * ceil(most
+// outputs / (2 * threads))); blocks for which a part has no panel or outputs end at once. A thread of the shrink adds
+// up 8 ranks over every (threads / 2)-th input, then lanes and warps are added in a fixed order: launch it with the
+// same number of threads always. A thread of the expand has two outputs, and adds up the ranks in ascending order. So a
+// row has the same bits in any tile. Reads the weights once a tile, 2 bytes each, mostly from memory in generation and
+// from the L2 cache for the rows of a context. The shrink takes 2 KiB of shared memory and 62 registers, so that an SM
+// holds 4 blocks; with fewer, which the compiler chooses if it may, it spills. Grid of the others (num_tiles, n), any
+// n: the blocks share the elements of the rows; take moves 12 bytes per element, finish 12 and reads vectors from the
+// L2 cache. Grid of replace (num_tiles, n), any n:
+// a warp computes an output of all rows of the tile, and the warps of the blocks share the outputs; it reads the
+// replacement once a tile. Not measured yet.
 #include "common.cuh"
 
 // Not unnamed: the compiler would put its process id into the names of the constants.

@@ -15,13 +15,13 @@
 //   row      splits are merged in ascending order: M' = max(M, max), Out = Out * exp2(M - M') + out * exp2(max - M')
 //            (Dao et al., Flash-Decoding, 2023); a head's logit of no position is added to the sum at last
 //
-// Tiles and splits start at fixed positions. A warp computes 16 queries, and a query's numbers lie in the same four lanes
-// and registers whichever row of the warp it is. Positions that a query does not see have the score -inf: they change
-// neither its max nor its sum, and add zeros to out. So tiles and splits of which a query sees nothing may be walked or
-// skipped: M - M' and max - max' are 0 there, and the factors exactly 1; only the sign of a zero may differ, which the
-// output does not keep. Positions that no query of a tile sees are not read: their blocks may be gone, and their memory may
-// hold NaN. (A value that is not finite spoils the queries that see it, and those up to 63 positions before it that are
-// computed in the same tile.)
+// Tiles and splits start at fixed positions. A warp computes 16 queries, and a query's numbers lie in the same four
+// lanes and registers whichever row of the warp it is. Positions that a query does not see have the score -inf: they
+// change neither its max nor its sum, and add zeros to out. So tiles and splits of which a query sees nothing may be
+// walked or skipped: M - M' and max - max' are 0 there, and the factors exactly 1; only the sign of a zero may differ,
+// which the output does not keep. Positions that no query of a tile sees are not read: their blocks may be gone, and
+// their memory may hold NaN. (A value that is not finite spoils the queries that see it, and those up to 63 positions
+// before it that are computed in the same tile.)
 //
 // Queries are packed by key/value head: query i of a sequence's rows is head i % group of row i / group, where `group`
 // query heads share a key/value head; so all queries that need a tile of the cache share its one copy in shared memory:
@@ -29,17 +29,18 @@
 //   group 4        row 0             row 1             row 2             row 3
 //   queries        0   1   2   3     4   5   6   7     8   9   10  11    12  13  14  15
 //
-// An int8 or fp8 cache holds codes that bf16 represents exactly. The scales of keys are multiplied with the scores, those of values
-// with p before it is rounded to bf16. A team of warps widens a tile of codes in shared memory, each warp a part of it; a single
-// warp widens codes of heads of up to 128 elements in registers. Either way a register of four codes becomes a register of
-// the even elements and one of the odd elements, so operands have each 16 elements of a head in this order:
+// An int8 or fp8 cache holds codes that bf16 represents exactly. The scales of keys are multiplied with the scores,
+// those of values with p before it is rounded to bf16. A team of warps widens a tile of codes in shared memory, each
+// warp a part of it; a single warp widens codes of heads of up to 128 elements in registers. Either way a register of
+// four codes becomes a register of the even elements and one of the odd elements, so operands have each 16 elements of
+// a head in this order:
 //
 //   bf16      0  1  2  3  4  5  6  7    8  9  10 11 12 13 14 15
 //   codes     0  2  4  6  8  10 12 14   1  3  5  7  9  11 13 15
 //
-// Where the sinks shift, other queries meet them: the tiles that have sinks are walked with those queries, then the tiles that
-// have other positions with the usual ones. So a tile that has both is walked twice, each time without the positions of the
-// other kind:
+// Where the sinks shift, other queries meet them: the tiles that have sinks are walked with those queries, then the
+// tiles that have other positions with the usual ones. So a tile that has both is walked twice, each time without the
+// positions of the other kind:
 //
 //   num_sinks 80   | tile 0, sinks | tile 1, sinks | tile 1, others | tile 2 | ...
 #pragma once
@@ -90,8 +91,8 @@ struct AttentionCall {
     // Codes: [num_blocks][num_kv_heads][block_size]; bf16: null.
     const float* key_scales;
     const float* value_scales;
-    // Blocks of the group of the layer in order of position, with those of other groups between. NOWHERE stands for a block
-    // that no query sees.
+    // Blocks of the group of the layer in order of position, with those of other groups between. NOWHERE stands for a
+    // block that no query sees.
     const u32* block_tables;
     const AttentionTile* tiles;
     // counts[0]: entries of `tiles`. counts[1], generation: those of split 0, which come first.
@@ -110,13 +111,14 @@ struct AttentionCall {
     u32 block_multiplier, block_shift;
     // The query at position p sees the positions above p - window up to p, and those below num_sinks; 0: all up to p.
     int window, num_sinks;
-    // A score s, without its scale, becomes cap / scale * tanh(s * scale / cap): 2 * scale / cap * log2(e), 0 for no cap, and
-    // cap / scale.
+    // A score s, without its scale, becomes cap / scale * tanh(s * scale / cap): 2 * scale / cap * log2(e), 0 for no
+    // cap, and cap / scale.
     float cap_shrink, cap_grow;
-    // Latent attention: elements of a query and a key, of which the first head_dim are the value; see latent_attention.cu.
+    // Latent attention: elements of a query and a key, of which the first head_dim are the value; see
+    // latent_attention.cu.
     int key_dim;
-    // [num_q_heads], only read by kernels with linear biases: what a score of a head, with its scale, loses for each position that
-    // its key is in front of its query (ALiBi; Press et al., arXiv:2108.12409). They are behind the cap.
+    // [num_q_heads], only read by kernels with linear biases: what a score of a head, with its scale, loses for each
+    // position that its key is in front of its query (ALiBi; Press et al., arXiv:2108.12409). They are behind the cap.
     const float* slopes;
 };
 
@@ -179,8 +181,8 @@ __device__ __forceinline__ bool warp_sees_all(const AttentionCall& call, const i
     return __all_sync(ALL_LANES, is_seen);
 }
 
-// A tile of up to `max_queries` queries, as its entry describes it. Registers are few: the entry is read again where it is
-// needed.
+// A tile of up to `max_queries` queries, as its entry describes it. Registers are few: the entry is read again where it
+// is needed.
 struct QueryTile {
     const AttentionCall& call;
     u32 index;
@@ -268,8 +270,8 @@ __device__ __forceinline__ float finished(float out, float reciprocal) { return 
 
 // ------------------------------------------------------------------------------- tiles in shared memory
 
-// A tile in shared memory, [TILE_LEN][ROW_BYTES], in chunks of 16 bytes. The chunks of a row are permuted, by an exclusive or
-// with bits of the row's number, so that ldmatrix reads eight rows without bank conflicts.
+// A tile in shared memory, [TILE_LEN][ROW_BYTES], in chunks of 16 bytes. The chunks of a row are permuted, by an
+// exclusive or with bits of the row's number, so that ldmatrix reads eight rows without bank conflicts.
 template <int ROW_BYTES>
 struct Chunks {
     static_assert(ROW_BYTES % 32 == 0);
@@ -318,8 +320,8 @@ __device__ __forceinline__ u32 block_index(const AttentionCall& call, u32 positi
 // What a block has of shared memory, in bytes.
 template <int D, int NUM_WARPS, class Element>
 struct SharedLayout {
-    // Whether codes are widened in registers. A warp of a team would widen what the others do, too; and large heads leave no
-    // registers for it before sm_90.
+    // Whether codes are widened in registers. A warp of a team would widen what the others do, too; and large heads
+    // leave no registers for it before sm_90.
     static constexpr bool READS_CODES = HAS_CODES<Element> && NUM_WARPS == 1 && D <= 128;
     static constexpr bool WIDENS_TILES = HAS_CODES<Element> && !READS_CODES;
     // bf16:     | keys | values |
@@ -403,8 +405,8 @@ struct TileScales {
     }
 };
 
-// How far the loops that copy and widen tiles are unrolled: large heads leave few registers for addresses, and NVRTC spills some
-// with other numbers.
+// How far the loops that copy and widen tiles are unrolled: large heads leave few registers for addresses, and NVRTC
+// spills some with other numbers.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int D, class Element>
 constexpr int COPY_UNROLL = D <= 128 ? 8 : 4;
@@ -417,7 +419,8 @@ template <int D>
 constexpr int WIDEN_UNROLL = D <= 64 ? 1 : 2;
 #endif
 
-// What a thread copies of a tile with rows of COLUMNS columns, in the iteration that begins at column `begin` of the whole tile.
+// What a thread copies of a tile with rows of COLUMNS columns, in the iteration that begins at column `begin` of the
+// whole tile.
 template <int COLUMNS, int NUM_THREADS>
 struct Spot {
     // Then an iteration adds a constant to the row.
@@ -563,9 +566,10 @@ struct Queries {
     }
 };
 
-// The running result of a split. Lane l has of the queries l / 4 and l / 4 + 8 (index 0 and 1): the max, the sum of its own
-// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4]. With a cache of codes, out[2m] has
-// the elements 16m + 4(l % 4) and the second one after it, and out[2m + 1] the odd elements that follow these.
+// The running result of a split. Lane l has of the queries l / 4 and l / 4 + 8 (index 0 and 1): the max, the sum of its
+// own columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4]. With a cache of
+// codes, out[2m] has the elements 16m + 4(l % 4) and the second one after it, and out[2m + 1] the odd elements that
+// follow these.
 template <int D>
 struct Partial {
     float max[2], sum[2];
@@ -652,7 +656,8 @@ struct Totals {
     }
 };
 
-// The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next one.
+// The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next
+// one.
 constexpr int NUM_SCORES = TILE_LEN / 8;
 
 __device__ __forceinline__ void clear_scores(float (&scores)[NUM_SCORES][4]) {
@@ -697,8 +702,8 @@ __device__ __forceinline__ void multiply_key_codes(float (&scores)[NUM_SCORES][4
         queries.get(2 * pair + 1, a[1]);
 #pragma unroll
         for (int n = 0; n < NUM_SCORES; n += 2) {
-            // Matrices 0 and 1: positions 8n..8n+8, 16 elements each; 2 and 3: the next eight positions. Of a position, a lane has
-            // the elements 4(l % 4) to 4(l % 4) + 3.
+            // Matrices 0 and 1: positions 8n..8n+8, 16 elements each; 2 and 3: the next eight positions. Of a position,
+            // a lane has the elements 4(l % 4) to 4(l % 4) + 3.
             u32 codes[4];
             ldmatrix_x4(codes, chunks.after(8 * n, 2 * pair));
 #pragma unroll
@@ -862,8 +867,8 @@ __device__ __forceinline__ void multiply_value_codes(Partial<D>& partial, const 
         const u32 a[4] = {weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0], weights[2 * step + 1][1]};
 #pragma unroll
         for (int n = 0; n < D / 8; n += 4) {
-            // Matrices 0 and 1: the next 16 positions for elements 8n..8n+16; 2 and 3: for the next 16. A lane has the elements
-            // 2(l / 4) and the next one of two positions.
+            // Matrices 0 and 1: the next 16 positions for elements 8n..8n+16; 2 and 3: for the next 16. A lane has the
+            // elements 2(l / 4) and the next one of two positions.
             u32 codes[4];
             ldmatrix_x4_transposed(codes, chunks.after(16 * step, n / 2));
 #pragma unroll
@@ -938,9 +943,9 @@ struct Walker {
         };
         load_queries();
 
-        // A copy may begin when nobody reads any more what it overwrites. A team of warps knows that behind a barrier. It has one in
-        // front of each product anyway, so its copies begin there: two barriers a tile. A single warp begins a copy right behind
-        // the product that has read its place, and so has two of them in flight.
+        // A copy may begin when nobody reads any more what it overwrites. A team of warps knows that behind a barrier.
+        // It has one in front of each product anyway, so its copies begin there: two barriers a tile. A single warp
+        // begins a copy right behind the product that has read its place, and so has two of them in flight.
         constexpr bool IS_TEAM = NUM_WARPS > 1;
         constexpr int NUM_LATER = IS_TEAM ? 0 : 1;
         // Of the tile `next`. Large heads leave no registers for blocks that are found early.

@@ -2,25 +2,27 @@
 //
 //   paged_attention_context_{bf16,int8,fp8}_{d64,d96,d128,d256}(AttentionCall call)
 //   paged_attention_context_{bf16,int8,fp8}_d256_w1 for GPUs with less than 163 KiB of shared memory a block
-//   paged_attention_context_{bf16,int8,fp8}_{d64,d128}_alibi with linear biases of scores; larger heads have no registers for these
+//   paged_attention_context_{bf16,int8,fp8}_{d64,d128}_alibi with linear biases of scores
+//   (larger heads have no registers for these)
 //
-// A block of 4 warps computes 64 queries of one sequence and key/value head (see paged_attention.cuh), a warp 16 of them,
-// over all tiles that one of them sees. A block of the _w1 variants is one warp, and computes 16 queries. A sequence's rows
-// take ceil(num_rows * group / 64) entries of `tiles` (_w1: / 16); `split` and `first_partial` are not read. Entries with
-// the largest positions are best listed first, for the longest work then begins first.
+// A block of 4 warps computes 64 queries of one sequence and key/value head (see paged_attention.cuh), a warp 16 of
+// them, over all tiles that one of them sees. A block of the _w1 variants is one warp, and computes 16 queries. A
+// sequence's rows take ceil(num_rows * group / 64) entries of `tiles` (_w1: / 16); `split` and `first_partial` are not
+// read. Entries with the largest positions are best listed first, for the longest work then begins first.
 //
 // Launch: block 128 (_w1: 32); grid (counts[0] or more, num_kv_heads).
 // Dynamic shared memory: keys and values 256 * D bytes (int8: + 512), d256 queries 32768 (_w1: 8192), running totals
 // 256 * D + 2048 (_w1: 64 * D + 512). The totals may be left out if no query of the launch has a position above 255.
 //
-// Operations: 4 * head_dim a query and position that is seen, and up to 127 positions more a query: the rest of its last
-// tile, and what only other queries of the block see. Four warps read a tile of keys and values from shared memory with
-// ldmatrix, 1024 * D bytes, and write it once, 256 * D, for 16384 * D operations: 12.8 a byte. With 128 bytes a clock that
-// bounds a multiprocessor to 1638 operations a clock: an H200 to 380 TFLOP/s (132, 1.755 GHz), an A100 to 250 (108, 1.41
-// GHz). Measured on an H200: 252 TFLOP/s for a prompt of 8192 tokens, 135 for 1024 (docs/src/results-gpus.md). Queries of two tiles of 16 a warp would halve the reads; but their sums and
-// totals need twice the registers and shared memory. Memory: each block reads the keys and values that its queries see,
-// mostly from the L2 cache: 64 operations a byte.
-// Totals are read and written once a split: 2 * 256 * D bytes beside the 5120 * D of its four tiles.
+// Operations: 4 * head_dim a query and position that is seen, and up to 127 positions more a query: the rest of its
+// last tile, and what only other queries of the block see. Four warps read a tile of keys and values from shared memory
+// with ldmatrix, 1024 * D bytes, and write it once, 256 * D, for 16384 * D operations: 12.8 a byte. With 128 bytes a
+// clock that bounds a multiprocessor to 1638 operations a clock: an H200 to 380 TFLOP/s (132, 1.755 GHz), an A100 to
+// 250 (108, 1.41 GHz). Measured on an H200: 252 TFLOP/s for a prompt of 8192 tokens, 135 for 1024
+// (docs/src/results-gpus.md). Queries of two tiles of 16 a warp would halve the reads; but their sums and totals need
+// twice the registers and shared memory. Memory: each block reads the keys and values that its queries see, mostly from
+// the L2 cache: 64 operations a byte. Totals are read and written once a split: 2 * 256 * D bytes beside the 5120 * D
+// of its four tiles.
 //
 //                         registers                 blocks of 4 warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
@@ -39,7 +41,8 @@
 //   bf16_d128_alibi        201   206   206   212       2     1     1     2   (sm_90: three blocks spill)
 //   int8_d128_alibi        207   204   204   220       2     1     1     2
 //
-// fp8 as int8, or one register less. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.)
+// fp8 as int8, or one register less. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's,
+// and by registers.)
 #include "paged_attention.cuh"
 
 template <int D, class Element, int NUM_WARPS, bool HAS_SLOPES>

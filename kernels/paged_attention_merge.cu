@@ -2,12 +2,14 @@
 //
 //   paged_attention_merge(AttentionCall call)       with the same argument, on the same stream
 //
-// Launch: block 128; grid (any number >= 1, num_kv_heads, 1 to 16): blocks take the tiles of queries x, x + gridDim.x, ...,
-// and of them the queries z, z + gridDim.z, ... Best are counts[1] and min(16, num_rows * group). No dynamic shared memory.
+// Launch: block 128; grid (any number >= 1, num_kv_heads, 1 to 16): blocks take the tiles of queries x, x + gridDim.x,
+// ..., and of them the queries z, z + gridDim.z, ... Best are counts[1] and min(16, num_rows * group). No dynamic
+// shared memory.
 //
 // A thread computes an element of a query, and loads 32 splits at once: the order of the sums is that of the splits, so
-// time is that of ceil(splits / 32) waits for memory, and of the chain of maxima. Reads 4 * (head_dim + 8) bytes a query
-// and split, which are mostly in the L2 cache still. 142 to 146 registers: 3 blocks a multiprocessor. Not measured yet.
+// time is that of ceil(splits / 32) waits for memory, and of the chain of maxima. Reads 4 * (head_dim + 8) bytes a
+// query and split, which are mostly in the L2 cache still. 142 to 146 registers: 3 blocks a multiprocessor. Not
+// measured yet.
 #include "paged_attention.cuh"
 
 KERNEL(paged_attention_merge, 128, 3)(AttentionCall call) {

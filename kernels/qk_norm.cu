@@ -6,12 +6,11 @@
 //   qkv [num_rows][q_width + 2 * k_width] f32: queries, keys, values    q_weight [q_width] f32    k_weight [k_width] f32
 //   A width is that of all heads, num_q_heads * head_dim or num_k_heads * head_dim.
 //
-// qk_norm: grid (num_rows, 2), a block has the queries or the keys of a row. It reads them twice, from the L1 cache the second
-// time. The sum depends on the width and on the number of threads: launch all rows with the same number. 128 bytes of shared
-// memory.
-// qk_layer_norm: grid (num_rows, n), any n that gives each head a warp at some time. A warp reads its head three times, from the L1
-// cache after the first: the variance comes from the differences to the mean, so that nothing cancels. Its sums depend on head_dim
-// alone. No shared memory.
+// qk_norm: grid (num_rows, 2), a block has the queries or the keys of a row. It reads them twice, from the L1 cache the
+// second time. The sum depends on the width and on the number of threads: launch all rows with the same number. 128
+// bytes of shared memory. qk_layer_norm: grid (num_rows, n), any n that gives each head a warp at some time. A warp
+// reads its head three times, from the L1 cache after the first: the variance comes from the differences to the mean,
+// so that nothing cancels. Its sums depend on head_dim alone. No shared memory.
 //
 // Both move 8 bytes per element of queries and keys; weights come from the L2 cache. Not measured yet.
 #include "common.cuh"

@@ -1,5 +1,5 @@
-// RMS norms of queries and keys over all heads of a model whose heads are on several GPUs. Between the two kernels the squares
-// are summed over the GPUs:
+// RMS norms of queries and keys over all heads of a model whose heads are on several GPUs. Between the two kernels the
+// squares are summed over the GPUs:
 //
 //   qk_squares         squares[row][head] = sum(x^2) of a head of this GPU; -0, which changes no sum, for the heads of others
 //   qk_norm_of_squares x = x / sqrt(mean(x^2 of all heads) + eps) * weight, in place
@@ -7,13 +7,13 @@
 //   qkv [num_rows][(own_q + 2 * own_k) * head_dim] f32: queries, keys, values of this GPU    squares [num_rows][num_q + num_k] f32
 //   q_weight [own_q * head_dim] f32    k_weight [own_k * head_dim] f32: for the heads of this GPU
 //
-// This GPU has the consecutive query heads from first_q on, and for each group of own_q / own_k of these their key head. The
-// square of a key is that of the GPU that has the first of its queries, as another one may have it too.
+// This GPU has the consecutive query heads from first_q on, and for each group of own_q / own_k of these their key
+// head. The square of a key is that of the GPU that has the first of its queries, as another one may have it too.
 //
 // qk_squares: grid (num_rows, n), any n that gives each head of the model a warp. Its sum depends on head_dim alone.
-// qk_norm_of_squares: grid (num_rows, 2), a block has the queries or the keys of a row. Its sum depends on the number of heads of
-// the model and on the number of threads: launch it with the same number on all GPUs. 128 bytes of shared memory. Together they
-// move 12 bytes per element of queries and keys. Not measured yet.
+// qk_norm_of_squares: grid (num_rows, 2), a block has the queries or the keys of a row. Its sum depends on the number
+// of heads of the model and on the number of threads: launch it with the same number on all GPUs. 128 bytes of shared
+// memory. Together they move 12 bytes per element of queries and keys. Not measured yet.
 #include "common.cuh"
 
 KERNEL(qk_squares, 1024)

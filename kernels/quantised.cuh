@@ -1,19 +1,21 @@
-// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores. Codes are integers, e4m3 numbers (fp8.cuh),
-// of which none is NaN, or twice an e2m1 number (OCP Microscaling Formats, 1.0): 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
+// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores. Codes are integers, e4m3 numbers
+// (fp8.cuh), of which none is NaN, or twice an e2m1 number (OCP Microscaling Formats, 1.0): 0, 1, 2, 3, 4, 6, 8, 12,
+// and their negatives.
 //
 // A weight of row i in column j is scale * code + offset. Scale and offset are those of the row's group of `group_size`
-// consecutive columns, a multiple of 32, or the whole row; the last group may be shorter. In the products the matrix is the
-// first operand, so that the second one has as few as 8 rows of activations: out[row][i] = sum of weight[i][j] * x[row][j].
+// consecutive columns, a multiple of 32, or the whole row; the last group may be shorter. In the products the matrix is
+// the first operand, so that the second one has as few as 8 rows of activations: out[row][i] = sum of weight[i][j] *
+// x[row][j].
 //
-// Codes are packed in tiles of 16 rows and 64 columns (4 bits) or 32 columns (8 bits), each of 512 bytes: 16 for each lane
-// of a warp, which it reads at once and which are its part of the operand (mma_bf16's `a`) after unpacking. Tiles of the same
-// 16 rows follow each other:
+// Codes are packed in tiles of 16 rows and 64 columns (4 bits) or 32 columns (8 bits), each of 512 bytes: 16 for each
+// lane of a warp, which it reads at once and which are its part of the operand (mma_bf16's `a`) after unpacking. Tiles
+// of the same 16 rows follow each other:
 //
 //   codes [ceil(n / 16)][ceil(k / tile_columns)][32 lanes][4 words of 32 bits]
 //
-// Lane l, with g = l / 4 and t = l % 4, has codes of rows g and g + 8. The columns of a product may come in any order, as long
-// as that of the activations is the same: here lane t has 8 consecutive ones of each 32, so that it reads activations by 16
-// bytes too. Of these, step s = 0, 1 takes c, c + 1, c + 2, c + 3, where c = 8t + 4s:
+// Lane l, with g = l / 4 and t = l % 4, has codes of rows g and g + 8. The columns of a product may come in any order,
+// as long as that of the activations is the same: here lane t has 8 consecutive ones of each 32, so that it reads
+// activations by 16 bytes too. Of these, step s = 0, 1 takes c, c + 1, c + 2, c + 3, where c = 8t + 4s:
 //
 //   4 bits, code + 8      word w, of columns 32 * (w / 2) + c, s = w % 2
 //   or e2m1
@@ -93,8 +95,8 @@ __device__ __forceinline__ void unpack<CodeKind::FP8>(u32 (&a)[4], const uint4& 
     unpack_bytes<e4m3>(a, words, step);
 }
 
-// Sign, exponent and fraction go where bf16 has its sign, the last two bits of its exponent and the first one of its fraction,
-// which is less than twice the number by a factor of 2^127, subnormal numbers included. -0 becomes 0.
+// Sign, exponent and fraction go where bf16 has its sign, the last two bits of its exponent and the first one of its
+// fraction, which is less than twice the number by a factor of 2^127, subnormal numbers included. -0 becomes 0.
 template <>
 __device__ __forceinline__ void unpack<CodeKind::E2M1>(u32 (&a)[4], const uint4& words, int half, int step) {
     const u32 word = half == 0 ? (step == 0 ? words.x : words.y) : (step == 0 ? words.z : words.w);
@@ -106,7 +108,8 @@ __device__ __forceinline__ void unpack<CodeKind::E2M1>(u32 (&a)[4], const uint4&
     }
 }
 
-// A scale or an offset. The exponent of f16 is moved to that of f32, subnormal numbers included, and the unit is applied.
+// A scale or an offset. The exponent of f16 is moved to that of f32, subnormal numbers included, and the unit is
+// applied.
 __device__ __forceinline__ float from_half(u16 half) {
     // 2^112, the difference of the exponents' biases, times 2^-12.
     const float magnitude = __uint_as_float(static_cast<u32>(half & 0x7fff) << 13) * 0x1p100f;

@@ -7,16 +7,17 @@
 //   for tiles of up to 8 and 32 places; both give the same bits
 //
 //   x, inner, sums, sorted, tiles, bias: as in expert_gemm.cu
-//   codes, scales, offsets: as quantised.cuh says; offsets may be null. Each expert's gate, up and down begin with a row tile of their
-//   own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and [num_experts][tile_rows(n)];
-//   without gates [num_experts][tile_rows(inner_size)] of up
+//   codes, scales, offsets: as quantised.cuh says; offsets may be null. Each expert's gate, up and down begin with a row
+//   tile of their own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and
+//   [num_experts][tile_rows(n)]; without gates [num_experts][tile_rows(inner_size)] of up
 //   kind: 0 int4, 1 int8, 2 e4m3, 3 e2m1
 //
-// Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has two row tiles of one tile's expert: of gate_up the
-// same outputs of gate and of up, 16 of each, and 32 outputs of down, or of up without gates. A block whose tile is empty ends at once, so that weights of
-// experts without rows are not read. The others are read once for each tile, bits / 8 bytes a weight and 2 bytes a row and group. Codes
-// become bf16 in registers, exactly, as in quantised_gemm.cu: sums of a group are multiplied by its scale. A sum has one order, which
-// depends on k and the groups alone. The kind is an argument, as a warp never diverges by it. No shared memory. Not measured yet.
+// Grid (ceil(outputs / outputs of a block), num_tiles), blocks of 4 warps. A warp has two row tiles of one tile's
+// expert: of gate_up the same outputs of gate and of up, 16 of each, and 32 outputs of down, or of up without gates. A
+// block whose tile is empty ends at once, so that weights of experts without rows are not read. The others are read
+// once for each tile, bits / 8 bytes a weight and 2 bytes a row and group. Codes become bf16 in registers, exactly, as
+// in quantised_gemm.cu: sums of a group are multiplied by its scale. A sum has one order, which depends on k and the
+// groups alone. The kind is an argument, as a warp never diverges by it. No shared memory. Not measured yet.
 #include "activations.cuh"
 #include "quantised.cuh"
 

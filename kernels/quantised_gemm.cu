@@ -2,26 +2,29 @@
 //
 //   partials[split][row][i] = sum over the split's columns j of x[row][j] * (scale * code + offset)
 //
-//   gemm_int4_m8, _m16, _m32, _m64, gemm_int8_..., gemm_fp8_... and gemm_e2m1_...: 8, 16, 32, 64 rows of x at once; all give the same bits
+//   gemm_int4_m8, _m16, _m32, _m64, gemm_int8_..., gemm_fp8_... and gemm_e2m1_...: 8, 16, 32, 64 rows of x
+//   at once; all give equal bits
 //
 //   x [m][k] bf16    codes, scales, offsets: as quantised.cuh says; offsets may be null    partials [num_splits][m][n] f32
 //
-// As Marlin does (Frantar et al., arXiv:2408.11743), codes lie in memory as the tensor cores' operands, and become bf16 in
-// registers, exactly. Sums of a group are exact products of codes and activations, added up in f32; then they are multiplied
-// by the group's scale. With offsets the tensor cores also add up the activations, as products with a matrix of ones.
+// As Marlin does (Frantar et al., arXiv:2408.11743), codes lie in memory as the tensor cores' operands, and become bf16
+// in registers, exactly. Sums of a group are exact products of codes and activations, added up in f32; then they are
+// multiplied by the group's scale. With offsets the tensor cores also add up the activations, as products with a matrix
+// of ones.
 //
-// Grid (ceil(n / (16 * row tiles of a block)), num_splits, ceil(m / rows)), where a block has 8 warps, and a warp one row
-// tile (_m64) or two, and the tiles of its split of k:
+// Grid (ceil(n / (16 * row tiles of a block)), num_splits, ceil(m / rows)), where a block has 8 warps, and a warp one
+// row tile (_m64) or two, and the tiles of its split of k:
 //
 //           k: | split 0: tiles 0 .. t-1 | split 1: tiles t .. 2t-1 | ...
 //   warp 0     | row tiles 0 and 1       |
 //   warp 1     | row tiles 2 and 3       |
 //
-// Choose num_splits by n and k alone, so that the result does not depend on m: 256 blocks keep a large GPU busy. sum_splits
-// adds up the splits.
+// Choose num_splits by n and k alone, so that the result does not depend on m: 256 blocks keep a large GPU busy.
+// sum_splits adds up the splits.
 //
-// Reads codes once: bits / 8 bytes per weight and 2 bytes per row and group. Each lane has the codes of the next DEPTH tiles on
-// the way, 128 bytes with two row tiles; x comes from the L1 cache, where the block's warps share it. No shared memory.
+// Reads codes once: bits / 8 bytes per weight and 2 bytes per row and group. Each lane has the codes of the next DEPTH
+// tiles on the way, 128 bytes with two row tiles; x comes from the L1 cache, where the block's warps share it. No
+// shared memory.
 #include "quantised.cuh"
 
 namespace {

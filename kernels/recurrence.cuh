@@ -32,8 +32,8 @@ struct SavedState {
     u32 slot;
 };
 
-// Calls `save(state of the slot)` for the slots that the states behind `token` are copied to. `next` counts the saved states
-// of the sequence.
+// Calls `save(state of the slot)` for the slots that the states behind `token` are copied to. `next` counts the saved
+// states of the sequence.
 template <class Save>
 __device__ __forceinline__ void save_states(const RecurrentSpan& span, const SavedState* saved, u32 token, u32& next,
                                             float* states, u64 slot_len, const Save& save) {

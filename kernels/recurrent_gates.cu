@@ -8,8 +8,8 @@
 //   x [num_rows][input_len] f32, with results and gates of `width` elements each    norm [norm_len] f32, repeated over a row
 //   out, attended [num_rows][width] bf16    gates [num_rows][width] f32
 //
-// gate_results: grid (num_rows, width / group_len), a block has a group. The others: grid (num_rows, n), any n. Moves 10 bytes
-// an element; 128 bytes of shared memory.
+// gate_results: grid (num_rows, width / group_len), a block has a group. The others: grid (num_rows, n), any n. Moves
+// 10 bytes an element; 128 bytes of shared memory.
 #include "activations.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-// The rules of layers with recurrent states, behind their convolution. A result takes the place of its value in x, in front
-// of gate and norm (recurrent_gates.cu).
+// The rules of layers with recurrent states, behind their convolution. A result takes the place of its value in x, in
+// front of gate and norm (recurrent_gates.cu).
 //
 //   delta_rule_N      the gated delta rule (Yang, Kautz, Hatamizadeh, arXiv:2412.06464), for keys of up to N elements:
 //                       S = exp(-rate * softplus(decay + time_bias)) * S
@@ -14,14 +14,14 @@
 //                                            [num_heads][value_dim][key_dim] and [num_heads][head_dim][state_dim]
 //   rates, time_biases, skips [num_heads] f32
 //
-// A block has 32 columns of the matrix of one head of a sequence, in registers, and goes over the tokens in order, so that
-// the bits of a token depend on its sequence alone. 8 lanes of a warp share a column:
+// A block has 32 columns of the matrix of one head of a sequence, in registers, and goes over the tokens in order, so
+// that the bits of a token depend on its sequence alone. 8 lanes of a warp share a column:
 //
 //   lane 0    rows 0, 8, 16, ...
 //   lane 1    rows 1, 9, 17, ...      partial sums of the lanes are added by shuffles
 //
-// Grid (num_heads * ceil(value_dim / 32), num_spans), 256 threads. A block reads and writes its part of a state once, and for
-// each token the query and the key of its head, ahead of the token. No shared memory.
+// Grid (num_heads * ceil(value_dim / 32), num_spans), 256 threads. A block reads and writes its part of a state once,
+// and for each token the query and the key of its head, ahead of the token. No shared memory.
 #include "recurrence.cuh"
 
 namespace {

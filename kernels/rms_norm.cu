@@ -14,8 +14,8 @@
 // from the L1 cache. 256 threads keep 4096 elements, 1024 keep 16384. The sum of a row depends on its width and on the
 // number of threads: launch all rows of one width with the same number.
 //
-// Moves 6 bytes per element (4 read, 2 written), with the addition 14 (8 read, 6 written); weights come from the L2 cache.
-// 128 bytes of shared memory; at most 64 registers, so that an SM holds 1024 threads.
+// Moves 6 bytes per element (4 read, 2 written), with the addition 14 (8 read, 6 written); weights come from the L2
+// cache. 128 bytes of shared memory; at most 64 registers, so that an SM holds 1024 threads.
 #include "common.cuh"
 
 namespace {

@@ -1,6 +1,6 @@
 // Between the QKV projection and attention: the optional RMS norms of query and key heads, their rotation by position
-// (RoFormer; Su et al., arXiv:2104.09864, which pairs element i of a head with element i + head_dim / 2), and the storing of
-// keys and values in the cache.
+// (RoFormer; Su et al., arXiv:2104.09864, which pairs element i of a head with element i + head_dim / 2), and the
+// storing of keys and values in the cache.
 //
 //   qkv [num_rows][num_q_heads + 2 * num_kv_heads][head_dim] f32: query heads, key heads, value heads
 //   angles [num_positions][cosines of head_dim / 2, sines of head_dim / 2] f32
@@ -12,7 +12,8 @@
 //   keys, values [num_blocks][num_kv_heads][block_size][head_dim] bf16, int8 or e4m3
 //   key_scales, value_scales [num_blocks][num_kv_heads][block_size] f32, not for bf16
 //
-// A row is stored in block slot / block_size, at position slot % block_size; slot NOWHERE: its key and value are not. A vector
+// A row is stored in block slot / block_size, at position slot % block_size; slot NOWHERE: its key and value are not. A
+// vector
 // of codes is scale * codes: scale = max|x| / 127 (e4m3: 448), and the codes are x / scale, rounded to even. So e4m3 neither
 // saturates nor underflows where a layer's values are large or small. A vector that is not finite gets the scale NaN,
 // whatever its codes; one whose scale has no inverse in f32 becomes 0.
@@ -23,8 +24,8 @@
 //   | 0 .. 7 | 8 .. 15 | ... | half .. half + 7 | ...        head_dim = 128: groups of 8 lanes, 4 heads in a warp
 //   | lane 0 | lane 1  | ... | lane 0           | ...
 //
-// Moves per element 4 bytes of qkv and 2 (codes: 1) of output; angles come from the L2 cache. No shared memory; at most 104
-// registers, so that an SM holds two blocks of 256 threads.
+// Moves per element 4 bytes of qkv and 2 (codes: 1) of output; angles come from the L2 cache. No shared memory; at most
+// 104 registers, so that an SM holds two blocks of 256 threads.
 #include "fp8.cuh"
 
 namespace {

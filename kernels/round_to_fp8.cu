@@ -3,16 +3,16 @@
 //   x [num_rows][width] bf16    codes [num_rows][width] e4m3    scales [num_rows] f32
 //
 // x = scale * code, rounded: scale = max|x| / 448 of the row, and the codes are x / scale, rounded to even. So a row's codes
-// depend on that row alone. A row that is not finite gets the scale NaN, whatever its codes; one whose scale has no inverse
-// in f32 becomes 0.
+// depend on that row alone. A row that is not finite gets the scale NaN, whatever its codes; one whose scale has no
+// inverse in f32 becomes 0.
 //
-// `width` is a multiple of 8. Grid (num_rows): a block has one row, and each thread its vectors of 8 elements, one block's
-// width apart. The first MAX_KEPT vectors of a thread stay in registers between the maximum and the rounding; wider rows are
-// read again, from the L1 cache. 256 threads keep 8192 elements, 1024 keep 32768. The number of threads does not change the
-// bits.
+// `width` is a multiple of 8. Grid (num_rows): a block has one row, and each thread its vectors of 8 elements, one
+// block's width apart. The first MAX_KEPT vectors of a thread stay in registers between the maximum and the rounding;
+// wider rows are read again, from the L1 cache. 256 threads keep 8192 elements, 1024 keep 32768. The number of threads
+// does not change the bits.
 //
-// Moves 3 bytes per element (2 read, 1 written). 128 bytes of shared memory; at most 64 registers, so that an SM holds 1024
-// threads.
+// Moves 3 bytes per element (2 read, 1 written). 128 bytes of shared memory; at most 64 registers, so that an SM holds
+// 1024 threads.
 #include "fp8.cuh"
 
 namespace {

@@ -8,11 +8,11 @@
 //   logits [num_rows][num_logits], num_logits = num_experts, or one more: that of the shared expert
 //   correction [num_experts], or null     num_rows: how many rows of the grid there are, in memory; null: all
 //
-// Of equal numbers, the first one is the larger one; NaN counts as -infinity, so that the experts of a row differ whatever the
-// logits are. A row beyond num_rows gets num_experts for each of its experts: none.
+// Of equal numbers, the first one is the larger one; NaN counts as -infinity, so that the experts of a row differ
+// whatever the logits are. A row beyond num_rows gets num_experts for each of its experts: none.
 //
-// Grid (rows), blocks of 32 threads, at most 1024 experts. route_grouped has num_experts + num_groups floats of dynamic shared
-// memory. A row reads its logits num_chosen times, from the L1 cache but for the first time. Not measured yet.
+// Grid (rows), blocks of 32 threads, at most 1024 experts. route_grouped has num_experts + num_groups floats of dynamic
+// shared memory. A row reads its logits num_chosen times, from the L1 cache but for the first time. Not measured yet.
 #include "common.cuh"
 
 namespace {

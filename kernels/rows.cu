@@ -10,8 +10,8 @@
 //   x, out [num_rows][width] f32, out of round_rows bf16    table [num_positions][width] bf16    positions [num_rows]
 //   out of place_columns [num_rows][out_width]    parts [num_ranks][part_len], out of sum_ranks [part_len]: grid (1, n)
 //
-// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. Moves 6, 12 and 10 bytes per element. No
-// shared memory. Not measured yet.
+// Grid (num_rows, n), any n: the blocks of a row share its vectors of 8 elements. Moves 6, 12 and 10 bytes per element.
+// No shared memory. Not measured yet.
 #include "common.cuh"
 
 KERNEL(round_rows, 1024)(bf16* __restrict__ out, const float* __restrict__ x, int width) {

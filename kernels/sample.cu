@@ -1,5 +1,5 @@
-// The next token of each row of logits: the most likely one, or one drawn from the softmax after top-k, top-p and min-p. The
-// tokens are those of crates/sampling/src/sampler.rs, whose steps and roundings these are.
+// The next token of each row of logits: the most likely one, or one drawn from the softmax after top-k, top-p and
+// min-p. The tokens are those of crates/sampling/src/sampler.rs, whose steps and roundings these are.
 //
 //   logits [num_rows][vocab_size] f32    rows [num_rows]: how to sample    tokens [num_rows] u32, or a code below
 //
@@ -11,14 +11,14 @@
 //   4. min-p: a logit
 //   5. the mass of each 64 tokens, in the order of the CPU; the token at the position of a random number
 //
-// Masses of histograms are integers of 2^-44, so that the order of additions does not matter. The CPU adds up floats: where
-// the share is reached so closely that the two may differ, the answer is ASK_HOST, and the host samples the row. That happens
-// to about one row in p * 2^19, where p is the probability of the last token in the nucleus.
+// Masses of histograms are integers of 2^-44, so that the order of additions does not matter. The CPU adds up floats:
+// where the share is reached so closely that the two may differ, the answer is ASK_HOST, and the host samples the row.
+// That happens to about one row in p * 2^19, where p is the probability of the last token in the nucleus.
 //
-// Grid (num_rows); dynamic shared memory for ceil(vocab_size / 64) doubles. Reads the logits twice without a cut, and once more
-// per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row. 24 KiB of static
-// shared memory. Measured on an H100 with one row of 128256 logits: 21 us greedy, 93 us for a draw from all tokens, and 620 us with
-// top-p if many logits are equal (docs/src/results-gpus.md).
+// Grid (num_rows); dynamic shared memory for ceil(vocab_size / 64) doubles. Reads the logits twice without a cut, and
+// once more per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row.
+// 24 KiB of static shared memory. Measured on an H100 with one row of 128256 logits: 21 us greedy, 93 us for a draw
+// from all tokens, and 620 us with top-p if many logits are equal (docs/src/results-gpus.md).
 #include "sampling.cuh"
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
@@ -105,8 +105,8 @@ __device__ __forceinline__ u64 block_reduce(u64 x, u64* scratch, Reduce reduce) 
     return all;
 }
 
-// Calls body(logit, id) for all tokens, in all lanes of a warp at a time. Beyond the last token the logit is -infinity, and id
-// vocab_size or more.
+// Calls body(logit, id) for all tokens, in all lanes of a warp at a time. Beyond the last token the logit is -infinity,
+// and id vocab_size or more.
 template <class Body>
 __device__ __forceinline__ void for_each_token(const float* logits, int vocab_size, Body body) {
     // With a counter besides `first`, registers spill on sm_86 and sm_89.
@@ -140,8 +140,10 @@ struct Histogram {
     Search* found;
 };
 
-// Adds the tokens of a warp to their bins. Most of them have one of few digits, and additions to one place wait for each other:
-// so the lanes with the same bin are added up first, for a few bins, and the rest add by themselves. A measure is below 2^45.
+// Adds the tokens of a warp to their bins. Most of them have one of few digits, and additions to one place wait for
+// each other:
+// so the lanes with the same bin are added up first, for a few bins, and the rest add by themselves. A measure is below
+// 2^45.
 __device__ __forceinline__ void add_to_bins(const Histogram& histogram, bool is_within, u32 bin, u64 measure) {
     constexpr int NUM_SHARED_BINS = 4, LOW_BITS = 22;
     const int lane = threadIdx.x % WARP_SIZE;
@@ -168,7 +170,8 @@ __device__ __forceinline__ void add_to_bins(const Histogram& histogram, bool is_
     }
 }
 
-// One warp finds the bin where the measure from the top reaches the target. Lane l sums bins that are below those of lane l - 1.
+// One warp finds the bin where the measure from the top reaches the target. Lane l sums bins that are below those of
+// lane l - 1.
 template <class Target>
 __device__ __forceinline__ void find_bin(const Histogram& histogram, Search before, bool is_first, Target target_of, int shift) {
     constexpr int LANE_BINS = NUM_BINS / WARP_SIZE;
@@ -193,8 +196,8 @@ __device__ __forceinline__ void find_bin(const Histogram& histogram, Search befo
     }
 }
 
-// The largest cut that keeps tokens with a measure of target_of(total) together, of those that `least` keeps, whose measure is
-// `total`: the target is above 0 and at most the total.
+// The largest cut that keeps tokens with a measure of target_of(total) together, of those that `least` keeps, whose
+// measure is `total`: the target is above 0 and at most the total.
 template <class Target, class Measure>
 __device__ __forceinline__ Search find_cut(const float* logits, int vocab_size, u64 least, const Histogram& histogram,
                                            Target target_of, Measure measure) {
@@ -245,8 +248,8 @@ __device__ __forceinline__ void find_masses(double* masses, const float* logits,
     }
 }
 
-// The token at `position` of the kept tokens, which are laid end to end in order of id. One warp: all lanes add up the same
-// masses one after the other, as the CPU does, and share the tokens of a block.
+// The token at `position` of the kept tokens, which are laid end to end in order of id. One warp: all lanes add up the
+// same masses one after the other, as the CPU does, and share the tokens of a block.
 __device__ __forceinline__ u32 draw(const double* masses, const float* logits, int vocab_size, Softmax softmax, u64 cut,
                                     double position) {
     const int num_blocks = (vocab_size + MASS_BLOCK - 1) / MASS_BLOCK, lane = threadIdx.x;

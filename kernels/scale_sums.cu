@@ -1,11 +1,12 @@
-// The scales of a product of FP8 weights with FP8 activations: out[row][i] = sums[row][i] * row_scales[row] * scales[i], or
-// that added to out[row][i]. cuBLASLt multiplies the codes; until CUDA 12.9 it knows one scale for a whole matrix only.
+// The scales of a product of FP8 weights with FP8 activations: out[row][i] = sums[row][i] * row_scales[row] *
+// scales[i], or that added to out[row][i]. cuBLASLt multiplies the codes; until CUDA 12.9 it knows one scale for a
+// whole matrix only.
 //
 //   sums, out [num_rows][n] f32    row_scales [num_rows] f32    scales [n] f32
 //
-// `n` is a multiple of 8. If nothing is added, `out` may be `sums`. Grid (num_rows, p), any p: the blocks of a row share its
-// vectors of 8 elements. Moves 8 bytes per output (4 read, 4 written), 12 if added; the scales come from the L2 cache. No
-// shared memory.
+// `n` is a multiple of 8. If nothing is added, `out` may be `sums`. Grid (num_rows, p), any p: the blocks of a row
+// share its vectors of 8 elements. Moves 8 bytes per output (4 read, 4 written), 12 if added; the scales come from the
+// L2 cache. No shared memory.
 #include "common.cuh"
 
 KERNEL(scale_sums, 1024)

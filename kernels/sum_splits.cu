@@ -1,5 +1,5 @@
-// Adds up the partial sums of quantised_gemm.cu: out[row] = partials[0][row] + partials[1][row] + ... + bias, or that added
-// to out[row].
+// Adds up the partial sums of quantised_gemm.cu: out[row] = partials[0][row] + partials[1][row] + ... + bias, or that
+// added to out[row].
 //
 //   partials [num_splits][m][n] f32    bias [n] f32, or null    out [m][n] f32
 //

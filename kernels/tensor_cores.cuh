@@ -31,7 +31,8 @@ __device__ __forceinline__ SharedAddress shared_address(const void* at) {
     return static_cast<u32>(__cvta_generic_to_shared(at));
 }
 
-// Keeps x in a register, whatever it was computed from, so that constants which are added to it become offsets in instructions.
+// Keeps x in a register, whatever it was computed from, so that constants which are added to it become offsets in
+// instructions.
 __device__ __forceinline__ u32 kept(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -42,8 +43,8 @@ __device__ __forceinline__ const unsigned char* kept(const unsigned char* x) {
     return x;
 }
 
-// Four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8i + j names row j of matrix i, 16 bytes at a multiple
-// of 16 bytes; lane l receives the elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of matrix i in r[i].
+// Four matrices of 8 x 8 elements of 16 bits from shared memory. Lane 8i + j names row j of matrix i, 16 bytes at a
+// multiple of 16 bytes; lane l receives the elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of matrix i in r[i].
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -73,8 +74,8 @@ __device__ __forceinline__ void cp_async_16_or_zeros(SharedAddress to, const voi
 // Makes a group of the copies of this thread since the last group.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the `num_pending` latest groups of this thread are not complete. Other threads see the copies after
-// a barrier.
+// Waits until at most the `num_pending` latest groups of this thread are not complete. Other threads see the copies
+// after a barrier.
 template <int num_pending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(num_pending) : "memory");

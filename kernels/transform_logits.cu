@@ -2,8 +2,8 @@
 //
 //   logits [num_rows][width] f32, changed in place    cap: the bound of their magnitude; 0: none
 //
-// Grid (num_rows, n), any n: the blocks of a row share its elements. Moves 8 bytes per element. No shared memory. Not measured
-// yet.
+// Grid (num_rows, n), any n: the blocks of a row share its elements. Moves 8 bytes per element. No shared memory. Not
+// measured yet.
 #include "common.cuh"
 
 KERNEL(transform_logits, 1024)(float* __restrict__ logits, float scale, float cap, int width) {

@@ -150,6 +150,9 @@ fn lines_of_prose_fit_a_window() {
             // Tables, drawings, pictures and addresses cannot be broken.
             let is_one_piece = ["|", "![", "http", "    "];
             let is_one_piece = is_one_piece.iter().any(|it| line.trim().contains(it));
+            // Names and their shapes are in columns there.
+            let is_column = is_of(&path, C) && text.trim().contains("  ");
+            let is_one_piece = is_one_piece || is_column;
             if !is_fenced && !is_one_piece && line.chars().count() > MAX_CHARS {
                 long.push(format!("{}:{number}", path.display()));
             }

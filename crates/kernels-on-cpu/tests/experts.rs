@@ -414,8 +414,8 @@ fn rows_are_sorted_by_their_experts_and_tiles_have_each_of_them_once() {
 /// A function of one number.
 type Function = fn(f64) -> f64;
 
-/// The gatings by their numbers: the functions of the gate, and behind them the clamped one. Without gates, functions have
-/// their numbers from [`WITHOUT_GATES`] on.
+/// The gatings by their numbers: the functions of the gate, and behind them the clamped one. Without gates, functions
+/// have their numbers from [`WITHOUT_GATES`] on.
 const ACTIVATIONS: [Function; 5] = [
     |x| x * sigmoid(x),
     |x| x * normal_distribution(x),

@@ -61,9 +61,8 @@ pub(super) fn load_on_gpu(
         Some(ranks) => ranks.bytes_of_own_host(of_all(of_rank)),
     };
     let pinned_bytes = on_this_host(host_bytes(model, &engine));
-    let gpu_bytes = on_this_host(
-        weight_bytes + kv_bytes(model, &engine) + state_bytes(model, &engine),
-    );
+    let gpu_bytes =
+        on_this_host(weight_bytes + kv_bytes(model, &engine) + state_bytes(model, &engine));
     let ((), reservation) = host_memory::reserve(|free| {
         let (available_bytes, limit) = available(ranks.as_ref(), free);
         let limit = limit.as_ref().map(|memory| memory as &dyn Display);
