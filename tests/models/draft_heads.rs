@@ -22,7 +22,7 @@ const RANDOM: [&str; 2] = ["draft-heads/random/model", "draft-heads/random/head"
 const SPECULATORS: &str = "draft-heads/random/speculators";
 const RIGHT: [&str; 2] = ["draft-heads/right/model", "draft-heads/right/head"];
 
-fn drafted(max_draft_tokens: u32) -> Option<Speculation> {
+pub fn drafted(max_draft_tokens: u32) -> Option<Speculation> {
     Some(Speculation {
         max_draft_tokens,
         prompt_lookup: None,
@@ -39,7 +39,7 @@ fn roomy(head: &'static str) -> Setup {
     }
 }
 
-fn greedy_requests(vocab_size: TokenId) -> Vec<Request> {
+pub fn greedy_requests(vocab_size: TokenId) -> Vec<Request> {
     let requests = requests_that_share().into_iter().map(|request| {
         let prompt: Vec<_> = request.prompt.iter().map(|it| it % vocab_size).collect();
         Request {
@@ -72,12 +72,17 @@ fn a_head_of_speculators_makes_the_drafts_of_an_implementation_without_a_cache()
 
 /// tests/fixtures/make_draft_head_fixtures.py has the implementation.
 fn makes_the_drafts_of(expected: &str, name: &str, head: &'static str) {
+    has_drafts_of(expected, name, &[roomy(head), chunked(roomy(head))]);
+}
+
+/// A head makes the drafts of a file, and no others where that has some.
+pub fn has_drafts_of(expected: &str, name: &str, setups: &[Setup]) {
     let text = fs::read_to_string(fixture(expected)).expect("it is there");
     let cases: Vec<Expected> = serde_json::from_str(&text).expect("JSON");
-    for setup in [roomy(head), chunked(roomy(head))] {
+    for setup in setups {
         let setup = Setup {
             speculation: drafted(4),
-            ..setup
+            ..setup.clone()
         };
         let mut runner = setup.load(name);
         let mut engine = Engine::new(setup.engine_config());

@@ -45,6 +45,7 @@ mod memory;
 #[path = "../support/missing.rs"]
 mod missing;
 mod moves;
+mod mtp_heads;
 mod quality;
 mod quantised;
 mod rank_adapters;

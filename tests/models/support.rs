@@ -91,6 +91,8 @@ pub struct Setup {
     pub draft_model: Option<&'static str>,
     /// The fixture of the draft head.
     pub draft_head: Option<&'static str>,
+    /// Whether the head for multi-token prediction in the checkpoint makes drafts.
+    pub has_mtp_head: bool,
     /// What steps are said to cost.
     pub step_cost: Option<StepCost>,
     /// Instruction set; `None` for the best one of the machine.
@@ -133,6 +135,7 @@ impl Default for Setup {
             speculation: None,
             draft_model: None,
             draft_head: None,
+            has_mtp_head: false,
             step_cost: None,
             simd: None,
             deterministic: false,
@@ -284,6 +287,9 @@ impl Setup {
         if let Some(draft_head) = self.draft_head {
             let drafted = source.with_draft_head(&fixture(draft_head));
             source = drafted.expect("the head is one of this model");
+        }
+        if self.has_mtp_head {
+            source = source.with_mtp_head().expect("the checkpoint has a head");
         }
         D::load(&source, self.runner_limits(), options).expect("the checkpoint loads")
     }

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: the same answers in fewer steps, whatever the head guesses."""
+"""EAGLE-3 heads, and heads for multi-token prediction: the same answers in fewer steps, whatever the head guesses."""
 
 import asyncio
 
@@ -20,6 +20,8 @@ RIGHT = {"draft_model_path": HEADS / "right" / "head"}
 RANDOM = {"draft_model_path": HEADS / "random" / "head"}
 SPECULATORS = {"draft_model_path": HEADS / "random" / "speculators"}
 PROMPT = [3, 9, 9, 30]
+# A head for multi-token prediction that is always right, in the checkpoint of its model.
+MTP = ROOT / "tests" / "fixtures" / "mtp" / "right"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,8 @@ def server(tmp_path_factory, deployment):
     add("plain_cycle", "right", {})
     add("cycle", "right", {**ALL, **RIGHT})
     add("cycle_overlap", "right", {**ALL, **RIGHT, **OVERLAP})
+    deployment.add_model(repository, "plain_mtp", {}, checkpoint=MTP)
+    deployment.add_model(repository, "mtp", {**ALL, "speculation": "mtp"}, checkpoint=MTP)
     add("plain", "random", {})
     add("head", "random", {**ALL, **RANDOM})
     add("speculators", "random", {**ALL, **SPECULATORS})
@@ -42,10 +46,11 @@ def server(tmp_path_factory, deployment):
         yield server
 
 
-@pytest.mark.parametrize("model", ["cycle", "cycle_overlap"])
+@pytest.mark.parametrize("model", ["cycle", "cycle_overlap", "mtp"])
 def test_a_text_is_the_same_in_fewer_steps(server, model):
+    without = "plain_mtp" if model == "mtp" else "plain_cycle"
     options = {"max_tokens": 43, "ignore_eos": True, "return_cumulative_logprob": True}
-    plain = generate_stream(server, "plain_cycle", PROMPT, **options)
+    plain = generate_stream(server, without, PROMPT, **options)
     answer = generate_stream(server, model, PROMPT, return_perf_metrics=True, **options)
     assert (answer.ids, answer.finish_reason) == (plain.ids, plain.finish_reason)
     assert answer.last.tensors["cumulative_logprob"] == plain.last.tensors["cumulative_logprob"]

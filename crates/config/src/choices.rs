@@ -312,6 +312,8 @@ pub enum SpeculationKind {
     DraftModel,
     /// Draft tokens given by requests, or else by an EAGLE-3 head.
     Eagle3,
+    /// Draft tokens given by requests, or else by the checkpoint's head for multi-token prediction.
+    Mtp,
 }
 
 impl SpeculationKind {
@@ -322,11 +324,22 @@ impl SpeculationKind {
         ("prompt_lookup", Self::PromptLookup),
         ("draft_model", Self::DraftModel),
         ("eagle3", Self::Eagle3),
+        ("mtp", Self::Mtp),
     ];
 
-    /// Whether a model or a head of its own makes draft tokens: one with a `draft_model_path`.
+    /// Whether a model or a head makes draft tokens.
     pub fn is_by_model(self) -> bool {
+        self.has_path() || self == Self::Mtp
+    }
+
+    /// Whether that is at `draft_model_path`.
+    pub fn has_path(self) -> bool {
         matches!(self, Self::DraftModel | Self::Eagle3)
+    }
+
+    /// Whether draft tokens follow hidden states of the model.
+    pub fn is_by_head(self) -> bool {
+        matches!(self, Self::Eagle3 | Self::Mtp)
     }
 
     /// Its name.

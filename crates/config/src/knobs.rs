@@ -137,8 +137,8 @@ pub(super) fn knobs() -> Vec<Knob> {
              `draft_input_ids`: guesses are given by requests. `prompt_lookup`: for requests that give none, the \
              tokens that followed an earlier occurrence of the last tokens in the prompt or output. `draft_model`: for \
              requests that give none, those of the model at `draft_model_path`. `eagle3`: the same by the EAGLE-3 head at \
-             `draft_model_path`. Responses are \
-             bit-identical to those with `none`. See [Speculation](speculation.md).",
+             `draft_model_path`. `mtp`: the same by the head for multi-token prediction in the model's checkpoint. \
+             Responses are bit-identical to those with `none`. See [Speculation](speculation.md).",
         ),
         knob(
             "draft_model_path",
@@ -784,6 +784,7 @@ mod tests {
                 "PROMPT_LOOKUP",
                 "draft_model",
                 "eagle3",
+                "mtp",
             ],
             &["medusa", "true", ""],
         ),

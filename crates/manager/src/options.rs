@@ -65,7 +65,7 @@ pub struct ManagerOptions {
     /// Whether two micro-batches take turns, so that the host works on one while the other is computed.
     #[serde(default)]
     pub enable_trt_overlap: Option<bool>,
-    /// `none`, `draft_input_ids`, `prompt_lookup`, `draft_model` or `eagle3`.
+    /// `none`, `draft_input_ids`, `prompt_lookup`, `draft_model`, `eagle3` or `mtp`.
     #[serde(default)]
     pub speculation: Option<String>,
     /// The folder of a smaller model with the same tokens, for `speculation: draft_model`; of a head for `eagle3`.
@@ -169,6 +169,7 @@ impl ManagerOptions {
             SpeculationKind::DraftModel => {
                 open_with_draft_model(path, path, self.draft_model_path.as_deref())?
             }
+            SpeculationKind::Mtp => ModelSource::open(path)?.with_mtp_head()?,
             _ => ModelSource::open(path)?,
         };
         let model = ConfiguredModel {
@@ -241,6 +242,7 @@ impl ManagerOptions {
                     ("prompt_lookup", SpeculationKind::PromptLookup),
                     ("draft_model", SpeculationKind::DraftModel),
                     ("eagle3", SpeculationKind::Eagle3),
+                    ("mtp", SpeculationKind::Mtp),
                 ],
             )?,
             ..settings

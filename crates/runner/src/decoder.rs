@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use super::alibi;
-use super::draft_head::StateTap;
+use super::draft_head::{SharedWeights, StateTap};
 use super::experts_block::{ExpertsBlockBuffers, ExpertsBlockWeights};
 use super::feed_forward_weights::{DenseWeights, FeedForwardWeights};
 use super::latent::{LatentBuffers, LatentStep};
@@ -40,7 +40,7 @@ use super::state_slots::StateSlots;
 use super::weights::{Layer, Weights};
 use inflight_base::LoadError;
 use inflight_device::{
-    AdapterRun, Device, EmbeddingTable, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape,
+    AdapterRun, Device, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape, Linear,
     LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, Routing,
     StateOps, StepInputs, TileOps,
 };
@@ -145,6 +145,37 @@ impl<D: Device> Decoder<D> {
         device: &mut D,
         ranks: Option<D::Ranks>,
     ) -> Result<Self, LoadError> {
+        let load = |device: &mut D| Weights::load(source, limits.weights, part, device);
+        let parts = [source.spec(), spec];
+        let mut decoder = Self::with_weights(parts, part, limits, device, ranks, load)?;
+        if let Some(head) = source.draft_head() {
+            let ops = draft_head_ops::<D>(ranks.is_some())?;
+            decoder.tap = Some(StateTap::new(head, limits, device, ops)?);
+        }
+        Ok(decoder)
+    }
+
+    /// Sizes layers for `limits` that begin with [rows that they are given](Decoder::hidden_mut). `load` loads their
+    /// weights.
+    pub(super) fn of_layers(
+        spec: &ModelSpec,
+        limits: &RunnerLimits,
+        device: &mut D,
+        load: impl FnOnce(&mut D) -> Result<Weights<D>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let part = ModelPart::of_rank(1.into(), 0, spec, None)?;
+        Self::with_weights([spec; 2], &part, limits, device, None, load)
+    }
+
+    /// `specs` are those of the whole model and of the part of a rank.
+    fn with_weights(
+        [whole, spec]: [&ModelSpec; 2],
+        part: &ModelPart,
+        limits: &RunnerLimits,
+        device: &mut D,
+        ranks: Option<D::Ranks>,
+        load: impl FnOnce(&mut D) -> Result<Weights<D>, LoadError>,
+    ) -> Result<Self, LoadError> {
         let max_rows = limits.max_num_tokens.index();
         let states = match spec.pooling {
             Some(_) => Some(pooling_ops::<D>()?),
@@ -166,7 +197,7 @@ impl<D: Device> Decoder<D> {
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = Gates::new(device, spec, max_rows)?;
-        let weights = Weights::load(source, limits.weights, part, device)?;
+        let weights = load(device)?;
         let vocabulary = match &part.share {
             Some(share) if !share.is_whole() => {
                 let ranks = ranks.ok_or_else(alone)?;
@@ -208,7 +239,7 @@ impl<D: Device> Decoder<D> {
             slopes: match spec.slope_factor {
                 Some(factor) => {
                     // Those of a rank's heads among all of the model's.
-                    let slopes = alibi::slopes(source.spec().num_heads);
+                    let slopes = alibi::slopes(whole.num_heads);
                     let own = match &part.share {
                         Some(share) => share.heads.queries.clone(),
                         None => 0..slopes.len(),
@@ -224,7 +255,7 @@ impl<D: Device> Decoder<D> {
             vocabulary,
             residual: ResidualStream::new(device, max_rows, spec, num_tiles)?,
             row_norm: match &part.share {
-                Some(share) => RowNorm::new(device, ranks, max_rows, source.spec(), share)?,
+                Some(share) => RowNorm::new(device, ranks, max_rows, whole, share)?,
                 None => None,
             },
             buffers,
@@ -238,15 +269,7 @@ impl<D: Device> Decoder<D> {
             experts_block,
             gates,
             mixture,
-            tap: match source.draft_head() {
-                Some(head) => Some(StateTap::new(
-                    head,
-                    limits,
-                    device,
-                    draft_head_ops::<D>(ranks.is_some())?,
-                )?),
-                None => None,
-            },
+            tap: None,
         })
     }
 
@@ -289,7 +312,7 @@ impl<D: Device> Decoder<D> {
             probe,
             adapters: inputs.adapters,
         };
-        let mut num_rows = inputs.token_ids.len();
+        let num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         if let Some(ranks) = self.previous_stage {
             self.residual.receive(run.device, ranks, num_rows);
@@ -324,8 +347,47 @@ impl<D: Device> Decoder<D> {
             self.residual.norm(run, num_rows, None);
             layer_inputs.begin(run, step, num_rows, self.residual.normed(), of_layers);
         }
+        self.layers(run, cache, step, inputs);
+    }
+
+    /// Where [layers](Decoder::of_layers) find the rows that they begin with, `[max_num_tokens, hidden_size]`.
+    pub(super) fn hidden_mut(&mut self) -> &mut D::Sums {
+        self.residual.hidden_mut()
+    }
+
+    /// Computes a step of [layers](Decoder::of_layers): as [`Decoder::forward`] behind the embedding.
+    pub(super) fn compute_layers(
+        &mut self,
+        device: &mut D,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'_>,
+        probe: &mut impl Probe,
+    ) {
+        let run = &mut Probed {
+            device,
+            ranks: self.ranks,
+            probe,
+            adapters: inputs.adapters,
+        };
+        self.layers(run, cache, step, inputs);
+    }
+
+    fn layers<'a, P: Probe>(
+        &mut self,
+        run: &mut Probed<'a, D, P>,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'a>,
+    ) {
+        if let Some(recurrence) = &mut self.recurrence {
+            recurrence.begin(run.device, inputs);
+        }
+        let mut num_rows = inputs.token_ids.len();
+        let weights = &self.weights;
         let first = weights.layers[0].norms.first();
         self.residual.norm(run, num_rows, first);
+        let reads_output = self.tap.as_ref().is_some_and(StateTap::reads_output);
         let num_layers = weights.layers.len();
         for index in 0..num_layers {
             if let Some(tap) = &mut self.tap {
@@ -333,7 +395,8 @@ impl<D: Device> Decoder<D> {
             }
             self.attend(run, cache, step, inputs, index);
             let is_last = self.next_stage.is_none() && index + 1 == num_layers;
-            if is_last {
+            let keeps_rows = is_last && !reads_output;
+            if keeps_rows {
                 // The cache is complete. From here on only the kept rows matter.
                 num_rows = inputs.kept_rows.len();
                 if num_rows == 0 {
@@ -350,7 +413,14 @@ impl<D: Device> Decoder<D> {
                 }
                 run.adapters = inputs.kept_adapters;
             }
-            self.end_layer(run, index, num_rows, is_last);
+            self.end_layer(run, index, num_rows, keeps_rows);
+        }
+        if let Some(tap) = self.tap.as_mut().filter(|_| reads_output) {
+            tap.read_output(run.device, num_rows, self.residual.normed());
+            if inputs.kept_rows.is_empty() {
+                return;
+            }
+            self.residual.keep_normed_rows(run.device, step);
         }
         if let Some(ranks) = self.next_stage {
             self.residual.send(run.device, ranks, num_rows);
@@ -448,9 +518,23 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// The rows of the token embedding. Only in the first stage.
-    pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
-        self.weights.embedding()
+    /// What a draft head may compute with. Only for a model that generates, in one stage.
+    pub(super) fn shared_weights(&self) -> SharedWeights<'_, D> {
+        SharedWeights {
+            embedding: self.weights.embedding(),
+            output_layer: self.weights.output_layer(),
+            transform: self.logits,
+        }
+    }
+
+    /// What the output layer reads of the kept rows: their normalised form.
+    pub(super) fn normed(&self) -> &D::Inputs {
+        self.residual.normed()
+    }
+
+    /// The output layer, if it has one.
+    pub(super) fn own_output_layer(&self) -> Option<&Linear<D>> {
+        self.weights.lm_head()
     }
 
     /// Whether it has the output layer: it is the last stage of a model that generates.
@@ -619,7 +703,7 @@ impl<D: Device> Decoder<D> {
         run: &mut Probed<'_, D, P>,
         index: usize,
         num_rows: usize,
-        is_last: bool,
+        has_kept_rows: bool,
     ) {
         let Weights { layers, head, .. } = &self.weights;
         let layer = &layers[index];
@@ -679,7 +763,7 @@ impl<D: Device> Decoder<D> {
             }
             (Norms::OfOne { norm, .. }, (None, Some(weights))) => {
                 // The normalised input is still there, unless rows have moved since.
-                if is_last {
+                if has_kept_rows {
                     residual.norm(run, num_rows, Some(norm));
                 }
                 let (mixture, norms) = (self.mixture.as_mut(), [None, next]);
@@ -696,7 +780,7 @@ impl<D: Device> Decoder<D> {
             ) => {
                 // What attention has read is there, unless rows have moved since.
                 let norm = feed_forward.as_ref();
-                if let Some(norm) = norm.or(is_last.then_some(attention)) {
+                if let Some(norm) = norm.or(has_kept_rows.then_some(attention)) {
                     residual.norm(run, num_rows, Some(norm));
                 }
                 feed_forward_up(run, num_rows, residual, dense, inner);

@@ -24,7 +24,7 @@
 //! runner.rs       Runner: what computes the steps of an instance
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
 //! block_moves.rs  moves of KV blocks, as a device makes them
-//! draft_head/     an EAGLE-3 head that guesses the next tokens
+//! draft_head/     heads that guess the next tokens: EAGLE-3, multi-token prediction
 //! draft_model.rs  a smaller model that guesses the next tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step

@@ -343,7 +343,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     pub fn make_drafts(&mut self, step: &mut Step) -> Result<(), StepError> {
         if let Some(draft_head) = &mut self.draft_head {
             let decoder = &self.decoder;
-            return draft_head.make(step, || decoder.embedding());
+            return draft_head.make(step, || decoder.shared_weights());
         }
         match &mut self.draft_model {
             Some(draft_model) => draft_model.make(step),

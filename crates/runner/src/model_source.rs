@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ use inflight_device_cpu::Cpu;
 ///
 /// Kept as long as instances may be added, each of which reads the weights again.
 pub struct ModelSource {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
     draft_model: Option<Box<ModelSource>>,
@@ -171,7 +171,7 @@ impl ModelSource {
         // An unsupported quantisation is reported here, and not when the weights are read.
         checkpoint.store()?;
         Ok(Self {
-            checkpoint,
+            checkpoint: Arc::new(checkpoint),
             spec,
             end_ids,
             weight_cache: None,
@@ -229,9 +229,22 @@ impl ModelSource {
     /// both.
     ///
     /// # Errors
-    /// As [`HeadSource::open`].
+    /// A file is missing or damaged, or describes no head for this model, or one that is not supported.
     pub fn with_draft_head(self, dir: &Path) -> Result<Self, LoadError> {
-        let head = HeadSource::open(dir, &self.spec)?;
+        let head = HeadSource::open_eagle(dir, &self.spec)?;
+        Ok(Self {
+            draft_head: Some(Box::new(head)),
+            ..self
+        })
+    }
+
+    /// The same model with the head for multi-token prediction of its checkpoint, which makes drafts for it. A runner
+    /// on a CPU loads both.
+    ///
+    /// # Errors
+    /// The family is not known to have such heads, or the checkpoint has none.
+    pub fn with_mtp_head(self) -> Result<Self, LoadError> {
+        let head = HeadSource::find_mtp(&self.checkpoint, &self.spec)?;
         Ok(Self {
             draft_head: Some(Box::new(head)),
             ..self
@@ -308,7 +321,7 @@ impl ModelSource {
             None => 0,
         };
         let of_head = match self.draft_head() {
-            Some(head) => head.num_weight_bytes()?,
+            Some(head) => head.num_weight_bytes(precision)?,
             None => 0,
         };
         let own = sources.num_bytes::<Cpu>(precision, num_stages);

@@ -33,6 +33,17 @@ impl<'a> ModelTensors<'a> {
         }
     }
 
+    /// The weights of a head of a model in the same safetensors: the names of both begin alike.
+    pub(super) fn of_head(spec: &'a ModelSpec, model: &ModelSpec, store: Store<'a>) -> Self {
+        let names = ModuleNames::find(model, |module| store.has(&format!("{module}.weight")));
+        Self {
+            spec,
+            store,
+            gguf: None,
+            names: Some(names),
+        }
+    }
+
     /// The weights of a linear layer or of the embedding, `[num_rows, num_columns]`.
     ///
     /// # Errors

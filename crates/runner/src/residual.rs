@@ -106,6 +106,11 @@ impl<D: Device> ResidualStream<D> {
         &self.hidden
     }
 
+    /// The rows themselves, to begin with.
+    pub fn hidden_mut(&mut self) -> &mut D::Sums {
+        &mut self.hidden
+    }
+
     /// The rows as they were normalised last.
     pub fn normed(&self) -> &D::Inputs {
         &self.normed
@@ -561,6 +566,11 @@ impl<D: Device> ResidualStream<D> {
         device.keep_rows(step, &mut self.hidden, attended);
     }
 
+    /// Keeps a step's kept rows, and their normalised form.
+    pub fn keep_normed_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
+        device.keep_rows(step, &mut self.hidden, &mut self.normed);
+    }
+
     fn norm_ended<P: Probe>(&self, run: &mut Probed<'_, D, P>, num_rows: usize) {
         // f32 in, bf16 out.
         run.probe.ended(Operation::Norm, || {
@@ -734,7 +744,7 @@ pub(super) fn adapted_rows(runs: &[AdapterRun], place: Option<usize>) -> Option<
 }
 
 /// A norm of the residual stream.
-fn norm_of<'a, D: Device>(
+pub(super) fn norm_of<'a, D: Device>(
     spec: &NormSpec,
     weights: Option<&'a NormWeights<D>>,
 ) -> Norm<'a, D::Vector> {

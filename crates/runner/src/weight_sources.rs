@@ -206,16 +206,8 @@ impl<'a> WeightSources<'a> {
                 .layer_inputs
                 .as_ref()
                 .map_or(0, |it| bytes(&it.embedding));
-        let projections = self.projections();
-        let projection_bytes = projections.map(|(projection, is_stacked)| {
-            let form = projection.form(precision, D::HAS_FP8);
-            match D::STACKS.filter(|_| is_stacked) {
-                Some(stacks) => form.num_stacked_bytes::<D>(stacks, &projection.matrices),
-                None => form.num_bytes::<D>(&projection.matrices),
-            }
-        });
         let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes::<D>(matrix));
-        embedding_bytes + output_bytes + projection_bytes.sum::<u64>()
+        embedding_bytes + output_bytes + num_bytes::<D>(self.projections(), precision)
     }
 
     /// The widths of the matrices that are quantised once they are packed, but for stacked experts.
@@ -239,7 +231,11 @@ impl<'a> WeightSources<'a> {
 }
 
 impl<'a> LayerSource<'a> {
-    fn find(
+    /// Finds all weights of a layer.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has another shape or a type that is not supported.
+    pub(super) fn find(
         tensors: &ModelTensors<'a>,
         spec: &ModelSpec,
         index: usize,
@@ -368,6 +364,11 @@ impl<'a> LayerSource<'a> {
         })
     }
 
+    /// Bytes of its weights once they are packed, if float weights are rounded to `precision`.
+    pub(super) fn num_bytes<D: Device>(&self, precision: Option<WeightPrecision>) -> u64 {
+        num_bytes::<D>(self.projections(), precision)
+    }
+
     fn share(self, share: &ModelShare, spec: &LayerSpec, head_dim: usize) -> Self {
         let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let queries = vec![of_heads(&share.heads.queries)];
@@ -441,6 +442,21 @@ impl<'a> LayerSource<'a> {
             .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }
+}
+
+/// Bytes of projections once they are packed, if float weights are rounded to `precision`; a device may stack some.
+fn num_bytes<'p, 'a: 'p, D: Device>(
+    projections: impl Iterator<Item = (&'p ProjectionSource<'a>, bool)>,
+    precision: Option<WeightPrecision>,
+) -> u64 {
+    let bytes = projections.map(|(projection, is_stacked)| {
+        let form = projection.form(precision, D::HAS_FP8);
+        match D::STACKS.filter(|_| is_stacked) {
+            Some(stacks) => form.num_stacked_bytes::<D>(stacks, &projection.matrices),
+            None => form.num_bytes::<D>(&projection.matrices),
+        }
+    });
+    bytes.sum()
 }
 
 /// The learned positions that sequences may have, behind the row of padding if there is one.

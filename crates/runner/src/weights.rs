@@ -234,6 +234,20 @@ impl<D: Device> Weights<D> {
         Ok(weights)
     }
 
+    /// The weights of layers that begin with rows that they are given, and of what is behind them.
+    pub(super) fn of_layers(layers: Vec<Layer<D>>, head: Head<D>) -> Self {
+        Self {
+            embedding: None,
+            embedding_projection: None,
+            positions: None,
+            types: Vec::new(),
+            embedding_norm: None,
+            layer_inputs: None,
+            layers,
+            head: Some(head),
+        }
+    }
+
     /// The rows of learned positions.
     pub(super) fn positions(&self) -> Option<&Positions<D>> {
         self.positions.as_ref()
@@ -292,7 +306,7 @@ impl WeightSources<'_> {
 }
 
 impl LayerSource<'_> {
-    fn load<D: Device>(self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
+    pub(super) fn load<D: Device>(self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
         Ok(Layer {
             norms: self.norms.try_map(|norm| norm.load(packer))?,
             qkv: match &self.qkv {

@@ -102,6 +102,9 @@ pub fn open_model_source(
                     let head_dir = head_dir.map(|path| folder.join(path));
                     open_with_draft_head(&dir, head_dir.as_deref())
                 }
+                Task::Generate if settings.speculation == SpeculationKind::Mtp => {
+                    ModelSource::open(&dir)?.with_mtp_head()
+                }
                 Task::Generate => ModelSource::open(&dir),
                 Task::Embed => {
                     ModelSource::open_embedder(&dir, settings.pooling, settings.normalize)
@@ -159,7 +162,7 @@ pub(crate) fn check_draft_model_path(
     kind: SpeculationKind,
     has_path: bool,
 ) -> Result<(), LoadError> {
-    match has_path && !kind.is_by_model() {
+    match has_path && !kind.has_path() {
         false => Ok(()),
         true => Err(LoadError::Config {
             problem: "draft_model_path is set, and speculation is not draft_model or eagle3"

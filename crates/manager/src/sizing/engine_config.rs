@@ -397,13 +397,14 @@ pub(crate) fn speculation(settings: &Settings) -> Option<Speculation> {
         max_draft_tokens: settings.max_draft_tokens,
         prompt_lookup,
         has_draft_model: settings.speculation.is_by_model(),
-        recomputes_drafts: settings.speculation == SpeculationKind::Eagle3,
+        recomputes_drafts: settings.speculation.is_by_head(),
     };
     match settings.speculation {
         SpeculationKind::None => None,
-        SpeculationKind::DraftInputIds | SpeculationKind::DraftModel | SpeculationKind::Eagle3 => {
-            Some(with(None))
-        }
+        SpeculationKind::DraftInputIds
+        | SpeculationKind::DraftModel
+        | SpeculationKind::Eagle3
+        | SpeculationKind::Mtp => Some(with(None)),
         SpeculationKind::PromptLookup => Some(with(Some(lookup))),
     }
 }

@@ -1,31 +1,21 @@
 //! The drafts of a step.
 
+use super::head_layer::{HeadLayer, HeadOutputs, HeadStep};
+use super::shared::SharedWeights;
 use super::source::HeadSource;
 use super::state_store::StateStore;
-use super::weights::HeadWeights;
 use crate::block_moves::move_device_blocks;
 use crate::draft_model::{most_likely, places_of};
-use crate::layer_attention::{kv_layouts, upload_angles};
+use crate::layer_attention::kv_layouts;
 use crate::limits::RunnerLimits;
 use inflight_base::{BlockId, LoadError, StepError, TokenId, Tokens};
-use inflight_device::{
-    AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadBiases, HeadShape,
-    InnerActivation, KvSpan, LayerGroups, LogitsTransform, Norm, Output, RopeParams, StateOps,
-    StepCapacity, StepInputs,
-};
+use inflight_device::{AdapterCapacity, Device, KvSpan, LayerGroups, StepCapacity, StepInputs};
 use inflight_engine::{DraftsToMake, Step};
 
 /// A head on a device, with a KV cache of one layer, and the states of the model.
 pub(crate) struct DraftHead<D: Device> {
     device: D,
-    ops: D::States,
-    weights: HeadWeights<D>,
-    angles: D::Angles,
-    heads: HeadShape,
-    attention: AttentionParams,
-    norm_eps: f32,
-    /// Whether its layer adds to the states as their norm leaves them.
-    adds_to_normed: bool,
+    layer: HeadLayer<D>,
     width: usize,
     limits: RunnerLimits,
     cache: D::KvCache,
@@ -33,7 +23,8 @@ pub(crate) struct DraftHead<D: Device> {
     states: StateStore,
     /// Of the step that the model computes.
     new_states: Vec<f32>,
-    buffers: Buffers<D>,
+    /// `[max_num_requests, draft_vocab_size]`.
+    logits: D::Logits,
     pass: Pass,
     /// The drafts of a step, one sequence after the other.
     drafts: Vec<TokenId>,
@@ -41,18 +32,6 @@ pub(crate) struct DraftHead<D: Device> {
     own_states: Vec<f32>,
     /// The rows of the pass, `[num_wanted, width]`.
     out_states: Vec<f32>,
-}
-
-/// Activations, each `[max_num_tokens, width]`.
-struct Buffers<D: Device> {
-    embedded: D::Sums,
-    hidden: D::Sums,
-    normed: D::Inputs,
-    qkv: D::Sums,
-    q: D::Inputs,
-    attended: D::Inputs,
-    inner: D::Inputs,
-    logits: D::Logits,
 }
 
 /// Tokens that are computed together.
@@ -80,7 +59,7 @@ impl<D: Device> DraftHead<D> {
     ) -> Result<Self, LoadError> {
         let spec = source.spec();
         let mut device = D::open(options)?;
-        let weights = HeadWeights::load(source, limits.weights, &mut device)?;
+        let layer = HeadLayer::load(source, limits, &mut device, ops)?;
         let layouts = kv_layouts(spec, limits.block_size, limits.kv_dtype);
         let groups = LayerGroups::one(1);
         let cache = device.alloc_kv_cache(&layouts, &groups, limits.num_blocks.index())?;
@@ -100,46 +79,15 @@ impl<D: Device> DraftHead<D> {
                 num_layer_groups: 1,
             },
         )?;
-        let heads = spec.head_shape(0);
-        let attention = &spec.layers[0].attention;
-        let max_seq_len = limits.max_seq_len;
-        let ropes = [(&attention.rope, spec.head_dim)];
-        let mut angles = upload_angles(&mut device, spec, &ropes, max_seq_len, max_seq_len)?;
-        let Some(angles) = angles.pop() else {
-            unreachable!("there is one table for each position embedding")
-        };
         let width = spec.hidden_size;
+        let num_logits = max_sequences.min(max_rows);
         Ok(Self {
-            angles,
-            heads,
-            attention: AttentionParams {
-                shape: heads,
-                scale: attention.scale,
-                soft_cap: attention.soft_cap,
-                window: None,
-                chunk: None,
-                is_bidirectional: false,
-                num_sinks: 0,
-                shifts_sinks: false,
-            },
-            norm_eps: spec.norm.eps,
-            adds_to_normed: source.adds_to_normed(),
+            logits: device.alloc_logits(num_logits, source.draft_vocab_size())?,
+            layer,
             width,
             states: StateStore::new(width, limits)?,
             new_states: Vec::new(),
-            buffers: Buffers {
-                embedded: device.alloc_sums(max_rows, width)?,
-                hidden: device.alloc_sums(max_rows, width)?,
-                normed: device.alloc_inputs(max_rows, width)?,
-                qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
-                q: device.alloc_inputs(max_rows, heads.q_len())?,
-                attended: device.alloc_inputs(max_rows, heads.q_len())?,
-                inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
-                logits: device
-                    .alloc_logits(max_sequences.min(max_rows), source.draft_vocab_size())?,
-            },
             limits: limits.clone(),
-            weights,
             cache,
             host_blocks,
             pass: Pass::default(),
@@ -147,7 +95,6 @@ impl<D: Device> DraftHead<D> {
             own_states: Vec::new(),
             out_states: Vec::new(),
             device,
-            ops,
         })
     }
 
@@ -158,14 +105,14 @@ impl<D: Device> DraftHead<D> {
             .store(inputs.spans, inputs.block_tables, &self.new_states);
     }
 
-    /// Makes the block moves of a step, and the drafts that it asks for. `embedding` is that of the model.
+    /// Makes the block moves of a step, and the drafts that it asks for. `shared` are weights of the model.
     ///
     /// # Errors
     /// The device has failed.
     pub(crate) fn make<'e>(
         &mut self,
         step: &mut Step,
-        embedding: impl Fn() -> EmbeddingTable<'e, D>,
+        shared: impl Fn() -> SharedWeights<'e, D>,
     ) -> Result<(), StepError>
     where
         D: 'e,
@@ -193,7 +140,7 @@ impl<D: Device> DraftHead<D> {
                 let room = self.limits.max_num_tokens.index() - self.pass.token_ids.len();
                 let (now, later) = tokens.split_at(room.min(tokens.len()));
                 if now.is_empty() || self.overlaps(table, position, now.len()) {
-                    self.compute(&all, tables, embedding())?;
+                    self.compute(&all, tables, shared())?;
                     continue;
                 }
                 for state in position - 1..position - 1 + now.len() {
@@ -205,7 +152,7 @@ impl<D: Device> DraftHead<D> {
             }
             self.pass.want((index, places[index].start));
         }
-        self.compute(&all, tables, embedding())?;
+        self.compute(&all, tables, shared())?;
         let most = all.iter().map(|it| it.num_drafts).max().unwrap_or(0) as usize;
         for pass in 1..most {
             for (index, to_make) in all.iter().enumerate() {
@@ -220,7 +167,7 @@ impl<D: Device> DraftHead<D> {
                 self.push(to_make, table_of(to_make, tables), &[before], position);
                 self.pass.want((index, place));
             }
-            self.compute(&all, tables, embedding())?;
+            self.compute(&all, tables, shared())?;
         }
         step.set_drafts(&self.drafts);
         Ok(())
@@ -268,13 +215,12 @@ impl<D: Device> DraftHead<D> {
         &mut self,
         all: &[DraftsToMake<'_>],
         block_tables: &[BlockId],
-        embedding: EmbeddingTable<'_, D>,
+        shared: SharedWeights<'_, D>,
     ) -> Result<(), StepError> {
-        let num_wanted = self.forward(block_tables, embedding);
+        let num_wanted = self.forward(block_tables, shared);
         if num_wanted > 0 {
-            let results = self.device.results(&mut self.buffers.logits, num_wanted)?;
-            let tokens = self.weights.tokens.as_deref();
-            let token_of = |own: u32| tokens.map_or(own, |tokens| tokens[own as usize]);
+            let results = self.device.results(&mut self.logits, num_wanted)?;
+            let token_of = |own: u32| self.layer.token_of(own);
             let rows = results
                 .logits
                 .chunks_exact(results.logits.len() / num_wanted);
@@ -292,86 +238,42 @@ impl<D: Device> DraftHead<D> {
     }
 
     /// The forward pass. Returns the number of rows of logits.
-    fn forward(&mut self, block_tables: &[BlockId], embedding: EmbeddingTable<'_, D>) -> usize {
+    fn forward(&mut self, block_tables: &[BlockId], shared: SharedWeights<'_, D>) -> usize {
         let Self {
             device,
-            ops,
-            weights,
+            layer,
             cache,
-            buffers,
+            logits,
             pass,
+            out_states,
             ..
         } = self;
         let num_wanted = pass.kept_rows.len();
-        let num_rows = pass.token_ids.len();
         let sampled_rows: Vec<_> = (0..num_wanted as u32).collect();
-        let step = device.begin_step(
+        let inputs = StepInputs {
+            token_ids: &pass.token_ids,
+            spans: &pass.spans,
+            block_tables,
+            kept_rows: &pass.kept_rows,
+            sampled_rows: &sampled_rows,
+            ..StepInputs::default()
+        };
+        let step = device.begin_step(cache, inputs);
+        out_states.resize(num_wanted * self.width, 0.0);
+        layer.compute(
+            device,
             cache,
-            StepInputs {
-                token_ids: &pass.token_ids,
-                spans: &pass.spans,
-                block_tables,
-                kept_rows: &pass.kept_rows,
-                sampled_rows: &sampled_rows,
-                ..StepInputs::default()
+            HeadStep {
+                step: &step,
+                inputs,
+                states: &pass.states,
+                shared,
+            },
+            HeadOutputs {
+                logits,
+                states: out_states,
             },
         );
-        let Buffers {
-            embedded,
-            hidden,
-            normed,
-            qkv,
-            q,
-            attended,
-            inner,
-            logits,
-        } = buffers;
-        let eps = self.norm_eps;
-        let rms = |weight| Norm::Rms { weight, eps };
-        let embedding = match &weights.embedding {
-            Some(own) => EmbeddingTable::Own(own),
-            None => embedding,
-        };
-        device.embed(&step, embedding, 1.0, embedded);
-        ops.write_sums(device, &pass.states, hidden);
-        let [of_embeddings, of_states] = &weights.input_norms;
-        device.norm(num_rows, embedded, rms(of_embeddings), normed);
-        device.project(num_rows, normed, &weights.qkv[0], Output::Store, None, qkv);
-        match self.adds_to_normed {
-            true => ops.norm_in_place(device, num_rows, hidden, rms(of_states), normed),
-            false => device.norm(num_rows, hidden, rms(of_states), normed),
-        }
-        device.project(num_rows, normed, &weights.qkv[1], Output::Add, None, qkv);
-        let rope = RopeParams {
-            heads: self.heads,
-            qk_norm: None,
-            angles: &self.angles,
-        };
-        device.rope_and_store(&step, rope, qkv, cache, 0, q, None);
-        let (params, none) = (&self.attention, HeadBiases::NONE);
-        device.paged_attention(&step, params, none, (q, None), cache, 0, attended);
-        if num_wanted > 0 {
-            device.keep_rows(&step, hidden, attended);
-            device.project(num_wanted, attended, &weights.o, Output::Add, None, hidden);
-            device.norm(num_wanted, hidden, rms(&weights.feed_forward_norm), normed);
-            let gate_up = &weights.gate_up;
-            let activation = InnerActivation::Gated(weights.activation);
-            device.project_activated(num_wanted, normed, gate_up, activation, None, inner);
-            device.project(num_wanted, inner, &weights.down, Output::Add, None, hidden);
-            device.norm(num_wanted, hidden, Norm::Identity, normed);
-            self.out_states.resize(num_wanted * self.width, 0.0);
-            ops.read_states(device, normed, num_wanted, &mut self.out_states);
-            device.norm(num_wanted, hidden, rms(&weights.final_norm), normed);
-            let transform = LogitsTransform::IDENTITY;
-            device.logits(
-                num_wanted,
-                normed,
-                &weights.lm_head,
-                transform,
-                None,
-                logits,
-            );
-        }
         device.end_step(step);
         num_wanted
     }

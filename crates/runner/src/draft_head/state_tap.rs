@@ -1,14 +1,74 @@
 //! The state that a forward pass of the model leaves for each of its tokens.
 
-use super::source::{HeadSource, NUM_STATES};
-use super::weights::load_linear;
+use super::eagle_source::{EagleSource, NUM_STATES};
+use super::eagle_weights::load_linear;
+use super::source::{HeadKind, HeadSource};
 use crate::limits::RunnerLimits;
 use crate::packer::Packer;
 use inflight_base::LoadError;
 use inflight_device::{Device, Linear, Norm, Output, StateOps};
 
+/// Reads the states of a head while the model computes.
+pub(crate) enum StateTap<D: Device> {
+    /// Those of an EAGLE-3 head.
+    Layers(LayersTap<D>),
+    /// What the output layer reads.
+    Output {
+        ops: D::States,
+        width: usize,
+        /// `[num_rows, width]`.
+        states: Vec<f32>,
+    },
+}
+
+impl<D: Device> StateTap<D> {
+    pub(crate) fn new(
+        source: &HeadSource,
+        limits: &RunnerLimits,
+        device: &mut D,
+        ops: D::States,
+    ) -> Result<Self, LoadError> {
+        Ok(match source.kind() {
+            HeadKind::Eagle(eagle) => Self::Layers(LayersTap::new(eagle, limits, device, ops)?),
+            HeadKind::Mtp(mtp) => Self::Output {
+                ops,
+                width: mtp.spec().hidden_size,
+                states: Vec::new(),
+            },
+        })
+    }
+
+    /// Whether it reads what the output layer reads, of all tokens: the last layer is computed for all of them then.
+    pub(crate) fn reads_output(&self) -> bool {
+        matches!(self, Self::Output { .. })
+    }
+
+    /// The residual stream is as layer `layer` finds it.
+    pub(crate) fn read(&mut self, device: &mut D, layer: usize, num_rows: usize, hidden: &D::Sums) {
+        if let Self::Layers(tap) = self {
+            tap.read(device, layer, num_rows, hidden);
+        }
+    }
+
+    /// All rows are as the output layer reads them.
+    pub(crate) fn read_output(&mut self, device: &mut D, num_rows: usize, normed: &D::Inputs) {
+        if let Self::Output { ops, width, states } = self {
+            states.resize(num_rows * *width, 0.0);
+            ops.read_states(device, normed, num_rows, states);
+        }
+    }
+
+    /// Writes the states of a step's tokens, `[num_rows, head's hidden_size]`.
+    pub(crate) fn states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+        match self {
+            Self::Layers(tap) => tap.states(device, num_rows, out),
+            Self::Output { states, .. } => out.clone_from(states),
+        }
+    }
+}
+
 /// Reads the residual stream in front of some layers, and makes one state of the three.
-pub(crate) struct StateTap<D: Device> {
+pub(crate) struct LayersTap<D: Device> {
     ops: D::States,
     layers: [usize; NUM_STATES],
     /// The columns of `fc` for each of them, `[head's hidden_size, hidden_size]`.
@@ -22,9 +82,9 @@ pub(crate) struct StateTap<D: Device> {
     width: usize,
 }
 
-impl<D: Device> StateTap<D> {
-    pub(crate) fn new(
-        source: &HeadSource,
+impl<D: Device> LayersTap<D> {
+    fn new(
+        source: &EagleSource,
         limits: &RunnerLimits,
         device: &mut D,
         ops: D::States,
@@ -52,8 +112,7 @@ impl<D: Device> StateTap<D> {
         })
     }
 
-    /// The residual stream is as layer `layer` finds it.
-    pub(crate) fn read(&mut self, device: &mut D, layer: usize, num_rows: usize, hidden: &D::Sums) {
+    fn read(&mut self, device: &mut D, layer: usize, num_rows: usize, hidden: &D::Sums) {
         let Some(place) = self.layers.iter().position(|&it| it == layer) else {
             return;
         };
@@ -66,8 +125,7 @@ impl<D: Device> StateTap<D> {
         device.project(num_rows, &self.read, part, output, None, &mut self.sums);
     }
 
-    /// Writes the states of a step's tokens, `[num_rows, head's hidden_size]`.
-    pub(crate) fn states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
+    fn states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
         device.norm(num_rows, &self.sums, Norm::Identity, &mut self.states);
         out.resize(num_rows * self.width, 0.0);
         self.ops.read_states(device, &self.states, num_rows, out);

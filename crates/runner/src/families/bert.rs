@@ -196,6 +196,7 @@ fn describe(
         modules: ModelModules {
             embedding: names.embedding,
             layers: names.layers,
+            first_layer: 0,
             final_norm: None,
             output_layer: "cls.predictions.decoder",
         },

@@ -36,6 +36,7 @@ pub const FAMILY: Family = Family {
 pub(super) const MODULES: ModelModules = ModelModules {
     embedding: "transformer.word_embeddings",
     layers: "transformer.h",
+    first_layer: 0,
     final_norm: Some("transformer.ln_f"),
     output_layer: "lm_head",
 };

@@ -9,8 +9,8 @@
 //! block. V2 chooses experts by a softmax, of all experts or of those in the groups with the largest scores
 //! (`topk_method`); weights are multiplied by `routed_scaling_factor`. V3 chooses by sigmoids, to which a correction of
 //! each expert is added for the choice alone, in the groups with the largest sums of two scores; weights are divided by
-//! their sum first if `norm_topk_prob` says so. The layer behind the last one that V3's checkpoints have, for
-//! predicting several tokens, is not used. GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts.
+//! their sum first if `norm_topk_prob` says so. The layer behind the last one that V3's checkpoints have makes
+//! drafts (mtp.rs). GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts.
 //!
 //! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3 and glm4_moe_lite of transformers;
 //! DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.

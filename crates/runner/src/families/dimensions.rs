@@ -320,6 +320,7 @@ impl Dimensions {
             modules: ModelModules {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",
+                first_layer: 0,
                 final_norm: Some("model.norm"),
                 output_layer: "lm_head",
             },

@@ -2,8 +2,8 @@
 //! DeepSeek-V3.
 //!
 //! GLM rotates the first half of each head, and normalises each query and key head if `use_qk_norm` says so. dots.llm1
-//! normalises them always, and has windows as Qwen 2. The layer behind GLM's last one, for predicting several tokens,
-//! is not used. Solar Open has experts in all layers.
+//! normalises them always, and has windows as Qwen 2. The layer behind GLM's last one makes drafts (mtp.rs). Solar Open
+//! has experts in all layers.
 //!
 //! Source: configuration_*.py and modeling_*.py of glm4_moe, dots1 and solar_open of transformers; GLM-4.5 team,
 //! arXiv:2508.06471.

@@ -69,6 +69,7 @@ pub(super) const KEYS: Keys = Keys {
 pub(super) const MODULES: ModelModules = ModelModules {
     embedding: "transformer.wte",
     layers: "transformer.h",
+    first_layer: 0,
     final_norm: Some("transformer.ln_f"),
     output_layer: "lm_head",
 };

@@ -15,6 +15,7 @@
 //! layer_lists.rs   lists of layers
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
+//! mtp.rs           heads for multi-token prediction in checkpoints of their models
 //! unsupported.rs   families that are refused, and why
 //! gguf.rs          GGUF files: names of tensors, and metadata as config.json
 //! ```
@@ -69,6 +70,7 @@ mod ministral3;
 mod mistral;
 mod mixtral;
 mod modernbert;
+mod mtp;
 mod nemotron;
 mod nemotron_h;
 mod olmo;
@@ -99,7 +101,7 @@ mod with_images;
 
 use self::family::Family;
 use self::gguf::GgufConfig;
-use super::spec::{ClassModules, ModelSpec};
+use super::spec::{ClassModules, ModelSpec, MtpSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::{GgufFolder, JsonFile, MetadataValue};
 use inflight_config::PoolingMode;
@@ -226,6 +228,14 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
 /// A value is not supported.
 pub(super) fn describe_draft_head(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     (llama::FAMILY.describe)(config)
+}
+
+/// Describes the head for multi-token prediction that the checkpoint of a model has.
+///
+/// # Errors
+/// The family is not known to have heads, or config.json says that the checkpoint has none.
+pub(super) fn describe_mtp(config: &JsonFile, model: &ModelSpec) -> Result<MtpSpec, LoadError> {
+    mtp::describe(config, model)
 }
 
 /// The head of a decoder that sorts prompts into classes (`GenericForSequenceClassification` of transformers).

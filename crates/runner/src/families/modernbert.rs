@@ -122,6 +122,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "model.embeddings.tok_embeddings",
             layers: "model.layers",
+            first_layer: 0,
             final_norm: Some("model.final_norm"),
             output_layer: "decoder",
         },

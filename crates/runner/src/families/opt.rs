@@ -82,6 +82,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         modules: ModelModules {
             embedding: "model.decoder.embed_tokens",
             layers: "model.decoder.layers",
+            first_layer: 0,
             final_norm: is_norm_before.then_some("model.decoder.final_layer_norm"),
             output_layer: "lm_head",
         },

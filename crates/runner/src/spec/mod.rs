@@ -7,6 +7,7 @@ mod attention;
 mod classes;
 mod feed_forward;
 mod layer;
+mod mtp;
 mod norms;
 mod projection;
 
@@ -27,6 +28,7 @@ pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, S
 pub use layer::{
     ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock,
 };
+pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
 pub use projection::{FusedOutputs, Linear, Projection};
 
@@ -106,6 +108,8 @@ pub struct ModelModules {
     pub embedding: &'static str,
     /// The list of layers: the prefix of the names of their modules.
     pub layers: &'static str,
+    /// The number of the first layer in that list; 0 but for a draft head behind the layers of its model.
+    pub first_layer: usize,
     /// The norm behind the last layer, `[hidden_size]`, if there is one.
     pub final_norm: Option<&'static str>,
     /// The output layer, `[vocab_size, embedding_width]`.
@@ -182,7 +186,10 @@ impl ModelSpec {
             None => module.name.to_owned(),
         };
         match module.layer {
-            Some(layer) => format!("{}.{layer}.{name}", self.modules.layers),
+            Some(layer) => {
+                let layer = self.modules.first_layer + layer;
+                format!("{}.{layer}.{name}", self.modules.layers)
+            }
             None => name,
         }
     }

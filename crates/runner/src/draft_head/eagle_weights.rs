@@ -1,6 +1,6 @@
-//! The weights of a head, on a device.
+//! The weights of an EAGLE-3 head, on a device.
 
-use super::source::HeadSource;
+use super::eagle_source::EagleSource;
 use crate::embedding_rows::load_embedding;
 use crate::packer::{Packer, Packing};
 use crate::precision::WeightPrecision;
@@ -11,7 +11,7 @@ use inflight_device::{Activation, Device, Linear};
 use inflight_numbers::Stacking;
 
 /// All weights of a head but `fc`.
-pub(super) struct HeadWeights<D: Device> {
+pub(super) struct EagleWeights<D: Device> {
     /// `None`: it has the model's.
     pub(super) embedding: Option<D::Embedding>,
     /// The norms of embeddings and of states, `[hidden_size]`.
@@ -31,9 +31,9 @@ pub(super) struct HeadWeights<D: Device> {
     pub(super) tokens: Option<Vec<TokenId>>,
 }
 
-impl<D: Device> HeadWeights<D> {
+impl<D: Device> EagleWeights<D> {
     pub(super) fn load(
-        source: &HeadSource,
+        source: &EagleSource,
         precision: Option<WeightPrecision>,
         device: &mut D,
     ) -> Result<Self, LoadError> {
