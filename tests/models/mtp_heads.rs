@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use half::bf16;
 use inflight_base::{BlockSize, Tokens};
 use inflight_config::Settings;
 use inflight_engine::{BlockReuse, DraftTotals};
@@ -228,6 +229,28 @@ fn a_head_counts_towards_the_size_of_the_model() {
         };
         let least = 16 * 2 * (hidden_size + kv_len);
         assert!(bytes_per_block(&with_head) >= bytes_per_block(&open()) + least);
+    }
+}
+
+#[test]
+fn copies_of_the_embedding_and_the_output_layer_take_no_memory() {
+    let num_bytes = |dir: &Path| {
+        let source = ModelSource::open(dir).expect("the checkpoint opens");
+        let source = source.with_mtp_head().expect("it has a head");
+        source.num_weight_bytes(None).expect("all are there")
+    };
+    let name = "mtp/glm4-moe";
+    for own in [
+        "model.layers.4.embed_tokens.weight",
+        "model.layers.4.shared_head.head.weight",
+    ] {
+        let copy = Copy::of(name).values(|name, _, values| {
+            if name == own {
+                values[0] += bf16::ONE;
+            }
+        });
+        let of_rows = num_bytes(copy.dir()) - num_bytes(&fixture(name));
+        assert_eq!(of_rows, 2 * 160 * 60, "{own}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The drafts of a step.
 
-use super::head_layer::{HeadLayer, HeadOutputs, HeadStep};
+use super::head_layer::HeadLayer;
+use super::head_step::{HeadOutputs, HeadStep};
 use super::shared::SharedWeights;
 use super::source::HeadSource;
 use super::state_store::StateStore;

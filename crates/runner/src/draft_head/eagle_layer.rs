@@ -2,7 +2,7 @@
 
 use super::eagle_source::EagleSource;
 use super::eagle_weights::EagleWeights;
-use super::head_layer::{HeadOutputs, HeadStep};
+use super::head_step::{HeadOutputs, HeadStep};
 use crate::layer_attention::upload_angles;
 use crate::limits::RunnerLimits;
 use inflight_base::{LoadError, TokenId};

@@ -1,35 +1,18 @@
-//! What a head computes in a pass.
+//! The layer of a head, of either kind.
 
 use super::eagle_layer::EagleLayer;
+use super::head_step::{HeadOutputs, HeadStep};
 use super::mtp_layer::MtpLayer;
-use super::shared::SharedWeights;
 use super::source::{HeadKind, HeadSource};
 use crate::limits::RunnerLimits;
 use inflight_base::{LoadError, TokenId};
-use inflight_device::{Device, StepInputs};
+use inflight_device::Device;
 
 /// The layer of a head on a device.
 #[expect(clippy::large_enum_variant, reason = "there is one of them")]
 pub(super) enum HeadLayer<D: Device> {
     Eagle(EagleLayer<D>),
     Mtp(MtpLayer<D>),
-}
-
-/// Tokens that are computed together.
-pub(super) struct HeadStep<'a, 's, D: Device> {
-    pub(super) step: &'a D::Step<'s>,
-    pub(super) inputs: StepInputs<'a>,
-    /// The state that each token follows, `[num_tokens, hidden_size]`.
-    pub(super) states: &'a [f32],
-    pub(super) shared: SharedWeights<'a, D>,
-}
-
-/// What is made of the kept rows, if there are some.
-pub(super) struct HeadOutputs<'a, D: Device> {
-    /// `[num_kept_rows, draft_vocab_size]`.
-    pub(super) logits: &'a mut D::Logits,
-    /// The states that drafts follow, `[num_kept_rows, hidden_size]`.
-    pub(super) states: &'a mut [f32],
 }
 
 impl<D: Device> HeadLayer<D> {

@@ -4,7 +4,8 @@
 //! source.rs            the checkpoint of a head
 //!   eagle_source.rs    of an EAGLE-3 head: sizes, weights, and the layers of the model that it reads
 //!   mtp_source.rs      of a head for multi-token prediction: its weights among those of the model
-//! head_layer.rs        what a head computes
+//! head_step.rs         what a head computes in a pass
+//! head_layer.rs        its layer, of either kind
 //!   eagle_layer.rs     with the weights of eagle_weights.rs
 //!   mtp_layer.rs       with a layer of the model's decoder
 //! shared.rs            what a head has in common with its model
@@ -13,7 +14,7 @@
 //! drafts.rs            the drafts of a step
 //! ```
 //!
-//! The token at position `q` is computed together with the state at `q - 1`, at position `q - 1` of the head's KV cache:
+//! The token at position `q` is computed together with the state at `q - 1`, at position `q - 1` of its KV cache:
 //!
 //! ```text
 //! EAGLE-3
@@ -45,6 +46,7 @@ mod eagle_layer;
 mod eagle_source;
 mod eagle_weights;
 mod head_layer;
+mod head_step;
 mod mtp_layer;
 mod mtp_source;
 mod shared;

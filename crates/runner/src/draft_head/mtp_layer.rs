@@ -1,6 +1,6 @@
 //! The layer of a head for multi-token prediction, on a device.
 
-use super::head_layer::{HeadOutputs, HeadStep};
+use super::head_step::{HeadOutputs, HeadStep};
 use super::mtp_source::MtpSource;
 use crate::decoder::Decoder;
 use crate::draft_model::limits_of_draft_model;

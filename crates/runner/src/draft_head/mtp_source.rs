@@ -153,7 +153,8 @@ impl MtpSource {
             return Err(LoadError::File {
                 path: self.checkpoint.dir().to_owned(),
                 reason: format!(
-                    "{} is quantised in groups of {}, which do not divide hidden_size {width}: leave out speculation: mtp",
+                    "{} is quantised in groups of {}, which do not divide hidden_size {width}: speculation cannot be \
+                     mtp, but eagle3, draft_model or prompt_lookup",
                     tensors.stored_name(self.spec.projection),
                     projection.columns_of_group()
                 ),

@@ -16,9 +16,9 @@ pub struct HeadSource(HeadKind);
 /// The kind of a head.
 pub(super) enum HeadKind {
     /// An EAGLE-3 head in a folder of its own.
-    Eagle(EagleSource),
+    Eagle(Box<EagleSource>),
     /// A head for multi-token prediction in the checkpoint of the model.
-    Mtp(MtpSource),
+    Mtp(Box<MtpSource>),
 }
 
 impl HeadSource {
@@ -27,7 +27,7 @@ impl HeadSource {
     /// # Errors
     /// A file is missing or damaged, or describes no head for such a model, or one that is not supported.
     pub(crate) fn open_eagle(dir: &Path, target: &ModelSpec) -> Result<Self, LoadError> {
-        EagleSource::open(dir, target).map(|it| Self(HeadKind::Eagle(it)))
+        EagleSource::open(dir, target).map(|it| Self(HeadKind::Eagle(Box::new(it))))
     }
 
     /// Finds the head for multi-token prediction in the checkpoint of a model.
@@ -38,7 +38,7 @@ impl HeadSource {
         checkpoint: &Arc<Checkpoint>,
         target: &ModelSpec,
     ) -> Result<Self, LoadError> {
-        MtpSource::find(checkpoint, target).map(|it| Self(HeadKind::Mtp(it)))
+        MtpSource::find(checkpoint, target).map(|it| Self(HeadKind::Mtp(Box::new(it))))
     }
 
     /// Its layer, as a model of one layer.
