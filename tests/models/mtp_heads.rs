@@ -12,7 +12,6 @@ use inflight_runner::ModelSource;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-use crate::adapters::random_adapter;
 use crate::batching::each_as_alone;
 use crate::copy::Copy;
 use crate::draft_heads::{drafted, greedy_requests, has_drafts_of};
@@ -125,20 +124,6 @@ fn requests_that_are_cancelled_leave_those_beside_them_the_same() {
     for setup in setups(name) {
         let happened = serves_as_without(name, &setup, &requests);
         assert!(happened.drafts.num_drafted > 60, "{happened:?}");
-    }
-}
-
-#[test]
-fn requests_with_adapters_are_the_same_with_a_head() {
-    let name = "mtp/glm4-moe";
-    let adapters = [1, 2].map(|seed| random_adapter(&fixture(name), 4, seed));
-    let mut requests = greedy_requests(160);
-    for (index, request) in requests.iter_mut().enumerate() {
-        request.adapter = adapters.get(index % 3).cloned();
-    }
-    for setup in [roomy(), paused(roomy())] {
-        let happened = serves_as_without(name, &setup, &requests);
-        assert!(happened.drafts.num_drafted > 100, "{happened:?}");
     }
 }
 
