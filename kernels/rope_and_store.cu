@@ -13,9 +13,9 @@
 //   key_scales, value_scales [num_blocks][num_kv_heads][block_size] f32, not for bf16
 //
 // A row is stored in block slot / block_size, at position slot % block_size; slot NOWHERE: its key and value are not. A
-// vector
-// of codes is scale * codes: scale = max|x| / 127 (e4m3: 448), and the codes are x / scale, rounded to even. So e4m3 neither
-// saturates nor underflows where a layer's values are large or small. A vector that is not finite gets the scale NaN,
+// vector of codes is scale * codes: scale = max|x| / 127 (e4m3: 448), and the codes are x / scale, rounded to even. So
+// e4m3 neither saturates nor underflows where a layer's values are large or small. A vector that is not finite gets the
+// scale NaN,
 // whatever its codes; one whose scale has no inverse in f32 becomes 0.
 //
 // Grid (num_rows, n), any n. A head belongs to a group of lanes, as many as hold 8 pairs each, rounded up to a power of

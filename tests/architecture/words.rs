@@ -20,7 +20,7 @@ const MAX_PRONOUNS: [(&str, &[&str], usize); 9] = [
     (r"\bthe same\b", DOCUMENTS, 251),
     (r"\b(that|those) of\b", RUST, 187),
     (r"\b(that|those) of\b", PYTHON, 6),
-    (r"\b(that|those) of\b", C, 44),
+    (r"\b(that|those) of\b", C, 45),
     (r"\b(that|those) of\b", DOCUMENTS, 42),
     // A line that begins so may continue a sentence: only those at the beginning of a comment count.
     (BEGINNING, RUST, 37),

@@ -156,8 +156,9 @@ const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 13] = [
     "exaone4",
     "glm4",
 ];
-/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, and windows of the model.
-const LIKE_LLAMA: [&str; 15] = [
+/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, windows of the model, and
+/// latent attention.
+const LIKE_LLAMA: [&str; 16] = [
     "arcee",
     "cwm",
     "gemma",
@@ -173,9 +174,10 @@ const LIKE_LLAMA: [&str; 15] = [
     "cohere",
     "exaone",
     "falcon-grouped",
+    "youtu",
 ];
 /// LayerNorm, also of heads and of residual sums, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 18] = [
+const WITH_LAYER_NORM: [&str; 20] = [
     "gpt-neox",
     "phi",
     "gptj",
@@ -194,12 +196,14 @@ const WITH_LAYER_NORM: [&str; 18] = [
     "nemotron",
     "starcoder2",
     "falcon",
+    "gpt-neo",
+    "biogpt",
 ];
 /// Linear biases of scores in place of positions.
-const WITH_LINEAR_BIASES: [&str; 2] = ["bloom", "falcon-rw"];
+const WITH_LINEAR_BIASES: [&str; 3] = ["bloom", "falcon-rw", "mpt"];
 /// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
 /// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 21] = [
+const MIXTURES: [&str; 24] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
@@ -222,6 +226,9 @@ const MIXTURES: [&str; 21] = [
     "hunyuan-moe",
     // With gates of attention.
     "afmoe",
+    "mellum",
+    "hy3",
+    "granite-moe-swa",
 ];
 
 #[test]

@@ -88,6 +88,10 @@ fn configs_tell_which_layers_have_experts() {
         ),
         ("exaone-moe", json!({}), [0, 0, 1, 1]),
         ("solar-open", json!({}), [1, 1, 1, 1]),
+        ("mellum", json!({}), [1, 0, 1, 1]),
+        ("mellum", json!({"mlp_layer_types": null}), [1, 1, 1, 1]),
+        ("hy3", json!({}), [0, 1, 1, 0]),
+        ("hy3", json!({"mlp_layer_types": null}), [0, 1, 1, 1]),
         ("afmoe", json!({}), [0, 1, 1, 1]),
         ("afmoe", json!({"num_dense_layers": 3}), [0, 0, 0, 1]),
     ];
@@ -100,6 +104,14 @@ fn configs_tell_which_layers_have_experts() {
         .refused(&["mlp_layer_types", "each 'dense' or 'sparse'"]);
     let no_norms = Copy::of("minimax-m2").config(json!({"use_qk_norm": false}));
     no_norms.refused(&["use_qk_norm: false is not supported"]);
+    let no_sum = Copy::of("hy3").config(json!({"route_norm": false}));
+    no_sum.refused(&["route_norm: false is not supported"]);
+    let dense =
+        Copy::of("hy3").config(json!({"mlp_layer_types": null, "first_k_dense_replace": 3}));
+    dense.refused(&[
+        "first_k_dense_replace: 3 is not supported",
+        "mlp_layer_types",
+    ]);
     let softmax = Copy::of("minimax-m2").config(json!({"scoring_func": "softmax"}));
     softmax.refused(&["scoring_func: 'softmax' is not 'sigmoid'"]);
     let window = Copy::of("afmoe").config(json!({"sliding_window": null}));

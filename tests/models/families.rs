@@ -10,7 +10,7 @@ use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 74] = [
+pub const FAMILIES: [(&str, &[u32]); 81] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -85,6 +85,13 @@ pub const FAMILIES: [(&str, &[u32]); 74] = [
     ("exaone-moe", &[]),
     ("flex-olmo", &[]),
     ("hunyuan-moe", &[]),
+    ("youtu", &[]),
+    ("mellum", &[]),
+    ("hy3", &[]),
+    ("granite-moe-swa", &[]),
+    ("gpt-neo", &[]),
+    ("biogpt", &[17, 30]),
+    ("mpt", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
@@ -108,10 +115,13 @@ pub const RECURRENT: [(&str, &[u32]); 13] = [
 pub const WITH_GATES: [(&str, &[u32]); 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 3] = [
+pub const ON_CPUS: [(&str, &[u32]); 6] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
+    ("gemma3n", &[30, 17, 40, 7, 24]),
+    ("nanochat", &[17, 30]),
+    ("mistral4", &[]),
 ];
 
 /// Families whose prefixes are reused wherever they end.
@@ -147,9 +157,10 @@ fn each_family_has_a_fixture() {
     let known: BTreeSet<_> = known
         .split([',', ';', ' '])
         .filter(|class| !class.is_empty())
-        // Another name of one that is in the list, and models whose language model is of one of the others.
+        // Other names of two that are in the list, and models whose language model is of one of the others.
         .filter(|class| {
-            *class != "PhiMoEForCausalLM" && !class.ends_with("ForConditionalGeneration")
+            !["PhiMoEForCausalLM", "MPTForCausalLM"].contains(class)
+                && !class.ends_with("ForConditionalGeneration")
         })
         .map(str::to_owned)
         .collect();

@@ -129,8 +129,9 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 24] = [
+const WITHOUT_FILE: [&str; 31] = [
     "ApertusForCausalLM",
+    "BioGptForCausalLM",
     "CodeGenForCausalLM",
     "CwmForCausalLM",
     "Dots1ForCausalLM",
@@ -138,22 +139,28 @@ const WITHOUT_FILE: [&str; 24] = [
     "ExaoneMoeForCausalLM",
     "FlexOlmoForCausalLM",
     "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
     "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
+    "GraniteMoeSWAForCausalLM",
     "GraniteSWAForCausalLM",
+    "HYV3ForCausalLM",
     "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",
     "HyperCLOVAXForCausalLM",
+    "MellumForCausalLM",
     "MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",
+    "MptForCausalLM",
     "OPTForCausalLM",
     "SolarOpenForCausalLM",
     "VaultGemmaForCausalLM",
+    "YoutuForCausalLM",
 ];
 
 #[test]

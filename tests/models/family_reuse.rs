@@ -8,7 +8,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 26] = [
+const WITH_GROUPS: [&str; 32] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -23,6 +23,7 @@ const WITH_GROUPS: [&str; 26] = [
     "vaultgemma",
     "granite-swa",
     "cwm",
+    "ministral3",
     "qwen3-moe",
     "dots1",
     "gpt-oss",
@@ -30,11 +31,16 @@ const WITH_GROUPS: [&str; 26] = [
     "deepseek-v2-lite",
     "glm4-moe-lite",
     "exaone-moe",
+    "mellum",
+    "granite-moe-swa",
+    "gpt-neo",
+    "biogpt",
+    "afmoe",
     "gemma4",
     "gemma4-moe",
-    "afmoe",
-    "ministral3",
     "llama4",
+    "gemma3n",
+    "nanochat",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

@@ -35,6 +35,7 @@ mod family_gguf;
 mod family_reuse;
 mod family_rounding;
 mod fp8;
+mod gemma3n;
 mod gemma4;
 mod gguf;
 mod gguf_patterns;

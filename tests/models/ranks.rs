@@ -29,9 +29,10 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 59] = [
+pub const MODELS: [&str; 63] = [
     "apertus",
     "arcee",
+    "biogpt",
     "bloom",
     "codegen",
     "cohere",
@@ -50,6 +51,7 @@ pub const MODELS: [&str; 59] = [
     "glm",
     "gpt-bigcode",
     "gpt-bigcode-heads",
+    "gpt-neo",
     "gpt-neox",
     "gpt2",
     "gptj",
@@ -68,6 +70,7 @@ pub const MODELS: [&str; 59] = [
     "ministral3",
     "mistral",
     "mistral-window",
+    "mpt",
     "nemotron",
     "olmo",
     "olmo2",
@@ -89,6 +92,7 @@ pub const MODELS: [&str; 59] = [
     "starcoder2",
     "stored-f16",
     "vaultgemma",
+    "youtu",
 ];
 
 /// Output and logits of a model call on rank 0.

@@ -21,7 +21,7 @@ ON_GPU = {
 FIXTURES = ROOT / "tests" / "fixtures"
 # Those with recurrent states, gates of attention, or layers of their own, are computed on CPUs only.
 ON_CPUS = (
-    "gemma4", "llama4",
+    "gemma3n", "gemma4", "llama4", "mistral4", "nanochat",
 )
 CHECKPOINTS = sorted({file.parent.name for file in FIXTURES.glob("*/config.json") if not file.parent.name.startswith(ON_CPUS)})
 WITH_EXPERTS = {name for name in CHECKPOINTS if "_experts" in (FIXTURES / name / "config.json").read_text()}

@@ -148,6 +148,17 @@ impl<'a> Store<'a> {
         }
     }
 
+    /// Whether there is a tensor of this name and shape. Only in safetensors.
+    pub fn has_shape(&self, name: &str, shape: &[usize]) -> bool {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => {
+                let found = tensors.find(name);
+                matches!(found, Ok(Some(tensor)) if tensor.shape == shape)
+            }
+            WeightFiles::Gguf(_) => false,
+        }
+    }
+
     /// A norm or a bias of `len` elements, by its full name, such as `model.norm.weight`.
     ///
     /// # Errors

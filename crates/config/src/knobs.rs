@@ -123,8 +123,8 @@ pub(super) fn knobs() -> Vec<Knob> {
             |s| &mut s.enable_trt_overlap,
             "Whether one step is computed while the host processes the output of another. On a GPU, with \
              `inflight_fused_batching`, the next step begins before the host knows the tokens of the last one: see \
-             [GPUs](gpus.md#overlap); a model with [recurrent states](checkpoints.md#recurrent-states) then reuses \
-             nothing. On the CPU, and with `inflight_batching`, the requests are split into two \
+             [GPUs](gpus.md#overlap); models with [recurrent states](checkpoints.md#recurrent-states) refuse that. On \
+             the CPU, and with `inflight_batching`, the requests are split into two \
              micro-batches, which take turns: each request then takes part in every second step, and the weights are \
              read twice as often, so this pays off only if host work is a large part of a step, or if the micro-batches \
              are computed by [stages](ranks.md#stages) at the same time.",

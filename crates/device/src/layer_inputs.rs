@@ -10,15 +10,26 @@
 //!
 //! The norm is an RMS norm over the `width` elements of a layer. Source: Gemma 3n and Gemma 4 in transformers, where
 //! these inputs are called per-layer embeddings.
+//!
+//! Several residual streams (AltUp; Baykal et al., arXiv:2301.13310), of which layers compute the first one:
+//!
+//! ```text
+//! predict  stream[i] += sum over j of p[i, j] * stream[j]        p = prediction(m), m = tanh(routed)
+//! layer    stream[0] becomes what its blocks make of it
+//! correct  stream[i] = predicted[i] + (c[i] + 1) * (stream[0] - predicted[0])        c = correction(m) likewise
+//! ```
 
 use super::lacking::Lacking;
 use super::load::Load;
 use super::operands::Activation;
 use super::step_io::StepIo;
 
+/// The most streams that a model may have.
+pub const MAX_STREAMS: usize = 8;
+
 /// How the inputs of all layers are made.
 pub struct LayerInputParams<'a, D: Load> {
-    /// The embeddings of all layers, `[_, num_layers * width]`.
+    /// The embeddings of all layers, `[_, num_layers * width]`. Tokens that it lacks have its first row.
     pub table: &'a D::Embedding,
     /// The factor of these embeddings.
     pub embedding_scale: f32,
@@ -32,8 +43,16 @@ pub struct LayerInputParams<'a, D: Load> {
     pub scale: f32,
 }
 
-/// Extra operations of models whose layers have inputs of their own, factors of the residual stream, or experts beside
-/// feed-forward blocks.
+/// The coefficients that mix streams.
+pub struct StreamCoefs<'a, D: Load> {
+    /// The projection that chooses coefficients, `[num_rows, num_streams]`. Its hyperbolic tangents are rounded to bf16.
+    pub routed: &'a D::Sums,
+    /// From these to the coefficients, `[num_streams, num_coefs]`: `num_streams^2` to predict, `num_streams` to correct.
+    pub weights: &'a D::Vector,
+}
+
+/// Extra operations of models whose layers have inputs of their own, factors of the residual stream, experts beside
+/// feed-forward blocks, several residual streams, or gates that are mostly 0.
 pub trait LayerInputOps<D: StepIo>: Copy {
     /// Makes the inputs of all layers of the step's tokens from their projections, `[num_tokens, num_layers * width]`.
     fn combine(
@@ -73,6 +92,58 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         scales: &D::Vector,
         rows: &mut D::ExpertRows,
     );
+
+    /// Multiplies the queries of the step's tokens with the [factors](super::RopeTable::query_factor) of their positions,
+    /// `[num_tokens, q_len]`, where they are not rotated as a whole.
+    fn scale_queries(self, device: &mut D, step: &D::Step<'_>, angles: &D::Angles, q: &mut D::Sums);
+
+    /// `out = x * weight`, `[num_rows, hidden_size]`, with a weight for each column.
+    fn scale_columns(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        x: &D::Sums,
+        weight: &D::Vector,
+        out: &mut D::Inputs,
+    );
+
+    /// Predicts the streams, of which `hidden` is the first one. `predicted` becomes a copy of that.
+    fn predict_streams(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        coefs: StreamCoefs<'_, D>,
+        hidden: &mut D::Sums,
+        others: &mut [D::Sums],
+        predicted: &mut D::Sums,
+    );
+
+    /// Corrects the streams by what a layer has made of the first one.
+    fn correct_streams(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        coefs: StreamCoefs<'_, D>,
+        predicted: &D::Sums,
+        hidden: &mut D::Sums,
+        others: &mut [D::Sums],
+    );
+
+    /// Gives the rows of `x` the root mean square of those of `like`. Their own mean square counts as at least 1e-5.
+    fn match_magnitudes(self, device: &mut D, num_rows: usize, like: &D::Sums, x: &mut D::Sums);
+
+    /// `out = activation(max(gate - cutoff, 0)) * up`, where the cutoff of a row is `num_deviations` standard deviations
+    /// above the mean of its gates. `gate_up` has all gates of a row before its ups, `[num_rows, 2 * width]`; `out` is
+    /// `[num_rows, width]`. Afterwards `gate_up` may hold anything.
+    fn gate_sparsely(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        activation: Activation,
+        num_deviations: f32,
+        gate_up: &mut D::Sums,
+        out: &mut D::Inputs,
+    );
 }
 
 impl<D: StepIo> LayerInputOps<D> for Lacking {
@@ -102,6 +173,54 @@ impl<D: StepIo> LayerInputOps<D> for Lacking {
     }
 
     fn scale_experts(self, _: &mut D, _: usize, _: &D::Vector, _: &mut D::ExpertRows) {
+        match self {}
+    }
+
+    fn scale_queries(self, _: &mut D, _: &D::Step<'_>, _: &D::Angles, _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn scale_columns(self, _: &mut D, _: usize, _: &D::Sums, _: &D::Vector, _: &mut D::Inputs) {
+        match self {}
+    }
+
+    fn predict_streams(
+        self,
+        _: &mut D,
+        _: usize,
+        _: StreamCoefs<'_, D>,
+        _: &mut D::Sums,
+        _: &mut [D::Sums],
+        _: &mut D::Sums,
+    ) {
+        match self {}
+    }
+
+    fn correct_streams(
+        self,
+        _: &mut D,
+        _: usize,
+        _: StreamCoefs<'_, D>,
+        _: &D::Sums,
+        _: &mut D::Sums,
+        _: &mut [D::Sums],
+    ) {
+        match self {}
+    }
+
+    fn match_magnitudes(self, _: &mut D, _: usize, _: &D::Sums, _: &mut D::Sums) {
+        match self {}
+    }
+
+    fn gate_sparsely(
+        self,
+        _: &mut D,
+        _: usize,
+        _: Activation,
+        _: f32,
+        _: &mut D::Sums,
+        _: &mut D::Inputs,
+    ) {
         match self {}
     }
 }

@@ -64,7 +64,7 @@ pub use lacking::Lacking;
 pub use latent::LatentShape;
 pub use latent_weights::{LatentHeads, LatentParams};
 pub use layer_groups::{GroupBlocks, LayerGroups, LayerPlace};
-pub use layer_inputs::{LayerInputOps, LayerInputParams};
+pub use layer_inputs::{LayerInputOps, LayerInputParams, MAX_STREAMS, StreamCoefs};
 pub use linear::{EmbeddingTable, Linear, RopeParams, Tile};
 pub use load::Load;
 pub use low_rank::{

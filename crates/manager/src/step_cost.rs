@@ -159,6 +159,7 @@ impl<'a> Rehearsal<'a> {
                 num_micro_batches: 1,
                 plan_ahead: false,
                 reuse: BlockReuse::Off,
+                num_state_snapshots: 0,
                 num_host_blocks: Blocks::ZERO,
                 record_requests: false,
                 step_cost: None,

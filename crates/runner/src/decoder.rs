@@ -37,6 +37,7 @@ use super::share::ModelShare;
 use super::spec::{LayerSpec, ModelSpec, Norms};
 use super::stage::ModelPart;
 use super::state_slots::StateSlots;
+use super::streams::Streams;
 use super::weights::{Layer, Weights};
 use inflight_base::LoadError;
 use inflight_device::{
@@ -80,6 +81,8 @@ pub(super) struct Decoder<D: Device> {
     recurrence: Option<RecurrenceBuffers<D>>,
     /// Only for a model whose layers have inputs or factors of their own.
     layer_inputs: Option<LayerInputs<D>>,
+    /// Only for a model with several residual streams.
+    streams: Option<Streams<D>>,
     /// Only for a model with experts beside feed-forward blocks.
     experts_block: Option<ExpertsBlockBuffers<D>>,
     /// Only for a model whose attention has gates.
@@ -195,6 +198,7 @@ impl<D: Device> Decoder<D> {
         };
         let recurrence = RecurrenceBuffers::new(device, spec, max_rows, StateSlots::new(limits))?;
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
+        let streams = Streams::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = Gates::new(device, spec, max_rows)?;
         let weights = load(device)?;
@@ -266,6 +270,7 @@ impl<D: Device> Decoder<D> {
             },
             recurrence,
             layer_inputs,
+            streams,
             experts_block,
             gates,
             mixture,
@@ -347,6 +352,9 @@ impl<D: Device> Decoder<D> {
             self.residual.norm(run, num_rows, None);
             layer_inputs.begin(run, step, num_rows, self.residual.normed(), of_layers);
         }
+        if let Some((streams, of_model)) = self.streams.as_mut().zip(weights.streams.as_ref()) {
+            streams.begin(run, num_rows, &self.residual, of_model);
+        }
         self.layers(run, cache, step, inputs);
     }
 
@@ -380,9 +388,6 @@ impl<D: Device> Decoder<D> {
         step: &D::Step<'_>,
         inputs: StepInputs<'a>,
     ) {
-        if let Some(recurrence) = &mut self.recurrence {
-            recurrence.begin(run.device, inputs);
-        }
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         let first = weights.layers[0].norms.first();
@@ -392,6 +397,11 @@ impl<D: Device> Decoder<D> {
         for index in 0..num_layers {
             if let Some(tap) = &mut self.tap {
                 tap.read(run.device, index, num_rows, self.residual.hidden());
+            }
+            let layer = &self.weights.layers[index];
+            if let Some((streams, of_layer)) = self.streams.as_mut().zip(layer.streams.as_ref()) {
+                let first = layer.norms.first();
+                streams.begin_layer(run, num_rows, &mut self.residual, of_layer, first);
             }
             self.attend(run, cache, step, inputs, index);
             let is_last = self.next_stage.is_none() && index + 1 == num_layers;
@@ -410,6 +420,9 @@ impl<D: Device> Decoder<D> {
                 self.residual.keep_rows(run.device, step, attended);
                 if let Some(layer_inputs) = &mut self.layer_inputs {
                     layer_inputs.keep_rows(run.device, step);
+                }
+                if let Some(streams) = &mut self.streams {
+                    streams.keep_rows(run.device, step);
                 }
                 run.adapters = inputs.kept_adapters;
             }
@@ -518,7 +531,7 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// What a draft head may compute with. Only for a model that generates, in one stage.
+    /// The weights that a draft head may compute with. Only for a model that generates, in one stage.
     pub(super) fn shared_weights(&self) -> SharedWeights<'_, D> {
         SharedWeights {
             embedding: self.weights.embedding(),
@@ -527,7 +540,7 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// What the output layer reads of the kept rows: their normalised form.
+    /// The inputs of the output layer for the kept rows, normalised.
     pub(super) fn normed(&self) -> &D::Inputs {
         self.residual.normed()
     }
@@ -719,6 +732,17 @@ impl<D: Device> Decoder<D> {
             _ => attended,
         };
         let residual = &mut self.residual;
+        if let Some(streams) = &mut self.streams {
+            let of = (index, layer, layer.gate_cutoff);
+            let layer_inputs = self.layer_inputs.as_mut();
+            streams.end_layer(run, num_rows, residual, of, attended, inner, layer_inputs);
+            let is_last = index + 1 == layers.len();
+            if let Some(of_model) = self.weights.streams.as_ref().filter(|_| is_last) {
+                let next = head.as_ref().and_then(|head| head.final_norm.as_ref());
+                streams.end(run, num_rows, residual, of_model, next);
+            }
+            return;
+        }
         let next = match layers.get(index + 1) {
             Some(next) => next.norms.first(),
             // The next stage normalises what it receives.

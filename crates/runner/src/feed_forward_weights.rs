@@ -240,9 +240,16 @@ pub(super) fn find_experts<'a>(
         stacked,
         ..
     } = experts;
-    let layout = stacked.layout;
-    let is_stacked = layout == StackedLayout::Inputs
-        || tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
+    let mut layout = stacked.layout;
+    let all_gate_up = Module::of_layer(layer, stacked.gate_up);
+    let is_stacked = layout == StackedLayout::Inputs || tensors.has_tensor(all_gate_up);
+    if layout == StackedLayout::InputsInParts {
+        let (outputs, inputs) = (gate_up.num_outputs(), gate_up.num_inputs);
+        let by_outputs = [experts.routing.num_experts, outputs, inputs];
+        if outputs != inputs && tensors.has_shape(all_gate_up, &by_outputs) {
+            layout = StackedLayout::Outputs;
+        }
+    }
     let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
     if is_stacked {
         router.parts[0].module = stacked.router;

@@ -16,14 +16,15 @@ use super::spec::{LatentSpec, ModelSpec, Module, NormKind, NormSpec, Projection}
 use inflight_base::LoadError;
 use inflight_checkpoint::Matrix;
 use inflight_device::{
-    AttentionParams, Device, KvSpan, LatentHeads, LatentParams, LatentShape, Linear, Norm,
-    PackedWeights,
+    AttentionParams, Device, KvSpan, LatentHeads, LatentParams, LatentShape, LayerInputOps, Linear,
+    Norm, PackedWeights,
 };
 use inflight_numbers::Stacking;
 
 /// The weights of a layer, not yet read.
 pub(super) struct LatentSource<'a> {
     shape: LatentShape,
+    scales_queries: bool,
     norm_eps: f32,
     queries: Option<(NormSource<'a>, ProjectionSource<'a>)>,
     kv: ProjectionSource<'a>,
@@ -35,6 +36,8 @@ pub(super) struct LatentSource<'a> {
 /// The weights of a layer.
 pub(super) struct LatentWeights<D: Device> {
     shape: LatentShape,
+    /// Whether queries have factors by their positions.
+    scales_queries: bool,
     norm_eps: f32,
     /// The norm of the latents of queries, and what makes queries of them.
     queries: Option<(D::Vector, Linear<D>)>,
@@ -95,8 +98,10 @@ impl<'a> LatentSource<'a> {
         };
         let norm = |name, len| NormSource::find(tensors, &kind, Module::of_layer(layer, name), len);
         let shape = latent.shape;
+        let rope = &spec.layers[layer].attention.rope;
         Ok(Self {
             shape,
+            scales_queries: rope.query_factors.is_some(),
             norm_eps: latent.norm_eps,
             queries: match &latent.queries {
                 Some(queries) => {
@@ -183,6 +188,7 @@ impl<'a> LatentSource<'a> {
         }
         Ok(LatentWeights {
             shape: self.shape,
+            scales_queries: self.scales_queries,
             norm_eps: self.norm_eps,
             queries,
             kv,
@@ -313,10 +319,13 @@ impl<D: Device> LatentBuffers<D> {
                     Work::elements(num_rows, projection.matrix.k(), 6, 4)
                 });
                 run.project_qkv(num_rows, latents, projection, q);
-                &*q
+                q
             }
-            _ => &*projected,
+            _ => projected,
         };
+        if let (true, Some(ops)) = (weights.scales_queries, D::LAYER_INPUTS) {
+            ops.scale_queries(run.device, step, at.angles, q);
+        }
         let params = LatentParams {
             shape,
             norm: &weights.kv_norm,

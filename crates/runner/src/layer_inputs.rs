@@ -224,6 +224,47 @@ impl<D: Device> LayerInputs<D> {
         }
     }
 
+    /// Adds what the block of layer `index` makes of `x` to other streams than the first one.
+    pub(super) fn add_to_streams<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        (residual, others): (&mut ResidualStream<D>, &mut [D::Sums]),
+        x: &D::Inputs,
+        index: usize,
+        block: &InputBlockWeights<D>,
+    ) {
+        if let Some(gated) = self.gated(run, num_rows, x, index, block) {
+            let down = (gated, &block.down);
+            let after = Some(&block.after);
+            residual.sum_to_each(run, Operation::Down, num_rows, down, after, others);
+        }
+    }
+
+    /// The products of gates of `x` and the inputs of a layer.
+    fn gated<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        x: &D::Inputs,
+        index: usize,
+        block: &InputBlockWeights<D>,
+    ) -> Option<&D::Inputs> {
+        let ops = self.ops;
+        let Buffers {
+            inputs,
+            gates,
+            gated,
+            ..
+        } = self.buffers.as_mut()?;
+        run.project_qkv(num_rows, x, &block.gate, gates);
+        let activation = block.activation;
+        ops.gate(
+            run.device, num_rows, activation, gates, inputs, index, gated,
+        );
+        Some(gated)
+    }
+
     /// Ends layer `index`. The normed rows of `residual` are its hidden rows, rounded.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn end_layer<P: Probe>(
@@ -236,27 +277,12 @@ impl<D: Device> LayerInputs<D> {
         scale: Option<f32>,
         next: Option<&NormWeights<D>>,
     ) {
-        if let Some((buffers, block)) = self.buffers.as_mut().zip(block) {
-            let Buffers {
-                inputs,
-                gates,
-                gated,
-                ..
-            } = buffers;
-            run.project_qkv(num_rows, residual.normed(), &block.gate, gates);
-            let ops = self.ops;
-            ops.gate(
-                run.device,
-                num_rows,
-                block.activation,
-                gates,
-                inputs,
-                index,
-                gated,
-            );
+        if let Some(block) = block
+            && let Some(gated) = self.gated(run, num_rows, residual.normed(), index, block)
+        {
             let after = Some(&block.after);
             let then = next.filter(|_| scale.is_none());
-            let down = (&*gated, &block.down);
+            let down = (gated, &block.down);
             residual.add(run, Operation::Down, num_rows, down, after, then);
         }
         if let Some(scale) = scale {

@@ -21,6 +21,7 @@ use super::spec::ModelSpec;
 use super::stage::{ModelPart, Results};
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
+use super::streams::stream_widths;
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
@@ -196,6 +197,7 @@ impl<D: Device> ModelRunner<D> {
         let of_inputs = of_inputs.map_or([0; 2], |inputs| {
             [inputs.width * (spec.num_layers() + 1), inputs.width]
         });
+        let of_streams = stream_widths(spec);
         let has_experts_block = spec.layers.iter().any(|it| it.experts_block.is_some());
         let of_experts_block = if has_experts_block {
             spec.hidden_size
@@ -215,7 +217,8 @@ impl<D: Device> ModelRunner<D> {
                 + of_gates
                 + num_router_logits
                 + of_inputs[0]
-                + of_experts_block,
+                + of_experts_block
+                + of_streams[0],
             // Its norm, embeddings of another width, the buffers of attention and of recurrent states, and the inner
             // activations.
             inputs: spec.hidden_size
@@ -223,7 +226,8 @@ impl<D: Device> ModelRunner<D> {
                 + inputs
                 + of_states[1]
                 + inner
-                + of_inputs[1],
+                + of_inputs[1]
+                + of_streams[1],
             widest_inputs: spec.max_intermediate_size().max(widest_inputs),
             logits: spec.vocab_size,
             quantised: source.quantised_widths::<D>(limits.weights)?,

@@ -193,6 +193,11 @@ impl<'a> ModelTensors<'a> {
         self.store.has(&self.stored_name(module))
     }
 
+    /// Whether there is a tensor with the name of this module, and of this shape. Only in safetensors.
+    pub(super) fn has_shape(&self, module: Module, shape: &[usize]) -> bool {
+        self.store.has_shape(&self.stored_name(module), shape)
+    }
+
     /// The weight of a norm, `[len]`.
     ///
     /// # Errors

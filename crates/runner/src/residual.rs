@@ -9,8 +9,8 @@ use super::summed::Summed;
 
 use inflight_base::LoadError;
 use inflight_device::{
-    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerNorm, Linear,
-    Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
+    AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerInputOps,
+    LayerNorm, Linear, Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -69,6 +69,7 @@ impl<D: Device> ResidualStream<D> {
             let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
             it.norms.has_after() || it.input_block.is_some() || is_scaled
         });
+        let has_after = has_after || spec.has_rms_norm_of_embeddings();
         let result = match has_whole_sums && !has_after {
             true => None,
             false => Some(device.alloc_sums(max_rows, hidden_size)?),
@@ -312,13 +313,24 @@ impl<D: Device> ResidualStream<D> {
         self.norm_in_place(run, num_rows, norm);
     }
 
-    /// `hidden = norm(hidden); normed = hidden`, with a layer norm, which [`check_norms`] has demanded.
+    /// `hidden = norm(hidden); normed = hidden`. An RMS norm only on devices with
+    /// [layer inputs](Device::LAYER_INPUTS).
     pub fn norm_in_place<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
         norm: &NormWeights<D>,
     ) {
+        if self.norm.kind == NormKind::Rms {
+            if let (Some(result), Some(ops)) = (&mut self.result, D::LAYER_INPUTS) {
+                std::mem::swap(result, &mut self.hidden);
+                ops.clear(run.device, num_rows, &mut self.hidden);
+                let norm = norm_of(&self.norm, Some(norm));
+                run.device
+                    .add_normed(num_rows, result, norm, &mut self.hidden);
+            }
+            return self.norm(run, num_rows, None);
+        }
         let norm = LayerNorm {
             weight: &norm.weight,
             bias: norm.bias.as_ref(),
@@ -496,13 +508,29 @@ impl<D: Device> ResidualStream<D> {
         run: &mut Probed<'_, D, P>,
         operation: Operation,
         num_rows: usize,
-        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        of: (&D::Inputs, &SummedLinear<D>),
         after: Option<&NormWeights<D>>,
         out: &mut D::Sums,
     ) {
+        let outs = std::slice::from_mut(out);
+        self.sum_to_each(run, operation, num_rows, of, after, outs);
+    }
+
+    /// The same, for each of several outputs.
+    pub fn sum_to_each<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        after: Option<&NormWeights<D>>,
+        outs: &mut [D::Sums],
+    ) {
         self.sum(run, num_rows, x, linear);
         run.probe.ended(operation, || work_of(num_rows, linear));
-        self.add_result_to(run, num_rows, after, out);
+        for out in outs {
+            self.add_result_to(run, num_rows, after, out);
+        }
     }
 
     /// `out += after(experts(normed))`, of the experts that were chosen for each row, and their number.
@@ -717,19 +745,19 @@ fn work_of<D: Device>(num_rows: usize, linear: &SummedLinear<D>) -> Work {
     works.fold(Work::default(), Work::plus)
 }
 
-/// Refuses norms of sums in place that are not layer norms.
+/// Refuses norms of sums in layers that are not layer norms.
 ///
 /// # Errors
 /// The model has others.
 pub(super) fn check_norms(spec: &ModelSpec) -> Result<(), LoadError> {
     let mut layers = spec.layers.iter();
-    let is_in_place =
-        spec.embedding_norm.is_some() || layers.any(|layer| layer.norms.are_of_sums());
     match spec.norm.kind {
-        NormKind::Rms if is_in_place => Err(LoadError::Resource(format!(
-            "{} has RMS norms of sums, and only layer norms are computed in place",
-            spec.family
-        ))),
+        NormKind::Rms if layers.any(|layer| layer.norms.are_of_sums()) => {
+            Err(LoadError::Resource(format!(
+                "{} has RMS norms of sums, and only layer norms are computed in place",
+                spec.family
+            )))
+        }
         NormKind::Rms | NormKind::Layer { .. } => Ok(()),
     }
 }

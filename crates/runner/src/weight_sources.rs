@@ -17,6 +17,7 @@ use super::share::{CutUnits, ModelShare, gcd};
 use super::spec::{
     Block, FeedForward, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms, QkNormSpec,
 };
+use super::streams::{LayerStreamsSource, StreamsSource};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};
@@ -34,6 +35,8 @@ pub(super) struct WeightSources<'a> {
     pub(super) embedding_norm: Option<NormSource<'a>>,
     /// Inputs of each layer's own.
     pub(super) layer_inputs: Option<LayerInputsSource<'a>>,
+    /// Between tokens and other residual streams.
+    pub(super) streams: Option<StreamsSource<'a>>,
     pub(super) layers: Vec<LayerSource<'a>>,
     pub(super) final_norm: Option<NormSource<'a>>,
     /// `None` if it is the embedding, or if there is none.
@@ -70,6 +73,10 @@ pub(super) struct LayerSource<'a> {
     pub(super) scale: Option<Tensor<'a>>,
     /// The factors of what its blocks compute.
     pub(super) multipliers: Option<Multipliers>,
+    /// Of the other residual streams.
+    pub(super) streams: Option<LayerStreamsSource<'a>>,
+    /// The gates that count, in standard deviations above the mean.
+    pub(super) gate_cutoff: Option<f32>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -115,6 +122,10 @@ impl<'a> WeightSources<'a> {
             embedding_norm: norm(spec.embedding_norm)?,
             layer_inputs: match &spec.layer_inputs {
                 Some(inputs) => Some(LayerInputsSource::find(tensors, spec, inputs)?),
+                None => None,
+            },
+            streams: match &spec.streams {
+                Some(streams) => Some(StreamsSource::find(tensors, spec, streams)?),
                 None => None,
             },
             layers: layers
@@ -180,6 +191,9 @@ impl<'a> WeightSources<'a> {
     fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let outside = self.embedding_projections.iter().flatten();
         let outside = outside.chain(self.layer_inputs.iter().map(|it| &it.projection));
+        let of_streams = self.streams.iter();
+        let of_streams = of_streams.flat_map(|it| it.inputs.iter().chain(&it.outputs));
+        let outside = outside.chain(of_streams);
         let of_layers = self.layers.iter().flat_map(LayerSource::projections);
         of_layers.chain(outside.map(|it| (it, false)))
     }
@@ -259,6 +273,7 @@ impl<'a> LayerSource<'a> {
             scale,
             recurrence_block,
             multipliers,
+            gate_cutoff,
         } = layer;
         let heads = spec.head_shape(index);
         let (has_attention, has_feed_forward) =
@@ -326,6 +341,11 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             multipliers: *multipliers,
+            streams: match &spec.streams {
+                Some(streams) => Some(LayerStreamsSource::find(tensors, index, spec, streams)?),
+                None => None,
+            },
+            gate_cutoff: *gate_cutoff,
             feed_forward: match feed_forward {
                 _ if !has_feed_forward => None,
                 FeedForward::Gated {
@@ -439,6 +459,11 @@ impl<'a> LayerSource<'a> {
             .chain(&self.gate)
             .chain(beside.flat_map(|block| [&block.input, &block.output]))
             .chain(inputs.flat_map(|block| [&block.gate, &block.down]))
+            .chain(
+                self.streams
+                    .iter()
+                    .flat_map(|it| [&it.router, &it.left, &it.right]),
+            )
             .chain(router);
         whole.map(|it| (it, false)).chain(latent).chain(blocks)
     }

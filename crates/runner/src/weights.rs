@@ -16,6 +16,7 @@ use super::progress::Progress;
 use super::recurrence::{LayerRecurrence, RecurrenceBlockWeights};
 use super::spec::{Multipliers, Norms};
 use super::stage::ModelPart;
+use super::streams::{LayerStreams, StreamsWeights};
 use super::weight_sources::{LayerSource, WeightSources};
 use inflight_base::LoadError;
 use inflight_device::{Device, EmbeddingTable, Linear, PackedWeights};
@@ -33,6 +34,8 @@ pub(super) struct Weights<D: Device> {
     pub(super) embedding_norm: Option<NormWeights<D>>,
     /// Inputs of each layer's own.
     pub(super) layer_inputs: Option<LayerInputsWeights<D>>,
+    /// Between tokens and other residual streams.
+    pub(super) streams: Option<StreamsWeights<D>>,
     /// The layers of the stage.
     pub(super) layers: Vec<Layer<D>>,
     /// Only in the last stage.
@@ -78,6 +81,10 @@ pub(super) struct Layer<D: Device> {
     pub(super) scale: Option<f32>,
     /// The factors of what its blocks compute.
     pub(super) multipliers: Option<Multipliers>,
+    /// Of the other residual streams.
+    pub(super) streams: Option<LayerStreams<D>>,
+    /// The gates that count, in standard deviations above the mean.
+    pub(super) gate_cutoff: Option<f32>,
 }
 
 impl<D: Device> Layer<D> {
@@ -115,6 +122,10 @@ impl<D: Device> Layer<D> {
         if let Some(block) = &self.input_block {
             linears.push(&block.gate);
             linears.extend(linears_of(&block.down));
+        }
+        if let Some(streams) = &self.streams {
+            linears.extend([&streams.router, &streams.left]);
+            linears.extend(linears_of(&streams.right));
         }
         linears.into_iter().map(|linear| &linear.matrix)
     }
@@ -168,6 +179,10 @@ impl<D: Device> Weights<D> {
             Some(inputs) => Some(inputs.pack(&mut packer)?),
             None => None,
         };
+        let streams = match &sources.streams {
+            Some(streams) => Some(streams.load(&mut packer)?),
+            None => None,
+        };
         let types = match &sources.token_types {
             Some(types) if stage.is_first() => packer.upload_types(types)?,
             _ => Vec::new(),
@@ -187,7 +202,9 @@ impl<D: Device> Weights<D> {
             embedding_projection.as_ref(),
             input_projection,
         ];
-        let outside = outside.into_iter().flatten().map(|linear| &linear.matrix);
+        let of_streams = streams.iter().flat_map(StreamsWeights::linears);
+        let outside = outside.into_iter().flatten().chain(of_streams);
+        let outside = outside.map(|linear| &linear.matrix);
         packer.keep(packed.chain(outside));
         let num_requantised = packer.num_requantised();
         let has_rows = |lm_head: &Linear<D>| lm_head.matrix.has_rows();
@@ -210,6 +227,7 @@ impl<D: Device> Weights<D> {
         store.check()?;
         let weights = Self {
             layer_inputs,
+            streams,
             embedding,
             embedding_projection,
             positions,
@@ -243,6 +261,7 @@ impl<D: Device> Weights<D> {
             types: Vec::new(),
             embedding_norm: None,
             layer_inputs: None,
+            streams: None,
             layers,
             head: Some(head),
         }
@@ -358,6 +377,11 @@ impl LayerSource<'_> {
                 None => None,
             },
             multipliers: self.multipliers,
+            streams: match &self.streams {
+                Some(streams) => Some(streams.load(packer)?),
+                None => None,
+            },
+            gate_cutoff: self.gate_cutoff,
         })
     }
 }

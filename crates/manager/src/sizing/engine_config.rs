@@ -104,12 +104,11 @@ pub fn engine_config(
     let plan_ahead = settings.enable_trt_overlap
         && model.can_run_ahead()
         && settings.gpt_model_type == BatchingScheme::InflightFused;
+    if has_states {
+        check_states_ahead(plan_ahead)?;
+    }
     let reuse = match reuse(settings)? {
         _ if sees_whole_prompts => BlockReuse::Off,
-        _ if has_states && plan_ahead => {
-            check_states_ahead(settings)?;
-            BlockReuse::Off
-        }
         BlockReuse::PartialBlocks if has_states => BlockReuse::WholeBlocks,
         reuse => reuse,
     };
@@ -285,21 +284,12 @@ pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
     )
 }
 
-/// Refuses prefix reuse for a model with recurrent states whose steps are planned ahead: a step may save the states
-/// behind a token that turns out to be another one.
-fn check_states_ahead(settings: &Settings) -> Result<(), LoadError> {
+/// Refuses steps of a model with recurrent states that are planned ahead: where the device leaves a token to the host,
+/// the step behind it has changed the states with another one.
+fn check_states_ahead(plan_ahead: bool) -> Result<(), LoadError> {
     refuse_given(
-        &[
-            (
-                "enable_kv_cache_reuse is true",
-                settings.enable_kv_cache_reuse == Some(true),
-            ),
-            (
-                "max_state_snapshots is above 0",
-                settings.max_state_snapshots.is_some_and(|max| max > 0),
-            ),
-        ],
-        "enable_trt_overlap is true, which plans steps of a model with recurrent states before their tokens are known",
+        &[("enable_trt_overlap is true", plan_ahead)],
+        "a GPU computes no step of a model with recurrent states before the tokens of the last one are known",
     )
 }
 
@@ -616,33 +606,23 @@ mod tests {
     }
 
     #[test]
-    fn steps_with_states_that_are_planned_ahead_reuse_nothing() {
+    fn steps_with_states_are_not_planned_ahead() {
         let on_gpu = Changed {
             state_bytes: WITH_STATES.state_bytes,
             ..ON_GPU
         };
-        let sized = |parameters: &[(&str, &str)]| {
-            let overlap = ("enable_trt_overlap", "true");
-            let parameters = [parameters, &[overlap]].concat();
-            engine_config(&config(&parameters), &on_gpu, Some(1 << 30))
-        };
-        let engine = sized(&[]).expect("good settings");
-        let figures = (engine.plan_ahead, engine.num_state_snapshots, engine.reuse);
-        assert_eq!(figures, (true, 0, BlockReuse::Off));
-        for given in [
-            ("enable_kv_cache_reuse", "true"),
-            ("max_state_snapshots", "5"),
-        ] {
-            let error = sized(&[given]).expect_err("refused").to_string();
-            for words in [given.0, "enable_trt_overlap is true", "recurrent states"] {
-                assert!(error.contains(words), "{error}");
-            }
+        let sized =
+            |parameters: &[_], model| engine_config(&config(parameters), model, Some(1 << 30));
+        let overlap = ("enable_trt_overlap", "true");
+        let error = sized(&[overlap], &on_gpu).expect_err("refused").to_string();
+        for words in ["enable_trt_overlap is true", "recurrent states"] {
+            assert!(error.contains(words), "{error}");
         }
-        let without = engine_config(&config(&[]), &on_gpu, Some(1 << 30)).expect("good settings");
-        assert_eq!(
-            (without.plan_ahead, without.reuse),
-            (false, BlockReuse::WholeBlocks)
-        );
+        let engine = sized(&[], &on_gpu).expect("good settings");
+        assert_eq!(engine.reuse, BlockReuse::WholeBlocks);
+        // Two micro-batches know their tokens.
+        let engine = sized(&[overlap], &WITH_STATES).expect("good settings");
+        assert_eq!((engine.plan_ahead, engine.num_micro_batches), (false, 2));
     }
 
     #[test]

@@ -167,7 +167,7 @@ pub(crate) fn check_ranks(model: &ConfiguredModel<'_>) -> Result<(), LoadError> 
         None => Ok(()),
         Some((_, reason)) => Err(LoadError::Config {
             problem: format!("{key} is above 1, and {reason}"),
-            remedy: format!("or leave out {key}"),
+            remedy: format!("leave out {key}"),
         }),
     }
 }

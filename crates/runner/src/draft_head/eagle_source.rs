@@ -34,7 +34,7 @@ pub(super) struct EagleSource {
     layers: [usize; NUM_STATES],
     /// Tokens that it guesses.
     draft_vocab_size: usize,
-    /// What the names of the layer's tensors start with.
+    /// The prefix of the names of the layer's tensors.
     layer: &'static str,
     /// Whether the layer adds to the states as its norm leaves them, instead of the states themselves.
     adds_to_normed: bool,

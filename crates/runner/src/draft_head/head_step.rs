@@ -1,4 +1,4 @@
-//! What a head computes in a pass.
+//! The inputs and outputs of a head's pass.
 
 use super::shared::SharedWeights;
 use inflight_device::{Device, StepInputs};
@@ -12,7 +12,7 @@ pub(super) struct HeadStep<'a, 's, D: Device> {
     pub(super) shared: SharedWeights<'a, D>,
 }
 
-/// What is made of the kept rows, if there are some.
+/// The results for the kept rows, if there are some.
 pub(super) struct HeadOutputs<'a, D: Device> {
     /// `[num_kept_rows, draft_vocab_size]`.
     pub(super) logits: &'a mut D::Logits,

@@ -31,7 +31,7 @@ pub(super) struct MtpLayer<D: Device> {
 struct OwnWeights<D: Device> {
     /// The norms of embeddings and of states.
     input_norms: [NormWeights<D>; 2],
-    /// What the layer reads of each of the two.
+    /// The projections of embeddings and of states to the layer's input.
     projections: [Linear<D>; 2],
     /// `None`: it has the model's.
     embedding: Option<D::Embedding>,

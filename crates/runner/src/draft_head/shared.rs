@@ -1,4 +1,4 @@
-//! What a head has in common with its model.
+//! Weights that a head shares with its model.
 
 use inflight_device::{Device, EmbeddingTable, Linear, LogitsTransform};
 

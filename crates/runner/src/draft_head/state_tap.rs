@@ -10,9 +10,9 @@ use inflight_device::{Device, Linear, Norm, Output, StateOps};
 
 /// Reads the states of a head while the model computes.
 pub(crate) enum StateTap<D: Device> {
-    /// Those of an EAGLE-3 head.
+    /// The states of an EAGLE-3 head.
     Layers(LayersTap<D>),
-    /// What the output layer reads.
+    /// The inputs of the output layer.
     Output {
         ops: D::States,
         width: usize,
@@ -58,11 +58,11 @@ impl<D: Device> StateTap<D> {
         }
     }
 
-    /// Writes the states of a step's tokens, `[num_rows, head's hidden_size]`.
+    /// Takes the states of a step's tokens, `[num_rows, head's hidden_size]`.
     pub(crate) fn states(&mut self, device: &mut D, num_rows: usize, out: &mut Vec<f32>) {
         match self {
             Self::Layers(tap) => tap.states(device, num_rows, out),
-            Self::Output { states, .. } => out.clone_from(states),
+            Self::Output { states, .. } => std::mem::swap(out, states),
         }
     }
 }

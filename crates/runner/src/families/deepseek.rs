@@ -1,4 +1,5 @@
-//! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight, Kimi K2 and GLM-4.7-Flash, by Z.ai.
+//! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight, Kimi K2, GLM-4.7-Flash, by Z.ai,
+//! Youtu-LLM, by Tencent, and Mistral 4, by Mistral AI.
 //!
 //! Attention is latent: keys and values of all heads are made of one latent of `kv_lora_rank` elements, which is all
 //! that the cache holds of a position besides `qk_rope_head_dim` rotated elements that all heads share. Queries come
@@ -10,9 +11,13 @@
 //! (`topk_method`); weights are multiplied by `routed_scaling_factor`. V3 chooses by sigmoids, to which a correction of
 //! each expert is added for the choice alone, in the groups with the largest sums of two scores; weights are divided by
 //! their sum first if `norm_topk_prob` says so. The layer behind the last one that V3's checkpoints have makes
-//! drafts (mtp.rs). GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts.
+//! drafts (mtp.rs). GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts. Youtu-LLM has no
+//! experts. Mistral 4 chooses by a softmax, in the groups with the largest sums of two scores, and its weights are
+//! divided by their sum; queries have a factor that grows with their positions, as in
+//! [Ministral 3](super::ministral3).
 //!
-//! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3 and glm4_moe_lite of transformers;
+//! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3, glm4_moe_lite, youtu and mistral4 of
+//! transformers;
 //! DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.
 
 use serde_json::{Map, Value as Json, json};
@@ -22,6 +27,7 @@ use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufExperts};
 use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
+use super::ministral3::query_factors;
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
 use crate::spec::{AttentionSpec, LatentQueries, LatentSpec, ModelSpec, Projection};
@@ -70,6 +76,18 @@ pub const GLM4_MOE_LITE: Family = Family {
     describe: |config| describe(config, &GENERATIONS[2]),
 };
 
+pub const YOUTU: Family = Family {
+    class: "YoutuForCausalLM",
+    gguf: None,
+    describe: |config| describe(config, &GENERATIONS[3]),
+};
+
+pub const MISTRAL4: Family = Family {
+    class: "Mistral4ForCausalLM",
+    gguf: None,
+    describe: describe_mistral4,
+};
+
 /// The GGUF layout of V2 and V3. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
 const GGUF: GgufArchitecture = GgufArchitecture {
     modules: &[
@@ -110,7 +128,9 @@ struct Generation {
     sizes: Sizes,
     norm_eps: f64,
     parts: Parts,
-    experts: GroupedExperts,
+    is_tied: bool,
+    /// `None`: all layers have a dense block.
+    experts: Option<GroupedExperts>,
 }
 
 /// Sizes of parts of heads, and of latents.
@@ -118,21 +138,24 @@ struct Parts {
     content: usize,
     value: usize,
     queries: usize,
+    latent: usize,
 }
 
 const DEEPSEEK_PARTS: Parts = Parts {
     content: 128,
     value: 128,
     queries: 1536,
+    latent: 512,
 };
 
-const GENERATIONS: [Generation; 3] = [
+const GENERATIONS: [Generation; 5] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
         sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
         norm_eps: 1e-6,
         parts: DEEPSEEK_PARTS,
-        experts: GroupedExperts {
+        is_tied: false,
+        experts: Some(GroupedExperts {
             scores: RouterScores::Softmax,
             num_experts: Some(64),
             num_chosen: None,
@@ -146,14 +169,15 @@ const GENERATIONS: [Generation; 3] = [
             routed_scale: 1.0,
             has_mlp_bias: true,
             names: GroupedNames::DEEPSEEK,
-        },
+        }),
     },
     Generation {
         class: "DeepseekV3ForCausalLM",
         sizes: Sizes::new(129_280, 7168, 18_432, 61, 128, 4096),
         norm_eps: 1e-6,
         parts: DEEPSEEK_PARTS,
-        experts: GroupedExperts {
+        is_tied: false,
+        experts: Some(GroupedExperts {
             scores: RouterScores::Sigmoid,
             num_experts: Some(256),
             num_chosen: Some(8),
@@ -167,7 +191,7 @@ const GENERATIONS: [Generation; 3] = [
             routed_scale: 2.5,
             has_mlp_bias: true,
             names: GroupedNames::DEEPSEEK,
-        },
+        }),
     },
     Generation {
         class: "Glm4MoeLiteForCausalLM",
@@ -177,8 +201,10 @@ const GENERATIONS: [Generation; 3] = [
             content: 192,
             value: 256,
             queries: 768,
+            latent: 512,
         },
-        experts: GroupedExperts {
+        is_tied: false,
+        experts: Some(GroupedExperts {
             scores: RouterScores::Sigmoid,
             num_experts: Some(64),
             num_chosen: Some(4),
@@ -196,7 +222,42 @@ const GENERATIONS: [Generation; 3] = [
                 layer_types: Some("mlp_layer_types"),
                 ..GroupedNames::DEEPSEEK
             },
+        }),
+    },
+    Generation {
+        class: "YoutuForCausalLM",
+        sizes: Sizes::new(128_256, 2048, 6144, 32, 16, 131_072),
+        norm_eps: 1e-6,
+        parts: DEEPSEEK_PARTS,
+        is_tied: true,
+        experts: None,
+    },
+    Generation {
+        class: "Mistral4ForCausalLM",
+        sizes: Sizes::new(131_072, 4096, 12_288, 36, 32, 1_048_576),
+        norm_eps: 1e-6,
+        parts: Parts {
+            content: 64,
+            value: 128,
+            queries: 1024,
+            latent: 256,
         },
+        is_tied: false,
+        experts: Some(GroupedExperts {
+            scores: RouterScores::Softmax,
+            num_experts: Some(128),
+            num_chosen: Some(4),
+            num_shared: Some(1),
+            expert_size: 2048,
+            num_dense_layers: 0,
+            num_groups: Some(1),
+            num_chosen_groups: Some(1),
+            num_group_scores: 2,
+            is_normalised: true,
+            routed_scale: 1.0,
+            has_mlp_bias: false,
+            names: GroupedNames::DEEPSEEK,
+        }),
     },
 ];
 
@@ -206,6 +267,7 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
         sizes: Some(generation.sizes),
         head_dim: Some(rotary_dim),
         norm_eps: generation.norm_eps,
+        tied_embeddings: generation.is_tied,
         keys: Keys {
             // All heads have keys of their own, whatever the config says.
             num_kv_heads: Keys::LLAMA.num_heads,
@@ -220,21 +282,73 @@ fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, Loa
         num_heads: dimensions.num_heads,
         content_dim: part(config, "qk_nope_head_dim", generation.parts.content, false)?,
         rotary_dim,
-        latent_dim: part(config, "kv_lora_rank", 512, true)?,
+        latent_dim: part(config, "kv_lora_rank", generation.parts.latent, true)?,
         value_dim: part(config, "v_head_dim", generation.parts.value, false)?,
     };
     let mut layer = dimensions.llama_layer();
     let rank = config.size_or("q_lora_rank", 1..=MAX_WIDTH, Some(generation.parts.queries))?;
     layer.attention = attention(config, &dimensions, shape, rank)?;
-    let has_bias = generation.experts.has_mlp_bias && config.bool_or("mlp_bias", false)?;
+    let family = generation.experts.as_ref();
+    let has_bias = match family {
+        Some(family) => family.has_mlp_bias && config.bool_or("mlp_bias", false)?,
+        None => false,
+    };
     layer.feed_forward.set_biases(has_bias);
-    let experts = experts(config, &dimensions, &generation.experts)?;
+    let experts = match family {
+        Some(family) => Some((family, experts(config, &dimensions, family)?)),
+        None => None,
+    };
     (dimensions.num_kv_heads, dimensions.head_dim) = (1, shape.key_dim());
     let windows = no_windows(dimensions.num_layers);
     let mut spec = dimensions.model(generation.class, layer, windows);
-    let family = &generation.experts;
-    family.replace_dense(config, &experts, &mut spec)?;
+    if let Some((family, experts)) = experts {
+        family.replace_dense(config, &experts, &mut spec)?;
+    }
     Ok(spec)
+}
+
+fn describe_mistral4(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    const SHARE: &str = "partial_rotary_factor";
+    let generation = &GENERATIONS[4];
+    let silent = json!({
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+    });
+    let told = rope_parameters(config)?;
+    let mut parameters = match &told {
+        Some(told) => told
+            .entries()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        None => object(silent),
+    };
+    // The share of a query that is rotated, which its parts tell, too.
+    if let (Some(told), Some(share)) = (&told, parameters.remove(SHARE)) {
+        let rotary = part(config, "qk_rope_head_dim", 64, true)?;
+        let content = part(config, "qk_nope_head_dim", generation.parts.content, false)?;
+        let whole = rotary + content;
+        if share.as_f64().map(|share| (share * whole as f64) as usize) != Some(rotary) {
+            let expected = format!("{rotary} of {whole}, as qk_rope_head_dim says");
+            return Err(told.unexpected(SHARE, share, expected));
+        }
+    }
+    let config = &config
+        .with("rope_scaling", Json::Null)
+        .with("rope_parameters", Json::Object(parameters))
+        .with("topk_method", json!("group_limited_greedy"));
+    let mut spec = describe(config, generation)?;
+    let factors = query_factors(config)?;
+    for layer in &mut spec.layers {
+        layer.attention.rope.query_factors = factors;
+    }
+    Ok(spec)
+}
+
+fn object(value: Json) -> Map<String, Json> {
+    match value {
+        Json::Object(object) => object,
+        _ => Map::new(),
+    }
 }
 
 /// The size of a part of heads, or of latents.

@@ -214,6 +214,7 @@ impl Dimensions {
             input_block: None,
             scale: None,
             multipliers: None,
+            gate_cutoff: None,
             feed_forward: FeedForward::Gated {
                 gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
                 activation: self.activation,
@@ -312,6 +313,7 @@ impl Dimensions {
             token_types: None,
             embedding_norm: None,
             layer_inputs: None,
+            streams: None,
             slope_factor: None,
             is_bidirectional: false,
             norm: self.norm,

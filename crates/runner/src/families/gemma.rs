@@ -26,6 +26,7 @@ use super::family::Family;
 use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, rope_of};
 use super::windows::{no_windows, set_rope_of_windows, set_windows_except_every};
+use crate::rope::Rope;
 use crate::spec::{BlockNorms, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -153,11 +154,7 @@ impl Special {
         sizes: Sizes::new(262_208, 2304, 9216, 26, 8, 131_072),
         soft_caps: [None, None],
         has_qk_norm: true,
-        rope: RopeDefaults {
-            theta: 1e6,
-            section: Some("full_attention"),
-            ..Defaults::LLAMA.rope
-        },
+        rope: GLOBAL_ROPE,
     };
 }
 
@@ -186,23 +183,42 @@ fn describe_gemma3(config: &JsonFile, class: &'static str) -> Result<ModelSpec, 
     let mut spec = describe(config, class, &Special::GEMMA3)?;
     let interval = config.size("sliding_window_pattern", 1..=MAX_POSITIONS)?;
     set_windows_except_every(&mut spec, config, interval.unwrap_or(6))?;
+    let local = local_rope(config, spec.max_position_embeddings, spec.head_dim)?;
+    set_rope_of_windows(&mut spec, &local);
+    Ok(spec)
+}
+
+/// The position embedding of layers with a window.
+///
+/// # Errors
+/// A key is malformed.
+pub fn local_rope(
+    config: &JsonFile,
+    max_position_embeddings: usize,
+    head_dim: usize,
+) -> Result<Rope, LoadError> {
     let parameters = config.object("rope_parameters")?;
     let local = match parameters {
         Some(parameters) => parameters.object("sliding_attention")?,
         None => None,
     };
     let theta = config.number("rope_local_base_freq", 1.0..=1e15)?;
-    let local = rope_of(
+    rope_of(
         config,
         local.as_ref(),
         theta,
-        spec.max_position_embeddings,
-        spec.head_dim,
+        max_position_embeddings,
+        head_dim,
         Defaults::LLAMA.rope,
-    )?;
-    set_rope_of_windows(&mut spec, &local);
-    Ok(spec)
+    )
 }
+
+/// The position embedding of other layers, where config.json is silent.
+pub const GLOBAL_ROPE: RopeDefaults = RopeDefaults {
+    theta: 1e6,
+    section: Some("full_attention"),
+    ..Defaults::LLAMA.rope
+};
 
 fn describe(
     config: &JsonFile,

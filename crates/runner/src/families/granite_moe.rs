@@ -41,14 +41,27 @@ pub const GRANITE_MOE_SHARED: Family = Family {
     gguf: None,
     describe: |config| {
         let (mut spec, dimensions) = describe_dense(config, GRANITE_MOE_SHARED.class)?;
-        let shared_size = config.size("shared_intermediate_size", 0..=MAX_WIDTH)?;
-        let experts = experts(config, &dimensions, shared_size.unwrap_or(0))?;
-        for layer in &mut spec.layers {
-            layer.feed_forward = FeedForward::Experts(experts.clone());
-        }
+        set_experts_beside_shared(config, &mut spec, &dimensions)?;
         Ok(spec)
     },
 };
+
+/// Gives all layers experts, and the block of `shared_intermediate_size` that all tokens have, if it is not 0.
+///
+/// # Errors
+/// A key is out of range.
+pub fn set_experts_beside_shared(
+    config: &JsonFile,
+    spec: &mut ModelSpec,
+    dimensions: &Dimensions,
+) -> Result<(), LoadError> {
+    let shared_size = config.size("shared_intermediate_size", 0..=MAX_WIDTH)?;
+    let experts = experts(config, dimensions, shared_size.unwrap_or(0))?;
+    for layer in &mut spec.layers {
+        layer.feed_forward = FeedForward::Experts(experts.clone());
+    }
+    Ok(())
+}
 
 pub const GRANITE_4: Family = Family {
     class: "GraniteMoeHybridForCausalLM",

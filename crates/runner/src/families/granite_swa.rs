@@ -1,20 +1,22 @@
-//! Granite Swash, by IBM.
+//! Granite Swash, by IBM, with and without experts.
 //!
 //! Granite with a learned attention-sink logit for each head. `layer_types` says which layers have a window; by
 //! default every fourth layer, from layer 0 on, has full attention. Each layer has its own RoPE base
-//! (`layer_rope_theta`), where 0 is a layer without a position embedding.
+//! (`layer_rope_theta`), where 0 is a layer without a position embedding. The experts are those of
+//! [Granite](super::granite_moe), in tensors of other names.
 //!
-//! Source: configuration_granite_swa.py and modeling_granite_swa.py of transformers.
+//! Source: configuration_*.py and modeling_*.py of granite_swa and granitemoe_swa of transformers.
 
 use serde_json::Value;
 
 use super::dimensions::{Defaults, Sizes};
 use super::family::Family;
-use super::granite::{describe_dense_with, set_mlp_biases};
+use super::granite::{describe_dense, describe_dense_with, set_mlp_biases};
+use super::granite_moe::set_experts_beside_shared;
 use super::rope_config::THETA;
 use super::windows::{windowed_layers, windows_of};
 use crate::rope::Rope;
-use crate::spec::ModelSpec;
+use crate::spec::{FeedForward, ModelSpec, StackedExperts};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
@@ -23,6 +25,14 @@ pub const FAMILY: Family = Family {
     gguf: None,
     describe,
 };
+
+pub const WITH_EXPERTS: Family = Family {
+    class: "GraniteMoeSWAForCausalLM",
+    gguf: None,
+    describe: describe_with_experts,
+};
+
+const ROUTER: &str = "block_sparse_moe.router";
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
@@ -34,6 +44,30 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let (mut spec, _) = describe_dense_with(config, FAMILY.class, &defaults)?;
     set_mlp_biases(config, &mut spec)?;
+    set_attention(config, &mut spec)?;
+    Ok(spec)
+}
+
+fn describe_with_experts(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let (mut spec, dimensions) = describe_dense(config, WITH_EXPERTS.class)?;
+    set_experts_beside_shared(config, &mut spec, &dimensions)?;
+    for layer in &mut spec.layers {
+        if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+            experts.router.parts[0].module = ROUTER;
+            experts.stacked = StackedExperts {
+                router: ROUTER,
+                gate_up: "block_sparse_moe.experts.gate_up_proj",
+                down: "block_sparse_moe.experts.down_proj",
+                ..experts.stacked
+            };
+        }
+    }
+    set_attention(config, &mut spec)?;
+    Ok(spec)
+}
+
+/// Gives the layers their windows, sinks and position embeddings.
+fn set_attention(config: &JsonFile, spec: &mut ModelSpec) -> Result<(), LoadError> {
     let num_layers = spec.num_layers();
     let is_windowed = match config.get("layer_types") {
         Some(_) => windowed_layers(config, num_layers, 0)?,
@@ -57,7 +91,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             };
         }
     }
-    Ok(spec)
+    Ok(())
 }
 
 /// The base of each layer. `None`: all have the one in `rope_parameters`.

@@ -144,7 +144,7 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
         return Err(config.unexpected("topk_method", format_args!("'{method}'"), expected));
     }
     let is_normalised = config.bool_or(NORMALISED, family.is_normalised)?;
-    if is_normalised && family.scores == RouterScores::Softmax {
+    if is_normalised && family.scores == RouterScores::Softmax && !family.is_normalised {
         let expected = "supported in this family, where transformers ignores it; only false is";
         return Err(config.unexpected(NORMALISED, true, expected));
     }

@@ -46,7 +46,11 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(dimensions.model(FAMILY.class, layer, windows))
 }
 
-fn query_factors(config: &JsonFile) -> Result<Option<QueryFactors>, LoadError> {
+/// The factors of queries by their positions; `None` without [parameters](rope_parameters) of a position embedding.
+///
+/// # Errors
+/// A key is missing or out of range.
+pub fn query_factors(config: &JsonFile) -> Result<Option<QueryFactors>, LoadError> {
     let Some(parameters) = rope_parameters(config)? else {
         return Ok(None);
     };

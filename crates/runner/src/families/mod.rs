@@ -29,6 +29,7 @@ mod apertus;
 mod arcee;
 mod bamba;
 mod bert;
+mod biogpt;
 mod bloom;
 mod bounds;
 mod cohere;
@@ -45,11 +46,13 @@ mod falcon_h1;
 mod family;
 mod flex_olmo;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod gguf;
 mod glm;
 mod glm4_moe;
 mod gpt2;
+mod gpt_neo;
 mod gpt_neox;
 mod gpt_oss;
 mod gptj;
@@ -59,6 +62,7 @@ mod granite_swa;
 mod grouped_experts;
 mod helium;
 mod hunyuan;
+mod hy3;
 mod hyperclovax;
 mod jais2;
 mod layer_lists;
@@ -70,7 +74,9 @@ mod ministral3;
 mod mistral;
 mod mixtral;
 mod modernbert;
+mod mpt;
 mod mtp;
+mod nanochat;
 mod nemotron;
 mod nemotron_h;
 mod olmo;
@@ -108,7 +114,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 87] = [
+const FAMILIES: [Family; 101] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -196,6 +202,20 @@ const FAMILIES: [Family; 87] = [
     apertus::FAMILY,
     flex_olmo::FAMILY,
     cwm::FAMILY,
+    deepseek::YOUTU,
+    qwen3_moe::MELLUM,
+    hy3::FAMILY,
+    granite_swa::WITH_EXPERTS,
+    with_images::QWEN3_VL_MOE,
+    with_images::EXAONE_4_5,
+    gemma3n::GEMMA3N,
+    gemma3n::GEMMA3N_WITH_IMAGES,
+    nanochat::FAMILY,
+    gpt_neo::FAMILY,
+    biogpt::FAMILY,
+    mpt::FAMILY,
+    mpt::ORIGINAL,
+    deepseek::MISTRAL4,
 ];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.

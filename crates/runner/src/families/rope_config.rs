@@ -50,6 +50,17 @@ pub fn rope_parameters(config: &JsonFile) -> Result<Option<JsonFile>, LoadError>
     }
 }
 
+/// A section of the [parameters](rope_parameters), of families that have several position embeddings.
+///
+/// # Errors
+/// As [`rope_parameters`], or it is malformed.
+pub fn section_of(config: &JsonFile, section: &str) -> Result<Option<JsonFile>, LoadError> {
+    match rope_parameters(config)? {
+        Some(parameters) => parameters.object(section),
+        None => Ok(None),
+    }
+}
+
 /// Reads the [parameters](rope_parameters), and `rope_theta`, which earlier versions of transformers wrote beside them.
 pub fn rope(
     config: &JsonFile,

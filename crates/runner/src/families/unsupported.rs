@@ -18,26 +18,11 @@ struct Unsupported {
 
 const STATE_SPACE: &str =
     "its layers, or most of them, have a recurrent state instead of attention";
-const MPT: &str = "its projections and norms have no biases, embedded tokens have no norm, and it can clip queries, keys and values";
 const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 
-const GEMMA3N: &str = "it has embeddings for each layer, several residual streams, and layers that share keys and values";
-
 const FAMILIES: &[Unsupported] = &[
-    decoder(
-        "Gemma3nForConditionalGeneration",
-        "gemma3n",
-        "Gemma3ForCausalLM",
-        GEMMA3N,
-    ),
-    decoder(
-        "Gemma3nForCausalLM",
-        "gemma3n",
-        "Gemma3ForCausalLM",
-        GEMMA3N,
-    ),
     decoder(
         "BitNetForCausalLM",
         "bitnet",
@@ -45,22 +30,10 @@ const FAMILIES: &[Unsupported] = &[
         "its weights are ternary, and the inputs of output and down projections are normalised",
     ),
     converted(
-        "GPTNeoForCausalLM",
-        "GPT2LMHeadModel",
-        "every second layer has a window, scores have no factor, and queries, keys and values are apart and without biases",
-    ),
-    converted(
         "PersimmonForCausalLM",
         "GPTNeoXForCausalLM",
         "it normalises queries and keys, and its activation is squared ReLU",
     ),
-    converted(
-        "BioGptForCausalLM",
-        "OPTForCausalLM",
-        "its activation is GELU, and embedded tokens have a factor",
-    ),
-    decoder("MptForCausalLM", "mpt", "BloomForCausalLM", MPT),
-    decoder("MPTForCausalLM", "mpt", "BloomForCausalLM", MPT),
     decoder(
         "BaichuanForCausalLM",
         "baichuan",
@@ -150,6 +123,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "ernie4_5-moe",
     "exaone-moe",
     "falcon-h1",
+    "gemma3n",
     "gemma4",
     "glm4moe",
     "gptj",
@@ -162,6 +136,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "lfm2moe",
     "llama4",
     "minimax-m2",
+    "mpt",
     "nemotron_h",
     "nemotron_h_moe",
     "mistral3",

@@ -1,17 +1,18 @@
-//! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Mistral Small 3.1
-//! and later, Ministral 3, LLaVA.
+//! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without
+//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
 //! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
 //!
-//! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, mistral3 and llava of transformers.
+//! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava and
+//! exaone4_5 of transformers.
 
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
 use super::gguf::GgufArchitecture;
-use super::{llama, ministral3, mistral, qwen2, qwen3};
+use super::{deepseek, exaone4, llama, ministral3, mistral, qwen2, qwen3, qwen3_moe};
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -43,6 +44,33 @@ pub const QWEN3_VL: Family = Family {
     },
 };
 
+/// Qwen3-VL with experts, whose weights are always divided by their sum.
+pub const QWEN3_VL_MOE: Family = Family {
+    class: "Qwen3VLMoeForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let defaults = json!({
+            "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "max_position_embeddings": 128_000, "rope_theta": 500_000.0, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408, "norm_topk_prob": true,
+        });
+        let class = QWEN3_VL_MOE.class;
+        let mut spec = describe_language_model(config, object(defaults), &qwen3_moe::OF_VL, class)?;
+        // Whatever the language model's config says.
+        spec.tied_embeddings = config.bool_or("tie_word_embeddings", false)?;
+        Ok(spec)
+    },
+};
+
+pub const EXAONE_4_5: Family = Family {
+    class: "Exaone4_5_ForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let is_tied = config.bool_or("tie_word_embeddings", false)?;
+        describe_by_type(config, "exaone4", json!({}), EXAONE_4_5.class, is_tied)
+    },
+};
+
 pub const MISTRAL3: Family = Family {
     class: "Mistral3ForConditionalGeneration",
     gguf: None,
@@ -70,13 +98,17 @@ pub const LLAVA: Family = Family {
 const TEXT: &str = "text_config.";
 
 /// The families of language models by `model_type`, which a config under `text_config` has in place of a class.
-const LANGUAGE_MODELS: [(&str, Family); 6] = [
+const LANGUAGE_MODELS: [(&str, Family); 9] = [
     ("llama", llama::FAMILY),
     ("mistral", mistral::FAMILY),
     ("ministral", mistral::MINISTRAL),
     ("ministral3", ministral3::FAMILY),
+    ("mistral4", deepseek::MISTRAL4),
     ("qwen2", qwen2::FAMILY),
     ("qwen3", qwen3::FAMILY),
+    ("exaone4", exaone4::FAMILY),
+    // The first name of that.
+    ("exaone4_5_text", exaone4::FAMILY),
 ];
 
 fn describe_qwen2_vl(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {

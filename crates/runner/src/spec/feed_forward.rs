@@ -87,8 +87,8 @@ pub enum StackedLayout {
     /// turns. Biases are tensors `[num_experts, outputs]`, with `_bias` behind the name. Checkpoints have no other
     /// tensors.
     Inputs,
-    /// `[num_experts, inputs, outputs]`, gate's outputs before up's. A checkpoint may have tensors of each expert
-    /// instead.
+    /// `[num_experts, inputs, outputs]`, gate's outputs before up's, or, by its shape, [`Self::Outputs`]. A checkpoint
+    /// may have tensors of each expert instead.
     InputsInParts,
 }
 

@@ -26,6 +26,10 @@ pub struct LayerSpec {
     pub scale: Option<&'static str>,
     /// The factors of what its blocks compute, in a layer with [sequential](Norms::Sequential) norms in front of them.
     pub multipliers: Option<Multipliers>,
+    /// The cutoff of the feed-forward block's gates, in standard deviations above the mean of a token's gates. It is
+    /// subtracted from each gate, and negative results become 0. The block has all gates in front of ups then. Only in
+    /// a model with [streams](StreamsSpec).
+    pub gate_cutoff: Option<f32>,
 }
 
 /// A recurrence that reads what attention reads: `x += scale * output(rule(input(norm(x))))`.
@@ -71,6 +75,44 @@ pub struct LayerInputsSpec {
     pub scale: f32,
     /// Elements of the inputs of a layer.
     pub width: usize,
+}
+
+/// Several residual streams (AltUp), of which layers compute the first one, and a low-rank block beside attention
+/// (LAuReL). Layers have [sequential](Norms::Sequential) norms in front of blocks and behind them, and [`InputBlock`]s,
+/// whose results are added to the other streams.
+///
+/// ```text
+/// predict   all streams, by the first one;        x = the first one;        n = norm(x)
+/// x = (x + after(attention(n)) + n + laurel_norm(right(left(n)))) / sqrt(2);    x += after(feed_forward(before(x)))
+/// correct   all streams, by x
+/// ```
+///
+/// Modules of streams are counted from the second one: `{}` stands for the index. Coefficients are as in
+/// [`StreamCoefs`](inflight_device::StreamCoefs).
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamsSpec {
+    /// All streams, the first one included; at most [`MAX_STREAMS`](inflight_device::MAX_STREAMS).
+    pub num: usize,
+    /// From embedded tokens to another stream, whose rows get the magnitudes of theirs, `[hidden_size, hidden_size]`.
+    pub inputs: &'static str,
+    /// From another stream to what is added behind the last layer, likewise. The mean of all streams is left.
+    pub outputs: &'static str,
+    /// The norm of what chooses coefficients, whose results the hidden size divides, `[hidden_size]`.
+    pub router_norm: &'static str,
+    /// The projection that chooses coefficients, `[num, hidden_size]`. Never quantised.
+    pub router: Projection,
+    /// The coefficients of predictions, `[num * num, num]`.
+    pub prediction: &'static str,
+    /// The coefficients of corrections, `[num, num]`.
+    pub correction: &'static str,
+    /// The factors of the columns that an [`InputBlock`] reads: the parameter, `[hidden_size]`. `None`: all are 1.
+    pub output_scale: Option<&'static str>,
+    /// `[rank, hidden_size]`.
+    pub left: Projection,
+    /// `[hidden_size, rank]`.
+    pub right: Projection,
+    /// The norm of its result, `[hidden_size]`.
+    pub laurel_norm: &'static str,
 }
 
 /// Experts beside a feed-forward block, in a layer with [sequential](Norms::Sequential) norms. Each of its norms is

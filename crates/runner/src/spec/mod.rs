@@ -26,7 +26,7 @@ pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpe
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{
-    ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock,
+    ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock, StreamsSpec,
 };
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
@@ -65,6 +65,8 @@ pub struct ModelSpec {
     pub is_bidirectional: bool,
     /// Inputs of each layer's own, besides the residual stream.
     pub layer_inputs: Option<LayerInputsSpec>,
+    /// Residual streams beside the first one. Only with inputs of each layer's own.
+    pub streams: Option<StreamsSpec>,
     /// How the residual stream is normalised.
     pub norm: NormSpec,
     /// The transform of the products of the output layer.
@@ -267,11 +269,22 @@ impl ModelSpec {
         }
     }
 
-    /// What its layers have that only devices with [these operations](inflight_device::LayerInputOps) compute.
+    /// Whether the residual stream starts with an RMS norm.
+    pub fn has_rms_norm_of_embeddings(&self) -> bool {
+        self.embedding_norm.is_some() && self.norm.kind == NormKind::Rms
+    }
+
+    /// The parts of its layers that only devices with [these operations](inflight_device::LayerInputOps) compute.
     pub fn parts_for_layer_input_ops(&self) -> Vec<&'static str> {
         let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
         let parts = [
             (self.layer_inputs.is_some(), "per-layer embeddings"),
+            (self.streams.is_some(), "several residual streams"),
+            (any(|it| it.gate_cutoff.is_some()), "sparse gates"),
+            (
+                self.has_rms_norm_of_embeddings(),
+                "RMS norms of embedded tokens",
+            ),
             (any(|it| it.scale.is_some()), "layer scalars"),
             (
                 any(|it| it.experts_block.is_some()),
@@ -290,6 +303,13 @@ impl ModelSpec {
                 "norms of values",
             ),
             (
+                any(|it| {
+                    let attention = &it.attention;
+                    attention.latent.is_some() && attention.rope.query_factors.is_some()
+                }),
+                "queries of latent attention scaled by position",
+            ),
+            (
                 any(|it| it.attention.chunk.is_some()),
                 "attention within chunks",
             ),
@@ -305,7 +325,7 @@ impl ModelSpec {
         parts.map(|(_, part)| part).collect()
     }
 
-    /// What its layers have that only one process computes.
+    /// The parts of its layers that only one process computes.
     pub fn parts_of_one_process(&self) -> Vec<&'static str> {
         let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
         let parts = [

@@ -11,7 +11,7 @@ pub struct MtpSpec {
     pub embedding_norm: Module,
     /// The norm of states, `[hidden_size]`.
     pub state_norm: Module,
-    /// What its layer reads of both, first the embedding, `[hidden_size, 2 * hidden_size]`.
+    /// The projection of both norms' results, the embedding's first, `[hidden_size, 2 * hidden_size]`.
     pub projection: Module,
     /// The norm behind its layer, `[hidden_size]`.
     pub final_norm: Module,

@@ -1,0 +1,134 @@
+//! MPT, by MosaicML.
+//!
+//! LayerNorm and linear layers without biases, GELU in a feed-forward block without a gate, queries, keys and values in
+//! one module, and linear biases of scores in place of positions. The authors' own code has another class. Refused are
+//! norms of queries and keys (`qk_ln`) and other options that only that code has, and clipped queries, keys and values
+//! (`clip_qkv`).
+//!
+//! Source: configuration_mpt.py and modeling_mpt.py of transformers; MosaicML, "Introducing MPT-7B", 2023.
+
+use serde_json::{Map, Value};
+
+use super::bounds::MAX_WIDTH;
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
+use super::family::Family;
+use super::windows::no_windows;
+use crate::rope::Rope;
+use crate::spec::{FeedForward, ModelModules, ModelSpec, NormKind, Norms, Projection};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::Activation;
+
+pub const FAMILY: Family = Family {
+    class: "MptForCausalLM",
+    gguf: None,
+    describe: |config| describe(config, FAMILY.class),
+};
+
+/// The class of the authors' own code.
+pub const ORIGINAL: Family = Family {
+    class: "MPTForCausalLM",
+    gguf: None,
+    describe: |config| describe(config, ORIGINAL.class),
+};
+
+const DEFAULTS: Defaults = Defaults {
+    sizes: Some(Sizes::new(50_368, 2048, 8192, 24, 16, 2048)),
+    norm_eps: 1e-5,
+    tied_embeddings: true,
+    activation: Activation::Gelu,
+    keys: Keys {
+        hidden_size: "d_model",
+        num_layers: "n_layers",
+        num_heads: "n_heads",
+        positions: "max_seq_len",
+        may_lack_intermediate_size: true,
+        norm_eps: "layer_norm_epsilon",
+        ..Keys::LLAMA
+    },
+    ..Defaults::LLAMA
+};
+
+fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let silent = || JsonFile::new(config.path(), "attn_config.", Map::new());
+    let attention = config.object("attn_config")?.unwrap_or_else(silent);
+    check(config, &attention, class)?;
+    let mut dimensions = Dimensions::from_config(config, &DEFAULTS)?;
+    dimensions.norm.kind = NormKind::Layer { has_bias: false };
+    dimensions.rope = Rope::none();
+    let hidden = dimensions.hidden_size;
+    let ratio = config.size("expansion_ratio", 1..=MAX_WIDTH / hidden)?;
+    let inner = ratio.unwrap_or(4) * hidden;
+    let mut layer = dimensions.llama_layer();
+    layer.norms = Norms::before("norm_1", "norm_2");
+    layer.attention.qkv = dimensions.fused_qkv("attn.Wqkv");
+    layer.attention.o = Projection::single("attn.out_proj", hidden, dimensions.qkv_widths()[0]);
+    if let Some(scale) = attention.number("softmax_scale", 1e-6..=1e6)? {
+        layer.attention.scale = scale as f32;
+    }
+    layer.feed_forward = FeedForward::Plain {
+        up: Projection::single("ffn.up_proj", inner, hidden),
+        activation: Activation::Gelu,
+        alphas: None,
+        down: Projection::single("ffn.down_proj", hidden, inner),
+    };
+    let windows = no_windows(dimensions.num_layers);
+    Ok(ModelSpec {
+        slope_factor: Some(1.0),
+        modules: ModelModules {
+            embedding: "transformer.wte",
+            layers: "transformer.blocks",
+            first_layer: 0,
+            final_norm: Some("transformer.norm_f"),
+            output_layer: "lm_head",
+        },
+        ..dimensions.model(class, layer, windows)
+    })
+}
+
+/// Refuses what transformers does not compute.
+fn check(config: &JsonFile, attention: &JsonFile, class: &str) -> Result<(), LoadError> {
+    // The authors' code has positions and biases where config.json is silent.
+    let silent = class == FAMILY.class;
+    let refused = |file: &JsonFile, key, value: &Value, supported| {
+        Err(file.unexpected(key, value, format_args!("supported; only {supported} is")))
+    };
+    for (file, key, supported, default) in [
+        (attention, "alibi", true, silent),
+        (attention, "qk_ln", false, false),
+        (attention, "prefix_lm", false, false),
+        (attention, "attn_uses_sequence_id", false, false),
+        (config, "no_bias", true, silent),
+    ] {
+        if file.bool_or(key, default)? != supported {
+            return Err(file.unexpected(
+                key,
+                !supported,
+                format_args!("supported; only {supported} is"),
+            ));
+        }
+    }
+    for (file, key) in [(attention, "clip_qkv"), (config, "logit_scale")] {
+        if let Some(value) = file.get(key) {
+            return refused(file, key, value, "null");
+        }
+    }
+    if let Some(norm) = config.get("norm_type")
+        && !["layernorm", "low_precision_layernorm"]
+            .map(Some)
+            .contains(&norm.as_str())
+    {
+        return refused(config, "norm_type", norm, "'layernorm'");
+    }
+    const KIND: &str = "attn_type";
+    const BIAS_MAX: &str = "alibi_bias_max";
+    if let Some(kind) = attention.get(KIND)
+        && kind.as_str() != Some("multihead_attention")
+    {
+        return refused(attention, KIND, kind, "'multihead_attention'");
+    }
+    match attention.get(BIAS_MAX) {
+        Some(max) if max.as_f64() != Some(8.0) => refused(attention, BIAS_MAX, max, "8"),
+        _ => Ok(()),
+    }
+}
