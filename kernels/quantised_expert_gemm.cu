@@ -7,8 +7,8 @@
 //   for tiles of up to 8 and 32 places; both give the same bits
 //
 //   x, inner, sums, sorted, tiles, bias: as in expert_gemm.cu
-//   codes, scales, offsets: as quantised.cuh says; offsets may be null. Each expert's gate, up and down begin with a row
-//   tile of their own: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and
+//   codes, scales, offsets: as quantised.cuh says; offsets may be null. The gate, up and down of each expert begin with
+//   a row tile: tile_rows(n) = ceil(n / 16) of them, [num_experts][2][tile_rows(inner_size)] and
 //   [num_experts][tile_rows(n)]; without gates [num_experts][tile_rows(inner_size)] of up
 //   kind: 0 int4, 1 int8, 2 e4m3, 3 e2m1
 //

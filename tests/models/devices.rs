@@ -141,7 +141,7 @@ pub fn assert_near_by_cost(what: &str, ours: &[Served], theirs: &[Served], toler
     );
 }
 
-/// The largest difference between the logits of the first tokens, which follow the same prompts.
+/// The largest difference between the logits of the first tokens, which follow equal prompts.
 pub fn largest_first_error(ours: &[Served], theirs: &[Served]) -> f32 {
     let first = |all: &[Served]| -> Vec<f32> {
         let logits = all.iter().flat_map(|served| &served.logits[0]);

@@ -77,7 +77,7 @@ fn tensors_that_contradict_the_config_are_refused() {
     copy.refused(&["laurel.linear_left", "[14, 64]"]);
 }
 
-/// Those of images and sound.
+/// The classes of images and sound.
 #[test]
 fn tokens_behind_the_per_layer_embeddings_have_those_of_token_0() {
     let setup = Setup::default();

@@ -1,4 +1,4 @@
-//! Heads for multi-token prediction: the drafts of transformers' own modules, and the same bits as without.
+//! Heads for multi-token prediction: the drafts of transformers' own modules, and the bits of a run without drafts.
 
 use std::path::Path;
 

@@ -45,9 +45,11 @@ pub struct LayerInputParams<'a, D: Load> {
 
 /// The coefficients that mix streams.
 pub struct StreamCoefs<'a, D: Load> {
-    /// The projection that chooses coefficients, `[num_rows, num_streams]`. Its hyperbolic tangents are rounded to bf16.
+    /// The projection that chooses coefficients, `[num_rows, num_streams]`. Its hyperbolic tangents are rounded to
+    /// bf16.
     pub routed: &'a D::Sums,
-    /// From these to the coefficients, `[num_streams, num_coefs]`: `num_streams^2` to predict, `num_streams` to correct.
+    /// From these to the coefficients, `[num_streams, num_coefs]`: `num_streams^2` to predict, `num_streams` to
+    /// correct.
     pub weights: &'a D::Vector,
 }
 
@@ -93,8 +95,8 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         rows: &mut D::ExpertRows,
     );
 
-    /// Multiplies the queries of the step's tokens with the [factors](super::RopeTable::query_factor) of their positions,
-    /// `[num_tokens, q_len]`, where they are not rotated as a whole.
+    /// Multiplies the queries of the step's tokens with the [factors](super::RopeTable::query_factor) of their
+    /// positions, `[num_tokens, q_len]`, where they are not rotated as a whole.
     fn scale_queries(self, device: &mut D, step: &D::Step<'_>, angles: &D::Angles, q: &mut D::Sums);
 
     /// `out = x * weight`, `[num_rows, hidden_size]`, with a weight for each column.
@@ -129,12 +131,13 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         others: &mut [D::Sums],
     );
 
-    /// Gives the rows of `x` the root mean square of those of `like`. Their own mean square counts as at least 1e-5.
+    /// Gives the rows of `x` the root mean squares of the rows of `like`. The mean square of `x` counts as at least
+    /// 1e-5.
     fn match_magnitudes(self, device: &mut D, num_rows: usize, like: &D::Sums, x: &mut D::Sums);
 
-    /// `out = activation(max(gate - cutoff, 0)) * up`, where the cutoff of a row is `num_deviations` standard deviations
-    /// above the mean of its gates. `gate_up` has all gates of a row before its ups, `[num_rows, 2 * width]`; `out` is
-    /// `[num_rows, width]`. Afterwards `gate_up` may hold anything.
+    /// `out = activation(max(gate - cutoff, 0)) * up`, where the cutoff of a row is `num_deviations` standard
+    /// deviations above the mean of its gates. `gate_up` has all gates of a row before its ups, `[num_rows, 2 *
+    /// width]`; `out` is `[num_rows, width]`. Afterwards `gate_up` may hold anything.
     fn gate_sparsely(
         self,
         device: &mut D,

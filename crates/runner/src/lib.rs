@@ -89,6 +89,7 @@ mod stage;
 mod state_slots;
 mod step_layout;
 mod step_sampling;
+mod stream_weights;
 mod streams;
 mod summed;
 pub mod synthetic;

@@ -208,7 +208,7 @@ impl<D: Device> ModelRunner<D> {
         let projections = spec.embedding_projections.as_ref();
         let embedding_width = projections.map_or(0, |_| spec.embedding_width());
         let widths = StepWidths {
-            // The residual stream and its summand, embeddings of another width, those of attention and of recurrent
+            // The residual stream and its summand, embeddings of another width, rows of attention and of recurrent
             // states, and what experts are chosen by.
             sums: 2 * spec.hidden_size
                 + embedding_width

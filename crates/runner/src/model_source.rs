@@ -238,7 +238,7 @@ impl ModelSource {
         })
     }
 
-    /// The same model with the head for multi-token prediction of its checkpoint, which makes drafts for it. A runner
+    /// This model with the head for multi-token prediction of its checkpoint, which makes drafts for it. A runner
     /// on a CPU loads both.
     ///
     /// # Errors

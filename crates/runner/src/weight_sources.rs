@@ -17,7 +17,7 @@ use super::share::{CutUnits, ModelShare, gcd};
 use super::spec::{
     Block, FeedForward, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms, QkNormSpec,
 };
-use super::streams::{LayerStreamsSource, StreamsSource};
+use super::stream_weights::{LayerStreamsSource, StreamsSource};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};

@@ -16,7 +16,7 @@ use super::progress::Progress;
 use super::recurrence::{LayerRecurrence, RecurrenceBlockWeights};
 use super::spec::{Multipliers, Norms};
 use super::stage::ModelPart;
-use super::streams::{LayerStreams, StreamsWeights};
+use super::stream_weights::{LayerStreams, StreamsWeights};
 use super::weight_sources::{LayerSource, WeightSources};
 use inflight_base::LoadError;
 use inflight_device::{Device, EmbeddingTable, Linear, PackedWeights};

@@ -3,7 +3,7 @@
 //! ```text
 //! source.rs            the checkpoint of a head
 //!   eagle_source.rs    of an EAGLE-3 head: sizes, weights, and the layers of the model that it reads
-//!   mtp_source.rs      of a head for multi-token prediction: its weights among those of the model
+//!   mtp_source.rs      of a head for multi-token prediction: its weights among the model's
 //! head_step.rs         what a head computes in a pass
 //! head_layer.rs        its layer, of either kind
 //!   eagle_layer.rs     with the weights of eagle_weights.rs

@@ -1,19 +1,20 @@
 //! Gemma 3n (E2B and E4B), by Google, for text.
 //!
-//! Gemma 3 whose scores have no factor, and whose values have norms without weights. As in Gemma 4, layers read inputs of
-//! their own (`hidden_size_per_layer_input`), and the last `num_kv_shared_layers` layers read the keys and values of the
-//! last layer of their kind before them. Norms are stored as they are.
+//! Gemma 3 whose scores have no factor, and whose values have norms without weights. As in Gemma 4, layers read inputs
+//! of their own (`hidden_size_per_layer_input`), and the last `num_kv_shared_layers` layers read the keys and values of
+//! the last layer of their kind before them. Norms are stored as they are.
 //!
-//! - The residual stream is one of `altup_num_inputs` (AltUp), of which layers compute the first one. Beside attention is
-//!   a block of rank `laurel_rank` (LAuReL).
-//! - In layers with an `activation_sparsity_pattern` above 0, gates have a cutoff, the normal quantile of that share: it
-//!   is subtracted from each gate, and negative results become 0.
-//! - Tokens of images and sound, which are behind `vocab_size_per_layer_input`, have the per-layer embeddings of token 0.
+//! - The residual stream is one of `altup_num_inputs` (AltUp), of which layers compute the first one. Beside attention
+//!   is a block of rank `laurel_rank` (LAuReL).
+//! - In layers with an `activation_sparsity_pattern` above 0, gates have a cutoff, the normal quantile of that share:
+//!   it is subtracted from each gate, and negative results become 0.
+//! - Tokens of images and sound, which are behind `vocab_size_per_layer_input`, have the per-layer embeddings of token
+//!   0.
 //!
 //! Of a checkpoint with encoders of images and sound, the language model is served.
 //!
-//! Source: configuration_gemma3n.py and modeling_gemma3n.py of transformers; Baykal et al., arXiv:2301.13310; Menghani et
-//! al., arXiv:2411.07501.
+//! Source: configuration_gemma3n.py and modeling_gemma3n.py of transformers; Baykal et al., arXiv:2301.13310; Menghani
+//! et al., arXiv:2411.07501.
 
 use serde_json::{Map, Value, json};
 

@@ -2,7 +2,7 @@
 //!
 //! Granite with a learned attention-sink logit for each head. `layer_types` says which layers have a window; by
 //! default every fourth layer, from layer 0 on, has full attention. Each layer has its own RoPE base
-//! (`layer_rope_theta`), where 0 is a layer without a position embedding. The experts are those of
+//! (`layer_rope_theta`), where 0 is a layer without a position embedding. The experts are like the experts of
 //! [Granite](super::granite_moe), in tensors of other names.
 //!
 //! Source: configuration_*.py and modeling_*.py of granite_swa and granitemoe_swa of transformers.

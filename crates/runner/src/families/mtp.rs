@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Qwen3-Next, Qwen 3.5      mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.layers.0, mtp.norm
-//! DeepSeek-V3, GLM-4.5      model.layers.N.{eh_proj, enorm, hnorm, shared_head.norm}, and a layer of the same prefix,
+//! DeepSeek-V3, GLM-4.5      model.layers.N.{eh_proj, enorm, hnorm, shared_head.norm}, and a layer of that prefix,
 //! and 4.7-Flash             where N is the number of the model's layers
 //! ```
 //!

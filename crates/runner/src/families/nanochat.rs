@@ -1,7 +1,7 @@
 //! nanochat, by Andrej Karpathy.
 //!
-//! Llama with norms that have no weights, another one behind the embedding, and a norm of each head behind rotation, which
-//! turns the other way. The feed-forward block has squared ReLU and no gate, and logits are bounded
+//! Llama with norms that have no weights, another one behind the embedding, and a norm of each head behind rotation,
+//! which turns the other way. The feed-forward block has squared ReLU and no gate, and logits are bounded
 //! (`final_logit_softcapping`).
 //!
 //! Source: configuration_nanochat.py and modeling_nanochat.py of transformers; Karpathy, "nanochat", 2025.

@@ -2,7 +2,7 @@
 
 use super::{ModelSpec, Module};
 
-/// A head that predicts the token behind the next one, in the checkpoint of its model. Widths are those of the model.
+/// A head that predicts the token behind the next one, in the checkpoint of its model, with the model's widths.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MtpSpec {
     /// Its layer, as a model of one layer.
