@@ -9,7 +9,6 @@
 
 use serde_json::{Map, Value};
 
-use super::bounds::MAX_WIDTH;
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::windows::no_windows;
@@ -49,6 +48,9 @@ const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
+/// Widths inside of feed-forward blocks: transformers knows no other, whatever config.json says.
+const EXPANSION_RATIO: f64 = 4.0;
+
 fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let silent = || JsonFile::new(config.path(), "attn_config.", Map::new());
     let attention = config.object("attn_config")?.unwrap_or_else(silent);
@@ -57,8 +59,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
     dimensions.norm.kind = NormKind::Layer { has_bias: false };
     dimensions.rope = Rope::none();
     let hidden = dimensions.hidden_size;
-    let ratio = config.size("expansion_ratio", 1..=MAX_WIDTH / hidden)?;
-    let inner = ratio.unwrap_or(4) * hidden;
+    let inner = EXPANSION_RATIO as usize * hidden;
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::before("norm_1", "norm_2");
     layer.attention.qkv = dimensions.fused_qkv("attn.Wqkv");
@@ -90,7 +91,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
 fn check(config: &JsonFile, attention: &JsonFile, class: &str) -> Result<(), LoadError> {
     // The authors' code has positions and biases where config.json is silent.
     let silent = class == FAMILY.class;
-    let refused = |file: &JsonFile, key, value: &Value, supported| {
+    let refused = |file: &JsonFile, key, value: &Value, supported: &str| {
         Err(file.unexpected(key, value, format_args!("supported; only {supported} is")))
     };
     for (file, key, supported, default) in [
@@ -121,14 +122,20 @@ fn check(config: &JsonFile, attention: &JsonFile, class: &str) -> Result<(), Loa
         return refused(config, "norm_type", norm, "'layernorm'");
     }
     const KIND: &str = "attn_type";
-    const BIAS_MAX: &str = "alibi_bias_max";
     if let Some(kind) = attention.get(KIND)
         && kind.as_str() != Some("multihead_attention")
     {
         return refused(attention, KIND, kind, "'multihead_attention'");
     }
-    match attention.get(BIAS_MAX) {
-        Some(max) if max.as_f64() != Some(8.0) => refused(attention, BIAS_MAX, max, "8"),
-        _ => Ok(()),
+    for (file, key, supported) in [
+        (attention, "alibi_bias_max", 8.0),
+        (config, "expansion_ratio", EXPANSION_RATIO),
+    ] {
+        if let Some(value) = file.get(key)
+            && value.as_f64() != Some(supported)
+        {
+            return refused(file, key, value, &supported.to_string());
+        }
     }
+    Ok(())
 }
