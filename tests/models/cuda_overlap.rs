@@ -52,10 +52,6 @@ fn options(max_graphs: usize) -> CudaOptions {
 }
 
 fn manager(setup: &Setup, options: &CudaOptions, plan_ahead: bool) -> BatchManager {
-    manager_of("llama3", setup, options, plan_ahead)
-}
-
-fn manager_of(name: &str, setup: &Setup, options: &CudaOptions, plan_ahead: bool) -> BatchManager {
     let config = EngineConfig {
         plan_ahead,
         ..setup.engine_config()

@@ -271,6 +271,10 @@ impl OtherStreams {
     /// # Safety
     ///
     /// The streams are still mutably borrowed, and nobody else has this row.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the caller promises that the row is nobody else's"
+    )]
     unsafe fn row(&self, row: usize) -> [&mut [f32]; MAX_STREAMS] {
         self.rows.each_ref().map(|rows| match rows {
             // SAFETY: the caller promises it.

@@ -105,7 +105,7 @@ impl<D: Device> Streams<D> {
             self.ops
                 .match_magnitudes(run.device, num_rows, residual.hidden(), other);
         }
-        run.probe.ended(Operation::Embed, || Work::default());
+        run.probe.ended(Operation::Embed, Work::default);
     }
 
     /// Begins a layer: predicts the streams, and leaves what attention reads.
