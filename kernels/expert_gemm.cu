@@ -33,7 +33,7 @@ constexpr int TILE_OUTPUTS = 16;
 constexpr int STEP = 32;
 
 // Sums of `num_row_tiles` of 16 outputs by `num_columns` of 8 rows of x. Lane l, with g = l / 4 and t = l % 4, has
-// those of outputs g and g + 8, and of rows 2t and 2t + 1.
+// the sums of outputs g and g + 8 for rows 2t and 2t + 1.
 template <int num_row_tiles, int num_columns>
 struct Product {
     float sums[num_row_tiles][num_columns][4] = {};

@@ -9,7 +9,7 @@
 //   sorted     0 1 | 0 2 | 1 2              of experts 1, 3 and 4: rows in order
 //   tiles      (0,0,0) (1,0,2) (2,2,0) (3,2,2) (4,4,2)
 //
-// What is sorted before expert e takes at most start / tile_rows + e tiles, where start is its first place. So its
+// The places before expert e fill at most start / tile_rows + e tiles, where start is its first place. So its
 // tiles begin there, whatever the others have, and there are num_tiles = num_pairs / tile_rows + num_experts, of which
 // some are empty: no expert needs to know more of the others than how many places are before its own. Nothing goes to
 // the host, so that the same launches do for any step.

@@ -43,7 +43,7 @@ fn assert_ranks_change_only_rounding(
     assert_near_by_cost(&dir.display().to_string(), &whole, &cut, SHARE * cost);
 }
 
-/// What rounding the weights at load costs a logit.
+/// The largest error of a logit from rounding weights at load.
 fn cost_of_weights(dir: &Path, setup: &Setup) -> f32 {
     let requests = requests_of_few_tokens();
     let exact = Setup {

@@ -19,7 +19,7 @@ ON_GPU = {
     "cuda_graph_cache_size": 2,
 }
 FIXTURES = ROOT / "tests" / "fixtures"
-# Those with recurrent states, gates of attention, or layers of their own, are computed on CPUs only.
+# Models with operations that only CPUs compute.
 ON_CPUS = (
     "gemma3n", "gemma4", "llama4", "mistral4", "nanochat",
 )

@@ -1,4 +1,4 @@
-//! Layers that read the token again: per-layer embeddings, and factors of the residual stream (layer scalars).
+//! Layers that read the token again: per-layer embeddings.
 //!
 //! ```text
 //! inputs   [num_tokens, num_layers * width]    made once a step, from the embedded tokens:

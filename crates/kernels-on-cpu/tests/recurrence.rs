@@ -141,7 +141,7 @@ impl Step {
     }
 }
 
-/// What a layer has left of a step.
+/// Rows and states behind a step.
 #[derive(Clone)]
 struct Done {
     x: Vec<f32>,

@@ -302,13 +302,7 @@ pub(super) fn find_experts<'a>(
     });
     let router = ProjectionSource::find(tensors, Some(layer), &router)?;
     Ok(FeedForwardSource::Experts {
-        router: ProjectionSource {
-            packing: Packing {
-                is_exact: true,
-                ..router.packing
-            },
-            ..router
-        },
+        router: router.exactly(),
         correction: match experts.correction {
             Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
             None => None,

@@ -8,7 +8,7 @@
 
 use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
-use super::packer::{Packer, Packing};
+use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
 use super::residual::Probed;
 use super::share::ModelShare;
@@ -19,7 +19,6 @@ use inflight_device::{
     AttentionParams, Device, KvSpan, LatentHeads, LatentParams, LatentShape, LayerInputOps, Linear,
     Norm, PackedWeights,
 };
-use inflight_numbers::Stacking;
 
 /// The weights of a layer, not yet read.
 pub(super) struct LatentSource<'a> {
@@ -241,17 +240,7 @@ fn find_heads<'a>(
     let heads = (0..num_heads).map(|head| {
         let mut index = 2 * head;
         find(head).map(|matrix| {
-            let source = ProjectionSource {
-                matrices: vec![matrix],
-                biases: Vec::new(),
-                packing: Packing {
-                    stacking: Stacking::Concatenated,
-                    index: Some(index),
-                    is_exact: false,
-                },
-                place: None,
-                tiles: Vec::new(),
-            };
+            let source = ProjectionSource::of_matrix(matrix, Some(index));
             index += 1;
             source
         })

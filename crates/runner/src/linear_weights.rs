@@ -11,6 +11,7 @@ use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{Device, Linear, Load, Tile};
+use inflight_numbers::Stacking;
 
 /// A norm of the residual stream, `[hidden_size]` each.
 pub(super) struct NormWeights<D: Load> {
@@ -116,6 +117,27 @@ impl NormSource<'_> {
 }
 
 impl<'a> ProjectionSource<'a> {
+    /// A projection of one matrix, without a bias, adapters or tiles; `index` as [`Packing::index`].
+    pub(super) fn of_matrix(matrix: Matrix<'a>, index: Option<usize>) -> Self {
+        Self {
+            matrices: vec![matrix],
+            biases: Vec::new(),
+            packing: Packing {
+                stacking: Stacking::Concatenated,
+                index,
+                is_exact: false,
+            },
+            place: None,
+            tiles: Vec::new(),
+        }
+    }
+
+    /// This projection, whose weights are never rounded.
+    pub(super) fn exactly(mut self) -> Self {
+        self.packing.is_exact = true;
+        self
+    }
+
     /// The projection of a layer, or of the model if `layer` is `None`.
     pub(super) fn find(
         tensors: &ModelTensors<'a>,

@@ -2,12 +2,11 @@
 
 use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
-use super::packer::{Packer, Packing};
+use super::packer::Packer;
 use super::spec::{ModelSpec, Module, Projection, StreamsSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{Device, Linear};
-use inflight_numbers::Stacking;
 
 /// The weights between tokens and the other streams, not yet read.
 pub(super) struct StreamsSource<'a> {
@@ -63,17 +62,8 @@ impl<'a> StreamsSource<'a> {
                     index: Some(stream - 1),
                     name,
                 };
-                Ok(ProjectionSource {
-                    matrices: vec![tensors.matrix(module, hidden, hidden)?],
-                    biases: Vec::new(),
-                    packing: Packing {
-                        stacking: Stacking::Concatenated,
-                        index: None,
-                        is_exact: false,
-                    },
-                    place: None,
-                    tiles: Vec::new(),
-                })
+                let matrix = tensors.matrix(module, hidden, hidden)?;
+                Ok(ProjectionSource::of_matrix(matrix, None))
             });
             all.collect::<Result<Vec<_>, LoadError>>()
         };
@@ -129,16 +119,9 @@ impl<'a> LayerStreamsSource<'a> {
             |projection: &Projection| ProjectionSource::find(tensors, Some(layer), projection);
         let coefs =
             |name, num_coefs| tensors.matrix(Module::of_layer(layer, name), num_coefs, spec.num);
-        let router = find(&spec.router)?;
         Ok(Self {
             router_norm: tensors.norm(Module::of_layer(layer, spec.router_norm), hidden)?,
-            router: ProjectionSource {
-                packing: Packing {
-                    is_exact: true,
-                    ..router.packing
-                },
-                ..router
-            },
+            router: find(&spec.router)?.exactly(),
             prediction: coefs(spec.prediction, spec.num * spec.num)?,
             correction: coefs(spec.correction, spec.num)?,
             output_scale: match spec.output_scale {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::families;
 use crate::linear_weights::{NormSource, ProjectionSource};
 use crate::model_tensors::ModelTensors;
-use crate::packer::Packing;
 use crate::precision::WeightPrecision;
 use crate::spec::{ModelSpec, Module, MtpSpec};
 use crate::weight_sources::LayerSource;
@@ -13,7 +12,6 @@ use inflight_base::LoadError;
 use inflight_checkpoint::{Checkpoint, Matrix};
 use inflight_device::Load;
 use inflight_device_cpu::Cpu;
-use inflight_numbers::Stacking;
 
 /// A head before its weights are read.
 pub(super) struct MtpSource {
@@ -138,16 +136,9 @@ impl MtpSource {
             rows.transpose()
         };
         let projection = tensors.matrix(self.spec.projection, width, 2 * width)?;
-        let columns = |first: usize| ProjectionSource {
-            matrices: vec![projection.part(0..width, first..first + width)],
-            biases: Vec::new(),
-            packing: Packing {
-                stacking: Stacking::Concatenated,
-                index: None,
-                is_exact: false,
-            },
-            place: None,
-            tiles: Vec::new(),
+        let columns = |first: usize| {
+            let part = projection.part(0..width, first..first + width);
+            ProjectionSource::of_matrix(part, None)
         };
         if !width.is_multiple_of(projection.columns_of_group()) {
             return Err(LoadError::File {
