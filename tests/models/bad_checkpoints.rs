@@ -299,7 +299,7 @@ fn an_index_that_refers_to_other_folders_is_rejected() {
 #[test]
 fn an_unknown_architecture_is_rejected_with_the_known_ones() {
     for unknown in [
-        json!(["MptForCausalLM"]),
+        json!(["MptForMaskedLM"]),
         json!("LlamaForCausalLM"),
         json!([]),
         json!(7),

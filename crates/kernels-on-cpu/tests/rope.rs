@@ -472,7 +472,7 @@ fn angles_turn_by_what_they_say() {
     let random = &mut Random::new();
     // A quarter turn at position 1: (x, y) becomes (-y, x).
     let mut case = Case::new(random);
-    (case.q_norm, case.k_norm) = (None, None);
+    (case.q_norm, case.k_norm, case.query_factors) = (None, None, None);
     let half_dim = case.head_dim / 2;
     let quarter = [(PI / 2.0).cos() as f32, (PI / 2.0).sin() as f32];
     case.angles[2 * half_dim..][..half_dim].fill(quarter[0]);

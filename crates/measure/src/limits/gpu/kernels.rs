@@ -94,6 +94,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
         moved("replace_layer_normed", "256 rows", 256 * 8 * hidden),
         moved("round_rows", "256 rows", 256 * 6 * hidden),
         moved("add_rows", "256 rows", 256 * 12 * hidden),
+        moved("scale_rows", "256 rows", 256 * 8 * hidden),
         moved("add_positions", "256 rows", 256 * 10 * hidden),
         moved("qk_norm, qk_layer_norm", "256 rows", 256 * 8 * (q + kv)),
         moved("qk_squares", "256 rows", 256 * 4 * (q + kv)),
@@ -124,7 +125,7 @@ pub fn other_kernels(shape: &Shape) -> Vec<Case> {
             256 * 10 * inter,
         ),
         moved(
-            "silu, gelu, gelu_tanh, relu, squared_relu",
+            "silu, gelu, gelu_tanh, relu, squared_relu, xielu",
             "up, 256 rows",
             256 * 6 * inter,
         ),
