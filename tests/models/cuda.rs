@@ -1,6 +1,5 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,27 +12,24 @@ use inflight_device::{
 };
 use inflight_device_cuda::{Cuda, CudaOptions, has_kernels};
 use inflight_engine::{BlockReuse, OutputOptions};
-use inflight_numbers::{CodeBits, Dtype, RawMatrix, Stacking};
-use inflight_runner::{ModelSource, WeightPrecision};
+use inflight_numbers::{Dtype, RawMatrix, Stacking};
 use inflight_sampling::{
     ChangeLists, DeviceSampling, Owner, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
 use serde_json::json;
 
 use crate::copy::Copy;
-use crate::cuda_quantised;
 use crate::devices::{
     assert_agrees_with_reference, assert_devices_agree, assert_host_blocks_change_nothing,
     assert_same_alone, assert_same_bits, requests, setups, with_sinks_that_shift,
 };
 use crate::errors::largest_error;
-use crate::families::{FAMILIES, WITH_GATES};
 use crate::missing::present_or_reported;
 use crate::support::{Request, Setup, fixture, serve};
 use crate::transformers::{all_as_prompt, prompts};
 
 /// A key or value may be rounded to the next 8-bit float where the devices' sums differ in the last bits.
-const FP8_TOLERANCE: f32 = 0.15;
+pub const FP8_TOLERANCE: f32 = 0.15;
 
 /// Runs the body of a test, whose path is given, on the stand-in, in a process of its own: for what only a stand-in can
 /// show.
@@ -57,6 +53,23 @@ fn has_real_gpu() -> bool {
     std::env::var_os("INFLIGHT_TEST_GPU").is_some()
 }
 
+/// A test for each of some fixtures, all with one body, in a module that lists the fixtures. The body gets the path of
+/// its test, which [`on_any_gpu`] needs.
+macro_rules! on_fixtures {
+    ($tests:ident: $body:path; $($test:ident: $fixture:literal,)*) => {
+        mod $tests {
+            /// The fixtures of these tests.
+            pub const FIXTURES: &[&str] = &[$($fixture),*];
+            $(#[test]
+            fn $test() {
+                let (_, module) = module_path!().split_once("::").expect("a module of the tests");
+                $body(&format!("{module}::{}", stringify!($test)), $fixture);
+            })*
+        }
+    };
+}
+pub(crate) use on_fixtures;
+
 /// [`on_any_gpu`] for a test of this file.
 fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
     on_any_gpu(stand_in, &format!("cuda::{test}"), || {
@@ -64,7 +77,8 @@ fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
     });
 }
 
-const LIKE_THE_CPU: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+/// Models that are compared with the CPU.
+pub const LIKE_THE_CPU: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
 #[test]
 fn the_cpu_and_a_gpu_agree() {
@@ -140,184 +154,6 @@ fn sinks_shift_on_a_gpu() {
     });
 }
 
-/// The norms, activations, bounds, positions and attention-sink logits that only some families have.
-const WITH_OPERATIONS_OF_THEIR_OWN: [&str; 13] = [
-    "apertus",
-    "hunyuan",
-    "ministral3",
-    "gemma2",
-    "gemma3",
-    "vaultgemma",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "granite-swa",
-    "hyperclovax",
-    "exaone4",
-    "glm4",
-];
-/// Fused modules, rotations of a part of a head or of neighbours, layers without a rotation, windows of the model, and
-/// latent attention.
-const LIKE_LLAMA: [&str; 16] = [
-    "arcee",
-    "cwm",
-    "gemma",
-    "phi3",
-    "phi4-mini",
-    "smollm3",
-    "ministral",
-    "mistral-window",
-    "seed-oss",
-    "ernie4-5",
-    "helium",
-    "glm",
-    "cohere",
-    "exaone",
-    "falcon-grouped",
-    "youtu",
-];
-/// LayerNorm, also of heads and of residual sums, blocks side by side, and learned positions.
-const WITH_LAYER_NORM: [&str; 20] = [
-    "gpt-neox",
-    "phi",
-    "gptj",
-    "codegen",
-    "gpt-bigcode",
-    "gpt-bigcode-heads",
-    "jais2",
-    "olmo",
-    "opt",
-    "opt-350m",
-    "gpt2",
-    "cohere-plus",
-    "cohere2",
-    "stablelm",
-    "stablelm-12b",
-    "nemotron",
-    "starcoder2",
-    "falcon",
-    "gpt-neo",
-    "biogpt",
-];
-/// Linear biases of scores in place of positions.
-const WITH_LINEAR_BIASES: [&str; 3] = ["bloom", "falcon-rw", "mpt"];
-/// Experts alone, beside a shared one, in some of the layers, chosen one after the other or by groups, with biases,
-/// clamped gates, attention-sink logits and latent attention.
-const MIXTURES: [&str; 24] = [
-    "mixtral",
-    "qwen2-moe",
-    "qwen3-moe",
-    "olmoe",
-    "phimoe",
-    "glm4-moe",
-    "dots1",
-    "granite-moe",
-    "granite-moe-shared",
-    "gpt-oss",
-    "deepseek-v2",
-    "deepseek-v2-lite",
-    "deepseek-v3",
-    "ernie4-5-moe",
-    "minimax-m2",
-    "glm4-moe-lite",
-    "solar-open",
-    "exaone-moe",
-    "flex-olmo",
-    "hunyuan-moe",
-    // With gates of attention.
-    "afmoe",
-    "mellum",
-    "hy3",
-    "granite-moe-swa",
-];
-
-#[test]
-fn every_family_is_computed_on_a_gpu() {
-    let families = |names: &[&str]| -> BTreeSet<_> {
-        let sources = names.iter().map(|name| ModelSource::open(&fixture(name)));
-        let source = sources.map(|source| source.expect("the fixture opens"));
-        source.map(|source| source.spec().family).collect()
-    };
-    let names = [
-        &LIKE_THE_CPU[..],
-        &WITH_OPERATIONS_OF_THEIR_OWN,
-        &LIKE_LLAMA,
-        &WITH_LAYER_NORM,
-        &MIXTURES,
-        &WITH_LINEAR_BIASES,
-    ];
-    let all: Vec<_> = FAMILIES
-        .into_iter()
-        .chain(WITH_GATES)
-        .map(|(name, _)| name)
-        .collect();
-    assert_eq!(families(&names.concat()), families(&all));
-}
-
-#[test]
-fn families_with_linear_biases_agree_with_the_reference_on_a_gpu() {
-    let test = "families_with_linear_biases_agree_with_the_reference_on_a_gpu";
-    agree_with_the_reference(test, &WITH_LINEAR_BIASES);
-}
-
-/// Every type of cache has kernels of its own.
-#[test]
-fn linear_biases_are_added_to_scores_with_keys_of_8_bits_on_a_gpu() {
-    let test = "linear_biases_are_added_to_scores_with_keys_of_8_bits_on_a_gpu";
-    on_a_gpu(StandIn::new(), test, |options| {
-        for (name, kv_dtype, tolerance) in [
-            ("bloom", KvDtype::Int8, 0.25),
-            ("falcon-rw", KvDtype::Fp8, FP8_TOLERANCE),
-        ] {
-            let (dir, setup) = (
-                fixture(name),
-                Setup {
-                    kv_dtype,
-                    ..reusing_in_windows()
-                },
-            );
-            let requests = requests();
-            assert_agrees_with_reference::<Cuda>(
-                name, &dir, &options, &setup, &requests, tolerance,
-            );
-            let options = CudaOptions {
-                deterministic: true,
-                ..options.clone()
-            };
-            assert_same_alone::<Cuda>(name, &dir, &options, &setup, requests);
-        }
-    });
-}
-
-#[test]
-fn families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu() {
-    let test = "families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu";
-    agree_with_the_reference(test, &WITH_OPERATIONS_OF_THEIR_OWN);
-}
-
-#[test]
-fn families_like_llama_agree_with_the_reference_on_a_gpu() {
-    let test = "families_like_llama_agree_with_the_reference_on_a_gpu";
-    agree_with_the_reference(test, &LIKE_LLAMA);
-}
-
-#[test]
-fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
-    let test = "families_with_layer_norm_agree_with_the_reference_on_a_gpu";
-    agree_with_the_reference(test, &WITH_LAYER_NORM);
-}
-
-#[test]
-fn mixtures_have_the_logits_of_transformers_on_a_gpu() {
-    let test = "mixtures_have_the_logits_of_transformers_on_a_gpu";
-    on_a_gpu(StandIn::new(), test, |options| {
-        for name in MIXTURES {
-            assert_logits_of_transformers(name, &options, MAX_FAR);
-            is_the_same_alone(name, &fixture(name), &options);
-        }
-    });
-}
-
 /// Steps of 16 in which rounding may decide between two experts that are equally good.
 pub const MAX_FAR: usize = 2;
 
@@ -347,37 +183,8 @@ pub fn assert_logits_of_transformers(name: &str, options: &CudaOptions, max_far:
     assert!(are_bounded, "{name}: {errors:?}");
 }
 
-/// Each model, in chunks, with windows and reuse, its requests alone, and with rounded weights.
-fn agree_with_the_reference(test: &str, names: &[&str]) {
-    on_a_gpu(StandIn::new(), test, |options| {
-        for (index, &name) in names.iter().enumerate() {
-            let (dir, setup) = (fixture(name), reusing_in_windows());
-            // Rounding is amplified: the CPU's int8 cache changes its logits by 0.49, and those of Llama 3 by less than
-            // 0.25.
-            let tolerance = if name == "phi4-mini" { 0.2 } else { 0.1 };
-            let requests = requests();
-            assert_agrees_with_reference::<Cuda>(
-                name, &dir, &options, &setup, &requests, tolerance,
-            );
-            is_the_same_alone(name, &dir, &options);
-            let bits = [CodeBits::Eight, CodeBits::Four][index % 2];
-            let setup = Setup {
-                weights: Some(WeightPrecision::new(bits)),
-                ..setup
-            };
-            assert_agrees_with_reference::<Cuda>(
-                &format!("{name}, {bits:?}"),
-                &dir,
-                &options,
-                &setup,
-                &requests[4..],
-                tolerance.max(cuda_quantised::TOLERANCE),
-            );
-        }
-    });
-}
-
-fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
+/// Compares a model's requests together and alone.
+pub fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
     let options = CudaOptions {
         deterministic: true,
         ..options.clone()
@@ -385,9 +192,9 @@ fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
     assert_same_alone::<Cuda>(name, dir, &options, &reusing_in_windows(), requests());
 }
 
-/// Windows larger and smaller than those of models, of which blocks are given back, and prompts whose beginnings were
+/// Windows larger and smaller than the windows of models, of which blocks are given back, and prompts whose beginnings were
 /// computed.
-fn reusing_in_windows() -> Setup {
+pub fn reusing_in_windows() -> Setup {
     Setup {
         windows: &[30, 18],
         num_sinks: 3,

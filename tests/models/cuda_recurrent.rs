@@ -7,7 +7,7 @@ use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{BlockReuse, PromptLookup, Speculation};
 
 use crate::batching::requests_that_share;
-use crate::cuda::{MAX_FAR, assert_logits_of_transformers, in_chunks, on_any_gpu};
+use crate::cuda::{MAX_FAR, assert_logits_of_transformers, in_chunks, on_any_gpu, on_fixtures};
 use crate::cuda_quantised;
 use crate::devices::{assert_agrees_with_reference, assert_same_bits, requests};
 use crate::families::RECURRENT;
@@ -15,33 +15,40 @@ use crate::family_rounding::INT8;
 use crate::schedules::{pausing, twice};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve};
 
-/// Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
-const DENSE: [&str; 8] = [
-    "bamba",
-    "falcon-h1",
-    "falcon-h1-norm",
-    "granite4-dense",
-    "lfm2",
-    "nemotron-h",
-    "olmo-hybrid",
-    "qwen3-5",
-];
-/// These rules beside experts.
-const WITH_EXPERTS: [&str; 5] = [
-    "granite4",
-    "lfm2-moe",
-    "nemotron-h-moe",
-    "qwen3-5-moe",
-    "qwen3-next",
-];
+// Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
+on_fixtures! {
+    dense: super::is_right_on_a_gpu;
+    bamba: "bamba",
+    falcon_h1: "falcon-h1",
+    falcon_h1_norm: "falcon-h1-norm",
+    granite4_dense: "granite4-dense",
+    lfm2: "lfm2",
+    nemotron_h: "nemotron-h",
+    olmo_hybrid: "olmo-hybrid",
+    qwen3_5: "qwen3-5",
+}
+// These rules beside experts.
+on_fixtures! {
+    with_experts: super::is_right_on_a_gpu;
+    granite4: "granite4",
+    lfm2_moe: "lfm2-moe",
+    nemotron_h_moe: "nemotron-h-moe",
+    qwen3_5_moe: "qwen3-5-moe",
+    qwen3_next: "qwen3-next",
+}
 
-/// [`on_any_gpu`] for a test of this file, with products that do not depend on the number of rows.
+/// Products that do not depend on the number of rows.
+fn deterministic() -> CudaOptions {
+    CudaOptions {
+        deterministic: true,
+        ..CudaOptions::default()
+    }
+}
+
+/// [`on_any_gpu`] for a test of this file.
 fn on_a_gpu(test: &str, body: impl FnOnce(CudaOptions)) {
     on_any_gpu(StandIn::new(), &format!("cuda_recurrent::{test}"), || {
-        body(CudaOptions {
-            deterministic: true,
-            ..CudaOptions::default()
-        });
+        body(deterministic());
     });
 }
 
@@ -78,19 +85,6 @@ fn serve_on(
 }
 
 #[test]
-fn states_have_the_logits_of_transformers_on_a_gpu() {
-    let test = "states_have_the_logits_of_transformers_on_a_gpu";
-    on_a_gpu(test, |options| {
-        for name in DENSE {
-            assert_logits_of_transformers(name, &options, 0);
-        }
-        for name in WITH_EXPERTS {
-            assert_logits_of_transformers(name, &options, MAX_FAR);
-        }
-    });
-}
-
-#[test]
 fn states_behind_weights_of_8_bits_agree_with_the_reference_on_a_gpu() {
     let test = "states_behind_weights_of_8_bits_agree_with_the_reference_on_a_gpu";
     on_a_gpu(test, |options| {
@@ -108,48 +102,56 @@ fn states_behind_weights_of_8_bits_agree_with_the_reference_on_a_gpu() {
 
 #[test]
 fn every_family_with_states_is_computed_on_a_gpu() {
-    let all: BTreeSet<_> = DENSE.into_iter().chain(WITH_EXPERTS).collect();
+    let all = [dense::FIXTURES, with_experts::FIXTURES].concat();
+    let all: BTreeSet<_> = all.into_iter().collect();
     assert_eq!(all, RECURRENT.map(|(name, _)| name).into());
 }
 
-/// Alone, nothing is reused, no sequence pauses and nothing is drafted.
-#[test]
-fn a_request_with_states_alone_gives_the_same_bits_on_a_gpu() {
-    let test = "a_request_with_states_alone_gives_the_same_bits_on_a_gpu";
-    on_a_gpu(test, |options| {
-        for (index, name) in DENSE.into_iter().chain(WITH_EXPERTS).enumerate() {
-            let [reusing, drafting] = setups();
-            let setup = [reusing, drafting][index % 2].clone();
-            let requests = match setup.speculation {
-                None => requests_that_share(),
-                Some(_) => twice(requests_that_share()),
-            };
-            let (together, happened) = serve_on(name, &setup, &options, &requests);
-            assert!(happened.num_reused > 0, "{name}: {happened:?}");
-            if setup.speculation.is_some() {
-                let drafts = &happened.drafts;
-                assert!(happened.num_pauses > 0, "{name}: {happened:?}");
-                assert!(
-                    drafts.num_accepted < drafts.num_drafted,
-                    "{name}: {happened:?}"
-                );
-            }
-            let alone = Setup {
-                max_num_requests: 1,
-                enable_chunked_context: false,
-                max_num_tokens: 256,
-                speculation: None,
-                reuse: BlockReuse::Off,
-                num_state_snapshots: 0,
-                ..setup
-            };
-            let pairs = requests.iter().zip(&together);
-            for (request, together) in pairs.skip(index % 3).step_by(3) {
-                let (alone, _) = serve_on(name, &alone, &options, std::slice::from_ref(request));
-                assert_same_bits(name, &alone[0], together);
-            }
+fn is_right_on_a_gpu(path: &str, name: &str) {
+    let options = deterministic();
+    on_any_gpu(StandIn::new(), path, || {
+        let max_far = match with_experts::FIXTURES.contains(&name) {
+            true => MAX_FAR,
+            false => 0,
+        };
+        assert_logits_of_transformers(name, &options, max_far);
+        for setup in setups() {
+            is_the_same_alone(name, &setup, &options);
         }
     });
+}
+
+/// Serves some requests alone, where nothing is reused, no sequence pauses and nothing is drafted.
+fn is_the_same_alone(name: &str, setup: &Setup, options: &CudaOptions) {
+    let has_drafts = setup.speculation.is_some();
+    let requests = match has_drafts {
+        false => requests_that_share(),
+        true => twice(requests_that_share()),
+    };
+    let (together, happened) = serve_on(name, setup, options, &requests);
+    assert!(happened.num_reused > 0, "{name}: {happened:?}");
+    if has_drafts {
+        let drafts = &happened.drafts;
+        assert!(happened.num_pauses > 0, "{name}: {happened:?}");
+        assert!(
+            drafts.num_accepted < drafts.num_drafted,
+            "{name}: {happened:?}"
+        );
+    }
+    let alone = Setup {
+        max_num_requests: 1,
+        enable_chunked_context: false,
+        max_num_tokens: 256,
+        speculation: None,
+        reuse: BlockReuse::Off,
+        num_state_snapshots: 0,
+        ..setup.clone()
+    };
+    let pairs = requests.iter().zip(&together);
+    for (request, together) in pairs.skip(name.len() % 3).step_by(3) {
+        let (alone, _) = serve_on(name, &alone, options, std::slice::from_ref(request));
+        assert_same_bits(name, &alone[0], together);
+    }
 }
 
 /// A graph reads its sequences, and where their states are saved, from the upload of its step.

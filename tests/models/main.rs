@@ -12,6 +12,7 @@ mod copy;
 mod cuda;
 mod cuda_adapters;
 mod cuda_experts;
+mod cuda_families;
 mod cuda_faults;
 mod cuda_fp8;
 mod cuda_latent;
