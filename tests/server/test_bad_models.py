@@ -96,8 +96,8 @@ BAD_CHECKPOINTS = {
     "one layer more": ("config.json", set_key("num_hidden_layers", 6), ["model.layers.5"]),
     "an unknown architecture": (
         "config.json",
-        set_key("architectures", ["MptForCausalLM"]),
-        ["MptForCausalLM", "LlamaForCausalLM"],
+        set_key("architectures", ["MptForMaskedLM"]),
+        ["MptForMaskedLM", "LlamaForCausalLM"],
     ),
     "heads that do not divide": ("config.json", set_key("num_key_value_heads", 3), ["num_key_value_heads"]),
     "no hidden size": ("config.json", remove_key("hidden_size"), ["hidden_size"]),

@@ -86,7 +86,7 @@ fn check(config: &JsonFile) -> Result<(), LoadError> {
     }
     if let Some(other) = config.size(NUM_DENSE, 0..=MAX_LAYERS)?
         && other != 1
-        && !config.has("mlp_layer_types")
+        && config.get("mlp_layer_types").is_none()
     {
         let expected =
             "supported in this family, where mlp_layer_types lists dense layers; only 1 is";
