@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_an_error() {
-        let error = watched(&["test a ... FAILED"], "false", LIMIT).expect_err("it fails");
+        let error = watched(&["test a ... ok"], "false", LIMIT).expect_err("it fails");
         assert!(error.contains("exit status 1"), "{error}");
     }
 }
