@@ -3,6 +3,8 @@
 //! `INFLIGHT_KERNEL_SANITIZER`, which is `address`, `undefined` or `thread`, builds them with that sanitizer of g++.
 
 use std::env;
+use std::fmt::Display;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use inflight_kernel_sources::{files_with_extension, is_for_clippy};
@@ -123,6 +125,7 @@ impl Objects {
         folder: &Path,
     ) -> Self {
         let mut of_kernels = build.clone();
+        precompile_headers(&mut of_kernels, &folder.join("headers"));
         of_kernels.flags(["-x", "c++"]);
         Self {
             kernels: objects(&of_kernels, kernels, &folder.join("kernels")),
@@ -146,6 +149,27 @@ impl Objects {
     }
 }
 
+/// Compiles the headers that every kernel includes, and has them included first, without which a compiler does not take
+/// compiled ones: they are most of a small kernel's time.
+fn precompile_headers(build: &mut cc::Build, folder: &Path) {
+    let header = folder.join("included_first.h");
+    fs::create_dir_all(folder).expect("OUT_DIR can be written");
+    let includes = "#include <math.h>\n#include <algorithm>\n#include \"registry.h\"\n";
+    fs::write(&header, includes).expect("OUT_DIR can be written");
+    let mut compiler = build.get_compiler().to_command();
+    compiler
+        .args(["-x", "c++-header"])
+        .arg(&header)
+        .arg("-o")
+        .arg(folder.join("included_first.h.gch"));
+    match compiler.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => refuse(format_args!("its headers, {status}")),
+        Err(error) => refuse(error),
+    }
+    build.flag("-include").flag(header.display().to_string());
+}
+
 /// The path of one of the compiler's own libraries.
 fn library(build: &cc::Build, name: &str) -> String {
     let mut compiler = build.get_compiler().to_command();
@@ -162,12 +186,14 @@ fn objects(build: &cc::Build, files: &[PathBuf], folder: &Path) -> Vec<PathBuf> 
         .files(files)
         .out_dir(folder)
         .try_compile_intermediates();
-    compiled.unwrap_or_else(|error| {
-        panic!(
-            "cannot compile the CUDA kernels for tests on the CPU, which takes g++ 11 or newer (Debian: apt-get install \
-             g++) or a compiler that CXX names: {error}"
-        )
-    })
+    compiled.unwrap_or_else(|error| refuse(error))
+}
+
+fn refuse(error: impl Display) -> ! {
+    panic!(
+        "cannot compile the CUDA kernels for tests on the CPU, which takes g++ 11 or newer (Debian: apt-get install g++) \
+         or a compiler that CXX names: {error}"
+    )
 }
 
 fn archive<'a>(build: &cc::Build, objects: impl IntoIterator<Item = &'a PathBuf>, name: &str) {
