@@ -28,6 +28,7 @@
 //! draft_model.rs  a smaller model that guesses the next tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
+//! results.rs      what a rank does with the results of a step
 //! pooler.rs       the states that stand for prompts, in a pooling model
 //! class_head.rs   the classification head
 //! kv_file.rs      a file of KV cache blocks, for the next load
@@ -80,6 +81,7 @@ mod rank_calls;
 mod recurrence;
 mod recurrence_spec;
 mod residual;
+mod results;
 mod rope;
 mod runner;
 mod sampling_worker;

@@ -17,16 +17,17 @@ use super::pooler::Pooler;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::rank_calls::{AdapterRuns, RankCall, ReceivedCalls};
+use super::results::Results;
 use super::spec::ModelSpec;
-use super::stage::{ModelPart, Results};
+use super::stage::ModelPart;
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use super::streams::stream_widths;
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankOps, StepCapacity,
-    StepInputs, StepResults, StepWidths, Tiling,
+    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankOps, StepCapacity, StepInputs,
+    StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
@@ -40,9 +41,9 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// Only for a rank of several.
     ranks: Option<D::Ranks>,
     decoder: Decoder<D>,
-    results: Results<D::Ranks>,
-    /// Whether it samples: of several ranks, only the first one does.
-    samples: bool,
+    results: Results,
+    /// Whether the ranks of the stage send only the largest logit of a row where nothing else is needed.
+    gathers_largest: bool,
     cache: D::KvCache,
     host_blocks: D::HostBlocks,
     limits: RunnerLimits,
@@ -50,8 +51,6 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// `[max_sampled_rows, vocab_size]`.
     logits: D::Logits,
     sampling: StepSampling,
-    /// Instead of sampling.
-    pooler: Option<Pooler>,
     draft_model: Option<Box<DraftModel<ModelRunner<D>>>>,
     draft_head: Option<Box<DraftHead<D>>>,
     /// The model calls that were launched last, and may not have been collected.
@@ -59,8 +58,6 @@ pub struct ModelRunner<D: Device, P = ()> {
     /// Which of them is launched next.
     next_call: usize,
     num_launched: usize,
-    /// Whether several ranks collect the logits of greedy rows, which only tests read.
-    keeps_all_logits: bool,
     /// Where the tokens of the last one are sampled.
     sampled_rows: SampledRows,
     /// For each sampled row of the one that was collected last, whether the device has sampled a token.
@@ -82,7 +79,7 @@ struct LaunchedCall {
     context_outputs: Vec<(usize, ExtraOutputs)>,
     /// Of the sampled rows, `[num_sampled_rows, embedding_width]`, if nothing is generated.
     states: Vec<f32>,
-    /// The device's number of it, if its results come from the last stage and have not been received.
+    /// Its number among the steps of ranks, if its results come from the last stage and have not been received.
     awaited: Option<u64>,
 }
 
@@ -310,12 +307,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             &mut logits,
         )?;
         Ok(Self {
-            pooler,
             draft_model,
             draft_head,
+            // Logits that another stage sends on are whole, and so are those that a device samples from.
+            gathers_largest: part.stage.is_only() && !D::SAMPLES && decoder.has_part_of_logits(),
             decoder,
-            results: part.stage.results(ranks),
-            samples: part.stage.samples(),
+            results: Results::of(&part.stage, pooler),
             cache,
             host_blocks,
             vocab_size: spec.vocab_size,
@@ -328,7 +325,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             }),
             next_call: 0,
             num_launched: 0,
-            keeps_all_logits: false,
             sampled_rows: SampledRows::default(),
             has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
@@ -379,22 +375,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// # Panics
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        if self.samples {
-            self.launch(&plan)?;
-            return self.collect(&plan, output);
+        match self.results {
+            Results::Sampled | Results::Pooled(_) | Results::Received => {
+                self.launch(&plan)?;
+                self.collect(&plan, output)
+            }
+            Results::Sent | Results::Elsewhere => self.run_share_of(&plan),
         }
-        self.check_plan(&plan)?;
-        let gathers_largest = self.gathers_largest();
-        let layout = &mut self.calls[0].layout;
-        layout.set(&plan);
-        if gathers_largest {
-            layout.set_greedy(&plan);
-        }
-        let mut call = RankCall::default();
-        call.set(&plan, layout, None);
-        let adapters = AdapterRuns::of(&layout.inputs(&plan));
-        layout.forget_adapters();
-        self.compute_share(&call, &adapters)
     }
 
     /// Whether a model call may be launched before the one before it was collected, with tokens that that one samples.
@@ -405,7 +392,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// Whether a model call may be launched before the one before it was collected, if it does not depend on it: other
     /// stages compute that one in the meantime.
     pub fn has_stages(&self) -> bool {
-        matches!(self.results, Results::Awaited(_))
+        matches!(self.results, Results::Received)
     }
 
     /// Starts a model call of a step. A device that [can run ahead](ModelRunner::can_run_ahead) computes it while the
@@ -424,16 +411,16 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             "a call is launched after another one was collected"
         );
         self.check_plan(plan)?;
-        let (gathers_largest, has_stages) = (self.gathers_largest(), self.has_stages());
         let call = &mut self.calls[self.next_call];
         call.context_outputs.clear();
         call.layout.set(plan);
         call.layout.set_ahead(plan, &self.sampled_rows);
-        if gathers_largest {
+        if self.gathers_largest {
             call.layout.set_greedy(plan);
         }
+        let samples_here = matches!(self.results, Results::Sampled);
         // Logits of other stages come to the host.
-        if D::SAMPLES && !has_stages {
+        if D::SAMPLES && samples_here {
             call.layout.set_sampling(plan);
         }
         self.sampled_rows.set(plan, &call.layout);
@@ -441,7 +428,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.decoder
             .restore_states(&mut self.device, plan.state_restores);
         if !plan.token_ids.is_empty() {
-            if !has_stages && self.pooler.is_none() {
+            if samples_here {
                 let layout = &self.calls[self.next_call].layout;
                 self.sampling.begin(plan, layout);
             }
@@ -471,25 +458,27 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         if plan.token_ids.is_empty() {
             return Ok(());
         }
-        if let Some(pooler) = &self.pooler {
-            // They tell whether the device has failed.
-            self.device.results(&mut self.logits, 0)?;
-            let call = &self.calls[1 - self.next_call];
-            pooler.append(plan, &call.layout, &call.states, output);
-            return Ok(());
-        }
         let call = match is_last {
             true => 1 - self.next_call,
             false => self.next_call,
         };
-        let has_stages = self.has_stages();
-        if has_stages {
-            // Guides work while other stages compute. Of two calls, this one is sampled first.
-            self.sampling.begin(plan, &self.calls[call].layout);
-            self.receive_results_of(call)?;
-        }
-        // The next call would have replaced the logits where this device computes them.
-        let has_logits = is_last || has_stages;
+        let has_logits = match &self.results {
+            Results::Pooled(pooler) => {
+                // They tell whether the device has failed.
+                self.device.results(&mut self.logits, 0)?;
+                let call = &self.calls[call];
+                pooler.append(plan, &call.layout, &call.states, output);
+                return Ok(());
+            }
+            Results::Received => {
+                // Guides work while other stages compute. Of two calls, this one is sampled first.
+                self.sampling.begin(plan, &self.calls[call].layout);
+                self.receive_results_of(call)?;
+                true
+            }
+            // The next call would have replaced the logits.
+            _ => is_last,
+        };
         let LaunchedCall {
             layout,
             context_outputs,
@@ -530,9 +519,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// The most tokens of a call that can be launched while other stages compute the one before.
     pub fn max_unread_rows(&mut self) -> usize {
         let width = self.decoder.hidden_size();
-        match self.has_stages() {
-            true => self.host().map_or(0, |host| host.max_unread()) / width,
-            false => usize::MAX,
+        match (&self.results, self.ranks) {
+            (Results::Received, Some(ranks)) => ranks.host(&mut self.device).max_unread() / width,
+            _ => usize::MAX,
         }
     }
 
@@ -555,10 +544,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             awaited,
             ..
         } = &mut self.calls[call];
-        let Results::Awaited(ranks) = self.results else {
-            return Ok(());
-        };
-        let Some(step) = awaited.take() else {
+        let Some((step, ranks)) = awaited.take().zip(self.ranks) else {
             return Ok(());
         };
         for context in layout.contexts() {
@@ -589,6 +575,21 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         Ok(())
     }
 
+    /// Computes this rank's share of a step whose plan all ranks are given.
+    fn run_share_of(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        self.check_plan(plan)?;
+        let layout = &mut self.calls[0].layout;
+        layout.set(plan);
+        if self.gathers_largest {
+            layout.set_greedy(plan);
+        }
+        let mut call = RankCall::default();
+        call.set(plan, layout, None);
+        let adapters = AdapterRuns::of(&layout.inputs(plan));
+        layout.forget_adapters();
+        self.compute_share(&call, &adapters)
+    }
+
     fn compute_share(&mut self, call: &RankCall, adapters: &AdapterRuns) -> Result<(), StepError> {
         self.check_tokens(&call.token_ids)?;
         self.move_blocks(&call.moves);
@@ -596,10 +597,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             return Ok(());
         }
         let inputs = call.inputs(adapters);
-        let receiver = match self.results {
-            Results::Sent(ranks) => Some(ranks),
-            Results::Here | Results::Awaited(_) | Results::Elsewhere => None,
-        };
+        let receiver = self.ranks.filter(|_| matches!(self.results, Results::Sent));
         let mut sent = Ok(());
         let contexts = ContextLogits {
             rows: call.context_rows.iter().cloned(),
@@ -623,17 +621,15 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
     }
 
-    /// Whether ranks send only the largest logit of a row where nothing else is needed. Logits that another stage sends
-    /// on are whole.
+    /// Whether ranks send only the largest logit of a row where nothing else is needed.
     pub fn gathers_largest(&self) -> bool {
-        let samples_here = matches!(self.results, Results::Here) && !D::SAMPLES;
-        samples_here && self.decoder.has_part_of_logits() && !self.keeps_all_logits
+        self.gathers_largest
     }
 
     /// Makes [`ModelRunner::logits`] complete on several ranks, each of which must be told so. Otherwise the rows of
     /// greedy sequences are undefined there.
     pub fn keep_all_logits(&mut self) {
-        self.keeps_all_logits = true;
+        self.gathers_largest = false;
     }
 
     /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
@@ -671,12 +667,6 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             ..
         } = self;
         move_device_blocks(device, moves, cache, host_blocks);
-    }
-
-    /// What the host of this rank says to the others; `None` if it is the only one.
-    fn host(&mut self) -> Option<&mut RankHost> {
-        let ranks = self.ranks?;
-        Some(ranks.host(&mut self.device))
     }
 
     fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
@@ -752,14 +742,14 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             let num_rows = inputs.token_ids.len();
             draft_head.keep_states(inputs, |out| decoder.tapped_states(device, num_rows, out));
         }
-        if let Results::Awaited(ranks) = self.results {
-            *awaited = Some(ranks.host(device).step());
-            return;
-        }
         let num_rows = layout.num_sampled_rows();
-        match self.pooler {
-            Some(_) => decoder.states(device, num_rows, states),
-            None => device.keep_samples(logits, num_rows),
+        match (&self.results, self.ranks) {
+            (Results::Received, Some(ranks)) => {
+                *awaited = Some(ranks.host(device).step());
+                return;
+            }
+            (Results::Pooled(_), _) => decoder.states(device, num_rows, states),
+            _ => device.keep_samples(logits, num_rows),
         }
         layout.forget_adapters();
     }

@@ -24,26 +24,13 @@ pub(super) struct ModelPart {
     pub(super) share: Option<ModelShare>,
 }
 
-/// Where a rank has the results of a step from, and who else gets them. `R` is what it reaches other ranks with.
-#[derive(Clone, Copy)]
-pub(super) enum Results<R> {
-    /// From the only stage.
-    Here,
-    /// From the last stage, which is its own. It sends them to the first one.
-    Sent(R),
-    /// From the last stage.
-    Awaited(R),
-    /// Other ranks have them.
-    Elsewhere,
-}
-
 /// Consecutive layers of a model, and what comes before the first and after the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stage {
     pub(super) layers: Range<usize>,
     is_first: bool,
     is_last: bool,
-    /// Whether the rank is the first one of the stage, which sends or receives results for all.
+    /// Whether the rank is the first one of the stage.
     is_leading: bool,
 }
 
@@ -141,21 +128,9 @@ impl Stage {
         self.is_first && self.is_last
     }
 
-    /// Whether the rank samples: it is the first one of the first stage.
-    pub(super) fn samples(&self) -> bool {
-        self.is_first && self.is_leading
-    }
-
-    /// Where the rank has the results of a step from. `ranks` is `None` if it is the only one.
-    pub(super) fn results<R>(&self, ranks: Option<R>) -> Results<R> {
-        let Some(ranks) = ranks.filter(|_| !self.is_only()) else {
-            return Results::Here;
-        };
-        match self.is_leading {
-            true if self.is_first => Results::Awaited(ranks),
-            true if self.is_last => Results::Sent(ranks),
-            _ => Results::Elsewhere,
-        }
+    /// Whether the rank sends or receives results for all ranks of the stage: it is the first one.
+    pub(super) fn is_leading(&self) -> bool {
+        self.is_leading
     }
 }
 
