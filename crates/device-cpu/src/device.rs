@@ -19,7 +19,6 @@ use super::step::CpuStep;
 use super::tiles::CpuTiles;
 use super::{Cpu, CpuOptions};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
-use inflight_collective::Collective;
 use inflight_device::{
     Device, KvLayouts, Lacking, LayerGroups, Load, MixtureShape, PackedBytes, PackedPart,
     PackedReader, PackedShape, PackedWeights, RankHost, RopeTable, StepCapacity, StepInputs,
@@ -222,13 +221,6 @@ impl StepIo for Cpu {
     }
 
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
-        let turn = match &mut self.ranks {
-            None => Some(self.turn()),
-            Some(ranks) => {
-                ranks.begin_step(&inputs);
-                None
-            }
-        };
         CpuStep {
             batch: cache.batch(inputs.spans, inputs.block_tables),
             token_ids: inputs.token_ids,
@@ -237,7 +229,7 @@ impl StepIo for Cpu {
             is_repeated: inputs.is_repeated,
             kept_rows: inputs.kept_rows,
             sampled_rows: inputs.sampled_rows,
-            _turn: turn,
+            _turn: (!self.is_rank).then(|| self.turn()),
         }
     }
 
@@ -251,7 +243,6 @@ impl StepIo for Cpu {
         logits: &'l mut CpuLogits,
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
-        self.ranks.as_ref().map_or(Ok(()), RankHost::check)?;
         Ok(logits.results(num_rows))
     }
 
@@ -282,7 +273,7 @@ impl Device for Cpu {
         Tiling::of_cpus(options.deterministic)
     }
 
-    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CpuRanks, LoadError> {
-        Ok(CpuRanks::join(self, collective))
+    fn join_ranks(&mut self, _: &mut RankHost) -> Result<CpuRanks, LoadError> {
+        Ok(CpuRanks::join(self))
     }
 }

@@ -51,7 +51,6 @@ use std::num::NonZeroUsize;
 use half::bf16;
 
 use inflight_base::{CpuSet, LoadError};
-use inflight_device::RankHost;
 use inflight_device::memory::Arena;
 use inflight_numbers::QuantisedRow;
 use inflight_threads::{Pool, Turn};
@@ -113,8 +112,8 @@ pub struct Cpu {
     totals: Vec<f32>,
     /// For [`Cpu::latent_attention`].
     latent: latent::LatentScratch,
-    /// `None` if it is alone.
-    ranks: Option<RankHost>,
+    /// Whether it is one of several ranks, which wait for each other within a step and so take no turns.
+    is_rank: bool,
 }
 
 /// Scratch memory of one thread.
@@ -162,7 +161,7 @@ impl Cpu {
             tile_starts: Vec::new(),
             totals: Vec::new(),
             latent: latent::LatentScratch::default(),
-            ranks: None,
+            is_rank: false,
         })
     }
 

@@ -8,7 +8,7 @@
 use super::Cpu;
 use super::rows::Rows;
 use inflight_base::{LoadError, TokenId};
-use inflight_device::{DeviceSample, StepResults};
+use inflight_device::{DeviceSample, RankHost, StepResults};
 use inflight_sampling::Largest;
 
 /// Rows of logits.
@@ -62,16 +62,14 @@ impl Cpu {
     /// [`RankOps::gather_logits`](inflight_device::RankOps::gather_logits).
     pub(super) fn gather_greedy_logits(
         &mut self,
+        host: &mut RankHost,
         num_rows: usize,
         greedy_rows: &[u32],
         widths: &[usize],
         part: &mut CpuLogits,
         out: &mut CpuLogits,
     ) {
-        let Some(ranks) = &mut self.ranks else {
-            return;
-        };
-        let rank = ranks.rank();
+        let rank = host.rank();
         let (width, first_token) = (widths[rank], widths[..rank].iter().sum::<usize>());
         let CpuLogits {
             rows,
@@ -96,7 +94,7 @@ impl Cpu {
             ..
         } = out;
         samples.clear();
-        let has_all = ranks.gather_values(gathered, of_all);
+        let has_all = host.gather_values(gathered, of_all);
         if greedy_rows.len() < num_rows {
             let others = (0..num_rows as u32).filter(|row| greedy_rows.binary_search(row).is_err());
             let others: Vec<usize> = others.map(|row| row as usize).collect();
@@ -104,7 +102,7 @@ impl Cpu {
                 rows.copy_within(from * width..(from + 1) * width, to * width);
             }
             let own = &rows[..others.len() * width];
-            ranks.gather_columns(widths, own, all.first_mut(num_rows), |row| others[row]);
+            host.gather_columns(widths, own, all.first_mut(num_rows), |row| others[row]);
         }
         if has_all {
             samples.resize(num_rows, DeviceSample::Skipped);

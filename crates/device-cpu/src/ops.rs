@@ -13,8 +13,8 @@ use super::rows::Rows;
 use super::step::CpuStep;
 use inflight_device::{
     AdaptedRows, AttentionParams, EmbeddingTable, Experts, Gating, HeadBiases, InnerActivation,
-    LatentParams, LayerNorm, Linear, LogitsTransform, Norm, Ops, Output, QkNorm, RankHost,
-    RopeParams, Routing,
+    LatentParams, LayerNorm, Linear, LogitsTransform, Norm, Ops, Output, QkNorm, RopeParams,
+    Routing,
 };
 
 impl Ops for Cpu {
@@ -261,10 +261,6 @@ impl Ops for Cpu {
         let num_rows = step.batch.num_tokens();
         let (q, out) = (q.first(num_rows), out.first_mut(num_rows));
         self.latent_attention(q, params, &step.batch, cache, layer, out);
-    }
-
-    fn has_whole_sums(&self) -> bool {
-        self.ranks.as_ref().is_none_or(RankHost::has_whole_sums)
     }
 
     fn keep_rows(&mut self, step: &CpuStep<'_>, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {

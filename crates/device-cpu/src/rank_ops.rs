@@ -1,15 +1,12 @@
 //! A CPU as one of the ranks of a model.
 
-use std::time::Duration;
-
 use super::elementwise::sum;
 use super::logits::CpuLogits;
 use super::ops::of_heads;
 use super::rows::Rows;
 use super::step::CpuStep;
 use super::{Cpu, Simd};
-use inflight_base::LoadError;
-use inflight_collective::Collective;
+use inflight_base::{LoadError, StepError};
 use inflight_device::{EmbeddingTable, HeadPlaces, HeadShape, QkNorm, RankHost, RankOps};
 
 /// Collective operations of a CPU. Only a CPU that has joined ranks has this value.
@@ -18,42 +15,39 @@ pub struct CpuRanks(());
 
 impl CpuRanks {
     /// Makes a CPU one of several ranks.
-    pub(super) fn join(cpu: &mut Cpu, collective: Box<dyn Collective>) -> Self {
-        cpu.ranks = Some(RankHost::new(collective));
+    pub(super) fn join(cpu: &mut Cpu) -> Self {
+        cpu.is_rank = true;
         Self(())
     }
 }
 
 impl RankOps<Cpu> for CpuRanks {
-    fn host(self, cpu: &mut Cpu) -> &mut RankHost {
-        cpu.ranks.as_mut().expect("it has joined ranks")
-    }
-
-    fn check_alike(self, cpu: &mut Cpu) -> Result<(), LoadError> {
+    fn check_alike(self, cpu: &mut Cpu, host: &mut RankHost) -> Result<(), LoadError> {
         let index = Simd::ALL.iter().position(|simd| *simd == cpu.simd);
         let describe = |index: u32| match Simd::ALL.get(index as usize) {
             Some(simd) => format!("the instruction set {simd}"),
             None => "another build".to_owned(),
         };
         let index = index.map_or(u32::MAX, |index| index as u32);
-        self.host(cpu).check_alike(
+        host.check_alike(
             index,
             describe,
             "set cpu_instruction_set to one that all hosts have",
         )
     }
 
-    fn meet(self, cpu: &mut Cpu, time_limit: Duration) -> Result<(), LoadError> {
-        self.host(cpu).meet(time_limit)
+    fn wait(self, _: &mut Cpu, host: &mut RankHost) -> Result<(), StepError> {
+        host.check()
     }
 
-    fn all_reduce(self, cpu: &mut Cpu, num_rows: usize, rows: &mut Rows<f32>) {
-        self.host(cpu).all_reduce(rows.first_mut(num_rows));
+    fn all_reduce(self, _: &mut Cpu, host: &mut RankHost, num_rows: usize, rows: &mut Rows<f32>) {
+        host.all_reduce(rows.first_mut(num_rows));
     }
 
     fn norm_over_ranks(
         self,
         cpu: &mut Cpu,
+        host: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, Vec<f32>>,
@@ -61,7 +55,7 @@ impl RankOps<Cpu> for CpuRanks {
         qkv: &mut Rows<f32>,
         squares: &mut Rows<f32>,
     ) {
-        cpu.norm_over_ranks(num_rows, heads, norm, places, qkv, squares);
+        cpu.norm_over_ranks(host, num_rows, heads, norm, places, qkv, squares);
     }
 
     fn embed_part(
@@ -92,6 +86,7 @@ impl RankOps<Cpu> for CpuRanks {
     fn gather_logits(
         self,
         cpu: &mut Cpu,
+        host: &mut RankHost,
         num_rows: usize,
         greedy_rows: &[u32],
         widths: &[usize],
@@ -100,17 +95,17 @@ impl RankOps<Cpu> for CpuRanks {
     ) {
         if greedy_rows.is_empty() {
             let (part, out) = (part.first_mut(num_rows), out.begin(num_rows));
-            return self.gather_context_logits(cpu, widths, part, out);
+            return host.gather_columns(widths, part, out, |row| row);
         }
-        cpu.gather_greedy_logits(num_rows, greedy_rows, widths, part, out);
+        cpu.gather_greedy_logits(host, num_rows, greedy_rows, widths, part, out);
     }
 
-    fn send_rows(self, cpu: &mut Cpu, num_rows: usize, rows: &Rows<f32>) {
-        self.host(cpu).send(rows.first(num_rows));
+    fn send_rows(self, _: &mut Cpu, host: &mut RankHost, num_rows: usize, rows: &Rows<f32>) {
+        host.send(rows.first(num_rows));
     }
 
-    fn receive_rows(self, cpu: &mut Cpu, num_rows: usize, rows: &mut Rows<f32>) {
-        self.host(cpu).receive(rows.first_mut(num_rows));
+    fn receive_rows(self, _: &mut Cpu, host: &mut RankHost, num_rows: usize, rows: &mut Rows<f32>) {
+        host.receive(rows.first_mut(num_rows));
     }
 }
 
@@ -118,8 +113,10 @@ impl Cpu {
     /// Normalises queries and keys of `qkv`, `[num_rows, qkv_len]`, over all heads of the model. The square of each
     /// head is summed as of one rank, and all are added in their order, so that the sum does not depend on the number
     /// of ranks. `squares` is `[num_rows, heads of the model]`.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn norm_over_ranks(
         &mut self,
+        host: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, Vec<f32>>,
@@ -146,9 +143,7 @@ impl Cpu {
                 }
             }
         });
-        if let Some(ranks) = &mut self.ranks {
-            ranks.all_reduce(squares);
-        }
+        host.all_reduce(squares);
         let squares = &*squares;
         self.for_each_row_block(num_rows, qkv_len, qkv, |first, rows| {
             let squares = squares[first * num_heads..].chunks_exact(num_heads);

@@ -18,13 +18,17 @@ impl TileOps<Cpu> for CpuTiles {
     fn sum(
         self,
         cpu: &mut Cpu,
+        host: &mut RankHost,
         num_rows: usize,
         x: &Rows<bf16>,
         tiles: &[Option<Tile<Cpu>>],
         out: &mut Rows<f32>,
     ) {
         let (width, x) = (x.width(), x.first(num_rows));
-        cpu.sum_tiles(x, width, tiles, out.first_mut(num_rows));
+        // The tiles of this rank are written where the others read them.
+        host.all_reduce_of(out.first_mut(num_rows), |part| {
+            cpu.gemm_tiles(x, width, tiles, part);
+        });
     }
 
     fn project(
@@ -51,6 +55,7 @@ impl TileOps<Cpu> for CpuTiles {
     fn norm_over_heads(
         self,
         cpu: &mut Cpu,
+        host: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, Vec<f32>>,
@@ -58,7 +63,7 @@ impl TileOps<Cpu> for CpuTiles {
         qkv: &mut Rows<f32>,
         squares: &mut Rows<f32>,
     ) {
-        cpu.norm_over_ranks(num_rows, heads, norm, places, qkv, squares);
+        cpu.norm_over_ranks(host, num_rows, heads, norm, places, qkv, squares);
     }
 
     fn clear(self, _: &mut Cpu, num_rows: usize, rows: &mut Rows<f32>) {
@@ -66,42 +71,7 @@ impl TileOps<Cpu> for CpuTiles {
     }
 }
 
-/// A device and its ranks, side by side. It has them again when this is dropped, after a panic too.
-struct LentRanks<'a> {
-    cpu: &'a mut Cpu,
-    ranks: Option<RankHost>,
-}
-
-impl<'a> LentRanks<'a> {
-    fn of(cpu: &'a mut Cpu) -> Self {
-        let ranks = cpu.ranks.take();
-        Self { cpu, ranks }
-    }
-}
-
-impl Drop for LentRanks<'_> {
-    fn drop(&mut self) {
-        self.cpu.ranks = self.ranks.take();
-    }
-}
-
 impl Cpu {
-    /// [`Cpu::gemm_tiles`], summed over all ranks. The tiles of this one are written where the others read them.
-    fn sum_tiles(
-        &mut self,
-        x: &[bf16],
-        width: usize,
-        tiles: &[Option<Tile<Self>>],
-        out: &mut [f32],
-    ) {
-        let mut lent = LentRanks::of(self);
-        let LentRanks { cpu, ranks } = &mut lent;
-        match ranks {
-            None => cpu.gemm_tiles(x, width, tiles, out),
-            Some(ranks) => ranks.all_reduce_of(out, |part| cpu.gemm_tiles(x, width, tiles, part)),
-        }
-    }
-
     /// Calls `multiply` with some columns of `x`, which has rows of `width`.
     pub(super) fn with_part(
         &mut self,

@@ -31,11 +31,10 @@ use super::step::{CudaStep, StepBuffer};
 use super::uploads::{Angles, Embedding, Vector};
 use super::{Cuda, CudaOptions, moves, ranks};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
-use inflight_collective::Collective;
 use inflight_device::{
     Device, DeviceSample, FirstStep, KvBatch, KvLayouts, Lacking, LatentShape, LayerGroups, Load,
-    MixtureShape, PackedPart, PackedReader, PackedShape, RopeTable, StepCapacity, StepInputs,
-    StepIo, StepResults, StepWidths,
+    MixtureShape, PackedPart, PackedReader, PackedShape, RankHost, RopeTable, StepCapacity,
+    StepInputs, StepIo, StepResults, StepWidths,
 };
 use inflight_numbers::{FloatRows, NotFinite, QuantisedRows, Stacking};
 use inflight_threads::Pool;
@@ -337,9 +336,6 @@ impl StepIo for Cuda {
             unreachable!("reserve comes before steps");
         };
         self.num_steps += 1;
-        if let Some(ranks) = &mut self.ranks {
-            ranks.host.begin_step(&inputs);
-        }
         let adapter_tiles = self.bring_in_adapters(&inputs);
         let step = match self.failure {
             None => {
@@ -396,7 +392,6 @@ impl StepIo for Cuda {
 
     fn end_step(&mut self, _: CudaStep) {
         self.end_graph();
-        self.send_outgoing();
     }
 
     fn results<'l>(
@@ -405,7 +400,6 @@ impl StepIo for Cuda {
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
         if self.has_sent() {
-            // The last stage has the logits, and sends them to this host.
             self.check()?;
             let logits = match self.gets_logits() {
                 true => logits.rows_of_host(num_rows),
@@ -416,7 +410,6 @@ impl StepIo for Cuda {
                 samples: &[],
             });
         }
-        self.wait_for_ranks()?;
         if !self.gets_logits() {
             return Ok(StepResults {
                 logits: &mut [],
@@ -484,8 +477,8 @@ impl Device for Cuda {
     const RECURRENCES: Option<CudaRecurrences> = Some(CudaRecurrences);
     const LAYER_INPUTS: Option<Lacking> = None;
 
-    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<CudaRanks, LoadError> {
-        CudaRanks::join(self, collective)
+    fn join_ranks(&mut self, host: &mut RankHost) -> Result<CudaRanks, LoadError> {
+        CudaRanks::join(self, host)
     }
 }
 

@@ -306,12 +306,6 @@ impl Ops for Cuda {
         self.attend_to_latents(step, params, q, cache, layer, out);
     }
 
-    fn has_whole_sums(&self) -> bool {
-        self.ranks
-            .as_ref()
-            .is_none_or(|ranks| ranks.host.has_whole_sums())
-    }
-
     fn keep_rows(&mut self, step: &CudaStep, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
         if !step.keeps_all {
             self.gather(step.num_kept, step.kept_rows, hidden);

@@ -77,8 +77,6 @@ impl Cuda {
             }
             self.add_bias(num_rows, lm_head, logits);
             self.transform_logits(num_rows, vocab_size, transform, logits);
-            // A failure is that of the step.
-            let _ = self.wait_for_ranks();
             if self.failure.is_none() {
                 let read = self
                     .scratch

@@ -1,7 +1,5 @@
 //! A GPU as one of the ranks of a model, as a device is one.
 
-use std::time::Duration;
-
 use cudarc::driver::PushKernelArg;
 use half::bf16;
 
@@ -11,8 +9,7 @@ use super::logits::Logits;
 use super::rows::Rows;
 use super::step::CudaStep;
 use super::uploads::Vector;
-use inflight_base::LoadError;
-use inflight_collective::Collective;
+use inflight_base::{LoadError, StepError};
 use inflight_device::{
     EmbeddingTable, HeadPlaces, HeadShape, Linear, PackedWeights, QkNorm, RankHost, RankOps,
 };
@@ -23,45 +20,44 @@ pub struct CudaRanks(());
 
 impl CudaRanks {
     /// Makes a GPU one of several ranks.
-    pub(super) fn join(
-        cuda: &mut Cuda,
-        collective: Box<dyn Collective>,
-    ) -> Result<Self, LoadError> {
-        cuda.join(collective)?;
+    pub(super) fn join(cuda: &mut Cuda, host: &mut RankHost) -> Result<Self, LoadError> {
+        cuda.join(host)?;
         Ok(Self(()))
     }
 }
 
 impl RankOps<Cuda> for CudaRanks {
-    fn host(self, cuda: &mut Cuda) -> &mut RankHost {
-        &mut cuda.ranks.as_mut().expect("it has joined ranks").host
+    fn check_alike(self, cuda: &mut Cuda, host: &mut RankHost) -> Result<(), LoadError> {
+        cuda.check_kind_of_ranks(host)
     }
 
-    fn check_alike(self, cuda: &mut Cuda) -> Result<(), LoadError> {
-        cuda.check_kind_of_ranks()
-    }
-
-    fn meet(self, cuda: &mut Cuda, time_limit: Duration) -> Result<(), LoadError> {
-        cuda.meet(time_limit)
+    fn wait(self, cuda: &mut Cuda, host: &mut RankHost) -> Result<(), StepError> {
+        match cuda.has_sent() {
+            // The GPU was waited for then. The last stage has the logits, and sends them to this host.
+            true => cuda.check(),
+            false => cuda.wait_for_ranks(host),
+        }
     }
 
     fn reserve_rows_between_stages(
         self,
         cuda: &mut Cuda,
+        host: &RankHost,
         max_rows: usize,
         max_sequences: usize,
         width: usize,
     ) -> Result<(), LoadError> {
-        cuda.reserve_stage_rows(max_rows, max_sequences, width)
+        cuda.reserve_stage_rows(host, max_rows, max_sequences, width)
     }
 
-    fn all_reduce(self, cuda: &mut Cuda, num_rows: usize, rows: &mut Rows<f32>) {
+    fn all_reduce(self, cuda: &mut Cuda, _: &mut RankHost, num_rows: usize, rows: &mut Rows<f32>) {
         cuda.sum_over_ranks(num_rows, rows);
     }
 
     fn project_and_sum(
         self,
         cuda: &mut Cuda,
+        _: &mut RankHost,
         num_rows: usize,
         x: &Rows<bf16>,
         linear: &Linear<Cuda>,
@@ -73,6 +69,7 @@ impl RankOps<Cuda> for CudaRanks {
     fn norm_over_ranks(
         self,
         cuda: &mut Cuda,
+        _: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, Vector>,
@@ -118,6 +115,7 @@ impl RankOps<Cuda> for CudaRanks {
     fn gather_logits(
         self,
         cuda: &mut Cuda,
+        _: &mut RankHost,
         num_rows: usize,
         _greedy_rows: &[u32],
         widths: &[usize],
@@ -127,11 +125,21 @@ impl RankOps<Cuda> for CudaRanks {
         cuda.gather_parts(num_rows, widths, part.rows.address(), &out.rows);
     }
 
-    fn send_rows(self, cuda: &mut Cuda, num_rows: usize, rows: &Rows<f32>) {
+    fn send_rows(self, cuda: &mut Cuda, _: &mut RankHost, num_rows: usize, rows: &Rows<f32>) {
         cuda.send_later(num_rows, rows);
     }
 
-    fn receive_rows(self, cuda: &mut Cuda, num_rows: usize, rows: &mut Rows<f32>) {
-        cuda.receive_from_stage(num_rows, rows);
+    fn receive_rows(
+        self,
+        cuda: &mut Cuda,
+        host: &mut RankHost,
+        num_rows: usize,
+        rows: &mut Rows<f32>,
+    ) {
+        cuda.receive_from_stage(host, num_rows, rows);
+    }
+
+    fn end_step(self, cuda: &mut Cuda, host: &mut RankHost) {
+        cuda.send_outgoing(host);
     }
 }

@@ -27,15 +27,12 @@ use super::rows::Rows;
 use super::stages::StageRows;
 use super::summed_products::SumStream;
 use inflight_base::{LoadError, StepError};
-use inflight_collective::Collective;
 use inflight_device::RankHost;
 
 /// Memory that the parts of all ranks are collected in, some rows at a time.
 pub(super) const GATHERED_BYTES: usize = 64 << 20;
 /// What NCCL takes of the GPU's memory for its channels, at most: to be confirmed on GPUs.
 pub(super) const NCCL_BYTES: usize = 512 << 20;
-/// How long ranks whose hosts have met may take to meet in NCCL.
-const MEETING_LIMIT: Duration = Duration::from_secs(60);
 /// How long the host asks again and again whether the GPU is done, before it sleeps in between.
 const SPIN: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(50);
@@ -44,9 +41,11 @@ const CHECK_PERIOD: Duration = Duration::from_millis(20);
 /// How long after the end of another rank the GPU may still finish: that rank may have ended after its part.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The other ranks.
+/// What a GPU sums over all ranks with. Messages between their hosts go through a [`RankHost`].
 pub(super) struct GpuRanks {
-    pub(super) host: RankHost,
+    rank: usize,
+    num_ranks: usize,
+    gets_logits: bool,
     /// `None` after a failure: operations that wait for other ranks have been ended. And where it is alone in its
     /// stage.
     communicator: Option<Communicator>,
@@ -57,23 +56,22 @@ pub(super) struct GpuRanks {
     /// Where there are several stages.
     pub(super) stage_rows: Option<StageRows>,
     reached: CudaEvent,
-    time_limit: Duration,
 }
 
 impl GpuRanks {
-    /// Waits until all ranks have loaded their weights.
-    pub(super) fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
-        self.time_limit = time_limit;
-        self.host.meet(time_limit)
-    }
-
     /// Waits for the stream's work, which needs the other ranks.
-    fn wait(&mut self, stream: &CudaStream) -> Result<(), String> {
-        self.host.come_together().map_err(|error| error.0)?;
-        self.wait_for_stream(stream, self.time_limit)
+    fn wait(&self, host: &mut RankHost, stream: &CudaStream) -> Result<(), String> {
+        host.come_together().map_err(|error| error.0)?;
+        let time_limit = host.time_limit();
+        self.wait_for_stream(stream, time_limit, || host.check_others())
     }
 
-    fn wait_for_stream(&mut self, stream: &CudaStream, time_limit: Duration) -> Result<(), String> {
+    fn wait_for_stream(
+        &self,
+        stream: &CudaStream,
+        time_limit: Duration,
+        mut check_others: impl FnMut() -> Result<(), StepError>,
+    ) -> Result<(), String> {
         let started = Instant::now();
         let (mut checked, mut ended) = (started, None);
         self.reached
@@ -89,7 +87,7 @@ impl GpuRanks {
             if now - checked >= CHECK_PERIOD {
                 checked = now;
                 self.check_communicator()?;
-                if let Err(error) = self.host.check_others() {
+                if let Err(error) = check_others() {
                     let (since, error) = ended.get_or_insert((now, error.0));
                     if now - *since > GRACE {
                         return Err(error.clone());
@@ -100,7 +98,7 @@ impl GpuRanks {
                 return Err(format!(
                     "rank {} has waited for its GPU and those of the other ranks for {time_limit:?}, though all ranks have \
                      launched the step",
-                    self.host.rank()
+                    self.rank
                 ));
             }
             match now - started < SPIN {
@@ -113,7 +111,7 @@ impl GpuRanks {
 
     fn check_communicator(&self) -> Result<(), String> {
         match &self.communicator {
-            None if self.host.num_ranks() == 1 => Ok(()),
+            None if self.num_ranks == 1 => Ok(()),
             Some(communicator) => communicator
                 .check()
                 .map_err(|error| format!("NCCL: {error}")),
@@ -121,23 +119,10 @@ impl GpuRanks {
         }
     }
 
-    /// What hosts say to each other, and the rows between stages, if there are several.
-    pub(super) fn with_stage_rows(&mut self) -> Option<(&mut RankHost, &mut StageRows)> {
-        let Self {
-            host, stage_rows, ..
-        } = self;
-        Some((host, stage_rows.as_mut()?))
-    }
-
-    /// Ends what waits for other ranks, and tells these.
-    fn abort(&mut self, reason: &str) {
-        self.host.abort(reason);
-        self.communicator = None;
-    }
-
     /// Ends what waits for other ranks, if anything does, so that the stream can be waited for.
     pub(super) fn end(&mut self, stream: &CudaStream) {
-        let is_done = self.communicator.is_some() && self.wait_for_stream(stream, GRACE).is_ok();
+        let is_done =
+            self.communicator.is_some() && self.wait_for_stream(stream, GRACE, || Ok(())).is_ok();
         if !is_done {
             self.communicator = None;
         }
@@ -150,20 +135,21 @@ impl GpuRanks {
 
 impl Cuda {
     /// Makes it one of several.
-    pub(super) fn join(&mut self, collective: Box<dyn Collective>) -> Result<(), LoadError> {
-        let mut host = RankHost::new(collective);
+    pub(super) fn join(&mut self, host: &mut RankHost) -> Result<(), LoadError> {
         let reached = self.stream.context().new_event(None);
         let reached = reached.map_err(|error| load_error("creating an event", &error))?;
+        let ranks = GpuRanks {
+            rank: host.rank(),
+            num_ranks: host.num_ranks(),
+            gets_logits: host.gets_logits(),
+            communicator: None,
+            gathered: None,
+            sums: None,
+            stage_rows: None,
+            reached,
+        };
         if host.num_ranks() == 1 {
-            self.ranks = Some(GpuRanks {
-                host,
-                communicator: None,
-                gathered: None,
-                sums: None,
-                stage_rows: None,
-                reached,
-                time_limit: MEETING_LIMIT,
-            });
+            self.ranks = Some(ranks);
             return Ok(());
         }
         // Before another rank waits for this one.
@@ -182,33 +168,19 @@ impl Cuda {
             host.rank(),
             host.num_ranks(),
             gathered.address(),
-            MEETING_LIMIT,
+            host.time_limit(),
         )?;
         self.ranks = Some(GpuRanks {
-            host,
             communicator: Some(communicator),
             gathered: Some(gathered),
             sums: Some(SumStream::new(&self.stream)?),
-            stage_rows: None,
-            reached,
-            time_limit: MEETING_LIMIT,
+            ..ranks
         });
         Ok(())
     }
 
-    /// Waits until all ranks have loaded their weights.
-    pub(super) fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
-        match &mut self.ranks {
-            Some(ranks) => ranks.meet(time_limit),
-            None => Ok(()),
-        }
-    }
-
     /// Refuses a GPU of another kind than that of the first rank of the stage: its products may round to other experts.
-    pub(super) fn check_kind_of_ranks(&mut self) -> Result<(), LoadError> {
-        let Some(ranks) = &mut self.ranks else {
-            return Ok(());
-        };
+    pub(super) fn check_kind_of_ranks(&self, host: &mut RankHost) -> Result<(), LoadError> {
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self.stream.context().attribute(count);
         let count = count.map_err(|error| load_error("asking for the multiprocessors", &error))?;
@@ -218,7 +190,7 @@ impl Cuda {
             let (major, minor) = (capability / 10, capability % 10);
             format!("a GPU of compute capability {major}.{minor} with {count} multiprocessors")
         };
-        ranks.host.check_alike(
+        host.check_alike(
             capability << 16 | count.unsigned_abs() & 0xffff,
             describe,
             "set gpu_device_ids to GPUs of one kind, or pipeline_parallel_size in place of tensor_parallel_size",
@@ -230,12 +202,12 @@ impl Cuda {
     /// # Errors
     ///
     /// An operation has failed, here or on another rank.
-    pub(super) fn wait_for_ranks(&mut self) -> Result<(), StepError> {
+    pub(super) fn wait_for_ranks(&mut self, host: &mut RankHost) -> Result<(), StepError> {
         let Some(ranks) = &mut self.ranks else {
             return Ok(());
         };
         let waited = match &self.failure {
-            None => ranks.wait(&self.stream),
+            None => ranks.wait(host, &self.stream),
             Some(failure) => Err(failure.0.clone()),
         };
         let Err(reason) = waited else {
@@ -244,21 +216,21 @@ impl Cuda {
         let failure = self
             .failure
             .get_or_insert_with(|| StepError(format!("GPU {}: {reason}", self.gpu)));
-        ranks.abort(&failure.0);
+        host.abort(&failure.0);
+        // Operations that wait for other ranks end with it.
+        ranks.communicator = None;
         Err(failure.clone())
     }
 
     /// Whether this rank samples.
     pub(super) fn gets_logits(&self) -> bool {
-        self.ranks
-            .as_ref()
-            .is_none_or(|ranks| ranks.host.gets_logits())
+        self.ranks.as_ref().is_none_or(|ranks| ranks.gets_logits)
     }
 
     /// Whether other ranks compute the same layers.
     pub(super) fn is_one_of_several(&self) -> bool {
         let ranks = self.ranks.as_ref();
-        ranks.is_some_and(|ranks| ranks.host.num_ranks() > 1)
+        ranks.is_some_and(|ranks| ranks.num_ranks > 1)
     }
 
     /// Sums `len` f32 over all ranks in the stream of sums, after what the device's stream has been given so far.
@@ -291,7 +263,7 @@ impl Cuda {
                 unsafe { communicator.all_reduce(stream, address, len) }
             });
         }
-        let Some(num_ranks) = self.ranks.as_ref().map(|ranks| ranks.host.num_ranks()) else {
+        let Some(num_ranks) = self.ranks.as_ref().map(|ranks| ranks.num_ranks) else {
             return;
         };
         // In the order of the ranks, whatever NCCL makes of so many rows.
@@ -322,7 +294,7 @@ impl Cuda {
         part: u64,
         out: &Rows<f32>,
     ) {
-        let Some(rank) = self.ranks.as_ref().map(|ranks| ranks.host.rank()) else {
+        let Some(rank) = self.ranks.as_ref().map(|ranks| ranks.rank) else {
             return;
         };
         let num_rows = self.padded(num_rows);
@@ -367,7 +339,7 @@ impl Cuda {
             return 0;
         };
         let gathered = gathered.address();
-        let own = gathered + (4 * ranks.host.rank() * max_len) as u64;
+        let own = gathered + (4 * ranks.rank * max_len) as u64;
         self.copy(own, part, 4 * len);
         self.communicate("collecting from all ranks", |communicator, stream| {
             // SAFETY: the memory has room for all, and is there as long as the device, whose graphs end with it.

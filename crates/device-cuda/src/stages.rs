@@ -14,6 +14,7 @@ use super::Cuda;
 use super::memory::{PinnedMemory, read_address, write_address};
 use super::rows::Rows;
 use inflight_base::LoadError;
+use inflight_device::RankHost;
 
 /// Memory for the rows.
 pub(super) struct StageRows {
@@ -32,6 +33,7 @@ impl Cuda {
     /// `max_graph_rows`.
     pub(super) fn reserve_stage_rows(
         &mut self,
+        host: &RankHost,
         max_rows: usize,
         max_graph_rows: usize,
         width: usize,
@@ -42,7 +44,7 @@ impl Cuda {
         let rounded =
             |num_rows: usize| (num_rows + super::gemm::MAX_ROUNDING).saturating_mul(width);
         // Hosts send so many values at once.
-        let unit_len = (ranks.host.max_unread() / 2).max(1);
+        let unit_len = (host.max_unread() / 2).max(1);
         let graph_len = rounded(max_graph_rows).next_multiple_of(unit_len);
         let piece_len = graph_len.min(rounded(max_rows));
         ranks.stage_rows = Some(StageRows {
@@ -64,18 +66,18 @@ impl Cuda {
     }
 
     /// Sends the rows of the step that was launched, if there are some.
-    pub(super) fn send_outgoing(&mut self) {
+    pub(super) fn send_outgoing(&mut self, host: &mut RankHost) {
         let stage_rows = self.ranks.as_mut().and_then(|it| it.stage_rows.as_mut());
         let Some((address, len)) = stage_rows.and_then(|rows| rows.outgoing.take()) else {
             return;
         };
         // A failure is that of the step.
-        if self.wait_for_ranks().is_err() {
+        if self.wait_for_ranks(host).is_err() {
             return;
         }
         let (stream, number) = (self.stream.clone(), self.num_steps);
-        let Some((ranks, stage_rows)) = self.ranks.as_mut().and_then(|it| it.with_stage_rows())
-        else {
+        let stage_rows = self.ranks.as_mut().and_then(|it| it.stage_rows.as_mut());
+        let Some(stage_rows) = stage_rows else {
             return;
         };
         stage_rows.sent_step = number;
@@ -84,7 +86,7 @@ impl Cuda {
             let own = &mut stage_rows.sent.as_mut_slice()[..stage_rows.piece_len.min(len - first)];
             copied = copied.and_then(|()| read_address(&stream, address + 4 * first as u64, own));
             // After a failure of the GPU, too: others wait for the rows, and hear of it with the next step.
-            ranks.send(own);
+            host.send(own);
         }
         self.record("reading rows for the next stage", copied);
     }
@@ -96,11 +98,16 @@ impl Cuda {
     }
 
     /// Receives the rows of the stage before. A graph copies as many as it has rows.
-    pub(super) fn receive_from_stage(&mut self, num_rows: usize, rows: &Rows<f32>) {
+    pub(super) fn receive_from_stage(
+        &mut self,
+        host: &mut RankHost,
+        num_rows: usize,
+        rows: &Rows<f32>,
+    ) {
         let padded_len = self.padded(num_rows) * rows.width();
         let (is_launching, stream) = (self.is_launching(), self.stream.clone());
-        let Some((ranks, stage_rows)) = self.ranks.as_mut().and_then(|it| it.with_stage_rows())
-        else {
+        let stage_rows = self.ranks.as_mut().and_then(|it| it.stage_rows.as_mut());
+        let Some(stage_rows) = stage_rows else {
             return;
         };
         let len = num_rows * rows.width();
@@ -112,7 +119,7 @@ impl Cuda {
                 copied = copied.and_then(|()| stream.synchronize());
             }
             let received = stage_rows.received.as_mut_slice();
-            ranks.receive(&mut received[..piece_len]);
+            host.receive(&mut received[..piece_len]);
             let copied_len = match piece_len == len {
                 true => padded_len.min(stage_rows.piece_len),
                 false => piece_len,

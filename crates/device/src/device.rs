@@ -3,13 +3,13 @@
 use super::layer_inputs::LayerInputOps;
 use super::operands::Tiling;
 use super::ops::Ops;
+use super::rank_host::RankHost;
 use super::rank_ops::RankOps;
 use super::recurrence::RecurrentOps;
 use super::stacks::Stacks;
 use super::states::StateOps;
 use super::tiles::TileOps;
 use inflight_base::LoadError;
-use inflight_collective::Collective;
 
 /// A machine that a decoder runs on: [`Ops`], and operations that not all devices have. Those are methods of a value of
 /// their own, so that who has the value can call them; a device without them has [`Lacking`](super::Lacking) in its
@@ -71,5 +71,5 @@ pub trait Device: Ops {
     /// # Errors
     ///
     /// It can only be alone, or the other ranks cannot be reached.
-    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<Self::Ranks, LoadError>;
+    fn join_ranks(&mut self, host: &mut RankHost) -> Result<Self::Ranks, LoadError>;
 }

@@ -201,8 +201,8 @@ pub trait Ops: StepIo {
         out: &mut Self::Inputs,
     );
 
-    /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself. If not,
-    /// its result is stored, summed over all ranks, and added afterwards. By default it is the only rank.
+    /// Whether a projection with all inputs adds to the residual stream itself. If not, its result is stored, and added
+    /// afterwards, as parts of sums over ranks are.
     fn has_whole_sums(&self) -> bool {
         true
     }

@@ -7,14 +7,22 @@ use rustc_hash::FxHasher;
 
 use super::StepInputs;
 use inflight_base::{LoadError, StepError};
-use inflight_collective::{Collective, CollectiveError, MAX_RANKS};
+use inflight_collective::{Collective, CollectiveError, Grid, MAX_RANKS};
 
 /// The rank of a stage that gets the logits of all.
 const ROOT: usize = 0;
 
-/// The other ranks.
+/// How long ranks whose hosts have found each other may take to meet.
+const MEETING_LIMIT: Duration = Duration::from_secs(60);
+
+/// A rank's connection to the others, if there are others. Alone, it sums and sends nothing.
 pub struct RankHost {
-    collective: Box<dyn Collective>,
+    /// `None` if it is alone.
+    collective: Option<Box<dyn Collective>>,
+    grid: Grid,
+    stage: usize,
+    rank: usize,
+    time_limit: Duration,
     /// A hash of the current step, which is the same on all ranks.
     step: u64,
     /// What went wrong first. Nothing is sent after that.
@@ -25,7 +33,23 @@ impl RankHost {
     /// The rank of this process, or of this thread.
     pub fn new(collective: Box<dyn Collective>) -> Self {
         Self {
-            collective,
+            grid: collective.grid(),
+            stage: collective.stage(),
+            rank: collective.rank(),
+            // One rank has nobody to agree with.
+            collective: Some(collective).filter(|it| it.grid().num_ranks() > 1),
+            ..Self::alone()
+        }
+    }
+
+    /// The only rank.
+    pub fn alone() -> Self {
+        Self {
+            collective: None,
+            grid: 1.into(),
+            stage: 0,
+            rank: 0,
+            time_limit: MEETING_LIMIT,
             step: 0,
             failure: None,
         }
@@ -37,33 +61,23 @@ impl RankHost {
     ///
     /// One has failed, or does not come in time.
     pub fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
-        let met = self.meet_stages();
-        self.collective.set_time_limit(time_limit);
+        self.time_limit = time_limit;
+        let Some(collective) = &mut self.collective else {
+            return Ok(());
+        };
+        let met = meet(collective.as_mut());
+        collective.set_time_limit(time_limit);
         met.map_err(|error| LoadError::Resource(error.to_string()))
     }
 
-    fn meet_stages(&mut self) -> Result<(), CollectiveError> {
-        let collective = self.collective.as_mut();
-        collective.broadcast(0, 0, &mut [0])?;
-        if collective.grid().num_stages == 1 {
-            return Ok(());
-        }
-        // What has gone once through all stages says that all are there. The second time all learn it.
-        for _ in 0..2 {
-            if collective.stage() == 0 {
-                collective.send(0, &[0.0])?;
-            }
-            collective.receive(0, &mut [0.0])?;
-            if collective.stage() > 0 {
-                collective.send(0, &[0.0])?;
-            }
-        }
-        Ok(())
+    /// The longest that an operation between ranks may take.
+    pub fn time_limit(&self) -> Duration {
+        self.time_limit
     }
 
     /// Whether a product on this rank is a whole sum.
     pub fn has_whole_sums(&self) -> bool {
-        self.collective.num_ranks() == 1
+        self.num_ranks() == 1
     }
 
     /// The current step.
@@ -73,7 +87,9 @@ impl RankHost {
 
     /// Begins a step, whose plan all ranks must have.
     pub fn begin_step(&mut self, inputs: &StepInputs<'_>) {
-        self.step = hash_of(inputs, self.step);
+        if self.collective.is_some() {
+            self.step = hash_of(inputs, self.step);
+        }
     }
 
     /// What went wrong.
@@ -108,8 +124,8 @@ impl RankHost {
             return self.check().map_err(failed);
         }
         // Among those of all stages.
-        let first = self.collective.stage() * self.collective.grid().ranks_per_stage;
-        let rank = first + self.collective.rank();
+        let first = self.stage * self.grid.ranks_per_stage;
+        let rank = first + self.rank;
         let problem = format!(
             "rank {rank} has {}, and rank {first} {}: each chooses the experts of a row by itself, and could choose others",
             describe(own),
@@ -122,14 +138,19 @@ impl RankHost {
         })
     }
 
+    /// Where all ranks are.
+    pub fn grid(&self) -> Grid {
+        self.grid
+    }
+
     /// This rank, of those of its stage.
     pub fn rank(&self) -> usize {
-        self.collective.rank()
+        self.rank
     }
 
     /// The ranks of its stage.
     pub fn num_ranks(&self) -> usize {
-        self.collective.num_ranks()
+        self.grid.ranks_per_stage
     }
 
     /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
@@ -163,13 +184,16 @@ impl RankHost {
     ///
     /// One has.
     pub fn check_others(&mut self) -> Result<(), StepError> {
-        let others = self.collective.check();
-        others.map_err(|error| StepError(error.to_string()))
+        let others = self.collective.as_mut();
+        let checked = others.map_or(Ok(()), |collective| collective.check());
+        checked.map_err(|error| StepError(error.to_string()))
     }
 
     /// Tells the others that this rank has failed.
     pub fn abort(&mut self, reason: &str) {
-        self.collective.abort(reason);
+        if let Some(collective) = &mut self.collective {
+            collective.abort(reason);
+        }
     }
 
     /// Sums values over all ranks of the stage.
@@ -180,7 +204,12 @@ impl RankHost {
     /// Sums values over all ranks of the stage, which `write` writes into the message to the others, see
     /// [`Collective::all_reduce_of`]. After a failure it may not be called.
     pub fn all_reduce_of(&mut self, sums: &mut [f32], mut write: impl FnMut(&mut [f32])) {
-        self.run(|collective, step| collective.all_reduce_of(step, sums, &mut write));
+        match self.collective {
+            None => write(sums),
+            Some(_) => {
+                self.run(|collective, step| collective.all_reduce_of(step, sums, &mut write));
+            }
+        }
     }
 
     /// Collects the columns of a matrix from all ranks of the stage: `widths` are the numbers of their columns, `part`
@@ -193,7 +222,7 @@ impl RankHost {
         place: impl Fn(usize) -> usize,
     ) {
         let width: usize = widths.iter().sum();
-        let num_rows = part.len() / widths[self.collective.rank()];
+        let num_rows = part.len() / widths[self.rank];
         assert!(
             !self.gets_logits() || out.len() >= num_rows * width,
             "out is at least [m, {width}]"
@@ -220,7 +249,7 @@ impl RankHost {
     /// Collects the values of all ranks of the stage, of which each has equally many, one rank after the other. Returns
     /// whether this rank gets them.
     pub fn gather_values(&mut self, own: &[f32], out: &mut Vec<f32>) -> bool {
-        let num_ranks = self.collective.num_ranks();
+        let num_ranks = self.num_ranks();
         let lens = &[own.len(); MAX_RANKS][..num_ranks];
         out.clear();
         if self.gets_logits() {
@@ -271,12 +300,12 @@ impl RankHost {
 
     /// Its stage.
     pub fn stage(&self) -> usize {
-        self.collective.stage()
+        self.stage
     }
 
     /// All stages.
     pub fn num_stages(&self) -> usize {
-        self.collective.grid().num_stages
+        self.grid.num_stages
     }
 
     /// Waits for values of the previous stage.
@@ -286,7 +315,8 @@ impl RankHost {
 
     /// The most values that are sent without waiting for the next stage.
     pub fn max_unread(&self) -> usize {
-        self.collective.max_unread()
+        let collective = self.collective.as_ref();
+        collective.map_or(usize::MAX, |collective| collective.max_unread())
     }
 
     /// Waits for values of the last stage, from `step`.
@@ -303,10 +333,29 @@ impl RankHost {
         &mut self,
         operation: impl FnOnce(&mut dyn Collective, u64) -> Result<(), CollectiveError>,
     ) {
-        if self.failure.is_none() {
-            self.failure = operation(self.collective.as_mut(), self.step).err();
+        if let (Some(collective), None) = (&mut self.collective, &self.failure) {
+            self.failure = operation(collective.as_mut(), self.step).err();
         }
     }
+}
+
+/// Waits until the ranks of all stages have come this far.
+fn meet(collective: &mut dyn Collective) -> Result<(), CollectiveError> {
+    collective.broadcast(0, 0, &mut [0])?;
+    if collective.grid().num_stages == 1 {
+        return Ok(());
+    }
+    // What has gone once through all stages says that all are there. The second time all learn it.
+    for _ in 0..2 {
+        if collective.stage() == 0 {
+            collective.send(0, &[0.0])?;
+        }
+        collective.receive(0, &mut [0.0])?;
+        if collective.stage() > 0 {
+            collective.send(0, &[0.0])?;
+        }
+    }
+    Ok(())
 }
 
 /// A hash of the plan of a step, and of the steps before it. Of the block tables, only what the sequences have is in

@@ -1,35 +1,24 @@
 //! Operations of a device that is one of the ranks of a model.
 
-use std::time::Duration;
-
 use super::attention::{HeadPlaces, HeadShape, QkNorm};
 use super::lacking::Lacking;
 use super::linear::{EmbeddingTable, Linear};
 use super::operands::Output;
 use super::ops::Ops;
 use super::rank_host::RankHost;
-use inflight_base::LoadError;
+use inflight_base::{LoadError, StepError};
 
-/// Collective operations of a device that has [joined](super::Device::join_ranks) ranks. All ranks of a stage call them
-/// in one order. A failure between ranks is an error of [`StepIo::results`](super::StepIo::results).
+/// Collective operations of a device that has [joined](super::Device::join_ranks) ranks, with the connection of this
+/// rank's host to the others. All ranks of a stage call them in one order. A failure between ranks is an error of
+/// [`RankOps::wait`].
 pub trait RankOps<D: Ops>: Copy {
-    /// The connection of this rank's host to the others.
-    fn host(self, device: &mut D) -> &mut RankHost;
-
     /// Checks that all ranks of the stage have equal arithmetic, such as one instruction set: each rank routes the rows
     /// to experts by itself.
     ///
     /// # Errors
     ///
     /// Others may give other bits, or a rank has failed.
-    fn check_alike(self, device: &mut D) -> Result<(), LoadError>;
-
-    /// Waits until all ranks have loaded their weights. No later operation between them takes longer than `time_limit`.
-    ///
-    /// # Errors
-    ///
-    /// A rank has failed, or does not load in time.
-    fn meet(self, device: &mut D, time_limit: Duration) -> Result<(), LoadError>;
+    fn check_alike(self, device: &mut D, host: &mut RankHost) -> Result<(), LoadError>;
 
     /// Reserves buffers for rows between stages: at most `max_rows` of this width in a step, and `max_sequences` in a
     /// generation step. None, by default.
@@ -40,6 +29,7 @@ pub trait RankOps<D: Ops>: Copy {
     fn reserve_rows_between_stages(
         self,
         _device: &mut D,
+        _host: &RankHost,
         _max_rows: usize,
         _max_sequences: usize,
         _width: usize,
@@ -47,8 +37,16 @@ pub trait RankOps<D: Ops>: Copy {
         Ok(())
     }
 
+    /// Waits for what has been launched, where that needs the other ranks. [`StepIo::results`](super::StepIo::results)
+    /// and [`Ops::context_logits`] of a rank come behind it.
+    ///
+    /// # Errors
+    ///
+    /// An operation between ranks has failed.
+    fn wait(self, device: &mut D, host: &mut RankHost) -> Result<(), StepError>;
+
     /// Sums rows over all ranks of the stage, `[num_rows, width]`.
-    fn all_reduce(self, device: &mut D, num_rows: usize, rows: &mut D::Sums);
+    fn all_reduce(self, device: &mut D, host: &mut RankHost, num_rows: usize, rows: &mut D::Sums);
 
     /// `out = x * W^T + bias`, summed over all ranks of the stage: [`Ops::project`] and [`RankOps::all_reduce`], of
     /// which a device may do some rows of each at one time. `x` is `[num_rows, inputs]`, `out` is `[num_rows,
@@ -56,13 +54,14 @@ pub trait RankOps<D: Ops>: Copy {
     fn project_and_sum(
         self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         x: &D::Inputs,
         linear: &Linear<D>,
         out: &mut D::Sums,
     ) {
         device.project(num_rows, x, linear, Output::Store, None, out);
-        self.all_reduce(device, num_rows, out);
+        self.all_reduce(device, host, num_rows, out);
     }
 
     /// Normalises queries and keys over all heads of the model, in `qkv`, `[num_rows, qkv_len]`, which has those of
@@ -71,6 +70,7 @@ pub trait RankOps<D: Ops>: Copy {
     fn norm_over_ranks(
         self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, D::Vector>,
@@ -95,9 +95,11 @@ pub trait RankOps<D: Ops>: Copy {
     /// numbers of tokens of all ranks, `part` has this one's, `[num_rows, own width]`, and `out` is `[num_rows,
     /// vocab_size]`. A rank that does not sample does not get them. Of the `greedy_rows` the device may collect the
     /// largest logits only, and return their tokens as [`StepResults::samples`](super::StepResults::samples).
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn gather_logits(
         self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         greedy_rows: &[u32],
         widths: &[usize],
@@ -105,45 +107,33 @@ pub trait RankOps<D: Ops>: Copy {
         out: &mut D::Logits,
     );
 
-    /// As [`RankOps::gather_logits`], of all rows, in memory of the host.
-    fn gather_context_logits(
-        self,
-        device: &mut D,
-        widths: &[usize],
-        part: &[f32],
-        out: &mut [f32],
-    ) {
-        self.host(device)
-            .gather_columns(widths, part, out, |row| row);
-    }
-
-    /// Sends rows to the next stage, at the latest at the end of the step.
-    fn send_rows(self, device: &mut D, num_rows: usize, rows: &D::Sums);
+    /// Sends rows to the next stage, at the latest in [`RankOps::end_step`].
+    fn send_rows(self, device: &mut D, host: &mut RankHost, num_rows: usize, rows: &D::Sums);
 
     /// Waits for the rows of the previous stage.
-    fn receive_rows(self, device: &mut D, num_rows: usize, rows: &mut D::Sums);
+    fn receive_rows(self, device: &mut D, host: &mut RankHost, num_rows: usize, rows: &mut D::Sums);
+
+    /// Sends the rows that have waited for the end of a step. By default there are none.
+    fn end_step(self, _device: &mut D, _host: &mut RankHost) {}
 }
 
 impl<D: Ops> RankOps<D> for Lacking {
-    fn host(self, _: &mut D) -> &mut RankHost {
+    fn check_alike(self, _: &mut D, _: &mut RankHost) -> Result<(), LoadError> {
         match self {}
     }
 
-    fn check_alike(self, _: &mut D) -> Result<(), LoadError> {
+    fn wait(self, _: &mut D, _: &mut RankHost) -> Result<(), StepError> {
         match self {}
     }
 
-    fn meet(self, _: &mut D, _: Duration) -> Result<(), LoadError> {
-        match self {}
-    }
-
-    fn all_reduce(self, _: &mut D, _: usize, _: &mut D::Sums) {
+    fn all_reduce(self, _: &mut D, _: &mut RankHost, _: usize, _: &mut D::Sums) {
         match self {}
     }
 
     fn norm_over_ranks(
         self,
         _: &mut D,
+        _: &mut RankHost,
         _: usize,
         _: HeadShape,
         _: QkNorm<'_, D::Vector>,
@@ -169,6 +159,7 @@ impl<D: Ops> RankOps<D> for Lacking {
     fn gather_logits(
         self,
         _: &mut D,
+        _: &mut RankHost,
         _: usize,
         _: &[u32],
         _: &[usize],
@@ -178,11 +169,11 @@ impl<D: Ops> RankOps<D> for Lacking {
         match self {}
     }
 
-    fn send_rows(self, _: &mut D, _: usize, _: &D::Sums) {
+    fn send_rows(self, _: &mut D, _: &mut RankHost, _: usize, _: &D::Sums) {
         match self {}
     }
 
-    fn receive_rows(self, _: &mut D, _: usize, _: &mut D::Sums) {
+    fn receive_rows(self, _: &mut D, _: &mut RankHost, _: usize, _: &mut D::Sums) {
         match self {}
     }
 }

@@ -8,6 +8,7 @@ use super::linear::{Linear, Tile};
 use super::load::Load;
 use super::low_rank::AdaptedRows;
 use super::operands::Output;
+use super::rank_host::RankHost;
 
 /// Products whose inputs are cut into tiles, each of which is summed by itself, so that the sums of 1, 2 and 4 ranks
 /// are of the same bits. `x` is `[num_rows, inputs of the rank]`, `out` is `[num_rows, outputs]`.
@@ -17,6 +18,7 @@ pub trait TileOps<D: Load>: Copy {
     fn sum(
         self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         x: &D::Inputs,
         tiles: &[Option<Tile<D>>],
@@ -42,6 +44,7 @@ pub trait TileOps<D: Load>: Copy {
     fn norm_over_heads(
         self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
         norm: QkNorm<'_, D::Vector>,
@@ -55,7 +58,15 @@ pub trait TileOps<D: Load>: Copy {
 }
 
 impl<D: Load> TileOps<D> for Lacking {
-    fn sum(self, _: &mut D, _: usize, _: &D::Inputs, _: &[Option<Tile<D>>], _: &mut D::Sums) {
+    fn sum(
+        self,
+        _: &mut D,
+        _: &mut RankHost,
+        _: usize,
+        _: &D::Inputs,
+        _: &[Option<Tile<D>>],
+        _: &mut D::Sums,
+    ) {
         match self {}
     }
 
@@ -76,6 +87,7 @@ impl<D: Load> TileOps<D> for Lacking {
     fn norm_over_heads(
         self,
         _: &mut D,
+        _: &mut RankHost,
         _: usize,
         _: HeadShape,
         _: QkNorm<'_, D::Vector>,

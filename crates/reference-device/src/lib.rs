@@ -13,14 +13,13 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
-use inflight_collective::Collective;
 use inflight_device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
     Experts, Gating, GroupBlocks, GroupedRouting, HeadBiases, HeadShape, InnerActivation, KvBatch,
     KvDtype, KvLayout, KvLayouts, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear,
     Load, LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind,
-    RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity, StepInputs,
-    StepIo,
+    RankHost, RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity,
+    StepInputs, StepIo,
 };
 use inflight_numbers::{
     CodeBits, Dtype, FloatRows, NotFinite, QuantisedRow, QuantisedRows, Stacking,
@@ -1100,7 +1099,7 @@ impl Device for Reference {
     const RECURRENCES: Option<ReferenceRecurrences> = Some(ReferenceRecurrences);
     const LAYER_INPUTS: Option<ReferenceLayerInputs> = Some(ReferenceLayerInputs);
 
-    fn join_ranks(&mut self, _: Box<dyn Collective>) -> Result<Lacking, LoadError> {
+    fn join_ranks(&mut self, _: &mut RankHost) -> Result<Lacking, LoadError> {
         Err(LoadError::Resource("it is the only one".to_owned()))
     }
 }

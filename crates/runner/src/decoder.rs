@@ -39,11 +39,11 @@ use super::stage::ModelPart;
 use super::state_slots::StateSlots;
 use super::streams::Streams;
 use super::weights::{Layer, Weights};
-use inflight_base::LoadError;
+use inflight_base::{LoadError, StepError};
 use inflight_device::{
     AdapterRun, Device, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape, Linear,
-    LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankOps, RecurrentOps, RopeParams, Routing,
-    StateOps, StepInputs, TileOps,
+    LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankHost, RankOps, RecurrentOps, RopeParams,
+    Routing, StateOps, StepInputs, TileOps,
 };
 use inflight_engine::StateRestore;
 
@@ -146,11 +146,11 @@ impl<D: Device> Decoder<D> {
         part: &ModelPart,
         limits: &RunnerLimits,
         device: &mut D,
-        ranks: Option<D::Ranks>,
+        (host, ranks): (&RankHost, Option<D::Ranks>),
     ) -> Result<Self, LoadError> {
         let load = |device: &mut D| Weights::load(source, limits.weights, part, device);
         let parts = [source.spec(), spec];
-        let mut decoder = Self::with_weights(parts, part, limits, device, ranks, load)?;
+        let mut decoder = Self::with_weights(parts, part, limits, device, (host, ranks), load)?;
         if let Some(head) = source.draft_head() {
             let ops = draft_head_ops::<D>(ranks.is_some())?;
             decoder.tap = Some(StateTap::new(head, limits, device, ops)?);
@@ -167,7 +167,8 @@ impl<D: Device> Decoder<D> {
         load: impl FnOnce(&mut D) -> Result<Weights<D>, LoadError>,
     ) -> Result<Self, LoadError> {
         let part = ModelPart::of_rank(1.into(), 0, spec, None)?;
-        Self::with_weights([spec; 2], &part, limits, device, None, load)
+        let alone = (&RankHost::alone(), None);
+        Self::with_weights([spec; 2], &part, limits, device, alone, load)
     }
 
     /// `specs` are those of the whole model and of the part of a rank.
@@ -176,7 +177,7 @@ impl<D: Device> Decoder<D> {
         part: &ModelPart,
         limits: &RunnerLimits,
         device: &mut D,
-        ranks: Option<D::Ranks>,
+        (host, ranks): (&RankHost, Option<D::Ranks>),
         load: impl FnOnce(&mut D) -> Result<Weights<D>, LoadError>,
     ) -> Result<Self, LoadError> {
         let max_rows = limits.max_num_tokens.index();
@@ -225,7 +226,7 @@ impl<D: Device> Decoder<D> {
         let next_stage = other_stage(!part.stage.is_last())?;
         if let Some(ranks) = previous_stage.or(next_stage) {
             let (max_sequences, width) = (limits.max_num_requests as usize, spec.hidden_size);
-            ranks.reserve_rows_between_stages(device, max_rows, max_sequences, width)?;
+            ranks.reserve_rows_between_stages(device, host, max_rows, max_sequences, width)?;
         }
         let num_tiles = part.num_tiles();
         let mut attention: Vec<_> = attention.drain(part.stage.layers.clone()).collect();
@@ -257,7 +258,7 @@ impl<D: Device> Decoder<D> {
             logits: spec.logits,
             output_place: spec.output_place() * num_tiles,
             vocabulary,
-            residual: ResidualStream::new(device, max_rows, spec, num_tiles)?,
+            residual: ResidualStream::new(device, max_rows, spec, num_tiles, host)?,
             row_norm: match &part.share {
                 Some(share) => RowNorm::new(device, ranks, max_rows, whole, share)?,
                 None => None,
@@ -306,6 +307,7 @@ impl<D: Device> Decoder<D> {
     pub(super) fn forward(
         &mut self,
         device: &mut D,
+        host: &mut RankHost,
         cache: &mut D::KvCache,
         step: &D::Step<'_>,
         inputs: StepInputs<'_>,
@@ -313,6 +315,7 @@ impl<D: Device> Decoder<D> {
     ) {
         let run = &mut Probed {
             device,
+            host,
             ranks: self.ranks,
             probe,
             adapters: inputs.adapters,
@@ -320,7 +323,7 @@ impl<D: Device> Decoder<D> {
         let num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         if let Some(ranks) = self.previous_stage {
-            self.residual.receive(run.device, ranks, num_rows);
+            self.residual.receive(run, ranks, num_rows);
         } else {
             let vocabulary = self.vocabulary.as_ref();
             let part = vocabulary.map(|part| (part.ranks, part.first_token));
@@ -374,6 +377,7 @@ impl<D: Device> Decoder<D> {
     ) {
         let run = &mut Probed {
             device,
+            host: &mut RankHost::alone(),
             ranks: self.ranks,
             probe,
             adapters: inputs.adapters,
@@ -436,7 +440,7 @@ impl<D: Device> Decoder<D> {
             self.residual.keep_normed_rows(run.device, step);
         }
         if let Some(ranks) = self.next_stage {
-            self.residual.send(run.device, ranks, num_rows);
+            self.residual.send(run, ranks, num_rows);
         }
         let head = self.weights.head.as_ref();
         if let Some(projection) = head.and_then(|head| head.projection.as_ref()) {
@@ -449,6 +453,7 @@ impl<D: Device> Decoder<D> {
     pub(super) fn logits(
         &mut self,
         device: &mut D,
+        host: &mut RankHost,
         num_rows: usize,
         (adapters, greedy_rows): (&[AdapterRun], &[u32]),
         out: &mut D::Logits,
@@ -472,7 +477,7 @@ impl<D: Device> Decoder<D> {
                 ..
             }) => {
                 compute(device, logits);
-                ranks.gather_logits(device, num_rows, greedy_rows, widths, logits, out);
+                ranks.gather_logits(device, host, num_rows, greedy_rows, widths, logits, out);
             }
         }
         probe.ended(Operation::LmHead, || {
@@ -485,6 +490,7 @@ impl<D: Device> Decoder<D> {
     pub(super) fn context_logits(
         &mut self,
         device: &mut D,
+        host: &mut RankHost,
         rows: Range<usize>,
         adapter: Option<&AdapterRun>,
         out: &mut [f32],
@@ -498,6 +504,8 @@ impl<D: Device> Decoder<D> {
             ..run.clone()
         });
         let adapted = adapted_rows(own.as_slice(), Some(self.output_place));
+        // A failure is that of the step.
+        let _ = self.wait_for_ranks(device, host);
         let compute = |device: &mut D, out: &mut [f32]| {
             device.context_logits(states, rows, lm_head, self.logits, adapted, out);
         };
@@ -506,8 +514,7 @@ impl<D: Device> Decoder<D> {
             Some(part) => {
                 let mut logits = vec![0.0; num_rows * part.num_tokens];
                 compute(device, &mut logits);
-                part.ranks
-                    .gather_context_logits(device, &part.widths, &logits, out);
+                host.gather_columns(&part.widths, &logits, out, |row| row);
             }
         }
         probe.ended(Operation::LmHead, || {
@@ -558,6 +565,25 @@ impl<D: Device> Decoder<D> {
     /// Whether other ranks have the logits of other tokens.
     pub(super) fn has_part_of_logits(&self) -> bool {
         self.has_logits() && self.vocabulary.is_some()
+    }
+
+    /// Waits for the other ranks, before the results of a step are read.
+    ///
+    /// # Errors
+    /// An operation between ranks has failed.
+    pub(super) fn wait_for_ranks(
+        &self,
+        device: &mut D,
+        host: &mut RankHost,
+    ) -> Result<(), StepError> {
+        self.ranks.map_or(Ok(()), |ranks| ranks.wait(device, host))
+    }
+
+    /// Ends a step of several ranks, behind its end on the device.
+    pub(super) fn end_step(&self, device: &mut D, host: &mut RankHost) {
+        if let Some(ranks) = self.ranks {
+            ranks.end_step(device, host);
+        }
     }
 
     /// The width of the residual stream.
@@ -645,14 +671,14 @@ impl<D: Device> Decoder<D> {
                 places,
                 squares,
             } = over_ranks;
-            let (device, qkv) = (&mut *run.device, &mut buffers.qkv);
+            let (device, host, qkv) = (&mut *run.device, &mut *run.host, &mut buffers.qkv);
             match ops {
-                RowNormOps::Ranks(ranks) => {
-                    ranks.norm_over_ranks(device, num_rows, heads, row_norm, places, qkv, squares);
-                }
-                RowNormOps::Tiles(tiles) => {
-                    tiles.norm_over_heads(device, num_rows, heads, row_norm, places, qkv, squares);
-                }
+                RowNormOps::Ranks(ranks) => ranks.norm_over_ranks(
+                    device, host, num_rows, heads, row_norm, places, qkv, squares,
+                ),
+                RowNormOps::Tiles(tiles) => tiles.norm_over_heads(
+                    device, host, num_rows, heads, row_norm, places, qkv, squares,
+                ),
             }
         }
         let heads = match stores {

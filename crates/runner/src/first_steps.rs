@@ -6,7 +6,7 @@ use super::decoder::Decoder;
 use super::limits::RunnerLimits;
 use super::pass::PassOn;
 use inflight_base::{BlockId, LoadError, StepError};
-use inflight_device::{Device, FirstStep, KvSpan, RankOps, StepInputs};
+use inflight_device::{Device, FirstStep, KvSpan, RankHost, StepInputs};
 
 /// When no further step begins: what is not prepared then is when a request first needs it.
 const MAX_DURATION: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ const MAX_DURATION: Duration = Duration::from_secs(5);
 /// The device fails.
 pub(super) fn compute<D: Device>(
     device: &mut D,
-    ranks: Option<D::Ranks>,
+    host: &mut RankHost,
     decoder: &mut Decoder<D>,
     cache: &mut D::KvCache,
     limits: &RunnerLimits,
@@ -29,14 +29,11 @@ pub(super) fn compute<D: Device>(
     let mut num_computed = 0;
     for step in &steps {
         let is_in_time = started.elapsed() < MAX_DURATION;
-        let goes_on = match ranks {
-            Some(ranks) => ranks.host(device).agree(is_in_time).map_err(failed)?,
-            None => is_in_time,
-        };
-        if !goes_on {
+        if !host.agree(is_in_time).map_err(failed)? {
             break;
         }
-        compute_one(device, decoder, cache, limits, logits, *step);
+        compute_one(device, host, decoder, cache, limits, logits, *step);
+        decoder.wait_for_ranks(device, host).map_err(failed)?;
         device.results(logits, step.num_sequences).map_err(failed)?;
         num_computed += 1;
     }
@@ -52,6 +49,7 @@ pub(super) fn compute<D: Device>(
 
 fn compute_one<D: Device>(
     device: &mut D,
+    host: &mut RankHost,
     decoder: &mut Decoder<D>,
     cache: &mut D::KvCache,
     limits: &RunnerLimits,
@@ -82,6 +80,7 @@ fn compute_one<D: Device>(
     };
     let pass = PassOn {
         device,
+        host,
         decoder,
         cache,
         logits,

@@ -26,8 +26,8 @@ use super::streams::stream_widths;
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankOps, StepCapacity, StepInputs,
-    StepResults, StepWidths, Tiling,
+    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankOps, StepCapacity,
+    StepInputs, StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
@@ -38,8 +38,8 @@ use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 pub struct ModelRunner<D: Device, P = ()> {
     probe: P,
     device: D,
-    /// Only for a rank of several.
-    ranks: Option<D::Ranks>,
+    /// The connection with the hosts of other ranks, if there are any.
+    host: RankHost,
     decoder: Decoder<D>,
     results: Results,
     /// Whether the ranks of the stage send only the largest logit of a row where nothing else is needed.
@@ -274,12 +274,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         };
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
-        let (part, ranks) = match rank {
-            Some(rank) => join_ranks(&mut device, source, rank.collective, D::tiling(options))?,
-            None => (source.part(1.into(), 0, D::tiling(options))?, None),
+        let mut host = match rank {
+            Some(rank) => RankHost::new(rank.collective),
+            None => RankHost::alone(),
         };
+        let (part, ranks) = join_ranks(&mut device, source, &mut host, D::tiling(options))?;
         let spec = &part.local_spec(source.spec());
-        let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device, ranks)?;
+        let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device, (&host, ranks))?;
         let num_threads = device.host_threads().num_threads();
         let groups = layer_groups(&part, spec, &limits)?;
         let mut cache = kv_cache(
@@ -295,12 +296,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             Some(_) => 0,
         };
         let mut logits = device.alloc_logits(num_logits, spec.vocab_size)?;
-        if let Some((ranks, time_limit)) = ranks.zip(time_limit) {
-            ranks.meet(&mut device, time_limit)?;
+        if let Some(time_limit) = time_limit {
+            host.meet(time_limit)?;
         }
         first_steps::compute(
             &mut device,
-            ranks,
+            &mut host,
             &mut decoder,
             &mut cache,
             &limits,
@@ -329,7 +330,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
             device,
-            ranks,
+            host,
             limits,
             probe,
         })
@@ -487,7 +488,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         layout.set_lost(plan, &self.has_token);
         let num_rows = layout.num_sampled_rows();
         let results = match has_logits {
-            true => self.device.results(&mut self.logits, num_rows)?,
+            true => {
+                self.decoder
+                    .wait_for_ranks(&mut self.device, &mut self.host)?;
+                self.device.results(&mut self.logits, num_rows)?
+            }
             false => StepResults {
                 logits: &mut [],
                 samples: self.device.earlier_samples(&mut self.logits)?,
@@ -517,10 +522,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     }
 
     /// The most tokens of a call that can be launched while other stages compute the one before.
-    pub fn max_unread_rows(&mut self) -> usize {
+    pub fn max_unread_rows(&self) -> usize {
         let width = self.decoder.hidden_size();
-        match (&self.results, self.ranks) {
-            (Results::Received, Some(ranks)) => ranks.host(&mut self.device).max_unread() / width,
+        match self.results {
+            Results::Received => self.host.max_unread() / width,
             _ => usize::MAX,
         }
     }
@@ -544,21 +549,21 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             awaited,
             ..
         } = &mut self.calls[call];
-        let Some((step, ranks)) = awaited.take().zip(self.ranks) else {
+        let Some(step) = awaited.take() else {
             return Ok(());
         };
         for context in layout.contexts() {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
-            let host = ranks.host(&mut self.device);
-            host.receive_results(step, &mut logits)?;
+            self.host.receive_results(step, &mut logits)?;
             let threads = self.device.host_threads();
             let outputs = self.sampling.context_outputs(threads, context, logits);
             context_outputs.push((context.sequence, outputs));
         }
         let num_rows = layout.num_sampled_rows();
+        self.decoder
+            .wait_for_ranks(&mut self.device, &mut self.host)?;
         let results = self.device.results(&mut self.logits, num_rows)?;
-        let host = ranks.host(&mut self.device);
-        host.receive_results(step, results.logits)
+        self.host.receive_results(step, results.logits)
     }
 
     /// Computes this rank's share of a model call, for the rank that samples. It has no results.
@@ -597,27 +602,27 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             return Ok(());
         }
         let inputs = call.inputs(adapters);
-        let receiver = self.ranks.filter(|_| matches!(self.results, Results::Sent));
+        let sends = matches!(self.results, Results::Sent);
         let mut sent = Ok(());
         let contexts = ContextLogits {
             rows: call.context_rows.iter().cloned(),
             // Only the rank that sends them gets them.
-            width: receiver.map_or(0, |_| self.vocab_size),
-            take: |device: &mut D, _, logits: Vec<f32>| {
-                if let Some(ranks) = receiver
-                    && sent.is_ok()
-                {
-                    sent = ranks.host(device).send_results(&logits);
+            width: if sends { self.vocab_size } else { 0 },
+            take: |_: &mut D, host: &mut RankHost, _, logits: Vec<f32>| {
+                if sends && sent.is_ok() {
+                    sent = host.send_results(&logits);
                 }
             },
         };
         self.pass().compute(inputs, contexts);
         sent?;
         let num_rows = inputs.sampled_rows.len();
+        self.decoder
+            .wait_for_ranks(&mut self.device, &mut self.host)?;
         let results = self.device.results(&mut self.logits, num_rows)?;
-        match receiver {
-            Some(ranks) => ranks.host(&mut self.device).send_results(results.logits),
-            None => Ok(()),
+        match sends {
+            true => self.host.send_results(results.logits),
+            false => Ok(()),
         }
     }
 
@@ -692,6 +697,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     fn pass(&mut self) -> PassOn<'_, D, P> {
         PassOn {
             device: &mut self.device,
+            host: &mut self.host,
             decoder: &mut self.decoder,
             cache: &mut self.cache,
             logits: &mut self.logits,
@@ -704,6 +710,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let Self {
             probe,
             device,
+            host,
             decoder,
             cache,
             logits,
@@ -723,6 +730,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let contexts = layout.contexts();
         let pass = PassOn {
             device,
+            host,
             decoder,
             cache,
             logits,
@@ -731,7 +739,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let contexts = ContextLogits {
             rows: contexts.iter().map(|context| context.rows.clone()),
             width: self.vocab_size,
-            take: |device: &mut D, index: usize, logits: Vec<f32>| {
+            take: |device: &mut D, _: &mut RankHost, index: usize, logits: Vec<f32>| {
                 let context = &contexts[index];
                 let outputs = sampling.context_outputs(device.host_threads(), context, logits);
                 context_outputs.push((context.sequence, outputs));
@@ -743,12 +751,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             draft_head.keep_states(inputs, |out| decoder.tapped_states(device, num_rows, out));
         }
         let num_rows = layout.num_sampled_rows();
-        match (&self.results, self.ranks) {
-            (Results::Received, Some(ranks)) => {
-                *awaited = Some(ranks.host(device).step());
+        match &self.results {
+            Results::Received => {
+                *awaited = Some(host.step());
                 return;
             }
-            (Results::Pooled(_), _) => decoder.states(device, num_rows, states),
+            Results::Pooled(_) => decoder.states(device, num_rows, states),
             _ => device.keep_samples(logits, num_rows),
         }
         layout.forget_adapters();
@@ -796,18 +804,18 @@ fn pooler(source: &ModelSource, is_rank: bool) -> Result<Option<Pooler>, LoadErr
 fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
-    collective: Box<dyn Collective>,
+    host: &mut RankHost,
     tiling: Tiling,
 ) -> Result<(ModelPart, Option<D::Ranks>), LoadError> {
-    let grid = collective.grid();
-    let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
+    let grid = host.grid();
+    let rank = host.stage() * grid.ranks_per_stage + host.rank();
     let part = source.part(grid, rank, tiling)?;
     if grid.num_ranks() == 1 {
         return Ok((part, None));
     }
-    let ranks = device.join_ranks(collective)?;
+    let ranks = device.join_ranks(host)?;
     if grid.ranks_per_stage > 1 && source.spec().mixture().is_some() {
-        ranks.check_alike(device)?;
+        ranks.check_alike(device, host)?;
     }
     Ok((part, Some(ranks)))
 }

@@ -12,11 +12,12 @@ use std::ops::Range;
 use super::decoder::Decoder;
 use super::probe::{Operation, Probe, Work};
 use super::step_layout::run_of;
-use inflight_device::{Device, StepInputs};
+use inflight_device::{Device, RankHost, StepInputs};
 
 /// What a pass runs on.
 pub(super) struct PassOn<'r, D: Device, P> {
     pub(super) device: &'r mut D,
+    pub(super) host: &'r mut RankHost,
     pub(super) decoder: &'r mut Decoder<D>,
     pub(super) cache: &'r mut D::KvCache,
     /// `[max_sampled_rows, vocab_size]`, of the sampled rows afterwards.
@@ -42,11 +43,12 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
         inputs: StepInputs<'_>,
         contexts: ContextLogits<
             impl IntoIterator<Item = Range<usize>>,
-            impl FnMut(&mut D, usize, Vec<f32>),
+            impl FnMut(&mut D, &mut RankHost, usize, Vec<f32>),
         >,
     ) {
         let Self {
             device,
+            host,
             decoder,
             cache,
             logits,
@@ -57,9 +59,10 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
             is_repeated: &is_repeated,
             ..inputs
         };
+        host.begin_step(&inputs);
         let step = device.begin_step(cache, inputs);
         probe.ended(Operation::Plan, Work::default);
-        decoder.forward(device, cache, &step, inputs, probe);
+        decoder.forward(device, host, cache, &step, inputs, probe);
         if decoder.has_logits() {
             let ContextLogits {
                 rows,
@@ -70,8 +73,8 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
             for rows in rows {
                 let mut own = vec![0.0; rows.len() * width];
                 let adapter = run_of(inputs.kept_adapters, &rows);
-                decoder.context_logits(device, rows, adapter, &mut own, probe);
-                take(device, num_contexts, own);
+                decoder.context_logits(device, host, rows, adapter, &mut own, probe);
+                take(device, host, num_contexts, own);
                 num_contexts += 1;
             }
             if num_contexts > 0 {
@@ -79,10 +82,11 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
             }
             let num_rows = inputs.sampled_rows.len();
             let sampled = (inputs.sampled_adapters, inputs.greedy_rows);
-            decoder.logits(device, num_rows, sampled, logits, probe);
+            decoder.logits(device, host, num_rows, sampled, logits, probe);
             device.sample(&step, logits);
         }
         device.end_step(step);
+        decoder.end_step(device, host);
         decoder.end_states(is_repeated);
     }
 
@@ -91,7 +95,7 @@ impl<D: Device, P: Probe> PassOn<'_, D, P> {
         let none = ContextLogits {
             rows: [],
             width: 0,
-            take: |_: &mut D, _, _| {},
+            take: |_: &mut D, _: &mut RankHost, _, _| {},
         };
         self.compute(inputs, none);
     }

@@ -10,7 +10,7 @@ use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_device::{
     AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, InnerActivation, LayerInputOps,
-    LayerNorm, Linear, Norm, Output, RankOps, Routing, StateOps, Tile, TileOps,
+    LayerNorm, Linear, Norm, Output, RankHost, RankOps, Routing, StateOps, Tile, TileOps,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -43,9 +43,11 @@ struct NarrowRows<D: Device> {
     inputs: D::Inputs,
 }
 
-/// A device, the profiling probe, and the rows that have adapters.
+/// A device, the host of a rank, the profiling probe, and the rows that have adapters.
 pub(super) struct Probed<'a, D: Device, P> {
     pub device: &'a mut D,
+    /// The connection with the hosts of other ranks.
+    pub host: &'a mut RankHost,
     /// The operations of several ranks, if it is one of them.
     pub ranks: Option<D::Ranks>,
     pub probe: &'a mut P,
@@ -59,9 +61,11 @@ impl<D: Device> ResidualStream<D> {
         max_rows: usize,
         spec: &ModelSpec,
         num_tiles: usize,
+        host: &RankHost,
     ) -> Result<Self, LoadError> {
         let hidden_size = spec.hidden_size;
-        let has_whole_sums = device.has_whole_sums() && num_tiles == 1;
+        let is_whole = host.has_whole_sums() && num_tiles == 1;
+        let has_whole_sums = is_whole && device.has_whole_sums();
         // Of each level of pairs but the first, which adds to the sum of its first tile.
         let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
         let mut layers = spec.layers.iter();
@@ -163,7 +167,7 @@ impl<D: Device> ResidualStream<D> {
                 .adapt_embeddings(step, first, adapted, scale, embedded);
         }
         if let Some((ranks, _)) = part {
-            ranks.all_reduce(run.device, num_rows, embedded);
+            ranks.all_reduce(run.device, run.host, num_rows, embedded);
         }
         if let Some((NarrowRows { sums, inputs, .. }, linear)) =
             self.narrow.as_mut().zip(projection)
@@ -222,13 +226,13 @@ impl<D: Device> ResidualStream<D> {
     }
 
     /// Starts with the rows of the previous stage.
-    pub fn receive(&mut self, device: &mut D, ranks: D::Ranks, num_rows: usize) {
-        ranks.receive_rows(device, num_rows, &mut self.hidden);
+    pub fn receive<P>(&mut self, run: &mut Probed<'_, D, P>, ranks: D::Ranks, num_rows: usize) {
+        ranks.receive_rows(run.device, run.host, num_rows, &mut self.hidden);
     }
 
     /// Ends with the rows as the next stage starts with them.
-    pub fn send(&self, device: &mut D, ranks: D::Ranks, num_rows: usize) {
-        ranks.send_rows(device, num_rows, &self.hidden);
+    pub fn send<P>(&self, run: &mut Probed<'_, D, P>, ranks: D::Ranks, num_rows: usize) {
+        ranks.send_rows(run.device, run.host, num_rows, &self.hidden);
     }
 
     /// `normed = norm(hidden)`; without a norm, the residual stream itself.
@@ -385,11 +389,12 @@ impl<D: Device> ResidualStream<D> {
         };
         match linear {
             Summed::Tiles(ops, tiles) if !run.has_adapters(linear) => {
-                return ops.sum(run.device, num_rows, x, tiles, result);
+                return ops.sum(run.device, run.host, num_rows, x, tiles, result);
             }
             Summed::Whole(Tile { linear, .. }) => match run.ranks {
                 Some(ranks) if run.adapted_rows(linear).is_none() => {
-                    return ranks.project_and_sum(run.device, num_rows, x, linear, result);
+                    let (device, host) = (&mut *run.device, &mut *run.host);
+                    return ranks.project_and_sum(device, host, num_rows, x, linear, result);
                 }
                 _ => run.project(num_rows, x, linear, Output::Store, result),
             },
@@ -412,7 +417,7 @@ impl<D: Device> ResidualStream<D> {
             },
         }
         if let Some(ranks) = run.ranks {
-            ranks.all_reduce(run.device, num_rows, result);
+            ranks.all_reduce(run.device, run.host, num_rows, result);
         }
     }
 
@@ -462,7 +467,7 @@ impl<D: Device> ResidualStream<D> {
                     }
                 }
                 if let Some(ranks) = run.ranks {
-                    ranks.all_reduce(run.device, num_rows, result);
+                    ranks.all_reduce(run.device, run.host, num_rows, result);
                 }
                 false
             }

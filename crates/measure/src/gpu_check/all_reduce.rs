@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 use inflight_collective::Local;
-use inflight_device::{Device, Load, RankOps, StepIo};
+use inflight_device::{Device, Load, RankHost, RankOps, StepIo};
 use inflight_device_cuda::{Cuda, CudaOptions, num_gpus};
 use serde_json::{Value, json};
 
@@ -145,8 +145,9 @@ impl Sums {
             max_graphs: 0,
             ..CudaOptions::default()
         })?;
-        let ranks = device.join_ranks(Box::new(rank))?;
-        ranks.meet(&mut device, TIME_LIMIT)?;
+        let mut host = RankHost::new(Box::new(rank));
+        let ranks = device.join_ranks(&mut host)?;
+        host.meet(TIME_LIMIT)?;
         let (width, sizes) = self.sizes();
         let max_rows = sizes.iter().copied().max().unwrap_or(1);
         let mut rows = device.alloc_sums(max_rows, width)?;
@@ -156,7 +157,7 @@ impl Sums {
         let mut sums = Vec::new();
         for &num_rows in sizes {
             // The first GPU says for all whether there is time.
-            if !ranks.host(&mut device).agree(!budget.is_over())? {
+            if !host.agree(!budget.is_over())? {
                 break;
             }
             let num_calls = match self.is_quick {
@@ -166,14 +167,16 @@ impl Sums {
                     .div_ceil(4 * num_rows * width)
                     .clamp(20, 200),
             };
-            let wrong = checked.check(&mut device, ranks, num_rows, &mut rows)?;
-            ranks.all_reduce(&mut device, num_rows, &mut rows);
+            let wrong = checked.check(&mut device, (ranks, &mut host), num_rows, &mut rows)?;
+            ranks.all_reduce(&mut device, &mut host, num_rows, &mut rows);
+            ranks.wait(&mut device, &mut host)?;
             device.results(&mut logits, 0)?;
             let start = Instant::now();
             for _ in 0..num_calls {
-                ranks.all_reduce(&mut device, num_rows, &mut rows);
+                ranks.all_reduce(&mut device, &mut host, num_rows, &mut rows);
             }
             let launched = start.elapsed();
+            ranks.wait(&mut device, &mut host)?;
             device.results(&mut logits, 0)?;
             sums.push(Sum {
                 num_bytes: 4 * num_rows * width,

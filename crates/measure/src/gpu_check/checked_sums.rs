@@ -10,7 +10,7 @@
 use half::bf16;
 use inflight_base::TokenId;
 use inflight_device::{
-    EmbeddingTable, HeadShape, Linear, Load, LogitsTransform, Norm, Ops, RankOps, StepIo,
+    EmbeddingTable, HeadShape, Linear, Load, LogitsTransform, Norm, Ops, RankHost, RankOps, StepIo,
 };
 use inflight_device_cuda::{Cuda, CudaRanks};
 use inflight_numbers::{Dtype, RawMatrix, Stacking};
@@ -88,21 +88,23 @@ impl CheckedSums {
     pub fn check(
         &mut self,
         device: &mut Cuda,
-        ranks: CudaRanks,
+        (ranks, host): (CudaRanks, &mut RankHost),
         num_rows: usize,
         rows: &mut <Cuda as Load>::Sums,
     ) -> Result<Option<String>> {
         let mut step = OneStep::prompt(num_rows);
         let tokens = (0..num_rows).map(|row| (row % NUM_TOKENS) as TokenId);
         step.token_ids = tokens.collect();
+        host.begin_step(&step.inputs());
         let begun = device.begin_step(&self.cache, step.inputs());
         device.embed(&begun, EmbeddingTable::Own(&self.table), 1.0, rows);
-        ranks.all_reduce(device, num_rows, rows);
+        ranks.all_reduce(device, host, num_rows, rows);
         let norm = Norm::Rms {
             weight: &self.weight,
             eps: EPS,
         };
         device.norm(num_rows, rows, norm, &mut self.states);
+        ranks.wait(device, host)?;
         let mut wrong = None;
         for first in (0..num_rows).step_by(READ_ROWS) {
             let part = first..num_rows.min(first + READ_ROWS);
@@ -110,7 +112,6 @@ impl CheckedSums {
             let unchanged = LogitsTransform::IDENTITY;
             let states = &self.states;
             device.context_logits(states, part, &self.identity, unchanged, None, &mut sums);
-            // The others wait for this GPU until the last part.
             wrong = wrong.or_else(|| self.first_wrong(first, &sums));
         }
         device.end_step(begun);
