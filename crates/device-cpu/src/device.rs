@@ -13,6 +13,7 @@ use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rank_ops::CpuRanks;
 use super::recurrence::CpuRecurrences;
+use super::row_norms::CpuRowNorms;
 use super::rows::Rows;
 use super::states::CpuStates;
 use super::step::CpuStep;
@@ -258,6 +259,7 @@ impl StepIo for Cpu {
 impl Device for Cpu {
     type Stacks = Lacking;
     type Tiles = CpuTiles;
+    type RowNorms = CpuRowNorms;
     type States = CpuStates;
     type Recurrences = CpuRecurrences;
     type LayerInputs = CpuLayerInputs;
@@ -265,6 +267,7 @@ impl Device for Cpu {
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<CpuTiles> = Some(CpuTiles);
+    const ROW_NORMS: Option<CpuRowNorms> = Some(CpuRowNorms);
     const STATES: Option<CpuStates> = Some(CpuStates);
     const RECURRENCES: Option<CpuRecurrences> = Some(CpuRecurrences);
     const LAYER_INPUTS: Option<CpuLayerInputs> = Some(CpuLayerInputs);

@@ -6,9 +6,7 @@ use half::bf16;
 
 use super::Cpu;
 use super::rows::Rows;
-use inflight_device::{
-    AdaptedRows, HeadPlaces, HeadShape, Linear, Output, QkNorm, RankHost, Tile, TileOps,
-};
+use inflight_device::{AdaptedRows, Linear, Output, RankHost, Tile, TileOps};
 
 /// How a CPU cuts sums into tiles.
 #[derive(Clone, Copy, Debug)]
@@ -50,20 +48,6 @@ impl TileOps<Cpu> for CpuTiles {
                 cpu.gemm_adapted_apart(x, num_rows, matrix, bias, adapted, output, out);
             }
         });
-    }
-
-    fn norm_over_heads(
-        self,
-        cpu: &mut Cpu,
-        host: &mut RankHost,
-        num_rows: usize,
-        heads: HeadShape,
-        norm: QkNorm<'_, Vec<f32>>,
-        places: &HeadPlaces,
-        qkv: &mut Rows<f32>,
-        squares: &mut Rows<f32>,
-    ) {
-        cpu.norm_over_ranks(host, num_rows, heads, norm, places, qkv, squares);
     }
 
     fn clear(self, _: &mut Cpu, num_rows: usize, rows: &mut Rows<f32>) {

@@ -19,6 +19,7 @@ use super::latent_rows::{self, Latents};
 use super::logits::{self, Logits};
 use super::matrix::Matrix;
 use super::memory::DeviceMemory;
+use super::norms::CudaRowNorms;
 use super::output_layer::context_logits_bytes;
 use super::products::gemm_weights;
 use super::quantised::LAYOUT_VERSION;
@@ -466,6 +467,7 @@ impl StepIo for Cuda {
 impl Device for Cuda {
     type Stacks = CudaStacks;
     type Tiles = Lacking;
+    type RowNorms = CudaRowNorms;
     type States = Lacking;
     type Recurrences = CudaRecurrences;
     type LayerInputs = Lacking;
@@ -473,6 +475,7 @@ impl Device for Cuda {
 
     const STACKS: Option<CudaStacks> = Some(CudaStacks);
     const TILES: Option<Lacking> = None;
+    const ROW_NORMS: Option<CudaRowNorms> = Some(CudaRowNorms);
     const STATES: Option<Lacking> = None;
     const RECURRENCES: Option<CudaRecurrences> = Some(CudaRecurrences);
     const LAYER_INPUTS: Option<Lacking> = None;

@@ -7,7 +7,7 @@ use super::Cuda;
 use super::kernels::{Kernels, VECTOR, launch, row_grid, shared_row_grid};
 use super::rows::Rows;
 use super::uploads::Vector;
-use inflight_device::{HeadPlaces, HeadShape, LayerNorm, Norm, QkNorm};
+use inflight_device::{HeadPlaces, HeadShape, LayerNorm, Norm, QkNorm, RankHost, RowNormOps};
 
 /// Threads of a block that computes a whole row.
 const WIDE_ROW_THREADS: u32 = 1024;
@@ -16,6 +16,10 @@ const ROW_THREADS: u32 = 256;
 const MAX_ROW_THREADS_WIDTH: usize = 4096;
 /// Heads that a block computes at once, each in a warp.
 const WARPS_OF_HEADS: usize = ROW_THREADS as usize / 32;
+
+/// Norms of rows over the heads of all ranks, on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaRowNorms;
 
 /// The kernels of norms whose result is stored, or added.
 struct NormKernels {
@@ -205,25 +209,28 @@ impl Cuda {
             heads.head_dim as i32
         );
     }
+}
 
-    /// Normalises queries and keys over the heads of all ranks, of which `qkv` has those at `places`. A sum has one
-    /// term that is not -0 for each head, so that the order in which NCCL adds does not matter.
-    pub(super) fn normalise_rows_over_ranks(
-        &mut self,
+impl RowNormOps<Cuda> for CudaRowNorms {
+    /// A sum has one term that is not -0 for each head, so that the order in which NCCL adds does not matter.
+    fn norm(
+        self,
+        cuda: &mut Cuda,
+        _: &mut RankHost,
         num_rows: usize,
         heads: HeadShape,
-        places: &HeadPlaces,
         norm: QkNorm<'_, Vector>,
+        places: &HeadPlaces,
         qkv: &mut Rows<f32>,
         squares: &mut Rows<f32>,
     ) {
-        let num_rows = self.padded(num_rows);
+        let num_rows = cuda.padded(num_rows);
         let [num_q, num_k] = places.num_heads;
         let (own_q, own_k) = (heads.num_q_heads, heads.num_kv_heads);
         let first_q = places.places.first().copied().flatten().unwrap_or(0);
         launch!(
-            self,
-            self.kernels.qk_squares,
+            cuda,
+            cuda.kernels.qk_squares,
             "qk_squares",
             head_grid(num_rows, num_q + num_k),
             squares.address(),
@@ -235,10 +242,10 @@ impl Cuda {
             own_k as i32,
             heads.head_dim as i32
         );
-        self.sum_over_ranks(num_rows, squares);
+        cuda.sum_over_ranks(num_rows, squares);
         launch!(
-            self,
-            self.kernels.qk_norm_of_squares,
+            cuda,
+            cuda.kernels.qk_norm_of_squares,
             "qk_norm_of_squares",
             LaunchConfig {
                 grid_dim: (num_rows as u32, 2, 1),

@@ -8,11 +8,8 @@ use super::kernels::{VECTOR, launch, shared_row_grid};
 use super::logits::Logits;
 use super::rows::Rows;
 use super::step::CudaStep;
-use super::uploads::Vector;
 use inflight_base::{LoadError, StepError};
-use inflight_device::{
-    EmbeddingTable, HeadPlaces, HeadShape, Linear, PackedWeights, QkNorm, RankHost, RankOps,
-};
+use inflight_device::{EmbeddingTable, Linear, PackedWeights, RankHost, RankOps};
 
 /// Collective operations of a GPU. Only a GPU that has joined ranks has this value.
 #[derive(Clone, Copy, Debug)]
@@ -64,20 +61,6 @@ impl RankOps<Cuda> for CudaRanks {
         out: &mut Rows<f32>,
     ) {
         cuda.project_rows_and_sum(num_rows, x, linear, out);
-    }
-
-    fn norm_over_ranks(
-        self,
-        cuda: &mut Cuda,
-        _: &mut RankHost,
-        num_rows: usize,
-        heads: HeadShape,
-        norm: QkNorm<'_, Vector>,
-        places: &HeadPlaces,
-        qkv: &mut Rows<f32>,
-        squares: &mut Rows<f32>,
-    ) {
-        cuda.normalise_rows_over_ranks(num_rows, heads, places, norm, qkv, squares);
     }
 
     fn embed_part(

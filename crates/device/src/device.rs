@@ -6,6 +6,7 @@ use super::ops::Ops;
 use super::rank_host::RankHost;
 use super::rank_ops::RankOps;
 use super::recurrence::RecurrentOps;
+use super::row_norms::RowNormOps;
 use super::stacks::Stacks;
 use super::states::StateOps;
 use super::tiles::TileOps;
@@ -21,6 +22,7 @@ use inflight_base::LoadError;
 /// Ops       what a forward pass computes   embed, norm, project, rope_and_store, ..., logits
 ///   Stacks  experts as one matrix          while it is loaded
 ///   TileOps sums that are cut into tiles
+///   RowNormOps norms of queries and keys over all ranks
 ///   StateOps pooling models and draft heads
 ///   RecurrentOps layers with recurrent states
 ///   LayerInputOps layers with inputs of their own
@@ -31,6 +33,8 @@ pub trait Device: Ops {
     type Stacks: Stacks<Self>;
     /// Cuts sums over the inputs of a product into tiles.
     type Tiles: TileOps<Self>;
+    /// Normalises rows of queries and keys of which a rank has some heads.
+    type RowNorms: RowNormOps<Self>;
     /// Computes pooling models and draft heads.
     type States: StateOps<Self>;
     /// Computes layers with recurrent states.
@@ -46,6 +50,9 @@ pub trait Device: Ops {
 
     /// There if it can cut sums.
     const TILES: Option<Self::Tiles>;
+
+    /// There if it normalises rows of queries and keys of which a rank has some heads.
+    const ROW_NORMS: Option<Self::RowNorms>;
 
     /// There if it computes pooling models and draft heads, and has
     /// [bidirectional](super::AttentionParams::is_bidirectional) attention.

@@ -13,7 +13,8 @@
 //! rank_host.rs                what the hosts of several ranks say to each other
 //!
 //! load.rs step_io.rs ops.rs   the traits of every device: memory, the ends of a step, and a forward pass
-//! stacks.rs tiles.rs states.rs recurrence.rs rank_ops.rs  operations that only some devices have
+//! stacks.rs tiles.rs row_norms.rs states.rs recurrence.rs layer_inputs.rs rank_ops.rs
+//!                             operations that only some devices have
 //! lacking.rs                  what the others have in their place
 //! device.rs                   a device with all that it has
 //! ```
@@ -47,6 +48,7 @@ mod rank_host;
 mod rank_ops;
 mod recurrence;
 mod rope;
+mod row_norms;
 mod stacks;
 mod states;
 mod step_io;
@@ -85,6 +87,7 @@ pub use recurrence::{
     RuleWeights, SpaceNorm, StateSpaceShape,
 };
 pub use rope::RopeTable;
+pub use row_norms::RowNormOps;
 pub use stacks::Stacks;
 pub use states::StateOps;
 pub use step_io::StepIo;

@@ -1,6 +1,5 @@
 //! Operations of a device that is one of the ranks of a model.
 
-use super::attention::{HeadPlaces, HeadShape, QkNorm};
 use super::lacking::Lacking;
 use super::linear::{EmbeddingTable, Linear};
 use super::operands::Output;
@@ -64,21 +63,6 @@ pub trait RankOps<D: Ops>: Copy {
         self.all_reduce(device, host, num_rows, out);
     }
 
-    /// Normalises queries and keys over all heads of the model, in `qkv`, `[num_rows, qkv_len]`, which has those of
-    /// this rank. `squares`, `[num_rows, heads of the model]`, may hold anything afterwards.
-    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
-    fn norm_over_ranks(
-        self,
-        device: &mut D,
-        host: &mut RankHost,
-        num_rows: usize,
-        heads: HeadShape,
-        norm: QkNorm<'_, D::Vector>,
-        places: &HeadPlaces,
-        qkv: &mut D::Sums,
-        squares: &mut D::Sums,
-    );
-
     /// As [`Ops::embed`], with this rank's part of the table, whose first row is `first_token`'s. The embeddings
     /// of other tokens become -0, which changes no sum over all ranks.
     fn embed_part(
@@ -127,20 +111,6 @@ impl<D: Ops> RankOps<D> for Lacking {
     }
 
     fn all_reduce(self, _: &mut D, _: &mut RankHost, _: usize, _: &mut D::Sums) {
-        match self {}
-    }
-
-    fn norm_over_ranks(
-        self,
-        _: &mut D,
-        _: &mut RankHost,
-        _: usize,
-        _: HeadShape,
-        _: QkNorm<'_, D::Vector>,
-        _: &HeadPlaces,
-        _: &mut D::Sums,
-        _: &mut D::Sums,
-    ) {
         match self {}
     }
 

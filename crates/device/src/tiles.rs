@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::attention::{HeadPlaces, HeadShape, QkNorm};
 use super::lacking::Lacking;
 use super::linear::{Linear, Tile};
 use super::load::Load;
@@ -39,20 +38,6 @@ pub trait TileOps<D: Load>: Copy {
         out: &mut D::Sums,
     );
 
-    /// As [`RankOps::norm_over_ranks`](super::RankOps::norm_over_ranks), on a rank that is alone.
-    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
-    fn norm_over_heads(
-        self,
-        device: &mut D,
-        host: &mut RankHost,
-        num_rows: usize,
-        heads: HeadShape,
-        norm: QkNorm<'_, D::Vector>,
-        places: &HeadPlaces,
-        qkv: &mut D::Sums,
-        squares: &mut D::Sums,
-    );
-
     /// Makes all of `rows` -0, which changes no sum over all ranks.
     fn clear(self, device: &mut D, num_rows: usize, rows: &mut D::Sums);
 }
@@ -79,20 +64,6 @@ impl<D: Load> TileOps<D> for Lacking {
         _: &Linear<D>,
         _: Option<AdaptedRows<'_>>,
         _: Output,
-        _: &mut D::Sums,
-    ) {
-        match self {}
-    }
-
-    fn norm_over_heads(
-        self,
-        _: &mut D,
-        _: &mut RankHost,
-        _: usize,
-        _: HeadShape,
-        _: QkNorm<'_, D::Vector>,
-        _: &HeadPlaces,
-        _: &mut D::Sums,
         _: &mut D::Sums,
     ) {
         match self {}

@@ -1088,6 +1088,7 @@ impl Ops for Reference {
 impl Device for Reference {
     type Stacks = Lacking;
     type Tiles = Lacking;
+    type RowNorms = Lacking;
     type States = ReferenceStates;
     type Recurrences = ReferenceRecurrences;
     type LayerInputs = ReferenceLayerInputs;
@@ -1095,6 +1096,7 @@ impl Device for Reference {
 
     const STACKS: Option<Lacking> = None;
     const TILES: Option<Lacking> = None;
+    const ROW_NORMS: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
     const RECURRENCES: Option<ReferenceRecurrences> = Some(ReferenceRecurrences);
     const LAYER_INPUTS: Option<ReferenceLayerInputs> = Some(ReferenceLayerInputs);

@@ -43,7 +43,7 @@ use inflight_base::{LoadError, StepError};
 use inflight_device::{
     AdapterRun, Device, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape, Linear,
     LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankHost, RankOps, RecurrentOps, RopeParams,
-    Routing, StateOps, StepInputs, TileOps,
+    Routing, RowNormOps, StateOps, StepInputs,
 };
 use inflight_engine::StateRestore;
 
@@ -108,18 +108,10 @@ struct VocabularyPart<D: Device> {
 
 /// What norms over the heads of all ranks need.
 struct RowNorm<D: Device> {
-    ops: RowNormOps<D>,
+    ops: D::RowNorms,
     places: HeadPlaces,
     /// `[max_num_tokens, heads of the model]`.
     squares: D::Sums,
-}
-
-/// What computes norms over the heads of all ranks.
-enum RowNormOps<D: Device> {
-    /// One of several ranks.
-    Ranks(D::Ranks),
-    /// The only one, which sums in the tiles of several.
-    Tiles(D::Tiles),
 }
 
 /// The gates of attention, and their operation.
@@ -260,7 +252,7 @@ impl<D: Device> Decoder<D> {
             vocabulary,
             residual: ResidualStream::new(device, max_rows, spec, num_tiles, host)?,
             row_norm: match &part.share {
-                Some(share) => RowNorm::new(device, ranks, max_rows, whole, share)?,
+                Some(share) => RowNorm::new(device, max_rows, whole, share)?,
                 None => None,
             },
             buffers,
@@ -672,14 +664,9 @@ impl<D: Device> Decoder<D> {
                 squares,
             } = over_ranks;
             let (device, host, qkv) = (&mut *run.device, &mut *run.host, &mut buffers.qkv);
-            match ops {
-                RowNormOps::Ranks(ranks) => ranks.norm_over_ranks(
-                    device, host, num_rows, heads, row_norm, places, qkv, squares,
-                ),
-                RowNormOps::Tiles(tiles) => tiles.norm_over_heads(
-                    device, host, num_rows, heads, row_norm, places, qkv, squares,
-                ),
-            }
+            ops.norm(
+                device, host, num_rows, heads, row_norm, places, qkv, squares,
+            );
         }
         let heads = match stores {
             true => heads,
@@ -886,7 +873,6 @@ impl<D: Device> RowNorm<D> {
     /// `None` if the model has none.
     fn new(
         device: &mut D,
-        ranks: Option<D::Ranks>,
         max_rows: usize,
         spec: &ModelSpec,
         share: &ModelShare,
@@ -896,11 +882,7 @@ impl<D: Device> RowNorm<D> {
             return Ok(None);
         }
         Ok(Some(Self {
-            ops: match (ranks, D::TILES) {
-                (Some(ranks), _) => RowNormOps::Ranks(ranks),
-                (None, Some(tiles)) => RowNormOps::Tiles(tiles),
-                (None, None) => return Err(alone()),
-            },
+            ops: D::ROW_NORMS.ok_or_else(alone)?,
             places: share.heads.places(spec.num_heads, spec.num_kv_heads),
             squares: device.alloc_sums(max_rows, spec.num_heads + spec.num_kv_heads)?,
         }))
