@@ -12,7 +12,6 @@ use super::logits::CpuLogits;
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rank_ops::CpuRanks;
-use super::recurrence::CpuRecurrences;
 use super::row_norms::CpuRowNorms;
 use super::rows::Rows;
 use super::states::CpuStates;
@@ -261,7 +260,6 @@ impl Device for Cpu {
     type Tiles = CpuTiles;
     type RowNorms = CpuRowNorms;
     type States = CpuStates;
-    type Recurrences = CpuRecurrences;
     type LayerInputs = CpuLayerInputs;
     type Ranks = CpuRanks;
 
@@ -269,7 +267,6 @@ impl Device for Cpu {
     const TILES: Option<CpuTiles> = Some(CpuTiles);
     const ROW_NORMS: Option<CpuRowNorms> = Some(CpuRowNorms);
     const STATES: Option<CpuStates> = Some(CpuStates);
-    const RECURRENCES: Option<CpuRecurrences> = Some(CpuRecurrences);
     const LAYER_INPUTS: Option<CpuLayerInputs> = Some(CpuLayerInputs);
 
     fn tiling(options: &CpuOptions) -> Tiling {

@@ -25,7 +25,6 @@ use super::products::gemm_weights;
 use super::quantised::LAYOUT_VERSION;
 use super::quantised_gemm;
 use super::rank_ops::CudaRanks;
-use super::recurrence::CudaRecurrences;
 use super::rows::Rows;
 use super::stacks::CudaStacks;
 use super::step::{CudaStep, StepBuffer};
@@ -469,7 +468,6 @@ impl Device for Cuda {
     type Tiles = Lacking;
     type RowNorms = CudaRowNorms;
     type States = Lacking;
-    type Recurrences = CudaRecurrences;
     type LayerInputs = Lacking;
     type Ranks = CudaRanks;
 
@@ -477,7 +475,6 @@ impl Device for Cuda {
     const TILES: Option<Lacking> = None;
     const ROW_NORMS: Option<CudaRowNorms> = Some(CudaRowNorms);
     const STATES: Option<Lacking> = None;
-    const RECURRENCES: Option<CudaRecurrences> = Some(CudaRecurrences);
     const LAYER_INPUTS: Option<Lacking> = None;
 
     fn join_ranks(&mut self, host: &mut RankHost) -> Result<CudaRanks, LoadError> {

@@ -104,7 +104,6 @@ use inflight_threads::Pool;
 pub use gpu::{free_memory_bytes, num_gpus, uuid_and_free_bytes};
 pub use kernels::has_kernels;
 pub use rank_ops::CudaRanks;
-pub use recurrence::CudaRecurrences;
 
 /// Which GPU to use, and the host's part of the work.
 #[derive(Clone, Debug)]

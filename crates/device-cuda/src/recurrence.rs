@@ -35,10 +35,6 @@ const RULE_THREADS: u32 = 256;
 /// Threads of a block that normalises a group of results.
 const MAX_GATE_THREADS: usize = 256;
 
-/// Operations of layers with recurrent states on a GPU.
-#[derive(Clone, Copy, Debug)]
-pub struct CudaRecurrences;
-
 /// The states of all slots.
 ///
 /// ```text
@@ -66,12 +62,11 @@ struct StateKernels {
     gate_results: CudaFunction,
 }
 
-impl RecurrentOps<Cuda> for CudaRecurrences {
-    type States = CudaStates;
+impl RecurrentOps for Cuda {
+    type RecurrentStates = CudaStates;
 
-    fn alloc_states(
-        self,
-        device: &mut Cuda,
+    fn alloc_recurrent_states(
+        &mut self,
         layers: &[RecurrenceShape],
         num_slots: usize,
     ) -> Result<CudaStates, LoadError> {
@@ -89,25 +84,25 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
                  max_state_snapshots or max_draft_tokens"
             ))
         })?;
-        let memory = DeviceMemory::new(&device.stream, num_bytes)?;
+        let memory = DeviceMemory::new(&self.stream, num_bytes)?;
         let layers = places.into_iter().map(|(offset, shape)| {
             Ok(Layer {
                 address: memory.address() + offset as u64,
                 state_len: shape.state_len(),
-                rule: rule_kernel(&device.kernels, shape)?,
+                rule: rule_kernel(&self.kernels, shape)?,
             })
         });
         let layers = layers.collect::<Result<_, LoadError>>()?;
-        device.num_state_slots = num_slots;
+        self.num_state_slots = num_slots;
         Ok(CudaStates {
             layers,
             _memory: memory,
             num_slots,
-            kernels: StateKernels::load(&device.kernels)?,
+            kernels: StateKernels::load(&self.kernels)?,
         })
     }
 
-    fn copy_states(self, device: &mut Cuda, states: &mut CudaStates, from: u32, to: u32) {
+    fn copy_recurrent_states(&mut self, states: &mut CudaStates, from: u32, to: u32) {
         let num_slots = states.num_slots;
         let (from, to) = (from as usize, to as usize);
         assert!(
@@ -117,18 +112,17 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
         for layer in &states.layers {
             let num_bytes = 4 * layer.state_len;
             let slot = |slot: usize| layer.address + (slot * num_bytes) as u64;
-            if device.failure.is_none() {
-                let copied = memory::copy(&device.stream, slot(to), slot(from), num_bytes);
-                device.record("copying recurrent states", copied);
+            if self.failure.is_none() {
+                let copied = memory::copy(&self.stream, slot(to), slot(from), num_bytes);
+                self.record("copying recurrent states", copied);
             }
         }
     }
 
-    fn mix(
-        self,
-        device: &mut Cuda,
+    fn mix_recurrence(
+        &mut self,
         step: &CudaStep,
-        params: RecurrenceParams<'_, Cuda>,
+        params: RecurrenceParams<'_, Self>,
         x: &mut Rows<f32>,
         states: &mut CudaStates,
         out: &mut Rows<bf16>,
@@ -160,7 +154,7 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
         let slot_len = layer.state_len as u64;
         if let RecurrentRule::GatedConvolution { .. } = shape.rule {
             launch!(
-                device,
+                self,
                 states.kernels.gated_convolution,
                 "gated_convolution",
                 by_channels,
@@ -178,10 +172,10 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
             return;
         }
         if let RecurrentRule::StateSpace(space) = &shape.rule {
-            device.scale_inputs(step.num_rows, space, x, &states.kernels);
+            self.scale_inputs(step.num_rows, space, x, &states.kernels);
         }
         launch!(
-            device,
+            self,
             states.kernels.convolve_channels,
             "convolve_channels",
             by_channels,
@@ -199,24 +193,18 @@ impl RecurrentOps<Cuda> for CudaRecurrences {
         let (Some(rule), Some(kernel)) = (&weights.rule, &layer.rule) else {
             panic!("the rule's weights");
         };
-        device.apply_rule(step, shape, rule, (kernel, layer), x);
-        device.gate_results(step.num_rows, shape, rule, &states.kernels, x, out);
+        self.apply_rule(step, shape, rule, (kernel, layer), x);
+        self.gate_results(step.num_rows, shape, rule, &states.kernels, x, out);
     }
 
-    fn gate(
-        self,
-        device: &mut Cuda,
-        num_rows: usize,
-        gates: &Rows<f32>,
-        attended: &mut Rows<bf16>,
-    ) {
+    fn gate_attention(&mut self, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
         let width = gates.width();
         assert_eq!(width, attended.width(), "one gate for each element");
         launch!(
-            device,
-            device.kernels.gate_attention,
+            self,
+            self.kernels.gate_attention,
             "gate_attention",
-            shared_row_grid(device.padded(num_rows), width),
+            shared_row_grid(self.padded(num_rows), width),
             attended.address(),
             gates.address(),
             width as i32

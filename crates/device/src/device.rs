@@ -12,23 +12,23 @@ use super::states::StateOps;
 use super::tiles::TileOps;
 use inflight_base::LoadError;
 
-/// A machine that a decoder runs on: [`Ops`], and operations that not all devices have. Those are methods of a value of
-/// their own, so that who has the value can call them; a device without them has [`Lacking`](super::Lacking) in its
-/// place, of which there is no value.
+/// A machine that a decoder runs on: [`Ops`], [`RecurrentOps`], and operations that not all devices have. Those are
+/// methods of a value of their own, so that who has the value can call them; a device without them has
+/// [`Lacking`](super::Lacking) in its place, of which there is no value.
 ///
 /// ```text
 /// Load      memory and weights             open, pack..., upload..., alloc..., reserve
 /// StepIo    what comes and goes            copy_positions, offload, onboard; begin_step, end_step, results
 /// Ops       what a forward pass computes   embed, norm, project, rope_and_store, ..., logits
+/// RecurrentOps  layers with recurrent states
 ///   Stacks  experts as one matrix          while it is loaded
 ///   TileOps sums that are cut into tiles
 ///   RowNormOps norms of queries and keys over all ranks
 ///   StateOps pooling models and draft heads
-///   RecurrentOps layers with recurrent states
 ///   LayerInputOps layers with inputs of their own
 ///   RankOps one of several ranks
 /// ```
-pub trait Device: Ops {
+pub trait Device: Ops + RecurrentOps {
     /// Packs the matrices of many experts, or heads, as one.
     type Stacks: Stacks<Self>;
     /// Cuts sums over the inputs of a product into tiles.
@@ -37,8 +37,6 @@ pub trait Device: Ops {
     type RowNorms: RowNormOps<Self>;
     /// Computes pooling models and draft heads.
     type States: StateOps<Self>;
-    /// Computes layers with recurrent states.
-    type Recurrences: RecurrentOps<Self>;
     /// Computes layers with inputs of their own.
     type LayerInputs: LayerInputOps<Self>;
     /// Computes a model together with other ranks.
@@ -57,9 +55,6 @@ pub trait Device: Ops {
     /// There if it computes pooling models and draft heads, and has
     /// [bidirectional](super::AttentionParams::is_bidirectional) attention.
     const STATES: Option<Self::States>;
-
-    /// There if it computes layers with recurrent states.
-    const RECURRENCES: Option<Self::Recurrences>;
 
     /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, attention
     /// over keys and values of other layers or within chunks, and experts whose inputs are scaled by the router.

@@ -12,8 +12,9 @@
 //! memory.rs                   large buffers of the host
 //! rank_host.rs                what the hosts of several ranks say to each other
 //!
-//! load.rs step_io.rs ops.rs   the traits of every device: memory, the ends of a step, and a forward pass
-//! stacks.rs tiles.rs row_norms.rs states.rs recurrence.rs layer_inputs.rs rank_ops.rs
+//! load.rs step_io.rs ops.rs recurrence.rs
+//!                             the traits of every device: memory, the ends of a step, and a forward pass
+//! stacks.rs tiles.rs row_norms.rs states.rs layer_inputs.rs rank_ops.rs
 //!                             operations that only some devices have
 //! lacking.rs                  what the others have in their place
 //! device.rs                   a device with all that it has

@@ -16,7 +16,6 @@
 //! results of a token are read from the state that it has left itself, so that a repetition of the token gives its bits
 //! again.
 
-use super::lacking::Lacking;
 use super::load::Load;
 use super::step_io::StepIo;
 use inflight_base::LoadError;
@@ -145,42 +144,40 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub layer: usize,
 }
 
-/// Extra operations of models with recurrent states.
-pub trait RecurrentOps<D: StepIo>: Copy {
+/// Operations of layers with recurrent states, and gates of attention.
+pub trait RecurrentOps: StepIo {
     /// The states of all slots, in all layers that have one.
-    type States;
+    type RecurrentStates;
 
     /// Reserves `num_slots` states for each of these layers.
     ///
     /// # Errors
     ///
     /// There is not enough memory.
-    fn alloc_states(
-        self,
-        device: &mut D,
+    fn alloc_recurrent_states(
+        &mut self,
         layers: &[RecurrenceShape],
         num_slots: usize,
-    ) -> Result<Self::States, LoadError>;
+    ) -> Result<Self::RecurrentStates, LoadError>;
 
     /// Copies the states of a slot to another one, in all layers.
-    fn copy_states(self, device: &mut D, states: &mut Self::States, from: u32, to: u32);
+    fn copy_recurrent_states(&mut self, states: &mut Self::RecurrentStates, from: u32, to: u32);
 
     /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
     /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros. `x` may hold anything
     /// afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
     /// as well.
-    fn mix(
-        self,
-        device: &mut D,
-        step: &D::Step<'_>,
-        params: RecurrenceParams<'_, D>,
-        x: &mut D::Sums,
-        states: &mut Self::States,
-        out: &mut D::Inputs,
+    fn mix_recurrence(
+        &mut self,
+        step: &Self::Step<'_>,
+        params: RecurrenceParams<'_, Self>,
+        x: &mut Self::Sums,
+        states: &mut Self::RecurrentStates,
+        out: &mut Self::Inputs,
     );
 
     /// `attended *= sigmoid(gates)`, `[num_rows, width]` both.
-    fn gate(self, device: &mut D, num_rows: usize, gates: &D::Sums, attended: &mut D::Inputs);
+    fn gate_attention(&mut self, num_rows: usize, gates: &Self::Sums, attended: &mut Self::Inputs);
 }
 
 impl RecurrenceShape {
@@ -262,33 +259,5 @@ impl StateSpaceShape {
     /// Elements of the state of a head.
     pub fn matrix_len(&self) -> usize {
         self.state_dim * self.head_dim
-    }
-}
-
-impl<D: StepIo> RecurrentOps<D> for Lacking {
-    type States = Self;
-
-    fn alloc_states(self, _: &mut D, _: &[RecurrenceShape], _: usize) -> Result<Self, LoadError> {
-        match self {}
-    }
-
-    fn copy_states(self, _: &mut D, _: &mut Self, _: u32, _: u32) {
-        match self {}
-    }
-
-    fn mix(
-        self,
-        _: &mut D,
-        _: &D::Step<'_>,
-        _: RecurrenceParams<'_, D>,
-        _: &mut D::Sums,
-        _: &mut Self,
-        _: &mut D::Inputs,
-    ) {
-        match self {}
-    }
-
-    fn gate(self, _: &mut D, _: usize, _: &D::Sums, _: &mut D::Inputs) {
-        match self {}
     }
 }

@@ -27,7 +27,6 @@ use inflight_numbers::{
 use inflight_runner::{ModelRunner, ModelSource, Runner, RunnerLimits};
 use inflight_threads::Pool;
 use layer_inputs::ReferenceLayerInputs;
-use recurrence::ReferenceRecurrences;
 
 /// A device of plain loops.
 pub struct Reference {
@@ -1090,7 +1089,6 @@ impl Device for Reference {
     type Tiles = Lacking;
     type RowNorms = Lacking;
     type States = ReferenceStates;
-    type Recurrences = ReferenceRecurrences;
     type LayerInputs = ReferenceLayerInputs;
     type Ranks = Lacking;
 
@@ -1098,7 +1096,6 @@ impl Device for Reference {
     const TILES: Option<Lacking> = None;
     const ROW_NORMS: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
-    const RECURRENCES: Option<ReferenceRecurrences> = Some(ReferenceRecurrences);
     const LAYER_INPUTS: Option<ReferenceLayerInputs> = Some(ReferenceLayerInputs);
 
     fn join_ranks(&mut self, _: &mut RankHost) -> Result<Lacking, LoadError> {

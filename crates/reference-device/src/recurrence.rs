@@ -8,10 +8,6 @@ use inflight_device::{
 
 use super::{Reference, Rows, Step, exact};
 
-/// Operations of layers with recurrent states.
-#[derive(Clone, Copy, Debug)]
-pub struct ReferenceRecurrences;
-
 /// The states of each layer, by slot: the last inputs of the convolution of each channel, and the matrices of heads.
 pub struct States(Vec<Vec<State>>);
 
@@ -21,12 +17,11 @@ struct State {
     heads: Vec<Vec<f64>>,
 }
 
-impl RecurrentOps<Reference> for ReferenceRecurrences {
-    type States = States;
+impl RecurrentOps for Reference {
+    type RecurrentStates = States;
 
-    fn alloc_states(
-        self,
-        _: &mut Reference,
+    fn alloc_recurrent_states(
+        &mut self,
         layers: &[RecurrenceShape],
         num_slots: usize,
     ) -> Result<States, LoadError> {
@@ -34,17 +29,16 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         Ok(States(of_layers.collect()))
     }
 
-    fn copy_states(self, _: &mut Reference, states: &mut States, from: u32, to: u32) {
+    fn copy_recurrent_states(&mut self, states: &mut States, from: u32, to: u32) {
         for layer in &mut states.0 {
             layer[to as usize] = layer[from as usize].clone();
         }
     }
 
-    fn mix(
-        self,
-        _: &mut Reference,
+    fn mix_recurrence(
+        &mut self,
         step: &Step<'_>,
-        params: RecurrenceParams<'_, Reference>,
+        params: RecurrenceParams<'_, Self>,
         x: &mut Rows,
         states: &mut States,
         out: &mut Rows,
@@ -84,7 +78,7 @@ impl RecurrentOps<Reference> for ReferenceRecurrences {
         }
     }
 
-    fn gate(self, _: &mut Reference, num_rows: usize, gates: &Rows, attended: &mut Rows) {
+    fn gate_attention(&mut self, num_rows: usize, gates: &Rows, attended: &mut Rows) {
         for row in 0..num_rows {
             for column in 0..gates.width {
                 let gate = sigmoid(exact(gates.row(row)[column]));

@@ -42,8 +42,8 @@ use super::weights::{Layer, Weights};
 use inflight_base::{LoadError, StepError};
 use inflight_device::{
     AdapterRun, Device, HeadBiases, HeadPlaces, HeadShape, KvDtype, LatentShape, Linear,
-    LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankHost, RankOps, RecurrentOps, RopeParams,
-    Routing, RowNormOps, StateOps, StepInputs,
+    LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankHost, RankOps, RopeParams, Routing,
+    RowNormOps, StateOps, StepInputs,
 };
 use inflight_engine::StateRestore;
 
@@ -86,7 +86,8 @@ pub(super) struct Decoder<D: Device> {
     /// Only for a model with experts beside feed-forward blocks.
     experts_block: Option<ExpertsBlockBuffers<D>>,
     /// Only for a model whose attention has gates.
-    gates: Option<Gates<D>>,
+    /// `[max_num_tokens, q_len]`.
+    gates: Option<D::Sums>,
     /// Only for a rank of a model with norms over all heads.
     row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
@@ -112,13 +113,6 @@ struct RowNorm<D: Device> {
     places: HeadPlaces,
     /// `[max_num_tokens, heads of the model]`.
     squares: D::Sums,
-}
-
-/// The gates of attention, and their operation.
-struct Gates<D: Device> {
-    ops: D::Recurrences,
-    /// `[max_num_tokens, q_len]`.
-    gates: D::Sums,
 }
 
 /// What mixtures of experts need.
@@ -184,7 +178,7 @@ impl<D: Device> Decoder<D> {
         if limits.attention.shifts_sinks {
             check_shift(spec)?;
         }
-        // Before the weights: not all devices have experts, or recurrent states.
+        // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
@@ -193,7 +187,10 @@ impl<D: Device> Decoder<D> {
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let streams = Streams::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
-        let gates = Gates::new(device, spec, max_rows)?;
+        let gates = match spec.layers.iter().any(|it| it.attention.gate.is_some()) {
+            true => Some(device.alloc_sums(max_rows, spec.q_width())?),
+            false => None,
+        };
         let weights = load(device)?;
         let vocabulary = match &part.share {
             Some(share) if !share.is_whole() => {
@@ -716,9 +713,9 @@ impl<D: Device> Decoder<D> {
         run.probe.ended(Operation::Attention, || {
             Work::attention(inputs.spans, &params, kv_bytes as u64)
         });
-        if let Some((gate, Gates { ops, gates })) = gate.as_ref().zip(self.gates.as_mut()) {
+        if let Some((gate, gates)) = gate.as_ref().zip(self.gates.as_mut()) {
             run.project_qkv(num_rows, self.residual.normed(), gate, gates);
-            ops.gate(run.device, num_rows, gates, attended);
+            run.device.gate_attention(num_rows, gates, attended);
         }
     }
 
@@ -886,24 +883,6 @@ impl<D: Device> RowNorm<D> {
             places: share.heads.places(spec.num_heads, spec.num_kv_heads),
             squares: device.alloc_sums(max_rows, spec.num_heads + spec.num_kv_heads)?,
         }))
-    }
-}
-
-impl<D: Device> Gates<D> {
-    /// `None` if no layer has gates.
-    fn new(device: &mut D, spec: &ModelSpec, max_rows: usize) -> Result<Option<Self>, LoadError> {
-        if !spec.layers.iter().any(|it| it.attention.gate.is_some()) {
-            return Ok(None);
-        }
-        let ops = D::RECURRENCES.ok_or_else(|| {
-            LoadError::Resource(format!(
-                "{} has attention with gates, which {} does not compute: use an instance_group of kind KIND_CPU",
-                spec.family,
-                device.description()
-            ))
-        })?;
-        let gates = device.alloc_sums(max_rows, spec.q_width())?;
-        Ok(Some(Self { ops, gates }))
     }
 }
 

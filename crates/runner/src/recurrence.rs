@@ -20,8 +20,8 @@ use super::state_slots::StateSlots;
 use inflight_base::{LoadError, SeqSlot};
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{
-    Device, KvSpan, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps,
-    RecurrentRule, RuleWeights, StepInputs,
+    Device, KvSpan, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentRule,
+    RuleWeights, StepInputs,
 };
 use inflight_engine::StateRestore;
 
@@ -66,8 +66,7 @@ pub(super) struct LayerRecurrence<D: Device> {
 
 /// The states of sequences, and activations, each `[max_num_tokens, width]`.
 pub(super) struct RecurrenceBuffers<D: Device> {
-    ops: D::Recurrences,
-    states: <D::Recurrences as RecurrentOps<D>>::States,
+    states: D::RecurrentStates,
     slots: StateSlots,
     /// The tokens that the states of each sequence sum up.
     num_tokens: Vec<u32>,
@@ -212,7 +211,7 @@ impl<D: Device> RecurrenceBuffers<D> {
     /// Reserves the states of all slots, and `max_rows` rows. `None` if no layer has a state.
     ///
     /// # Errors
-    /// Memory is short, or the device has no such layers.
+    /// Memory is short.
     pub(super) fn new(
         device: &mut D,
         spec: &ModelSpec,
@@ -226,16 +225,8 @@ impl<D: Device> RecurrenceBuffers<D> {
         let Some(shape) = shapes.first() else {
             return Ok(None);
         };
-        let ops = D::RECURRENCES.ok_or_else(|| {
-            LoadError::Resource(format!(
-                "{} has layers with recurrent states, which {} does not compute: use an instance_group of kind KIND_CPU",
-                spec.family,
-                device.description()
-            ))
-        })?;
         Ok(Some(Self {
-            ops,
-            states: ops.alloc_states(device, &shapes, slots.num_all())?,
+            states: device.alloc_recurrent_states(&shapes, slots.num_all())?,
             slots,
             num_tokens: vec![0; slots.num_sequences()],
             num_drafts: vec![0; slots.num_sequences()],
@@ -321,7 +312,7 @@ impl<D: Device> RecurrenceBuffers<D> {
     }
 
     fn copy(&mut self, device: &mut D, from: u32, to: u32) {
-        self.ops.copy_states(device, &mut self.states, from, to);
+        device.copy_recurrent_states(&mut self.states, from, to);
     }
 
     /// `mixed = rule(input(normed))`, with the states of layer `index` of those that have one.
@@ -342,7 +333,7 @@ impl<D: Device> RecurrenceBuffers<D> {
             layer: index,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
-        self.ops.mix(run.device, step, params, x, states, mixed);
+        run.device.mix_recurrence(step, params, x, states, mixed);
         run.probe.ended(Operation::Recurrence, || {
             let x = Work::elements(num_rows, shape.input_len(), 4, 2 * shape.kernel_len);
             let mixed = Work::elements(num_rows, shape.out_len(), 2, 2);

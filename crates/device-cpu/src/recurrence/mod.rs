@@ -25,10 +25,6 @@ use inflight_threads::DisjointSlice;
 /// Columns of a state that are computed together: their sums stay in registers.
 const COLUMNS: usize = 32;
 
-/// Operations of layers with recurrent states on a CPU.
-#[derive(Clone, Copy, Debug)]
-pub struct CpuRecurrences;
-
 /// The states of all slots.
 pub struct CpuRecurrentStates {
     /// `[num_slots, state_len]` of each layer.
@@ -133,12 +129,11 @@ impl Tasks<'_> {
     }
 }
 
-impl RecurrentOps<Cpu> for CpuRecurrences {
-    type States = CpuRecurrentStates;
+impl RecurrentOps for Cpu {
+    type RecurrentStates = CpuRecurrentStates;
 
-    fn alloc_states(
-        self,
-        _: &mut Cpu,
+    fn alloc_recurrent_states(
+        &mut self,
         layers: &[RecurrenceShape],
         num_slots: usize,
     ) -> Result<CpuRecurrentStates, LoadError> {
@@ -162,14 +157,14 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         })
     }
 
-    fn copy_states(self, cpu: &mut Cpu, states: &mut CpuRecurrentStates, from: u32, to: u32) {
+    fn copy_recurrent_states(&mut self, states: &mut CpuRecurrentStates, from: u32, to: u32) {
         let num_slots = states.num_slots;
         let (from, to) = (from as usize, to as usize);
         assert!(
             from < num_slots && to < num_slots && from != to,
             "slots {from} and {to} of {num_slots}"
         );
-        let Cpu { pool, workers, .. } = cpu;
+        let Self { pool, workers, .. } = self;
         let num_layers = states.layers.len();
         let layers = DisjointSlice::new(&mut states.layers);
         pool.for_each(workers, num_layers, |_, layer| {
@@ -180,11 +175,10 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         });
     }
 
-    fn mix(
-        self,
-        cpu: &mut Cpu,
+    fn mix_recurrence(
+        &mut self,
         step: &CpuStep<'_>,
-        params: RecurrenceParams<'_, Cpu>,
+        params: RecurrenceParams<'_, Self>,
         x: &mut Rows<f32>,
         states: &mut CpuRecurrentStates,
         out: &mut Rows<bf16>,
@@ -209,7 +203,7 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         );
         let tasks = Tasks {
             step,
-            simd: cpu.simd,
+            simd: self.simd,
             shape,
             x: DisjointSlice::new(x.first_mut(num_tokens)),
             kernel: &weights.convolution,
@@ -218,15 +212,15 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
             out: DisjointSlice::new(out.first_mut(num_tokens).reinterpret_cast_mut()),
         };
         match (&shape.rule, &weights.rule) {
-            (RecurrentRule::GatedConvolution { .. }, _) => cpu.mix_convolution(&tasks),
+            (RecurrentRule::GatedConvolution { .. }, _) => self.mix_convolution(&tasks),
             (RecurrentRule::GatedDelta(shape), Some(weights)) => {
-                cpu.convolve_channels(&tasks);
-                cpu.mix_delta(&tasks, shape, weights);
+                self.convolve_channels(&tasks);
+                self.mix_delta(&tasks, shape, weights);
             }
             (RecurrentRule::StateSpace(shape), Some(weights)) => {
-                cpu.scale_inputs(&tasks, shape);
-                cpu.convolve_channels(&tasks);
-                cpu.mix_space(&tasks, shape, weights);
+                self.scale_inputs(&tasks, shape);
+                self.convolve_channels(&tasks);
+                self.mix_space(&tasks, shape, weights);
             }
             (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
                 panic!("the rule's weights")
@@ -234,12 +228,12 @@ impl RecurrentOps<Cpu> for CpuRecurrences {
         }
     }
 
-    fn gate(self, cpu: &mut Cpu, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
+    fn gate_attention(&mut self, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
         let width = gates.width();
         assert_eq!(width, attended.width(), "one gate for each element");
-        let (simd, gates) = (cpu.simd, gates.first(num_rows));
+        let (simd, gates) = (self.simd, gates.first(num_rows));
         let attended = attended.first_mut(num_rows).reinterpret_cast_mut();
-        cpu.for_each_row_block(num_rows, width, attended, |first, attended| {
+        self.for_each_row_block(num_rows, width, attended, |first, attended| {
             let gates = &gates[first * width..][..attended.len()];
             for_each_simd!(simd, gate, (gates: &[f32], attended: &mut [u16]));
         });
