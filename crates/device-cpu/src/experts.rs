@@ -26,7 +26,8 @@ use super::packed_matrix::PackedMatrix;
 use super::simd::for_each_simd;
 use inflight_base::LoadError;
 use inflight_device::{
-    Experts, Gating, GroupedRouting, MixtureShape, Output, RouterScores, Routing, RoutingRule,
+    Experts, Gating, GroupedRouting, MixtureShape, Output, PlainActivation, RouterScores, Routing,
+    RoutingRule,
 };
 use inflight_threads::DisjointSlice;
 
@@ -275,6 +276,7 @@ impl Cpu {
         let (segments, up) = (&chunk.segments, |expert: usize| &of[expert].gate_up);
         match gating {
             Gating::Plain(activation) => {
+                let activation = PlainActivation::Of(activation);
                 self.gemm_activated_segments(sorted_x, segments, up, activation, inner);
             }
             Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
@@ -326,7 +328,8 @@ impl Cpu {
     ) {
         match gating {
             Gating::Plain(activation) => {
-                self.gemm_activated(x, num_rows, up, bias, (activation, None), out);
+                let activation = (PlainActivation::Of(activation), None);
+                self.gemm_activated(x, num_rows, up, bias, activation, out);
             }
             Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
                 self.gemm_gated(x, num_rows, up, bias, gating, out);

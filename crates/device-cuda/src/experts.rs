@@ -25,7 +25,7 @@ use super::rows::Rows;
 use super::uploads::Vector;
 use inflight_device::{
     Activation, Expert, Experts, Gating, InnerActivation, Linear, Output, PackedWeights,
-    RouterScores, Routing, RoutingRule,
+    PlainActivation, RouterScores, Routing, RoutingRule,
 };
 
 /// `WITHOUT_GATES` of the kernels.
@@ -307,7 +307,7 @@ impl Cuda {
     ) -> u64 {
         let activation = match gating {
             Gating::Product(activation) => InnerActivation::Gated(activation),
-            Gating::Plain(activation) => InnerActivation::Plain(activation),
+            Gating::Plain(activation) => InnerActivation::Plain(PlainActivation::Of(activation)),
             Gating::Scaled(..) | Gating::Clamped { .. } => {
                 panic!("no family has a shared expert with such gates")
             }
@@ -448,6 +448,5 @@ fn number_of_activation(activation: Activation) -> i32 {
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
         Activation::SquaredRelu => 4,
-        Activation::Xielu { .. } => panic!("no family has experts with xIELU"),
     }
 }

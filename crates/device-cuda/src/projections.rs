@@ -8,7 +8,9 @@ use super::adapters::ProductRows;
 use super::kernels::VECTOR;
 use super::kernels::{launch, shared_row_grid};
 use super::rows::Rows;
-use inflight_device::{Activation, AdaptedRows, InnerActivation, Linear, Output, PackedWeights};
+use inflight_device::{
+    AdaptedRows, InnerActivation, Linear, Output, PackedWeights, PlainActivation,
+};
 
 impl Cuda {
     /// `out = x * W^T + bias`, or that added to `out`.
@@ -68,25 +70,25 @@ impl Cuda {
     ) {
         let n = linear.matrix.n();
         let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
-        if let InnerActivation::Plain(Activation::Xielu { positive, negative }) = activation {
-            launch!(
-                self,
-                self.kernels.xielu,
-                "xielu",
-                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
-                out,
-                self.scratch.address(),
-                bias,
-                n as i32,
-                positive,
-                negative
-            );
-            return;
-        }
         let (activation, factor) = match activation {
             InnerActivation::Gated(activation) => (activation, 1.0),
             InnerActivation::ScaledGate(activation, factor) => (activation, factor),
-            InnerActivation::Plain(activation) => {
+            InnerActivation::Plain(PlainActivation::Xielu { positive, negative }) => {
+                launch!(
+                    self,
+                    self.kernels.xielu,
+                    "xielu",
+                    shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                    out,
+                    self.scratch.address(),
+                    bias,
+                    n as i32,
+                    positive,
+                    negative
+                );
+                return;
+            }
+            InnerActivation::Plain(PlainActivation::Of(activation)) => {
                 launch!(
                     self,
                     self.kernels.plain.of(activation),

@@ -76,8 +76,8 @@ pub use low_rank::{
 };
 pub use operands::{
     Activation, AdapterCapacity, DeviceSample, FirstStep, Gating, InnerActivation, LayerNorm,
-    LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, SavedState, StepCapacity,
-    StepInputs, StepResults, StepWidths, Tiling, TokenInFlight,
+    LogitsTransform, Norm, Output, PackedWeights, PlainActivation, QuantisedWidths, SavedState,
+    StepCapacity, StepInputs, StepResults, StepWidths, Tiling, TokenInFlight,
 };
 pub use ops::Ops;
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};

@@ -255,7 +255,7 @@ impl<V: ?Sized> Clone for Norm<'_, V> {
 
 impl<V: ?Sized> Copy for Norm<'_, V> {}
 
-/// A function of one element.
+/// A function of one element, without parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -268,6 +268,13 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2` (So et al., arXiv:2109.08668).
     SquaredRelu,
+}
+
+/// A function of one element that is not a gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PlainActivation {
+    /// One that may be a gate as well.
+    Of(Activation),
     /// `x / 2 + positive * x^2` above 0, else `x / 2 + negative * (expm1(min(x, -1e-6)) - x)` (xIELU; Huang and Schlag,
     /// arXiv:2411.13010).
     Xielu {
@@ -279,7 +286,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// All of them without parameters.
+    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Silu,
         Self::Gelu,
@@ -298,7 +305,7 @@ pub enum InnerActivation {
     /// `activation(factor * gate) * up`, likewise.
     ScaledGate(Activation, f32),
     /// `activation(products)`.
-    Plain(Activation),
+    Plain(PlainActivation),
 }
 
 /// How the parts of an expert's inside are combined.

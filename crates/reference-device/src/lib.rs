@@ -17,9 +17,9 @@ use inflight_device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
     Experts, Gating, GroupBlocks, GroupedRouting, HeadBiases, HeadShape, InnerActivation, KvBatch,
     KvDtype, KvLayout, KvLayouts, KvSpan, Lacking, LatentParams, LayerGroups, LayerNorm, Linear,
-    Load, LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, QkNorm, QkNormKind,
-    RankHost, RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps, StepCapacity,
-    StepInputs, StepIo,
+    Load, LogitsTransform, MixtureShape, Norm, Ops, Output, PackedWeights, PlainActivation, QkNorm,
+    QkNormKind, RankHost, RopeParams, RopeTable, RouterScores, Routing, RoutingRule, StateOps,
+    StepCapacity, StepInputs, StepIo,
 };
 use inflight_numbers::{
     CodeBits, Dtype, FloatRows, NotFinite, QuantisedRow, QuantisedRows, Stacking,
@@ -611,7 +611,17 @@ impl Ops for Reference {
             InnerActivation::ScaledGate(activation, factor) => {
                 activated(activation, exact(factor) * output(column)) * output(width + column)
             }
-            InnerActivation::Plain(activation) => activated(activation, output(column)),
+            InnerActivation::Plain(PlainActivation::Of(activation)) => {
+                activated(activation, output(column))
+            }
+            InnerActivation::Plain(PlainActivation::Xielu { positive, negative }) => {
+                let x = output(column);
+                let curved = match x > 0.0 {
+                    true => exact(positive) * x * x,
+                    false => exact(negative) * (x.min(-1e-6).exp_m1() - x),
+                };
+                curved + x / 2.0
+            }
         };
         for row in 0..num_rows {
             let inputs = linear.matrix.inputs(x.row(row));
@@ -1344,13 +1354,6 @@ fn activated(activation: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::SquaredRelu => x.max(0.0).powi(2),
-        Activation::Xielu { positive, negative } => {
-            let curved = match x > 0.0 {
-                true => exact(positive) * x * x,
-                false => exact(negative) * (x.min(-1e-6).exp_m1() - x),
-            };
-            curved + x / 2.0
-        }
     }
 }
 

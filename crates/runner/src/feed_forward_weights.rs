@@ -8,7 +8,7 @@ use super::spec::{ExpertsSpec, FeedForward, Module, Multipliers, Projection, Sta
 use super::summed::Summed;
 use inflight_base::LoadError;
 use inflight_checkpoint::Tensor;
-use inflight_device::{Activation, Device, Expert, Experts, Gating, InnerActivation, Linear};
+use inflight_device::{Device, Expert, Experts, Gating, InnerActivation, Linear, PlainActivation};
 
 /// The weights of a feed-forward block.
 #[allow(clippy::large_enum_variant, reason = "a layer has one")]
@@ -148,7 +148,7 @@ impl FeedForwardSource<'_> {
                     },
                     FeedForward::Plain { activation, .. } => {
                         let xielu = alphas.as_ref().map(xielu).transpose()?;
-                        InnerActivation::Plain(xielu.unwrap_or(*activation))
+                        InnerActivation::Plain(xielu.unwrap_or(PlainActivation::Of(*activation)))
                     }
                     FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
                 };
@@ -181,7 +181,7 @@ impl FeedForwardSource<'_> {
 }
 
 /// xIELU with the parameters of a layer.
-fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<Activation, LoadError> {
+fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<PlainActivation, LoadError> {
     let factor = |alpha: &Tensor<'_>| {
         let value = alpha.to_f32()?.first().copied().map(f64::from);
         let value = value.filter(|value| value.is_finite());
@@ -189,7 +189,7 @@ fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<Activation, LoadError> {
         Ok::<_, LoadError>(alpha.max(0.0) + (-alpha.abs()).exp().ln_1p())
     };
     let [positive, negative] = alphas;
-    Ok(Activation::Xielu {
+    Ok(PlainActivation::Xielu {
         positive: factor(positive)? as f32,
         negative: (factor(negative)? + 0.5) as f32,
     })

@@ -42,7 +42,7 @@ use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
-use inflight_device::{Activation, Gating, Output};
+use inflight_device::{Activation, Gating, Output, PlainActivation};
 use inflight_numbers::Stacking;
 use inflight_threads::DisjointSlice;
 
@@ -173,7 +173,7 @@ impl Cpu {
         m: usize,
         weights: &PackedMatrix,
         bias: Option<&[f32]>,
-        (activation, added): (Activation, Option<AddedRows<'_>>),
+        (activation, added): (PlainActivation, Option<AddedRows<'_>>),
         out: &mut [bf16],
     ) {
         let n = weights.n();
@@ -204,7 +204,7 @@ impl Cpu {
                 for_each_simd!(simd, write_activated, (
                     sums: &Row,
                     bias: Bias<'_>,
-                    activation: Activation,
+                    activation: PlainActivation,
                     fuses: bool,
                     out: &mut [u16],
                 ));
@@ -479,7 +479,7 @@ fn write_gated(
 fn write_activated(
     sums: &[f32; PANEL],
     bias: Option<&[f32]>,
-    activation: Activation,
+    activation: PlainActivation,
     fuses: bool,
     out: &mut [u16],
 ) {
@@ -489,7 +489,13 @@ fn write_activated(
             *sum += bias;
         }
     }
-    activate(&mut sums, activation, fuses);
+    match activation {
+        PlainActivation::Of(activation) => activate(&mut sums, activation, fuses),
+        PlainActivation::Xielu { positive, negative } => {
+            sums.iter_mut()
+                .for_each(|x| *x = xielu(*x, positive, negative));
+        }
+    }
     // A map of an array of this length is not inlined, and copies it.
     let mut rounded = [0; PANEL];
     for (sum, rounded) in sums.iter().zip(&mut rounded) {
@@ -508,10 +514,6 @@ pub(super) fn activate(row: &mut [f32], activation: Activation, fuses: bool) {
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
         Activation::Relu => row.iter_mut().for_each(|x| *x = relu(*x)),
         Activation::SquaredRelu => row.iter_mut().for_each(|x| *x = squared_relu(*x)),
-        Activation::Xielu { positive, negative } => {
-            row.iter_mut()
-                .for_each(|x| *x = xielu(*x, positive, negative));
-        }
     }
 }
 

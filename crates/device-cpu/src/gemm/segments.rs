@@ -24,7 +24,7 @@ use super::super::{Cpu, Simd, quantised};
 use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::MAX_ROWS;
 use super::{Rectangle, multiply_parts, pad_rows, write_activated, write_gated, write_rows};
-use inflight_device::{Activation, Gating, Linear, Output};
+use inflight_device::{Gating, Linear, Output, PlainActivation};
 use inflight_numbers::{CodeBits, Stacking};
 use inflight_threads::DisjointSlice;
 
@@ -141,7 +141,7 @@ impl Cpu {
         x: &[bf16],
         segments: &[Segment],
         linear: impl Fn(usize) -> &'w Linear<Self> + Sync,
-        activation: Activation,
+        activation: PlainActivation,
         out: &mut [bf16],
     ) {
         let num_rows = num_rows(segments);
@@ -173,7 +173,7 @@ impl Cpu {
                     for_each_simd!(simd, write_activated, (
                         sums: &Row,
                         bias: Bias<'_>,
-                        activation: Activation,
+                        activation: PlainActivation,
                         fuses: bool,
                         out: &mut [u16],
                     ));

@@ -22,8 +22,8 @@ pub enum FeedForward {
         up: Projection,
         /// The activation, unless that is xIELU.
         activation: Activation,
-        /// The parameters of [xIELU](Activation::Xielu) above 0 and below it, `[1]` each, below the layer, if that is
-        /// the activation. Its factors are their softplus; that below 0 is larger by a half.
+        /// The parameters above 0 and below it, `[1]` each, below the layer, if the activation is
+        /// [xIELU](inflight_device::PlainActivation::Xielu). Its factors are their softplus, and below 0 a half more.
         alphas: Option<[&'static str; 2]>,
         /// `[hidden_size, intermediate_size]`.
         down: Projection,
