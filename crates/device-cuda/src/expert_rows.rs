@@ -10,7 +10,7 @@ use super::kernels::Kernels;
 use super::memory::DeviceMemory;
 use super::rows::Rows;
 use inflight_base::LoadError;
-use inflight_device::{MixtureShape, Routing, RoutingRule};
+use inflight_device::{GroupedRouting, MixtureShape, Routing, RoutingRule};
 
 /// Experts of a layer, at most: a lane of a warp has a bit for each of its own.
 const MAX_EXPERTS: usize = 1024;
@@ -53,9 +53,18 @@ pub(super) struct Chunk {
     pub(super) shared: Option<(Rows<bf16>, Rows<f32>)>,
 }
 
+/// The rules of routing that GPUs have kernels for, as in [`RoutingRule`].
+#[derive(Clone, Copy)]
+pub(super) enum RouteRule {
+    Softmax { is_normalised: bool },
+    SparseMixer { jitter: f32 },
+    Grouped(GroupedRouting),
+}
+
 /// The kernels of mixtures of experts.
 pub(super) struct ExpertKernels {
-    /// The routing kernel of the model's rule.
+    pub(super) rule: RouteRule,
+    /// The routing kernel of the rule.
     pub(super) route: CudaFunction,
     /// The dynamic shared memory that it takes.
     pub(super) route_shared_bytes: u32,
@@ -229,16 +238,32 @@ pub(super) fn num_tiles(num_places: usize, tile_rows: usize, num_experts: usize)
     num_places / tile_rows + num_experts
 }
 
+impl RouteRule {
+    fn of(rule: RoutingRule) -> Result<Self, LoadError> {
+        match rule {
+            RoutingRule::Softmax { is_normalised } => Ok(Self::Softmax { is_normalised }),
+            RoutingRule::SparseMixer { jitter } => Ok(Self::SparseMixer { jitter }),
+            RoutingRule::Grouped(rule) => Ok(Self::Grouped(rule)),
+            RoutingRule::WeightedInputs => Err(LoadError::Resource(
+                "the model has experts whose inputs are scaled by the router, which are computed on the CPU only: use \
+                 an instance_group of kind KIND_CPU"
+                    .to_owned(),
+            )),
+        }
+    }
+}
+
 impl ExpertKernels {
     fn load(kernels: &Kernels, routing: &Routing) -> Result<Self, LoadError> {
-        let (route, num_shared) = match routing.rule {
-            RoutingRule::Softmax { .. } => ("route_softmax", 0),
-            RoutingRule::SparseMixer { .. } => ("route_sparse_mixer", 0),
-            RoutingRule::WeightedInputs => unreachable!("such models are refused"),
-            RoutingRule::Grouped(rule) => ("route_grouped", routing.num_experts + rule.num_groups),
+        let rule = RouteRule::of(routing.rule)?;
+        let (route, num_shared) = match rule {
+            RouteRule::Softmax { .. } => ("route_softmax", 0),
+            RouteRule::SparseMixer { .. } => ("route_sparse_mixer", 0),
+            RouteRule::Grouped(rule) => ("route_grouped", routing.num_experts + rule.num_groups),
         };
         let route_shared_bytes = 4 * num_shared as u32;
         Ok(Self {
+            rule,
             route: kernels.function("route", route, route_shared_bytes)?,
             route_shared_bytes,
             sort: kernels.function("sort_experts", "sort_experts", 0)?,

@@ -16,7 +16,7 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::Cuda;
-use super::expert_rows::{ExpertKernels, ExpertProducts, ExpertRows, num_tiles};
+use super::expert_rows::{ExpertKernels, ExpertProducts, ExpertRows, RouteRule, num_tiles};
 use super::kernels::VECTOR;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::matrix::{Matrix, Weights};
@@ -25,7 +25,7 @@ use super::rows::Rows;
 use super::uploads::Vector;
 use inflight_device::{
     Activation, Expert, Experts, Gating, InnerActivation, Linear, Output, PackedWeights,
-    PlainActivation, RouterScores, Routing, RoutingRule,
+    PlainActivation, RouterScores, Routing,
 };
 
 /// `WITHOUT_GATES` of the kernels.
@@ -64,8 +64,8 @@ impl Cuda {
             shared_mem_bytes: rows.kernels.route_shared_bytes,
             ..row_grid(num_rows, ROUTE_THREADS)
         };
-        match routing.rule {
-            RoutingRule::Softmax { is_normalised } => launch!(
+        match rows.kernels.rule {
+            RouteRule::Softmax { is_normalised } => launch!(
                 self,
                 rows.kernels.route,
                 "route_softmax",
@@ -80,7 +80,7 @@ impl Cuda {
                 num_logits,
                 i32::from(is_normalised)
             ),
-            RoutingRule::SparseMixer { jitter } => launch!(
+            RouteRule::SparseMixer { jitter } => launch!(
                 self,
                 rows.kernels.route,
                 "route_sparse_mixer",
@@ -95,8 +95,7 @@ impl Cuda {
                 num_logits,
                 jitter
             ),
-            RoutingRule::WeightedInputs => unreachable!("such models are refused"),
-            RoutingRule::Grouped(rule) => launch!(
+            RouteRule::Grouped(rule) => launch!(
                 self,
                 rows.kernels.route,
                 "route_grouped",

@@ -178,13 +178,13 @@ impl<D: Device> Decoder<D> {
         if limits.attention.shifts_sinks {
             check_shift(spec)?;
         }
-        // Before the weights: not all devices have experts.
+        // Before the weights: not all devices have all of these.
+        let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
         let recurrence = RecurrenceBuffers::new(device, spec, max_rows, StateSlots::new(limits))?;
-        let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
         let streams = Streams::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let gates = match spec.layers.iter().any(|it| it.attention.gate.is_some()) {
