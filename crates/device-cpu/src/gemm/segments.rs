@@ -25,7 +25,7 @@ use super::panel::{At, PanelInputs, PanelKernel};
 use super::tasks::MAX_ROWS;
 use super::{Rectangle, multiply_parts, pad_rows, write_activated, write_gated, write_rows};
 use inflight_device::{Gating, Linear, Output, PlainActivation};
-use inflight_numbers::{CodeBits, Stacking};
+use inflight_numbers::Stacking;
 use inflight_threads::DisjointSlice;
 
 /// Consecutive rows that are multiplied with the same matrix.
@@ -260,7 +260,7 @@ impl Cpu {
         let Some(first) = all.clone().next() else {
             return;
         };
-        let has_eight_bits = all.any(|panels| panels.bits() == CodeBits::Eight);
+        let has_eight_bits = all.any(|panels| panels.bits() == quantised::PanelBits::Eight);
         self.round_rows(x, k, first.num_blocks(), has_eight_bits, out, |row| {
             let segment = segments.partition_point(|segment| segment.rows.end <= row);
             panels(&segments[segment]).and_then(|panels| panels.input_order())

@@ -8,8 +8,8 @@ use super::super::math::{ROUNDER, from_bf16_bits};
 use super::super::simd::for_each_simd;
 use super::super::{Cpu, Simd};
 use super::BLOCK;
+use super::panel_format::PanelBits;
 use super::panels::{Panels, UNIT};
-use inflight_numbers::CodeBits;
 use inflight_threads::DisjointSlice;
 
 /// Rows of activations rounded to 8 bits: each block of 32 elements is `scale * codes`, with 127 as the largest code.
@@ -67,7 +67,7 @@ impl Cpu {
         panels: &Panels,
         out: &mut RoundedActivations,
     ) {
-        let has_eight_bits = panels.format.bits == CodeBits::Eight;
+        let has_eight_bits = panels.format.bits == PanelBits::Eight;
         let order = panels.input_order.as_deref();
         self.round_rows(x, k, panels.num_blocks, has_eight_bits, out, |_| order);
     }

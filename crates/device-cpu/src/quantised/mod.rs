@@ -22,6 +22,7 @@ mod avx512;
 mod multiply;
 mod pack;
 mod panel_bytes;
+mod panel_format;
 mod panels;
 mod portable;
 mod rounded;
@@ -29,6 +30,7 @@ mod tile;
 
 pub(super) use activations::RoundedActivations;
 pub(super) use multiply::multiply_panel;
+pub(super) use panel_format::PanelBits;
 pub(super) use panels::Panels;
 
 pub use panel_bytes::PANELS_VERSION;

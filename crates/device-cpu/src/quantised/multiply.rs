@@ -4,28 +4,27 @@ use super::super::Simd;
 use super::super::panel_order::PANEL;
 use super::BLOCK;
 use super::activations::RoundedActivations;
+use super::panel_format::PanelBits;
 use super::panels::Panels;
 use super::portable;
 use super::tile::{LINE, MAX_TILE_ROWS, QuantisedKernel, QuantisedTile, ROW_LINES};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use inflight_numbers::CodeBits;
 
 /// Bytes of codes per chunk: they stay in the L1 cache while all rows use them.
 const CHUNK_BYTES: usize = 24 * 1024;
-fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
+fn kernel(simd: Simd, bits: PanelBits) -> QuantisedKernel {
     match (simd, bits) {
         #[cfg(target_arch = "x86_64")]
-        (Simd::AmxBf16 | Simd::Avx512Bf16, CodeBits::Eight) => avx512::tile::<false>,
+        (Simd::AmxBf16 | Simd::Avx512Bf16, PanelBits::Eight) => avx512::tile::<false>,
         #[cfg(target_arch = "x86_64")]
-        (Simd::AmxBf16 | Simd::Avx512Bf16, CodeBits::Four) => avx512::tile::<true>,
+        (Simd::AmxBf16 | Simd::Avx512Bf16, PanelBits::Four) => avx512::tile::<true>,
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx2, CodeBits::Eight) => avx2::tile::<false>,
+        (Simd::Avx2, PanelBits::Eight) => avx2::tile::<false>,
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx2, CodeBits::Four) => avx2::tile::<true>,
-        (_, CodeBits::Eight) => portable::tile_of_eight_bits,
-        (_, CodeBits::Four) => portable::tile_of_four_bits,
-        (_, CodeBits::Fp8) => unreachable!("the CPU has no FP8 products"),
+        (Simd::Avx2, PanelBits::Four) => avx2::tile::<true>,
+        (_, PanelBits::Eight) => portable::tile_of_eight_bits,
+        (_, PanelBits::Four) => portable::tile_of_four_bits,
     }
 }
 
@@ -43,7 +42,7 @@ pub(crate) fn multiply_panel(
     let num_rows = sums.len() / PANEL;
     assert_eq!(x.num_blocks(), weights.num_blocks, "activations for these");
     let num_tiles = num_rows.div_ceil(MAX_TILE_ROWS);
-    let max_blocks = CHUNK_BYTES / Panels::code_bytes(bits, BLOCK);
+    let max_blocks = CHUNK_BYTES / bits.code_bytes(BLOCK);
     // As in the GEMM over bf16: the next chunk is prefetched while the current one is multiplied, and a
     // single row reads without pauses.
     let lines_per_row = if num_rows > 1 {
@@ -53,7 +52,7 @@ pub(crate) fn multiply_panel(
     };
     for first_block in (0..weights.num_blocks).step_by(max_blocks) {
         let num_blocks = max_blocks.min(weights.num_blocks - first_block);
-        let chunk_lines = Panels::code_bytes(bits, num_blocks * BLOCK) / LINE;
+        let chunk_lines = bits.code_bytes(num_blocks * BLOCK) / LINE;
         let codes = weights.codes(panel, first_block);
         for tile in 0..num_tiles {
             let lines_before = tile * lines_per_row * chunk_lines / ROW_LINES;

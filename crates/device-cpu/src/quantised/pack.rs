@@ -8,11 +8,10 @@ use super::super::packed_matrix::PackedMatrix;
 use super::super::panel_order::{PANEL, PanelOrder, locate};
 use super::super::{Cpu, Worker};
 use super::BLOCK;
+use super::panel_format::{PanelBits, PanelFormat};
 use super::panels::{Panels, UNIT};
 use inflight_base::LoadError;
-use inflight_numbers::{
-    CodeBits, NotFinite, QuantFormat, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together,
-};
+use inflight_numbers::{NotFinite, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together};
 use inflight_threads::DisjointSlice;
 
 impl Cpu {
@@ -20,7 +19,8 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// The outer error: not enough memory. The inner one: a scale or an offset is not finite, or above 16.
+    /// The outer error: not enough memory, or codes of FP8. The inner one: a scale or an offset is not finite, or above
+    /// 16.
     ///
     /// # Panics
     ///
@@ -44,8 +44,8 @@ impl Cpu {
         panels.input_order = input_order;
         let format = panels.format;
         let padded_k = panels.num_blocks * BLOCK;
-        let code_bytes = Panels::code_bytes(format.bits, padded_k);
-        let scales_len = format.num_groups(padded_k) * Panels::group_len(format);
+        let code_bytes = format.bits.code_bytes(padded_k);
+        let scales_len = format.num_groups(padded_k) * format.group_len();
 
         let bad_row = AtomicUsize::new(usize::MAX);
         let codes = bytemuck::cast_slice_mut::<_, u8>(panels.codes.as_mut_slice());
@@ -60,10 +60,7 @@ impl Cpu {
                         shared_scales.slice(index * scales_len, scales_len),
                     )
                 };
-                codes.fill(match format.bits {
-                    CodeBits::Eight | CodeBits::Fp8 => 0x80,
-                    CodeBits::Four => 0x88,
-                });
+                codes.fill(format.bits.zeros());
                 for (lane, row) in order.rows(index).enumerate() {
                     let (part, row_in_part) = locate(parts.iter().map(|part| part.rows()), row);
                     let Worker { quantised_row, .. } = worker;
@@ -86,18 +83,17 @@ impl Cpu {
 }
 
 /// Writes the codes of a row to its lane of a panel.
-fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
+fn write_codes(bits: PanelBits, row: &[i8], lane: usize, panel: &mut [u8]) {
     let place = |row_of_panel: usize| (row_of_panel * PANEL + lane) * 4;
     match bits {
-        CodeBits::Eight => {
+        PanelBits::Eight => {
             for (quad, codes) in row.chunks(4).enumerate() {
                 for (out, code) in panel[place(quad)..].iter_mut().zip(codes) {
                     *out = code.cast_unsigned() ^ 0x80;
                 }
             }
         }
-        CodeBits::Fp8 => unreachable!("the CPU has no FP8 products"),
-        CodeBits::Four => {
+        PanelBits::Four => {
             for (octet, codes) in row.chunks(8).enumerate() {
                 let mut quads = [[0; 4]; 2];
                 quads.as_flattened_mut()[..codes.len()].copy_from_slice(codes);
@@ -112,9 +108,9 @@ fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
 }
 
 /// Writes the scales and offsets of a row, and returns whether all of them are finite.
-fn write_scales(format: QuantFormat, row: &QuantisedRow, lane: usize, panel: &mut [u16]) -> bool {
+fn write_scales(format: PanelFormat, row: &QuantisedRow, lane: usize, panel: &mut [u16]) -> bool {
     let mut finite = true;
-    for (group, out) in panel.chunks_mut(Panels::group_len(format)).enumerate() {
+    for (group, out) in panel.chunks_mut(format.group_len()).enumerate() {
         let scale = row.scales[group];
         let offset = row.offsets.get(group).copied();
         for (part, value) in [Some(scale), offset].into_iter().flatten().enumerate() {

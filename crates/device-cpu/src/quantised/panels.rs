@@ -1,12 +1,12 @@
 //! Quantised weights in the layout that the kernels stream.
 
 use super::super::math::nearest_f16;
-use super::super::panel_order::PANEL;
 use super::BLOCK;
+use super::panel_format::{PanelBits, PanelFormat};
 use inflight_base::LoadError;
 use inflight_device::PackedBytes;
 use inflight_device::memory::{Arena, Buffer};
-use inflight_numbers::{CodeBits, QuantFormat};
+use inflight_numbers::QuantFormat;
 
 /// The unit of stored scales and offsets, which are f16: small ones keep their precision. The range is that of f16
 /// times the unit, 1.5e-8 to 16 with 11 bits.
@@ -29,7 +29,7 @@ pub(super) fn stored_number(value: f32) -> f32 {
 ///
 /// A kernel reads both from front to back. Outputs are padded with zeros to whole panels, inputs to whole blocks.
 pub(crate) struct Panels {
-    pub(super) format: QuantFormat,
+    pub(super) format: PanelFormat,
     /// Blocks of inputs.
     pub(super) num_blocks: usize,
     pub(super) codes: Buffer,
@@ -43,7 +43,7 @@ impl Panels {
     ///
     /// # Errors
     ///
-    /// If there is not enough memory.
+    /// If there is not enough memory, or the CPU does not multiply with such codes.
     ///
     /// # Panics
     ///
@@ -62,12 +62,9 @@ impl Panels {
         // A group that ends with the row can end with its last block instead.
         let padded_k = k.next_multiple_of(BLOCK);
         let group_size = if group_size < k { group_size } else { padded_k };
-        let format = QuantFormat {
-            group_size,
-            ..format
-        };
-        let code_bytes = Self::code_bytes(format.bits, padded_k);
-        let scales_len = format.num_groups(padded_k) * Self::group_len(format);
+        let format = PanelFormat::new(format, group_size)?;
+        let code_bytes = format.bits.code_bytes(padded_k);
+        let scales_len = format.num_groups(padded_k) * format.group_len();
         Ok(Self {
             format,
             num_blocks: padded_k / BLOCK,
@@ -86,7 +83,7 @@ impl Panels {
     }
 
     /// What its codes are.
-    pub(crate) fn bits(&self) -> CodeBits {
+    pub(crate) fn bits(&self) -> PanelBits {
         self.format.bits
     }
 
@@ -105,23 +102,11 @@ impl Panels {
         2 * (self.codes.len() + self.scales.len() + 2 * order)
     }
 
-    /// Bytes of the codes of a panel for `k` inputs, which are whole blocks.
-    pub(super) const fn code_bytes(bits: CodeBits, k: usize) -> usize {
-        match bits {
-            CodeBits::Eight | CodeBits::Fp8 => k * PANEL,
-            CodeBits::Four => k * PANEL / 2,
-        }
-    }
-
-    /// The number of scales and offsets of a group in a panel.
-    pub(super) const fn group_len(format: QuantFormat) -> usize {
-        if format.has_offsets { 2 * PANEL } else { PANEL }
-    }
-
     /// The codes of a panel, starting at a block.
     pub(super) fn codes(&self, panel: usize, block: usize) -> *const u8 {
-        let start = Self::code_bytes(self.format.bits, self.num_blocks * BLOCK) * panel
-            + Self::code_bytes(self.format.bits, BLOCK) * block;
+        let bits = self.format.bits;
+        let start =
+            bits.code_bytes(self.num_blocks * BLOCK) * panel + bits.code_bytes(BLOCK) * block;
         assert!(start <= 2 * self.codes.len());
         self.codes.as_ptr().cast::<u8>().wrapping_add(start)
     }
@@ -129,7 +114,7 @@ impl Panels {
     /// The scales and offsets of a panel, `[num_groups][48]` or `[num_groups][2][48]`.
     pub(super) fn scales(&self, panel: usize) -> *const u16 {
         let num_groups = self.format.num_groups(self.num_blocks * BLOCK);
-        let start = panel * num_groups * Self::group_len(self.format);
+        let start = panel * num_groups * self.format.group_len();
         assert!(start <= self.scales.len());
         self.scales.as_ptr().wrapping_add(start)
     }

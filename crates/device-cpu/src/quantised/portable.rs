@@ -5,9 +5,8 @@ use half::f16;
 use super::super::panel_order::PANEL;
 use super::BLOCK;
 use super::activations::Block;
-use super::panels::Panels;
+use super::panel_format::PanelBits;
 use super::tile::QuantisedTile;
-use inflight_numbers::CodeBits;
 
 /// See [`super::tile::QuantisedKernel`].
 ///
@@ -17,7 +16,7 @@ use inflight_numbers::CodeBits;
 pub(super) unsafe fn tile_of_eight_bits(tile: &QuantisedTile) {
     // SAFETY: the caller's promise.
     unsafe {
-        rows(tile, CodeBits::Eight, |x, codes, dots| {
+        rows(tile, PanelBits::Eight, |x, codes, dots| {
             let quads = x.as_chunks::<4>().0;
             for (x, codes) in quads.iter().zip(codes.as_chunks::<{ 4 * PANEL }>().0) {
                 for (dot, codes) in dots.iter_mut().zip(codes.as_chunks::<4>().0) {
@@ -38,7 +37,7 @@ pub(super) unsafe fn tile_of_eight_bits(tile: &QuantisedTile) {
 pub(super) unsafe fn tile_of_four_bits(tile: &QuantisedTile) {
     // SAFETY: the caller's promise.
     unsafe {
-        rows(tile, CodeBits::Four, |x, codes, dots| {
+        rows(tile, PanelBits::Four, |x, codes, dots| {
             let octets = x.as_chunks::<8>().0;
             for (x, codes) in octets.iter().zip(codes.as_chunks::<{ 4 * PANEL }>().0) {
                 let (lower, upper) = x.split_at(4);
@@ -56,10 +55,10 @@ pub(super) unsafe fn tile_of_four_bits(tile: &QuantisedTile) {
 /// Calls `add_dots(x, codes, dots)` for each block of each row, and adds the results to the sums.
 unsafe fn rows(
     tile: &QuantisedTile,
-    bits: CodeBits,
+    bits: PanelBits,
     add_dots: impl Fn(&[i8], &[u8], &mut [i32; PANEL]),
 ) {
-    let code_bytes = Panels::code_bytes(bits, BLOCK);
+    let code_bytes = bits.code_bytes(BLOCK);
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of sums.
         let sums = unsafe { &mut *tile.sums.add(row * PANEL).cast::<[f32; PANEL]>() };

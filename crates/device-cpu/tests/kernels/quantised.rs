@@ -325,6 +325,15 @@ fn a_row_with_nan_does_not_affect_the_others() {
 }
 
 #[test]
+fn codes_of_fp8_are_refused() {
+    let read = |_: usize, out: &mut [f32]| out.fill(1.0);
+    let weights = Rounded::new(Simd::detect(), 1, 64, CodeBits::Fp8, 32, &read);
+    let packed = cpu(Simd::detect(), 1).pack_quantised(&[&weights], Stacking::Concatenated);
+    let error = packed.err().expect("refused").to_string();
+    assert!(error.contains("round them to bf16"), "{error}");
+}
+
+#[test]
 fn numbers_are_rounded_to_codes_near_them() {
     let mut rng = Rng::new();
     for (code_bits, num_steps) in [(CodeBits::Eight, 127.0), (CodeBits::Four, 7.0)] {
