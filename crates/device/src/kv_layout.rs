@@ -18,6 +18,15 @@ pub enum KvDtype {
     Fp8,
 }
 
+/// A [`KvDtype`] that the CPU stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuKvDtype {
+    /// [`KvDtype::Bf16`].
+    Bf16,
+    /// [`KvDtype::Int8`].
+    Int8,
+}
+
 impl KvDtype {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::Int8, Self::Fp8];
@@ -33,15 +42,16 @@ impl KvDtype {
         }
     }
 
-    /// Refuses what the CPU does not [store](Self::ON_CPU).
+    /// As one of those that the CPU [stores](Self::ON_CPU).
     ///
     /// # Errors
     ///
     /// It is for GPUs only.
-    pub fn check_on_cpu(self) -> Result<(), LoadError> {
-        match Self::ON_CPU.contains(&self) {
-            true => Ok(()),
-            false => Err(LoadError::Config {
+    pub fn on_cpu(self) -> Result<CpuKvDtype, LoadError> {
+        match self {
+            Self::Bf16 => Ok(CpuKvDtype::Bf16),
+            Self::Int8 => Ok(CpuKvDtype::Int8),
+            Self::Fp8 => Err(LoadError::Config {
                 problem: format!("kv_cache_dtype is {self}, which only GPUs store"),
                 remedy: "write int8 or bf16, or serve the model on a GPU".to_owned(),
             }),
@@ -136,12 +146,8 @@ mod tests {
 
     #[test]
     fn the_cpu_says_what_to_write_instead_of_fp8() {
-        assert!(
-            KvDtype::ON_CPU
-                .iter()
-                .all(|dtype| dtype.check_on_cpu().is_ok())
-        );
-        let error = KvDtype::Fp8.check_on_cpu().expect_err("GPUs only");
+        assert!(KvDtype::ON_CPU.iter().all(|dtype| dtype.on_cpu().is_ok()));
+        let error = KvDtype::Fp8.on_cpu().expect_err("GPUs only");
         let error = error.to_string();
         assert!(
             error.contains("kv_cache_dtype is fp8") && error.contains("int8"),

@@ -61,7 +61,7 @@ pub use expert_weights::{Expert, Experts};
 pub use experts::{GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule};
 pub use host_memory::{available_host_bytes, available_process_bytes, host_id};
 pub use kv_batch::{KvBatch, KvSpan};
-pub use kv_layout::{KvDtype, KvLayout, KvValues};
+pub use kv_layout::{CpuKvDtype, KvDtype, KvLayout, KvValues};
 pub use kv_layouts::KvLayouts;
 pub use lacking::Lacking;
 pub use latent::LatentShape;

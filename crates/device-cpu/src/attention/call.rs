@@ -20,7 +20,7 @@ use super::task::Task;
 use super::{
     AttentionKernel, AttentionTile, MAX_SCORED_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
 };
-use inflight_device::{AttentionParams, HeadBiases, KvBatch, KvDtype, KvLayout, KvSpan, KvValues};
+use inflight_device::{AttentionParams, HeadBiases, KvBatch, KvLayout, KvSpan, KvValues};
 use inflight_threads::DisjointSlice;
 
 /// Query rows per task, roughly: a task has whole tokens.
@@ -104,7 +104,7 @@ impl<'a> AttentionCall<'a> {
             tile_starts.push(num_tiles);
             num_tiles += span.tokens.len().div_ceil(tile_tokens);
         }
-        let (kernel, operands) = kernel(simd, cache.layout().dtype);
+        let (kernel, operands) = kernel(simd, cache.dtype());
         let mut operation = Self {
             simd,
             kernel,
@@ -555,24 +555,23 @@ impl<'a> AttentionCall<'a> {
                 seen: (seen >> (i * GROUP)) as u16,
                 in_place: here[i],
             };
-            let group = match (self.operands, tile.layout.dtype) {
+            let group = match self.operands {
                 _ if tile.layout.values != KvValues::OfTheirOwn => {
                     group_of_keys(self.simd, self.cache, task, lanes, room)
                 }
-                (Operands::Integers, _) => stored_group(self.cache, task, lanes, room),
-                (_, KvDtype::Int8) => {
+                Operands::Integers => stored_group(self.cache, task, lanes, room),
+                Operands::Widened => {
                     widen_group(self.simd, self.cache, task, lanes, ahead[i], gathered, room)
                 }
-                (Operands::Bf16, KvDtype::Bf16) => whole_group(self.cache, task, lanes, room),
-                (Operands::WideQueries, KvDtype::Bf16) => group(self.cache, task, lanes, room),
-                (_, KvDtype::Fp8) => unreachable!("refused by KvCache::new"),
+                Operands::Bf16 => whole_group(self.cache, task, lanes, room),
+                Operands::WideQueries => group(self.cache, task, lanes, room),
             };
             tile.keys[i] = group.keys.as_ptr();
             tile.values[i] = group.values.as_ptr();
             tile.stored_scales[i] = group.scales.as_ptr();
         }
         // Widening has prefetched the next tile already.
-        let is_widened = self.operands == Operands::Bf16 && tile.layout.dtype == KvDtype::Int8;
+        let is_widened = self.operands == Operands::Widened;
         if is_widened {
             tile.scales = copies.scales();
         }
@@ -624,7 +623,7 @@ mod tests {
     use super::super::super::KvCache;
     use super::*;
     use inflight_base::{BlockId, BlockSize};
-    use inflight_device::{HeadShape, KvLayouts, LayerGroups};
+    use inflight_device::{HeadShape, KvDtype, KvLayouts, LayerGroups};
 
     /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
     fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {

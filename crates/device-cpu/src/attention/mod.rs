@@ -47,7 +47,7 @@ use self::call::{AttentionCall, MAX_TOTALS_LEN};
 use self::softmax::{RowBias, RowState};
 use super::kv_cache::GROUP;
 use super::{Cpu, KvCache, Simd};
-use inflight_device::{AttentionParams, HeadBiases, KvBatch, KvDtype, KvLayout};
+use inflight_device::{AttentionParams, CpuKvDtype, HeadBiases, KvBatch, KvLayout};
 use inflight_threads::DisjointSlice;
 
 pub(super) use self::call::AttentionScratch;
@@ -131,6 +131,8 @@ impl Scales {
 enum Operands {
     /// Queries, keys and values in bf16. Values that are not seen are zero.
     Bf16,
+    /// As [`Operands::Bf16`], from stored 8-bit integers.
+    Widened,
     /// Queries in f32, keys and values in bf16.
     WideQueries,
     /// Queries as 16-bit integers, keys and values as the stored 8-bit integers.
@@ -142,17 +144,21 @@ enum Operands {
 type AttentionKernel = unsafe fn(&AttentionTile);
 
 /// The kernel for an instruction set and a cache type, with its operands.
-fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
+fn kernel(simd: Simd, dtype: CpuKvDtype) -> (AttentionKernel, Operands) {
+    let in_bf16 = match dtype {
+        CpuKvDtype::Bf16 => Operands::Bf16,
+        CpuKvDtype::Int8 => Operands::Widened,
+    };
     match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
-        (Simd::AmxBf16, _) => (amx::tile, Operands::Bf16),
+        (Simd::AmxBf16, _) => (amx::tile, in_bf16),
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
+        (Simd::Avx512Bf16, _) => (avx512::tile, in_bf16),
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx2, KvDtype::Bf16) => (avx2::bf16_tile, Operands::WideQueries),
+        (Simd::Avx2, CpuKvDtype::Bf16) => (avx2::bf16_tile, Operands::WideQueries),
         #[cfg(target_arch = "x86_64")]
-        (Simd::Avx2, KvDtype::Int8) => (avx2::int8_tile, Operands::Integers),
-        _ => (portable::tile, Operands::Bf16),
+        (Simd::Avx2, CpuKvDtype::Int8) => (avx2::int8_tile, Operands::Integers),
+        _ => (portable::tile, in_bf16),
     }
 }
 

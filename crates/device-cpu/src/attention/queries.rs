@@ -25,7 +25,7 @@ impl Queries {
     /// Adds rows.
     pub fn add(&mut self, simd: Simd, operands: Operands, rows: &[u16], head_dim: usize) {
         match operands {
-            Operands::Bf16 => self.words.extend(rows),
+            Operands::Bf16 | Operands::Widened => self.words.extend(rows),
             Operands::WideQueries => {
                 let len = self.wide.len();
                 self.wide.resize(len + rows.len(), 0.0);

@@ -7,11 +7,12 @@ use super::layout::KvPart;
 use super::{GROUP, int8};
 use crate::elementwise::round_to_bf16;
 use inflight_base::BlockId;
-use inflight_device::{KvDtype, KvLayout, KvValues};
+use inflight_device::{CpuKvDtype, KvLayout, KvValues};
 
 /// A layer of the pool for reading.
 pub(crate) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
+    pub(super) dtype: CpuKvDtype,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
     /// Words from a block to the next one.
@@ -34,6 +35,11 @@ pub(crate) struct KvGroup<'a> {
 impl KvLayer<'_> {
     pub fn layout(&self) -> &KvLayout {
         self.layout
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> CpuKvDtype {
+        self.dtype
     }
 
     /// The group of layers that it is in.
@@ -64,6 +70,7 @@ impl KvLayer<'_> {
 /// A layer of the pool for storing, from several threads.
 pub(crate) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
+    pub(super) dtype: CpuKvDtype,
     pub(super) group: usize,
     pub(super) num_blocks: usize,
     /// Words from a block to the next one.
@@ -107,14 +114,14 @@ impl KvLayerMut<'_> {
         let [keys, values, scales] = layout
             .parts(head)
             .map(|KvPart { start, group_len }| block + start + group * group_len);
-        match layout.dtype {
-            KvDtype::Bf16 => {
+        match self.dtype {
+            CpuKvDtype::Bf16 => {
                 self.store_bf16_key(keys + 2 * lane, round(key, &mut encoded.bf16));
                 // The elements of two positions alternate.
                 let place = values + lane / 2 * (2 * layout.padded_dim()) + lane % 2;
                 self.store_bf16_value(place, round(value, &mut encoded.bf16));
             }
-            KvDtype::Int8 => {
+            CpuKvDtype::Int8 => {
                 encoded.int8.resize(key.len(), 0);
                 let bytes = &mut encoded.int8[..];
                 self.store_word(scales + lane, int8::quantise(key, bytes));
@@ -123,7 +130,6 @@ impl KvLayerMut<'_> {
                 let place = values + lane / 2 * layout.padded_dim();
                 self.store_int8_value(2 * place + lane % 2, bytes);
             }
-            KvDtype::Fp8 => unreachable!("refused by KvCache::new"),
         }
     }
 
@@ -132,7 +138,7 @@ impl KvLayerMut<'_> {
     pub fn store_key(&self, (block, position): (BlockId, usize), key: &[u16]) {
         let layout = self.layout;
         assert!(block.index() < self.num_blocks, "block of the pool");
-        assert!(layout.dtype == KvDtype::Bf16 && layout.values != KvValues::OfTheirOwn);
+        assert!(self.dtype == CpuKvDtype::Bf16 && layout.values != KvValues::OfTheirOwn);
         assert!(position < layout.positions_per_block() && key.len() == layout.head_dim);
         let (group, lane) = (position / GROUP, position % GROUP);
         let [keys, ..] = layout.parts(0);

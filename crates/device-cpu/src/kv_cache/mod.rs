@@ -10,7 +10,7 @@ use std::ops::Range;
 use inflight_base::{BlockId, LoadError};
 use inflight_device::memory::Buffer;
 use inflight_device::{
-    KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups, LayerPlace,
+    CpuKvDtype, KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups, LayerPlace,
 };
 pub(crate) use layout::GroupedLayout;
 
@@ -42,6 +42,8 @@ pub(super) const GROUP: usize = 16;
 /// ```
 pub struct KvCache {
     layouts: KvLayouts,
+    /// Of each layer.
+    dtypes: Vec<CpuKvDtype>,
     groups: LayerGroups,
     num_blocks: usize,
     num_planes: usize,
@@ -68,8 +70,9 @@ impl KvCache {
         groups: LayerGroups,
         num_blocks: usize,
     ) -> Result<Self, LoadError> {
+        let dtypes = layouts.layers().iter().map(|layout| layout.dtype.on_cpu());
+        let dtypes = dtypes.collect::<Result<_, _>>()?;
         for layout in layouts.layers() {
-            layout.dtype.check_on_cpu()?;
             let head_dim = layout.head_dim;
             assert!(
                 head_dim > 0 && head_dim.is_multiple_of(2),
@@ -94,6 +97,7 @@ impl KvCache {
         let layer_starts = layer_starts(&layouts, &groups, num_blocks);
         Ok(Self {
             layouts,
+            dtypes,
             groups,
             num_blocks,
             num_planes,
@@ -190,6 +194,7 @@ impl KvCache {
     pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
         KvLayer {
             layout: self.layout(layer),
+            dtype: self.dtypes[layer],
             group: self.groups.place(layer).group,
             num_blocks: self.num_blocks,
             stride: self.plane_len,
@@ -206,6 +211,7 @@ impl KvCache {
             // SAFETY: the offset of a layer is inside the buffer.
             base: unsafe { self.buffer.as_mut_ptr().add(offset) },
             layout: &self.layouts.layers()[layer],
+            dtype: self.dtypes[layer],
             group: self.groups.place(layer).group,
             num_blocks: self.num_blocks,
             stride: self.plane_len,

@@ -230,7 +230,7 @@ fn load_on_cpu(
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
     if model.source.is_some() {
-        model.kv_dtype().check_on_cpu()?;
+        model.kv_dtype().on_cpu()?;
         check_products_on_cpu(settings)?;
     }
     let weight_bytes = model.num_weight_bytes()?;
