@@ -10,6 +10,7 @@
 //! e2m1.rs          scales of floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
+//! column_order.rs  columns that are stored in another order
 //! sentence_transformers.rs  what becomes of hidden states in an embedding model, and of long texts
 //! safetensors/     *.safetensors
 //! quantised/       quantised weights inside of safetensors
@@ -27,6 +28,7 @@
 
 mod adapter_arrays;
 mod adapter_files;
+mod column_order;
 mod e2m1;
 mod file_stamp;
 mod folder;

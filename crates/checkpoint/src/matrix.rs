@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::allocation::try_zeroed_vec;
 
+use super::column_order::{ReorderedCodes, ReorderedFloats, reordered};
 use super::fp8_matrix::Fp8Matrix;
 use super::row_order::{RowOrder, RowSelection, part_of};
 use super::tensor::{Tensor, TensorLocation};
@@ -26,6 +27,8 @@ pub enum Matrix<'a> {
     Fp8(TensorLocation<'a>, Fp8Matrix<'a>),
     /// Some columns of another one that may be rounded.
     Columns(Box<MatrixColumns<'a>>),
+    /// Another one, in floating point, whose columns are stored in another order.
+    Reordered(Box<ReorderedFloats<'a>>),
     /// Codes in a format that no kernel has, dequantised as they are read.
     Dequantised {
         /// File and name.
@@ -111,9 +114,46 @@ impl<'a> Matrix<'a> {
         Self::Turned(Turned::new(self))
     }
 
+    /// The same with columns that are stored in this order, head by head. Codes keep their format where their groups lie
+    /// in whole heads, and are dequantised otherwise.
+    #[must_use]
+    pub fn with_columns_in(self, order: RowOrder, head_dim: usize) -> Self {
+        match self {
+            Self::Quantised(location, all) => {
+                let is_whole = head_dim.is_multiple_of(all.format().group_size);
+                match is_whole && all.input_order().is_none() {
+                    true => {
+                        let codes = ReorderedCodes::new(all, order, head_dim);
+                        Self::Quantised(location, Box::new(codes))
+                    }
+                    false => {
+                        let (rows, columns) = (all.rows(), all.columns());
+                        let in_order: Arc<dyn DequantisedRows + 'a> =
+                            Arc::new(InOrderOfInputs(all));
+                        Self::dequantised_part(location, in_order, 0..rows, 0..columns)
+                            .with_columns_in(order, head_dim)
+                    }
+                }
+            }
+            Self::Dequantised {
+                location,
+                rows,
+                columns,
+                read,
+            } => Self::Dequantised {
+                location,
+                rows,
+                columns,
+                read: reordered(read, order, columns),
+            },
+            floats => Self::Reordered(Box::new(ReorderedFloats::new(floats, order))),
+        }
+    }
+
     /// Some of its rows. It has all of them, in the order of the file.
     pub fn select(self, rows: RowSelection) -> Self {
         match self {
+            Self::Reordered(all) => Self::Reordered(Box::new(all.select(rows))),
             Self::Float(tensor) => Self::Float(tensor.select(rows)),
             Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
             Self::Turned(matrix) => Self::Turned(matrix.select(rows)),
@@ -175,6 +215,7 @@ impl<'a> Matrix<'a> {
     fn read_part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         match self {
             Self::Columns(of) => of.some.read_part(rows, columns),
+            Self::Reordered(all) => Self::Reordered(Box::new(all.part(rows, columns))),
             Self::Float(tensor) => Self::Float(tensor.part(rows, columns)),
             Self::Transposed(matrix) => Self::Transposed(matrix.part(rows, columns)),
             Self::Turned(matrix) => Self::Turned(matrix.part(rows, columns)),
@@ -216,6 +257,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(_) | Self::Transposed(_) => false,
             Self::Turned(matrix) => matrix.is_quantised(),
+            Self::Reordered(all) => all.is_quantised(),
             Self::Columns(of) => of.some.is_quantised(),
             Self::Quantised(..) | Self::Fp8(..) | Self::Dequantised { .. } => true,
         }
@@ -237,6 +279,7 @@ impl<'a> Matrix<'a> {
             | Self::Turned(_)
             | Self::Fp8(..)
             | Self::Columns(_)
+            | Self::Reordered(_)
             | Self::Dequantised { .. } => 1,
         }
     }
@@ -271,6 +314,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => matrix.rows(),
             Self::Turned(matrix) => matrix.rows(),
             Self::Columns(of) => of.some.rows(),
+            Self::Reordered(all) => all.rows(),
             Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
@@ -284,6 +328,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => matrix.columns(),
             Self::Turned(matrix) => matrix.columns(),
             Self::Columns(of) => of.some.columns(),
+            Self::Reordered(all) => all.columns(),
             Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
@@ -297,6 +342,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => matrix.location(),
             Self::Turned(matrix) => matrix.location(),
             Self::Columns(of) => of.some.location(),
+            Self::Reordered(all) => all.location(),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
@@ -310,6 +356,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => Some(matrix),
             Self::Turned(matrix) => Some(matrix),
             Self::Columns(of) => of.some.float_rows(),
+            Self::Reordered(all) => Some(&**all),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -334,6 +381,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => matrix.preload(),
             Self::Turned(matrix) => matrix.preload(),
             Self::Columns(of) => of.some.preload(),
+            Self::Reordered(all) => all.preload(),
             Self::Dequantised { read, .. } => read.preload(),
             Self::Float(_) | Self::Fp8(..) => Ok(()),
         }
@@ -346,6 +394,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => read_float_row(matrix, index, out),
             Self::Turned(matrix) => read_float_row(matrix, index, out),
             Self::Columns(of) => of.some.read_row(index, out),
+            Self::Reordered(all) => read_float_row(&**all, index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(&**codes, index, out),
             Self::Dequantised { read, columns, .. } => read.read(index, 0..*columns, out),
@@ -359,6 +408,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => matrix.location().not_finite(row),
             Self::Turned(matrix) => matrix.location().not_finite(row),
             Self::Columns(of) => of.some.not_finite(row),
+            Self::Reordered(all) => all.location().not_finite(row),
             Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(

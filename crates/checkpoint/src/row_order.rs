@@ -9,6 +9,8 @@
 //! stored, adjacent  a0 b0 a1 b1 a2 b2 p0 p1
 //! read              a0 a1 a2 p0 b0 b1 b2 p1
 //! ```
+//!
+//! Heads of values that share a key may be stored in another order too.
 
 use std::ops::Range;
 
@@ -32,6 +34,18 @@ pub enum RowOrder {
         head_dim: usize,
         /// Rows of a head that are rotated: the last ones, an even number.
         rotary_dim: usize,
+    },
+    /// Heads in groups of equal length, which are read group by group and stored by their place in the group: the first
+    /// head of each group, then the second one of each. Rows in front of the heads keep their places.
+    Tiled {
+        /// Rows in front of the heads.
+        first: usize,
+        /// Number of groups.
+        num_groups: usize,
+        /// Heads of a group.
+        group_len: usize,
+        /// Rows of a head.
+        head_dim: usize,
     },
 }
 
@@ -103,6 +117,19 @@ impl RowOrder {
     pub(super) fn stored_row(self, row: usize) -> usize {
         match self {
             Self::Same => row,
+            Self::Tiled {
+                first,
+                num_groups,
+                group_len,
+                head_dim,
+            } => match row.checked_sub(first) {
+                None => row,
+                Some(row) => {
+                    let (head, element) = (row / head_dim, row % head_dim);
+                    let (group, place) = (head / group_len, head % group_len);
+                    first + (place * num_groups + group) * head_dim + element
+                }
+            },
             Self::AdjacentTails {
                 head_dim,
                 rotary_dim,
@@ -162,6 +189,9 @@ impl RowSelection {
             self.order
         {
             assert!(rows.start.is_multiple_of(head_dim), "rows of whole heads");
+        }
+        if matches!(self.order, RowOrder::Tiled { .. }) {
+            assert_eq!(rows.start, 0, "rows of all groups");
         }
         let len = rows.len();
         match self.runs {
@@ -235,6 +265,19 @@ mod tests {
         };
         let expected = [0, 1, 2, 3, 5, 4, 6, 7, 8, 9, 10, 12, 11, 13];
         assert_eq!(stored(tails, 14), expected);
+    }
+
+    #[test]
+    fn heads_that_are_stored_by_their_place_in_a_group_are_found() {
+        let order = RowOrder::Tiled {
+            first: 1,
+            num_groups: 2,
+            group_len: 3,
+            head_dim: 2,
+        };
+        // Heads 0, 1, 2 of the first group and 3, 4, 5 of the second one are stored as 0, 3, 1, 4, 2, 5.
+        let expected = [0, 1, 2, 5, 6, 9, 10, 3, 4, 7, 8, 11, 12];
+        assert_eq!(stored(order, 13), expected);
     }
 
     #[test]
