@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::copy::Copy;
 use crate::devices::{assert_near, assert_same_bits, requests};
-use crate::families::FAMILIES;
+use crate::families::{FAMILIES, RECURRENT, WITH_GATES};
+use crate::gguf::{add_keys, unsigned};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
 fn file(name: &str, extension: &str) -> PathBuf {
@@ -118,6 +119,16 @@ crate::transformers::agree! {
     a_deepseek_v3_has_the_bits_of_its_checkpoint: "deepseek-v3",
     an_olmoe_has_the_bits_of_its_checkpoint: "olmoe",
     a_phi_3_5_moe_has_the_bits_of_its_checkpoint: "phimoe",
+    an_lfm_2_has_the_bits_of_its_checkpoint: "lfm2",
+    an_lfm_2_with_experts_has_the_bits_of_its_checkpoint: "lfm2-moe",
+    a_glm_4_5_has_the_bits_of_its_checkpoint: "glm4-moe",
+    a_solar_open_has_the_bits_of_its_checkpoint: "solar-open",
+    an_ernie_4_5_with_experts_has_the_bits_of_its_checkpoint: "ernie4-5-moe",
+    a_hunyuan_with_experts_has_the_bits_of_its_checkpoint: "hunyuan-moe",
+    a_dots_llm_1_has_the_bits_of_its_checkpoint: "dots1",
+    a_minimax_m2_has_the_bits_of_its_checkpoint: "minimax-m2",
+    a_k_exaone_has_the_bits_of_its_checkpoint: "exaone-moe",
+    an_afmoe_has_the_bits_of_its_checkpoint: "afmoe",
 }
 
 crate::transformers::agree! {
@@ -125,40 +136,43 @@ crate::transformers::agree! {
     a_phi_4_mini_is_near_its_checkpoint: "phi4-mini",
     a_granite_is_near_its_checkpoint: "granite",
     an_exaone_3_is_near_its_checkpoint: "exaone",
+    // The converter stores rates, rounded to f32, in place of their logarithms.
+    a_qwen_3_next_is_near_its_checkpoint: "qwen3-next",
+    a_qwen_3_5_is_near_its_checkpoint: "qwen3-5",
+    a_qwen_3_5_with_experts_is_near_its_checkpoint: "qwen3-5-moe",
+    a_granite_4_is_near_its_checkpoint: "granite4",
+    a_granite_4_without_experts_is_near_its_checkpoint: "granite4-dense",
+    a_granite_with_experts_is_near_its_checkpoint: "granite-moe",
+    a_granite_with_a_shared_expert_is_near_its_checkpoint: "granite-moe-shared",
+    a_ministral_3_is_near_its_checkpoint: "ministral3",
+    a_hunyuan_is_near_its_checkpoint: "hunyuan",
+    an_apertus_is_near_its_checkpoint: "apertus",
 }
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 31] = [
-    "ApertusForCausalLM",
+const WITHOUT_FILE: [&str; 23] = [
+    "BambaForCausalLM",
     "BioGptForCausalLM",
     "CodeGenForCausalLM",
     "CwmForCausalLM",
-    "Dots1ForCausalLM",
-    "Ernie4_5_MoeForCausalLM",
-    "ExaoneMoeForCausalLM",
+    "FalconH1ForCausalLM",
     "FlexOlmoForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoForCausalLM",
-    "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM",
-    "GraniteMoeForCausalLM",
-    "GraniteMoeSharedForCausalLM",
     "GraniteMoeSWAForCausalLM",
     "GraniteSWAForCausalLM",
     "HYV3ForCausalLM",
     "HeliumForCausalLM",
-    "HunYuanDenseV1ForCausalLM",
-    "HunYuanMoEV1ForCausalLM",
     "HyperCLOVAXForCausalLM",
     "MellumForCausalLM",
-    "MiniMaxM2ForCausalLM",
-    "Ministral3ForCausalLM",
     "MinistralForCausalLM",
     "MistralForCausalLM",
     "MptForCausalLM",
+    "NemotronHForCausalLM",
+    "OlmoHybridForCausalLM",
     "OPTForCausalLM",
-    "SolarOpenForCausalLM",
     "VaultGemmaForCausalLM",
     "YoutuForCausalLM",
 ];
@@ -192,6 +206,46 @@ fn each_family_that_llama_cpp_converts_has_a_gguf_file() {
     // The language models of these are of families in the list.
     let found = found.filter(|class| !class.ends_with("ForConditionalGeneration"));
     let found: BTreeSet<_> = found.collect();
-    let all = FAMILIES.map(|(name, _)| family(name));
-    assert_eq!(found, BTreeSet::from(all));
+    let all = FAMILIES.into_iter().chain(RECURRENT).chain(WITH_GATES);
+    let all: BTreeSet<_> = all.map(|(name, _)| family(name)).collect();
+    assert_eq!(found, all);
+}
+
+#[test]
+fn metadata_that_contradict_others_are_refused_naming_both() {
+    for (name, key, value, parts) in [
+        (
+            "qwen3-5",
+            "qwen35.ssm.inner_size",
+            27,
+            ["ssm.inner_size: 27", "qwen35.ssm.time_step_rank 4"],
+        ),
+        (
+            "qwen3-next",
+            "qwen3next.ssm.group_count",
+            1,
+            ["blk.0.attn_qkv.weight", "calls for [48, 64]"],
+        ),
+        (
+            "lfm2",
+            "lfm2.shortconv.l_cache",
+            5,
+            ["blk.0.shortconv.conv.weight", "calls for [60, 5]"],
+        ),
+        (
+            "glm4-moe",
+            "glm4moe.nextn_predict_layers",
+            9,
+            ["nextn_predict_layers: 9", "glm4moe.block_count 5"],
+        ),
+        (
+            "minimax-m2",
+            "minimax-m2.expert_gating_func",
+            1,
+            ["expert_gating_func: 1", "not supported in this family"],
+        ),
+    ] {
+        let copy = add_keys(gguf(name), "model.gguf", &[(key, unsigned(&[value]))]);
+        copy.refused(&parts);
+    }
 }

@@ -253,8 +253,9 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         &99_u32.to_le_bytes(),
     )
     .refused(&["blk.0.ffn_up.weight", "is of type number 99"]);
-    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"dots1").refused(&[
-        "general.architecture: 'dots1'",
+    let other = ("general.architecture", text("gemma4"));
+    with_keys(Q4_K, Q4_K_FILE, &[other]).refused(&[
+        "general.architecture: 'gemma4'",
         "llama",
         "qwen3",
         "serve the checkpoint of safetensors",
@@ -328,7 +329,7 @@ fn float(value: f32) -> (u32, Vec<u8>) {
     (6, value.to_le_bytes().to_vec())
 }
 
-fn unsigned(values: &[u32]) -> (u32, Vec<u8>) {
+pub fn unsigned(values: &[u32]) -> (u32, Vec<u8>) {
     let values: Vec<_> = values.iter().map(|value| value.to_le_bytes()).collect();
     match &values[..] {
         [value] => (4, value.to_vec()),
@@ -344,9 +345,13 @@ fn unsigned(values: &[u32]) -> (u32, Vec<u8>) {
 
 /// A copy with further keys, in place of those of the same name.
 fn with_keys(name: &str, file: &str, keys: &[(&str, (u32, Vec<u8>))]) -> Copy {
+    add_keys(Copy::of(name), file, keys)
+}
+
+/// The same of a copy.
+pub fn add_keys(copy: Copy, file: &str, keys: &[(&str, (u32, Vec<u8>))]) -> Copy {
     const FIRST_KEY: usize = 24;
     const ALIGNMENT: usize = 32;
-    let copy = Copy::of(name);
     let mut contents = fs::read(copy.path(file)).expect("the file");
     let entry = |key: &str, (kind, value): &(u32, Vec<u8>)| {
         let (_, key) = text(key);

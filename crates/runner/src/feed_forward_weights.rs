@@ -147,8 +147,8 @@ impl FeedForwardSource<'_> {
                         None => InnerActivation::Gated(*activation),
                     },
                     FeedForward::Plain { activation, .. } => {
-                        let xielu = alphas.as_ref().map(xielu).transpose()?;
-                        InnerActivation::Plain(xielu.unwrap_or(PlainActivation::Of(*activation)))
+                        let xielu = alphas.as_ref().map(xielu_of).transpose()?;
+                        InnerActivation::Plain(xielu.unwrap_or(*activation))
                     }
                     FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
                 };
@@ -180,19 +180,24 @@ impl FeedForwardSource<'_> {
     }
 }
 
+/// xIELU with two learned parameters.
+pub(super) fn xielu(above: f64, below: f64) -> PlainActivation {
+    let softplus = |alpha: f64| alpha.max(0.0) + (-alpha.abs()).exp().ln_1p();
+    PlainActivation::Xielu {
+        positive: softplus(above) as f32,
+        negative: (softplus(below) + 0.5) as f32,
+    }
+}
+
 /// xIELU with the parameters of a layer.
-fn xielu(alphas: &[Tensor<'_>; 2]) -> Result<PlainActivation, LoadError> {
-    let factor = |alpha: &Tensor<'_>| {
+fn xielu_of(alphas: &[Tensor<'_>; 2]) -> Result<PlainActivation, LoadError> {
+    let read = |alpha: &Tensor<'_>| {
         let value = alpha.to_f32()?.first().copied().map(f64::from);
         let value = value.filter(|value| value.is_finite());
-        let alpha = value.ok_or_else(|| alpha.location().not_finite(0))?;
-        Ok::<_, LoadError>(alpha.max(0.0) + (-alpha.abs()).exp().ln_1p())
+        value.ok_or_else(|| alpha.location().not_finite(0))
     };
-    let [positive, negative] = alphas;
-    Ok(PlainActivation::Xielu {
-        positive: factor(positive)? as f32,
-        negative: (factor(negative)? + 0.5) as f32,
-    })
+    let [above, below] = alphas;
+    Ok(xielu(read(above)?, read(below)?))
 }
 
 impl ExpertsSource<'_> {

@@ -541,7 +541,7 @@ fn describe_gguf(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<TokenId>), L
     let architecture = families::gguf_architecture(gguf)?;
     let output_layer = Module::of_model(spec.modules.output_layer);
     spec.tied_embeddings = !architecture.has_parameter(gguf, output_layer, "weight");
-    architecture.convert(&mut spec);
+    architecture.convert(gguf, &mut spec)?;
     let mut end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
     if end_ids.is_empty() {
         end_ids = gguf.end_tokens()?;

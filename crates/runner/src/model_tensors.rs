@@ -78,6 +78,12 @@ impl<'a> ModelTensors<'a> {
             }
             false => self.matrix(module, num_rows, num_inputs)?,
         };
+        let columns = self.gguf.as_ref();
+        let columns = columns.and_then(|gguf| gguf.column_order(module, self.spec));
+        let matrix = match columns {
+            Some((order, head_dim)) => matrix.with_columns_in(order, head_dim),
+            None => matrix,
+        };
         Ok(match part.selected_rows() {
             Some(rows) => matrix.select(rows),
             None => matrix,
@@ -177,9 +183,17 @@ impl<'a> ModelTensors<'a> {
         num_channels: usize,
         kernel_len: usize,
     ) -> Result<Matrix<'a>, LoadError> {
+        if self.gguf.is_some() {
+            return self.matrix(module, num_channels, kernel_len);
+        }
         let name = format!("{}.weight", self.stored_name(module));
         self.store
             .stacked_matrices(&name, [num_channels, 1, kernel_len])
+    }
+
+    /// Whether the rates of recurrences are stored negated, and not their logarithms, as llama.cpp's converter does.
+    pub(super) fn has_negated_rates(&self) -> bool {
+        self.gguf.is_some()
     }
 
     /// Whether this module has weights.
@@ -204,6 +218,25 @@ impl<'a> ModelTensors<'a> {
     /// As [`ModelTensors::matrix`].
     pub(super) fn norm(&self, module: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
         self.vector(module, "weight", len)
+    }
+
+    /// The weight of a norm of `num_groups` groups of elements, `[len]`, which GGUF files store as `[num_groups, len /
+    /// num_groups]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn grouped_norm(
+        &self,
+        module: Module,
+        len: usize,
+        num_groups: usize,
+    ) -> Result<Tensor<'a>, LoadError> {
+        if self.gguf.is_none() {
+            return self.norm(module, len);
+        }
+        let name = format!("{}.weight", self.stored_name(module));
+        let shape = [num_groups, len / num_groups];
+        Ok(self.store.stacked_vectors(&name, shape)?.flattened())
     }
 
     /// The weights of the norms of heads, `[head_dim]` each in this order: from a tensor of each, or from one of all.
@@ -251,20 +284,20 @@ impl<'a> ModelTensors<'a> {
     /// As [`ModelTensors::matrix`].
     pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
         let mut stored = self.stored_name(name);
-        if self.gguf.is_some() {
+        // Some of llama.cpp's names have no end.
+        if self.gguf.is_some() && !self.store.has(&stored) {
             stored += match name.name.ends_with("bias") {
                 true => ".bias",
                 false => ".weight",
             };
         }
-        let vector = self.store.vector(&stored, len, RowOrder::Same);
-        // ERNIE has the only row of a matrix.
-        vector.or_else(
-            |error| match self.store.stacked_vectors(&stored, [1, len]) {
-                Ok(row) => Ok(row.flattened()),
-                Err(_) => Err(error),
-            },
-        )
+        let vector = self.store.vector(&stored, len, self.row_order(name));
+        // ERNIE has the only row of a matrix, and llama.cpp the only column for state spaces.
+        vector.or_else(|error| {
+            let mut shapes = [[1, len], [len, 1]].into_iter();
+            let found = shapes.find_map(|shape| self.store.stacked_vectors(&stored, shape).ok());
+            found.map(Tensor::flattened).ok_or(error)
+        })
     }
 
     pub(super) fn store(&self) -> &Store<'a> {
@@ -279,9 +312,12 @@ impl<'a> ModelTensors<'a> {
             "weight" => format!("{module_name}.gamma"),
             _ => format!("{module_name}.beta"),
         };
-        let stored = match !self.store.has(&name) && self.store.has(&older) {
-            true => &older,
-            false => &name,
+        // llama.cpp calls one norm of Falcon-H1 without an end.
+        let bare = (self.gguf.is_some() && parameter == "weight").then_some(&module_name);
+        let mut others = [Some(&older), bare].into_iter().flatten();
+        let stored = match self.store.has(&name) {
+            true => &name,
+            false => others.find(|other| self.store.has(other)).unwrap_or(&name),
         };
         self.store.vector(stored, len, self.row_order(module))
     }
@@ -300,8 +336,6 @@ impl<'a> ModelTensors<'a> {
 
     fn row_order(&self, module: Module) -> RowOrder {
         let gguf = self.gguf.as_ref();
-        gguf.map_or(RowOrder::Same, |gguf| {
-            gguf.row_order(module, self.spec.head_dim)
-        })
+        gguf.map_or(RowOrder::Same, |gguf| gguf.row_order(module, self.spec))
     }
 }

@@ -35,7 +35,9 @@ pub(super) struct RecurrenceSource<'a> {
 }
 
 struct RuleSource<'a> {
-    log_rates: Tensor<'a>,
+    /// The logarithms of rates, or negated rates.
+    rates: Tensor<'a>,
+    has_negated_rates: bool,
     time_biases: Tensor<'a>,
     skips: Option<Tensor<'a>>,
     norm: Option<Tensor<'a>>,
@@ -99,6 +101,12 @@ impl<'a> RecurrenceSource<'a> {
             RecurrentRule::GatedDelta(delta) => (Some(delta.num_value_heads), delta.value_dim),
             RecurrentRule::StateSpace(space) => (Some(space.num_heads), space.value_len()),
         };
+        let norm = |name| match rule {
+            RecurrentRule::StateSpace(space) => {
+                tensors.grouped_norm(module(name), norm_len, space.num_groups)
+            }
+            _ => tensors.norm(module(name), norm_len),
+        };
         Ok(Self {
             shape: spec.shape,
             convolutions: match (spec.convolution_parts, rule) {
@@ -119,14 +127,15 @@ impl<'a> RecurrenceSource<'a> {
             },
             rule: match (spec.modules, num_heads) {
                 (Some(modules), Some(num_heads)) => Some(RuleSource {
-                    log_rates: parameter(modules.log_rates, num_heads)?,
+                    rates: parameter(modules.log_rates, num_heads)?,
+                    has_negated_rates: tensors.has_negated_rates(),
                     time_biases: parameter(modules.time_biases, num_heads)?,
                     skips: match modules.skips {
                         Some(skips) => Some(parameter(skips, num_heads)?),
                         None => None,
                     },
                     norm: match modules.norm {
-                        Some(norm) => Some(tensors.norm(module(norm), norm_len)?),
+                        Some(name) => Some(norm(name)?),
                         None => None,
                     },
                 }),
@@ -153,7 +162,10 @@ impl<'a> RecurrenceSource<'a> {
                 },
                 rule: match &self.rule {
                     Some(rule) => Some(RuleWeights {
-                        rates: packer.upload_mapped(&rule.log_rates, f32::exp)?,
+                        rates: match rule.has_negated_rates {
+                            true => packer.upload_mapped(&rule.rates, |rate| -rate)?,
+                            false => packer.upload_mapped(&rule.rates, f32::exp)?,
+                        },
                         time_biases: packer.upload(&rule.time_biases)?,
                         skips: match &rule.skips {
                             Some(skips) => Some(packer.upload(skips)?),

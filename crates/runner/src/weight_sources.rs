@@ -508,11 +508,12 @@ fn positions<'a>(
 fn in_order_of_heads(norm: Tensor<'_>, len: usize, order: RowOrder) -> Tensor<'_> {
     match order {
         RowOrder::Same => norm,
-        RowOrder::Heads { .. } | RowOrder::AdjacentTails { .. } => norm.select(RowSelection {
-            first: 0,
-            len,
-            order,
-            runs: None,
-        }),
+        RowOrder::Heads { .. } | RowOrder::AdjacentTails { .. } | RowOrder::Tiled { .. } => norm
+            .select(RowSelection {
+                first: 0,
+                len,
+                order,
+                runs: None,
+            }),
     }
 }

@@ -12,10 +12,14 @@
 
 use std::num::NonZeroU32;
 
+use serde_json::json;
+
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, ExpertModules, routing, scores_rule, width};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
+use super::glm4_moe::SIGMOIDS;
 use super::windows::{windowed_except_every, windows_of};
 use crate::rope::Rope;
 use crate::spec::{
@@ -28,7 +32,30 @@ use inflight_device::RouterScores;
 
 pub const FAMILY: Family = Family {
     class: "AfmoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("pre_mlp_layernorm", "ffn_norm"),
+            ("post_mlp_layernorm", "post_ffw_norm"),
+            ("self_attn.gate_proj", "attn_gate"),
+            ("mlp.router.gate", "ffn_gate_inp"),
+            ("mlp.expert_bias", "exp_probs_b"),
+        ],
+        keys: &[
+            ("expert_shared_count", "num_shared_experts"),
+            ("leading_dense_block_count", "num_dense_layers"),
+            ("expert_weights_scale", "route_scale"),
+        ],
+        has_windows: true,
+        experts: Some(SIGMOIDS),
+        add_fixed: |config| {
+            config.insert("mup_enabled".to_owned(), json!(true));
+            for key in ["num_shared_experts", "num_dense_layers"] {
+                config.entry(key).or_insert(json!(0));
+            }
+        },
+        ..GgufArchitecture::named("afmoe")
+    }),
     describe,
 };
 

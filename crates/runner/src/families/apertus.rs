@@ -11,17 +11,60 @@ use serde_json::{Value, json};
 
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::{RopeDefaults, rope_parameters};
 use super::windows::no_windows;
+use crate::feed_forward_weights::xielu;
 use crate::spec::{FeedForward, ModelSpec, Norms, QkNormSpec};
 use inflight_base::LoadError;
-use inflight_checkpoint::JsonFile;
+use inflight_checkpoint::{GgufFolder, JsonFile};
 
 pub const FAMILY: Family = Family {
     class: "ApertusForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("attention_layernorm", "attn_norm"),
+            ("feedforward_layernorm", "ffn_norm"),
+        ],
+        rewrite: read_activations,
+        ..GgufArchitecture::named("apertus")
+    }),
     describe,
 };
+
+/// Takes the parameters of activations from the metadata, where llama.cpp's converter puts them.
+fn read_activations(gguf: &GgufFolder, spec: &mut ModelSpec) -> Result<(), LoadError> {
+    const BETA: &str = "xielu.beta";
+    let num_layers = spec.num_layers();
+    let read = |key| match gguf.numbers(key)? {
+        Some(numbers) if numbers.len() == num_layers => Ok(numbers),
+        Some(numbers) => Err(gguf.error(format!(
+            "{key} has {} elements for {num_layers} layers; the file is damaged",
+            numbers.len()
+        ))),
+        None => Err(gguf.error(format!(
+            "{key} is missing, or no list of numbers; convert the model again"
+        ))),
+    };
+    let [above, below] = [read("xielu.alpha_p")?, read("xielu.alpha_n")?];
+    if let Some(other) = read(BETA)?.into_iter().find(|&beta| beta != 0.5) {
+        return Err(gguf.error(format!(
+            "{BETA}: {other} is not supported; only 0.5 is: serve the checkpoint of safetensors"
+        )));
+    }
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        if let FeedForward::Plain {
+            activation,
+            alphas: alphas @ Some(_),
+            ..
+        } = &mut layer.feed_forward
+        {
+            *alphas = None;
+            *activation = xielu(above[index], below[index]);
+        }
+    }
+    Ok(())
+}
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     const ACTIVATION: &str = "hidden_act";

@@ -21,7 +21,7 @@ use crate::spec::{
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::JsonFile;
 use inflight_config::PoolingMode;
-use inflight_device::Activation;
+use inflight_device::{Activation, PlainActivation};
 use inflight_numbers::Stacking;
 
 pub const BERT: Family = Family {
@@ -174,7 +174,7 @@ fn describe(
     layer.attention.set_biases(true);
     layer.feed_forward = FeedForward::Plain {
         up: Projection::single("intermediate.dense", inner, hidden),
-        activation: dimensions.activation,
+        activation: PlainActivation::Of(dimensions.activation),
         alphas: None,
         down: Projection::single("output.dense", hidden, inner),
     };

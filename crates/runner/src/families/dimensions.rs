@@ -11,7 +11,7 @@ use crate::spec::{
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RotaryPairs, RowOrder};
-use inflight_device::{Activation, LogitsTransform};
+use inflight_device::{Activation, LogitsTransform, PlainActivation};
 use inflight_numbers::Stacking;
 
 /// The sizes of a model, checked.
@@ -265,7 +265,7 @@ impl Dimensions {
         let (inner, hidden) = (self.intermediate_size, self.hidden_size);
         FeedForward::Plain {
             up: Projection::single(up, inner, hidden),
-            activation: self.activation,
+            activation: PlainActivation::Of(self.activation),
             alphas: None,
             down: Projection::single(down, hidden, inner),
         }

@@ -9,11 +9,13 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of ernie4_5 and ernie4_5_moe of transformers.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, routing_of, scores_rule, width};
 use super::family::Family;
-use super::gguf::GgufArchitecture;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::spec::{ExpertsSpec, FeedForward, LayerSpec, ModelSpec};
@@ -29,9 +31,31 @@ pub const FAMILY: Family = Family {
 
 pub const MOE: Family = Family {
     class: "Ernie4_5_MoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[("mlp.moe_statics.e_score_correction_bias", "exp_probs_b")],
+        keys: &[
+            ("expert_used_count", "moe_k"),
+            ("expert_shared_count", "moe_num_shared_experts"),
+            ("leading_dense_block_count", "moe_layer_start_index"),
+            ("interleave_moe_layer_step", "moe_layer_interval"),
+        ],
+        experts: Some(GgufExperts::softmax(true)),
+        add_read: add_last_layer,
+        optional_biases: &[("use_bias", "self_attn.o_proj")],
+        ..GgufArchitecture::named("ernie4_5-moe")
+    }),
     describe: describe_moe,
 };
+
+/// Adds what the metadata do not tell of the layers with experts: the last one. Shared experts are 0 if they do not.
+fn add_last_layer(gguf: &GgufConfig<'_>, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+    let has_experts = gguf.layers_with_tensor("ffn_gate_inp.weight")?;
+    if let Some(last) = has_experts.iter().rposition(|&has| has) {
+        config.insert("moe_layer_end_index".to_owned(), json!(last));
+    }
+    config.entry("moe_num_shared_experts").or_insert(json!(0));
+    Ok(())
+}
 
 const DEFAULTS: Defaults = Defaults {
     norm_eps: 1e-5,

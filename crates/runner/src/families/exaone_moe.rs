@@ -6,10 +6,14 @@
 //!
 //! Source: configuration_exaone_moe.py and modeling_exaone_moe.py of transformers.
 
+use serde_json::json;
+
 use super::dimensions::Dimensions;
 use super::exaone4;
 use super::family::Family;
-use super::grouped_experts::{GroupedExperts, GroupedNames, experts};
+use super::gguf::GgufArchitecture;
+use super::glm4_moe::SIGMOIDS;
+use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
 use crate::spec::{ModelSpec, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -17,7 +21,23 @@ use inflight_device::RouterScores;
 
 pub const FAMILY: Family = Family {
     class: "ExaoneMoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[("mlp.e_score_correction_bias", "exp_probs_b")],
+        keys: &[
+            ("expert_shared_count", "num_shared_experts"),
+            ("expert_group_count", GROUPS),
+            ("expert_group_used_count", CHOSEN_GROUPS),
+            ("leading_dense_block_count", "first_k_dense_replace"),
+        ],
+        has_windows: true,
+        experts: Some(SIGMOIDS),
+        add_fixed: |config| {
+            for (key, value) in [("num_shared_experts", 0), ("first_k_dense_replace", 0)] {
+                config.entry(key).or_insert(json!(value));
+            }
+        },
+        ..GgufArchitecture::named("exaone-moe")
+    }),
     describe,
 };
 

@@ -6,6 +6,7 @@ use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
 /// A model family: models that differ only in their config.
+#[derive(Clone, Copy)]
 pub struct Family {
     /// The class in transformers, which config.json names under `architectures`.
     pub class: &'static str,

@@ -14,13 +14,14 @@ use crate::rope::RopeScaling;
 use crate::spec::{FeedForward, ModelSpec, Module};
 use inflight_base::LoadError;
 use inflight_checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
+use inflight_device::{DeltaShape, RecurrentRule};
 
 /// The way out for a model whose metadata do not tell enough.
 const REMEDY: &str = "put the config.json of the model that it was made from beside the file";
 
 /// What the keys begin with, behind the name of the architecture, that change what is computed: one that is not known
 /// is refused.
-const NUMERIC: [&str; 8] = [
+const NUMERIC: [&str; 13] = [
     "rope.",
     "attention.",
     "expert",
@@ -29,6 +30,11 @@ const NUMERIC: [&str; 8] = [
     "residual_scale",
     "attn_logit_softcapping",
     "final_logit_softcapping",
+    "ssm.",
+    "shortconv.",
+    "leading_dense_block_count",
+    "interleave_moe_layer_step",
+    "moe_",
 ];
 
 /// The keys among them that are factors, so that 1 changes nothing.
@@ -44,6 +50,7 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("model.final_layernorm", "output_norm"),
+    ("model.embedding_norm", "token_embd_norm"),
     ("lm_head", "output"),
     ("gpt_neox.embed_in", "token_embd"),
     ("gpt_neox.final_layer_norm", "output_norm"),
@@ -139,10 +146,20 @@ pub struct GgufArchitecture {
     /// Whether the converter turns the weights of all experts, `[inputs, outputs]` with gate and up in one tensor, into
     /// those of most architectures.
     pub unstacks_experts: bool,
+    /// Whether the converter stores the heads of values of a delta rule by their places among those that share a key.
+    pub tiles_values: bool,
+    /// Whether `attention.head_count_kv` and `feed_forward_length` are 0 for layers without attention or block.
+    pub may_lack_blocks: bool,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
     pub add_fixed: fn(&mut Map<String, Json>),
+    /// Adds what takes more than one key of the metadata.
+    pub add_read: fn(&GgufConfig<'_>, &mut Map<String, Json>) -> Result<(), LoadError>,
+    /// Changes a spec that describes safetensors further to what the converter has made of them.
+    pub rewrite: fn(&GgufFolder, &mut ModelSpec) -> Result<(), LoadError>,
     /// Keys of config.json for modules of a layer that not all models have: whether the file has the module's weights.
     pub optional_modules: &'static [(&'static str, &'static str)],
+    /// Keys of config.json for biases that not all models have, likewise, by any layer.
+    pub optional_biases: &'static [(&'static str, &'static str)],
 }
 
 /// The experts of an architecture.
@@ -184,24 +201,35 @@ impl GgufArchitecture {
             experts: None,
             has_latents: false,
             unstacks_experts: false,
+            tiles_values: false,
+            may_lack_blocks: false,
             add_fixed: |_| {},
+            add_read: |_, _| Ok(()),
+            rewrite: |_, _| Ok(()),
             optional_modules: &[],
+            optional_biases: &[],
         }
     }
 
     /// The name of a module in GGUF files, such as `blk.3.ffn_up`; `None` if it has none.
     pub fn module_name(&self, module: Module) -> Option<String> {
-        let find = |names: &[(&str, &'static str)]| {
-            let found = names.iter().find(|(name, _)| *name == module.name);
-            found.map(|(_, gguf)| *gguf)
-        };
         match module.layer {
             Some(layer) => {
-                let name = find(self.modules).or_else(|| find(LAYER_MODULES))?;
+                let name = self.layer_module_name(module.name)?;
                 Some(format!("blk.{layer}.{name}"))
             }
-            None => find(MODEL_MODULES).map(str::to_owned),
+            None => {
+                let found = MODEL_MODULES.iter().find(|(name, _)| *name == module.name);
+                found.map(|(_, gguf)| (*gguf).to_owned())
+            }
         }
+    }
+
+    /// The name of a module of a layer, without the layer.
+    fn layer_module_name(&self, module: &str) -> Option<&'static str> {
+        let mut names = self.modules.iter().chain(LAYER_MODULES);
+        let found = names.find(|(name, _)| *name == module);
+        found.map(|(_, gguf)| *gguf)
     }
 
     /// Whether GGUF files have this parameter of a module.
@@ -211,7 +239,10 @@ impl GgufArchitecture {
     }
 
     /// Changes a spec that describes safetensors to what the converter has made of them.
-    pub fn convert(&self, spec: &mut ModelSpec) {
+    ///
+    /// # Errors
+    /// The metadata contradict the model.
+    pub fn convert(&self, gguf: &GgufFolder, spec: &mut ModelSpec) -> Result<(), LoadError> {
         if self.norms_include_one {
             spec.norm.weight_offset = 0.0;
         }
@@ -227,14 +258,61 @@ impl GgufArchitecture {
                 }
             }
         }
+        (self.rewrite)(gguf, spec)
     }
 
     /// The row order of a module.
-    pub fn row_order(&self, module: Module, head_dim: usize) -> RowOrder {
+    pub fn row_order(&self, module: Module, spec: &ModelSpec) -> RowOrder {
+        let head_dim = spec.head_dim;
         match module.layer.is_some() && self.permuted.contains(&module.name) {
             true => RowOrder::of_heads(head_dim, head_dim, RotaryPairs::Adjacent),
-            false => RowOrder::Same,
+            false => match self.tiled_values(module, spec) {
+                Some(delta) => tiled_rows(module.name, &delta),
+                None => RowOrder::Same,
+            },
         }
+    }
+
+    /// The order of the inputs of a module, and how many of them stay together; `None` if it is the order of the spec.
+    pub fn column_order(&self, module: Module, spec: &ModelSpec) -> Option<(RowOrder, usize)> {
+        let delta = self.tiled_values(module, spec)?;
+        let is_output = module.name == "linear_attn.out_proj";
+        is_output.then(|| (tiled(&delta, 0, delta.value_dim), delta.value_dim))
+    }
+
+    /// The delta rule of a module's layer, if its heads of values are stored in another order.
+    fn tiled_values(&self, module: Module, spec: &ModelSpec) -> Option<DeltaShape> {
+        let layer = spec
+            .layers
+            .get(module.layer.filter(|_| self.tiles_values)?)?;
+        match layer.attention.recurrence?.shape.rule {
+            RecurrentRule::GatedDelta(delta) => Some(delta),
+            _ => None,
+        }
+    }
+}
+
+/// The row order of a module whose heads of values are stored by their places among those that share a key.
+fn tiled_rows(module: &str, delta: &DeltaShape) -> RowOrder {
+    match module {
+        "linear_attn.in_proj_qkv" | "linear_attn.conv1d" => {
+            tiled(delta, 2 * delta.key_len(), delta.value_dim)
+        }
+        "linear_attn.in_proj_z" => tiled(delta, 0, delta.value_dim),
+        "linear_attn.in_proj_b"
+        | "linear_attn.in_proj_a"
+        | "linear_attn.A_log"
+        | "linear_attn.dt_bias" => tiled(delta, 0, 1),
+        _ => RowOrder::Same,
+    }
+}
+
+fn tiled(delta: &DeltaShape, first: usize, head_dim: usize) -> RowOrder {
+    RowOrder::Tiled {
+        first,
+        num_groups: delta.num_key_heads,
+        group_len: delta.num_value_heads / delta.num_key_heads,
+        head_dim,
     }
 }
 
@@ -270,6 +348,7 @@ impl<'a> GgufConfig<'a> {
     pub fn config(&self, class: &str) -> Result<JsonFile, LoadError> {
         let Self { gguf, .. } = self;
         let num_heads = self.required("attention.head_count")?;
+        let has_experts = self.architecture.experts.is_some();
         let mut config = match self.architecture.experts {
             Some(experts) => self.experts(experts)?,
             None => Map::new(),
@@ -277,8 +356,13 @@ impl<'a> GgufConfig<'a> {
         let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
         set("architectures", json!([class]));
         set("hidden_size", self.required("embedding_length")?);
-        set("intermediate_size", self.required("feed_forward_length")?);
-        set("num_hidden_layers", self.required("block_count")?);
+        match self.number("feed_forward_length")? {
+            Some(width) => set("intermediate_size", width),
+            // A model whose layers all have experts may not tell it.
+            None if has_experts => None,
+            None => set("intermediate_size", self.required("feed_forward_length")?),
+        };
+        set("num_hidden_layers", json!(self.num_layers()?));
         set(
             "num_key_value_heads",
             self.number("attention.head_count_kv")?
@@ -329,12 +413,21 @@ impl<'a> GgufConfig<'a> {
             let is_there = self.architecture.has_parameter(gguf, module, "weight");
             set(key, json!(is_there));
         }
+        for (key, module) in self.architecture.optional_biases {
+            let name = self
+                .architecture
+                .layer_module_name(module)
+                .unwrap_or(module);
+            let has_bias = self.layers_with_tensor(&format!("{name}.bias"))?;
+            set(key, json!(has_bias.contains(&true)));
+        }
         for (key, ours) in self.architecture.keys {
             if let Some(value) = self.value(key)? {
                 set(ours, value);
             }
         }
         self.add_windows(&mut config)?;
+        (self.architecture.add_read)(self, &mut config)?;
         self.refuse_unknown()?;
         (self.architecture.add_fixed)(&mut config);
         Ok(JsonFile::new(
@@ -470,11 +563,77 @@ impl<'a> GgufConfig<'a> {
         Ok(())
     }
 
+    /// The layers, without those for predicting several tokens.
+    ///
+    /// # Errors
+    /// A count is missing, or there are more of these.
+    pub fn num_layers(&self) -> Result<u64, LoadError> {
+        const HEADS: &str = "nextn_predict_layers";
+        let all = self.required("block_count")?.as_u64().unwrap_or(0);
+        let heads = self.number(HEADS)?;
+        let heads = heads.and_then(|it| it.as_u64()).unwrap_or(0);
+        all.checked_sub(heads).ok_or_else(|| {
+            let problem = format!("is more than {} {all}", self.key("block_count"));
+            self.error(HEADS, &problem, "the file is damaged")
+        })
+    }
+
+    /// Whether each layer has a number above 0 under a key; `None` if there is no array under it.
+    ///
+    /// # Errors
+    /// It has other numbers of elements than layers.
+    pub fn layers_with(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
+        let Some(MetadataValue::Array(_)) = self.get(key) else {
+            return Ok(None);
+        };
+        let numbers = self.gguf.numbers(&self.key(key))?.unwrap_or_default();
+        let (num, num_layers) = (numbers.len() as u64, self.num_layers()?);
+        let num_blocks = self.required("block_count")?.as_u64().unwrap_or(0);
+        if num != num_layers && num != num_blocks {
+            let problem = format!("has {num} elements for {num_layers} layers");
+            return Err(self.error(key, &problem, "the file is damaged"));
+        }
+        let layers = numbers.iter().take(num_layers as usize);
+        Ok(Some(layers.map(|&number| number > 0.0).collect()))
+    }
+
+    /// The layers that have a tensor, such as `ffn_gate_inp.weight`.
+    ///
+    /// # Errors
+    /// The number of layers is missing.
+    pub fn layers_with_tensor(&self, name: &str) -> Result<Vec<bool>, LoadError> {
+        let layers = 0..self.num_layers()?.min(MAX_LAYERS as u64);
+        let has = |layer| self.gguf.shape(&format!("blk.{layer}.{name}")).is_some();
+        Ok(layers.map(has).collect())
+    }
+
+    /// Adds `layer_types`, by whether layers have the second kind.
+    pub fn add_layer_types(config: &mut Map<String, Json>, has: &[bool], kinds: [&str; 2]) {
+        let kinds = has.iter().map(|&has| kinds[usize::from(has)]);
+        let kinds: Vec<_> = kinds.collect();
+        config.insert("layer_types".to_owned(), json!(kinds));
+    }
+
+    /// The quotient of two numbers, such as the width of a head from the width of all.
+    ///
+    /// # Errors
+    /// One is missing, or does not divide the other.
+    pub fn quotient(&self, all: &str, num: &str) -> Result<u64, LoadError> {
+        let [whole, part] = [all, num].map(|key| self.required(key));
+        let (whole, part) = (whole?, part?);
+        match (whole.as_u64(), part.as_u64()) {
+            (Some(whole), Some(part @ 1..)) if whole.is_multiple_of(part) => Ok(whole / part),
+            _ => {
+                let problem = format!("is no multiple of {} {part}", self.key(num));
+                Err(self.error(all, &problem, "the file is damaged"))
+            }
+        }
+    }
+
     /// All layers but every `interval`-th one; 0 for all.
     fn except_every(&self, interval: u64) -> Result<Vec<bool>, LoadError> {
-        let num_layers = self.required("block_count")?.as_u64().unwrap_or(0);
         // The reader of the config refuses more.
-        let layers = 1..=num_layers.min(MAX_LAYERS as u64);
+        let layers = 1..=self.num_layers()?.min(MAX_LAYERS as u64);
         let is_local = layers.map(|layer| interval == 0 || !layer.is_multiple_of(interval));
         Ok(is_local.collect())
     }
@@ -492,6 +651,11 @@ impl<'a> GgufConfig<'a> {
             Some(&MetadataValue::Bool(is_normalised)) => is_normalised,
             _ => experts.is_normalised,
         };
+        const GATING: &str = "expert_gating_func";
+        let gating = self.number(GATING)?.and_then(|it| it.as_u64());
+        if gating.is_some_and(|gating| gating != 0 && gating != experts.gating) {
+            return Err(self.error(GATING, "is not supported in this family", REMEDY));
+        }
         let mut config = Map::new();
         let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
         set("num_experts", self.required("expert_count")?);
@@ -519,14 +683,13 @@ impl<'a> GgufConfig<'a> {
     /// # Errors
     /// The number of divisors is wrong, or one of them is not above 0.
     pub fn complete(&self, spec: &mut ModelSpec) -> Result<(), LoadError> {
-        let first = spec.layers.first().map(|layer| &layer.attention.qkv);
-        let has_bias = first.and_then(|qkv| qkv.parts.first()).is_some_and(|q| {
-            let module = Module::of_layer(0, q.module);
-            self.architecture.has_parameter(self.gguf, module, "bias")
-        });
         let divisors = self.rope_divisors(spec.head_dim)?;
-        for layer in &mut spec.layers {
-            layer.attention.qkv.has_bias = has_bias;
+        for (index, layer) in spec.layers.iter_mut().enumerate() {
+            let qkv = &mut layer.attention.qkv;
+            qkv.has_bias = qkv.parts.first().is_some_and(|q| {
+                let module = Module::of_layer(index, q.module);
+                self.architecture.has_parameter(self.gguf, module, "bias")
+            });
             if let Some(divisors) = &divisors {
                 if layer.attention.rope.scaling != RopeScaling::None {
                     let problem = "is not supported together with rope_freqs.weight";
@@ -555,7 +718,7 @@ impl<'a> GgufConfig<'a> {
         }
     }
 
-    fn get(&self, key: &str) -> Option<&'a MetadataValue> {
+    pub fn get(&self, key: &str) -> Option<&'a MetadataValue> {
         self.asked.borrow_mut().insert(key.to_owned());
         self.gguf.metadata(&self.key(key))
     }
@@ -565,7 +728,7 @@ impl<'a> GgufConfig<'a> {
     }
 
     /// A number or a truth value, which the reader of the config checks.
-    fn value(&self, key: &str) -> Result<Option<Json>, LoadError> {
+    pub fn value(&self, key: &str) -> Result<Option<Json>, LoadError> {
         match self.get(key) {
             Some(MetadataValue::Bool(value)) => Ok(Some(json!(value))),
             _ => self.number(key),
@@ -573,7 +736,7 @@ impl<'a> GgufConfig<'a> {
     }
 
     /// A number, which the reader of the config checks.
-    fn number(&self, key: &str) -> Result<Option<Json>, LoadError> {
+    pub fn number(&self, key: &str) -> Result<Option<Json>, LoadError> {
         match self.get(key) {
             None => Ok(None),
             Some(MetadataValue::Unsigned(number)) => Ok(Some(json!(number))),
@@ -584,9 +747,15 @@ impl<'a> GgufConfig<'a> {
         }
     }
 
-    /// The number that an array has for every layer.
+    /// The number that an array has for every layer, or for every one that has such a block.
     fn number_of_all_layers(&self, key: &str) -> Result<Json, LoadError> {
-        let numbers = self.gguf.numbers(&self.key(key))?;
+        let mut numbers = self.gguf.numbers(&self.key(key))?;
+        if let Some(numbers) = &mut numbers
+            && self.architecture.may_lack_blocks
+            && numbers.iter().any(|&number| number != 0.0)
+        {
+            numbers.retain(|&number| number != 0.0);
+        }
         match numbers.as_deref() {
             Some([first, others @ ..]) if others.iter().all(|other| other == first) => {
                 let is_whole = first.fract() == 0.0 && (0.0..1e15).contains(first);
@@ -603,7 +772,7 @@ impl<'a> GgufConfig<'a> {
         }
     }
 
-    fn required(&self, key: &str) -> Result<Json, LoadError> {
+    pub fn required(&self, key: &str) -> Result<Json, LoadError> {
         self.number(key)?
             .ok_or_else(|| self.error(key, "is missing", REMEDY))
     }
@@ -741,7 +910,7 @@ impl<'a> GgufConfig<'a> {
         ]))
     }
 
-    fn error(&self, key: &str, problem: &str, remedy: &str) -> LoadError {
+    pub fn error(&self, key: &str, problem: &str, remedy: &str) -> LoadError {
         let value = match self.get(key) {
             Some(value) => format!("{value} "),
             None => String::new(),
@@ -755,6 +924,8 @@ impl<'a> GgufConfig<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -785,7 +956,11 @@ mod tests {
         let norm = layer(1, "post_attention_layernorm");
         let name = gemma.module_name(norm);
         assert_eq!(name.as_deref(), Some("blk.1.post_attention_norm"));
-        let order = |name| llama.row_order(layer(0, name), 16);
+        let config = json!({"architectures": ["LlamaForCausalLM"], "head_dim": 16});
+        let config = config.as_object().expect("an object").clone();
+        let config = JsonFile::new(Path::new("config.json"), "", config);
+        let spec = crate::families::describe(&config).expect("a llama");
+        let order = |name| llama.row_order(layer(0, name), &spec);
         let pairs = RowOrder::of_heads(16, 16, RotaryPairs::Adjacent);
         assert_eq!(order("self_attn.k_proj"), pairs);
         assert_eq!(order("self_attn.k_norm"), RowOrder::Same);

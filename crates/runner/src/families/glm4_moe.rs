@@ -8,9 +8,12 @@
 //! Source: configuration_*.py and modeling_*.py of glm4_moe, dots1 and solar_open of transformers; GLM-4.5 team,
 //! arXiv:2508.06471.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
-use super::grouped_experts::{GroupedExperts, GroupedNames, experts};
+use super::gguf::{GgufArchitecture, GgufExperts};
+use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_from};
 use crate::spec::{ModelSpec, QkNormSpec};
@@ -20,13 +23,25 @@ use inflight_device::RouterScores;
 
 pub const GLM4_MOE: Family = Family {
     class: "Glm4MoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("mlp.gate.e_score_correction_bias", "exp_probs_b"),
+        ],
+        has_partial_rotary: true,
+        has_mrope: true,
+        optional_modules: &[("use_qk_norm", "self_attn.q_norm")],
+        ..GGUF_ARCHITECTURE
+    }),
     describe: describe_glm,
 };
 
 pub const DOTS1: Family = Family {
     class: "Dots1ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "dots1",
+        ..GGUF_ARCHITECTURE
+    }),
     describe: describe_dots,
 };
 
@@ -35,6 +50,42 @@ pub const SOLAR_OPEN: Family = Family {
     gguf: None,
     describe: describe_solar,
 };
+
+/// How llama.cpp stores the families; it makes a Solar Open a GLM.
+const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+    modules: &[("mlp.gate.e_score_correction_bias", "exp_probs_b")],
+    keys: &[
+        ("expert_count", "n_routed_experts"),
+        ("expert_shared_count", "n_shared_experts"),
+        ("expert_group_count", GROUPS),
+        ("expert_group_used_count", CHOSEN_GROUPS),
+        ("leading_dense_block_count", NUM_DENSE),
+    ],
+    experts: Some(SIGMOIDS),
+    add_fixed: add_absent,
+    ..GgufArchitecture::named("glm4moe")
+};
+
+/// Weights of sigmoids.
+pub const SIGMOIDS: GgufExperts = GgufExperts {
+    is_normalised: false,
+    has_scale: true,
+    gating: 2,
+};
+
+const NUM_DENSE: &str = "first_k_dense_replace";
+
+/// What llama.cpp takes for metadata that a file does not have: no groups, no shared expert, experts in all layers.
+pub fn add_absent(config: &mut Map<String, Json>) {
+    for (key, value) in [
+        (GROUPS, 1),
+        (CHOSEN_GROUPS, 1),
+        ("n_shared_experts", 0),
+        (NUM_DENSE, 0),
+    ] {
+        config.entry(key).or_insert(json!(value));
+    }
+}
 
 const GLM_EXPERTS: GroupedExperts = GroupedExperts {
     scores: RouterScores::Sigmoid,

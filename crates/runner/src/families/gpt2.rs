@@ -22,7 +22,7 @@ use crate::spec::{
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::Activation;
+use inflight_device::{Activation, PlainActivation};
 
 pub const FAMILY: Family = Family {
     class: "GPT2LMHeadModel",
@@ -144,7 +144,7 @@ fn layer(
     }
     layer.feed_forward = FeedForward::Plain {
         up: stored(Projection::single("mlp.c_fc", inner, hidden)),
-        activation: dimensions.activation,
+        activation: PlainActivation::Of(dimensions.activation),
         alphas: None,
         down: stored(Projection::single("mlp.c_proj", hidden, inner)),
     };

@@ -17,7 +17,7 @@ use crate::rope::Rope;
 use crate::spec::{FeedForward, LearnedPositions, ModelSpec, NormKind, Norms, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::Activation;
+use inflight_device::{Activation, PlainActivation};
 use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
@@ -59,7 +59,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer.attention.o = Projection::single("attn.attention.out_proj", hidden, q).with_bias(true);
     layer.feed_forward = FeedForward::Plain {
         up: Projection::single("mlp.c_fc", inner, hidden),
-        activation: dimensions.activation,
+        activation: PlainActivation::Of(dimensions.activation),
         alphas: None,
         down: Projection::single("mlp.c_proj", hidden, inner),
     };

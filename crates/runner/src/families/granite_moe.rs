@@ -7,10 +7,13 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of granitemoe, granitemoeshared and granitemoehybrid of transformers.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::bounds::{MAX_EXPERTS, MAX_WIDTH};
 use super::dimensions::Dimensions;
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts, QUERIES_AND_KEYS};
 use super::granite::describe_dense;
 use super::recurrent::{check_activation, layers_of_type};
 use super::state_space::StateSpace;
@@ -38,7 +41,13 @@ pub const GRANITE_MOE: Family = Family {
 
 pub const GRANITE_MOE_SHARED: Family = Family {
     class: "GraniteMoeSharedForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        add_fixed: |config| {
+            // A GraniteMoe is one whose shared block has no width.
+            config.entry(SHARED_SIZE).or_insert(json!(0));
+        },
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let (mut spec, dimensions) = describe_dense(config, GRANITE_MOE_SHARED.class)?;
         set_experts_beside_shared(config, &mut spec, &dimensions)?;
@@ -55,7 +64,7 @@ pub fn set_experts_beside_shared(
     spec: &mut ModelSpec,
     dimensions: &Dimensions,
 ) -> Result<(), LoadError> {
-    let shared_size = config.size("shared_intermediate_size", 0..=MAX_WIDTH)?;
+    let shared_size = config.size(SHARED_SIZE, 0..=MAX_WIDTH)?;
     let experts = experts(config, dimensions, shared_size.unwrap_or(0))?;
     for layer in &mut spec.layers {
         layer.feed_forward = FeedForward::Experts(experts.clone());
@@ -65,9 +74,111 @@ pub fn set_experts_beside_shared(
 
 pub const GRANITE_4: Family = Family {
     class: "GraniteMoeHybridForCausalLM",
-    gguf: None,
+    gguf: Some(GGUF_GRANITE_4),
     describe: describe_hybrid,
 };
+
+/// How llama.cpp stores a Granite 4 without experts.
+pub const DENSE_GGUF: GgufArchitecture = GgufArchitecture {
+    experts: None,
+    add_fixed: |config| {
+        config.insert("num_local_experts".to_owned(), json!(0));
+        // It has no block but that.
+        let width = config.get("intermediate_size").cloned();
+        config.entry(SHARED_SIZE).or_insert(json!(width));
+    },
+    ..GGUF_GRANITE_4
+};
+
+const SHARED_SIZE: &str = "shared_intermediate_size";
+
+/// How llama.cpp stores the families with experts.
+const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+        ("mamba.in_proj", "ssm_in"),
+        ("mamba.conv1d", "ssm_conv1d"),
+        ("mamba.A_log", "ssm_a"),
+        ("mamba.dt_bias", "ssm_dt"),
+        ("mamba.D", "ssm_d"),
+        ("mamba.norm", "ssm_norm"),
+        ("mamba.out_proj", "ssm_out"),
+    ],
+    keys: &[
+        ("attention.scale", "attention_multiplier"),
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("expert_shared_feed_forward_length", SHARED_SIZE),
+        ("ssm.conv_kernel", "mamba_d_conv"),
+        ("ssm.state_size", "mamba_d_state"),
+        ("ssm.group_count", "mamba_n_groups"),
+        ("ssm.time_step_rank", "mamba_n_heads"),
+    ],
+    permuted: QUERIES_AND_KEYS,
+    experts: Some(GgufExperts::softmax(true)),
+    rewrite: |_, spec| {
+        split_blocks(spec);
+        Ok(())
+    },
+    ..GgufArchitecture::named("granitemoe")
+};
+
+const GGUF_GRANITE_4: GgufArchitecture = GgufArchitecture {
+    name: "granitehybrid",
+    may_lack_blocks: true,
+    optional_biases: &[
+        ("mamba_conv_bias", "mamba.conv1d"),
+        ("mamba_proj_bias", "mamba.in_proj"),
+    ],
+    add_read: add_spaces,
+    ..GGUF_ARCHITECTURE
+};
+
+/// Adds which layers have a state space, its width, and whether the others have a position embedding.
+fn add_spaces(gguf: &GgufConfig<'_>, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+    if let Some(has_attention) = gguf.layers_with("attention.head_count_kv")? {
+        GgufConfig::add_layer_types(config, &has_attention, LAYER_TYPES[0]);
+    }
+    let head_dim = gguf.quotient("ssm.inner_size", "ssm.time_step_rank")?;
+    config.insert("mamba_d_head".to_owned(), json!(head_dim));
+    let expand = gguf.quotient("ssm.inner_size", "embedding_length")?;
+    config.insert("mamba_expand".to_owned(), json!(expand));
+    // llama.cpp takes this key for a switch of RoPE, which is on without it.
+    let has_rope = gguf.value("rope.scaling.finetuned")? != Some(json!(false));
+    let positions = if has_rope { "rope" } else { "nope" };
+    config.insert("position_embedding_type".to_owned(), json!(positions));
+    Ok(())
+}
+
+/// Gives gate and up of blocks modules of their own, with the usual names.
+fn split_blocks(spec: &mut ModelSpec) {
+    let hidden = spec.hidden_size;
+    for layer in &mut spec.layers {
+        match &mut layer.feed_forward {
+            FeedForward::Gated { gate_up, down, .. } => {
+                let width = down.num_inputs;
+                let parts = [("mlp.gate_proj", width), ("mlp.up_proj", width)];
+                *gate_up = Projection::stacked(&parts, hidden, gate_up.stacking);
+                *down = Projection::single("mlp.down_proj", hidden, width);
+            }
+            FeedForward::Experts(experts) => {
+                experts.unstack();
+                if let Some(SharedExpert { gate_up, down }) = &mut experts.shared {
+                    let width = down.num_inputs;
+                    let parts = [
+                        ("mlp.shared_experts.gate_proj", width),
+                        ("mlp.shared_experts.up_proj", width),
+                    ];
+                    *gate_up = Projection::stacked(&parts, hidden, gate_up.stacking);
+                    *down = Projection::single("mlp.shared_experts.down_proj", hidden, width);
+                }
+            }
+            FeedForward::Plain { .. } => {}
+        }
+    }
+}
 
 /// The names of experts: all in one tensor.
 const MODULES: ExpertModules = ExpertModules {
@@ -93,7 +204,7 @@ fn describe_hybrid(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let (mut spec, dimensions) = describe_dense(config, GRANITE_4.class)?;
     check_activation(config, dimensions.activation)?;
     let has_rope = config.string("position_embedding_type")? == Some("rope");
-    let shared_size = width(config, "shared_intermediate_size", 1024)?;
+    let shared_size = width(config, SHARED_SIZE, 1024)?;
     let num_experts = config.size("num_local_experts", 0..=MAX_EXPERTS)?;
     let feed_forward = match num_experts {
         Some(0) => FeedForward::Gated {

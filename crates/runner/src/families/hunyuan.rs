@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, ExpertModules, routing_of};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
 use super::rope_config::rope_parameters;
 use super::windows::no_windows;
 use crate::spec::{ExpertsSpec, FeedForward, LayerSpec, QkNormSpec, StackedExperts};
@@ -21,7 +22,13 @@ use inflight_device::{QkNormKind, RoutingRule};
 
 pub const DENSE: Family = Family {
     class: "HunYuanDenseV1ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.query_layernorm", "attn_q_norm"),
+            ("self_attn.key_layernorm", "attn_k_norm"),
+        ],
+        ..GgufArchitecture::named("hunyuan-dense")
+    }),
     describe: |config| {
         let (dimensions, layer) = dense(config)?;
         let windows = no_windows(dimensions.num_layers);
@@ -31,7 +38,23 @@ pub const DENSE: Family = Family {
 
 pub const MOE: Family = Family {
     class: "HunYuanMoEV1ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.query_layernorm", "attn_q_norm"),
+            ("self_attn.key_layernorm", "attn_k_norm"),
+            (ROUTER, "ffn_gate_inp"),
+            ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+        ],
+        keys: &[
+            ("expert_used_count", CHOSEN),
+            // One, whose width is the width of the others.
+            ("expert_shared_count", "num_shared_expert"),
+        ],
+        experts: Some(GgufExperts::softmax(true)),
+        ..GgufArchitecture::named("hunyuan-moe")
+    }),
     describe: |config| {
         let (dimensions, mut layer) = dense(config)?;
         layer.feed_forward = FeedForward::Experts(experts(config, &dimensions)?);

@@ -8,10 +8,13 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of lfm2 and lfm2_moe of transformers; Liquid AI, arXiv:2511.23404.
 
+use serde_json::{Map, Value as Json, json};
+
 use super::bounds::{MAX_LAYERS, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing, scores_rule, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::layer_lists::listed_layers;
 use super::recurrent::{MAX_KERNEL_LEN, layers_of_type};
 use super::rope_config::RopeDefaults;
@@ -28,7 +31,13 @@ use inflight_numbers::Stacking;
 
 pub const LFM2: Family = Family {
     class: "Lfm2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        // The metadata have the adjusted width.
+        add_fixed: |config| {
+            config.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
+        },
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let sizes = Sizes::new(65_536, 2560, 12_288, 32, 32, 128_000);
         let mut dimensions = dimensions(config, sizes)?;
@@ -44,7 +53,15 @@ pub const LFM2: Family = Family {
 
 pub const LFM2_MOE: Family = Family {
     class: "Lfm2MoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "lfm2moe",
+        experts: Some(GgufExperts {
+            is_normalised: true,
+            has_scale: true,
+            gating: 2,
+        }),
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let sizes = Sizes::new(65_536, 2048, 7168, 32, 32, 128_000);
         let dimensions = dimensions(config, sizes)?;
@@ -57,6 +74,41 @@ pub const LFM2_MOE: Family = Family {
         }
         Ok(spec)
     },
+};
+
+/// How llama.cpp stores the families.
+const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("operator_norm", "attn_norm"),
+        ("ffn_norm", "ffn_norm"),
+        ("self_attn.q_layernorm", "attn_q_norm"),
+        ("self_attn.k_layernorm", "attn_k_norm"),
+        ("self_attn.out_proj", "attn_output"),
+        ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.conv", "shortconv.conv"),
+        ("conv.out_proj", "shortconv.out_proj"),
+        ("feed_forward.w1", "ffn_gate"),
+        ("feed_forward.w2", "ffn_down"),
+        ("feed_forward.w3", "ffn_up"),
+        ("feed_forward.gate", "ffn_gate_inp"),
+        ("feed_forward.experts.{}.w1", "ffn_gate_exps"),
+        ("feed_forward.experts.{}.w2", "ffn_down_exps"),
+        ("feed_forward.experts.{}.w3", "ffn_up_exps"),
+        ("feed_forward.expert_bias", "exp_probs_b"),
+    ],
+    keys: &[
+        ("attention.layer_norm_rms_epsilon", "norm_eps"),
+        ("shortconv.l_cache", "conv_L_cache"),
+        ("leading_dense_block_count", "num_dense_layers"),
+    ],
+    may_lack_blocks: true,
+    add_read: |gguf: &GgufConfig<'_>, config: &mut Map<String, Json>| {
+        if let Some(has_attention) = gguf.layers_with("attention.head_count_kv")? {
+            GgufConfig::add_layer_types(config, &has_attention, LAYER_TYPES[0]);
+        }
+        Ok(())
+    },
+    ..GgufArchitecture::named("lfm2")
 };
 
 /// What `layer_types` calls the layers.

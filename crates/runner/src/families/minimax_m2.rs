@@ -11,6 +11,7 @@ use super::bounds::MAX_HEAD_DIM;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, routing, scores_rule};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
 use super::mixtral::MODULES;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
@@ -21,7 +22,17 @@ use inflight_device::{QkNormKind, RouterScores};
 
 pub const FAMILY: Family = Family {
     class: "MiniMaxM2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[("block_sparse_moe.e_score_correction_bias", "exp_probs_b")],
+        keys: &[("rope.dimension_count", ROTARY)],
+        has_partial_rotary: true,
+        experts: Some(GgufExperts {
+            is_normalised: true,
+            has_scale: false,
+            gating: 2,
+        }),
+        ..GgufArchitecture::named("minimax-m2")
+    }),
     describe,
 };
 

@@ -5,11 +5,12 @@
 //!
 //! Source: configuration_ministral3.py and modeling_ministral3.py of transformers; Mistral AI, arXiv:2601.08584.
 
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 
 use super::bounds::MAX_POSITIONS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, QUERIES_AND_KEYS};
 use super::rope_config::rope_parameters;
 use super::windows::windows_if_given;
 use crate::rope::QueryFactors;
@@ -19,9 +20,38 @@ use inflight_checkpoint::JsonFile;
 
 pub const FAMILY: Family = Family {
     class: "Ministral3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        permuted: QUERIES_AND_KEYS,
+        add_read: add_query_factors,
+        ..GgufArchitecture::named("mistral3")
+    }),
     describe,
 };
+
+/// Adds the factors of queries, without which the model is a Mistral, and what llama.cpp takes for the scales of YaRN
+/// where the file has one of them: a factor of 1 for cosines and sines.
+fn add_query_factors(
+    gguf: &GgufConfig<'_>,
+    config: &mut Map<String, Json>,
+) -> Result<(), LoadError> {
+    let slope = gguf.number("attention.temperature_scale")?;
+    let positions = gguf.required("context_length")?;
+    let multiplier = gguf.number("rope.scaling.yarn_log_multiplier")?;
+    if let Some(Json::Object(rope)) = config.get_mut("rope_parameters") {
+        rope.insert(
+            "llama_4_scaling_beta".to_owned(),
+            slope.unwrap_or(json!(0.0)),
+        );
+        rope.entry("original_max_position_embeddings")
+            .or_insert(positions);
+        if multiplier.is_some() {
+            for key in ["mscale", "mscale_all_dim"] {
+                rope.insert(key.to_owned(), json!(1.0));
+            }
+        }
+    }
+    Ok(())
+}
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {

@@ -114,7 +114,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-const FAMILIES: [Family; 101] = [
+static FAMILIES: [Family; 101] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -217,6 +217,10 @@ const FAMILIES: [Family; 101] = [
     mpt::ORIGINAL,
     deepseek::MISTRAL4,
 ];
+
+/// Further architectures of families.
+const OTHER_GGUF: [(GgufArchitecture, Family); 1] =
+    [(granite_moe::DENSE_GGUF, granite_moe::GRANITE_4)];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.
 /// Each with its classification head.
@@ -408,6 +412,7 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
     let families = FAMILIES.into_iter();
     let same_name: Vec<_> = families
         .filter_map(|family| Some((family.gguf?, family)))
+        .chain(OTHER_GGUF)
         .filter(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
         .collect();
     let has_gating = |known: &GgufArchitecture| {

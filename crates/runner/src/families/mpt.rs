@@ -16,7 +16,7 @@ use crate::rope::Rope;
 use crate::spec::{FeedForward, ModelModules, ModelSpec, NormKind, Norms, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::Activation;
+use inflight_device::{Activation, PlainActivation};
 
 pub const FAMILY: Family = Family {
     class: "MptForCausalLM",
@@ -69,7 +69,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
     }
     layer.feed_forward = FeedForward::Plain {
         up: Projection::single("ffn.up_proj", inner, hidden),
-        activation: Activation::Gelu,
+        activation: PlainActivation::Of(Activation::Gelu),
         alphas: None,
         down: Projection::single("ffn.down_proj", hidden, inner),
     };

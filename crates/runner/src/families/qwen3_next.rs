@@ -9,12 +9,13 @@
 //! Source: configuration_*.py and modeling_*.py of qwen3_next, qwen3_5 and qwen3_5_moe of transformers; Yang, Kautz,
 //! Hatamizadeh, arXiv:2412.06464.
 
-use serde_json::Map;
+use serde_json::{Map, Value as Json, json};
 
 use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, layers_with_experts, routing, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
@@ -28,7 +29,14 @@ use inflight_numbers::Stacking;
 
 pub const QWEN3_NEXT: Family = Family {
     class: "Qwen3NextForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts::softmax(true)),
+        rewrite: |_, spec| {
+            split_inputs(spec);
+            Ok(())
+        },
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let sizes = Sizes::new(151_936, 2048, 5632, 48, 16, 32_768);
         let is_normalised = config.bool_or("norm_topk_prob", true)?;
@@ -39,7 +47,11 @@ pub const QWEN3_NEXT: Family = Family {
 
 pub const QWEN3_5: Family = Family {
     class: "Qwen3_5ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "qwen35",
+        tiles_values: true,
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let sizes = Sizes::new(248_320, 4096, 12_288, 32, 16, 32_768);
         describe(config, QWEN3_5.class, (sizes, 4), None, inputs)
@@ -48,7 +60,12 @@ pub const QWEN3_5: Family = Family {
 
 pub const QWEN3_5_MOE: Family = Family {
     class: "Qwen3_5MoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "qwen35moe",
+        tiles_values: true,
+        experts: Some(GgufExperts::softmax(true)),
+        ..GGUF_ARCHITECTURE
+    }),
     describe: |config| {
         let sizes = Sizes::new(248_320, 2048, 5632, 40, 16, 32_768);
         let experts = Some((256, 8, true));
@@ -72,6 +89,59 @@ pub const QWEN3_5_MOE_WITH_IMAGES: Family = Family {
         describe_language_model(config, Map::new(), &QWEN3_5_MOE, class)
     },
 };
+
+/// How llama.cpp stores the families.
+const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("linear_attn.in_proj_qkv", "attn_qkv"),
+        ("linear_attn.in_proj_z", "attn_gate"),
+        ("linear_attn.in_proj_ba", "ssm_ba"),
+        ("linear_attn.in_proj_b", "ssm_beta"),
+        ("linear_attn.in_proj_a", "ssm_alpha"),
+        ("linear_attn.conv1d", "ssm_conv1d"),
+        ("linear_attn.A_log", "ssm_a"),
+        ("linear_attn.dt_bias", "ssm_dt"),
+        ("linear_attn.norm", "ssm_norm"),
+        ("linear_attn.out_proj", "ssm_out"),
+    ],
+    keys: &[
+        ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+        ("ssm.state_size", "linear_key_head_dim"),
+        ("ssm.group_count", "linear_num_key_heads"),
+        ("ssm.time_step_rank", "linear_num_value_heads"),
+        ("full_attention_interval", "full_attention_interval"),
+    ],
+    has_partial_rotary: true,
+    has_mrope: true,
+    norms_include_one: true,
+    add_read: add_rule,
+    ..GgufArchitecture::named("qwen3next")
+};
+
+/// Adds the width of values, and the layers that have the rule, if the metadata list them.
+fn add_rule(gguf: &GgufConfig<'_>, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+    let value_dim = gguf.quotient("ssm.inner_size", "ssm.time_step_rank")?;
+    config.insert("linear_value_head_dim".to_owned(), json!(value_dim));
+    if let Some(has_rule) = gguf.layers_with("attention.recurrent_layers")? {
+        let kinds = ["full_attention", "linear_attention"];
+        GgufConfig::add_layer_types(config, &has_rule, kinds);
+    }
+    Ok(())
+}
+
+/// Has what the rule reads in the modules of Qwen 3.5, but for strengths and decays.
+fn split_inputs(spec: &mut ModelSpec) {
+    for layer in &mut spec.layers {
+        let attention = &mut layer.attention;
+        let rule = attention.recurrence.map(|it| it.shape.rule);
+        if let Some(RecurrentRule::GatedDelta(delta)) = rule {
+            let inputs = &mut attention.qkv;
+            let split = self::inputs(&delta, inputs.num_inputs);
+            inputs.parts.splice(..4, split.parts.into_iter().take(2));
+        }
+    }
+}
 
 /// `sizes` and the number of key heads, and the experts and how many of them a token has, are where config.json is
 /// silent. `inputs` makes the projection to what the rule reads.

@@ -117,32 +117,15 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 
 /// Architectures of supported families whose GGUF files are not read.
 const ONLY_SAFETENSORS: &[&str] = &[
-    "afmoe",
-    "apertus",
-    "dots1",
-    "ernie4_5-moe",
-    "exaone-moe",
     "falcon-h1",
     "gemma3n",
     "gemma4",
-    "glm4moe",
     "gptj",
-    "granitehybrid",
-    "granitemoe",
     "granite_swa",
-    "hunyuan-dense",
-    "hunyuan-moe",
-    "lfm2",
-    "lfm2moe",
     "llama4",
-    "minimax-m2",
     "mpt",
     "nemotron_h",
     "nemotron_h_moe",
-    "mistral3",
-    "qwen3next",
-    "qwen35",
-    "qwen35moe",
 ];
 
 /// Why GGUF files of an architecture are refused.

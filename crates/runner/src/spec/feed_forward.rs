@@ -1,7 +1,7 @@
 //! The feed-forward block of a layer.
 
 use super::projection::Projection;
-use inflight_device::{Activation, Gating, MixtureShape, Routing};
+use inflight_device::{Activation, Gating, MixtureShape, PlainActivation, Routing};
 
 /// A feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,10 +20,10 @@ pub enum FeedForward {
     Plain {
         /// `[intermediate_size, hidden_size]`.
         up: Projection,
-        /// The activation, unless that is xIELU.
-        activation: Activation,
+        /// The activation, unless tensors have its parameters.
+        activation: PlainActivation,
         /// The parameters above 0 and below it, `[1]` each, below the layer, if the activation is
-        /// [xIELU](inflight_device::PlainActivation::Xielu). Its factors are their softplus, and below 0 a half more.
+        /// [xIELU](PlainActivation::Xielu). Its factors are their softplus, and below 0 a half more.
         alphas: Option<[&'static str; 2]>,
         /// `[hidden_size, intermediate_size]`.
         down: Projection,
