@@ -12,9 +12,9 @@ use crate::{INVALID, RawRequest};
 
 const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
 
-/// Clients that connect, stream, wait and disconnect, and Triton passing whole batches or parts of them, with
-/// a cache too small for all: 200 steps, after which all remaining requests are served to their ends. Returns the number
-/// of requests that were served as a whole.
+/// Clients that connect, stream, wait and disconnect, and Triton passing whole batches or parts of them, with a cache
+/// too small for all: 200 steps, after which all remaining requests are served to their ends. Returns how many requests
+/// were served as a whole.
 fn random_walk(seed: u64, parameters: &[(&str, &str)]) -> usize {
     let mut draw = Draw::from_seed(seed);
     let mut server = Server::load(parameters);
@@ -112,16 +112,20 @@ fn random_clients_get_their_own_streams_and_nothing_leaks() {
     ];
     let first = seed();
     for policy in ["guaranteed_no_evict", "max_utilization", "static_batch"] {
-        let mut num_whole = 0;
+        // Without overlap, and with it.
+        let mut num_whole = [0; 2];
         for number in 0..8 {
             let seed = first.wrapping_add(number);
             let overlap = if number % 2 == 1 { "true" } else { "false" };
             let mut parameters = small.to_vec();
             parameters.push(("batch_scheduler_policy", policy));
             parameters.push(("enable_trt_overlap", overlap));
-            num_whole += random_walk(seed, &parameters);
+            num_whole[number as usize % 2] += random_walk(seed, &parameters);
         }
-        println!("{policy}: {num_whole} requests served as a whole");
-        assert!(num_whole > 40, "{policy}, {num_whole}");
+        println!("{policy}: {num_whole:?} requests served as a whole");
+        assert!(
+            num_whole.iter().all(|num| *num > 15),
+            "{policy}, {num_whole:?}"
+        );
     }
 }

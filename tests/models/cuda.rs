@@ -192,8 +192,8 @@ pub fn is_the_same_alone(name: &str, dir: &Path, options: &CudaOptions) {
     assert_same_alone::<Cuda>(name, dir, &options, &reusing_in_windows(), requests());
 }
 
-/// Windows larger and smaller than the windows of models, of which blocks are given back, and prompts whose beginnings were
-/// computed.
+/// Windows larger and smaller than the windows of models, of which blocks are given back, and prompts whose beginnings
+/// were computed.
 pub fn reusing_in_windows() -> Setup {
     Setup {
         windows: &[30, 18],

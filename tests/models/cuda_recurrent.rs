@@ -27,7 +27,7 @@ on_fixtures! {
     olmo_hybrid: "olmo-hybrid",
     qwen3_5: "qwen3-5",
 }
-// These rules beside experts.
+// Recurrent rules beside experts.
 on_fixtures! {
     with_experts: super::is_right_on_a_gpu;
     granite4: "granite4",

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::copy::Copy;
 use crate::devices::{assert_near, assert_same_bits, requests};
-use crate::families::{FAMILIES, RECURRENT, WITH_GATES};
+use crate::families::{FAMILIES, ON_CPUS, RECURRENT, WITH_GATES};
 use crate::gguf::{add_keys, unsigned};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
@@ -129,6 +129,9 @@ crate::transformers::agree! {
     a_minimax_m2_has_the_bits_of_its_checkpoint: "minimax-m2",
     a_k_exaone_has_the_bits_of_its_checkpoint: "exaone-moe",
     an_afmoe_has_the_bits_of_its_checkpoint: "afmoe",
+    a_llama_4_has_the_bits_of_its_checkpoint: "llama4",
+    a_granite_swash_has_the_bits_of_its_checkpoint: "granite-swa",
+    a_granite_swash_with_experts_has_the_bits_of_its_checkpoint: "granite-moe-swa",
 }
 
 crate::transformers::agree! {
@@ -149,9 +152,9 @@ crate::transformers::agree! {
     an_apertus_is_near_its_checkpoint: "apertus",
 }
 
-/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of most
+/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of some
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 23] = [
+const WITHOUT_FILE: [&str; 25] = [
     "BambaForCausalLM",
     "BioGptForCausalLM",
     "CodeGenForCausalLM",
@@ -161,15 +164,17 @@ const WITHOUT_FILE: [&str; 23] = [
     "GPTJForCausalLM",
     "GPTNeoForCausalLM",
     "Glm4MoeLiteForCausalLM",
-    "GraniteMoeSWAForCausalLM",
-    "GraniteSWAForCausalLM",
+    "Gemma3nForCausalLM",
+    "Gemma4ForCausalLM",
     "HYV3ForCausalLM",
     "HeliumForCausalLM",
     "HyperCLOVAXForCausalLM",
     "MellumForCausalLM",
     "MinistralForCausalLM",
+    "Mistral4ForCausalLM",
     "MistralForCausalLM",
     "MptForCausalLM",
+    "NanoChatForCausalLM",
     "NemotronHForCausalLM",
     "OlmoHybridForCausalLM",
     "OPTForCausalLM",
@@ -206,9 +211,47 @@ fn each_family_that_llama_cpp_converts_has_a_gguf_file() {
     // The language models of these are of families in the list.
     let found = found.filter(|class| !class.ends_with("ForConditionalGeneration"));
     let found: BTreeSet<_> = found.collect();
-    let all = FAMILIES.into_iter().chain(RECURRENT).chain(WITH_GATES);
+    let others = RECURRENT.into_iter().chain(WITH_GATES).chain(ON_CPUS);
+    let all = FAMILIES.into_iter().chain(others);
     let all: BTreeSet<_> = all.map(|(name, _)| family(name)).collect();
     assert_eq!(found, all);
+}
+
+/// The converter writes them for models that they do not change.
+#[test]
+fn metadata_that_change_nothing_are_read() {
+    let of_granite = source("granite");
+    let width = of_granite.spec().layers[0].feed_forward.width() as u32;
+    for (name, keys) in [
+        (
+            "granite",
+            &[
+                ("granite.expert_shared_feed_forward_length", width),
+                ("granite.ssm.conv_kernel", 4),
+                ("granite.ssm.inner_size", 120),
+            ][..],
+        ),
+        ("granite-moe", &[("granitemoe.ssm.inner_size", 120)]),
+        (
+            "afmoe",
+            &[
+                ("afmoe.expert_group_count", 1),
+                ("afmoe.expert_group_used_count", 1),
+            ],
+        ),
+    ] {
+        let keys: Vec<_> = keys
+            .iter()
+            .map(|&(key, value)| (key, unsigned(&[value])))
+            .collect();
+        let copy = add_keys(gguf(name), "model.gguf", &keys);
+        let found = ModelSource::open(copy.dir()).expect("it opens");
+        assert_eq!(found.spec(), source(name).spec(), "{name}");
+    }
+}
+
+fn source(name: &str) -> ModelSource {
+    ModelSource::open(gguf(name).dir()).expect("it opens")
 }
 
 #[test]
@@ -237,6 +280,15 @@ fn metadata_that_contradict_others_are_refused_naming_both() {
             "glm4moe.nextn_predict_layers",
             9,
             ["nextn_predict_layers: 9", "glm4moe.block_count 5"],
+        ),
+        (
+            "granite",
+            "granite.expert_shared_feed_forward_length",
+            7,
+            [
+                "expert_shared_feed_forward_length: 7",
+                "feed_forward_length",
+            ],
         ),
         (
             "minimax-m2",

@@ -348,7 +348,7 @@ fn with_keys(name: &str, file: &str, keys: &[(&str, (u32, Vec<u8>))]) -> Copy {
     add_keys(Copy::of(name), file, keys)
 }
 
-/// The same of a copy.
+/// Adds keys to a copy, in place of keys of the same name.
 pub fn add_keys(copy: Copy, file: &str, keys: &[(&str, (u32, Vec<u8>))]) -> Copy {
     const FIRST_KEY: usize = 24;
     const ALIGNMENT: usize = 32;

@@ -242,7 +242,7 @@ def until_it_fails(server, model, gpu=0):
 def have_met(ended, gpu, fault, texts):
     """Whether each request ended with a fault of a GPU, or with its text before the fault, and one at least with it."""
     have_failed = [gpu in end and fault in end for end in ended]
-    return any(have_failed) and all(failed or end == text for failed, end, text in zip(have_failed, ended, texts))
+    return any(have_failed) and all(failed or end == text for failed, end, text in zip(have_failed, ended, texts, strict=True))
 
 
 def load_again(server, model):

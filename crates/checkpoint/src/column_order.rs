@@ -1,22 +1,12 @@
-//! Matrices whose columns are stored in another order: those of heads that a converter has reordered.
+//! Quantised rows whose columns are stored in another order, since a converter has reordered heads.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::matrix::{DequantisedRows, Matrix, StoredQuantisedRows};
-use super::row_order::{RowOrder, RowSelection, part_of};
-use super::tensor::TensorLocation;
+use super::row_order::{RowOrder, part_of};
+use super::stored_rows::{DequantisedRows, StoredQuantisedRows};
 use inflight_base::LoadError;
-use inflight_numbers::{Dtype, FloatRows, QuantisedRow, QuantisedRows, QuantisedShape};
-
-/// A matrix of floats.
-pub struct ReorderedFloats<'a> {
-    /// Has all columns, in the order of the file.
-    stored: Matrix<'a>,
-    order: RowOrder,
-    /// Those that it has.
-    columns: Range<usize>,
-}
+use inflight_numbers::{QuantisedRow, QuantisedRows, QuantisedShape};
 
 /// A matrix of codes whose groups lie in whole heads.
 pub(super) struct ReorderedCodes<'a> {
@@ -25,7 +15,7 @@ pub(super) struct ReorderedCodes<'a> {
     order: RowOrder,
     /// Columns that stay together.
     head_dim: usize,
-    /// Those that it has: whole groups.
+    /// The columns of this part: whole groups.
     columns: Range<usize>,
 }
 
@@ -47,75 +37,6 @@ pub(super) fn reordered<'a>(
         order,
         num_columns,
     })
-}
-
-impl<'a> ReorderedFloats<'a> {
-    /// `stored` with columns in this order.
-    pub(super) fn new(stored: Matrix<'a>, order: RowOrder) -> Self {
-        let columns = 0..stored.columns();
-        Self {
-            stored,
-            order,
-            columns,
-        }
-    }
-
-    pub(super) fn select(self, rows: RowSelection) -> Self {
-        Self {
-            stored: self.stored.select(rows),
-            ..self
-        }
-    }
-
-    pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
-        Self {
-            stored: self.stored.part(rows, 0..self.stored.columns()),
-            order: self.order,
-            columns: part_of(&self.columns, columns),
-        }
-    }
-
-    pub(super) fn location(&self) -> TensorLocation<'_> {
-        self.stored.location()
-    }
-
-    pub(super) fn is_quantised(&self) -> bool {
-        self.stored.is_quantised()
-    }
-
-    pub(super) fn preload(&self) -> Result<(), LoadError> {
-        self.stored.preload()
-    }
-
-    fn floats(&self) -> &dyn FloatRows {
-        self.stored.float_rows().expect("a matrix of floats")
-    }
-}
-
-impl FloatRows for ReorderedFloats<'_> {
-    fn dtype(&self) -> Dtype {
-        self.floats().dtype()
-    }
-
-    fn rows(&self) -> usize {
-        self.stored.rows()
-    }
-
-    fn columns(&self) -> usize {
-        self.columns.len()
-    }
-
-    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        let size = self.dtype().size();
-        let mut row = vec![0; self.stored.columns() * size];
-        for (index, out) in rows.zip(out.chunks_exact_mut(self.columns.len() * size)) {
-            self.floats().read_rows(index..index + 1, &mut row);
-            for (column, out) in self.columns.clone().zip(out.chunks_exact_mut(size)) {
-                let first = self.order.stored_row(column) * size;
-                out.copy_from_slice(&row[first..first + size]);
-            }
-        }
-    }
 }
 
 impl<'a> ReorderedCodes<'a> {

@@ -10,7 +10,8 @@
 //! e2m1.rs          scales of floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
-//! column_order.rs  columns that are stored in another order
+//! stored_rows.rs   quantised rows of a matrix
+//! column_order.rs  quantised rows whose columns are stored in another order
 //! sentence_transformers.rs  what becomes of hidden states in an embedding model, and of long texts
 //! safetensors/     *.safetensors
 //! quantised/       quantised weights inside of safetensors
@@ -44,6 +45,7 @@ mod row_order;
 mod safetensors;
 mod sentence_transformers;
 mod store;
+mod stored_rows;
 mod tensor;
 mod transposed;
 mod weight_file;

@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use bytemuck::allocation::try_zeroed_vec;
 
-use super::column_order::{ReorderedCodes, ReorderedFloats, reordered};
+use super::column_order::{ReorderedCodes, reordered};
 use super::fp8_matrix::Fp8Matrix;
 use super::row_order::{RowOrder, RowSelection, part_of};
+use super::stored_rows::{DequantisedRows, StoredQuantisedRows};
 use super::tensor::{Tensor, TensorLocation};
 use super::transposed::Transposed;
 use inflight_base::LoadError;
@@ -28,7 +29,7 @@ pub enum Matrix<'a> {
     /// Some columns of another one that may be rounded.
     Columns(Box<MatrixColumns<'a>>),
     /// Another one, in floating point, whose columns are stored in another order.
-    Reordered(Box<ReorderedFloats<'a>>),
+    Reordered(ReorderedFloats<'a>),
     /// Codes in a format that no kernel has, dequantised as they are read.
     Dequantised {
         /// File and name.
@@ -49,41 +50,6 @@ pub struct MatrixColumns<'a> {
     all: Matrix<'a>,
     /// Which of these they are.
     columns: Range<usize>,
-}
-
-/// Quantised rows in a checkpoint's files.
-pub trait StoredQuantisedRows<'a>: QuantisedRows + Send {
-    /// Reads into memory what single rows cannot be read without: formats that scatter a row's codes over the whole
-    /// tensor are held in memory while they are packed.
-    ///
-    /// # Errors
-    /// The file has become shorter, or memory is short.
-    fn preload(&self) -> Result<(), LoadError>;
-
-    /// Some of its rows, and some columns of each: whole groups; all, if there is an
-    /// [order of inputs](QuantisedRows::input_order). Of the files, only these are read, as far as the format allows.
-    ///
-    /// # Panics
-    /// It does not have them.
-    fn part(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Box<dyn StoredQuantisedRows<'a> + 'a>;
-}
-
-/// Rows that become f32 as they are read.
-pub trait DequantisedRows: Send + Sync {
-    /// As [`StoredQuantisedRows::preload`].
-    ///
-    /// # Errors
-    /// As there.
-    fn preload(&self) -> Result<(), LoadError> {
-        Ok(())
-    }
-
-    /// Writes some elements of a row.
-    fn read(&self, row: usize, columns: Range<usize>, out: &mut [f32]);
 }
 
 /// Writes the row of this index as f32.
@@ -114,8 +80,8 @@ impl<'a> Matrix<'a> {
         Self::Turned(Turned::new(self))
     }
 
-    /// The same with columns that are stored in this order, head by head. Codes keep their format where their groups lie
-    /// in whole heads, and are dequantised otherwise.
+    /// This matrix with columns that are stored in an order of heads. Codes keep their format where their groups lie in
+    /// whole heads, and are dequantised otherwise.
     #[must_use]
     pub fn with_columns_in(self, order: RowOrder, head_dim: usize) -> Self {
         match self {
@@ -146,14 +112,14 @@ impl<'a> Matrix<'a> {
                 columns,
                 read: reordered(read, order, columns),
             },
-            floats => Self::Reordered(Box::new(ReorderedFloats::new(floats, order))),
+            floats => Self::Reordered(ReorderedFloats::new(floats, order)),
         }
     }
 
     /// Some of its rows. It has all of them, in the order of the file.
     pub fn select(self, rows: RowSelection) -> Self {
         match self {
-            Self::Reordered(all) => Self::Reordered(Box::new(all.select(rows))),
+            Self::Reordered(all) => Self::Reordered(all.select(rows)),
             Self::Float(tensor) => Self::Float(tensor.select(rows)),
             Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
             Self::Turned(matrix) => Self::Turned(matrix.select(rows)),
@@ -215,7 +181,7 @@ impl<'a> Matrix<'a> {
     fn read_part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         match self {
             Self::Columns(of) => of.some.read_part(rows, columns),
-            Self::Reordered(all) => Self::Reordered(Box::new(all.part(rows, columns))),
+            Self::Reordered(all) => Self::Reordered(all.part(rows, columns)),
             Self::Float(tensor) => Self::Float(tensor.part(rows, columns)),
             Self::Transposed(matrix) => Self::Transposed(matrix.part(rows, columns)),
             Self::Turned(matrix) => Self::Turned(matrix.part(rows, columns)),
@@ -356,7 +322,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => Some(matrix),
             Self::Turned(matrix) => Some(matrix),
             Self::Columns(of) => of.some.float_rows(),
-            Self::Reordered(all) => Some(&**all),
+            Self::Reordered(all) => Some(all),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -394,7 +360,7 @@ impl<'a> Matrix<'a> {
             Self::Transposed(matrix) => read_float_row(matrix, index, out),
             Self::Turned(matrix) => read_float_row(matrix, index, out),
             Self::Columns(of) => of.some.read_row(index, out),
-            Self::Reordered(all) => read_float_row(&**all, index, out),
+            Self::Reordered(all) => read_float_row(all, index, out),
             Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(&**codes, index, out),
             Self::Dequantised { read, columns, .. } => read.read(index, 0..*columns, out),
@@ -511,6 +477,84 @@ fn dequantise_row(codes: &dyn QuantisedRows, index: usize, out: &mut [f32]) {
     row.dequantise(codes.format(), &mut ordered);
     for (weight, &input) in ordered.iter().zip(order) {
         out[input as usize] = *weight;
+    }
+}
+
+/// A matrix of floats whose columns are stored in another order.
+pub struct ReorderedFloats<'a> {
+    /// Has all columns, in the order of the file.
+    stored: Box<Matrix<'a>>,
+    order: RowOrder,
+    /// The columns of this part.
+    columns: Range<usize>,
+}
+
+impl<'a> ReorderedFloats<'a> {
+    /// `stored` with columns in this order.
+    fn new(stored: Matrix<'a>, order: RowOrder) -> Self {
+        let columns = 0..stored.columns();
+        Self {
+            stored: Box::new(stored),
+            order,
+            columns,
+        }
+    }
+
+    fn select(self, rows: RowSelection) -> Self {
+        Self {
+            stored: Box::new(self.stored.select(rows)),
+            ..self
+        }
+    }
+
+    fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        Self {
+            stored: Box::new(self.stored.part(rows, 0..self.stored.columns())),
+            order: self.order,
+            columns: part_of(&self.columns, columns),
+        }
+    }
+
+    fn location(&self) -> TensorLocation<'_> {
+        self.stored.location()
+    }
+
+    fn is_quantised(&self) -> bool {
+        self.stored.is_quantised()
+    }
+
+    fn preload(&self) -> Result<(), LoadError> {
+        self.stored.preload()
+    }
+
+    fn floats(&self) -> &dyn FloatRows {
+        self.stored.float_rows().expect("a matrix of floats")
+    }
+}
+
+impl FloatRows for ReorderedFloats<'_> {
+    fn dtype(&self) -> Dtype {
+        self.floats().dtype()
+    }
+
+    fn rows(&self) -> usize {
+        self.stored.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.columns.len()
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let size = self.dtype().size();
+        let mut row = vec![0; self.stored.columns() * size];
+        for (index, out) in rows.zip(out.chunks_exact_mut(self.columns.len() * size)) {
+            self.floats().read_rows(index..index + 1, &mut row);
+            for (column, out) in self.columns.clone().zip(out.chunks_exact_mut(size)) {
+                let first = self.order.stored_row(column) * size;
+                out.copy_from_slice(&row[first..first + size]);
+            }
+        }
     }
 }
 

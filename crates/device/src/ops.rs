@@ -201,8 +201,8 @@ pub trait Ops: StepIo {
         out: &mut Self::Inputs,
     );
 
-    /// Whether a projection with all inputs adds to the residual stream itself. If not, its result is stored, and added
-    /// afterwards, as parts of sums over ranks are.
+    /// Whether a projection with all of its inputs adds its result to the residual stream. Otherwise the result is
+    /// stored and added afterwards, like partial sums of ranks.
     fn has_whole_sums(&self) -> bool {
         true
     }

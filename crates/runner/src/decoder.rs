@@ -85,8 +85,7 @@ pub(super) struct Decoder<D: Device> {
     streams: Option<Streams<D>>,
     /// Only for a model with experts beside feed-forward blocks.
     experts_block: Option<ExpertsBlockBuffers<D>>,
-    /// Only for a model whose attention has gates.
-    /// `[max_num_tokens, q_len]`.
+    /// Only for a model whose attention has gates: `[max_num_tokens, q_len]`.
     gates: Option<D::Sums>,
     /// Only for a rank of a model with norms over all heads.
     row_norm: Option<RowNorm<D>>,

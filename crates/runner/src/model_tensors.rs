@@ -294,6 +294,9 @@ impl<'a> ModelTensors<'a> {
         let vector = self.store.vector(&stored, len, self.row_order(name));
         // ERNIE has the only row of a matrix, and llama.cpp the only column for state spaces.
         vector.or_else(|error| {
+            if self.row_order(name) != RowOrder::Same {
+                return Err(error);
+            }
             let mut shapes = [[1, len], [len, 1]].into_iter();
             let found = shapes.find_map(|shape| self.store.stacked_vectors(&stored, shape).ok());
             found.map(Tensor::flattened).ok_or(error)
@@ -312,12 +315,9 @@ impl<'a> ModelTensors<'a> {
             "weight" => format!("{module_name}.gamma"),
             _ => format!("{module_name}.beta"),
         };
-        // llama.cpp calls one norm of Falcon-H1 without an end.
-        let bare = (self.gguf.is_some() && parameter == "weight").then_some(&module_name);
-        let mut others = [Some(&older), bare].into_iter().flatten();
-        let stored = match self.store.has(&name) {
-            true => &name,
-            false => others.find(|other| self.store.has(other)).unwrap_or(&name),
+        let stored = match self.store.has(&older) && !self.store.has(&name) {
+            true => &older,
+            false => &name,
         };
         self.store.vector(stored, len, self.row_order(module))
     }

@@ -1,9 +1,9 @@
-//! What becomes of the results of a step on a rank.
+//! The part of a rank in the results of a step.
 
 use super::pooler::Pooler;
 use super::stage::Stage;
 
-/// What a rank does with the results of a step.
+/// The part of a rank in the results of a step.
 pub(super) enum Results {
     /// Samples from its logits: it has the only stage.
     Sampled,

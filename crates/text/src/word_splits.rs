@@ -18,12 +18,15 @@ enum Style {
     Gpt4o,
     Bloom,
     DeepSeekV3,
+    ExaoneMoe,
 }
 
-use Style::{Bloom, DeepSeekV3, Digits, Falcon, Gpt2, Gpt4o, Llama3, Qwen2, Qwen35, Tekken};
+use Style::{
+    Bloom, DeepSeekV3, Digits, ExaoneMoe, Falcon, Gpt2, Gpt4o, Llama3, Qwen2, Qwen35, Tekken,
+};
 
 /// The names, and their styles. The same style may go with other settings: see [`WordSplit`].
-const NAMES: [(&str, Style); 42] = [
+const NAMES: [(&str, Style); 46] = [
     ("gpt-2", Gpt2),
     ("phi-2", Gpt2),
     ("mpt", Gpt2),
@@ -60,12 +63,16 @@ const NAMES: [(&str, Style); 42] = [
     ("stablelm2", Qwen2),
     ("hunyuan", Qwen2),
     ("megrez", Qwen2),
+    ("solar-open", Qwen2),
     ("qwen35", Qwen35),
     ("tekken", Tekken),
     ("gpt-4o", Gpt4o),
     ("llama4", Gpt4o),
+    ("minimax-m2", Gpt4o),
     ("bloom", Bloom),
     ("deepseek-v3", DeepSeekV3),
+    ("hunyuan-dense", DeepSeekV3),
+    ("exaone-moe", ExaoneMoe),
 ];
 
 /// Names of [`Llama3`] whose tokenizers have merges for every word of the vocabulary, and no start token of their own.
@@ -82,6 +89,7 @@ const DEEPSEEK_V3: [&str; 3] = [
     r"[一-龥\u3040-ゟ゠-ヿ]+",
     r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#,
 ];
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// How the tokenizer of a GGUF file splits words, and what goes with it.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +140,7 @@ impl<'a> WordSplit<'a> {
             Tekken => vec![split(TEKKEN), bytes(false)],
             Gpt4o => vec![split(GPT_4O), bytes(false)],
             Bloom => vec![split(BLOOM), bytes(false)],
+            ExaoneMoe => vec![split(EXAONE_MOE), bytes(false)],
             DeepSeekV3 => DEEPSEEK_V3
                 .into_iter()
                 .map(split)

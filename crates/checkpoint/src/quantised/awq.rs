@@ -13,7 +13,8 @@ use super::groups::Groups;
 use super::module::{Module, group_size, refused};
 use super::words::{Words, code_at, codes_per_word};
 use crate::json_file::JsonFile;
-use crate::matrix::{Matrix, StoredQuantisedRows};
+use crate::matrix::Matrix;
+use crate::stored_rows::StoredQuantisedRows;
 use inflight_base::LoadError;
 use inflight_numbers::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 

@@ -16,8 +16,9 @@ use std::ops::Range;
 use safetensors::tensor::Dtype as StoredDtype;
 
 use crate::e2m1::half_power_of_two;
-use crate::matrix::{Matrix, StoredQuantisedRows};
+use crate::matrix::Matrix;
 use crate::safetensors::{SafetensorsFolder, StoredTensor};
+use crate::stored_rows::StoredQuantisedRows;
 use crate::weight_file::FileRange;
 use inflight_base::LoadError;
 use inflight_numbers::{

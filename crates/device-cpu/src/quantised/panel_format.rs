@@ -4,7 +4,7 @@ use super::super::panel_order::PANEL;
 use inflight_base::LoadError;
 use inflight_numbers::{CodeBits, QuantFormat};
 
-/// What the codes of panels are. They are unsigned: [`CodeBits`] plus a bias.
+/// The codes of panels, which are unsigned: [`CodeBits`] plus a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PanelBits {
     /// Two codes in a byte.

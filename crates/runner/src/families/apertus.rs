@@ -35,13 +35,19 @@ pub const FAMILY: Family = Family {
 /// Takes the parameters of activations from the metadata, where llama.cpp's converter puts them.
 fn read_activations(gguf: &GgufFolder, spec: &mut ModelSpec) -> Result<(), LoadError> {
     const BETA: &str = "xielu.beta";
+    const EPS: &str = "xielu.eps";
     let num_layers = spec.num_layers();
     let read = |key| match gguf.numbers(key)? {
-        Some(numbers) if numbers.len() == num_layers => Ok(numbers),
-        Some(numbers) => Err(gguf.error(format!(
+        Some(numbers) if numbers.len() != num_layers => Err(gguf.error(format!(
             "{key} has {} elements for {num_layers} layers; the file is damaged",
             numbers.len()
         ))),
+        Some(numbers) => match numbers.iter().find(|number| !number.is_finite()) {
+            Some(number) => Err(gguf.error(format!(
+                "{key}: {number} is not finite; the file is damaged"
+            ))),
+            None => Ok(numbers),
+        },
         None => Err(gguf.error(format!(
             "{key} is missing, or no list of numbers; convert the model again"
         ))),
@@ -50,6 +56,12 @@ fn read_activations(gguf: &GgufFolder, spec: &mut ModelSpec) -> Result<(), LoadE
     if let Some(other) = read(BETA)?.into_iter().find(|&beta| beta != 0.5) {
         return Err(gguf.error(format!(
             "{BETA}: {other} is not supported; only 0.5 is: serve the checkpoint of safetensors"
+        )));
+    }
+    // Files have the -1e-6 of the formula as bf16.
+    if let Some(other) = read(EPS)?.into_iter().find(|eps| (eps + 1e-6).abs() > 1e-8) {
+        return Err(gguf.error(format!(
+            "{EPS}: {other} is not supported; only -1e-6 is: serve the checkpoint of safetensors"
         )));
     }
     for (index, layer) in spec.layers.iter_mut().enumerate() {

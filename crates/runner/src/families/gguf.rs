@@ -276,7 +276,9 @@ impl GgufArchitecture {
     /// The order of the inputs of a module, and how many of them stay together; `None` if it is the order of the spec.
     pub fn column_order(&self, module: Module, spec: &ModelSpec) -> Option<(RowOrder, usize)> {
         let delta = self.tiled_values(module, spec)?;
-        let is_output = module.name == "linear_attn.out_proj";
+        // With one head of values for each key, both orders are one.
+        let is_output =
+            module.name == "linear_attn.out_proj" && delta.num_value_heads > delta.num_key_heads;
         is_output.then(|| (tiled(&delta, 0, delta.value_dim), delta.value_dim))
     }
 
@@ -551,7 +553,15 @@ impl<'a> GgufConfig<'a> {
                     let problem = "is neither a number nor a list of numbers";
                     self.error(LAYERS, problem, "the file is damaged")
                 })?;
-                layers.into_iter().map(|layer| layer != 0.0).collect()
+                // Layers for predicting several tokens are left out.
+                let is_of_blocks =
+                    Some(layers.len() as u64) == self.required("block_count")?.as_u64();
+                let num_layers = match is_of_blocks {
+                    true => self.num_layers()? as usize,
+                    false => layers.len(),
+                };
+                let layers = layers.into_iter().take(num_layers);
+                layers.map(|layer| layer != 0.0).collect()
             }
         };
         let kinds = is_local.into_iter().map(|is_local| match is_local {
@@ -581,7 +591,7 @@ impl<'a> GgufConfig<'a> {
     /// Whether each layer has a number above 0 under a key; `None` if there is no array under it.
     ///
     /// # Errors
-    /// It has other numbers of elements than layers.
+    /// The array has another length than the model has layers.
     pub fn layers_with(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
         let Some(MetadataValue::Array(_)) = self.get(key) else {
             return Ok(None);
@@ -849,6 +859,7 @@ impl<'a> GgufConfig<'a> {
             let is_neutral = |value: f64| match other {
                 // The share of "NTK by parts", which only YaRN has; below 0 is none given.
                 "yarn_ext_factor" => value < 0.0 || value == f64::from(u8::from(kind == "yarn")),
+                LOG_MULTIPLIER => value == 0.0 || value == 1.0,
                 _ => value == 1.0,
             };
             if let Some(value) = self.number(&key)?

@@ -75,7 +75,7 @@ pub const SIGMOIDS: GgufExperts = GgufExperts {
 
 const NUM_DENSE: &str = "first_k_dense_replace";
 
-/// What llama.cpp takes for metadata that a file does not have: no groups, no shared expert, experts in all layers.
+/// Adds llama.cpp's defaults of metadata that a file does not have: no groups, no shared expert, experts in all layers.
 pub fn add_absent(config: &mut Map<String, Json>) {
     for (key, value) in [
         (GROUPS, 1),

@@ -10,9 +10,11 @@
 //!
 //! Source: modeling_granite.py of transformers.
 
+use serde_json::{Map, Value};
+
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
-use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
+use super::gguf::{GgufArchitecture, GgufConfig, QUERIES_AND_KEYS};
 use super::windows::no_windows;
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
@@ -29,10 +31,36 @@ pub const FAMILY: Family = Family {
             ("residual_scale", "residual_multiplier"),
             ("logit_scale", "logits_scaling"),
         ],
+        add_read: check_shared_block,
         ..GgufArchitecture::named("granite")
     }),
     describe,
 };
+
+/// Reads what the converter writes for a Granite 4 without state spaces and experts: their sizes, and the width of the
+/// block as that of a shared expert.
+fn check_shared_block(gguf: &GgufConfig<'_>, _: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const WIDTH: &str = "expert_shared_feed_forward_length";
+    for key in [
+        "ssm.conv_kernel",
+        "ssm.state_size",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.time_step_rank",
+        "expert_used_count",
+    ] {
+        gguf.get(key);
+    }
+    let widths = [WIDTH, "feed_forward_length"].map(|key| gguf.number(key));
+    let [shared, width] = widths;
+    match (shared?, width?) {
+        (Some(shared), width) if width.as_ref() != Some(&shared) => {
+            let problem = "is not feed_forward_length, the width of the block";
+            Err(gguf.error(WIDTH, problem, "the file is damaged"))
+        }
+        _ => Ok(()),
+    }
+}
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let (mut spec, _) = describe_dense(config, FAMILY.class)?;

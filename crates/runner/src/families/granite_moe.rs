@@ -83,7 +83,7 @@ pub const DENSE_GGUF: GgufArchitecture = GgufArchitecture {
     experts: None,
     add_fixed: |config| {
         config.insert("num_local_experts".to_owned(), json!(0));
-        // It has no block but that.
+        // The shared block is the only one.
         let width = config.get("intermediate_size").cloned();
         config.entry(SHARED_SIZE).or_insert(json!(width));
     },
@@ -116,6 +116,11 @@ const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
         ("ssm.group_count", "mamba_n_groups"),
         ("ssm.time_step_rank", "mamba_n_heads"),
     ],
+    // The converter writes the sizes of state spaces that the model does not have.
+    add_read: |gguf, _| {
+        gguf.get("ssm.inner_size");
+        Ok(())
+    },
     permuted: QUERIES_AND_KEYS,
     experts: Some(GgufExperts::softmax(true)),
     rewrite: |_, spec| {

@@ -7,30 +7,92 @@
 //!
 //! Source: configuration_*.py and modeling_*.py of granite_swa and granitemoe_swa of transformers.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::dimensions::{Defaults, Sizes};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts, QUERIES_AND_KEYS};
 use super::granite::{describe_dense, describe_dense_with, set_mlp_biases};
 use super::granite_moe::set_experts_beside_shared;
 use super::rope_config::THETA;
 use super::windows::{windowed_layers, windows_of};
 use crate::rope::Rope;
-use crate::spec::{FeedForward, ModelSpec, StackedExperts};
+use crate::spec::{FeedForward, ModelSpec, Projection, StackedExperts};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 
 pub const FAMILY: Family = Family {
     class: "GraniteSWAForCausalLM",
-    gguf: None,
+    gguf: Some(GGUF_ARCHITECTURE),
     describe,
 };
 
 pub const WITH_EXPERTS: Family = Family {
     class: "GraniteMoeSWAForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        experts: Some(GgufExperts::softmax(true)),
+        rewrite: |_, spec| {
+            rename_experts(spec);
+            Ok(())
+        },
+        ..GGUF_ARCHITECTURE
+    }),
     describe: describe_with_experts,
 };
+
+/// How llama.cpp stores the families.
+const GGUF_ARCHITECTURE: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("self_attn.sinks", "attn_sinks"),
+        (ROUTER, "ffn_gate_inp"),
+        (GATE_UP, "ffn_gate_up_exps"),
+        ("shared_mlp.input_linear", "ffn_up_shexp"),
+        ("shared_mlp.output_linear", "ffn_down_shexp"),
+    ],
+    keys: &[
+        ("attention.scale", "attention_multiplier"),
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
+        (
+            "expert_shared_feed_forward_length",
+            "shared_intermediate_size",
+        ),
+    ],
+    permuted: QUERIES_AND_KEYS,
+    has_windows: true,
+    add_read: add_thetas,
+    ..GgufArchitecture::named("granite_swa")
+};
+
+/// Gate and up of all experts in a GGUF file.
+const GATE_UP: &str = "mlp.experts.{}.gate_up_proj";
+
+/// Adds the bases of all layers: one, but for those without a position embedding.
+fn add_thetas(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let Some(has_rope) = gguf.layers_with("attention.rope_pattern")? else {
+        return Ok(());
+    };
+    let theta = gguf.number("rope.freq_base")?.unwrap_or(json!(10_000.0));
+    let thetas = has_rope.into_iter().map(|has_rope| match has_rope {
+        true => theta.clone(),
+        false => json!(0),
+    });
+    config.insert("layer_rope_theta".to_owned(), thetas.collect());
+    Ok(())
+}
+
+/// Gives experts the names that have a tensor in a GGUF file.
+fn rename_experts(spec: &mut ModelSpec) {
+    for layer in &mut spec.layers {
+        if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+            experts.unstack();
+            let (width, stacking) = (experts.down.num_inputs, experts.gate_up.stacking);
+            let inputs = experts.gate_up.num_inputs;
+            experts.gate_up = Projection::fused(GATE_UP, &[width; 2], inputs, stacking);
+        }
+    }
+}
 
 const ROUTER: &str = "block_sparse_moe.router";
 

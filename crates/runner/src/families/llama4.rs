@@ -12,12 +12,13 @@
 
 use std::num::NonZeroU32;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::layer_lists::{layers_of_kind, layers_with_rope, listed_layers};
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
@@ -33,9 +34,46 @@ use inflight_numbers::Stacking;
 
 pub const LLAMA4: Family = Family {
     class: "Llama4ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+            ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+        ],
+        keys: &[
+            ("feed_forward_length", "intermediate_size_mlp"),
+            ("expert_feed_forward_length", "intermediate_size"),
+            ("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        ],
+        has_windows: true,
+        experts: Some(GgufExperts {
+            is_normalised: false,
+            has_scale: false,
+            gating: 2,
+        }),
+        unstacks_experts: true,
+        add_read: add_attention,
+        ..GgufArchitecture::named("llama4")
+    }),
     describe,
 };
+
+/// Adds what llama.cpp makes of the metadata: all layers have a position embedding and none has chunks if the window is
+/// 0, and queries and keys have no norm in the model with 128 experts.
+fn add_attention(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let num_layers = gguf.num_layers()?.min(MAX_LAYERS as u64) as usize;
+    if gguf.number("attention.sliding_window")? == Some(json!(0)) {
+        GgufConfig::add_layer_types(config, &vec![true; num_layers], ["", "full_attention"]);
+        config.insert("no_rope_layers".to_owned(), json!(vec![1; num_layers]));
+    }
+    let has_norms = gguf.number("expert_count")? != Some(json!(128));
+    config.insert("use_qk_norm".to_owned(), json!(has_norms));
+    Ok(())
+}
 
 /// Llama 4 with an encoder of images.
 pub const LLAMA4_WITH_IMAGES: Family = Family {

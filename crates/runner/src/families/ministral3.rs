@@ -44,7 +44,8 @@ fn add_query_factors(
         );
         rope.entry("original_max_position_embeddings")
             .or_insert(positions);
-        if multiplier.is_some() {
+        // 0 is none.
+        if multiplier.is_some_and(|it| it.as_f64() != Some(0.0)) {
             for key in ["mscale", "mscale_all_dim"] {
                 rope.insert(key.to_owned(), json!(1.0));
             }
@@ -85,9 +86,11 @@ pub fn query_factors(config: &JsonFile) -> Result<Option<QueryFactors>, LoadErro
         return Ok(None);
     };
     let period = parameters.required_size("original_max_position_embeddings", 1..=MAX_POSITIONS)?;
-    Ok(Some(QueryFactors {
-        slope: parameters.required_number("llama_4_scaling_beta", 0.0..=1e6)?,
+    let slope = parameters.required_number("llama_4_scaling_beta", 0.0..=1e6)?;
+    let factors = QueryFactors {
+        slope,
         period: period as f64,
         first: 0,
-    }))
+    };
+    Ok(Some(factors).filter(|factors| factors.slope > 0.0))
 }

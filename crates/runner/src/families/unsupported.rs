@@ -121,8 +121,6 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gptj",
-    "granite_swa",
-    "llama4",
     "mpt",
     "nemotron_h",
     "nemotron_h_moe",
