@@ -265,7 +265,7 @@ mod tests {
         let json = fs::read_to_string(fixtures().join("expected.json")).expect("expected.json");
         let expected: BTreeMap<String, Vec<(String, Vec<TokenId>)>> =
             serde_json::from_str(&json).expect("expected.json");
-        assert_eq!(expected.len(), 12);
+        assert_eq!(expected.len(), 13);
         for (name, texts) in expected {
             let tokenizer = text_of("tokens", &name).tokenizer;
             for (text, ids) in texts {
