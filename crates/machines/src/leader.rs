@@ -226,9 +226,10 @@ impl RankWatch {
     /// # Errors
     /// One has ended.
     pub fn check(&self) -> Result<(), StepError> {
-        let mut endings = self.0.iter();
-        let ended = endings.find_map(|(rank, ending)| Some((rank, ending.get()?)));
-        match ended {
+        let endings = self.0.iter();
+        let ended = endings.filter_map(|(rank, ending)| Some((rank, ending.get()?)));
+        // Rank 0 ends the others once one has failed.
+        match ended.min_by_key(|(_, how)| *how == "exit status: 0") {
             None => Ok(()),
             Some((rank, how)) => Err(StepError(format!(
                 "the process of rank {rank} has ended ({how})"
@@ -240,5 +241,19 @@ impl RankWatch {
 impl<D: RankDevice> Drop for LeadingRunner<D> {
     fn drop(&mut self) {
         self.others.iter_mut().for_each(OtherRank::close);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_processes_that_have_ended_the_one_that_failed_is_named() {
+        let endings = ["exit status: 0", "signal: 9 (SIGKILL)", "exit status: 0"];
+        let endings = (1..).zip(endings.map(Ending::of));
+        let error = RankWatch(endings.collect()).check();
+        let error = error.expect_err("all have ended").to_string();
+        assert!(error.contains("rank 2 has ended (signal: 9"), "{error}");
     }
 }

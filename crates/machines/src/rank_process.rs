@@ -115,6 +115,14 @@ impl Ending {
         self.0.get().map(String::as_str)
     }
 
+    /// Of a process that has ended so.
+    #[cfg(test)]
+    pub(super) fn of(how: &str) -> Self {
+        let ending = Self::default();
+        ending.set(how.to_owned());
+        ending
+    }
+
     fn set(&self, how: String) {
         self.0.get_or_init(|| how);
     }
