@@ -41,7 +41,8 @@ const CHECK_PERIOD: Duration = Duration::from_millis(20);
 /// How long after the end of another rank the GPU may still finish: that rank may have ended after its part.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// What a GPU sums over all ranks with. Messages between their hosts go through a [`RankHost`].
+/// The NCCL communicator of a GPU and its buffers for sums over all ranks. Hosts exchange messages through a
+/// [`RankHost`].
 pub(super) struct GpuRanks {
     rank: usize,
     num_ranks: usize,

@@ -345,7 +345,7 @@ fn meet(collective: &mut dyn Collective) -> Result<(), CollectiveError> {
     if collective.grid().num_stages == 1 {
         return Ok(());
     }
-    // What has gone once through all stages says that all are there. The second time all learn it.
+    // After one round through all stages, the first stage knows that all are up. The second round tells the others.
     for _ in 0..2 {
         if collective.stage() == 0 {
             collective.send(0, &[0.0])?;
