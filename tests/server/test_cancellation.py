@@ -258,26 +258,35 @@ sequence_batching {
 }
 """
 
+MAX_PAIRS = 30
+
 
 @pytest.mark.deployments("iterative")
 @pytest.mark.cancelling
 def test_a_cancelled_request_that_no_step_follows_frees_its_slot(repository):
-    """Its step rescheduled the other one, which Triton ends before it comes back: it is cancelled, too."""
+    """Its step rescheduled the other one, which Triton ends before it comes back: it is cancelled, too.
+
+    Triton has to see the second cancellation while the next step waits for a second request. Where both are seen in one
+    step, or in steps of their own, the slots are freed in another way, and a next pair is cancelled.
+    """
     parameters = {"max_seq_len": ENDLESS_SEQ_LEN, "synthetic_step_us": 2000}
     add_synthetic(repository, "two_slots", parameters, fields=f"max_batch_size: 2 {PATIENT}")
     between_steps = "a cancelled request is ended between two steps"
 
     async def main():
         async with clients.grpc(server) as client:
-            streams = [GrpcStream(client, "two_slots", [n], max_tokens=ENDLESS, stream=True) for n in range(2)]
-            await asyncio.gather(*(anext(aiter(stream)) for stream in streams))
-            streams[0].cancel()
-            await asyncio.sleep(0.03)
-            streams[1].cancel()
-            await until(lambda: between_steps in server.log())
-            # Two requests at the same time need both slots.
-            async with clients.in_flight(client, "two_slots", [1]), clients.in_flight(client, "two_slots", [2]):
-                pass
+            for n in range(MAX_PAIRS):
+                streams = [GrpcStream(client, "two_slots", [i], max_tokens=ENDLESS, stream=True) for i in range(2)]
+                await asyncio.gather(*(anext(aiter(stream)) for stream in streams))
+                streams[0].cancel()
+                await asyncio.sleep(0.02 * (1 + n % 5))
+                streams[1].cancel()
+                # Two requests at the same time need both slots.
+                async with clients.in_flight(client, "two_slots", [1]), clients.in_flight(client, "two_slots", [2]):
+                    pass
+                if between_steps in server.log():
+                    return
+            pytest.fail(f"none of {MAX_PAIRS} pairs: {between_steps}")
 
     with Server(repository, "--log-verbose=1") as server:
         clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
