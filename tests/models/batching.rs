@@ -11,7 +11,7 @@ use inflight_numbers::CodeBits;
 use inflight_runner::WeightPrecision;
 use inflight_sampling::{BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs};
 
-use crate::families::all_families;
+use crate::families::{Family, on_shares_of_families};
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
 /// Grouped heads with scaled RoPE; biases; head norms; experts; latent attention.
@@ -476,9 +476,10 @@ fn a_request_is_the_same_on_any_number_of_threads() {
     }
 }
 
-#[test]
-fn a_request_is_the_same_under_everything_at_once() {
-    for (name, windows) in all_families() {
+on_shares_of_families! { everything_at_once: super::is_the_same_under_everything_at_once }
+
+fn is_the_same_under_everything_at_once(families: &[Family]) {
+    for &(name, windows) in families {
         let happened = serves_as_alone(
             name,
             &Setup {

@@ -9,8 +9,11 @@ use serde_json::json;
 use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve_alone};
 
-/// A fixture of each family and of each of its shapes, and windows that a user sets.
-pub const FAMILIES: [(&str, &[u32]); 81] = [
+/// The name of a fixture, and windows that a user sets.
+pub type Family = (&'static str, &'static [u32]);
+
+/// A fixture of each family and of each of its shapes.
+pub const FAMILIES: [Family; 81] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -95,7 +98,7 @@ pub const FAMILIES: [(&str, &[u32]); 81] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [(&str, &[u32]); 13] = [
+pub const RECURRENT: [Family; 13] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -112,10 +115,10 @@ pub const RECURRENT: [(&str, &[u32]); 13] = [
 ];
 
 /// Families whose attention has gates, which one process computes, as [`FAMILIES`].
-pub const WITH_GATES: [(&str, &[u32]); 1] = [("afmoe", &[])];
+pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [(&str, &[u32]); 6] = [
+pub const ON_CPUS: [Family; 6] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
@@ -125,12 +128,35 @@ pub const ON_CPUS: [(&str, &[u32]); 6] = [
 ];
 
 /// Families whose prefixes are reused wherever they end.
-pub fn reusable_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
+pub fn reusable_families() -> impl Iterator<Item = Family> {
     FAMILIES.into_iter().chain(WITH_GATES).chain(ON_CPUS)
 }
 
+/// Tests with one body, each of one share of the families. The quick tier of `cargo xtask test` has one share, chosen by
+/// the commit.
+macro_rules! on_shares_of_families {
+    ($tests:ident: $body:path) => {
+        mod $tests {
+            crate::families::on_shares_of_families! {
+                $body;
+                share_0_of_8: 0, share_1_of_8: 1, share_2_of_8: 2, share_3_of_8: 3,
+                share_4_of_8: 4, share_5_of_8: 5, share_6_of_8: 6, share_7_of_8: 7,
+            }
+        }
+    };
+    ($body:path; $($test:ident: $number:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            let families = crate::families::all_families();
+            let share: Vec<_> = families.skip($number).step_by(8).collect();
+            $body(&share);
+        })*
+    };
+}
+pub(crate) use on_shares_of_families;
+
 /// All of them.
-pub fn all_families() -> impl Iterator<Item = (&'static str, &'static [u32])> {
+pub fn all_families() -> impl Iterator<Item = Family> {
     reusable_families().chain(RECURRENT)
 }
 

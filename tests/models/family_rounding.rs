@@ -8,7 +8,7 @@ use inflight_runner::WeightPrecision;
 
 use crate::batching::serves_as_alone;
 use crate::copy::Copy;
-use crate::families::{RECURRENT, all_families, reusable_families};
+use crate::families::{Family, RECURRENT, all_families, on_shares_of_families};
 use crate::family_reuse::{reuses_as_alone, reusing};
 use crate::support::{Request, Setup, serve};
 
@@ -181,11 +181,13 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (squares.sum::<f64>() / a.len() as f64).sqrt()
 }
 
+on_shares_of_families! { loss_by_rounding: super::loses_as_much_as_its_weights }
+on_shares_of_families! { rounded_and_scheduled: super::gives_the_same_bits_however_it_is_scheduled }
+
 /// With 8 bits, activations lose as much as weights, which is the root of two together; with 4 bits, much less. Where
 /// groups begin changes the loss by a tenth.
-#[test]
-fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
-    for (name, _) in all_families() {
+fn loses_as_much_as_its_weights(families: &[Family]) {
+    for &(name, _) in families {
         let whole = Copy::of(name);
         let expected = logits(&whole, None);
         let [of_int8, of_int4] = [(INT8, 0.9..1.8), (INT4, 0.7..1.3)].map(|(weights, bounds)| {
@@ -211,26 +213,25 @@ fn a_family_loses_as_much_as_its_weights_lose_by_rounding() {
     }
 }
 
-#[test]
-fn a_rounded_family_gives_the_same_bits_however_it_is_scheduled() {
-    for (name, _) in reusable_families() {
+fn gives_the_same_bits_however_it_is_scheduled(families: &[Family]) {
+    for family in families {
         for weights in [INT8, INT4] {
-            let setup = Setup {
-                weights: Some(weights),
-                ..reusing()
-            };
-            reuses_as_alone(name, &setup);
-        }
-    }
-    for (name, _) in RECURRENT {
-        for weights in [INT8, INT4] {
-            let setup = Setup {
-                weights: Some(weights),
-                max_num_tokens: 20,
-                enable_chunked_context: true,
-                ..Setup::default()
-            };
-            serves_as_alone(name, &setup);
+            let weights = Some(weights);
+            if RECURRENT.contains(family) {
+                let setup = Setup {
+                    weights,
+                    max_num_tokens: 20,
+                    enable_chunked_context: true,
+                    ..Setup::default()
+                };
+                serves_as_alone(family.0, &setup);
+            } else {
+                let setup = Setup {
+                    weights,
+                    ..reusing()
+                };
+                reuses_as_alone(family.0, &setup);
+            }
         }
     }
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 use std::slice;
 
 use inflight_base::{Blocks, SequenceId, TokenId, Tokens};
-use inflight_cuda_stand_in::StandIn;
 use inflight_device::KvDtype;
-use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput, StepPlan,
@@ -15,11 +13,8 @@ use inflight_engine::{
 use inflight_runner::{GroupedLayers, KvFile, ModelSource};
 
 use crate::batching::{each_as_alone, requests_that_share, requests_with_beams};
-use crate::cuda::{on_any_gpu, on_stand_in};
-use crate::cuda_ranks::{lead_on, serve_on};
 use crate::rank_processes::{PATIENT, PROGRAM, load};
 use crate::ranks::{assert_ranks_change_nothing, assert_same, together};
-use crate::schedules::grid;
 use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Setup, fixture, serve};
 use inflight_reference_device::{Reference, ReferenceOptions};
@@ -33,7 +28,7 @@ const MODELS: [(&str, &[u32]); 5] = [
     ("llama3", &[96, 13]),
 ];
 
-fn setup(name: &'static str, windows: &'static [u32]) -> Setup {
+pub fn setup(name: &'static str, windows: &'static [u32]) -> Setup {
     Setup {
         windows,
         groups_of: Some(name),
@@ -177,7 +172,7 @@ fn ranks_keep_the_same_groups() {
 }
 
 /// The same with all layers in one group, and with room for every request.
-fn in_one(grouped: &Setup) -> Setup {
+pub fn in_one(grouped: &Setup) -> Setup {
     Setup {
         groups_of: None,
         kv_dtype: grouped.kv_dtype,
@@ -185,7 +180,7 @@ fn in_one(grouped: &Setup) -> Setup {
     }
 }
 
-fn with_pauses(kv_dtype: KvDtype, chunked: &Setup) -> Setup {
+pub fn with_pauses(kv_dtype: KvDtype, chunked: &Setup) -> Setup {
     Setup {
         policy: CapacityPolicy::MaxUtilization,
         num_blocks: 24 * num_groups(chunked),
@@ -193,77 +188,6 @@ fn with_pauses(kv_dtype: KvDtype, chunked: &Setup) -> Setup {
         kv_dtype,
         ..chunked.clone()
     }
-}
-
-#[test]
-fn blocks_by_windows_change_nothing_on_a_gpu() {
-    let test = "kv_groups::blocks_by_windows_change_nothing_on_a_gpu";
-    on_any_gpu(StandIn::new(), test, || {
-        let requests = requests_that_share();
-        for (name, kv_dtype) in [("gemma3", KvDtype::Int8), ("gpt-oss", KvDtype::Fp8)] {
-            let served = |setup: &Setup, max_graphs: usize| {
-                let options = CudaOptions {
-                    deterministic: true,
-                    max_graphs,
-                    ..CudaOptions::default()
-                };
-                let mut runner = setup.load_on::<Cuda>(&fixture(name), &options);
-                serve(&mut runner, setup, &requests)
-            };
-            let chunked = setup(name, &[]);
-            // Blocks that a group does not see are taken away from the runner.
-            let moving = Setup {
-                moves_blocks: true,
-                num_runner_blocks: Some(330),
-                reuse: BlockReuse::Off,
-                ..chunked.clone()
-            };
-            let (expected, _) = served(&in_one(&chunked), 64);
-            let (same, happened) = served(&chunked, 64);
-            assert_same(name, &expected, &same);
-            assert!(
-                happened.num_holes > 50 && happened.num_copies > 5,
-                "{name}: {happened:?}"
-            );
-            let (same, happened) = served(&moving, 0);
-            assert_same(&format!("{name}, moves"), &expected, &same);
-            assert!(happened.num_moves > 50, "{name}: {happened:?}");
-            let paused = with_pauses(kv_dtype, &chunked);
-            let (expected, _) = served(&in_one(&paused), 64);
-            let (same, happened) = served(&paused, 64);
-            assert_same(&format!("{name}, {kv_dtype}"), &expected, &same);
-            assert!(
-                happened.num_pauses > 0 && happened.num_onboarded > 0,
-                "{name}: {happened:?}"
-            );
-        }
-    });
-}
-
-#[test]
-fn several_gpus_keep_the_same_groups() {
-    let test = "kv_groups::several_gpus_keep_the_same_groups";
-    on_stand_in(StandIn::new().set("DEVICES", 2), test, || {
-        let requests = requests_that_share();
-        let name = "gemma3";
-        let chunked = setup(name, &[]);
-        let (many, few) = ((true, 64), with_pauses(KvDtype::Bf16, &chunked));
-        let expected = serve_on(name, &in_one(&chunked), &requests, 2, many);
-        for setup in [&chunked, &few] {
-            assert_same(
-                "2 GPUs",
-                &expected,
-                &serve_on(name, setup, &requests, 2, many),
-            );
-        }
-        let expected = serve_on(name, &in_one(&chunked), &requests, 1, many);
-        for setup in [&chunked, &few] {
-            let stages = lead_on(name, setup, &[0, 1], grid(2, 1), PATIENT.step);
-            let (served, happened) = serve(&mut stages.expect("it loads"), setup, &requests);
-            assert_same("2 stages", &expected, &served);
-            assert!(happened.num_holes > 50, "{happened:?}");
-        }
-    });
 }
 
 /// An engine serves one request. Returns its tokens, the tokens of its prompt that were reused, and the most blocks

@@ -15,6 +15,7 @@ mod cuda_experts;
 mod cuda_families;
 mod cuda_faults;
 mod cuda_fp8;
+mod cuda_kv_groups;
 mod cuda_latent;
 mod cuda_overlap;
 mod cuda_quantised;

@@ -25,7 +25,8 @@ LEVELS = "max_batch_size: 8 dynamic_batching { priority_levels: 3 default_priori
 @pytest.fixture(scope="session")
 def example():
     """The example of a strategy in Rust, built."""
-    command = ["cargo", "build", "--package", "batch-strategy-example", "--message-format=json"]
+    # With the whole workspace, as the library under test: alone, its dependencies would be built again.
+    command = ["cargo", "build", "--workspace", "--lib", "--bins", "--examples", "--message-format=json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     messages = map(json.loads, done.stdout.splitlines())
     files = [name for message in messages for name in message.get("filenames", [])]

@@ -132,13 +132,16 @@ impl Tier {
         }
     }
 
-    /// Whether a run has a test of the step `models`. The stand-in for a GPU takes most of the time, so the quick tier
-    /// has one in [`TESTS_PER_SAMPLE`] of the tests on it.
+    /// Whether a run has a test of the step `models`. The stand-in for a GPU and tests of all families take most of the
+    /// time, so the quick tier has one in [`TESTS_PER_SAMPLE`] tests on the stand-in, and one share of the families.
     pub fn has_test_of_models(self, name: &str) -> bool {
+        let seed = seed_of_commit();
         let is_on_stand_in = name.starts_with("cuda");
-        self != Self::Quick
-            || !is_on_stand_in
-            || is_in_sample(name, seed_of_commit(), TESTS_PER_SAMPLE)
+        match share(name) {
+            _ if self != Self::Quick => true,
+            Some((number, num_shares)) => seed % num_shares == number,
+            None => !is_on_stand_in || is_in_sample(name, seed, TESTS_PER_SAMPLE),
+        }
     }
 
     /// The variables that give random tests their seed. Without them each run has a fresh one, which a failing test
@@ -158,8 +161,16 @@ impl Tier {
 /// Why the quick tier leaves out a test of the step `models`.
 pub fn left_out_models() -> String {
     format!(
-        "left out of the quick tier, which has one in {TESTS_PER_SAMPLE} of those on the stand-in for a GPU"
+        "left out of the quick tier, which has one in {TESTS_PER_SAMPLE} tests on the stand-in for a GPU, and one share \
+         of the families"
     )
+}
+
+/// The number and the count of a share in the name of a test: 3 and 8 of `everything_at_once::share_3_of_8`.
+fn share(name: &str) -> Option<(u32, u32)> {
+    let (_, share) = name.rsplit_once("::share_")?;
+    let (number, num_shares) = share.split_once("_of_")?;
+    Some((number.parse().ok()?, num_shares.parse().ok()?))
 }
 
 /// Whether a name is among one in `num` that a seed chooses.
@@ -227,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_quick_tier_leaves_tests_of_models_out_and_only_those_on_the_stand_in() {
+    fn only_the_quick_tier_leaves_tests_on_the_stand_in_out() {
         let names: Vec<_> = (0..40)
             .map(|number| format!("cuda_ranks::test_{number}"))
             .collect();
@@ -242,6 +253,17 @@ mod tests {
             assert_eq!(num_tests(tier), 40);
         }
         assert!(Tier::Quick.has_test_of_models("simd::a_test"));
+    }
+
+    #[test]
+    fn the_quick_tier_has_one_share() {
+        let has_share = |tier: Tier, number: u32| {
+            tier.has_test_of_models(&format!("batching::all::share_{number}_of_8"))
+        };
+        let num_shares = |tier| (0..8).filter(|&number| has_share(tier, number)).count();
+        assert_eq!(num_shares(Tier::Quick), 1);
+        assert_eq!(num_shares(Tier::Step), 8);
+        assert_eq!(share("batching::a_share_of_memory"), None);
     }
 
     #[test]
