@@ -150,11 +150,13 @@ crate::transformers::agree! {
     a_ministral_3_is_near_its_checkpoint: "ministral3",
     a_hunyuan_is_near_its_checkpoint: "hunyuan",
     an_apertus_is_near_its_checkpoint: "apertus",
+    a_nemotron_h_is_near_its_checkpoint: "nemotron-h",
+    a_nemotron_h_with_experts_is_near_its_checkpoint: "nemotron-h-moe",
 }
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of some
 /// newer families are not read.
-const WITHOUT_FILE: [&str; 25] = [
+const WITHOUT_FILE: [&str; 24] = [
     "BambaForCausalLM",
     "BioGptForCausalLM",
     "CodeGenForCausalLM",
@@ -175,7 +177,6 @@ const WITHOUT_FILE: [&str; 25] = [
     "MistralForCausalLM",
     "MptForCausalLM",
     "NanoChatForCausalLM",
-    "NemotronHForCausalLM",
     "OlmoHybridForCausalLM",
     "OPTForCausalLM",
     "VaultGemmaForCausalLM",

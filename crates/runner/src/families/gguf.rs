@@ -51,6 +51,8 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("model.norm", "output_norm"),
     ("model.final_layernorm", "output_norm"),
     ("model.embedding_norm", "token_embd_norm"),
+    ("model.embeddings", "token_embd"),
+    ("model.norm_f", "output_norm"),
     ("lm_head", "output"),
     ("gpt_neox.embed_in", "token_embd"),
     ("gpt_neox.final_layer_norm", "output_norm"),

@@ -219,8 +219,10 @@ static FAMILIES: [Family; 101] = [
 ];
 
 /// Further architectures of families.
-const OTHER_GGUF: [(GgufArchitecture, Family); 1] =
-    [(granite_moe::DENSE_GGUF, granite_moe::GRANITE_4)];
+const OTHER_GGUF: [(GgufArchitecture, Family); 2] = [
+    (granite_moe::DENSE_GGUF, granite_moe::GRANITE_4),
+    (nemotron_h::DENSE_GGUF, nemotron_h::FAMILY),
+];
 
 /// Families whose tokens see all others of a prompt, by the classes of their models without a head.
 /// Each with its classification head.

@@ -11,13 +11,15 @@
 //! Source: configuration_nemotron_h.py and modeling_nemotron_h.py of transformers; NVIDIA, arXiv:2504.03624 and
 //! arXiv:2512.20848.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_HEAD_DIM, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::{ExpertModules, width};
 use super::family::Family;
-use super::grouped_experts::{GroupedExperts, GroupedNames, experts};
+use super::gguf::{GgufArchitecture, GgufConfig};
+use super::glm4_moe::SIGMOIDS;
+use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames, experts};
 use super::recurrent::{MAX_KERNEL_LEN, times};
 use super::state_space::{SpaceModules, StateSpace, heads_and_groups};
 use super::windows::no_windows;
@@ -34,9 +36,91 @@ use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
     class: "NemotronHForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "nemotron_h_moe",
+        experts: Some(SIGMOIDS),
+        ..DENSE_GGUF
+    }),
     describe,
 };
+
+/// How llama.cpp stores a model without experts.
+pub const DENSE_GGUF: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("norm", "attn_norm"),
+        ("mixer.in_proj", "ssm_in"),
+        ("mixer.conv1d", "ssm_conv1d"),
+        ("mixer.A_log", "ssm_a"),
+        ("mixer.dt_bias", "ssm_dt"),
+        ("mixer.D", "ssm_d"),
+        ("mixer.norm", "ssm_norm"),
+        ("mixer.out_proj", "ssm_out"),
+        ("mixer.q_proj", "attn_q"),
+        ("mixer.k_proj", "attn_k"),
+        ("mixer.v_proj", "attn_v"),
+        ("mixer.o_proj", "attn_output"),
+        ("mixer.up_proj", "ffn_up"),
+        ("mixer.down_proj", "ffn_down"),
+        ("mixer.gate", "ffn_gate_inp"),
+        ("mixer.gate.e_score_correction_bias", "exp_probs_b"),
+        ("mixer.experts.{}.up_proj", "ffn_up_exps"),
+        ("mixer.experts.{}.down_proj", "ffn_down_exps"),
+        ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ],
+    keys: &[
+        ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        // Counts before that.
+        ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        ("ssm.conv_kernel", "conv_kernel"),
+        ("ssm.state_size", "ssm_state_size"),
+        ("ssm.group_count", "n_groups"),
+        ("ssm.time_step_rank", "mamba_num_heads"),
+        ("expert_count", "n_routed_experts"),
+        ("expert_group_count", GROUPS),
+        ("expert_group_used_count", CHOSEN_GROUPS),
+        ("expert_shared_count", "n_shared_experts"),
+        (
+            "expert_shared_feed_forward_length",
+            "moe_shared_expert_intermediate_size",
+        ),
+        ("moe_latent_size", "moe_latent_size"),
+    ],
+    // The width of rotated parts, although no layer rotates.
+    has_partial_rotary: true,
+    may_lack_blocks: true,
+    optional_biases: &[
+        ("mlp_bias", "mixer.up_proj"),
+        ("use_bias", "mixer.in_proj"),
+        ("use_conv_bias", "mixer.conv1d"),
+    ],
+    add_read: add_blocks,
+    ..GgufArchitecture::named("nemotron_h")
+};
+
+/// Adds the kinds of layers and the width of the state space's heads, and removes the rotation, which no layer has.
+fn add_blocks(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let head_dim = gguf.quotient("ssm.inner_size", "ssm.time_step_rank")?;
+    config.insert("mamba_head_dim".to_owned(), json!(head_dim));
+    config.remove("rope_parameters");
+    let keys = ["attention.head_count_kv", "feed_forward_length"];
+    let [has_attention, has_block] = keys.map(|key| gguf.layers_with(key));
+    let has_experts = gguf.layers_with_tensor("ffn_gate_inp.weight")?;
+    if let (Some(has_attention), Some(has_block)) = (has_attention?, has_block?) {
+        let layers = has_attention.into_iter().zip(has_block).zip(has_experts);
+        let kinds = layers.map(|((has_attention, has_block), has_experts)| {
+            match (has_attention, has_block, has_experts) {
+                (true, ..) => "attention",
+                (_, true, true) => "moe",
+                (_, true, false) => "mlp",
+                (_, false, _) => "mamba",
+            }
+        });
+        let kinds: Vec<_> = kinds.collect();
+        config.insert("layers_block_type".to_owned(), json!(kinds));
+    }
+    Ok(())
+}
 
 /// The kind of a layer's only block.
 #[derive(Clone, Copy, PartialEq)]

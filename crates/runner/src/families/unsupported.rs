@@ -116,15 +116,7 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &[
-    "falcon-h1",
-    "gemma3n",
-    "gemma4",
-    "gptj",
-    "mpt",
-    "nemotron_h",
-    "nemotron_h_moe",
-];
+const ONLY_SAFETENSORS: &[&str] = &["falcon-h1", "gemma3n", "gemma4", "gptj", "mpt"];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
