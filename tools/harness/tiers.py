@@ -2,8 +2,8 @@
 
 The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the
 commit. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
-installation and the library as it ships, and need its long build. The files of tests on the stand-in for a GPU and on
-several ranks are a share of their own, which runs beside the others.
+installation and the library as it ships, and need its long build. Three shares of the files run beside each other: tests
+on the stand-in for a GPU and on several ranks, and two halves of the others.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from harness import left_out
 NUM_PARTS = 10
 # The quick tier has one of so many variants of a test, rounded up.
 VARIANTS_PER_SAMPLE = 10
-# The files of the share `gpu`. Those of ranks are there so that both shares take as long.
+# The files of the share `gpu`.
 FIRST = ("test_gpu", "test_ranks")
 
 
@@ -26,7 +26,8 @@ def add_options(parser):
     choices = ["all", "tested", "quick", "rest", "shipped"]
     tiers.addoption("--tier", choices=choices, default="all", help="all; tested: all but `shipped`; quick; rest: one --part of the others")
     tiers.addoption("--part", type=int, default=0, help=f"from 0 to {NUM_PARTS - 1}")
-    tiers.addoption("--share", choices=["all", "gpu", "cpu"], default="all", help=f"gpu: files that begin with {' or '.join(FIRST)}; cpu: the others")
+    tiers.addoption("--share", choices=["all", "gpu", "even", "odd"], default="all",
+                    help=f"gpu: files that begin with {' or '.join(FIRST)}; even, odd: halves of the others")
     tiers.addoption("--seed", default="0", help="chooses the variants of the quick tier")
 
 
@@ -49,7 +50,7 @@ def deselect(config, items):
             case "rest":
                 return not is_shipped and item.nodeid not in quick and part_of(item.path) == part
 
-    own = [item for item in items if share == "all" or is_first(item.path) == (share == "gpu")]
+    own = [item for item in items if share in ("all", share_of(item.path))]
     chosen = [item for item in own if is_chosen(item)]
     left = set(items).difference(chosen)
     if tier == "quick":
@@ -75,13 +76,21 @@ def end(session, status):
         session.exitstatus = pytest.ExitCode.OK
 
 
-def is_first(path):
-    return pathlib.Path(path).name.startswith(FIRST)
+def share_of(path):
+    """The share of a file, whichever other files there are."""
+    if pathlib.Path(path).name.startswith(FIRST):
+        return "gpu"
+    return ("even", "odd")[number(path) // NUM_PARTS % 2]
 
 
 def part_of(path):
     """The part of a file, whichever other files there are."""
-    return int(hashlib.sha256(pathlib.Path(path).name.encode()).hexdigest(), 16) % NUM_PARTS
+    return number(path) % NUM_PARTS
+
+
+def number(path):
+    """A number that a file's name determines."""
+    return int(hashlib.sha256(pathlib.Path(path).name.encode()).hexdigest(), 16)
 
 
 def chosen_variants(items, seed):

@@ -72,7 +72,7 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
         Step::Mutants => mutants::run_shard(seed_of_commit() as usize),
         Step::Coverage => coverage::run(&coverage::Options::default()),
         Step::Pages => page_tests(tier.build(), pytest),
-        Step::Server | Step::Gpus => {
+        Step::Server | Step::OtherServer | Step::Gpus => {
             let mut options = tier.pytest_options();
             options.push(format!("--share={}", tier.share_of_server_tests(step)));
             options.extend_from_slice(pytest);

@@ -23,7 +23,7 @@ pub use commands::advisories;
 
 #[derive(Args)]
 pub struct Options {
-    /// The steps to run, one after the other [default: those of the tier, two at a time]
+    /// The steps to run, one after the other [default: the steps of the tier, beside each other]
     #[arg(value_enum)]
     steps: Vec<Step>,
     /// Everything: all steps, all tests, the library as it ships
@@ -87,14 +87,16 @@ fn run_stages(tier: Tier, pytest: &[String]) -> Vec<Outcome> {
             .collect()
     };
     let mut outcomes = Vec::new();
-    for [first, second] in tier.stages() {
-        let (first, second) = thread::scope(|scope| {
-            let first = scope.spawn(|| run_row(first));
-            let second = run_row(second);
-            (first.join().expect("steps do not panic"), second)
+    for rows in tier.stages() {
+        thread::scope(|scope| {
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|row| scope.spawn(|| run_row(row)))
+                .collect();
+            for row in rows {
+                outcomes.extend(row.join().expect("steps do not panic"));
+            }
         });
-        outcomes.extend(first);
-        outcomes.extend(second);
     }
     outcomes
 }

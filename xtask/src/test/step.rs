@@ -35,8 +35,10 @@ pub enum Step {
     Unit,
     /// The book, and the pages drawn by commands, in a real browser
     Pages,
-    /// The backend in a real tritonserver, with real clients; beside the step `gpus`, all but its tests
+    /// The backend in a real tritonserver, with real clients; beside other steps, one half of the files
     Server,
+    /// The other half
+    OtherServer,
     /// The backend in a real tritonserver on the stand-in for a GPU, and on several ranks
     Gpus,
     /// Tests of packages, of installation, and of the library as it ships

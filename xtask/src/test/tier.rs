@@ -15,9 +15,9 @@ pub const NUM_PARTS: u32 = 10;
 /// The quick tier has one of so many tests of models on the stand-in for a GPU.
 const TESTS_PER_SAMPLE: u8 = 6;
 
-/// Stages run one after the other; the two rows of each run beside each other, so that one computes while the other
-/// waits for the network, a linker or a server.
-type Stages = &'static [[&'static [Step]; 2]];
+/// Stages run one after the other; the rows of each run beside each other, so that one computes while another waits for
+/// the network, a linker or a server.
+type Stages = &'static [&'static [&'static [Step]]];
 
 /// How much of the checks and tests a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +36,21 @@ pub enum Tier {
 /// that tests give to cargo waiting. The limits of the server's clients are a minute and more, so that they hold on two
 /// cores that the other row shares.
 const QUICK: Stages = &[
-    [&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
-    [&[Step::Build], &[]],
-    [&[Step::Models, Step::Unit, Step::Gpus], &[Step::Server]],
+    &[&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
+    &[&[Step::Build]],
+    &[
+        &[Step::Models, Step::Unit, Step::Gpus],
+        &[Step::Server],
+        &[Step::OtherServer],
+    ],
 ];
 
 const ALL: Stages = &[
-    [
+    &[
         &[Step::Kernels],
         &[Step::Fmt, Step::Setup, Step::Deny, Step::Book],
     ],
-    [
+    &[
         &[Step::Clippy, Step::Doc, Step::Build],
         &[
             Step::Release,
@@ -56,33 +60,53 @@ const ALL: Stages = &[
             Step::Sanitize,
         ],
     ],
-    [
+    &[
         &[Step::Models, Step::Unit, Step::Pages, Step::Gpus],
         &[Step::Server],
+        &[Step::OtherServer],
     ],
-    [&[Step::Soak], &[]],
+    &[&[Step::Soak]],
 ];
 
 /// Each part has its share of the tests of the server.
 const PARTS: [Stages; NUM_PARTS as usize] = [
-    &[[&[Step::Doc], &[]], [&[Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Deny, Step::Book, Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Fuzz, Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Gpus], &[Step::Server]], [&[Step::Pages], &[]]],
+    &[&[&[Step::Doc]], SERVER],
+    &[&[
+        &[Step::Deny, Step::Book, Step::Gpus],
+        &[Step::Server],
+        &[Step::OtherServer],
+    ]],
+    &[&[
+        &[Step::Fuzz, Step::Gpus],
+        &[Step::Server],
+        &[Step::OtherServer],
+    ]],
+    &[SERVER, &[&[Step::Pages]]],
     &[
-        [&[Step::Kernels], &[]],
-        [&[Step::Release], &[]],
-        [&[Step::Shipped, Step::Gpus], &[Step::Server]],
+        &[&[Step::Kernels]],
+        &[&[Step::Release]],
+        &[
+            &[Step::Shipped, Step::Gpus],
+            &[Step::Server],
+            &[Step::OtherServer],
+        ],
     ],
-    &[[&[Step::Models, Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Gpus], &[Step::Server]]],
-    &[[&[Step::Gpus], &[Step::Server]]],
-    &[[
+    &[&[
+        &[Step::Models, Step::Gpus],
+        &[Step::Server],
+        &[Step::OtherServer],
+    ]],
+    &[SERVER],
+    &[SERVER],
+    &[SERVER],
+    &[&[
         &[Step::Mutants, Step::Coverage, Step::Gpus],
         &[Step::Server],
+        &[Step::OtherServer],
     ]],
 ];
+
+const SERVER: &[&[Step]] = &[&[Step::Gpus], &[Step::Server], &[Step::OtherServer]];
 
 impl Tier {
     /// The steps of a run that names none.
@@ -126,9 +150,10 @@ impl Tier {
     pub fn share_of_server_tests(self, step: Step) -> &'static str {
         match (step, self) {
             (Step::Gpus, _) => "gpu",
-            // Who names the step wants all of its tests.
+            (Step::OtherServer, _) => "odd",
+            // Who names the step wants all tests.
             (_, Self::Step) => "all",
-            _ => "cpu",
+            _ => "even",
         }
     }
 
@@ -208,8 +233,8 @@ mod tests {
     const ONLY_IN_ALL: &[Step] = &[Step::Sanitize, Step::Soak];
 
     fn steps(stages: Stages) -> Vec<Step> {
-        let rows = stages.iter().flatten().copied().flatten();
-        rows.copied().collect()
+        let rows = stages.iter().copied().flatten();
+        rows.copied().flatten().copied().collect()
     }
 
     #[test]
