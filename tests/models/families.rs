@@ -132,8 +132,8 @@ pub fn reusable_families() -> impl Iterator<Item = Family> {
     FAMILIES.into_iter().chain(WITH_GATES).chain(ON_CPUS)
 }
 
-/// Tests with one body, each of one share of the families. The quick tier of `cargo xtask test` has one share, chosen by
-/// the commit.
+/// Tests with one body, each of one share of the families. The quick tier of `cargo xtask test` has one share, which
+/// the commit chooses.
 macro_rules! on_shares_of_families {
     ($tests:ident: $body:path) => {
         mod $tests {

@@ -2,8 +2,8 @@
 
 The quick tier has every test function that is not marked `complete`, and of one with many variants some, chosen by the
 commit. What the quick tier leaves out is divided into ten parts, file by file. Tests marked `shipped` are of packages,
-installation and the library as it ships, and need its long build. Three shares of the files run beside each other: tests
-on the stand-in for a GPU and on several ranks, and two halves of the others.
+installation and the library as it ships, and need its long build. Three shares of the files run beside each other:
+tests on the stand-in for a GPU and on several ranks, and two halves of the others.
 """
 
 import hashlib
