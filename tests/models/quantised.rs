@@ -25,6 +25,8 @@ agree! {
     compressed_tensors_w4a16_agrees_with_transformers: "compressed-w4a16",
     bitsandbytes_nf4_agrees_with_transformers: "bnb-nf4",
     bitsandbytes_int8_agrees_with_transformers: "bnb-int8",
+    modelopt_in_fp8_and_nvfp4_agrees_with_transformers: "modelopt-mixed",
+    compressed_tensors_in_nvfp4_and_mxfp4_agrees_with_transformers: "compressed-fp4",
 }
 
 #[test]
@@ -101,7 +103,16 @@ fn other_places_for_the_description_of_a_quantisation_are_read() {
     };
     let gptq = "quantised/gptq-act-order";
     let compressed = "quantised/compressed-w4a16";
+    let modelopt = "quantised/modelopt-mixed";
+    let of_modelopt = |mut section: Value| {
+        section["exclude_modules"] = section["ignore"].take();
+        json!({ "producer": {"name": "modelopt"}, "quantization": section })
+    };
     for (name, copy) in [
+        (
+            modelopt,
+            with_section_in(modelopt, "hf_quant_config.json", of_modelopt),
+        ),
         (gptq, with_section_in(gptq, "quantize_config.json", |it| it)),
         (
             "quantised/awq",
@@ -128,10 +139,10 @@ fn other_places_for_the_description_of_a_quantisation_are_read() {
 #[test]
 fn a_method_that_is_not_supported_is_rejected_wherever_it_stands() {
     let gptq = "quantised/gptq";
-    let algorithm = |_| json!({ "quantization": { "quant_algo": "NVFP4" } });
+    let algorithm = |_| json!({ "quantization": { "quant_algo": "W4A16_AWQ" } });
     with_section_in(gptq, "hf_quant_config.json", algorithm).refused(&[
         "hf_quant_config.json",
-        "quantization.quant_algo: 'NVFP4'",
+        "quantization.quant_algo: 'W4A16_AWQ'",
         "'FP8'",
     ]);
 }
@@ -145,6 +156,14 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
             json!({"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel"});
         weights[key] = value;
         json!({"config_groups": {"group_0": {"weights": weights}}})
+    };
+    let float_group = |key: &str, value: Value| {
+        let mut weights = json!({
+            "num_bits": 4, "type": "float", "symmetric": true, "strategy": "tensor_group", "group_size": 16,
+        });
+        weights[key] = value;
+        let groups = json!({"group_0": {"weights": weights}});
+        json!({"format": "nvfp4-pack-quantized", "config_groups": groups})
     };
     for (name, changes, parts) in [
         (
@@ -207,7 +226,7 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
             json!({"format": "marlin-24"}),
             [
                 "format: 'marlin-24'",
-                "'int-quantized', 'pack-quantized' or",
+                "'int-quantized', 'pack-quantized', 'float-quantized'",
             ],
         ),
         (
@@ -217,8 +236,21 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
         ),
         (
             gptq,
-            json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-            ["quant_algo: 'NVFP4'", "'FP8'"],
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}),
+            ["quant_algo: 'NVFP4_AWQ'", "'NVFP4'"],
+        ),
+        (
+            gptq,
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}),
+            ["group_size: 32", "16 is"],
+        ),
+        (
+            "quantised/modelopt-mixed",
+            json!({"quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "MXFP8"}}}),
+            [
+                "quantized_layers.model.layers.0.mlp.up_proj.quant_algo: 'MXFP8'",
+                "'NVFP4'",
+            ],
         ),
         (
             gptq,
@@ -244,6 +276,31 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
             compressed,
             group("symmetric", json!(false)),
             ["weights.symmetric: false", "true"],
+        ),
+        (
+            compressed,
+            float_group("symmetric", json!(false)),
+            ["weights.symmetric: false", "true"],
+        ),
+        (
+            compressed,
+            float_group("group_size", json!(32)),
+            ["weights.group_size: 32", "16 is"],
+        ),
+        (
+            compressed,
+            float_group("strategy", json!("channel")),
+            ["weights.strategy: 'channel'", "'tensor_group'"],
+        ),
+        (
+            compressed,
+            float_group("num_bits", json!(8)),
+            ["weights.num_bits: 8", "4 is"],
+        ),
+        (
+            compressed,
+            json!({"format": "mixed-precision"}),
+            ["format: 'none'", "'nvfp4-pack-quantized'"],
         ),
         (
             compressed,
@@ -391,4 +448,108 @@ fn damaged_values_are_found() {
         ))
     })
     .refused(&[&order, "input 0 is in group 151587081, and there are 2"]);
+}
+
+const FLOAT_PROJ: &str = "model.layers.0.mlp.up_proj";
+
+/// A tensor with these bytes at a place.
+fn with_bytes(name: &str, part: &str, at: usize, bytes: &[u8]) -> Copy {
+    tensor(name, part, |view| {
+        let mut data = view.data().to_vec();
+        data[at..at + bytes.len()].copy_from_slice(bytes);
+        Some((view.dtype(), view.shape().to_vec(), data))
+    })
+}
+
+#[test]
+fn floats_of_4_bits_must_fit() {
+    let modelopt = "quantised/modelopt-mixed";
+    let compressed = "quantised/compressed-fp4";
+    for (name, part, shape) in [
+        (modelopt, "weight", "[96, 32]"),
+        (modelopt, "weight_scale", "[96, 4]"),
+        (compressed, "weight_packed", "[96, 32]"),
+        (compressed, "weight_scale", "[96, 4]"),
+    ] {
+        let part = format!("{FLOAT_PROJ}.{part}");
+        tensor(name, &part, |view| {
+            let mut shape = view.shape().to_vec();
+            shape[0] /= 2;
+            let half = view.data()[..view.data().len() / 2].to_vec();
+            Some((view.dtype(), shape, half))
+        })
+        .refused(&[&part, "has shape", shape]);
+        tensor(name, &part, |_| None).refused(&[FLOAT_PROJ, "is missing"]);
+    }
+    let factor = format!("{FLOAT_PROJ}.weight_scale_2");
+    tensor(modelopt, &factor, |_| None).refused(&[FLOAT_PROJ, "weight_scale_2 is missing"]);
+    tensor(modelopt, &factor, |_| {
+        Some((Dtype::F32, vec![2], vec![0; 8]))
+    })
+    .refused(&[&factor, "has shape [2]; [1] is expected"]);
+    for bad in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
+        with_bytes(modelopt, &factor, 0, &bad.to_le_bytes())
+            .refused(&[&factor, "a scale is a finite number above 0"]);
+    }
+    let divisor = format!("{FLOAT_PROJ}.weight_global_scale");
+    for bad in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
+        with_bytes(compressed, &divisor, 0, &bad.to_le_bytes())
+            .refused(&[&divisor, "a scale is a finite number above 0"]);
+    }
+    // NaN in e4m3, of the fourth group of the output.
+    for name in [modelopt, compressed] {
+        let scales = format!("{FLOAT_PROJ}.weight_scale");
+        with_bytes(name, &scales, 17 * 4 + 3, &[0x7f]).refused(&[
+            FLOAT_PROJ,
+            "output 17",
+            "a scale or an offset that is NaN",
+        ]);
+    }
+    let scales = format!("{FLOAT_PROJ}.weight_scale");
+    tensor(modelopt, &scales, |view| {
+        Some((Dtype::U8, view.shape().to_vec(), view.data().to_vec()))
+    })
+    .refused(&[&scales, "is of type U8; NVFP4 has scales in F8_E4M3"]);
+    let scales = "model.layers.0.mlp.down_proj.weight_scale";
+    with_bytes(compressed, scales, 5, &[255]).refused(&["down_proj", "output 1 has a scale"]);
+}
+
+#[test]
+fn tensors_that_a_config_contradicts_are_rejected() {
+    let modelopt = "quantised/modelopt-mixed";
+    let layers = |name: &str, algorithm: &str| {
+        with(
+            modelopt,
+            json!({"quantized_layers": {name: {"quant_algo": algorithm}}}),
+        )
+    };
+    layers(FLOAT_PROJ, "FP8").refused(&[FLOAT_PROJ, "is of type U8", "calls for F8_E4M3"]);
+    layers(Q_PROJ, "NVFP4").refused(&[Q_PROJ, "is of type F8_E4M3", "calls for U8"]);
+    let o_proj = "model.layers.0.self_attn.o_proj";
+    layers(o_proj, "FP8").refused(&[o_proj, "is of type BF16", "calls for F8_E4M3"]);
+    Copy::of(modelopt)
+        .renamed(|name| match name {
+            "model.layers.0.mlp.up_proj.input_scale" => format!("{FLOAT_PROJ}.pre_quant_scale"),
+            other => other.to_owned(),
+        })
+        .refused(&["up_proj.pre_quant_scale", "plain NVFP4"]);
+    let group = |format: &str, weights: Value| json!({"format": format, "config_groups": {"group_0": {"weights": weights}}});
+    let integers = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32});
+    for (name, format, weights, found) in [
+        (
+            "compressed-fp4",
+            "pack-quantized",
+            integers,
+            "no floats of 4 bits",
+        ),
+        (
+            "compressed-w4a16",
+            "nvfp4-pack-quantized",
+            json!({"num_bits": 4, "type": "float"}),
+            "no packed integers",
+        ),
+    ] {
+        let name = format!("quantised/{name}");
+        with(&name, group(format, weights)).refused(&[Q_PROJ, "config_groups", found]);
+    }
 }

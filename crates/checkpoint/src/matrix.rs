@@ -63,8 +63,8 @@ struct SelectedRows<'a> {
     first: usize,
 }
 
-/// Quantised rows with an order of inputs, by inputs.
-struct InOrderOfInputs<'a>(Box<dyn StoredQuantisedRows<'a> + 'a>);
+/// Quantised rows as floats, in the order of the inputs. Whole rows are read.
+pub(super) struct InOrderOfInputs<'a>(pub Box<dyn StoredQuantisedRows<'a> + 'a>);
 
 /// What a matrix has of another one.
 struct DequantisedPart<'a> {

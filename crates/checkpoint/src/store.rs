@@ -116,12 +116,9 @@ impl<'a> Store<'a> {
             WeightFiles::Gguf(_) => return self.stacked_matrices(name, shape),
         };
         if let Some(Quantisation::MxFp4(method)) = &self.quantisation
-            && let Some(all) = method.matrices(tensors, name, shape)?
+            && let Some(one) = method.one_of(tensors, name, shape, index)?
         {
-            return Ok(all.select(RowSelection {
-                first: index * outputs + rows.first,
-                ..rows
-            }));
+            return Ok(one.select(rows));
         }
         let stored = tensors.get(name, &[num_matrices, inputs, outputs])?;
         let stored = stored.to_float()?;

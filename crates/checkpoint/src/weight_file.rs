@@ -136,6 +136,22 @@ impl<'a> FileRange<'a> {
         self.len
     }
 
+    /// A part of it.
+    ///
+    /// # Panics
+    /// The part is not inside the range.
+    pub fn part(self, part: Range<usize>) -> Self {
+        assert!(
+            part.start <= part.end && part.end <= self.len,
+            "inside the range"
+        );
+        Self {
+            file: self.file,
+            start: self.start + part.start as u64,
+            len: part.len(),
+        }
+    }
+
     /// Reads all of it.
     ///
     /// # Errors

@@ -301,11 +301,5 @@ fn beside<'a>(
     tensor: &str,
     shape: &[usize],
 ) -> Result<StoredTensor<'a>, LoadError> {
-    let name = module.tensor(tensor);
-    match module.tensors.find(&name)? {
-        Some(stored) => stored.of_shape(shape),
-        None => Err(weight
-            .location
-            .error(format!("is quantised, and {name} is missing"))),
-    }
+    module.beside(weight, tensor)?.of_shape(shape)
 }

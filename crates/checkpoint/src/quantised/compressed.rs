@@ -1,13 +1,20 @@
-//! compressed-tensors, as LLM Compressor saves it: integer weights in one of two formats, or FP8 (float-quantized).
+//! compressed-tensors, as LLM Compressor saves it: integer weights, FP8, or floats of 4 bits.
 //!
 //! ```text
-//! int-quantized    weight         I8  [outputs, inputs]
-//! pack-quantized   weight_packed  I32 [outputs, inputs / codes per word]    codes plus 8 or 128
-//! both             weight_scale   [outputs, groups], [outputs, 1], or one for all
+//! int-quantized          weight         I8  [outputs, inputs]
+//! pack-quantized         weight_packed  I32 [outputs, inputs / codes per word]    codes plus 8 or 128
+//! both                   weight_scale   [outputs, groups], [outputs, 1], or one for all
 //! weight = scale * code
+//!
+//! float-quantized        FP8 (fp8.rs)
+//! naive-quantized        int-quantized or float-quantized, by the type of its weights
+//! nvfp4-pack-quantized   NVFP4 (nvfp4.rs)
+//! mxfp4-pack-quantized   MXFP4 (mxfp4.rs)
+//! mixed-precision        each group of modules has one of these
 //! ```
 //!
-//! The scheme for activations is ignored: the kernels quantise each token at run time, at least as finely.
+//! The tensors of a module tell which of the formats in the config it has. The scheme for activations is ignored: the
+//! kernels quantise each token at run time, at least as finely. So is the one for the KV cache.
 
 use std::ops::Range;
 
@@ -15,6 +22,8 @@ use safetensors::tensor::Dtype;
 
 use super::fp8::Fp8;
 use super::module::{Module, refused};
+use super::mxfp4::MxFp4;
+use super::nvfp4;
 use super::words::{Floats, Words, code_at, codes_per_word};
 use crate::json_file::JsonFile;
 use crate::matrix::Matrix;
@@ -30,12 +39,16 @@ enum Format {
     Int,
     Packed,
     Float,
+    Naive,
+    NvFp4,
+    MxFp4,
 }
 
 /// compressed-tensors as `quantization_config` describes it. Groups follow from the shapes of the tensors.
 #[derive(Debug)]
 pub struct CompressedTensors {
-    scheme: Scheme,
+    /// Without repetitions; of FP8 at most one.
+    schemes: Vec<Scheme>,
 }
 
 /// How weights are stored.
@@ -46,31 +59,50 @@ enum Scheme {
     /// Codes of these bits, in words.
     Packed(CodeBits),
     Float(Fp8),
+    NvFp4,
+    MxFp4,
 }
 
 impl Format {
-    const ALL: [Self; 3] = [Self::Int, Self::Packed, Self::Float];
+    const ALL: [Self; 6] = [
+        Self::Int,
+        Self::Packed,
+        Self::Float,
+        Self::Naive,
+        Self::NvFp4,
+        Self::MxFp4,
+    ];
+    const SUPPORTED: &str = "'int-quantized', 'pack-quantized', 'float-quantized', 'naive-quantized', \
+                             'nvfp4-pack-quantized', 'mxfp4-pack-quantized', or 'mixed-precision' of these";
 
     fn name(self) -> &'static str {
         match self {
             Self::Int => "int-quantized",
             Self::Packed => "pack-quantized",
             Self::Float => "float-quantized",
+            Self::Naive => "naive-quantized",
+            Self::NvFp4 => "nvfp4-pack-quantized",
+            Self::MxFp4 => "mxfp4-pack-quantized",
+        }
+    }
+
+    /// The format of the whole, or of a group of modules; `None` if each group has its own.
+    fn of(section: &JsonFile) -> Result<Option<Self>, LoadError> {
+        let name = section.string("format")?;
+        let found = Self::ALL.into_iter().find(|it| Some(it.name()) == name);
+        match found {
+            None if name != Some("mixed-precision") => {
+                let value = format_args!("'{}'", name.unwrap_or("none"));
+                Err(refused(section, "format", value, Self::SUPPORTED))
+            }
+            found => Ok(found),
         }
     }
 }
 
 impl CompressedTensors {
     pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
-        let name = section.string("format")?;
-        let Some(format) = Format::ALL
-            .into_iter()
-            .find(|format| Some(format.name()) == name)
-        else {
-            let value = format_args!("'{}'", name.unwrap_or("none"));
-            let supported = "'int-quantized', 'pack-quantized' or 'float-quantized'";
-            return Err(refused(section, "format", value, supported));
-        };
+        let format = Format::of(section)?;
         if let Some(sparsity) = section.object("sparsity_config")?
             && let Some(format) = sparsity.string("format")?
             && format != "dense"
@@ -87,7 +119,7 @@ impl CompressedTensors {
         let groups = section.object("config_groups")?.ok_or_else(|| {
             section.error("quantization_config.config_groups is missing".to_owned())
         })?;
-        let mut found: Option<Scheme> = None;
+        let mut schemes = Vec::new();
         for (name, _) in groups.entries() {
             let Some(group) = groups.object(name)? else {
                 continue;
@@ -95,122 +127,210 @@ impl CompressedTensors {
             let Some(weights) = group.object("weights")? else {
                 continue;
             };
-            let scheme = Scheme::of(&group, &weights, format)?;
-            if *found.get_or_insert(scheme) != scheme {
-                let value = "weights of different bits or blocks";
-                return Err(refused(section, "config_groups", value, "one of them"));
+            let format = match group.get("format").is_some() || format.is_none() {
+                true => Format::of(&group)?,
+                false => format,
+            };
+            let Some(format) = format else {
+                let value = "'mixed-precision'";
+                return Err(refused(&group, "format", value, Format::SUPPORTED));
+            };
+            let scheme = Scheme::of(&weights, format)?;
+            if !schemes.contains(&scheme) {
+                schemes.push(scheme);
             }
         }
-        Ok(Self {
-            scheme: found.unwrap_or(Scheme::Int),
-        })
+        let num_fp8 = schemes.iter().filter(|it| matches!(it, Scheme::Float(_)));
+        if num_fp8.count() > 1 {
+            let value = "FP8 weights with different blocks";
+            return Err(refused(section, "config_groups", value, "one of them"));
+        }
+        Ok(Self { schemes })
     }
 
     /// A module's matrix; `None` if it is not quantised.
     pub fn matrix<'a>(&self, module: &Module<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
-        let &Module {
-            tensors,
-            outputs,
-            inputs,
-            ..
-        } = module;
-        if let Scheme::Float(fp8) = self.scheme {
-            return fp8.matrix(module);
+        let tensors = module.tensors;
+        if let Some(packed) = tensors.find(&module.tensor("weight_packed"))? {
+            return match packed.dtype {
+                Dtype::U8 => self.four_bit_floats(module, packed),
+                _ => self.packed(module, packed),
+            }
+            .map(Some);
         }
-        let (location, codes) = if let Scheme::Packed(bits) = self.scheme
-            && let Some(packed) = tensors.find(&module.tensor("weight_packed"))?
-        {
-            let shape = [outputs, inputs.div_ceil(codes_per_word(bits))];
-            let words = Words::new(packed, shape)?;
-            (packed.location, Codes::Packed(words, bits))
-        } else {
-            match tensors.find(&module.tensor("weight"))? {
-                Some(weight) if weight.dtype == Dtype::I8 => {
-                    let weight = weight.of_shape(&[outputs, inputs])?;
-                    (weight.location, Codes::Bytes(weight.bytes.lazy()))
+        match tensors.find(&module.tensor("weight"))? {
+            Some(weight) if weight.dtype == Dtype::I8 => {
+                let location = weight.location;
+                let weight = weight.of_shape(&[module.outputs, module.inputs])?;
+                let codes = Codes::Bytes(weight.bytes.lazy());
+                integers(module, weight, codes).map(|rows| Some(Matrix::Quantised(location, rows)))
+            }
+            Some(weight) if weight.dtype == Dtype::F8_E4M3 => {
+                let fp8 = self.schemes.iter().find_map(|scheme| match scheme {
+                    Scheme::Float(fp8) => Some(fp8),
+                    _ => None,
+                });
+                match fp8 {
+                    Some(fp8) => fp8.matrix(module),
+                    None => Err(contradicts(&weight, "FP8 weights")),
                 }
-                _ => return Ok(None),
             }
-        };
-        for unsupported in ["weight_zero_point", "weight_g_idx"] {
-            if let Some(stored) = tensors.find(&module.tensor(unsupported))?
-                && stored.bytes.to_vec()?.iter().any(|&byte| byte != 0)
-            {
-                let reason =
-                    "is not supported: only symmetric weights in the order of their inputs are";
-                return Err(stored.location.error(reason.to_owned()));
-            }
+            _ => Ok(None),
         }
-        let name = module.tensor("weight_scale");
-        let Some(scales) = tensors.find(&name)? else {
-            return Err(location.error(format!("is quantised, and {name} is missing")));
+    }
+
+    fn packed<'a>(
+        &self,
+        module: &Module<'a, '_>,
+        packed: StoredTensor<'a>,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let &Module {
+            outputs, inputs, ..
+        } = module;
+        let shape_of = |bits| [outputs, inputs.div_ceil(codes_per_word(bits))];
+        let all = self.schemes.iter().filter_map(|scheme| match scheme {
+            Scheme::Packed(bits) => Some(*bits),
+            _ => None,
+        });
+        // Bits are told by the number of words.
+        let fitting = all.clone().find(|&bits| packed.shape == shape_of(bits));
+        let Some(bits) = fitting.or_else(|| all.clone().next()) else {
+            return Err(contradicts(&packed, "packed integers"));
         };
-        let (num_scales, group_size) = groups(scales, outputs, inputs)?;
-        let rows = CompressedRows {
-            shape: QuantisedShape {
-                format: QuantFormat {
-                    bits: match codes {
-                        Codes::Bytes(_) => CodeBits::Eight,
-                        Codes::Packed(_, bits) => bits,
-                    },
-                    group_size,
-                    has_offsets: false,
-                },
-                rows: outputs,
-                columns: inputs,
-            },
-            codes,
-            scales: Floats::new(scales)?,
-            num_scales,
-        };
-        Ok(Some(Matrix::Quantised(location, Box::new(rows))))
+        let words = Words::new(packed, shape_of(bits))?;
+        let rows = integers(module, packed, Codes::Packed(words, bits))?;
+        Ok(Matrix::Quantised(packed.location, rows))
+    }
+
+    fn four_bit_floats<'a>(
+        &self,
+        module: &Module<'a, '_>,
+        packed: StoredTensor<'a>,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let has = |scheme| self.schemes.contains(&scheme);
+        let scales = module.beside(&packed, "weight_scale")?;
+        let is_power_of_two = scales.dtype == Dtype::U8;
+        match (has(Scheme::NvFp4), has(Scheme::MxFp4)) {
+            (true, true) if is_power_of_two => MxFp4.matrix(module, packed, scales),
+            (false, true) => MxFp4.matrix(module, packed, scales),
+            (true, _) => {
+                let factor = module.beside(&packed, "weight_global_scale")?;
+                nvfp4::matrix(module, packed, scales, nvfp4::factor(factor, true)?)
+            }
+            (false, false) => Err(contradicts(&packed, "floats of 4 bits")),
+        }
     }
 }
 
-impl Scheme {
-    /// The scheme of a config group.
-    fn of(group: &JsonFile, weights: &JsonFile, format: Format) -> Result<Self, LoadError> {
-        if let Some(name) = group.string("format")?
-            && name != format.name()
+/// The error for a tensor in a format that the config does not have.
+fn contradicts(stored: &StoredTensor<'_>, found: &str) -> LoadError {
+    stored.location.error(format!(
+        "is of type {:?}, and quantization_config.config_groups has no {found}: one of them is wrong",
+        stored.dtype
+    ))
+}
+
+/// The rows of a module with integer codes.
+fn integers<'a>(
+    module: &Module<'a, '_>,
+    weight: StoredTensor<'a>,
+    codes: Codes<'a>,
+) -> Result<Box<dyn StoredQuantisedRows<'a> + 'a>, LoadError> {
+    let &Module {
+        tensors,
+        outputs,
+        inputs,
+        ..
+    } = module;
+    for unsupported in ["weight_zero_point", "weight_g_idx"] {
+        if let Some(stored) = tensors.find(&module.tensor(unsupported))?
+            && stored.bytes.to_vec()?.iter().any(|&byte| byte != 0)
         {
-            let value = format_args!("'{name}'");
-            return Err(refused(group, "format", value, "the format of the whole"));
+            let reason =
+                "is not supported: only symmetric weights in the order of their inputs are";
+            return Err(stored.location.error(reason.to_owned()));
         }
-        let (expected_type, strategies, supported) = match format {
-            Format::Float => (
-                "float",
-                ["tensor", "channel", "block"],
-                "'tensor', 'channel' or 'block'",
-            ),
-            _ => (
-                "int",
-                ["tensor", "channel", "group"],
-                "'tensor', 'channel' or 'group'",
-            ),
+    }
+    let scales = module.beside(&weight, "weight_scale")?;
+    let (num_scales, group_size) = groups(scales, outputs, inputs)?;
+    Ok(Box::new(CompressedRows {
+        shape: QuantisedShape {
+            format: QuantFormat {
+                bits: match codes {
+                    Codes::Bytes(_) => CodeBits::Eight,
+                    Codes::Packed(_, bits) => bits,
+                },
+                group_size,
+                has_offsets: false,
+            },
+            rows: outputs,
+            columns: inputs,
+        },
+        codes,
+        scales: Floats::new(scales)?,
+        num_scales,
+    }))
+}
+
+impl Scheme {
+    /// The scheme of a config group's weights.
+    fn of(weights: &JsonFile, format: Format) -> Result<Self, LoadError> {
+        let given_type = weights.string("type")?;
+        let format = match (format, given_type) {
+            (Format::Naive, Some("float")) => Format::Float,
+            (Format::Naive, _) => Format::Int,
+            (format, _) => format,
         };
-        match weights.string("type")? {
-            Some(other) if other != expected_type => {
-                let value = format_args!("'{other}'");
-                let supported = format!("'{expected_type}'");
-                return Err(refused(weights, "type", value, &supported));
-            }
-            _ => {}
+        let is_float = !matches!(format, Format::Int | Format::Packed);
+        let expected_type = if is_float { "float" } else { "int" };
+        if let Some(other) = given_type
+            && other != expected_type
+        {
+            let value = format_args!("'{other}'");
+            let supported = format!("'{expected_type}'");
+            return Err(refused(weights, "type", value, &supported));
         }
         if !weights.bool_or("symmetric", true)? {
             return Err(refused(weights, "symmetric", false, "true"));
         }
+        let (strategies, supported): (&[_], _) = match format {
+            Format::Float | Format::Naive => (
+                &["tensor", "channel", "block"],
+                "'tensor', 'channel' or 'block'",
+            ),
+            Format::Int | Format::Packed => (
+                &["tensor", "channel", "group"],
+                "'tensor', 'channel' or 'group'",
+            ),
+            Format::NvFp4 => (&["tensor_group"], "'tensor_group'"),
+            Format::MxFp4 => (&["group"], "'group'"),
+        };
         if let Some(strategy) = weights.string("strategy")?
             && !strategies.contains(&strategy)
         {
             let value = format_args!("'{strategy}'");
             return Err(refused(weights, "strategy", value, supported));
         }
+        let group = match format {
+            Format::NvFp4 => Some(nvfp4::GROUP),
+            Format::MxFp4 => Some(MxFp4::GROUP),
+            _ => None,
+        };
+        if let Some(group) = group
+            && let Some(size) = weights.size("group_size", 0..=usize::MAX)?
+            && size != group
+        {
+            return Err(refused(weights, "group_size", size, &group.to_string()));
+        }
         match (weights.required_size("num_bits", 1..=32)?, format) {
             (8, Format::Int) => Ok(Self::Int),
             (8, Format::Packed) => Ok(Self::Packed(CodeBits::Eight)),
             (4, Format::Packed) => Ok(Self::Packed(CodeBits::Four)),
             (8, Format::Float) => Fp8::from_scheme(weights).map(Self::Float),
+            (4, Format::NvFp4) => Ok(Self::NvFp4),
+            (4, Format::MxFp4) => Ok(Self::MxFp4),
             (other, Format::Packed) => Err(refused(weights, "num_bits", other, "4 or 8")),
+            (other, Format::NvFp4 | Format::MxFp4) => Err(refused(weights, "num_bits", other, "4")),
             (other, _) => Err(refused(weights, "num_bits", other, "8")),
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! quant_method fp8                             transformers, vLLM, AutoFP8
-//! quant_method modelopt, quant_algo FP8        TensorRT Model Optimizer
+//! quant_method modelopt, quant_algo FP8 ...    TensorRT Model Optimizer
 //! compressed-tensors, format float-quantized   LLM Compressor
 //!
 //! weight                              F8_E4M3 [outputs, inputs]
 //! weight_scale or weight_scale_inv    one for all, [outputs], [outputs, 1], or one for each block, such as of 128 x 128:
-//!                                     [blocks of outputs, blocks of inputs]
+//!                                     [blocks of outputs, blocks of inputs], or that with ones between (ModelOpt)
 //! weight = scale * code
 //! ```
 //!
@@ -23,6 +23,9 @@ use crate::matrix::Matrix;
 use crate::safetensors::StoredTensor;
 use inflight_base::LoadError;
 
+/// Outputs and inputs of a block of ModelOpt's `FP8_PB_WO`.
+const MODELOPT_BLOCK: [usize; 2] = [128, 128];
+
 /// FP8 as `quantization_config` describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8 {
@@ -37,15 +40,10 @@ impl Fp8 {
         Ok(Self { block })
     }
 
-    /// `quant_method: modelopt`.
-    pub fn from_modelopt(section: &JsonFile) -> Result<Self, LoadError> {
-        match section.string("quant_algo")? {
-            Some("FP8") => Ok(Self { block: None }),
-            other => {
-                let value = format_args!("'{}'", other.unwrap_or("none"));
-                Err(refused(section, "quant_algo", value, "'FP8'"))
-            }
-        }
+    /// ModelOpt's FP8, in blocks or not.
+    pub fn of_modelopt(has_blocks: bool) -> Self {
+        let block = has_blocks.then_some(MODELOPT_BLOCK);
+        Self { block }
     }
 
     /// A scheme of compressed-tensors.
@@ -69,11 +67,9 @@ impl Fp8 {
             return Ok(None);
         }
         let weight = weight.of_shape(&[outputs, inputs])?;
-        let Some(scales) = module.find_any(&["weight_scale_inv", "weight_scale"])? else {
-            let name = module.tensor("weight_scale");
-            return Err(weight
-                .location
-                .error(format!("is FP8, and {name} is missing")));
+        let scales = match module.find_any(&["weight_scale_inv"])? {
+            Some(scales) => scales,
+            None => module.beside(&weight, "weight_scale")?,
         };
         let scales = self.scales(scales, outputs, inputs)?;
         let matrix = Fp8Matrix::new(weight.bytes, outputs, inputs, scales);
@@ -92,7 +88,9 @@ impl Fp8 {
             inputs.div_ceil(block_inputs),
         ];
         let (block_outputs, block_inputs) = match *stored.shape {
-            [rows, columns] if self.block.is_some() && [rows, columns] == num_blocks => {
+            [rows, columns] | [rows, 1, columns, 1]
+                if self.block.is_some() && [rows, columns] == num_blocks =>
+            {
                 (block_outputs, block_inputs)
             }
             [] | [1] | [1, 1] => (outputs, inputs),

@@ -3,10 +3,14 @@
 //! ```text
 //! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
 //! awq.rs          AWQ, 4 bits, version gemm
-//! compressed.rs   compressed-tensors, int-quantized, pack-quantized and float-quantized
+//! compressed.rs   compressed-tensors, of integers and of floats
 //! fp8.rs          FP8, of several methods
 //! bitsandbytes.rs 4 bits (NF4, FP4) and 8 bits of bitsandbytes
-//! mxfp4.rs        MXFP4 of gpt-oss
+//! modelopt.rs     TensorRT Model Optimizer, FP8 and NVFP4
+//! mxfp4.rs        MXFP4, of gpt-oss and of compressed-tensors
+//! nvfp4.rs        NVFP4, of ModelOpt and of compressed-tensors
+//! fp4_rows.rs     floats of 4 bits with scales
+//! joined_groups.rs  codes whose groups are smaller than the kernels'
 //! groups.rs       scales and zeros of GPTQ and AWQ
 //! words.rs        codes in 32-bit words, scales, act order
 //! module.rs       a linear layer by name, and what the methods share when they read the config
@@ -19,11 +23,15 @@
 mod awq;
 mod bitsandbytes;
 mod compressed;
+mod fp4_rows;
 mod fp8;
 mod gptq;
 mod groups;
+mod joined_groups;
+mod modelopt;
 mod module;
 mod mxfp4;
+mod nvfp4;
 mod section;
 mod words;
 
@@ -32,6 +40,7 @@ use self::bitsandbytes::BitsAndBytes;
 use self::compressed::CompressedTensors;
 use self::fp8::Fp8;
 use self::gptq::Gptq;
+use self::modelopt::ModelOpt;
 use self::module::{Module, refused};
 use self::mxfp4::MxFp4;
 pub use self::section::QuantisationSection;
@@ -48,6 +57,7 @@ pub enum Quantisation {
     Fp8(Fp8),
     BitsAndBytes(BitsAndBytes),
     MxFp4(MxFp4),
+    ModelOpt(ModelOpt),
 }
 
 impl Quantisation {
@@ -66,7 +76,7 @@ impl Quantisation {
             Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
             Some("bitsandbytes") => Self::BitsAndBytes(BitsAndBytes::from_config(section)?),
             Some("mxfp4") => Self::MxFp4(MxFp4),
-            Some("modelopt") => Self::Fp8(Fp8::from_modelopt(section)?),
+            Some("modelopt") => Self::ModelOpt(ModelOpt::from_config(section)?),
             other => {
                 return Err(refused(
                     section,
@@ -102,6 +112,7 @@ impl Quantisation {
             Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
             Self::Fp8(fp8) => fp8.matrix(&module)?,
             Self::BitsAndBytes(method) => method.matrix(&module)?,
+            Self::ModelOpt(method) => method.matrix(&module)?,
             // Only experts are.
             Self::MxFp4(_) => None,
         };

@@ -27,6 +27,19 @@ impl<'a> Module<'a, '_> {
         }
         Ok(None)
     }
+
+    /// A tensor that a quantised weight needs.
+    pub fn beside(
+        &self,
+        weight: &StoredTensor<'_>,
+        tensor: &str,
+    ) -> Result<StoredTensor<'a>, LoadError> {
+        let name = self.tensor(tensor);
+        self.tensors.find(&name)?.ok_or_else(|| {
+            let reason = format!("is quantised, and {name} is missing");
+            weight.location.error(reason)
+        })
+    }
 }
 
 /// The error for a method or a setting that is not supported.

@@ -1,146 +1,110 @@
-//! MXFP4, as OpenAI's gpt-oss has it: the weights of all experts of a layer in floats of 4 bits (E2M1), each 32 of
-//! which share a power of two as scale (OCP Microscaling Formats, 1.0).
+//! MXFP4: floats of 4 bits (E2M1), each 32 of which share a power of two as scale (OCP Microscaling Formats, 1.0).
 //!
 //! ```text
-//! NAME_blocks    U8 [num_matrices, outputs, inputs / 32, 16]    two codes a byte, the first in the low bits
-//! NAME_scales    U8 [num_matrices, outputs, inputs / 32]        the exponents, 127 of which stands for 1
+//! OpenAI's gpt-oss (quant_method mxfp4): the weights of all experts of a layer
+//! NAME_blocks      U8 [num_matrices, outputs, inputs / 32, 16]    two codes a byte, the first in the low bits
+//! NAME_scales      U8 [num_matrices, outputs, inputs / 32]        the exponents, 127 of which stands for 1
+//!
+//! compressed-tensors, mxfp4-pack-quantized
+//! weight_packed    U8 [outputs, inputs / 2]
+//! weight_scale     U8 [outputs, inputs / 32]
+//!
 //! weight = 2^(exponent - 127) f(code)
 //! ```
 //!
 //! Twice a float of 4 bits is a whole number from -12 to 12, so the weights are taken over as codes of 8 bits, without
-//! loss: 4 bits hold whole numbers from -8 to 7 only. A GPU keeps them in 4 bits ([`QuantisedRows::are_twice_e2m1`]).
-//! Other weights (`modules_to_not_convert`) are stored unquantised.
-
-use std::ops::Range;
+//! loss: 4 bits hold whole numbers from -8 to 7 only. A GPU keeps them in 4 bits
+//! ([`QuantisedRows::are_twice_e2m1`](inflight_numbers::QuantisedRows::are_twice_e2m1)). Other weights
+//! (`modules_to_not_convert`) are stored unquantised.
 
 use safetensors::tensor::Dtype as StoredDtype;
 
-use crate::e2m1::half_power_of_two;
+use super::fp4_rows::{Fp4Rows, Fp4Scale};
+use super::module::Module;
 use crate::matrix::Matrix;
 use crate::safetensors::{SafetensorsFolder, StoredTensor};
-use crate::stored_rows::StoredQuantisedRows;
-use crate::weight_file::FileRange;
 use inflight_base::LoadError;
-use inflight_numbers::{
-    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, TWICE_E2M1,
-};
 
-/// Weights that share a scale.
-const GROUP: usize = 32;
-
-/// `quant_method: mxfp4`, which has no settings that matter: the tensors tell what is quantised.
+/// MXFP4, which has no settings that matter: the tensors tell what is quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MxFp4;
 
 impl MxFp4 {
-    /// Matrices of the same shape `[num_matrices, outputs, inputs]`, the rows of all one after the other; `None` if
-    /// they are not quantised.
+    /// Weights that share a scale.
+    pub const GROUP: usize = Fp4Scale::PowerOfTwo.group();
+
+    /// One of several matrices of the same shape `[num_matrices, outputs, inputs]` in gpt-oss's tensors; `None` if they
+    /// are not quantised.
     ///
     /// # Errors
     /// A tensor is missing, or does not have the shape or type that the method gives it.
-    pub fn matrices<'a>(
+    pub fn one_of<'a>(
         self,
         tensors: &'a SafetensorsFolder,
         name: &str,
         [num_matrices, outputs, inputs]: [usize; 3],
+        index: usize,
     ) -> Result<Option<Matrix<'a>>, LoadError> {
         let Some(blocks) = tensors.find(&format!("{name}_blocks"))? else {
             return Ok(None);
         };
-        if !inputs.is_multiple_of(GROUP) {
-            let reason =
-                format!("has rows of {inputs} weights; multiples of {GROUP} are supported");
-            return Err(blocks.location.error(reason));
-        }
-        let num_groups = inputs / GROUP;
-        let bytes_of = |stored: StoredTensor<'a>, shape: &[usize]| {
-            let stored = stored.of_shape(shape)?;
-            match stored.dtype {
-                StoredDtype::U8 => Ok(stored.bytes),
-                other => {
-                    let reason = format!("is of type {other:?}; MXFP4 has U8");
-                    Err(stored.location.error(reason))
-                }
-            }
-        };
+        check_columns(&blocks, inputs)?;
+        let shape = [num_matrices, outputs, inputs / Self::GROUP, Self::GROUP / 2];
         let location = blocks.location;
-        let shape = [num_matrices, outputs, num_groups, GROUP / 2];
-        let blocks = bytes_of(blocks, &shape)?;
+        let blocks = of_bytes(blocks, &shape)?;
         let scales = tensors.get(&format!("{name}_scales"), &shape[..3])?;
-        let rows = MxFp4Rows {
-            blocks,
-            scales: bytes_of(scales, &shape[..3])?,
-            num_stored_columns: inputs,
-            first_row: 0,
-            num_rows: num_matrices * outputs,
-            first_column: 0,
-            num_columns: inputs,
-        };
+        let scales = of_bytes(scales, &shape[..3])?;
+        let rows = Fp4Rows::new(
+            blocks.one_of(num_matrices, index),
+            scales.one_of(num_matrices, index),
+            Fp4Scale::PowerOfTwo,
+            [outputs, inputs],
+        );
         Ok(Some(Matrix::Quantised(location, Box::new(rows))))
     }
-}
 
-/// The rows of all matrices, or some columns of some of them.
-struct MxFp4Rows<'a> {
-    blocks: FileRange<'a>,
-    scales: FileRange<'a>,
-    /// Columns of a row in the file.
-    num_stored_columns: usize,
-    first_row: usize,
-    num_rows: usize,
-    first_column: usize,
-    num_columns: usize,
-}
-
-impl<'a> StoredQuantisedRows<'a> for MxFp4Rows<'a> {
-    fn preload(&self) -> Result<(), LoadError> {
-        Ok(())
-    }
-
-    fn part(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
-        Box::new(Self {
-            first_row: self.first_row + rows.start,
-            num_rows: rows.len(),
-            first_column: self.first_column + columns.start,
-            num_columns: columns.len(),
-            ..*self
-        })
+    /// A module whose packed weights and scales are these.
+    ///
+    /// # Errors
+    /// A tensor does not have the shape or type that the method gives it.
+    pub fn matrix<'a>(
+        self,
+        module: &Module<'a, '_>,
+        packed: StoredTensor<'a>,
+        scales: StoredTensor<'a>,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let &Module {
+            outputs, inputs, ..
+        } = module;
+        check_columns(&packed, inputs)?;
+        let location = packed.location;
+        let rows = Fp4Rows::new(
+            of_bytes(packed, &[outputs, inputs / 2])?.bytes,
+            of_bytes(scales, &[outputs, inputs / Self::GROUP])?.bytes,
+            Fp4Scale::PowerOfTwo,
+            [outputs, inputs],
+        );
+        Ok(Matrix::Quantised(location, Box::new(rows)))
     }
 }
 
-impl QuantisedRows for MxFp4Rows<'_> {
-    fn shape(&self) -> QuantisedShape {
-        QuantisedShape {
-            format: QuantFormat {
-                bits: CodeBits::Eight,
-                group_size: GROUP,
-                has_offsets: false,
-            },
-            rows: self.num_rows,
-            columns: self.num_columns,
-        }
+fn check_columns(stored: &StoredTensor<'_>, inputs: usize) -> Result<(), LoadError> {
+    match inputs.is_multiple_of(MxFp4::GROUP) {
+        true => Ok(()),
+        false => Err(stored.location.error(format!(
+            "has rows of {inputs} weights; multiples of {} are supported",
+            MxFp4::GROUP
+        ))),
     }
+}
 
-    fn are_twice_e2m1(&self) -> bool {
-        true
-    }
-
-    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format(), self.num_columns);
-        let first = (self.first_row + index) * self.num_stored_columns + self.first_column;
-        let mut bytes = vec![0; self.num_columns / 2];
-        self.blocks.read_at(first / 2, &mut bytes);
-        for (codes, byte) in row.codes.as_chunks_mut().0.iter_mut().zip(&bytes) {
-            *codes = [byte & 15, byte >> 4].map(|code| TWICE_E2M1[usize::from(code)]);
-        }
-        let exponents = &mut bytes[..self.num_columns.div_ceil(GROUP)];
-        self.scales.read_at(first / GROUP, exponents);
-        for (scale, exponent) in row.scales.iter_mut().zip(exponents) {
-            *scale = half_power_of_two(*exponent);
+fn of_bytes<'a>(stored: StoredTensor<'a>, shape: &[usize]) -> Result<StoredTensor<'a>, LoadError> {
+    let stored = stored.of_shape(shape)?;
+    match stored.dtype {
+        StoredDtype::U8 => Ok(stored),
+        other => {
+            let reason = format!("is of type {other:?}; MXFP4 has U8");
+            Err(stored.location.error(reason))
         }
     }
 }

@@ -151,6 +151,15 @@ impl<'a> StoredTensor<'a> {
         Ok(elements.iter().map(|it| i64::from_le_bytes(*it)).collect())
     }
 
+    /// The bytes of one of several parts of equal length.
+    ///
+    /// # Panics
+    /// There is no such part.
+    pub fn one_of(&self, num_parts: usize, index: usize) -> FileRange<'a> {
+        let len = self.bytes.len() / num_parts;
+        self.bytes.part(index * len..(index + 1) * len)
+    }
+
     /// Itself, if it has this shape.
     pub fn of_shape(self, shape: &[usize]) -> Result<Self, LoadError> {
         match self.shape == shape {
