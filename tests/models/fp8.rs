@@ -223,7 +223,7 @@ fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
     assert_same("blocks of 128", copies_with_blocks_of_128());
 }
 
-fn assert_same(what: &str, [fp8, floats]: [Copy; 2]) {
+pub fn assert_same(what: &str, [fp8, floats]: [Copy; 2]) {
     let setup = Setup::default();
     let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
     assert!(serve(&fp8) == serve(&floats), "{what}");

@@ -9,6 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 use crate::copy::Copy;
+use crate::fp8::assert_same;
 use crate::support::fixture;
 use crate::transformers::{agree, quantised_agrees_with_transformers};
 
@@ -27,6 +28,10 @@ agree! {
     bitsandbytes_int8_agrees_with_transformers: "bnb-int8",
     modelopt_in_fp8_and_nvfp4_agrees_with_transformers: "modelopt-mixed",
     compressed_tensors_in_nvfp4_and_mxfp4_agrees_with_transformers: "compressed-fp4",
+    compressed_tensors_with_zero_points_and_act_order_agrees_with_transformers: "compressed-act-order",
+    compressed_tensors_in_groups_of_16_agrees_with_transformers: "compressed-group-16",
+    awq_in_groups_of_16_agrees_with_transformers: "awq-group-16",
+    gptq_in_groups_of_24_agrees_with_transformers: "gptq-group-24",
 }
 
 #[test]
@@ -184,13 +189,13 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
         ),
         (
             gptq,
-            json!({"group_size": 48}),
-            ["group_size: 48", "a multiple of 32"],
+            json!({"group_size": 12}),
+            ["group_size: 12", "a multiple of 8"],
         ),
         (
             gptq,
             json!({"group_size": 0}),
-            ["group_size: 0", "a multiple of 32"],
+            ["group_size: 0", "a multiple of 8"],
         ),
         (
             gptq,
@@ -274,11 +279,6 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
         ),
         (
             compressed,
-            group("symmetric", json!(false)),
-            ["weights.symmetric: false", "true"],
-        ),
-        (
-            compressed,
             float_group("symmetric", json!(false)),
             ["weights.symmetric: false", "true"],
         ),
@@ -301,6 +301,11 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
             compressed,
             json!({"format": "mixed-precision"}),
             ["format: 'none'", "'nvfp4-pack-quantized'"],
+        ),
+        (
+            compressed,
+            group("group_size", json!(20)),
+            ["group_size: 20", "a multiple of 8"],
         ),
         (
             compressed,
@@ -539,7 +544,7 @@ fn tensors_that_a_config_contradicts_are_rejected() {
         (
             "compressed-fp4",
             "pack-quantized",
-            integers,
+            integers.clone(),
             "no floats of 4 bits",
         ),
         (
@@ -548,8 +553,79 @@ fn tensors_that_a_config_contradicts_are_rejected() {
             json!({"num_bits": 4, "type": "float"}),
             "no packed integers",
         ),
+        (
+            "compressed-w8a8",
+            "pack-quantized",
+            integers,
+            "no integers of 8 bits",
+        ),
     ] {
         let name = format!("quantised/{name}");
         with(&name, group(format, weights)).refused(&[Q_PROJ, "config_groups", found]);
     }
+}
+
+#[test]
+fn zero_points_and_act_order_of_compressed_tensors_must_fit() {
+    let name = "quantised/compressed-act-order";
+    let weights = |changes: Value| {
+        let mut weights = json!({
+            "num_bits": 4, "type": "int", "symmetric": false, "strategy": "group", "group_size": 32,
+            "actorder": "group",
+        });
+        for (key, value) in changes.as_object().expect("an object") {
+            weights[key] = value.clone();
+        }
+        with(
+            name,
+            json!({"config_groups": {"group_0": {"weights": weights}}}),
+        )
+    };
+    let zeros = format!("{Q_PROJ}.weight_zero_point");
+    let order = format!("{Q_PROJ}.weight_g_idx");
+    tensor(name, &zeros, |_| None).refused(&[Q_PROJ, "weight_zero_point is missing"]);
+    tensor(name, &zeros, |view| {
+        Some((view.dtype(), vec![4, 2], view.data()[..32].to_vec()))
+    })
+    .refused(&[&zeros, "has shape [4, 2]", "[8, 2]"]);
+    tensor(name, &zeros, |_| {
+        Some((Dtype::I8, vec![64, 1], vec![0; 64]))
+    })
+    .refused(&[&zeros, "has shape [64, 1]", "[64, 2]"]);
+    tensor(name, &zeros, |view| {
+        Some((Dtype::F32, view.shape().to_vec(), view.data().to_vec()))
+    })
+    .refused(&[&zeros, "is of type F32"]);
+    weights(json!({"symmetric": true})).refused(&[&zeros, "calls the weights symmetric"]);
+    weights(json!({"group_size": 16})).refused(&["weight_scale", "has shape", "16 (group_size of"]);
+    tensor(name, &order, |_| None).refused(&[Q_PROJ, "weight_g_idx is missing"]);
+    let far = |view: &TensorView<'_>| {
+        let data = vec![9; view.data().len()];
+        Some((view.dtype(), view.shape().to_vec(), data))
+    };
+    tensor(name, &order, far).refused(&[&order, "input 0 is in group 151587081, and there are 2"]);
+    // Not used: groups are neighbours, as with `weight` and `static`.
+    let unused = |view: &TensorView<'_>| {
+        let data = vec![0xff; view.data().len()];
+        Some((view.dtype(), view.shape().to_vec(), data))
+    };
+    assert!(tensor(name, &order, unused).load().is_ok());
+    for known in ["weight", "static"] {
+        assert!(weights(json!({ "actorder": known })).load().is_ok());
+    }
+    // Not packed.
+    let zeros = |view: &TensorView<'_>| {
+        let words = view.data().as_chunks::<4>().0.iter();
+        let words: Vec<_> = words.map(|word| u32::from_le_bytes(*word)).collect();
+        let zeros = (0..64 * 2).map(|at| {
+            let code = words[at / 2 / 8 * 2 + at % 2] >> (4 * (at / 2 % 8)) & 15;
+            (code as i8 - 8).cast_unsigned()
+        });
+        Some((Dtype::I8, vec![64, 2], zeros.collect()))
+    };
+    let unpacked = tensor(name, &format!("{Q_PROJ}.weight_zero_point"), zeros);
+    assert_same(
+        "zero points that are not packed",
+        [unpacked, Copy::of(name)],
+    );
 }

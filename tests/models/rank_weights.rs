@@ -88,7 +88,10 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
         ("awq", &[2][..]),
         ("bnb-int8", &[2, 4]),
         ("bnb-nf4", &[2, 4]),
+        ("awq-group-16", &[2]),
+        ("compressed-act-order", &[2, 4]),
         ("compressed-fp4", &[2]),
+        ("compressed-group-16", &[2]),
         ("compressed-w4a16", &[2]),
         ("compressed-w8a8", &[2, 4]),
         ("gguf-iq4_nl", &[2]),
@@ -98,6 +101,7 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
         ("gptq", &[2]),
         ("gptq-8bit-v2", &[2, 4]),
         ("gptq-act-order", &[2, 4]),
+        ("gptq-group-24", &[2, 4]),
         ("modelopt-mixed", &[2]),
     ] {
         let name = format!("quantised/{name}");

@@ -598,7 +598,12 @@ mod tests {
     use inflight_checkpoint::Matrix;
 
     /// Fixtures with groups of 16, which are rounded to groups of 32.
-    const ROUNDED: [&str; 2] = ["compressed-fp4", "modelopt-mixed"];
+    const ROUNDED: [&str; 4] = [
+        "awq-group-16",
+        "compressed-fp4",
+        "compressed-group-16",
+        "modelopt-mixed",
+    ];
 
     /// Rows of every matrix of every quantised fixture, as their formats' own tools dequantise them: see
     /// tests/fixtures/make_quantised_fixtures.py.
@@ -613,7 +618,7 @@ mod tests {
                 agrees(&folder);
             }
         }
-        assert_eq!(num_checkpoints, 16);
+        assert_eq!(num_checkpoints, 20);
     }
 
     fn agrees(folder: &Path) {

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::groups::Groups;
+use super::joined_groups::matrix_of_codes;
 use super::module::{Module, group_size, refused};
 use super::words::{Words, code_at, codes_per_word};
 use crate::json_file::JsonFile;
@@ -81,7 +82,8 @@ impl Awq {
             codes: Words::new(qweight, [inputs, outputs / per_word])?,
             groups,
         };
-        Ok(Some(Matrix::Quantised(qweight.location, Box::new(rows))))
+        let matrix = matrix_of_codes(qweight.location, Box::new(rows));
+        Ok(Some(matrix))
     }
 }
 

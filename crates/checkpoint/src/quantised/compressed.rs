@@ -1,11 +1,8 @@
 //! compressed-tensors, as LLM Compressor saves it: integer weights, FP8, or floats of 4 bits.
 //!
 //! ```text
-//! int-quantized          weight         I8  [outputs, inputs]
-//! pack-quantized         weight_packed  I32 [outputs, inputs / codes per word]    codes plus 8 or 128
-//! both                   weight_scale   [outputs, groups], [outputs, 1], or one for all
-//! weight = scale * code
-//!
+//! int-quantized          integers (integer_rows.rs)
+//! pack-quantized         integers, in words of 32 bits
 //! float-quantized        FP8 (fp8.rs)
 //! naive-quantized        int-quantized or float-quantized, by the type of its weights
 //! nvfp4-pack-quantized   NVFP4 (nvfp4.rs)
@@ -16,22 +13,19 @@
 //! The tensors of a module tell which of the formats in the config it has. The scheme for activations is ignored: the
 //! kernels quantise each token at run time, at least as finely. So is the one for the KV cache.
 
-use std::ops::Range;
-
 use safetensors::tensor::Dtype;
+use serde_json::Value;
 
 use super::fp8::Fp8;
-use super::module::{Module, refused};
+use super::integer_rows::{IntegerScheme, integers};
+use super::module::{Module, group_size, refused};
 use super::mxfp4::MxFp4;
 use super::nvfp4;
-use super::words::{Floats, Words, code_at, codes_per_word};
 use crate::json_file::JsonFile;
 use crate::matrix::Matrix;
 use crate::safetensors::StoredTensor;
-use crate::stored_rows::StoredQuantisedRows;
-use crate::weight_file::LazyBytes;
 use inflight_base::LoadError;
-use inflight_numbers::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
+use inflight_numbers::CodeBits;
 
 /// A format of `quantization_config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +38,7 @@ enum Format {
     MxFp4,
 }
 
-/// compressed-tensors as `quantization_config` describes it. Groups follow from the shapes of the tensors.
+/// compressed-tensors as `quantization_config` describes it.
 #[derive(Debug)]
 pub struct CompressedTensors {
     /// Without repetitions; of FP8 at most one.
@@ -55,9 +49,9 @@ pub struct CompressedTensors {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scheme {
     /// Codes of 8 bits.
-    Int,
-    /// Codes of these bits, in words.
-    Packed(CodeBits),
+    Int(IntegerScheme),
+    /// Codes in words.
+    Packed(IntegerScheme),
     Float(Fp8),
     NvFp4,
     MxFp4,
@@ -160,10 +154,14 @@ impl CompressedTensors {
         }
         match tensors.find(&module.tensor("weight"))? {
             Some(weight) if weight.dtype == Dtype::I8 => {
-                let location = weight.location;
-                let weight = weight.of_shape(&[module.outputs, module.inputs])?;
-                let codes = Codes::Bytes(weight.bytes.lazy());
-                integers(module, weight, codes).map(|rows| Some(Matrix::Quantised(location, rows)))
+                let all = self.schemes.iter().filter_map(|scheme| match scheme {
+                    Scheme::Int(scheme) => Some(*scheme),
+                    _ => None,
+                });
+                match integers(module, weight, &all.collect::<Vec<_>>())? {
+                    Some(matrix) => Ok(Some(matrix)),
+                    None => Err(contradicts(&weight, "integers of 8 bits")),
+                }
             }
             Some(weight) if weight.dtype == Dtype::F8_E4M3 => {
                 let fp8 = self.schemes.iter().find_map(|scheme| match scheme {
@@ -184,22 +182,14 @@ impl CompressedTensors {
         module: &Module<'a, '_>,
         packed: StoredTensor<'a>,
     ) -> Result<Matrix<'a>, LoadError> {
-        let &Module {
-            outputs, inputs, ..
-        } = module;
-        let shape_of = |bits| [outputs, inputs.div_ceil(codes_per_word(bits))];
         let all = self.schemes.iter().filter_map(|scheme| match scheme {
-            Scheme::Packed(bits) => Some(*bits),
+            Scheme::Packed(scheme) => Some(*scheme),
             _ => None,
         });
-        // Bits are told by the number of words.
-        let fitting = all.clone().find(|&bits| packed.shape == shape_of(bits));
-        let Some(bits) = fitting.or_else(|| all.clone().next()) else {
-            return Err(contradicts(&packed, "packed integers"));
-        };
-        let words = Words::new(packed, shape_of(bits))?;
-        let rows = integers(module, packed, Codes::Packed(words, bits))?;
-        Ok(Matrix::Quantised(packed.location, rows))
+        match integers(module, packed, &all.collect::<Vec<_>>())? {
+            Some(matrix) => Ok(matrix),
+            None => Err(contradicts(&packed, "packed integers")),
+        }
     }
 
     fn four_bit_floats<'a>(
@@ -230,48 +220,6 @@ fn contradicts(stored: &StoredTensor<'_>, found: &str) -> LoadError {
     ))
 }
 
-/// The rows of a module with integer codes.
-fn integers<'a>(
-    module: &Module<'a, '_>,
-    weight: StoredTensor<'a>,
-    codes: Codes<'a>,
-) -> Result<Box<dyn StoredQuantisedRows<'a> + 'a>, LoadError> {
-    let &Module {
-        tensors,
-        outputs,
-        inputs,
-        ..
-    } = module;
-    for unsupported in ["weight_zero_point", "weight_g_idx"] {
-        if let Some(stored) = tensors.find(&module.tensor(unsupported))?
-            && stored.bytes.to_vec()?.iter().any(|&byte| byte != 0)
-        {
-            let reason =
-                "is not supported: only symmetric weights in the order of their inputs are";
-            return Err(stored.location.error(reason.to_owned()));
-        }
-    }
-    let scales = module.beside(&weight, "weight_scale")?;
-    let (num_scales, group_size) = groups(scales, outputs, inputs)?;
-    Ok(Box::new(CompressedRows {
-        shape: QuantisedShape {
-            format: QuantFormat {
-                bits: match codes {
-                    Codes::Bytes(_) => CodeBits::Eight,
-                    Codes::Packed(_, bits) => bits,
-                },
-                group_size,
-                has_offsets: false,
-            },
-            rows: outputs,
-            columns: inputs,
-        },
-        codes,
-        scales: Floats::new(scales)?,
-        num_scales,
-    }))
-}
-
 impl Scheme {
     /// The scheme of a config group's weights.
     fn of(weights: &JsonFile, format: Format) -> Result<Self, LoadError> {
@@ -290,7 +238,8 @@ impl Scheme {
             let supported = format!("'{expected_type}'");
             return Err(refused(weights, "type", value, &supported));
         }
-        if !weights.bool_or("symmetric", true)? {
+        let is_symmetric = weights.bool_or("symmetric", true)?;
+        if is_float && !is_symmetric {
             return Err(refused(weights, "symmetric", false, "true"));
         }
         let (strategies, supported): (&[_], _) = match format {
@@ -322,126 +271,29 @@ impl Scheme {
         {
             return Err(refused(weights, "group_size", size, &group.to_string()));
         }
+        let integers = |bits| {
+            Ok(IntegerScheme {
+                bits,
+                group_size: group_size(weights, "group_size")?,
+                is_symmetric,
+                // Of old versions, `true`.
+                has_order: match weights.get("actorder") {
+                    Some(Value::Bool(has_order)) => *has_order,
+                    Some(Value::String(order)) => order == "group",
+                    _ => false,
+                },
+            })
+        };
         match (weights.required_size("num_bits", 1..=32)?, format) {
-            (8, Format::Int) => Ok(Self::Int),
-            (8, Format::Packed) => Ok(Self::Packed(CodeBits::Eight)),
-            (4, Format::Packed) => Ok(Self::Packed(CodeBits::Four)),
+            (8, Format::Int) => integers(CodeBits::Eight).map(Self::Int),
+            (8, Format::Packed) => integers(CodeBits::Eight).map(Self::Packed),
+            (4, Format::Packed) => integers(CodeBits::Four).map(Self::Packed),
             (8, Format::Float) => Fp8::from_scheme(weights).map(Self::Float),
             (4, Format::NvFp4) => Ok(Self::NvFp4),
             (4, Format::MxFp4) => Ok(Self::MxFp4),
             (other, Format::Packed) => Err(refused(weights, "num_bits", other, "4 or 8")),
             (other, Format::NvFp4 | Format::MxFp4) => Err(refused(weights, "num_bits", other, "4")),
             (other, _) => Err(refused(weights, "num_bits", other, "8")),
-        }
-    }
-}
-
-/// The scales of a row (0 if one scale is shared by all rows), and the inputs of a scale.
-fn groups(
-    scales: StoredTensor<'_>,
-    outputs: usize,
-    inputs: usize,
-) -> Result<(usize, usize), LoadError> {
-    match *scales.shape {
-        [] | [1] => Ok((0, inputs)),
-        [rows] | [rows, 1] if rows == outputs => Ok((1, inputs)),
-        [rows, num_groups]
-            if rows == outputs
-                && num_groups > 0
-                && inputs.is_multiple_of(32 * num_groups) =>
-        {
-            Ok((num_groups, inputs / num_groups))
-        }
-        _ => Err(scales.location.error(format!(
-            "has shape {:?}; supported for {outputs} outputs and {inputs} inputs are [1], [{outputs}, 1], and \
-             [{outputs}, groups] with a multiple of 32 inputs in each",
-            scales.shape
-        ))),
-    }
-}
-
-enum Codes<'a> {
-    Bytes(LazyBytes<'a>),
-    Packed(Words<'a>, CodeBits),
-}
-
-struct CompressedRows<'a> {
-    shape: QuantisedShape,
-    codes: Codes<'a>,
-    scales: Floats<'a>,
-    num_scales: usize,
-}
-
-impl<'a> StoredQuantisedRows<'a> for CompressedRows<'a> {
-    fn preload(&self) -> Result<(), LoadError> {
-        match &self.codes {
-            Codes::Bytes(bytes) => bytes.read()?,
-            Codes::Packed(words, _) => words.read()?,
-        }
-        self.scales.read()
-    }
-
-    fn part(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
-        let num_columns = self.shape.columns;
-        let codes = match &self.codes {
-            Codes::Bytes(bytes) => {
-                Codes::Bytes(bytes.part(num_columns, rows.clone(), columns.clone()))
-            }
-            Codes::Packed(words, bits) => {
-                let per_word = codes_per_word(*bits);
-                let of_words = columns.start / per_word..columns.end.div_ceil(per_word);
-                Codes::Packed(words.part(rows.clone(), of_words), *bits)
-            }
-        };
-        let size = self.shape.format.group_size;
-        let (scales, num_scales) = match self.num_scales {
-            0 => (self.scales.part(0..1, 0..1), 0),
-            _ => {
-                let groups = columns.start / size..columns.end.div_ceil(size);
-                (self.scales.part(rows.clone(), groups.clone()), groups.len())
-            }
-        };
-        Box::new(Self {
-            shape: QuantisedShape {
-                rows: rows.len(),
-                columns: columns.len(),
-                ..self.shape
-            },
-            codes,
-            scales,
-            num_scales,
-        })
-    }
-}
-
-impl QuantisedRows for CompressedRows<'_> {
-    fn shape(&self) -> QuantisedShape {
-        self.shape
-    }
-
-    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.shape.format, self.shape.columns);
-        match &self.codes {
-            Codes::Bytes(bytes) => {
-                let bytes = &bytes[index * self.shape.columns..][..self.shape.columns];
-                row.codes.copy_from_slice(bytemuck::cast_slice(bytes));
-            }
-            Codes::Packed(words, bits) => {
-                let codes = row.codes.chunks_mut(codes_per_word(*bits));
-                for (codes, word) in codes.zip(words.row(index)) {
-                    for (lane, code) in codes.iter_mut().enumerate() {
-                        *code = (code_at(word, lane, *bits) as i32 - bits.bias()) as i8;
-                    }
-                }
-            }
-        }
-        let first = index * self.num_scales;
-        for (group, scale) in row.scales.iter_mut().enumerate() {
-            *scale = self.scales.at(first + group);
         }
     }
 }

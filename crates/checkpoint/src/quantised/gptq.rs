@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::groups::Groups;
+use super::joined_groups::matrix_of_codes;
 use super::module::{Module, group_size, refused};
 use super::words::{Words, act_order, code_at, codes_per_word, max_code};
 use crate::json_file::JsonFile;
@@ -107,7 +108,8 @@ impl Gptq {
             zero_step: self.zero_step,
             order,
         };
-        Ok(Some(Matrix::Quantised(qweight.location, Box::new(rows))))
+        let matrix = matrix_of_codes(qweight.location, Box::new(rows));
+        Ok(Some(matrix))
     }
 }
 

@@ -1,20 +1,21 @@
 //! Quantised safetensors checkpoints.
 //!
 //! ```text
-//! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
-//! awq.rs          AWQ, 4 bits, version gemm
-//! compressed.rs   compressed-tensors, of integers and of floats
-//! fp8.rs          FP8, of several methods
-//! bitsandbytes.rs 4 bits (NF4, FP4) and 8 bits of bitsandbytes
-//! modelopt.rs     TensorRT Model Optimizer, FP8 and NVFP4
-//! mxfp4.rs        MXFP4, of gpt-oss and of compressed-tensors
-//! nvfp4.rs        NVFP4, of ModelOpt and of compressed-tensors
-//! fp4_rows.rs     floats of 4 bits with scales
-//! joined_groups.rs  codes whose groups are smaller than the kernels'
-//! groups.rs       scales and zeros of GPTQ and AWQ
-//! words.rs        codes in 32-bit words, scales, act order
-//! module.rs       a linear layer by name, and what the methods share when they read the config
-//! section.rs      where the method and its settings are found
+//! gptq.rs           GPTQ, 4 and 8 bits, with or without act order
+//! awq.rs            AWQ, 4 bits, version gemm
+//! compressed.rs     compressed-tensors, of integers and of floats
+//! integer_rows.rs   its integers
+//! fp8.rs            FP8, of several methods
+//! bitsandbytes.rs   4 bits (NF4, FP4) and 8 bits of bitsandbytes
+//! modelopt.rs       TensorRT Model Optimizer, FP8 and NVFP4
+//! mxfp4.rs          MXFP4, of gpt-oss and of compressed-tensors
+//! nvfp4.rs          NVFP4, of ModelOpt and of compressed-tensors
+//! fp4_rows.rs       floats of 4 bits with scales
+//! joined_groups.rs  groups that are smaller than the kernels'
+//! groups.rs         scales and zeros of GPTQ and AWQ
+//! words.rs          codes in 32-bit words, scales, act order
+//! module.rs         a linear layer by name, and what the methods share when they read the config
+//! section.rs        where the method and its settings are found
 //! ```
 //!
 //! Modules that a method leaves unquantised (mostly the output projection, and those that the config ignores) are
@@ -27,6 +28,7 @@ mod fp4_rows;
 mod fp8;
 mod gptq;
 mod groups;
+mod integer_rows;
 mod joined_groups;
 mod modelopt;
 mod module;

@@ -56,19 +56,20 @@ pub fn refused(
     section.unexpected(key, value, expected)
 }
 
-/// Inputs of a group; `None` (-1 in the config) for all inputs of an output.
+/// Inputs of a group; `None` (-1 in the config) for all inputs of an output. Those that are no multiples of 32 are
+/// rounded to groups that kernels have.
 pub fn group_size(section: &JsonFile, key: &str) -> Result<Option<usize>, LoadError> {
     let Some(value) = section.get(key) else {
         return Ok(None);
     };
     match value.as_i64() {
         Some(-1) => Ok(None),
-        Some(size @ 32..=0xffff_ffff) if size % 32 == 0 => Ok(Some(size as usize)),
+        Some(size @ 8..=0xffff_ffff) if size % 8 == 0 => Ok(Some(size as usize)),
         _ => Err(refused(
             section,
             key,
             value,
-            "-1 or a multiple of 32 above 0",
+            "-1 or a multiple of 8 above 0",
         )),
     }
 }
