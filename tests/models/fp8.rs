@@ -221,12 +221,128 @@ fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
         assert_same(&format!("{scales:?}, {scale_name}"), copies);
     }
     assert_same("blocks of 128", copies_with_blocks_of_128());
+    // ModelOpt has other names and shapes.
+    let [fp8, floats] = copies_with_blocks_of_128();
+    let path = fp8.path("model.safetensors");
+    let bytes = fs::read(&path).expect("the file");
+    let stored = SafeTensors::deserialize(&bytes).expect("whole");
+    let views = stored.tensors().into_iter().map(|(name, view)| {
+        let shape = match (name.ends_with("weight_scale_inv"), view.shape()) {
+            (true, &[rows, columns]) => vec![rows, 1, columns, 1],
+            (_, shape) => shape.to_vec(),
+        };
+        let view = TensorView::new(view.dtype(), shape, view.data()).expect("consistent");
+        (name.replace("weight_scale_inv", "weight_scale"), view)
+    });
+    let views: Vec<_> = views.collect();
+    serialize_to_file(views, None, &path).expect("written");
+    let config = json!({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"});
+    let fp8 = fp8.config(json!({ "quantization_config": config }));
+    assert_same("ModelOpt's blocks of 128", [fp8, floats]);
 }
 
 pub fn assert_same(what: &str, [fp8, floats]: [Copy; 2]) {
     let setup = Setup::default();
     let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
     assert!(serve(&fp8) == serve(&floats), "{what}");
+}
+
+/// Two copies of a model with all experts of a layer in one tensor `[experts, inputs, outputs]`: in FP8, with a scale
+/// for each output, and in f32, with equal weights. `is_turned`: FP8 has them as `[experts, outputs, inputs]`.
+fn copies_with_stacked_experts(
+    name: &str,
+    is_turned: bool,
+    scale_name: &str,
+    config: Value,
+) -> [Copy; 2] {
+    let [fp8, floats] = [(); 2].map(|()| Copy::of(name));
+    let bytes = fs::read(fp8.path("model.safetensors")).expect("the file");
+    let stored = SafeTensors::deserialize(&bytes).expect("whole");
+    let values = values();
+    let [mut codes, mut weights] = [Vec::new(), Vec::new()];
+    let mut num_stacked = 0;
+    for (name, view) in stored.tensors() {
+        let shape = view.shape().to_vec();
+        let [experts, inputs, outputs] = match shape[..] {
+            [experts, inputs, outputs] if name.contains(".experts.") => [experts, inputs, outputs],
+            _ => {
+                let same = (name, view.dtype(), shape, view.data().to_vec());
+                codes.push(same.clone());
+                weights.push(same);
+                continue;
+            }
+        };
+        num_stacked += 1;
+        let original = view.data().as_chunks().0.iter();
+        let original: Vec<_> = original
+            .map(|it| bf16::from_le_bytes(*it).to_f64())
+            .collect();
+        let scale_of = |at: usize| at / (inputs * outputs) * outputs + at % outputs;
+        let mut scales = vec![0.0_f32; experts * outputs];
+        for (at, weight) in original.iter().enumerate() {
+            let scale = &mut scales[scale_of(at)];
+            *scale = scale.max(weight.abs() as f32 / 448.0);
+        }
+        let coded = original.iter().enumerate();
+        let coded =
+            coded.map(|(at, weight)| nearest(&values, weight / f64::from(scales[scale_of(at)])));
+        let coded: Vec<_> = coded.collect();
+        let decoded = coded.iter().enumerate().flat_map(|(at, code)| {
+            let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+            let value = (sign * values[usize::from(code & 0x7f)]) as f32;
+            (value * scales[scale_of(at)]).to_le_bytes()
+        });
+        weights.push((name.clone(), Dtype::F32, shape.clone(), decoded.collect()));
+        let (shape, scale_shape, coded) = match is_turned {
+            false => (shape, vec![experts, 1, outputs], coded),
+            true => {
+                let turned = (0..coded.len()).map(|at| {
+                    let (expert, at) = (at / (inputs * outputs), at % (inputs * outputs));
+                    coded[expert * inputs * outputs + at % inputs * outputs + at / inputs]
+                });
+                let shape = vec![experts, outputs, inputs];
+                (shape, vec![experts, outputs, 1], turned.collect())
+            }
+        };
+        codes.push((name.clone(), Dtype::F8_E4M3, shape, coded));
+        let scales = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+        codes.push((
+            format!("{name}{scale_name}"),
+            Dtype::F32,
+            scale_shape,
+            scales,
+        ));
+    }
+    assert!(num_stacked > 0);
+    for (copy, tensors) in [(&fp8, codes), (&floats, weights)] {
+        let views = tensors.iter().map(|(name, dtype, shape, data)| {
+            let view = TensorView::new(*dtype, shape.clone(), data).expect("consistent");
+            (name.clone(), view)
+        });
+        serialize_to_file(views, None, &copy.path("model.safetensors")).expect("written");
+    }
+    [fp8.config(json!({ "quantization_config": config })), floats]
+}
+
+#[test]
+fn experts_in_one_tensor_of_fp8_are_computed_with_as_the_floats_that_they_stand_for() {
+    for (name, is_turned, scale_name, config) in [
+        (
+            "llama4",
+            false,
+            "_weight_scale",
+            json!({"quant_method": "modelopt", "quant_algo": "FP8"}),
+        ),
+        (
+            "qwen3-vl-moe",
+            true,
+            "_scale_inv",
+            json!({"quant_method": "fp8"}),
+        ),
+    ] {
+        let copies = copies_with_stacked_experts(name, is_turned, scale_name, config);
+        assert_same(name, copies);
+    }
 }
 
 /// The weights of each head's keys are transposed, and begin within a block.

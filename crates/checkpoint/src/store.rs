@@ -2,7 +2,7 @@
 
 use super::gguf::GgufFolder;
 use super::matrix::Matrix;
-use super::quantised::Quantisation;
+use super::quantised::{Quantisation, Stack};
 use super::row_order::{RowOrder, RowSelection};
 use super::safetensors::SafetensorsFolder;
 use super::tensor::Tensor;
@@ -97,6 +97,28 @@ impl<'a> Store<'a> {
         }
     }
 
+    /// Some rows of one of the matrices in a tensor that holds them as `[num_matrices, outputs, inputs]`, by its full
+    /// name.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn one_of_stacked(
+        &self,
+        name: &str,
+        shape: [usize; 3],
+        index: usize,
+        rows: RowSelection,
+    ) -> Result<Matrix<'a>, LoadError> {
+        if let Some(one) = self.quantised_one_of(name, shape, index, false)? {
+            return Ok(some_rows(one, rows));
+        }
+        let all = self.stacked_matrices(name, shape)?;
+        Ok(all.select(RowSelection {
+            first: index * shape[1] + rows.first,
+            ..rows
+        }))
+    }
+
     /// Some rows of one of the matrices in a tensor that holds them as `[num_matrices, inputs, outputs]`, by its full
     /// name: `shape` is `[num_matrices, outputs, inputs]`, and rows are outputs. In MXFP4 its tensors hold rows of
     /// outputs. Only in safetensors.
@@ -115,15 +137,36 @@ impl<'a> Store<'a> {
             WeightFiles::Safetensors(tensors) => tensors,
             WeightFiles::Gguf(_) => return self.stacked_matrices(name, shape),
         };
-        if let Some(Quantisation::MxFp4(method)) = &self.quantisation
-            && let Some(one) = method.one_of(tensors, name, shape, index)?
-        {
-            return Ok(one.select(rows));
+        if let Some(one) = self.quantised_one_of(name, shape, index, true)? {
+            return Ok(some_rows(one, rows));
         }
         let stored = tensors.get(name, &[num_matrices, inputs, outputs])?;
         let stored = stored.to_float()?;
         let one = stored.part(index * inputs..(index + 1) * inputs, 0..outputs);
         Ok(Matrix::Transposed(Transposed::new(one).select(rows)))
+    }
+
+    fn quantised_one_of(
+        &self,
+        name: &str,
+        [num_matrices, outputs, inputs]: [usize; 3],
+        index: usize,
+        is_by_inputs: bool,
+    ) -> Result<Option<Matrix<'a>>, LoadError> {
+        match (self.files, &self.quantisation) {
+            (WeightFiles::Safetensors(tensors), Some(quantisation)) => {
+                quantisation.one_of(&Stack {
+                    tensors,
+                    name,
+                    num_matrices,
+                    outputs,
+                    inputs,
+                    is_by_inputs,
+                    index,
+                })
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Vectors of the same length in one tensor, `[num_vectors, len]`, by its full name.
@@ -203,5 +246,13 @@ impl<'a> Store<'a> {
             WeightFiles::Safetensors(tensors) => tensors.num_bytes(),
             WeightFiles::Gguf(tensors) => tensors.num_bytes(),
         }
+    }
+}
+
+/// Some rows of a matrix. Only these are read, if they are neighbours.
+fn some_rows(matrix: Matrix<'_>, rows: RowSelection) -> Matrix<'_> {
+    match rows.is_contiguous() {
+        true => matrix.part(rows.first..rows.first + rows.len, 0..matrix.columns()),
+        false => matrix.select(rows),
     }
 }

@@ -250,8 +250,12 @@ pub(super) fn find_experts<'a>(
     let is_stacked = layout == StackedLayout::Inputs || tensors.has_tensor(all_gate_up);
     if layout == StackedLayout::InputsInParts {
         let (outputs, inputs) = (gate_up.num_outputs(), gate_up.num_inputs);
-        let by_outputs = [experts.routing.num_experts, outputs, inputs];
-        if outputs != inputs && tensors.has_shape(all_gate_up, &by_outputs) {
+        // Of floats of 4 bits, two inputs are one element.
+        let is_by_outputs = [inputs, inputs / 2].iter().any(|&elements| {
+            let by_outputs = [experts.routing.num_experts, outputs, elements];
+            outputs != elements && tensors.has_shape(all_gate_up, &by_outputs)
+        });
+        if is_by_outputs {
             layout = StackedLayout::Outputs;
         }
     }
@@ -332,7 +336,9 @@ fn load_experts<D: Device>(
     packer: &mut Packer<'_, D>,
 ) -> Result<Vec<Expert<D>>, LoadError> {
     let Some(stacks) = D::STACKS else {
-        return experts.iter().map(|expert| expert.load(packer)).collect();
+        // One after the other leaves memory.
+        let experts = experts.into_iter();
+        return experts.map(|expert| expert.load(packer)).collect();
     };
     let (gate_up, down): (Vec<_>, Vec<_>) = experts
         .into_iter()

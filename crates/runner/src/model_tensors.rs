@@ -125,11 +125,7 @@ impl<'a> ModelTensors<'a> {
         if layout.is_some_and(|layout| by_inputs.contains(&layout)) {
             return self.store.one_of_transposed(&name, shape, expert, rows);
         }
-        let all = self.store.stacked_matrices(&name, shape)?;
-        Ok(all.select(RowSelection {
-            first: expert * num_rows + rows.first,
-            ..rows
-        }))
+        self.store.one_of_stacked(&name, shape, expert, rows)
     }
 
     /// The biases of a linear layer of one of `num_experts` experts, `[part.num_outputs]`, from a tensor with those of

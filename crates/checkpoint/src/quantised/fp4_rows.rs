@@ -106,7 +106,7 @@ impl QuantisedRows for Fp4Rows<'_> {
     }
 
     fn are_twice_e2m1(&self) -> bool {
-        true
+        self.kind == Fp4Scale::PowerOfTwo
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {

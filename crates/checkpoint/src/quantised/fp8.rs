@@ -8,6 +8,9 @@
 //! weight                              F8_E4M3 [outputs, inputs]
 //! weight_scale or weight_scale_inv    one for all, [outputs], [outputs, 1], or one for each block, such as of 128 x 128:
 //!                                     [blocks of outputs, blocks of inputs], or that with ones between (ModelOpt)
+//! NAME                                F8_E4M3 [num_matrices, outputs, inputs], or [num_matrices, inputs, outputs]
+//! NAME_scale_inv or NAME_weight_scale one for all, [num_matrices], [num_matrices, outputs, 1] or, of the second,
+//!                                     [num_matrices, 1, outputs]; of the first also scales of blocks of each matrix
 //! weight = scale * code
 //! ```
 //!
@@ -16,6 +19,7 @@
 use safetensors::tensor::Dtype as StoredDtype;
 
 use super::module::{Module, refused};
+use super::stack::Stack;
 use super::words::Floats;
 use crate::fp8_matrix::{Fp8Matrix, Fp8Scales};
 use crate::json_file::JsonFile;
@@ -74,6 +78,102 @@ impl Fp8 {
         let scales = self.scales(scales, outputs, inputs)?;
         let matrix = Fp8Matrix::new(weight.bytes, outputs, inputs, scales);
         Ok(Some(Matrix::Fp8(weight.location, matrix)))
+    }
+
+    /// One of several matrices in a tensor; `None` if that is not FP8.
+    pub fn one_of<'a>(&self, stack: &Stack<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
+        let &Stack {
+            num_matrices,
+            outputs,
+            inputs,
+            index,
+            ..
+        } = stack;
+        let Some(weight) = stack.find()? else {
+            return Ok(None);
+        };
+        if weight.dtype != StoredDtype::F8_E4M3 {
+            return Ok(None);
+        }
+        let weight = weight.of_shape(&stack.shape(inputs))?;
+        let scales = stack.beside(
+            &weight,
+            &["_scale_inv", "_weight_scale_inv", "_weight_scale"],
+        )?;
+        let scales = self.scales_of(stack, scales)?;
+        let codes = weight.one_of(num_matrices, index);
+        let location = weight.location;
+        let matrix = match stack.is_by_inputs {
+            false => Matrix::Fp8(location, Fp8Matrix::new(codes, outputs, inputs, scales)),
+            true => {
+                let stored = Fp8Matrix::new(codes, inputs, outputs, scales);
+                Matrix::Fp8(location, stored).turned()
+            }
+        };
+        Ok(Some(matrix))
+    }
+
+    /// The scales of one of several matrices, as rows and columns of the tensor.
+    fn scales_of(
+        &self,
+        stack: &Stack<'_, '_>,
+        stored: StoredTensor<'_>,
+    ) -> Result<Fp8Scales, LoadError> {
+        let &Stack {
+            num_matrices,
+            outputs,
+            inputs,
+            is_by_inputs,
+            index,
+            ..
+        } = stack;
+        let block = self.block.filter(|_| !is_by_inputs);
+        let num_blocks = block.map(|[rows, columns]| {
+            let [rows, columns] = [outputs.div_ceil(rows), inputs.div_ceil(columns)];
+            [num_matrices, rows, columns]
+        });
+        let [rows, columns] = match is_by_inputs {
+            true => [inputs, outputs],
+            false => [outputs, inputs],
+        };
+        let is_of_outputs = match *stored.shape {
+            [count, len] | [count, len, 1] => {
+                !is_by_inputs && [count, len] == [num_matrices, outputs]
+            }
+            [count, 1, len] => is_by_inputs && [count, len] == [num_matrices, outputs],
+            _ => false,
+        };
+        let (block_outputs, block_inputs, len) = match *stored.shape {
+            [] | [1] => (rows, columns, 0),
+            _ if num_blocks.is_some_and(|shape| stored.shape == shape) => {
+                let [block_outputs, block_inputs] = block.expect("there are blocks");
+                let [_, rows, columns] = num_blocks.expect("there are blocks");
+                (block_outputs, block_inputs, rows * columns)
+            }
+            [count] | [count, 1] | [count, 1, 1] if count == num_matrices => (rows, columns, 1),
+            _ if is_of_outputs && is_by_inputs => (rows, 1, outputs),
+            _ if is_of_outputs => (1, columns, outputs),
+            _ => {
+                let blocks = num_blocks.map_or(String::new(), |shape| format!(", {shape:?}"));
+                let of_outputs = match is_by_inputs {
+                    true => [num_matrices, 1, outputs],
+                    false => [num_matrices, outputs, 1],
+                };
+                return Err(stored.location.error(format!(
+                    "has shape {:?}; supported are [1], [{num_matrices}], {of_outputs:?}{blocks}",
+                    stored.shape
+                )));
+            }
+        };
+        let values = match len {
+            0 => Floats::all(stored)?,
+            _ => Floats::some(stored, index * len..(index + 1) * len)?,
+        };
+        Ok(Fp8Scales {
+            values,
+            block_outputs,
+            block_inputs,
+        })
     }
 
     fn scales(

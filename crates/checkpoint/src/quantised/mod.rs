@@ -11,10 +11,12 @@
 //! mxfp4.rs          MXFP4, of gpt-oss and of compressed-tensors
 //! nvfp4.rs          NVFP4, of ModelOpt and of compressed-tensors
 //! fp4_rows.rs       floats of 4 bits with scales
+//! fp4_columns.rs    floats of 4 bits whose rows are columns of their tensor
 //! joined_groups.rs  groups that are smaller than the kernels'
 //! groups.rs         scales and zeros of GPTQ and AWQ
 //! words.rs          codes in 32-bit words, scales, act order
 //! module.rs         a linear layer by name, and what the methods share when they read the config
+//! stack.rs          several matrices in one tensor
 //! section.rs        where the method and its settings are found
 //! ```
 //!
@@ -24,6 +26,7 @@
 mod awq;
 mod bitsandbytes;
 mod compressed;
+mod fp4_columns;
 mod fp4_rows;
 mod fp8;
 mod gptq;
@@ -35,6 +38,7 @@ mod module;
 mod mxfp4;
 mod nvfp4;
 mod section;
+mod stack;
 mod words;
 
 use self::awq::Awq;
@@ -46,6 +50,7 @@ use self::modelopt::ModelOpt;
 use self::module::{Module, refused};
 use self::mxfp4::MxFp4;
 pub use self::section::QuantisationSection;
+pub use self::stack::Stack;
 use super::matrix::Matrix;
 use super::safetensors::SafetensorsFolder;
 use inflight_base::LoadError;
@@ -123,6 +128,22 @@ impl Quantisation {
             None => {
                 let weight = tensors.get(&module.tensor("weight"), &[outputs, inputs])?;
                 Ok(Matrix::Float(weight.to_float()?))
+            }
+        }
+    }
+
+    /// One of several matrices in a tensor, `[outputs, inputs]`; `None` if that is not quantised.
+    ///
+    /// # Errors
+    /// As [`Quantisation::matrix`].
+    pub fn one_of<'a>(&self, stack: &Stack<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
+        match self {
+            Self::MxFp4(method) => method.one_of(stack),
+            Self::Fp8(method) => method.one_of(stack),
+            Self::ModelOpt(method) => method.one_of(stack),
+            // Each expert has tensors.
+            Self::Gptq(_) | Self::Awq(_) | Self::CompressedTensors(_) | Self::BitsAndBytes(_) => {
+                Ok(None)
             }
         }
     }

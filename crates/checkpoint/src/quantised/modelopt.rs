@@ -8,10 +8,10 @@
 //! MIXED_PRECISION                   `quantized_layers` has one of these for each module
 //! ```
 //!
-//! `exclude_modules` (or `ignore`), with wildcards, lists modules that are not quantised. Their tensors show it, as
-//! those of others show the format: published checkpoints have FP8 modules among the excluded ones. `quantized_layers`
-//! must agree with the tensors. What it says about the KV cache (`kv_cache_quant_algo`, `k_scale`, `v_scale`) and about
-//! activations (`input_scale`) is not read.
+//! The tensors of a module show its format. So `exclude_modules` (or `ignore`), which lists modules that are not
+//! quantised, with wildcards, is not needed: published checkpoints have FP8 modules among the excluded ones.
+//! `quantized_layers` must agree with the tensors. Formats of the KV cache (`kv_cache_quant_algo`, `k_scale`,
+//! `v_scale`) and of activations (`input_scale`) are not read.
 
 use std::collections::HashMap;
 
@@ -20,6 +20,7 @@ use safetensors::tensor::Dtype as StoredDtype;
 use super::fp8::Fp8;
 use super::module::{Module, refused};
 use super::nvfp4;
+use super::stack::Stack;
 use crate::json_file::JsonFile;
 use crate::matrix::Matrix;
 use crate::safetensors::StoredTensor;
@@ -112,6 +113,16 @@ impl ModelOpt {
             }
             StoredDtype::F8_E4M3 => self.fp8.matrix(module),
             _ => Ok(None),
+        }
+    }
+
+    /// One of several matrices in a tensor; `None` if that is not quantised.
+    pub fn one_of<'a>(&self, stack: &Stack<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
+        match stack.find()? {
+            Some(weight) if weight.dtype == StoredDtype::U8 => {
+                nvfp4::one_of(stack, weight).map(Some)
+            }
+            _ => self.fp8.one_of(stack),
         }
     }
 

@@ -21,8 +21,9 @@ use safetensors::tensor::Dtype as StoredDtype;
 
 use super::fp4_rows::{Fp4Rows, Fp4Scale};
 use super::module::Module;
+use super::stack::Stack;
 use crate::matrix::Matrix;
-use crate::safetensors::{SafetensorsFolder, StoredTensor};
+use crate::safetensors::StoredTensor;
 use inflight_base::LoadError;
 
 /// MXFP4, which has no settings that matter: the tensors tell what is quantised.
@@ -33,18 +34,20 @@ impl MxFp4 {
     /// Weights that share a scale.
     pub const GROUP: usize = Fp4Scale::PowerOfTwo.group();
 
-    /// One of several matrices of the same shape `[num_matrices, outputs, inputs]` in gpt-oss's tensors; `None` if they
-    /// are not quantised.
+    /// One of several matrices in gpt-oss's tensors, which have rows of outputs; `None` if they are not quantised.
     ///
     /// # Errors
     /// A tensor is missing, or does not have the shape or type that the method gives it.
-    pub fn one_of<'a>(
-        self,
-        tensors: &'a SafetensorsFolder,
-        name: &str,
-        [num_matrices, outputs, inputs]: [usize; 3],
-        index: usize,
-    ) -> Result<Option<Matrix<'a>>, LoadError> {
+    pub fn one_of<'a>(self, stack: &Stack<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
+        let &Stack {
+            tensors,
+            name,
+            num_matrices,
+            outputs,
+            inputs,
+            index,
+            ..
+        } = stack;
         let Some(blocks) = tensors.find(&format!("{name}_blocks"))? else {
             return Ok(None);
         };

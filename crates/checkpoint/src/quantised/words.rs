@@ -115,7 +115,17 @@ impl<'a> Floats<'a> {
     /// All values of a float tensor, in its order.
     pub fn all(stored: StoredTensor<'a>) -> Result<Vec<f32>, LoadError> {
         let len = stored.shape.iter().product();
-        let floats = Self::new(stored)?;
+        Self::some(stored, 0..len)
+    }
+
+    /// Some values of a float tensor, by their places in its order.
+    pub fn some(stored: StoredTensor<'a>, places: Range<usize>) -> Result<Vec<f32>, LoadError> {
+        let all = Self {
+            width: 1,
+            ..Self::new(stored)?
+        };
+        let len = places.len();
+        let floats = all.part(places, 0..1);
         floats.read()?;
         Ok((0..len).map(|index| floats.at(index)).collect())
     }
