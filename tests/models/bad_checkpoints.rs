@@ -396,15 +396,22 @@ fn unsupported_features_are_rejected_by_name() {
             ["quantization_config.quant_method: 'hqq'", "'gptq', 'awq'"],
         ),
         (
-            json!({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+            json!({"rope_parameters": {"rope_type": "stretched", "factor": 2.0}}),
             [
-                "rope_parameters.rope_type: 'dynamic'",
+                "rope_parameters.rope_type: 'stretched'",
                 "'longrope' and 'yarn' are",
             ],
         ),
         (
-            json!({"rope_parameters": null, "rope_scaling": {"type": "dynamic"}}),
-            ["rope_scaling.type: 'dynamic'", "'longrope' and 'yarn' are"],
+            json!({"rope_parameters": null, "rope_scaling": {"type": "stretched"}}),
+            [
+                "rope_scaling.type: 'stretched'",
+                "'longrope' and 'yarn' are",
+            ],
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "dynamic"}}),
+            ["rope_parameters.factor is missing", "config.json"],
         ),
         (
             json!({"rope_parameters": null, "rope_scaling": {"type": "longrope"}}),

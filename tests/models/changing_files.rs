@@ -28,6 +28,8 @@ const FORMS: &[&str] = &[
     "quantised/compressed-w8a8",
     "quantised/bnb-nf4",
     "quantised/bnb-int8",
+    "quantised/bitnet",
+    "quantised/bitnet-online",
     "quantised/gguf-q8_0",
     "quantised/gguf-q4_0-split",
     "quantised/gguf-q4_k",

@@ -54,6 +54,9 @@ on_fixtures! {
     cohere: "cohere",
     exaone: "exaone",
     falcon_grouped: "falcon-grouped",
+    internlm3: "internlm3",
+    iquest_coder: "iquest-coder",
+    minicpm3: "minicpm3",
     youtu: "youtu",
 }
 
@@ -94,6 +97,7 @@ on_fixtures! {
 // clamped gates, attention-sink logits and latent attention.
 on_fixtures! {
     mixtures: super::has_the_logits_of_transformers;
+    cohere2_moe: "cohere2-moe",
     mixtral: "mixtral",
     qwen2_moe: "qwen2-moe",
     qwen3_moe: "qwen3-moe",

@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 81] = [
+pub const FAMILIES: [Family; 85] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -89,6 +89,10 @@ pub const FAMILIES: [Family; 81] = [
     ("flex-olmo", &[]),
     ("hunyuan-moe", &[]),
     ("youtu", &[]),
+    ("minicpm3", &[]),
+    ("internlm3", &[]),
+    ("iquest-coder", &[]),
+    ("cohere2-moe", &[30, 13]),
     ("mellum", &[]),
     ("hy3", &[]),
     ("granite-moe-swa", &[]),
@@ -118,13 +122,16 @@ pub const RECURRENT: [Family; 13] = [
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [Family; 6] = [
+pub const ON_CPUS: [Family; 9] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
     ("gemma3n", &[30, 17, 40, 7, 24]),
     ("nanochat", &[17, 30]),
     ("mistral4", &[]),
+    ("bitnet", &[17, 30]),
+    ("olmo-clip", &[]),
+    ("dbrx", &[]),
 ];
 
 /// Families whose prefixes are reused wherever they end.

@@ -154,13 +154,16 @@ crate::transformers::agree! {
     a_nemotron_h_with_experts_is_near_its_checkpoint: "nemotron-h-moe",
 }
 
-/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral a llama; files of some
-/// newer families are not read.
-const WITHOUT_FILE: [&str; 24] = [
+/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral, an InternLM 3 and an
+/// IQuest-Coder llamas; files of some newer families are not read.
+const WITHOUT_FILE: [&str; 30] = [
     "BambaForCausalLM",
     "BioGptForCausalLM",
+    "BitNetForCausalLM",
     "CodeGenForCausalLM",
+    "Cohere2MoeForCausalLM",
     "CwmForCausalLM",
+    "DbrxForCausalLM",
     "FalconH1ForCausalLM",
     "FlexOlmoForCausalLM",
     "GPTJForCausalLM",
@@ -171,7 +174,10 @@ const WITHOUT_FILE: [&str; 24] = [
     "HYV3ForCausalLM",
     "HeliumForCausalLM",
     "HyperCLOVAXForCausalLM",
+    "IQuestCoderForCausalLM",
+    "InternLM3ForCausalLM",
     "MellumForCausalLM",
+    "MiniCPM3ForCausalLM",
     "MinistralForCausalLM",
     "Mistral4ForCausalLM",
     "MistralForCausalLM",

@@ -8,7 +8,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 32] = [
+const WITH_GROUPS: [&str; 34] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -31,6 +31,7 @@ const WITH_GROUPS: [&str; 32] = [
     "deepseek-v2-lite",
     "glm4-moe-lite",
     "exaone-moe",
+    "cohere2-moe",
     "mellum",
     "granite-moe-swa",
     "gpt-neo",
@@ -41,6 +42,7 @@ const WITH_GROUPS: [&str; 32] = [
     "llama4",
     "gemma3n",
     "nanochat",
+    "bitnet",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

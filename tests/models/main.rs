@@ -4,6 +4,7 @@ mod adapters;
 mod bad_checkpoints;
 mod batching;
 mod beams;
+mod bitnet;
 mod byte_order_marks;
 mod changing_files;
 mod classes;

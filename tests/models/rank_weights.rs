@@ -86,6 +86,7 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
     // Where 32 inputs share a scale, pairs of heads of 16 stay together.
     for (name, num_ranks) in [
         ("awq", &[2][..]),
+        ("bitnet-llama", &[2, 4]),
         ("bnb-int8", &[2, 4]),
         ("bnb-nf4", &[2, 4]),
         ("awq-group-16", &[2]),
@@ -121,6 +122,7 @@ fn experts_are_the_same_on_1_2_and_4_ranks() {
     // of results, all in one tensor, in GGUF files, and in MXFP4, whose 3 groups of inputs leave the first of 4 ranks
     // nothing.
     for name in [
+        "cohere2-moe",
         "mixtral",
         "mixtral-stacked",
         "qwen2-moe",

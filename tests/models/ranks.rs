@@ -29,7 +29,7 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 63] = [
+pub const MODELS: [&str; 66] = [
     "apertus",
     "arcee",
     "biogpt",
@@ -60,12 +60,15 @@ pub const MODELS: [&str; 63] = [
     "helium",
     "hunyuan",
     "hyperclovax",
+    "internlm3",
+    "iquest-coder",
     "jais2",
     "llama-biases",
     "llama-linear",
     "llama-yarn",
     "llama2",
     "llama3",
+    "minicpm3",
     "ministral",
     "ministral3",
     "mistral",

@@ -146,6 +146,39 @@ impl<'a> Store<'a> {
         Ok(Matrix::Transposed(Transposed::new(one).select(rows)))
     }
 
+    /// One of the matrices in a tensor that holds all of them below one another, by its full name: `shape` is
+    /// `[num_matrices, outputs, inputs]`, and the tensor is `[num_matrices * outputs, inputs]`, or
+    /// `[num_matrices * inputs, outputs]` if it is stored by inputs. Only in safetensors, as floats.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn one_of_rows(
+        &self,
+        name: &str,
+        shape: [usize; 3],
+        index: usize,
+        is_by_inputs: bool,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let [num_matrices, outputs, inputs] = shape;
+        let [rows, columns] = match is_by_inputs {
+            true => [inputs, outputs],
+            false => [outputs, inputs],
+        };
+        let all = match self.files {
+            WeightFiles::Safetensors(tensors) => {
+                tensors.get(name, &[num_matrices * rows, columns])?
+            }
+            WeightFiles::Gguf(_) => return self.stacked_matrices(name, shape),
+        };
+        let one = all
+            .to_float()?
+            .part(index * rows..(index + 1) * rows, 0..columns);
+        Ok(match is_by_inputs {
+            true => Matrix::Transposed(Transposed::new(one)),
+            false => Matrix::Float(one),
+        })
+    }
+
     fn quantised_one_of(
         &self,
         name: &str,

@@ -253,7 +253,7 @@ pub(super) fn round_to_bf16(x: &[f32], out: &mut [u16]) {
 
 /// The sum of a function of all elements, in a fixed order: in 16 lanes, then as a tree over the lanes.
 #[inline(always)]
-pub(super) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+pub(super) fn sum<T: Copy>(x: &[T], term: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {

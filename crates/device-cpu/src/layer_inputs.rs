@@ -4,7 +4,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::Cpu;
-use super::elementwise::{inverse_rms, mean_and_scale, round_to_bf16};
+use super::elementwise::{inverse_rms, mean_and_scale, round_to_bf16, sum};
 use super::experts::ExpertRows;
 use super::gemm::activate;
 use super::math::{from_bf16_bits, tanh, to_bf16_bits};
@@ -246,6 +246,36 @@ impl LayerInputOps<Cpu> for CpuLayerInputs {
             }
         });
     }
+
+    fn norm_inputs(
+        self,
+        cpu: &mut Cpu,
+        num_rows: usize,
+        weight: &Vec<f32>,
+        eps: f32,
+        x: &mut Rows<bf16>,
+    ) {
+        let width = x.width();
+        assert_eq!(weight.len(), width, "one weight for each column");
+        let simd = cpu.simd;
+        let x = x.first_mut(num_rows).reinterpret_cast_mut();
+        cpu.for_each_row_block(num_rows, width, x, |_, x| {
+            for x in x.chunks_exact_mut(width) {
+                for_each_simd!(simd, norm_inputs, (
+                    weight: &[f32],
+                    eps: f32,
+                    x: &mut [u16],
+                ));
+            }
+        });
+    }
+
+    fn clip(self, cpu: &mut Cpu, num_rows: usize, bound: f32, x: &mut Rows<f32>) {
+        let width = x.width();
+        cpu.for_each_row_block(num_rows, width, x.first_mut(num_rows), |_, x| {
+            x.iter_mut().for_each(|x| *x = x.clamp(-bound, bound));
+        });
+    }
 }
 
 /// The streams besides the first one.
@@ -326,6 +356,18 @@ impl<'a> StreamCall<'a> {
 
 /// Columns whose old values are kept at once.
 const BLOCK: usize = 128;
+
+#[inline(always)]
+fn norm_inputs(weight: &[f32], eps: f32, x: &mut [u16]) {
+    let squares = sum(x, |bits| {
+        let value = from_bf16_bits(bits);
+        value * value
+    });
+    let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
+    for (bits, weight) in x.iter_mut().zip(weight) {
+        *bits = to_bf16_bits(from_bf16_bits(*bits) * scale * weight);
+    }
+}
 
 #[inline(always)]
 fn predict(

@@ -54,7 +54,8 @@ pub struct StreamCoefs<'a, D: Load> {
 }
 
 /// Extra operations of models whose layers have inputs of their own, factors of the residual stream, experts beside
-/// feed-forward blocks, several residual streams, or gates that are mostly 0.
+/// feed-forward blocks, several residual streams, gates that are mostly 0, norms inside of blocks, or clipped queries,
+/// keys and values.
 pub trait LayerInputOps<D: StepIo>: Copy {
     /// Makes the inputs of all layers of the step's tokens from their projections, `[num_tokens, num_layers * width]`.
     fn combine(
@@ -147,6 +148,19 @@ pub trait LayerInputOps<D: StepIo>: Copy {
         gate_up: &mut D::Sums,
         out: &mut D::Inputs,
     );
+
+    /// `x = x / sqrt(mean(x^2) + eps) * weight`, `[num_rows, weight.len()]`: an RMS norm of what a block has made.
+    fn norm_inputs(
+        self,
+        device: &mut D,
+        num_rows: usize,
+        weight: &D::Vector,
+        eps: f32,
+        x: &mut D::Inputs,
+    );
+
+    /// `x = min(max(x, -bound), bound)`, for whole rows.
+    fn clip(self, device: &mut D, num_rows: usize, bound: f32, x: &mut D::Sums);
 }
 
 impl<D: StepIo> LayerInputOps<D> for Lacking {
@@ -224,6 +238,14 @@ impl<D: StepIo> LayerInputOps<D> for Lacking {
         _: &mut D::Sums,
         _: &mut D::Inputs,
     ) {
+        match self {}
+    }
+
+    fn norm_inputs(self, _: &mut D, _: usize, _: &D::Vector, _: f32, _: &mut D::Inputs) {
+        match self {}
+    }
+
+    fn clip(self, _: &mut D, _: usize, _: f32, _: &mut D::Sums) {
         match self {}
     }
 }

@@ -200,6 +200,30 @@ impl LayerInputOps<Reference> for ReferenceLayerInputs {
             }
         }
     }
+
+    fn norm_inputs(
+        self,
+        _: &mut Reference,
+        num_rows: usize,
+        weight: &Vec<f32>,
+        eps: f32,
+        x: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            for (column, value) in normalise(x.row(row), weight, eps).into_iter().enumerate() {
+                x.set(row, column, value);
+            }
+        }
+    }
+
+    fn clip(self, _: &mut Reference, num_rows: usize, bound: f32, x: &mut Rows) {
+        for row in 0..num_rows {
+            for column in 0..x.width {
+                let value = exact(x.row(row)[column]);
+                x.set(row, column, value.clamp(-exact(bound), exact(bound)));
+            }
+        }
+    }
 }
 
 /// The coefficients of a row.

@@ -599,6 +599,7 @@ impl<D: Device> Decoder<D> {
             recurrence,
             recurrence_block,
             gate,
+            clip,
             qk_norm,
             sink_logits,
             ..
@@ -641,6 +642,9 @@ impl<D: Device> Decoder<D> {
             return latent_buffers.attend(run, &at, (qkv, latent), x, sums, cache, attended);
         }
         run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
+        if let Some((bound, ops)) = clip.zip(self.layer_inputs.as_ref()) {
+            ops.clip(run.device, num_rows, bound, &mut buffers.qkv);
+        }
         let mut norm = qk_norm
             .as_ref()
             .zip(attention.qk_norm)
@@ -734,8 +738,13 @@ impl<D: Device> Decoder<D> {
             inner: of_inner,
             ..
         } = self.attention[index];
-        let attended = &self.buffers[buffers].attended;
+        let attended = &mut self.buffers[buffers].attended;
         let inner = &mut self.inner[of_inner];
+        let inner_norms = layer.inner_norms.as_ref().zip(self.layer_inputs.as_ref());
+        if let (Some(([norm, _], ops)), Some(o)) = (inner_norms, &layer.o) {
+            ops.norm_inside(run, num_rows, norm, attended, o);
+        }
+        let attended = &*attended;
         let attended = match (&layer.recurrence, &self.recurrence) {
             (Some(_), Some(recurrence)) => &recurrence.mixed,
             _ => attended,
@@ -783,6 +792,15 @@ impl<D: Device> Decoder<D> {
                     return residual.norm(run, num_rows, next);
                 }
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
+                if let (Some(([_, norm], ops)), FeedForwardWeights::Dense(dense)) =
+                    (inner_norms, weights)
+                {
+                    feed_forward_up(run, num_rows, residual, dense, inner);
+                    ops.norm_inside(run, num_rows, norm, inner, &dense.down);
+                    let down = (&*inner, &dense.down);
+                    let after = feed_forward.after.as_ref();
+                    return residual.add(run, Operation::Down, num_rows, down, after, next);
+                }
                 let norms = [feed_forward.after.as_ref(), next];
                 let beside = layer.experts_block.as_ref();
                 let beside = beside.zip(self.experts_block.as_mut());
@@ -820,6 +838,23 @@ impl<D: Device> Decoder<D> {
                 residual.add_both(run, num_rows, (attended, o), (inner, &dense.down), next);
             }
             (
+                Norms::Parallel {
+                    attention,
+                    feed_forward,
+                },
+                (Some(o), Some(weights)),
+            ) => {
+                let norm = feed_forward.as_ref();
+                if let Some(norm) = norm.or(has_kept_rows.then_some(attention)) {
+                    residual.norm(run, num_rows, Some(norm));
+                }
+                residual.add_beside(run, Operation::O, num_rows, (attended, o));
+                let (mixture, norms) = (self.mixture.as_mut(), [None, next]);
+                add_feed_forward(
+                    run, num_rows, residual, weights, inner, mixture, None, norms,
+                );
+            }
+            (
                 Norms::OfSums {
                     attention,
                     feed_forward,
@@ -831,10 +866,7 @@ impl<D: Device> Decoder<D> {
                 let down = (&*inner, &dense.down);
                 residual.add_in_norm(run, Operation::Down, num_rows, down, feed_forward);
             }
-            (
-                Norms::Parallel { .. } | Norms::OfSums { .. },
-                (_, Some(FeedForwardWeights::Experts { .. })),
-            ) => {
+            (Norms::OfSums { .. }, (_, Some(FeedForwardWeights::Experts { .. }))) => {
                 unreachable!("no family has such norms and experts")
             }
             (_, (None, _) | (_, None)) => unreachable!("only layers of one block lack the other"),
@@ -931,6 +963,7 @@ fn add_feed_forward<D: Device, P: Probe>(
             FeedForwardWeights::Experts {
                 router,
                 correction,
+                scale,
                 experts,
             },
             Some(mixture),
@@ -943,7 +976,8 @@ fn add_feed_forward<D: Device, P: Probe>(
             let rule = (&*routing, correction.as_ref());
             run.route(num_rows, residual.normed(), router, rule, logits, rows);
             let num_chosen = routing.num_chosen;
-            residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
+            let (experts, chosen) = ((experts, *scale), (rows, num_chosen));
+            residual.add_experts(run, num_rows, experts, chosen, [after, next]);
         }
         (FeedForwardWeights::Experts { .. }, None) => {
             unreachable!("the model's description has experts")

@@ -21,6 +21,8 @@ pub(super) enum FeedForwardSource<'a> {
         /// The corrections of the scores of experts.
         correction: Option<Tensor<'a>>,
         gating: Gating,
+        /// The factor of the result.
+        scale: Option<f32>,
         /// One, or the tiles of a rank, each with some of the inside of all experts.
         tiles: Vec<ExpertsSource<'a>>,
     },
@@ -47,6 +49,8 @@ pub(super) enum FeedForwardWeights<D: Device> {
         router: Linear<D>,
         /// The corrections of the scores of experts.
         correction: Option<D::Vector>,
+        /// The factor of the result.
+        scale: Option<f32>,
         /// The tiles of a rank of several have some of the inside of all experts each.
         experts: Summed<D, Experts<D>>,
     },
@@ -78,11 +82,13 @@ impl<'a> FeedForwardSource<'a> {
                 router,
                 correction,
                 gating,
+                scale,
                 tiles,
             } => Self::Experts {
                 router,
                 correction,
                 gating,
+                scale,
                 tiles: tiles
                     .into_iter()
                     .flat_map(|experts| experts.tiles(share))
@@ -162,6 +168,7 @@ impl FeedForwardSource<'_> {
                 router,
                 correction,
                 gating,
+                scale,
                 tiles,
             } => FeedForwardWeights::Experts {
                 router: router.load(packer)?,
@@ -169,6 +176,7 @@ impl FeedForwardSource<'_> {
                     Some(correction) => Some(packer.upload(&correction)?),
                     None => None,
                 },
+                scale,
                 experts: Summed::of_tiles(
                     tiles
                         .into_iter()
@@ -247,7 +255,8 @@ pub(super) fn find_experts<'a>(
     } = experts;
     let mut layout = stacked.layout;
     let all_gate_up = Module::of_layer(layer, stacked.gate_up);
-    let is_stacked = layout == StackedLayout::Inputs || tensors.has_tensor(all_gate_up);
+    let has_no_other = [StackedLayout::Inputs, StackedLayout::Rows].contains(&layout);
+    let is_stacked = has_no_other || tensors.has_tensor(all_gate_up);
     if layout == StackedLayout::InputsInParts {
         let (outputs, inputs) = (gate_up.num_outputs(), gate_up.num_inputs);
         // Of floats of 4 bits, two inputs are one element.
@@ -271,6 +280,7 @@ pub(super) fn find_experts<'a>(
             StackedLayout::Outputs | StackedLayout::InputsInParts => {
                 Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
             }
+            StackedLayout::Rows => gate_up.clone(),
             StackedLayout::Inputs => {
                 Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
             }
@@ -317,6 +327,7 @@ pub(super) fn find_experts<'a>(
             None => None,
         },
         gating: experts.gating,
+        scale: experts.scale,
         tiles: vec![ExpertsSource {
             chosen: chosen.collect::<Result<_, LoadError>>()?,
             shared: match &experts.shared {

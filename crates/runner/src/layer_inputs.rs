@@ -6,7 +6,7 @@
 //! ```
 
 use super::embedding_rows::load_embedding;
-use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
+use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear, linears_of};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
@@ -49,13 +49,14 @@ pub(super) struct InputBlockWeights<D: Device> {
 /// Memory for the inputs of a step, and the operations.
 pub(super) struct LayerInputs<D: Device> {
     ops: D::LayerInputs,
+    /// Of the model's norms.
+    eps: f32,
     /// `None` if layers have only factors.
     buffers: Option<Buffers<D>>,
 }
 
 struct Buffers<D: Device> {
     spec: LayerInputsSpec,
-    eps: f32,
     /// `[max_num_tokens, num_layers * width]`.
     inputs: D::Sums,
     /// `[max_num_tokens, width]`.
@@ -177,14 +178,14 @@ impl<D: Device> LayerInputs<D> {
         let buffers = match &spec.layer_inputs {
             Some(inputs) => Some(Buffers {
                 spec: inputs.clone(),
-                eps: spec.norm.eps,
                 inputs: device.alloc_sums(max_rows, inputs.width * spec.num_layers())?,
                 gates: device.alloc_sums(max_rows, inputs.width)?,
                 gated: device.alloc_inputs(max_rows, inputs.width)?,
             }),
             None => None,
         };
-        Ok(Some(Self { ops, buffers }))
+        let eps = spec.norm.eps;
+        Ok(Some(Self { ops, eps, buffers }))
     }
 
     /// Makes the inputs of a step's tokens; `embedded` has their embeddings.
@@ -199,16 +200,14 @@ impl<D: Device> LayerInputs<D> {
         let Some(buffers) = &mut self.buffers else {
             return;
         };
-        let Buffers {
-            spec, eps, inputs, ..
-        } = buffers;
+        let Buffers { spec, inputs, .. } = buffers;
         run.project_qkv(num_rows, embedded, &weights.projection, inputs);
         let params = LayerInputParams {
             table: &weights.table,
             embedding_scale: spec.embedding_scale,
             projection_scale: spec.projection_scale,
             norm: &weights.norm,
-            eps: *eps,
+            eps: self.eps,
             scale: spec.scale,
         };
         self.ops.combine(run.device, step, params, inputs);
@@ -222,6 +221,29 @@ impl<D: Device> LayerInputs<D> {
         if let Some(buffers) = &mut self.buffers {
             self.ops.keep_rows(device, step, &mut buffers.inputs);
         }
+    }
+
+    /// Clips queries, keys and values.
+    pub(super) fn clip(&self, device: &mut D, num_rows: usize, bound: f32, qkv: &mut D::Sums) {
+        self.ops.clip(device, num_rows, bound, qkv);
+    }
+
+    /// Normalises what a block has made, which `next` reads.
+    pub(super) fn norm_inside<P: Probe>(
+        &self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        weight: &D::Vector,
+        x: &mut D::Inputs,
+        next: &SummedLinear<D>,
+    ) {
+        let (ops, eps) = (self.ops, self.eps);
+        ops.norm_inputs(run.device, num_rows, weight, eps, x);
+        run.probe.ended(Operation::Norm, || {
+            let width = linears_of(next).map(|linear| linear.matrix.k()).sum();
+            // bf16 in and out.
+            Work::elements(num_rows, width, 4, 4)
+        });
     }
 
     /// Adds what the block of layer `index` makes of `x` to other streams than the first one.

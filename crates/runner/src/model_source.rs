@@ -618,7 +618,7 @@ mod tests {
                 agrees(&folder);
             }
         }
-        assert_eq!(num_checkpoints, 20);
+        assert_eq!(num_checkpoints, 23);
     }
 
     fn agrees(folder: &Path) {

@@ -115,6 +115,10 @@ impl<'a> ModelTensors<'a> {
         };
         let shape = [num_experts, num_rows, num_inputs];
         let expert = module.index.unwrap_or(0);
+        if layout == Some(StackedLayout::Rows) {
+            let is_by_inputs = part.is_transposed;
+            return self.store.one_of_rows(&name, shape, expert, is_by_inputs);
+        }
         let rows = RowSelection {
             first: part.fused.map_or(0, |fused| fused.first),
             len: part.num_outputs,

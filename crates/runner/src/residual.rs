@@ -71,7 +71,8 @@ impl<D: Device> ResidualStream<D> {
         let mut layers = spec.layers.iter();
         let has_after = layers.any(|it| {
             let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
-            it.norms.has_after() || it.input_block.is_some() || is_scaled
+            let has_factor = it.experts().is_some_and(|experts| experts.scale.is_some());
+            it.norms.has_after() || it.input_block.is_some() || is_scaled || has_factor
         });
         let has_after = has_after || spec.has_rms_norm_of_embeddings();
         let result = match has_whole_sums && !has_after {
@@ -297,8 +298,20 @@ impl<D: Device> ResidualStream<D> {
         run: &mut Probed<'_, D, P>,
         operation: Operation,
         num_rows: usize,
-        (x, linear): (&D::Inputs, &SummedLinear<D>),
+        of: (&D::Inputs, &SummedLinear<D>),
         norm: &NormWeights<D>,
+    ) {
+        self.add_beside(run, operation, num_rows, of);
+        self.norm_in_place(run, num_rows, norm);
+    }
+
+    /// `hidden += linear(x)`. The projection is `operation`. `normed` stays as it is.
+    pub fn add_beside<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        operation: Operation,
+        num_rows: usize,
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
     ) {
         match linear.whole() {
             Some(whole) if self.has_whole_sums => {
@@ -314,7 +327,6 @@ impl<D: Device> ResidualStream<D> {
             }
         }
         run.probe.ended(operation, || work_of(num_rows, linear));
-        self.norm_in_place(run, num_rows, norm);
     }
 
     /// `hidden = norm(hidden); normed = hidden`. An RMS norm only on devices with
@@ -421,20 +433,22 @@ impl<D: Device> ResidualStream<D> {
         }
     }
 
-    /// `hidden += after(experts(normed)); normed = next(hidden)`, of all tiles. The experts of each row were chosen.
-    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    /// `hidden += after(scale * experts(normed)); normed = next(hidden)`, of all tiles. The experts of each row, and
+    /// their number, were chosen.
     pub fn add_experts<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
-        summed: &Summed<D, Experts<D>>,
-        rows: &mut D::ExpertRows,
-        num_chosen: usize,
-        after: Option<&NormWeights<D>>,
-        next: Option<&NormWeights<D>>,
+        (summed, scale): (&Summed<D, Experts<D>>, Option<f32>),
+        chosen: (&mut D::ExpertRows, usize),
+        [after, next]: [Option<&NormWeights<D>>; 2],
     ) {
-        if self.mix(run, num_rows, summed, (rows, num_chosen), after.is_none()) {
+        let may_add = after.is_none() && scale.is_none();
+        if self.mix(run, num_rows, summed, chosen, may_add) {
             return self.norm(run, num_rows, next);
+        }
+        if let (Some(scale), Some(result)) = (scale, &mut self.result) {
+            run.device.scale(num_rows, scale, result);
         }
         self.add_result(run, num_rows, after, next);
     }

@@ -15,7 +15,8 @@ use super::precision::WeightPrecision;
 use super::recurrence::{RecurrenceBlockSource, RecurrenceSource};
 use super::share::{CutUnits, ModelShare, gcd};
 use super::spec::{
-    Block, FeedForward, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms, QkNormSpec,
+    Block, FeedForward, InnerNorms, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms,
+    QkNormSpec,
 };
 use super::stream_weights::{LayerStreamsSource, StreamsSource};
 use inflight_base::{LoadError, TokenId};
@@ -56,6 +57,8 @@ pub(super) struct LayerSource<'a> {
     pub(super) recurrence: Option<RecurrenceSource<'a>>,
     /// The gates of attention.
     pub(super) gate: Option<ProjectionSource<'a>>,
+    /// The largest magnitude of queries, keys and values.
+    pub(super) clip: Option<f32>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     /// The attention-sink logit of each query head.
@@ -77,6 +80,8 @@ pub(super) struct LayerSource<'a> {
     pub(super) streams: Option<LayerStreamsSource<'a>>,
     /// The gates that count, in standard deviations above the mean.
     pub(super) gate_cutoff: Option<f32>,
+    /// The norms of what attention gives and of the inside of the feed-forward block.
+    pub(super) inner_norms: Option<[NormSource<'a>; 2]>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -274,6 +279,7 @@ impl<'a> LayerSource<'a> {
             recurrence_block,
             multipliers,
             gate_cutoff,
+            inner_norms,
         } = layer;
         let heads = spec.head_shape(index);
         let (has_attention, has_feed_forward) =
@@ -297,6 +303,7 @@ impl<'a> LayerSource<'a> {
                 Some(gate) => Some(find(gate)?),
                 None => None,
             },
+            clip: attention.clip,
             qk_norm: match attention.qk_norm {
                 Some(QkNormSpec { q, k, kind, .. }) => {
                     let num_heads = [heads.num_q_heads, heads.num_kv_heads];
@@ -346,6 +353,13 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             gate_cutoff: *gate_cutoff,
+            inner_norms: match inner_norms {
+                Some(InnerNorms { attended, inside }) => Some([
+                    norm(attended, &spec.norm, attention.o.num_inputs)?,
+                    norm(inside, &spec.norm, feed_forward.width())?,
+                ]),
+                None => None,
+            },
             feed_forward: match feed_forward {
                 _ if !has_feed_forward => None,
                 FeedForward::Gated {

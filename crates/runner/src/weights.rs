@@ -63,6 +63,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) recurrence: Option<LayerRecurrence<D>>,
     /// The gates of attention, `[q_width, hidden_size]`.
     pub(super) gate: Option<Linear<D>>,
+    /// The largest magnitude of queries, keys and values.
+    pub(super) clip: Option<f32>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// The attention-sink logit of each query head.
@@ -85,6 +87,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) streams: Option<LayerStreams<D>>,
     /// The gates that count, in standard deviations above the mean.
     pub(super) gate_cutoff: Option<f32>,
+    /// The norms of what attention gives and of the inside of the feed-forward block.
+    pub(super) inner_norms: Option<[D::Vector; 2]>,
 }
 
 impl<D: Device> Layer<D> {
@@ -340,6 +344,7 @@ impl LayerSource<'_> {
                 Some(recurrence) => Some(recurrence.load(packer)?),
                 None => None,
             },
+            clip: self.clip,
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
                 None => None,
@@ -382,6 +387,12 @@ impl LayerSource<'_> {
                 None => None,
             },
             gate_cutoff: self.gate_cutoff,
+            inner_norms: match &self.inner_norms {
+                Some([attended, inside]) => {
+                    Some([attended.load(packer)?.weight, inside.load(packer)?.weight])
+                }
+                None => None,
+            },
         })
     }
 }

@@ -6,6 +6,7 @@
 //! compressed.rs     compressed-tensors, of integers and of floats
 //! integer_rows.rs   its integers
 //! fp8.rs            FP8, of several methods
+//! bitnet.rs         BitNet, three values
 //! bitsandbytes.rs   4 bits (NF4, FP4) and 8 bits of bitsandbytes
 //! modelopt.rs       TensorRT Model Optimizer, FP8 and NVFP4
 //! mxfp4.rs          MXFP4, of gpt-oss and of compressed-tensors
@@ -24,6 +25,7 @@
 //! stored under their usual names. The tensors that a module has decide how it is read, and their shapes are checked.
 
 mod awq;
+mod bitnet;
 mod bitsandbytes;
 mod compressed;
 mod fp4_columns;
@@ -42,6 +44,7 @@ mod stack;
 mod words;
 
 use self::awq::Awq;
+use self::bitnet::BitNet;
 use self::bitsandbytes::BitsAndBytes;
 use self::compressed::CompressedTensors;
 use self::fp8::Fp8;
@@ -62,6 +65,7 @@ pub enum Quantisation {
     Awq(Awq),
     CompressedTensors(CompressedTensors),
     Fp8(Fp8),
+    BitNet(BitNet),
     BitsAndBytes(BitsAndBytes),
     MxFp4(MxFp4),
     ModelOpt(ModelOpt),
@@ -81,6 +85,7 @@ impl Quantisation {
                 Self::CompressedTensors(CompressedTensors::from_config(section)?)
             }
             Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
+            Some("bitnet") => Self::BitNet(BitNet::from_config(section)?),
             Some("bitsandbytes") => Self::BitsAndBytes(BitsAndBytes::from_config(section)?),
             Some("mxfp4") => Self::MxFp4(MxFp4),
             Some("modelopt") => Self::ModelOpt(ModelOpt::from_config(section)?),
@@ -89,7 +94,7 @@ impl Quantisation {
                     section,
                     "quant_method",
                     format_args!("'{}'", other.unwrap_or("none")),
-                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitsandbytes', 'mxfp4' or 'modelopt'",
+                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitnet', 'bitsandbytes', 'mxfp4' or 'modelopt'",
                 ));
             }
         };
@@ -118,6 +123,7 @@ impl Quantisation {
             Self::Awq(awq) => awq.matrix(&module)?,
             Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
             Self::Fp8(fp8) => fp8.matrix(&module)?,
+            Self::BitNet(method) => method.matrix(&module)?,
             Self::BitsAndBytes(method) => method.matrix(&module)?,
             Self::ModelOpt(method) => method.matrix(&module)?,
             // Only experts are.
@@ -142,9 +148,11 @@ impl Quantisation {
             Self::Fp8(method) => method.one_of(stack),
             Self::ModelOpt(method) => method.one_of(stack),
             // Each expert has tensors.
-            Self::Gptq(_) | Self::Awq(_) | Self::CompressedTensors(_) | Self::BitsAndBytes(_) => {
-                Ok(None)
-            }
+            Self::Gptq(_)
+            | Self::Awq(_)
+            | Self::CompressedTensors(_)
+            | Self::BitNet(_)
+            | Self::BitsAndBytes(_) => Ok(None),
         }
     }
 }

@@ -69,7 +69,11 @@ pub const COHERE2: Family = Family {
     },
 };
 
-fn parts(config: &JsonFile, theta: f64) -> Result<(Dimensions, LayerSpec), LoadError> {
+/// The sizes, and a layer.
+///
+/// # Errors
+/// A key is out of range.
+pub fn parts(config: &JsonFile, theta: f64) -> Result<(Dimensions, LayerSpec), LoadError> {
     let defaults = Defaults {
         sizes: Some(Sizes::new(256_000, 8192, 22_528, 40, 64, 8192)),
         norm_eps: 1e-5,
@@ -98,7 +102,11 @@ fn parts(config: &JsonFile, theta: f64) -> Result<(Dimensions, LayerSpec), LoadE
     Ok((dimensions, layer))
 }
 
-fn with_logit_scale(config: &JsonFile, spec: ModelSpec) -> Result<ModelSpec, LoadError> {
+/// The model with the factor of its logits.
+///
+/// # Errors
+/// It is out of range.
+pub fn with_logit_scale(config: &JsonFile, spec: ModelSpec) -> Result<ModelSpec, LoadError> {
     let scale = config.number("logit_scale", 1e-4..=1e4)?.unwrap_or(0.0625);
     Ok(ModelSpec {
         logits: LogitsTransform {

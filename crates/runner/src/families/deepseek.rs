@@ -53,7 +53,7 @@ pub const V2: Family = Family {
         },
         ..GGUF
     }),
-    describe: |config| describe(config, &GENERATIONS[0]),
+    describe: |config| describe_generation(config, &GENERATIONS[0]),
 };
 
 pub const V3: Family = Family {
@@ -67,19 +67,19 @@ pub const V3: Family = Family {
         add_fixed: add_groups,
         ..GGUF
     }),
-    describe: |config| describe(config, &GENERATIONS[1]),
+    describe: |config| describe_generation(config, &GENERATIONS[1]),
 };
 
 pub const GLM4_MOE_LITE: Family = Family {
     class: "Glm4MoeLiteForCausalLM",
     gguf: None,
-    describe: |config| describe(config, &GENERATIONS[2]),
+    describe: |config| describe_generation(config, &GENERATIONS[2]),
 };
 
 pub const YOUTU: Family = Family {
     class: "YoutuForCausalLM",
     gguf: None,
-    describe: |config| describe(config, &GENERATIONS[3]),
+    describe: |config| describe_generation(config, &GENERATIONS[3]),
 };
 
 pub const MISTRAL4: Family = Family {
@@ -123,25 +123,27 @@ fn add_groups(config: &mut Map<String, Json>) {
 const LATENT_EPS: f32 = 1e-6;
 
 /// The defaults of one generation, and its routing.
-struct Generation {
-    class: &'static str,
-    sizes: Sizes,
-    norm_eps: f64,
-    parts: Parts,
-    is_tied: bool,
+pub struct Generation {
+    pub class: &'static str,
+    pub sizes: Sizes,
+    pub norm_eps: f64,
+    pub parts: Parts,
+    pub is_tied: bool,
     /// `None`: all layers have a dense block.
-    experts: Option<GroupedExperts>,
+    pub experts: Option<GroupedExperts>,
 }
 
 /// Sizes of parts of heads, and of latents.
-struct Parts {
-    content: usize,
-    value: usize,
-    queries: usize,
-    latent: usize,
+pub struct Parts {
+    pub rotary: usize,
+    pub content: usize,
+    pub value: usize,
+    pub queries: usize,
+    pub latent: usize,
 }
 
 const DEEPSEEK_PARTS: Parts = Parts {
+    rotary: 64,
     content: 128,
     value: 128,
     queries: 1536,
@@ -198,6 +200,7 @@ const GENERATIONS: [Generation; 5] = [
         sizes: Sizes::new(154_880, 2048, 10_240, 47, 20, 202_752),
         norm_eps: 1e-5,
         parts: Parts {
+            rotary: 64,
             content: 192,
             value: 256,
             queries: 768,
@@ -237,6 +240,7 @@ const GENERATIONS: [Generation; 5] = [
         sizes: Sizes::new(131_072, 4096, 12_288, 36, 32, 1_048_576),
         norm_eps: 1e-6,
         parts: Parts {
+            rotary: 64,
             content: 64,
             value: 128,
             queries: 1024,
@@ -261,8 +265,15 @@ const GENERATIONS: [Generation; 5] = [
     },
 ];
 
-fn describe(config: &JsonFile, generation: &Generation) -> Result<ModelSpec, LoadError> {
-    let rotary_dim = part(config, "qk_rope_head_dim", 64, true)?;
+/// A model with latent attention.
+///
+/// # Errors
+/// A key is out of range.
+pub fn describe_generation(
+    config: &JsonFile,
+    generation: &Generation,
+) -> Result<ModelSpec, LoadError> {
+    let rotary_dim = part(config, "qk_rope_head_dim", generation.parts.rotary, true)?;
     let defaults = Defaults {
         sizes: Some(generation.sizes),
         head_dim: Some(rotary_dim),
@@ -336,7 +347,7 @@ fn describe_mistral4(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         .with("rope_scaling", Json::Null)
         .with("rope_parameters", Json::Object(parameters))
         .with("topk_method", json!("group_limited_greedy"));
-    let mut spec = describe(config, generation)?;
+    let mut spec = describe_generation(config, generation)?;
     let factors = query_factors(config)?;
     for layer in &mut spec.layers {
         layer.attention.rope.query_factors = factors;
@@ -408,6 +419,7 @@ fn attention(
         gate: None,
         kv_heads: None,
         kv_source: None,
+        clip: None,
         qk_norm: None,
         rope: dimensions.rope.clone(),
         scale: (shape.query_dim() as f64).sqrt().recip() as f32 * temperature(config)?.powi(2),

@@ -200,6 +200,7 @@ impl Dimensions {
                 gate: None,
                 kv_heads: None,
                 kv_source: None,
+                clip: None,
                 qk_norm: None,
                 rope: self.rope.clone(),
                 scale: (self.head_dim as f32).sqrt().recip(),
@@ -215,6 +216,7 @@ impl Dimensions {
             scale: None,
             multipliers: None,
             gate_cutoff: None,
+            inner_norms: None,
             feed_forward: FeedForward::Gated {
                 gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
                 activation: self.activation,
@@ -364,8 +366,20 @@ fn head_dim(
     }
 }
 
+/// The largest magnitude of queries, keys and values (`clip_qkv`), if they are clipped.
+///
+/// # Errors
+/// It is out of range.
+pub fn clip_qkv(config: &JsonFile) -> Result<Option<f32>, LoadError> {
+    let bound = config.number("clip_qkv", 1e-6..=1e6)?;
+    Ok(bound.map(|bound| bound as f32))
+}
+
 /// The activation under a key. Names that stand for the same function up to rounding are one.
-fn activation(config: &JsonFile, key: &str) -> Result<Option<Activation>, LoadError> {
+///
+/// # Errors
+/// It is not known.
+pub fn activation(config: &JsonFile, key: &str) -> Result<Option<Activation>, LoadError> {
     Ok(Some(match config.string(key)? {
         None => return Ok(None),
         Some("silu" | "swish") => Activation::Silu,

@@ -158,6 +158,7 @@ impl Dimensions {
             gating: self.activation.into(),
             down: Projection::single(modules.down, hidden, expert_size),
             shared: None,
+            scale: None,
             stacked: modules.stacked,
         }
     }

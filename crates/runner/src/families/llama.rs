@@ -10,11 +10,12 @@
 //! Source: modeling_llama.py of transformers; Touvron et al., arXiv:2302.13971 and arXiv:2307.09288; Llama Team,
 //! arXiv:2407.21783.
 
-use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::dimensions::{Defaults, Sizes};
 use super::exaone;
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
-use super::windows::no_windows;
+use super::internlm3;
+use super::llama_form::describe_with;
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -32,18 +33,12 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     if config.string("model_type")? == Some(exaone::TYPE) {
         return exaone::describe(config);
     }
+    if let Some(spec) = internlm3::describe_by_type(config, FAMILY.class)? {
+        return Ok(spec);
+    }
     let defaults = Defaults {
         sizes: Some(Sizes::new(32_000, 4096, 11_008, 32, 32, 2048)),
         ..Defaults::LLAMA
     };
-    let dimensions = Dimensions::from_config(config, &defaults)?;
-    let mut layer = dimensions.llama_layer();
-    layer
-        .attention
-        .set_biases(config.bool_or("attention_bias", false)?);
-    layer
-        .feed_forward
-        .set_biases(config.bool_or("mlp_bias", false)?);
-    let windows = no_windows(dimensions.num_layers);
-    Ok(dimensions.model(FAMILY.class, layer, windows))
+    describe_with(config, FAMILY.class, &defaults)
 }

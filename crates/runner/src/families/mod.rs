@@ -8,6 +8,7 @@
 //! dimensions.rs    keys of config.json that all families share, and the layer that they start from
 //! bounds.rs        the largest sizes that a config may have
 //! windows.rs       keys of sliding windows
+//! llama_form.rs    models of Llama's form
 //! experts.rs       keys of mixtures of experts
 //! grouped_experts.rs  keys of experts that are chosen by groups
 //! recurrent.rs     keys of layers with recurrent states
@@ -30,10 +31,13 @@ mod arcee;
 mod bamba;
 mod bert;
 mod biogpt;
+mod bitnet;
 mod bloom;
 mod bounds;
 mod cohere;
+mod cohere2_moe;
 mod cwm;
+mod dbrx;
 mod deepseek;
 mod dimensions;
 mod ernie4_5;
@@ -64,11 +68,14 @@ mod helium;
 mod hunyuan;
 mod hy3;
 mod hyperclovax;
+mod internlm3;
 mod jais2;
 mod layer_lists;
 mod lfm2;
 mod llama;
 mod llama4;
+mod llama_form;
+mod minicpm3;
 mod minimax_m2;
 mod ministral3;
 mod mistral;
@@ -114,7 +121,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 101] = [
+static FAMILIES: [Family; 107] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -216,6 +223,12 @@ static FAMILIES: [Family; 101] = [
     mpt::FAMILY,
     mpt::ORIGINAL,
     deepseek::MISTRAL4,
+    bitnet::FAMILY,
+    dbrx::FAMILY,
+    minicpm3::FAMILY,
+    cohere2_moe::FAMILY,
+    internlm3::INTERNLM3,
+    internlm3::IQUEST_CODER,
 ];
 
 /// Further architectures of families.

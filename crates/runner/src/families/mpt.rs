@@ -1,15 +1,15 @@
 //! MPT, by MosaicML.
 //!
 //! LayerNorm and linear layers without biases, GELU in a feed-forward block without a gate, queries, keys and values in
-//! one module, and linear biases of scores in place of positions. The authors' own code has another class. Refused are
-//! norms of queries and keys (`qk_ln`) and other options that only that code has, and clipped queries, keys and values
-//! (`clip_qkv`).
+//! one module, and linear biases of scores in place of positions. `clip_qkv` clips queries, keys and values. The
+//! authors' own code has another class. Refused are norms of queries and keys (`qk_ln`) and other options that only
+//! that code has.
 //!
 //! Source: configuration_mpt.py and modeling_mpt.py of transformers; MosaicML, "Introducing MPT-7B", 2023.
 
 use serde_json::{Map, Value};
 
-use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes, clip_qkv};
 use super::family::Family;
 use super::windows::no_windows;
 use crate::rope::Rope;
@@ -67,6 +67,7 @@ fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadErr
     if let Some(scale) = attention.number("softmax_scale", 1e-6..=1e6)? {
         layer.attention.scale = scale as f32;
     }
+    layer.attention.clip = clip_qkv(&attention)?;
     layer.feed_forward = FeedForward::Plain {
         up: Projection::single("ffn.up_proj", inner, hidden),
         activation: PlainActivation::Of(Activation::Gelu),
@@ -109,10 +110,9 @@ fn check(config: &JsonFile, attention: &JsonFile, class: &str) -> Result<(), Loa
             ));
         }
     }
-    for (file, key) in [(attention, "clip_qkv"), (config, "logit_scale")] {
-        if let Some(value) = file.get(key) {
-            return refused(file, key, value, "null");
-        }
+    const LOGIT_SCALE: &str = "logit_scale";
+    if let Some(value) = config.get(LOGIT_SCALE) {
+        return refused(config, LOGIT_SCALE, value, "null");
     }
     if let Some(norm) = config.get("norm_type")
         && !["layernorm", "low_precision_layernorm"]

@@ -1,11 +1,11 @@
 //! OLMo 1, by Ai2.
 //!
 //! Llama whose norms are LayerNorms without weights and biases, with an epsilon of 1e-5. `attention_bias` adds biases
-//! to all four projections of attention. Refused: models that clip queries, keys and values (`clip_qkv`).
+//! to all four projections of attention. `clip_qkv` clips queries, keys and values.
 //!
 //! Source: configuration_olmo.py and modeling_olmo.py of transformers; Groeneveld et al., arXiv:2402.00838.
 
-use super::dimensions::{Defaults, Dimensions, Sizes};
+use super::dimensions::{Defaults, Dimensions, Sizes, clip_qkv};
 use super::family::Family;
 use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
@@ -24,10 +24,6 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    const CLIP: &str = "clip_qkv";
-    if let Some(clip) = config.get(CLIP) {
-        return Err(config.unexpected(CLIP, clip, "supported; only null is"));
-    }
     let defaults = Defaults {
         sizes: Some(Sizes::new(50_304, 4096, 11_008, 32, 32, 2048)),
         ..Defaults::LLAMA
@@ -43,6 +39,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     layer
         .attention
         .set_biases(config.bool_or("attention_bias", false)?);
+    layer.attention.clip = clip_qkv(config)?;
     let windows = no_windows(dimensions.num_layers);
     Ok(dimensions.model(FAMILY.class, layer, windows))
 }

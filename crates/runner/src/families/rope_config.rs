@@ -13,7 +13,7 @@ const ORIGINAL_LEN: &str = "original_max_position_embeddings";
 const FACTOR: RangeInclusive<f64> = 1.0..=1e6;
 /// What `rope_theta` may be.
 pub const THETA: RangeInclusive<f64> = 1.0..=1e15;
-const SUPPORTED: &str = "'default', 'linear', 'llama3', 'longrope' and 'yarn'";
+const SUPPORTED: &str = "'default', 'dynamic', 'linear', 'llama3', 'longrope' and 'yarn'";
 
 /// What a family's position embedding is where config.json is silent.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +165,12 @@ fn scaling_of(
     match parameters.string(key)?.unwrap_or("default") {
         // The three positions of a text's token are equal.
         "default" | "mrope" => Ok(RopeScaling::None),
+        // Up to `max_position_embeddings`, and no sequence is longer here, it is none. transformers stretches the base
+        // for a longer one by its length, and has rotated its earlier keys by others then.
+        "dynamic" => {
+            parameters.required_number("factor", FACTOR)?;
+            Ok(RopeScaling::None)
+        }
         "linear" => Ok(RopeScaling::Linear {
             factor: parameters.required_number("factor", FACTOR)?,
         }),

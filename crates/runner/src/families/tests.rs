@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{FAMILIES, describe};
-use crate::spec::ModelSpec;
+use crate::spec::{LayerSpec, ModelSpec};
 use inflight_checkpoint::JsonFile;
 
 /// Values of a config by key.
@@ -137,4 +137,129 @@ fn a_language_model_of_another_family_is_refused_by_its_type() {
                      exaone4, exaone4_5_text";
         assert!(error.contains(words), "{error}");
     }
+}
+
+/// The description of a class with these keys.
+fn described(class: &str, keys: Value) -> Result<ModelSpec, String> {
+    let mut config = keys.as_object().expect("an object").clone();
+    config.insert("architectures".to_owned(), json!([class]));
+    spec(&config)
+}
+
+#[test]
+fn first_layers_of_a_cohere_2_with_experts_have_positions_of_their_own() {
+    let layers = |keys: Value| {
+        let spec = described("Cohere2MoeForCausalLM", keys).expect("a model");
+        let of_layer = |layer: &LayerSpec| {
+            let attention = &layer.attention;
+            (
+                attention.window.is_some(),
+                attention.rope.rotary_dim > 0,
+                layer.experts().is_some(),
+            )
+        };
+        spec.layers.iter().map(of_layer).collect::<Vec<_>>()
+    };
+    let others = [
+        (true, true, true),
+        (true, true, true),
+        (true, true, true),
+        (false, false, true),
+        (true, true, true),
+    ];
+    let seven = json!({"num_hidden_layers": 7, "first_k_dense_replace": 2});
+    let first = [(false, true, false); 2];
+    assert_eq!(layers(seven.clone()), [&first[..], &others].concat());
+    let mut with_windows = seven;
+    with_windows["prefix_dense_sliding_window_pattern"] = json!(2);
+    let first = [(true, true, false), (false, false, false)];
+    assert_eq!(layers(with_windows), [&first[..], &others].concat());
+    // Lists count, whatever else is there.
+    let listed = json!({
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["sparse", "dense"],
+    });
+    assert_eq!(layers(listed), [(true, true, true), (false, true, false)]);
+}
+
+#[test]
+fn a_cohere_2_with_experts_is_the_mean_of_both_kinds_or_their_sum() {
+    let scale = |keys: Value| {
+        let spec = described("Cohere2MoeForCausalLM", keys)?;
+        Ok(spec.layers[0].experts().expect("experts").scale)
+    };
+    assert_eq!(scale(json!({})), Ok(None));
+    assert_eq!(scale(json!({"num_shared_experts": 2})), Ok(Some(0.5)));
+    let key = "shared_expert_combination_strategy";
+    assert_eq!(
+        scale(json!({"num_shared_experts": 2, key: "sum"})),
+        Ok(None)
+    );
+    for (keys, words) in [
+        (json!({"num_shared_experts": 2, key: "product"}), key),
+        (
+            json!({"expert_selection_fn": "tanh"}),
+            "expert_selection_fn: 'tanh'",
+        ),
+    ] {
+        let error: String = scale(keys).expect_err("refused");
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn both_bases_of_a_dbrx_agree() {
+    let theta = |of_attention: Value, parameters: Value| {
+        let keys = json!({"attn_config": of_attention, "rope_parameters": parameters});
+        let spec = described("DbrxForCausalLM", keys)?;
+        Ok::<_, String>(spec.layers[0].attention.rope.theta)
+    };
+    let given = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+    assert_eq!(theta(json!({}), Value::Null), Ok(10_000.0));
+    assert_eq!(theta(json!({"rope_theta": 5e5}), Value::Null), Ok(5e5));
+    assert_eq!(theta(json!({}), given(300.0)), Ok(300.0));
+    assert_eq!(theta(json!({"rope_theta": 5e5}), given(5e5)), Ok(5e5));
+    let error = theta(json!({"rope_theta": 5e5}), given(300.0)).expect_err("refused");
+    let words = "attn_config.rope_theta: 500000 is not rope_parameters.rope_theta, which is 300";
+    assert!(error.contains(words), "{error}");
+    for (section, words) in [
+        (json!({"kv_n_heads": 3}), "3"),
+        (json!({"clip_qkv": -1}), "attn_config.clip_qkv: -1"),
+    ] {
+        let error = theta(section, Value::Null).expect_err("refused");
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn an_internlm_3_has_all_biases_or_none() {
+    for class in ["InternLM3ForCausalLM", "LlamaForCausalLM"] {
+        let biases = |mut keys: Value| {
+            keys["model_type"] = json!("internlm3");
+            let spec = described(class, keys)?;
+            let layer = &spec.layers[0];
+            let all = layer.projections().map(|it| it.has_bias);
+            Ok::<_, String>(all.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>())
+        };
+        assert_eq!(biases(json!({})), Ok(vec![false]));
+        let both = json!({"qkv_bias": true, "bias": true});
+        assert_eq!(biases(both), Ok(vec![true]));
+        let renamed = json!({"attention_bias": true, "mlp_bias": true});
+        assert_eq!(biases(renamed), Ok(vec![true]));
+        let error = biases(json!({"qkv_bias": true})).expect_err("refused");
+        assert!(error.contains("qkv_bias: true is not bias"), "{error}");
+    }
+}
+
+/// Up to the positions of the first training, which are all that there are.
+#[test]
+fn a_dynamic_position_embedding_is_none() {
+    let spec = |parameters: Value| {
+        let keys = json!({"max_position_embeddings": 64, "rope_parameters": parameters});
+        described("LlamaForCausalLM", keys).expect("a model")
+    };
+    let plain = spec(json!({"rope_type": "default", "rope_theta": 500.0}));
+    let dynamic = json!({"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0});
+    assert_eq!(spec(dynamic), plain);
+    assert_eq!(plain.max_seq_len(), 64);
 }

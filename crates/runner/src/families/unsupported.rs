@@ -21,18 +21,18 @@ const STATE_SPACE: &str =
 const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
+const INDEXER: &str =
+    "its attention is sparse: an indexer with a cache of its own chooses what a query sees";
+const HYPER: &str = "its layers mix several residual streams by hyper-connections";
+const HEAD_GATES: &str = "its attention has one gate for each head";
+const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
+const PER_CHANNEL: &str = "its recurrent states decay by channels";
 
 const FAMILIES: &[Unsupported] = &[
-    decoder(
-        "BitNetForCausalLM",
-        "bitnet",
-        "LlamaForCausalLM",
-        "its weights are ternary, and the inputs of output and down projections are normalised",
-    ),
     converted(
         "PersimmonForCausalLM",
         "GPTNeoXForCausalLM",
-        "it normalises queries and keys, and its activation is squared ReLU",
+        "the layer norms of its queries and keys have biases",
     ),
     decoder(
         "BaichuanForCausalLM",
@@ -77,10 +77,171 @@ const FAMILIES: &[Unsupported] = &[
         "its attention caches keys and values instead of latents",
     ),
     decoder(
-        "DbrxForCausalLM",
-        "dbrx",
+        "LagunaForCausalLM",
+        "laguna",
+        "AfmoeForCausalLM",
+        "each query head has one gate, a softplus, and layers differ in their numbers of heads",
+    ),
+    alone(
+        "DogeForCausalLM",
+        "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
+    ),
+    converted("Lfm3ForCausalLM", "Lfm2ForCausalLM", HEAD_GATES),
+    converted(
+        "AXK1ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "it normalises what its experts give",
+    ),
+    converted("AXK2ForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
+    decoder(
+        "DeepseekV32ForCausalLM",
+        "deepseek32",
+        "DeepseekV3ForCausalLM",
+        INDEXER,
+    ),
+    decoder(
+        "DeepseekV4ForCausalLM",
+        "deepseek4",
+        "DeepseekV3ForCausalLM",
+        HYPER,
+    ),
+    decoder(
+        "GlmMoeDsaForCausalLM",
+        "glm-dsa",
+        "DeepseekV3ForCausalLM",
+        INDEXER,
+    ),
+    converted(
+        "Glm5NextForConditionalGeneration",
+        "DeepseekV3ForCausalLM",
+        HYPER,
+    ),
+    converted("Dots3NoteForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
+    converted(
+        "MistralLarge4ForConditionalGeneration",
+        "Mistral4ForCausalLM",
+        INDEXER,
+    ),
+    converted(
+        "LongcatFlashForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "a layer has two attention blocks, and experts that compute nothing",
+    ),
+    decoder(
+        "BailingHybridForCausalLM",
+        "bailingmoe3",
+        "DeepseekV3ForCausalLM",
+        PER_CHANNEL,
+    ),
+    decoder(
+        "KimiLinearForCausalLM",
+        "kimi-linear",
+        "DeepseekV3ForCausalLM",
+        PER_CHANNEL,
+    ),
+    decoder(
+        "MiMoV2FlashForCausalLM",
+        "mimo2",
+        "Glm4MoeForCausalLM",
+        "its values are narrower than its keys, and layers differ in their heads",
+    ),
+    far(
+        "MiniMaxForCausalLM",
+        "minimax-01",
+        "most of its layers have lightning attention, a recurrent state",
+    ),
+    decoder(
+        "MiniMaxM3SparseForConditionalGeneration",
+        "minimax-m3",
+        "MiniMaxM2ForCausalLM",
+        INDEXER,
+    ),
+    converted("MiniMaxM3VLForCausalLM", "MiniMaxM2ForCausalLM", INDEXER),
+    decoder("HYV4ForCausalLM", "hy_v4", "HYV3ForCausalLM", HYPER),
+    converted("Qwen4ExpForCausalLM", "Qwen3_5MoeForCausalLM", HYPER),
+    converted(
+        "Qwen4ExpForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        HYPER,
+    ),
+    converted(
+        "Kolibri1ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "it has norms in front of blocks and behind them, and corrects logits of experts instead of scores",
+    ),
+    converted(
+        "LaraMiniForCausalLM",
+        "Qwen3NextForCausalLM",
+        "its recurrent layers have modules of other names, and the others no positions",
+    ),
+    converted(
+        "FlintForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "it chooses experts by sigmoids, and its heads have attention-sink logits",
+    ),
+    converted(
+        "BeamForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "its attention has gates with biases, and it chooses experts as DeepSeek-V3 does",
+    ),
+    converted(
+        "Step3p7ForConditionalGeneration",
+        "MiniMaxM2ForCausalLM",
+        HEAD_GATES,
+    ),
+    converted(
+        "Kimi_K25ForConditionalGeneration",
+        "DeepseekV3ForCausalLM",
+        IMAGES,
+    ),
+    converted(
+        "MuseGlimmerForConditionalGeneration",
+        "AfmoeForCausalLM",
+        "it also takes images, and has norms of queries and keys without weights and a factor of their own",
+    ),
+    alone(
+        "DoryForCausalLM",
+        "its residual stream stays on a sphere, and layers move it by learned shares",
+    ),
+    alone(
+        "HrmTextForCausalLM",
+        "it runs two stacks of layers several times for a token",
+    ),
+    alone(
+        "InklingForCausalLM",
+        "its scores have biases by distance that are made of the query",
+    ),
+    alone(
+        "Inkling2ForCausalLM",
+        "its scores have biases by distance that are made of the query",
+    ),
+    converted(
+        "DiffLlamaForCausalLM",
+        "LlamaForCausalLM",
+        "its attention is the difference of two",
+    ),
+    converted(
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "its embedder takes images and sound without an encoder",
+    ),
+    converted(
+        "JetMoeForCausalLM",
         "MixtralForCausalLM",
-        "its norms are LayerNorms, and it clips queries, keys and values",
+        "its attention has experts, too",
+    ),
+    alone("SarvamMoEForCausalLM", "its tensors have names of its own"),
+    converted("ZambaForCausalLM", "BambaForCausalLM", SHARED_ATTENTION),
+    converted("Zamba2ForCausalLM", "BambaForCausalLM", SHARED_ATTENTION),
+    alone(
+        "ZayaForCausalLM",
+        "its queries, keys and values are convolved, and routed by a network of its own",
+    ),
+    alone("RecurrentGemmaForCausalLM", STATE_SPACE),
+    alone("xLSTMForCausalLM", STATE_SPACE),
+    alone(
+        "BltForCausalLM",
+        "it reads bytes, which it groups into patches",
     ),
     converted("MllamaForConditionalGeneration", "LlamaForCausalLM", IMAGES),
     converted("Phi3VForCausalLM", "Phi3ForCausalLM", IMAGES),
@@ -116,7 +277,17 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &["falcon-h1", "gemma3n", "gemma4", "gptj", "mpt"];
+const ONLY_SAFETENSORS: &[&str] = &[
+    "bitnet",
+    "cohere2moe",
+    "dbrx",
+    "falcon-h1",
+    "gemma3n",
+    "gemma4",
+    "gptj",
+    "minicpm3",
+    "mpt",
+];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
@@ -169,6 +340,16 @@ const fn converted(
     }
 }
 
+/// A family that no supported one is near to, and whose GGUF files have no name of their own.
+const fn alone(class: &'static str, differs: &'static str) -> Unsupported {
+    Unsupported {
+        class,
+        gguf: None,
+        nearest: None,
+        differs,
+    }
+}
+
 /// A family that no supported one is near to.
 const fn far(class: &'static str, gguf: &'static str, differs: &'static str) -> Unsupported {
     Unsupported {
@@ -207,7 +388,7 @@ mod tests {
             assert_eq!(hint(class), Some(format!("did you mean {meant}?")));
         }
         // They only end as others do.
-        for class in ["FuyuForCausalLM", "JetMoeForCausalLM"] {
+        for class in ["FuyuForCausalLM", "BlenderbotForCausalLM"] {
             assert_eq!(hint(class), None, "{class}");
         }
     }

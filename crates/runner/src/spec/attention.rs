@@ -24,6 +24,9 @@ pub struct AttentionSpec {
     pub kv_heads: Option<KvHeads>,
     /// The earlier layer whose keys and values it reads, which has the same heads: `qkv` makes only queries then.
     pub kv_source: Option<usize>,
+    /// The largest magnitude of queries, keys and values, which are clipped to it in front of norms. Not of latent
+    /// attention.
+    pub clip: Option<f32>,
     /// The norms of queries and keys.
     pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.

@@ -51,6 +51,8 @@ pub struct ExpertsSpec {
     pub down: Projection,
     /// An expert that all tokens have.
     pub shared: Option<SharedExpert>,
+    /// The factor of the result.
+    pub scale: Option<f32>,
     /// The names of a checkpoint that holds all experts of a layer in one tensor.
     pub stacked: StackedExperts,
 }
@@ -90,6 +92,9 @@ pub enum StackedLayout {
     /// `[num_experts, inputs, outputs]`, gate's outputs before up's, or, by its shape, [`Self::Outputs`]. A checkpoint
     /// may have tensors of each expert instead.
     InputsInParts,
+    /// Three tensors, `[num_experts * expert_size, hidden_size]` each: of gate and of up, whose names are those of
+    /// their linear layers, and of down, by inputs. Checkpoints have no other tensors.
+    Rows,
 }
 
 impl ExpertsSpec {

@@ -30,6 +30,18 @@ pub struct LayerSpec {
     /// subtracted from each gate, and negative results become 0. The block has all gates in front of ups then. Only in
     /// a model with [streams](StreamsSpec).
     pub gate_cutoff: Option<f32>,
+    /// The norms of what `o` and `down` read, in a layer with [sequential](Norms::Sequential) norms and without
+    /// experts.
+    pub inner_norms: Option<InnerNorms>,
+}
+
+/// RMS norms inside of blocks: `o(norm(attended))` and `down(norm(inside))`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InnerNorms {
+    /// Of what attention gives, `[q_width]`.
+    pub attended: &'static str,
+    /// Of the inside of the feed-forward block, `[intermediate_size]`.
+    pub inside: &'static str,
 }
 
 /// A recurrence that reads what attention reads: `x += scale * output(rule(input(norm(x))))`.

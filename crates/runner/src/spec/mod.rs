@@ -26,7 +26,8 @@ pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpe
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{
-    ExpertsBlock, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock, StreamsSpec,
+    ExpertsBlock, InnerNorms, InputBlock, LayerInputsSpec, LayerSpec, Multipliers, RecurrenceBlock,
+    StreamsSpec,
 };
 pub use mtp::MtpSpec;
 pub use norms::{Block, BlockNorms, NormKind, NormSpec, Norms};
@@ -281,6 +282,11 @@ impl ModelSpec {
             (self.layer_inputs.is_some(), "per-layer embeddings"),
             (self.streams.is_some(), "several residual streams"),
             (any(|it| it.gate_cutoff.is_some()), "sparse gates"),
+            (
+                any(|it| it.attention.clip.is_some()),
+                "clipped queries, keys and values",
+            ),
+            (any(|it| it.inner_norms.is_some()), "norms inside of blocks"),
             (
                 self.has_rms_norm_of_embeddings(),
                 "RMS norms of embedded tokens",
