@@ -52,6 +52,11 @@ fn settings_of_other_weights_are_refused() {
             json!("lazy"),
             "quantization_mode: 'lazy'",
         ),
+        (
+            "quantization_mode",
+            json!("online"),
+            "quantization_mode: 'online'",
+        ),
         ("use_rms_norm", json!(true), "use_rms_norm: true"),
         (
             "modules_to_not_convert",
@@ -101,6 +106,22 @@ fn codes_and_scales_that_are_no_weights_are_refused() {
     copy()
         .tensor(&weight, as_floats)
         .refused(&[&scale, "BF16", "U8"]);
+    let llama = Copy::of("quantised/bitnet-llama").tensor(&scale, |_| None);
+    llama
+        .tensor(&weight, as_floats)
+        .refused(&[&weight, "BF16", "modules_to_not_convert"]);
+}
+
+/// transformers rounds linear layers alone, whatever their names are.
+#[test]
+fn routers_and_embeddings_of_other_names_are_not_rounded() {
+    for (name, module) in [("qwen3-moe", "mlp."), ("gpt-neox", "gpt_neox.embed_in")] {
+        let online = json!({"quantization_config": {
+            "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online",
+        }});
+        let copy = Copy::of(name).config(online);
+        copy.refused(&[module, "is no linear layer of a model like Llama"]);
+    }
 }
 
 #[test]

@@ -367,7 +367,7 @@ fn fp8_weights_without_their_scales_are_refused() {
     let scale = "model.layers.0.mlp.up_proj.weight_scale";
     let [fp8, _] = copies(Scales::Channels, "weight_scale", config());
     fp8.tensor(scale, |_| None)
-        .refused(&["up_proj.weight", "is FP8", scale, "is missing"]);
+        .refused(&["up_proj.weight", "is quantised", scale, "is missing"]);
     let [fp8, _] = copies(Scales::Blocks([32, 32]), "weight_scale", config());
     fp8.refused(&["weight_scale", "has shape", "supported for"]);
     let [fp8, _] = copies(Scales::Tensor, "weight_scale", config());

@@ -496,13 +496,17 @@ fn floats_of_4_bits_must_fit() {
     })
     .refused(&[&factor, "has shape [2]; [1] is expected"]);
     for bad in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
-        with_bytes(modelopt, &factor, 0, &bad.to_le_bytes())
-            .refused(&[&factor, "a scale is a finite number above 0"]);
+        with_bytes(modelopt, &factor, 0, &bad.to_le_bytes()).refused(&[
+            &factor,
+            "a scale and its reciprocal are finite numbers above 0",
+        ]);
     }
     let divisor = format!("{FLOAT_PROJ}.weight_global_scale");
     for bad in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
-        with_bytes(compressed, &divisor, 0, &bad.to_le_bytes())
-            .refused(&[&divisor, "a scale is a finite number above 0"]);
+        with_bytes(compressed, &divisor, 0, &bad.to_le_bytes()).refused(&[
+            &divisor,
+            "a scale and its reciprocal are finite numbers above 0",
+        ]);
     }
     // NaN in e4m3, of the fourth group of the output.
     for name in [modelopt, compressed] {
@@ -568,6 +572,27 @@ fn tensors_that_a_config_contradicts_are_rejected() {
     }
 }
 
+/// Each module has the scheme whose tensors lie beside its weight.
+#[test]
+fn modules_with_and_without_zero_points_have_one_config() {
+    let name = "quantised/compressed-act-order";
+    let scheme = |is_symmetric: bool| {
+        let mut weights = json!({
+            "num_bits": 4, "type": "int", "symmetric": is_symmetric, "strategy": "group",
+            "group_size": 32,
+        });
+        if !is_symmetric {
+            weights["actorder"] = json!("group");
+        }
+        json!({ "weights": weights })
+    };
+    for order in [[true, false], [false, true]] {
+        let [first, second] = order.map(scheme);
+        let groups = json!({"config_groups": {"group_0": first, "group_1": second}});
+        assert_same("two schemes", [with(name, groups), Copy::of(name)]);
+    }
+}
+
 #[test]
 fn zero_points_and_act_order_of_compressed_tensors_must_fit() {
     let name = "quantised/compressed-act-order";
@@ -612,9 +637,38 @@ fn zero_points_and_act_order_of_compressed_tensors_must_fit() {
         let data = vec![0xff; view.data().len()];
         Some((view.dtype(), view.shape().to_vec(), data))
     };
-    assert!(tensor(name, &order, unused).load().is_ok());
-    for known in ["weight", "static"] {
-        assert!(weights(json!({ "actorder": known })).load().is_ok());
+    assert_same(
+        "an order that is not used",
+        [
+            tensor(name, &order, unused),
+            weights(json!({"actorder": "weight"})).tensor(&order, |_| None),
+        ],
+    );
+    for known in ["weight", "static", "dynamic"] {
+        let copy = weights(json!({ "actorder": known }));
+        assert_same(known, [copy, Copy::of(name)]);
+    }
+    let lost = weights(json!({"actorder": "dynamic"})).tensor(&order, |_| None);
+    lost.refused(&[Q_PROJ, "weight_g_idx is missing"]);
+    weights(json!({"actorder": "some"})).refused(&[
+        "actorder",
+        "some",
+        "'group', 'weight' or null",
+    ]);
+    // A scale for all weights has one zero point.
+    for (dtype, num_bytes, words) in [
+        (Dtype::I8, 64, "[1, 1]"),
+        (Dtype::I32, 32, "is of type I32"),
+    ] {
+        let copy = weights(json!({"strategy": "tensor", "group_size": null}));
+        let copy = copy.tensor(&format!("{Q_PROJ}.weight_scale"), |view| {
+            Some((view.dtype(), vec![1], view.data()[..2].to_vec()))
+        });
+        let num_zeros = num_bytes * 8 / dtype.bitsize();
+        let copy = copy.tensor(&zeros, |_| {
+            Some((dtype, vec![num_zeros, 1], vec![0; num_bytes]))
+        });
+        copy.refused(&[&zeros, words]);
     }
     // Not packed.
     let zeros = |view: &TensorView<'_>| {

@@ -347,7 +347,7 @@ fn load_experts<D: Device>(
     packer: &mut Packer<'_, D>,
 ) -> Result<Vec<Expert<D>>, LoadError> {
     let Some(stacks) = D::STACKS else {
-        // One after the other leaves memory.
+        // Each leaves memory once it is packed.
         let experts = experts.into_iter();
         return experts.map(|expert| expert.load(packer)).collect();
     };

@@ -39,6 +39,16 @@ use inflight_numbers::{
 const CODES_OF_BYTE: usize = 4;
 /// The least mean magnitude of weights.
 const MIN_SCALE: f32 = 1e-5;
+/// The linear layers of models with Llama's names.
+const LINEAR_LAYERS: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
 
 /// BitNet as `quantization_config` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +57,7 @@ pub struct BitNet {
     is_divisor: bool,
     /// Whether floats are rounded to three values.
     is_online: bool,
-    /// Ends of the names of modules that stay as they are.
+    /// Names of modules that stay as they are, with all modules in them: whole parts between dots.
     excluded: Vec<String>,
 }
 
@@ -65,7 +75,12 @@ impl BitNet {
             }
         };
         let is_auto = one_of("linear_class", ["bitlinear", "autobitlinear"])?;
-        let is_online = one_of("quantization_mode", ["offline", "online"])?;
+        const MODE: &str = "quantization_mode";
+        let is_online = one_of(MODE, ["offline", "online"])?;
+        if is_online && !is_auto {
+            let supported = "'offline', or linear_class 'autobitlinear',";
+            return Err(refused(section, MODE, "'online'", supported));
+        }
         const NORM: &str = "use_rms_norm";
         if section.bool_or(NORM, false)? {
             return Err(refused(section, NORM, true, "false"));
@@ -85,7 +100,7 @@ impl BitNet {
         };
         Ok(Self {
             is_divisor: !is_auto,
-            is_online: is_auto && is_online,
+            is_online,
             excluded,
         })
     }
@@ -110,7 +125,18 @@ impl BitNet {
                 let reason = format!("belongs to a weight of type {other:?}; U8 is supported");
                 return Err(scale.location.error(reason));
             }
-            _ if self.is_online && !self.is_excluded(module.name) => {
+            _ if self.is_excluded(module.name) => return Ok(None),
+            (other, None) if self.is_divisor && is_linear_layer(module.name) => {
+                let remedy = "U8 is supported, or the module in modules_to_not_convert";
+                return Err(location.error(format!("is of type {other:?}; {remedy}")));
+            }
+            _ if self.is_online => {
+                // A router, or an embedding of another name, is not rounded by transformers.
+                if !is_linear_layer(module.name) {
+                    let reason = "is no linear layer of a model like Llama, which quantization_mode 'online' of BitNet \
+                                  needs; name it in modules_to_not_convert if it stays as it is";
+                    return Err(location.error(reason.to_owned()));
+                }
                 let weight = weight.of_shape(&[module.outputs, module.inputs])?;
                 TernaryRows::new(module, Codes::Online(weight.to_float()?, Arc::default()))
             }
@@ -160,6 +186,13 @@ impl BitNet {
         let has = |excluded: &str| parts.contains(&format!(".{excluded}."));
         has("embed_tokens") || self.excluded.iter().any(|excluded| has(excluded))
     }
+}
+
+/// Whether a module is a linear layer of a model with Llama's names. Experts are none: transformers does not convert
+/// them.
+fn is_linear_layer(name: &str) -> bool {
+    let (block, layer) = name.rsplit_once('.').unwrap_or(("", name));
+    LINEAR_LAYERS.contains(&layer) && !block.split('.').any(|part| part == "experts")
 }
 
 /// Some columns of some rows of a module.

@@ -27,6 +27,9 @@ use crate::safetensors::StoredTensor;
 use inflight_base::LoadError;
 use inflight_numbers::CodeBits;
 
+/// More than any tool writes, and few enough to compare each module with all of them.
+const MAX_SCHEMES: usize = 64;
+
 /// A format of `quantization_config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
@@ -133,6 +136,15 @@ impl CompressedTensors {
             if !schemes.contains(&scheme) {
                 schemes.push(scheme);
             }
+            if schemes.len() > MAX_SCHEMES {
+                let value = "more schemes of weights";
+                return Err(refused(
+                    section,
+                    "config_groups",
+                    value,
+                    &MAX_SCHEMES.to_string(),
+                ));
+            }
         }
         let num_fp8 = schemes.iter().filter(|it| matches!(it, Scheme::Float(_)));
         if num_fp8.count() > 1 {
@@ -212,6 +224,25 @@ impl CompressedTensors {
     }
 }
 
+/// Whether the inputs of a group may be anywhere (`actorder`).
+fn has_order(weights: &JsonFile) -> Result<bool, LoadError> {
+    const ORDER: &str = "actorder";
+    let name = match weights.get(ORDER) {
+        None | Some(Value::Null) => return Ok(false),
+        // Of old versions.
+        Some(Value::Bool(has_order)) => return Ok(*has_order),
+        Some(other) => other.as_str().map(str::to_ascii_lowercase),
+    };
+    match name.as_deref() {
+        Some("group" | "dynamic") => Ok(true),
+        Some("weight" | "static") => Ok(false),
+        _ => {
+            let value = weights.get(ORDER).expect("it is not absent");
+            Err(refused(weights, ORDER, value, "'group', 'weight' or null"))
+        }
+    }
+}
+
 /// The error for a tensor in a format that the config does not have.
 fn contradicts(stored: &StoredTensor<'_>, found: &str) -> LoadError {
     stored.location.error(format!(
@@ -277,11 +308,7 @@ impl Scheme {
                 group_size: group_size(weights, "group_size")?,
                 is_symmetric,
                 // Of old versions, `true`.
-                has_order: match weights.get("actorder") {
-                    Some(Value::Bool(has_order)) => *has_order,
-                    Some(Value::String(order)) => order == "group",
-                    _ => false,
-                },
+                has_order: has_order(weights)?,
             })
         };
         match (weights.required_size("num_bits", 1..=32)?, format) {

@@ -40,7 +40,7 @@ impl Fp4Scale {
         }
     }
 
-    /// Half of it, because codes are twice the weight.
+    /// Half of it, because codes are twice the float.
     pub fn half(self, byte: u8) -> f32 {
         match self {
             Self::PowerOfTwo => half_power_of_two(byte),

@@ -5,8 +5,8 @@
 //! pack-quantized   weight_packed      I32 [outputs, inputs / codes per word]    codes plus 8 or 128
 //!
 //! both             weight_scale       [outputs, groups], [outputs, 1], or one for all
-//!                  weight_zero_point  I8, of that shape, or I32 [outputs / codes per word, groups], zeros plus 8 or 128;
-//!                                     if weights are asymmetric
+//!                  weight_zero_point  if weights are asymmetric: I8, of the shape of the scales, or I32
+//!                                     [outputs / codes per word, groups], zeros plus 8 or 128
 //!                  weight_g_idx       I32 [inputs], the group of each input, or -1; with `actorder: group`
 //! weight = scale * (code - zero)
 //! ```
@@ -42,7 +42,9 @@ pub struct IntegerScheme {
 impl IntegerScheme {
     /// Scales of a row (0 if all rows share one) and inputs of a group, if scales can have this shape.
     fn groups(&self, shape: &[usize], outputs: usize, inputs: usize) -> Option<(usize, usize)> {
+        let has_groups = self.group_size.is_some_and(|size| size < inputs);
         match *shape {
+            [] | [1] | [_] | [_, 1] if has_groups => None,
             [] | [1] => Some((0, inputs)),
             [rows] | [rows, 1] if rows == outputs => Some((1, inputs)),
             [rows, num_groups] if rows == outputs && num_groups > 0 => match self.group_size {
@@ -60,7 +62,7 @@ impl IntegerScheme {
     }
 }
 
-/// The weights of a module in the first of these schemes that they fit into; `None` if there is no scheme.
+/// The weights of a module in the first of these schemes that their tensors fit into; `None` if there is no scheme.
 ///
 /// # Errors
 /// A tensor is missing, or does not have the shape or type of the scheme.
@@ -81,7 +83,18 @@ pub fn integers<'a>(
         let has_codes = !is_packed || weight.shape == [outputs, scheme.num_words(inputs)];
         has_codes && scheme.groups(scales.shape, outputs, inputs).is_some()
     };
-    let scheme = schemes.iter().find(fits).unwrap_or(first);
+    // Schemes of one shape differ in the tensors beside the weight.
+    let has_zeros = module.find_any(&["weight_zero_point"])?.is_some();
+    let has_order = module.find_any(&["weight_g_idx"])?.is_some();
+    let is_whole = |scheme: &&IntegerScheme| {
+        fits(scheme) && scheme.is_symmetric != has_zeros && scheme.has_order == has_order
+    };
+    let all = schemes.iter();
+    let scheme = all
+        .clone()
+        .find(is_whole)
+        .or_else(|| all.clone().find(fits));
+    let scheme = scheme.unwrap_or(first);
     let codes = match is_packed {
         true => Codes::Packed(Words::new(weight, [outputs, scheme.num_words(inputs)])?),
         false => Codes::Bytes(weight.of_shape(&[outputs, inputs])?.bytes.lazy()),
@@ -134,8 +147,9 @@ fn zeros<'a>(
     }
     let stored = module.beside(weight, "weight_zero_point")?;
     match stored.dtype {
-        Dtype::I32 => {
-            let shape = [scheme.num_words(module.outputs), num_scales.max(1)];
+        // One zero point for all is not packed.
+        Dtype::I32 if num_scales > 0 => {
+            let shape = [scheme.num_words(module.outputs), num_scales];
             let words = Words::new(stored, shape)?;
             let first_lane = 0;
             Ok(Zeros::Packed { words, first_lane })
@@ -143,13 +157,14 @@ fn zeros<'a>(
         Dtype::I8 => {
             let stored = match (num_scales, stored.shape) {
                 (0, [] | [1]) => stored,
+                (0, _) => stored.of_shape(&[1, 1])?,
                 (1, [outputs]) if *outputs == module.outputs => stored,
-                _ => stored.of_shape(&[module.outputs, num_scales.max(1)])?,
+                _ => stored.of_shape(&[module.outputs, num_scales])?,
             };
             Ok(Zeros::Bytes(stored.bytes.lazy()))
         }
         other => Err(stored.location.error(format!(
-            "is of type {other:?}; I8, and I32 with packed zero points, are supported"
+            "is of type {other:?}; I8, and I32 with packed zero points of several scales, are supported"
         ))),
     }
 }
@@ -167,7 +182,12 @@ fn order(
     };
     match stored {
         // It has been made, and was not used.
-        Some(stored) if stored.bytes.to_vec()?.iter().all(|&byte| byte == 0xff) => Ok(None),
+        Some(stored)
+            if stored.shape == [module.inputs]
+                && stored.bytes.to_vec()?.iter().all(|&byte| byte == 0xff) =>
+        {
+            Ok(None)
+        }
         Some(stored) => act_order(stored, module.inputs, group_size),
         None => Ok(None),
     }
@@ -320,10 +340,7 @@ impl QuantisedRows for IntegerRows<'_> {
             Zeros::None => 0,
             Zeros::Bytes(bytes) => i32::from(bytes[first + group].cast_signed()),
             Zeros::Packed { words, first_lane } => {
-                let lane = match self.num_scales {
-                    0 => 0,
-                    _ => first_lane + index,
-                };
+                let lane = first_lane + index;
                 code_at(words.at(lane / per_word, group), lane % per_word, bits) as i32
                     - bits.bias()
             }

@@ -147,7 +147,7 @@ impl Quantisation {
             Self::MxFp4(method) => method.one_of(stack),
             Self::Fp8(method) => method.one_of(stack),
             Self::ModelOpt(method) => method.one_of(stack),
-            // Each expert has tensors.
+            // Each expert has tensors of its own.
             Self::Gptq(_)
             | Self::Awq(_)
             | Self::CompressedTensors(_)

@@ -16,6 +16,7 @@
 use std::collections::HashMap;
 
 use safetensors::tensor::Dtype as StoredDtype;
+use serde_json::json;
 
 use super::fp8::Fp8;
 use super::module::{Module, refused};
@@ -57,12 +58,22 @@ impl Algorithm {
                 return Err(refused(section, "quant_algo", value, Self::SUPPORTED));
             }
         };
-        // 0 in configs of FP8.
-        match section.size("group_size", 0..=usize::MAX)? {
-            Some(size) if algorithm == Self::NvFp4 && size != nvfp4::GROUP => {
-                Err(refused(section, "group_size", size, "16"))
+        const SIZE: &str = "group_size";
+        match section.get(SIZE) {
+            // FP8 has no groups, whatever the config says.
+            Some(size) if algorithm == Self::NvFp4 && *size != json!(nvfp4::GROUP) => {
+                Err(refused(section, SIZE, size, &nvfp4::GROUP.to_string()))
             }
             _ => Ok(algorithm),
+        }
+    }
+
+    /// As the config calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "FP8",
+            Self::Fp8Blocks => "FP8_PB_WO",
+            Self::NvFp4 => "NVFP4",
         }
     }
 
@@ -79,7 +90,8 @@ impl ModelOpt {
     /// `quant_method: modelopt`.
     pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
         let mut layers = HashMap::new();
-        let is_mixed = section.string("quant_algo")? == Some("MIXED_PRECISION");
+        let algorithm = section.string("quant_algo")?;
+        let is_mixed = algorithm.is_some_and(|it| it.eq_ignore_ascii_case("MIXED_PRECISION"));
         if let Some(all) = section.object("quantized_layers")?
             && is_mixed
         {
@@ -136,9 +148,10 @@ impl ModelOpt {
             && weight.dtype != algorithm.dtype()
         {
             return Err(weight.location.error(format!(
-                "is of type {:?}; quantized_layers of the config calls for {:?} ({algorithm:?}): one of them is wrong",
+                "is of type {:?}; quantized_layers of the config calls for {:?} ({}): one of them is wrong",
                 weight.dtype,
-                algorithm.dtype()
+                algorithm.dtype(),
+                algorithm.name()
             )));
         }
         match module.find_any(&["pre_quant_scale", "svdquant_lora_a"])? {

@@ -20,8 +20,8 @@
 //! weight = factor scale f(code)
 //! ```
 //!
-//! Kernels have scales of 32 weights, so the weights become [codes of 8 bits](super::joined_groups), half of them
-//! without loss. Scales of activations (`input_scale`, `input_global_scale`) are not read.
+//! Kernels have scales of 32 weights, so the weights become [codes of 8 bits](super::joined_groups). Scales of
+//! activations (`input_scale`, `input_global_scale`) are not read.
 
 use safetensors::tensor::Dtype as StoredDtype;
 
@@ -140,7 +140,7 @@ fn finite(
     match factor.is_finite() && factor > 0.0 {
         true => Ok(factor),
         false => Err(location.error(format!(
-            "is {stored}; a scale is a finite number above 0: the file is damaged"
+            "is {stored}; a scale and its reciprocal are finite numbers above 0: the file is damaged"
         ))),
     }
 }

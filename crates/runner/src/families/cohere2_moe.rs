@@ -1,12 +1,12 @@
 //! Command A+, by Cohere: [Cohere 2](super::cohere) with experts.
 //!
 //! Both blocks read the residual stream through one norm: an RMS norm if `rms_norm_eps` is a number, else a
-//! LayerNorm without a bias. Experts are chosen by their logits, and weighted by the softmax of these or by their
-//! sigmoids (`expert_selection_fn`), which are divided by their sum if `norm_topk_prob` says so. With
+//! LayerNorm without a bias. Experts are chosen and weighted by the softmax of their logits or by their sigmoids
+//! (`expert_selection_fn`), which are divided by their sum if `norm_topk_prob` says so. With
 //! `num_shared_experts`, which are one wide block, the result is the mean of both
 //! (`shared_expert_combination_strategy`), or their sum. Layers without experts are listed by `mlp_layer_types`, or are
 //! the first `first_k_dense_replace`; these have RoPE, whether they have a window or not, if
-//! `prefix_dense_sliding_window_pattern` is 1. Of the other layers, those without a window have none.
+//! `prefix_dense_sliding_window_pattern` is 1. Other layers without a window have no RoPE.
 //!
 //! Source: configuration_cohere2_moe.py and modeling_cohere2_moe.py of transformers.
 
@@ -90,7 +90,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     with_logit_scale(config, spec)
 }
 
-/// The kinds of layers that transformers assumes: in each of the two parts, all but every so-manieth have a window.
+/// The kinds of layers that transformers assumes: in each of the two parts, all but every n-th one have a
+/// window, n being the pattern of the part.
 fn kinds_of_layers(num_layers: usize, num_first: usize, patterns: [usize; 2]) -> Value {
     let kinds = |num: usize, pattern: usize| {
         (1..=num).map(move |layer| match layer.is_multiple_of(pattern) {

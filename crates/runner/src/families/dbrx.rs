@@ -98,7 +98,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     })
 }
 
-/// The base of frequencies that the section of attention tells.
+/// The base of frequencies in `attn_config`.
 fn theta(config: &JsonFile, attention: &JsonFile) -> Result<Option<f64>, LoadError> {
     const KEY: &str = "rope_theta";
     let theta = attention.number(KEY, THETA)?;

@@ -67,9 +67,13 @@ fn describe_internlm3(config: &JsonFile, class: &'static str) -> Result<ModelSpe
 
 fn describe_iquest_coder(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     const CLIP: &str = "clip_qkv";
+    const LOOPS: &str = "loop_num";
     const WINDOW: &str = "use_sliding_window";
     if let Some(bound) = config.get(CLIP) {
         return Err(config.unexpected(CLIP, bound, "supported; only null is"));
+    }
+    if let Some(num) = config.get(LOOPS) {
+        return Err(config.unexpected(LOOPS, num, "supported; only models without it are"));
     }
     if config.bool_or(WINDOW, false)? {
         return Err(config.unexpected(WINDOW, true, "supported; only false is"));

@@ -168,6 +168,11 @@ fn scaling_of(
         // Up to `max_position_embeddings`, and no sequence is longer here, it is none. transformers stretches the base
         // for a longer one by its length, and has rotated its earlier keys by others then.
         "dynamic" => {
+            let alpha = parameters.number("alpha", 0.0..=1e6)?;
+            if let Some(alpha) = alpha.filter(|&alpha| alpha > 0.0) {
+                let expected = "0: only Hunyuan stretches its base by it";
+                return Err(parameters.unexpected("alpha", alpha, expected));
+            }
             parameters.required_number("factor", FACTOR)?;
             Ok(RopeScaling::None)
         }

@@ -263,3 +263,22 @@ fn a_dynamic_position_embedding_is_none() {
     assert_eq!(spec(dynamic), plain);
     assert_eq!(plain.max_seq_len(), 64);
 }
+
+#[test]
+fn keys_that_change_a_model_in_other_families_only_are_refused() {
+    for (class, keys, words) in [
+        (
+            "LlamaForCausalLM",
+            json!({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "alpha": 1000.0}}),
+            "alpha: 1000",
+        ),
+        (
+            "IQuestCoderForCausalLM",
+            json!({"loop_num": 2}),
+            "loop_num: 2",
+        ),
+    ] {
+        let error = described(class, keys).expect_err("refused");
+        assert!(error.contains(words), "{error}");
+    }
+}

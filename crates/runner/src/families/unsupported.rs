@@ -29,6 +29,22 @@ const SHARED_ATTENTION: &str = "several of its layers share the weights of one a
 const PER_CHANNEL: &str = "its recurrent states decay by channels";
 
 const FAMILIES: &[Unsupported] = &[
+    decoder(
+        "BitnetForCausalLM",
+        "bitnet",
+        "BitNetForCausalLM",
+        "its gate has SiLU, and its norms have other names",
+    ),
+    converted(
+        "IQuestLoopCoderForCausalLM",
+        "IQuestCoderForCausalLM",
+        "it runs its layers several times for a token",
+    ),
+    converted(
+        "InternLMForCausalLM",
+        "LlamaForCausalLM",
+        "it is the first InternLM, whose output projections have biases",
+    ),
     converted(
         "PersimmonForCausalLM",
         "GPTNeoXForCausalLM",
@@ -235,7 +251,7 @@ const FAMILIES: &[Unsupported] = &[
     converted("Zamba2ForCausalLM", "BambaForCausalLM", SHARED_ATTENTION),
     alone(
         "ZayaForCausalLM",
-        "its queries, keys and values are convolved, and routed by a network of its own",
+        "its queries, keys and values are convolved, and a network of its own chooses experts",
     ),
     alone("RecurrentGemmaForCausalLM", STATE_SPACE),
     alone("xLSTMForCausalLM", STATE_SPACE),
@@ -278,7 +294,7 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 
 /// Architectures of supported families whose GGUF files are not read.
 const ONLY_SAFETENSORS: &[&str] = &[
-    "bitnet",
+    "bitnet-b1.58",
     "cohere2moe",
     "dbrx",
     "falcon-h1",
