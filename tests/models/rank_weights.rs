@@ -103,7 +103,7 @@ fn quantised_checkpoints_are_the_same_on_1_2_and_4_ranks() {
         ("gptq-8bit-v2", &[2, 4]),
         ("gptq-act-order", &[2, 4]),
         ("gptq-group-24", &[2, 4]),
-        ("modelopt-mixed", &[2]),
+        ("modelopt-mixed", &[2, 4]),
     ] {
         let name = format!("quantised/{name}");
         let cost = Some(QUANTISED_SHARE * bf16_cost(&name));
