@@ -34,14 +34,14 @@ pub enum Tier {
 
 /// Kernels come before what embeds them. No stage compiles behind those before the tests: a build would keep commands
 /// that tests give to cargo waiting. The limits of the server's clients are a minute and more, so that they hold on two
-/// cores that the other row shares.
+/// cores that the other rows share.
 const QUICK: Stages = &[
     &[&[Step::Kernels], &[Step::Fmt, Step::Setup, Step::Clippy]],
     &[&[Step::Build]],
     &[
-        &[Step::Models, Step::Unit, Step::Gpus],
+        &[Step::Models, Step::Unit],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ],
 ];
 
@@ -61,9 +61,9 @@ const ALL: Stages = &[
         ],
     ],
     &[
-        &[Step::Models, Step::Unit, Step::Pages, Step::Gpus],
+        &[Step::Models, Step::Unit, Step::Pages],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ],
     &[&[Step::Soak]],
 ];
@@ -72,41 +72,41 @@ const ALL: Stages = &[
 const PARTS: [Stages; NUM_PARTS as usize] = [
     &[&[&[Step::Doc]], SERVER],
     &[&[
-        &[Step::Deny, Step::Book, Step::Gpus],
+        &[Step::Deny, Step::Book],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ]],
     &[&[
-        &[Step::Fuzz, Step::Gpus],
+        &[Step::Fuzz],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ]],
     &[SERVER, &[&[Step::Pages]]],
     &[
         &[&[Step::Kernels]],
         &[&[Step::Release]],
         &[
-            &[Step::Shipped, Step::Gpus],
+            &[Step::Shipped],
             &[Step::Server],
-            &[Step::OtherServer],
+            &[Step::OtherServer, Step::Gpus],
         ],
     ],
     &[&[
-        &[Step::Models, Step::Gpus],
+        &[Step::Models],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ]],
     &[SERVER],
     &[SERVER],
     &[SERVER],
     &[&[
-        &[Step::Mutants, Step::Coverage, Step::Gpus],
+        &[Step::Mutants, Step::Coverage],
         &[Step::Server],
-        &[Step::OtherServer],
+        &[Step::OtherServer, Step::Gpus],
     ]],
 ];
 
-const SERVER: &[&[Step]] = &[&[Step::Gpus], &[Step::Server], &[Step::OtherServer]];
+const SERVER: &[&[Step]] = &[&[Step::Server], &[Step::OtherServer, Step::Gpus]];
 
 impl Tier {
     /// The steps of a run that names none.

@@ -52,7 +52,7 @@ pub fn matrix_of_codes<'a>(
 struct JoinedGroups<'a> {
     /// From a multiple of 32 columns on.
     stored: Box<dyn StoredQuantisedRows<'a> + 'a>,
-    /// Which of their columns these are.
+    /// The columns of `stored` that are read: whole groups of 32, or some columns of one.
     columns: Range<usize>,
 }
 
@@ -78,6 +78,10 @@ impl<'a> StoredQuantisedRows<'a> for JoinedGroups<'a> {
         // A part of a group has the codes that it has in the whole one.
         let first = start / GROUP_UNIT * GROUP_UNIT;
         let last = end.next_multiple_of(GROUP_UNIT).min(self.stored.columns());
+        assert!(
+            start == first || last - first <= GROUP_UNIT,
+            "columns {start}..{end} cut a group of 32 and reach into another"
+        );
         Box::new(Self {
             stored: self.stored.part(rows, first..last),
             columns: start - first..end - first,
@@ -176,7 +180,7 @@ fn squared_error(values: &[f32; GROUP_UNIT], scale: f32) -> f32 {
     sums.iter().sum()
 }
 
-/// The nearest whole number of one below 2^22: the sum has no bits below 1. Without SSE 4.1, rounding is a call.
+/// The whole number nearest to a value below 2^22: the sum has no bits below 1. Without SSE 4.1, rounding is a call.
 fn nearest(value: f32) -> f32 {
     const SHIFT: f32 = 1.5 * (1 << 23) as f32;
     (value + SHIFT) - SHIFT

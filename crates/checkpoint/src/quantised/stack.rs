@@ -3,7 +3,7 @@
 use crate::safetensors::{SafetensorsFolder, StoredTensor};
 use inflight_base::LoadError;
 
-/// A tensor of matrices by its name, and which of them is meant.
+/// One of the matrices of a tensor, by the tensor's name.
 #[derive(Clone, Copy)]
 pub struct Stack<'a, 'n> {
     pub tensors: &'a SafetensorsFolder,
@@ -30,7 +30,7 @@ impl<'a> Stack<'a, '_> {
         }
     }
 
-    /// The first of several tensors beside it that there is; names begin with its own.
+    /// The first tensor beside it that exists, by the endings that its name may have.
     pub fn beside(
         &self,
         weight: &StoredTensor<'_>,
@@ -286,7 +286,7 @@ mod tests {
                     "endless",
                     [
                         "endless_weight_scale_2",
-                        "is inf; a scale is a finite number",
+                        "is inf; a scale and its reciprocal are finite",
                     ],
                 ),
                 ("alone", ["alone", "alone_weight_scale is missing"]),

@@ -39,7 +39,7 @@ pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()
 const MODEL_TESTS: [&str; 2] = ["cuda", "change_nothing_on_a_gpu"];
 /// Those among them that need the stand-in: they count launches and free bytes, know its order of sums, provoke faults,
 /// or have several GPUs.
-const STAND_IN_TESTS: [&str; 13] = [
+const STAND_IN_TESTS: [&str; 14] = [
     "cuda_faults::",
     "cuda_overlap::",
     "cuda_rank_experts::",
@@ -51,6 +51,7 @@ const STAND_IN_TESTS: [&str; 13] = [
     "each_logit_shows_one_wrong_scale",
     "fp8_activations_need_a_gpu_that_multiplies_them",
     "graphs_of_all_shapes_are_recorded_at_load",
+    "several_gpus_keep_the_same_groups",
     "the_memory_of_mixtures_is_counted",
     "the_memory_of_quantised_products_is_counted",
 ];
