@@ -4,7 +4,7 @@ use super::gguf::GgufFolder;
 use super::matrix::Matrix;
 use super::quantised::{Quantisation, Stack};
 use super::row_order::{RowOrder, RowSelection};
-use super::safetensors::SafetensorsFolder;
+use super::safetensors::{SafetensorsFolder, StoredTensor};
 use super::tensor::Tensor;
 use super::transposed::Transposed;
 use inflight_base::LoadError;
@@ -140,10 +140,9 @@ impl<'a> Store<'a> {
         if let Some(one) = self.quantised_one_of(name, shape, index, true)? {
             return Ok(some_rows(one, rows));
         }
-        let stored = tensors.get(name, &[num_matrices, inputs, outputs])?;
-        let stored = stored.to_float()?;
-        let one = stored.part(index * inputs..(index + 1) * inputs, 0..outputs);
-        Ok(Matrix::Transposed(Transposed::new(one).select(rows)))
+        let all = tensors.get(name, &[num_matrices, inputs, outputs])?;
+        let one = one_of_floats(&all, [outputs, inputs], index, true)?;
+        Ok(one.select(rows))
     }
 
     /// One of the matrices in a tensor that holds all of them below one another, by its full name: `shape` is
@@ -170,13 +169,7 @@ impl<'a> Store<'a> {
             }
             WeightFiles::Gguf(_) => return self.stacked_matrices(name, shape),
         };
-        let one = all
-            .to_float()?
-            .part(index * rows..(index + 1) * rows, 0..columns);
-        Ok(match is_by_inputs {
-            true => Matrix::Transposed(Transposed::new(one)),
-            false => Matrix::Float(one),
-        })
+        one_of_floats(&all, [outputs, inputs], index, is_by_inputs)
     }
 
     fn quantised_one_of(
@@ -280,6 +273,23 @@ impl<'a> Store<'a> {
             WeightFiles::Gguf(tensors) => tensors.num_bytes(),
         }
     }
+}
+
+/// One of the matrices of floats, `[outputs, inputs]`, that a tensor holds below one another.
+fn one_of_floats<'a>(
+    all: &StoredTensor<'a>,
+    [outputs, inputs]: [usize; 2],
+    index: usize,
+    is_by_inputs: bool,
+) -> Result<Matrix<'a>, LoadError> {
+    let all = all.to_float()?;
+    Ok(match is_by_inputs {
+        true => {
+            let one = all.part(index * inputs..(index + 1) * inputs, 0..outputs);
+            Matrix::Transposed(Transposed::new(one))
+        }
+        false => Matrix::Float(all.part(index * outputs..(index + 1) * outputs, 0..inputs)),
+    })
 }
 
 /// Some rows of a matrix. Only these are read, if they are neighbours.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::e2m1::half_power_of_two;
+use crate::row_order::part_of;
 use crate::stored_rows::StoredQuantisedRows;
 use crate::weight_file::FileRange;
 use inflight_base::LoadError;
@@ -89,8 +90,8 @@ impl<'a> StoredQuantisedRows<'a> for Fp4Rows<'a> {
         columns: Range<usize>,
     ) -> Box<dyn StoredQuantisedRows<'a> + 'a> {
         Box::new(Self {
-            rows: self.rows.start + rows.start..self.rows.start + rows.end,
-            columns: self.columns.start + columns.start..self.columns.start + columns.end,
+            rows: part_of(&self.rows, rows),
+            columns: part_of(&self.columns, columns),
             ..*self
         })
     }

@@ -227,7 +227,7 @@ mod tests {
             &[NUM, 1, 1],
             floats(&factors),
         );
-        // What cannot be.
+        // Factors that are refused.
         add(
             "broken",
             Dtype::U8,
