@@ -39,6 +39,9 @@ pub enum CollectiveError {
         /// What it reported.
         reason: String,
     },
+    /// Rank 0 has ended the model, and waits for nobody.
+    #[error("rank 0 has ended the model")]
+    Closed,
     /// Two ranks do different things.
     #[error(
         "rank {rank} does {own}, and rank {other} does {theirs}: the ranks have computed different steps"

@@ -41,13 +41,17 @@ pub fn serve_next_mpi_model(world: &MpiWorld) -> Result<(), StepError> {
     serve_session(&session).map_err(StepError)
 }
 
-/// Is another rank of one model.
+/// Is another rank of one model. Rank 0 may end the model while this rank still reads the messages of the last
+/// operation: an error after that is no failure.
 fn serve_session(session: &MpiSession) -> Result<(), String> {
     let mut link = session.link(0);
     let attach = |task: &Task, grid| -> Result<Box<dyn Collective>, CollectiveError> {
         Ok(Box::new(session.attach(grid, task.load_limit)?))
     };
     let served = catch_panic(|| serve(&mut link, attach)).unwrap_or_else(Err);
+    if session.is_closed() {
+        return Ok(());
+    }
     if let Err(reason) = &served {
         log::error!("rank {} has failed: {reason}", session.rank());
         // Rank 0 may have ended the session.

@@ -8,7 +8,7 @@ use super::super::error::CollectiveError;
 use super::super::exchange::{Exchange, NUM_UNREAD, check_label};
 use super::super::grid::{Grid, MAX_RANKS};
 use super::super::label::{Label, Operation};
-use super::messages::{Kind, Session, are_done};
+use super::messages::{End, Kind, Session, are_done};
 use super::plugin::Sending;
 use super::wait::wait_for;
 
@@ -32,8 +32,8 @@ pub struct Mpi {
     sent: [Outgoing; NUM_UNREAD],
     /// The messages of the stage's ranks in this round.
     received: Vec<Vec<u32>>,
-    /// Who has failed first, and why.
-    failure: Option<(usize, String)>,
+    /// How the session has ended.
+    end: Option<End>,
 }
 
 /// A message to several ranks. Its memory is used again when all have it.
@@ -55,7 +55,7 @@ impl Mpi {
             published: Default::default(),
             sent: Default::default(),
             received: vec![Vec::new(); grid.ranks_per_stage],
-            failure: None,
+            end: None,
         }
     }
 
@@ -63,17 +63,15 @@ impl Mpi {
         self.session.rank
     }
 
-    /// Whether no rank has failed.
-    fn check_failures(&mut self) -> Result<(), CollectiveError> {
-        if self.failure.is_none() {
-            self.failure = self.session.ended(None)?;
+    /// Whether the session goes on.
+    fn check_end(&mut self) -> Result<(), CollectiveError> {
+        if self.end.is_none() {
+            self.end = self.session.ended(None)?;
         }
-        match &self.failure {
+        match self.end.clone() {
             None => Ok(()),
-            Some((by, reason)) => Err(CollectiveError::Aborted {
-                by: *by,
-                reason: reason.clone(),
-            }),
+            Some(End::Closed) => Err(CollectiveError::Closed),
+            Some(End::Failed { by, reason }) => Err(CollectiveError::Aborted { by, reason }),
         }
     }
 
@@ -88,7 +86,7 @@ impl Mpi {
         let found = wait_for(Some(limit), || {
             num_looks = num_looks.wrapping_add(1);
             if num_looks.is_multiple_of(16) {
-                self.check_failures()?;
+                self.check_end()?;
             }
             look(&self.session)
         })?;
@@ -244,7 +242,7 @@ impl Exchange for Mpi {
         len: usize,
         write: &mut dyn FnMut(&mut [u32]),
     ) -> Result<(), CollectiveError> {
-        self.check_failures()?;
+        self.check_end()?;
         let own = Exchange::rank(self);
         let others = self.grid.stage_of(own).filter(|rank| *rank != own);
         let parity = parity(self.round);
@@ -261,7 +259,7 @@ impl Exchange for Mpi {
         words: &[u32],
         part: &dyn Fn(usize) -> Range<usize>,
     ) -> Result<(), CollectiveError> {
-        self.check_failures()?;
+        self.check_end()?;
         let parity = parity(self.round);
         let outgoing = std::mem::take(&mut self.published[parity]);
         let published = self.send_parts(outgoing, label, words, part);
@@ -279,7 +277,7 @@ impl Exchange for Mpi {
     }
 
     fn send(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
-        self.check_failures()?;
+        self.check_end()?;
         let next = std::iter::once(self.grid.next(Exchange::rank(self)));
         let parity = parity(self.num_sent);
         let outgoing = std::mem::take(&mut self.sent[parity]);
@@ -305,13 +303,16 @@ impl Exchange for Mpi {
     }
 
     fn check(&mut self) -> Result<(), CollectiveError> {
-        self.check_failures()
+        self.check_end()
     }
 
     fn abort(&mut self, reason: &str) {
-        if self.check_failures().is_ok() {
-            self.failure = Some((Exchange::rank(self), reason.to_owned()));
-            self.session.tell_end(self.session.others(), reason);
+        if self.check_end().is_ok() {
+            self.end = Some(End::Failed {
+                by: Exchange::rank(self),
+                reason: reason.to_owned(),
+            });
+            self.session.tell_failure(reason);
         }
     }
 }
@@ -357,7 +358,48 @@ fn parity(number: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::super::messages::tests::session;
     use super::*;
+
+    /// Rank 1 of two, with a message in a round of which rank 0 sends none.
+    fn waiting() -> Mpi {
+        let limit = Duration::from_secs(60);
+        let mut mpi = Mpi::new(Arc::new(session(1)), Grid::from(2), limit);
+        let label = Label {
+            operation: Operation::Gather,
+            step: 3,
+            len: 1,
+        };
+        mpi.publish_with(label, 1, &mut |words| words[0] = 7)
+            .expect("nobody has ended");
+        // It is for rank 0.
+        let tag = mpi.session.tag(Kind::Round);
+        let taken = mpi.session.plugin.receive(Some(1), tag, &mut Vec::new());
+        assert!(taken.expect("it works").is_some());
+        mpi
+    }
+
+    #[test]
+    fn rank_0_may_end_a_model_while_another_rank_still_waits() {
+        let mut mpi = waiting();
+        session(0).tell_closed(1);
+        assert_eq!(mpi.read(&mut |_| {}), Err(CollectiveError::Closed));
+        assert!(mpi.session.is_closed.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_failure_of_rank_0_is_no_end_of_the_model() {
+        let mut mpi = waiting();
+        session(0).tell_failure("it is out of memory");
+        let error = CollectiveError::Aborted {
+            by: 0,
+            reason: "it is out of memory".to_owned(),
+        };
+        assert_eq!(mpi.read(&mut |_| {}), Err(error));
+        assert!(!mpi.session.is_closed.load(Ordering::Acquire));
+    }
 
     #[test]
     fn a_label_is_read_as_it_was_written() {

@@ -100,8 +100,7 @@ impl Channel for MpiLink {
 impl Drop for MpiLink {
     fn drop(&mut self) {
         if self.session.rank == 0 {
-            let other = std::iter::once(self.other);
-            self.session.tell_end(other, "rank 0 has ended the model");
+            self.session.tell_closed(self.other);
         }
         // The last report of a rank.
         self.limit = Some(Duration::from_millis(500));

@@ -1,6 +1,7 @@
 //! The messages of a session.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::error::CollectiveError;
@@ -23,8 +24,17 @@ pub(super) enum Kind {
     Round = 2,
     /// From one stage to the next.
     Stage = 3,
-    /// The sender has failed or ended the session, and says why.
+    /// The sender has failed, and says why; or it is rank 0, which has ended the session.
     End = 4,
+}
+
+/// The end of a session, as a rank tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Rank 0 needs no more of the model.
+    Closed,
+    /// A rank has failed.
+    Failed { by: usize, reason: String },
 }
 
 /// A session, as one of its ranks has it.
@@ -35,6 +45,8 @@ pub(super) struct Session {
     pub(super) number: u32,
     /// Of rank 0.
     pub(super) world: Option<MpiWorld>,
+    /// Whether rank 0 has told this rank that it needs no more of the model.
+    pub(super) is_closed: AtomicBool,
 }
 
 impl Session {
@@ -48,8 +60,23 @@ impl Session {
         (0..self.size).filter(move |rank| *rank != own)
     }
 
-    /// Tells a rank, or all others, that this one has failed, or has ended the session.
-    pub(super) fn tell_end(&self, to: impl Iterator<Item = usize>, reason: &str) {
+    /// Tells a rank that this one, rank 0, needs no more of the model.
+    pub(super) fn tell_closed(&self, to: usize) {
+        self.tell_end(std::iter::once(to), "");
+    }
+
+    /// Tells all others that this rank has failed.
+    pub(super) fn tell_failure(&self, reason: &str) {
+        let reason = if reason.is_empty() {
+            "for no reason"
+        } else {
+            reason
+        };
+        self.tell_end(self.others(), reason);
+    }
+
+    /// No `reason` means that rank 0 has ended the session.
+    fn tell_end(&self, to: impl Iterator<Item = usize>, reason: &str) {
         let tag = self.tag(Kind::End);
         let mut words = vec![self.rank as u32];
         push_bytes(&mut words, reason.as_bytes());
@@ -58,21 +85,29 @@ impl Session {
         }
     }
 
-    /// Who has ended the session, and why, if somebody has.
-    pub(super) fn ended(
-        &self,
-        from: Option<usize>,
-    ) -> Result<Option<(usize, String)>, CollectiveError> {
+    /// How the session has ended, if a rank has told it.
+    pub(super) fn ended(&self, from: Option<usize>) -> Result<Option<End>, CollectiveError> {
         let tag = self.tag(Kind::End);
         let Some(mut receiving) = self.plugin.receive(from, tag, &mut Vec::new())? else {
             return Ok(None);
         };
-        let words = wait_for(Some(GRACE), || receiving.words())?.unwrap_or_default();
-        let (by, text) = words.split_first().unwrap_or((&0, &[]));
+        let words = wait_for(Some(GRACE), || receiving.words())?;
+        let end = words.as_deref().and_then(<[u32]>::split_first);
+        let Some((by, text)) = end else {
+            return Err(CollectiveError::World(
+                "a rank has ended the model, and its message does not arrive".to_owned(),
+            ));
+        };
         let mut bytes = Vec::new();
         read_bytes(text, &mut bytes);
-        let reason = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Some((*by as usize, reason)))
+        if bytes.is_empty() {
+            self.is_closed.store(true, Ordering::Release);
+            return Ok(Some(End::Closed));
+        }
+        Ok(Some(End::Failed {
+            by: *by as usize,
+            reason: String::from_utf8_lossy(&bytes).into_owned(),
+        }))
     }
 
     /// Sends a few words, and waits for a moment until they were sent.
@@ -130,8 +165,21 @@ pub(super) fn read_bytes(words: &[u32], bytes: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use super::super::plugin::tests::plugin_of_one_thread;
     use super::*;
+
+    /// A session of two ranks, all of whose messages go to this thread.
+    pub(crate) fn session(rank: usize) -> Session {
+        Session {
+            plugin: plugin_of_one_thread(),
+            rank,
+            size: 2,
+            number: 5,
+            world: None,
+            is_closed: AtomicBool::new(false),
+        }
+    }
 
     #[test]
     fn bytes_of_any_length_are_read_as_they_were_written() {

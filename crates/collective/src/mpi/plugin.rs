@@ -231,3 +231,92 @@ fn linker_error() -> String {
         .to_string_lossy()
         .into_owned()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    thread_local! {
+        /// The messages of all ranks on their way, with their tags.
+        static MESSAGES: RefCell<Vec<(c_int, Vec<u8>)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// A plug-in without MPI: a message goes from the thread that computes as one rank, then as another, to itself.
+    pub(crate) fn plugin_of_one_thread() -> Plugin {
+        Plugin(&Interface {
+            version: VERSION,
+            join,
+            leave,
+            abort,
+            send,
+            find,
+            receive,
+            is_done,
+            describe,
+        })
+    }
+
+    unsafe extern "C" fn join(_: *mut World) -> c_int {
+        1
+    }
+
+    unsafe extern "C" fn leave() -> c_int {
+        1
+    }
+
+    unsafe extern "C" fn abort(_: c_int) {}
+
+    unsafe extern "C" fn send(
+        _: c_int,
+        tag: c_int,
+        bytes: *const u8,
+        len: usize,
+        _: *mut Handle,
+    ) -> c_int {
+        // SAFETY: by the interface, there are so many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
+        MESSAGES.with_borrow_mut(|messages| messages.push((tag, bytes.to_vec())));
+        0
+    }
+
+    unsafe extern "C" fn find(
+        _: c_int,
+        tag: c_int,
+        is_there: *mut bool,
+        message: *mut Handle,
+        len: *mut usize,
+    ) -> c_int {
+        MESSAGES.with_borrow(|messages| {
+            let index = messages.iter().position(|(of, _)| *of == tag);
+            // SAFETY: by the interface, all three may be written.
+            unsafe {
+                is_there.write(index.is_some());
+                message.write(Handle(index.unwrap_or(0)));
+                len.write(index.map_or(0, |index| messages[index].1.len()));
+            }
+        });
+        0
+    }
+
+    unsafe extern "C" fn receive(message: *mut Handle, bytes: *mut u8, len: usize) -> c_int {
+        // SAFETY: by the interface, it is the message that was found.
+        let index = unsafe { (*message).0 };
+        let (_, message) = MESSAGES.with_borrow_mut(|messages| messages.remove(index));
+        // SAFETY: by the interface, there is room for so many bytes.
+        unsafe { std::slice::from_raw_parts_mut(bytes, len) }.copy_from_slice(&message);
+        0
+    }
+
+    unsafe extern "C" fn is_done(_: *mut Handle, is_done: *mut bool) -> c_int {
+        // SAFETY: by the interface, it may be written.
+        unsafe { is_done.write(true) };
+        0
+    }
+
+    unsafe extern "C" fn describe(_: c_int, text: *mut c_char, _: usize) {
+        // SAFETY: by the interface, there is room for it.
+        unsafe { text.write(0) };
+    }
+}

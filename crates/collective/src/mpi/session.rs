@@ -1,6 +1,7 @@
 //! The time in which a world computes one model.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::error::CollectiveError;
@@ -47,6 +48,7 @@ impl MpiSession {
             size,
             number,
             world: Some(world.clone()),
+            is_closed: AtomicBool::new(false),
         };
         announce(&session, number)?;
         Ok(Self(Arc::new(session)))
@@ -74,6 +76,7 @@ impl MpiSession {
             size,
             number: NONE,
             world: None,
+            is_closed: AtomicBool::new(false),
         };
         let (mut words, tag) = (Vec::new(), session.tag(Kind::Session));
         let receiving = wait_for(None, || plugin.receive(Some(0), tag, &mut words))?;
@@ -108,6 +111,7 @@ impl MpiSession {
             size: world.size()?,
             number: NONE,
             world: None,
+            is_closed: AtomicBool::new(false),
         };
         announce(&session, NONE)
     }
@@ -131,6 +135,12 @@ impl MpiSession {
                 self.0.size
             ))),
         }
+    }
+
+    /// Whether rank 0 has told this rank that it needs no more of the model. An operation that another rank has not
+    /// finished then fails, and nobody misses it.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Acquire)
     }
 
     /// This rank.

@@ -102,8 +102,9 @@ fn a_process_of_mpirun_computes_one_manager_after_the_other() {
         .arg(options(&fixture(), &over_mpi(TWO, &library)))
         .output()
         .expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}");
+    let [text, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{text}{errors}");
     assert_eq!(text, "0 failures\n".repeat(2));
 }
 
