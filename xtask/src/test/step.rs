@@ -13,7 +13,7 @@ pub enum Step {
     Setup,
     /// Clippy without warnings
     Clippy,
-    /// The API documentation builds without warnings
+    /// The API documentation builds without warnings, and its examples compile
     Doc,
     /// Licences, sources and bans of the dependencies; `cargo xtask advisories` checks the rest
     Deny,
@@ -31,7 +31,7 @@ pub enum Step {
     Coverage,
     /// Whole models on fixtures: on each instruction set, on several ranks, and on the stand-in for a GPU
     Models,
-    /// Unit, integration and documentation tests
+    /// Unit and integration tests
     Unit,
     /// The book, and the pages drawn by commands, in a real browser
     Pages,
