@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -19,7 +21,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Pushes the registers that a function must preserve, leaves the stack pointer in *from, and returns on the stack `to`.
+// Pushes the registers that a function must preserve, leaves the stack pointer in *from, and goes on with the stack
+// `to`. By a jump: a processor expects that a `ret` follows the last call, which came from the other stack.
 extern "C" void cuda_cpu_switch_stack(void** from, void* to);
 asm(R"(
     .text
@@ -39,19 +42,22 @@ cuda_cpu_switch_stack:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmpq *%rcx
     .size cuda_cpu_switch_stack, .-cuda_cpu_switch_stack
 )");
 
 namespace cuda_cpu {
 
-thread_local constinit Thread* running_thread = nullptr;
-thread_local constinit Block* running_block = nullptr;
+thread_local constinit Thread* running_thread CUDA_CPU_STATIC_TLS = nullptr;
+thread_local constinit Block* running_block CUDA_CPU_STATIC_TLS = nullptr;
 
 namespace {
 
 constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t STACK_BYTES = 64 << 10;
+// Stacks begin at one of so many distances from a page, so that those of a block do not share the lines of a cache.
+constexpr size_t NUM_COLOURS = 16, COLOUR_BYTES = 256;
 constexpr unsigned WARP_SIZE = 32;
 
 // Memory for a stack, with a page below it that must not be touched.
@@ -101,9 +107,9 @@ std::string text(Place place) { return std::string(place.file) + ":" + std::to_s
 
 bool is_same(Place a, Place b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
 
-// Which warp runs next: any, so that all of them progress together; or the first that can in a random order, so that
-// one runs ahead of another as far as barriers let it.
-enum class Order { AnyWarp, FirstWarp };
+// Which lane runs next. Of any warp, so that parts of warps progress together; or all lanes of a warp that can run, each
+// once: of any warp, or of the first one in a random order, so that one runs ahead of another as far as barriers let it.
+enum class Order { AnyLane, AnyWarp, FirstWarp };
 
 class Machine {
 public:
@@ -117,6 +123,7 @@ public:
 private:
     void run_block(Dims index, const std::function<void()>& body);
     Fiber& pick();
+    size_t choose_warp();
     void resume(Fiber& fiber);
     void arrive(Fiber& fiber);
     void release(unsigned first, unsigned end, const char* what);
@@ -132,7 +139,9 @@ private:
     std::vector<std::vector<unsigned>> ready;
     std::vector<unsigned> ready_warps;
     std::vector<unsigned> ranks;
-    Order order = Order::AnyWarp;
+    Order order = Order::AnyLane;
+    // In `ready_warps`: the warp whose lanes run, if it has been chosen.
+    std::optional<size_t> chosen;
 
     unsigned num_threads = 0, num_done = 0, num_at_block = 0;
     std::vector<unsigned> num_at_warp;
@@ -145,10 +154,8 @@ private:
 #endif
 };
 
-Machine& machine() {
-    static thread_local Machine machine;
-    return machine;
-}
+// The machine of this thread, while it runs a kernel.
+thread_local constinit Machine* running_machine CUDA_CPU_STATIC_TLS = nullptr;
 
 void Machine::run(const Launch& launch, const std::function<void()>& body) {
     num_threads = launch.block.count();
@@ -181,7 +188,9 @@ void Machine::run_block(Dims index, const std::function<void()>& block_body) {
     num_at_warp.assign(ready.size(), 0);
     ready_warps.clear();
     for (auto& warp : ready) warp.clear();
-    order = random.coin() ? Order::AnyWarp : Order::FirstWarp;
+    chosen.reset();
+    // Lanes of any warp take longest, since their stacks come from memory farther away.
+    order = std::array{Order::AnyLane, Order::AnyWarp, Order::AnyWarp, Order::FirstWarp}[random.below(4)];
     ranks.resize(ready.size());
     for (unsigned i = 0; i < ranks.size(); ++i) ranks[i] = i;
     random.shuffle(ranks);
@@ -198,9 +207,9 @@ void Machine::run_block(Dims index, const std::function<void()>& block_body) {
         fiber.stack.clear();
         // The registers that the first switch pops, the function that it returns to, and that function's return
         // address, to which it never returns.
-        void** const top = reinterpret_cast<void**>(fiber.stack.top());
+        void** const top = reinterpret_cast<void**>(fiber.stack.top() - i % NUM_COLOURS * COLOUR_BYTES);
         std::fill(top - 8, top, nullptr);
-        top[-2] = reinterpret_cast<void*>(static_cast<void (*)()>([] { machine().fiber_main(); }));
+        top[-2] = reinterpret_cast<void*>(static_cast<void (*)()>([] { running_machine->fiber_main(); }));
         fiber.stack_pointer = top - 8;
         fiber.state = State::Ready;
         if (thread.lane == 0) ready_warps.push_back(thread.warp);
@@ -224,11 +233,8 @@ void Machine::run_block(Dims index, const std::function<void()>& block_body) {
 
 // Takes a fiber that can run.
 Fiber& Machine::pick() {
-    size_t at = random.below(ready_warps.size());
-    if (order == Order::FirstWarp) {
-        const auto by_rank = [&](unsigned a, unsigned b) { return ranks[a] < ranks[b]; };
-        at = std::min_element(ready_warps.begin(), ready_warps.end(), by_rank) - ready_warps.begin();
-    }
+    if (!chosen) chosen = choose_warp();
+    const size_t at = *chosen;
     auto& warp = ready[ready_warps[at]];
     std::swap(warp[random.below(warp.size())], warp.back());
     Fiber& fiber = fibers[warp.back()];
@@ -237,7 +243,15 @@ Fiber& Machine::pick() {
         ready_warps[at] = ready_warps.back();
         ready_warps.pop_back();
     }
+    if (warp.empty() || order == Order::AnyLane) chosen.reset();
     return fiber;
+}
+
+// In `ready_warps`.
+size_t Machine::choose_warp() {
+    if (order != Order::FirstWarp) return random.below(ready_warps.size());
+    const auto by_rank = [&](unsigned a, unsigned b) { return ranks[a] < ranks[b]; };
+    return std::min_element(ready_warps.begin(), ready_warps.end(), by_rank) - ready_warps.begin();
 }
 
 void Machine::resume(Fiber& fiber) {
@@ -336,15 +350,21 @@ void Machine::fiber_main() {
 
 }  // namespace
 
-void run(const Launch& launch, const std::function<void()>& body) { machine().run(launch, body); }
+void run(const Launch& launch, const std::function<void()>& body) {
+    // A library that is opened later has room for little more than a pointer there.
+    static thread_local std::unique_ptr<Machine> machine CUDA_CPU_STATIC_TLS;
+    if (!machine) machine = std::make_unique<Machine>();
+    running_machine = machine.get();
+    machine->run(launch, body);
+}
 
-void wait_for_block(Place place) { machine().wait(State::AtBlock, place); }
+void wait_for_block(Place place) { running_machine->wait(State::AtBlock, place); }
 
-void wait_for_warp(Place place) { machine().wait(State::AtWarp, place); }
+void wait_for_warp(Place place) { running_machine->wait(State::AtWarp, place); }
 
-void wait_for_exchange(Place place) { machine().wait(State::AtWarp, place); }
+void wait_for_exchange(Place place) { running_machine->wait(State::AtWarp, place); }
 
-void fail(Place place, const char* what) { machine().fail(text(place) + ": " + what); }
+void fail(Place place, const char* what) { running_machine->fail(text(place) + ": " + what); }
 
 }  // namespace cuda_cpu
 

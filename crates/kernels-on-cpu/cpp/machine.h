@@ -73,8 +73,10 @@ struct Block {
     SharedMemory shared;
 };
 
-extern thread_local constinit Thread* running_thread;
-extern thread_local constinit Block* running_block;
+// Every intrinsic reads these: without a call of the dynamic linker, also in a library that is opened later.
+#define CUDA_CPU_STATIC_TLS __attribute__((tls_model("initial-exec")))
+extern thread_local constinit Thread* running_thread CUDA_CPU_STATIC_TLS;
+extern thread_local constinit Block* running_block CUDA_CPU_STATIC_TLS;
 
 inline Thread& current_thread() { return *running_thread; }
 inline Block& current_block() { return *running_block; }
@@ -96,6 +98,16 @@ inline void check_lanes(uint32_t lanes, Place place) {
     if (lanes != 0xffffffffu) fail(place, "an exchange between a part of the lanes of a warp");
 }
 
+// Words of slots. Relaxed atomics tie nothing together in the eyes of the thread sanitizer, and are no races either.
+// Fibers need none, and a compiler leaves out what nobody reads.
+#ifdef CUDA_CPU_THREADS
+inline void store(uint64_t& slot, uint64_t word) { __atomic_store_n(&slot, word, __ATOMIC_RELAXED); }
+inline uint64_t load(const uint64_t& slot) { return __atomic_load_n(&slot, __ATOMIC_RELAXED); }
+#else
+inline void store(uint64_t& slot, uint64_t word) { slot = word; }
+inline uint64_t load(const uint64_t& slot) { return slot; }
+#endif
+
 // Shows `value` to all lanes of the warp, and returns `read(of_lane)`, where of_lane(i) is the value of lane i.
 template <class T, class Read>
 auto exchange(const T& value, Place place, Read read) {
@@ -105,12 +117,11 @@ auto exchange(const T& value, Place place, Read read) {
     auto& slots = current_block().warps[self.warp].slots[self.num_exchanges++ % 2];
     uint64_t words[num_words] = {};
     memcpy(words, &value, sizeof value);
-    // Relaxed atomics tie nothing together in the eyes of the thread sanitizer, and are no races either.
-    for (size_t i = 0; i < num_words; ++i) __atomic_store_n(&slots[self.lane][i], words[i], __ATOMIC_RELAXED);
+    for (size_t i = 0; i < num_words; ++i) store(slots[self.lane][i], words[i]);
     wait_for_exchange(place);
     return read([&](unsigned lane) {
         uint64_t words[num_words];
-        for (size_t i = 0; i < num_words; ++i) words[i] = __atomic_load_n(&slots[lane][i], __ATOMIC_RELAXED);
+        for (size_t i = 0; i < num_words; ++i) words[i] = load(slots[lane][i]);
         T other;
         memcpy(&other, words, sizeof other);
         return other;

@@ -51,6 +51,9 @@ inline void ldmatrix(u32 (&r)[4], const void* row, bool is_transposed, Place pla
     });
 }
 
+// g++ adds and multiplies both at once.
+using TwoDoubles __attribute__((vector_size(16))) = double;
+
 inline float half_of(u32 pair, unsigned half) {
     return __uint_as_float(half == 0 ? pair << 16 : pair & 0xffff0000u);
 }
@@ -65,21 +68,23 @@ inline void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], cuda_c
     const Operands own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     const unsigned lane = cuda_cpu::current_thread().lane, g = lane / 4, t = lane % 4;
     cuda_cpu::exchange(own, place, [&](auto of_lane) {
-        double sums[4] = {d[0], d[1], d[2], d[3]};
+        // Rows g and g + 8 of our two columns.
+        cuda_cpu::TwoDoubles sums[2] = {{d[0], d[1]}, {d[2], d[3]}};
         for (unsigned pair = 0; pair < 4; ++pair) {
             // The lanes that hold columns 2 * pair and so on of row g of `a`, and these rows of our two columns of `b`.
             const Operands row = of_lane(4 * g + pair);
             const Operands columns[2] = {of_lane(4 * (2 * t) + pair), of_lane(4 * (2 * t + 1) + pair)};
             for (unsigned upper = 0; upper < 2; ++upper) {
                 for (unsigned half = 0; half < 2; ++half) {
-                    for (unsigned i = 0; i < 4; ++i) {
-                        const u32 x = row.a[2 * upper + i / 2], y = columns[i % 2].b[upper];
-                        sums[i] += static_cast<double>(cuda_cpu::half_of(x, half)) * cuda_cpu::half_of(y, half);
+                    const cuda_cpu::TwoDoubles y = {cuda_cpu::half_of(columns[0].b[upper], half),
+                                                    cuda_cpu::half_of(columns[1].b[upper], half)};
+                    for (unsigned i = 0; i < 2; ++i) {
+                        sums[i] += static_cast<double>(cuda_cpu::half_of(row.a[2 * upper + i], half)) * y;
                     }
                 }
             }
         }
-        for (unsigned i = 0; i < 4; ++i) d[i] = static_cast<float>(sums[i]);
+        for (unsigned i = 0; i < 4; ++i) d[i] = static_cast<float>(sums[i / 2][i % 2]);
         return 0;
     });
 }
