@@ -5,6 +5,7 @@
 //   x [num_tokens][input_len] f32, products of the layer's input projection:
 //     gated convolution     b | c | x
 //     gated delta rule      queries | keys | values | gates | strengths | decays
+//       by channels         queries | keys | values | strengths
 //     state space           values | keys | queries | gates | times
 #pragma once
 #include "common.cuh"

@@ -5,6 +5,8 @@
 //                       S = exp(-rate * softplus(decay + time_bias)) * S
 //                       S += k^T * strength_scale * sigmoid(strength) * (v - k * S)
 //                       result = q * S / sqrt(key_dim), with queries and keys divided by their lengths
+//   channel_delta_rule_N  as delta_rule_N with a decay for each row of S (Kimi Delta Attention; Kimi Team, arXiv:2510.26692):
+//                       decays [num_tokens][num_heads][key_dim] f32
 //   state_space_N     the selective state space of Mamba-2 (Dao and Gu, arXiv:2405.21060), for states of up to N elements:
 //                       time = clamp(softplus(time + time_bias), least, most)
 //                       S = exp(-rate * time) * S + b^T * time * x
@@ -12,7 +14,7 @@
 //
 //   states, x                                recurrence.cuh says how they lie; matrices are transposed:
 //                                            [num_heads][value_dim][key_dim] and [num_heads][head_dim][state_dim]
-//   rates, time_biases, skips [num_heads] f32
+//   rates, time_biases, skips [num_heads] f32; by channels time_biases [num_heads][key_dim]
 //
 // A block has 32 columns of the matrix of one head of a sequence, in registers, and goes over the tokens in order, so
 // that the bits of a token depend on its sequence alone. 8 lanes of a warp share a column:
@@ -90,7 +92,7 @@ struct Shape {
 
 // Goes over the tokens of a sequence. `Rule` has
 //   Inputs                              what a token brings, besides its value
-//   read(inputs, column, row of x)
+//   read(inputs, column, row of x, token, head)
 //   result(column, inputs, value, is_repeated)
 //   values                              where the values of the head begin in a row of x
 template <int ROWS, class Rule>
@@ -106,12 +108,12 @@ __device__ __forceinline__ void scan(float* x, float* states, const RecurrentSpa
     if (!(span.flags & BEGINS)) column.read(own);
     const auto row_of = [&](u32 token) { return x + static_cast<size_t>(token) * shape.input_len; };
     typename Rule::Inputs next;
-    rule.read(next, column, row_of(span.first_token), head);
+    rule.read(next, column, row_of(span.first_token), span.first_token, head);
     u32 next_saved = 0;
     for (u32 i = 0; i < span.num_tokens; ++i) {
         const u32 token = span.first_token + i;
         typename Rule::Inputs inputs = next;
-        if (i + 1 < span.num_tokens) rule.read(next, column, row_of(token + 1), head);
+        if (i + 1 < span.num_tokens) rule.read(next, column, row_of(token + 1), token + 1, head);
         float* const values = row_of(token) + rule.first_value + head * shape.num_columns;
         const float value = column.of_first_lane(values);
         const float result = rule.result(column, inputs, value, head, span.flags & IS_REPEATED);
@@ -122,15 +124,18 @@ __device__ __forceinline__ void scan(float* x, float* states, const RecurrentSpa
     if (!(span.flags & IS_REPEATED)) column.write(own);
 }
 
-template <int ROWS>
+template <int ROWS, bool BY_CHANNELS>
 struct DeltaRule {
     struct Inputs {
         float query[ROWS];
         float key[ROWS];
         float strength;
-        float decay;
+        float decay[BY_CHANNELS ? ROWS : 1];
     };
 
+    // By channels: [num_tokens][num_heads][key_dim].
+    const float* decays;
+    int num_heads;
     const float* rates;
     const float* time_biases;
     int heads_per_group;
@@ -143,12 +148,40 @@ struct DeltaRule {
     int first_strength;
     int first_decay;
 
-    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, int head) const {
+    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, u32 token,
+                                         int head) const {
         const int group = head / heads_per_group * key_dim;
         column.read_rows(inputs.query, row + group);
         column.read_rows(inputs.key, row + first_key + group);
         inputs.strength = row[first_strength + head];
-        inputs.decay = row[first_decay + head];
+        if constexpr (BY_CHANNELS) {
+            column.read_rows(inputs.decay, decays + (static_cast<size_t>(token) * num_heads + head) * key_dim);
+        } else {
+            inputs.decay[0] = row[first_decay + head];
+        }
+    }
+
+    // Multiplies the state with its decays, and gives what it has for the key.
+    __device__ __forceinline__ float decay(Column<ROWS>& column, const Inputs& inputs, int head) const {
+        float(&state)[ROWS] = column.state;
+        float known = 0.0f;
+        if constexpr (BY_CHANNELS) {
+            float biases[ROWS];
+            column.read_rows(biases, time_biases + head * key_dim);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                state[i] *= expf(-rates[head] * softplus(inputs.decay[i] + biases[i]));
+                known += state[i] * inputs.key[i];
+            }
+        } else {
+            const float decay = expf(-rates[head] * softplus(inputs.decay[0] + time_biases[head]));
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                state[i] *= decay;
+                known += state[i] * inputs.key[i];
+            }
+        }
+        return known;
     }
 
     // Gives x the length `factor`.
@@ -166,14 +199,8 @@ struct DeltaRule {
         float(&state)[ROWS] = column.state;
         if (!is_repeated) {
             normalise(inputs.key, 1.0f);
-            const float decay = expf(-rates[head] * softplus(inputs.decay + time_biases[head]));
             const float strength = strength_scale / (1.0f + expf(-inputs.strength));
-            float known = 0.0f;
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                state[i] *= decay;
-                known += state[i] * inputs.key[i];
-            }
+            const float known = decay(column, inputs, head);
             const float written = (value - group_sum(known, LANES)) * strength;
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) state[i] += written * inputs.key[i];
@@ -207,7 +234,8 @@ struct StateSpace {
     int first_query;
     int first_time;
 
-    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, int head) const {
+    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, u32 token,
+                                         int head) const {
         const int group = head / heads_per_group * state_dim;
         column.read_rows(inputs.key, row + first_key + group);
         column.read_rows(inputs.query, row + first_query + group);
@@ -243,7 +271,7 @@ struct StateSpace {
      const SavedState* __restrict__ saved, u64 slot_len, int num_key_heads, int num_value_heads, int key_dim, \
      int value_dim, int convolution_len, float strength_scale) {                                              \
         const int key_len = num_key_heads * key_dim, value_len = num_value_heads * value_dim;                 \
-        DeltaRule<rows> rule;                                                                                 \
+        DeltaRule<rows, false> rule;                                                                          \
         rule.rates = rates, rule.time_biases = time_biases;                                                   \
         rule.heads_per_group = num_value_heads / num_key_heads, rule.key_dim = key_dim;                       \
         rule.query_scale = 1.0f / sqrtf(static_cast<float>(key_dim)), rule.strength_scale = strength_scale;   \
@@ -258,6 +286,30 @@ struct StateSpace {
 DELTA_RULE(delta_rule_64, 8)
 DELTA_RULE(delta_rule_128, 16)
 DELTA_RULE(delta_rule_256, 32)
+
+#define CHANNEL_DELTA_RULE(name, rows)                                                                         \
+    KERNEL(name, 256)                                                                                          \
+    (float* __restrict__ x, const float* __restrict__ decays, float* __restrict__ states,                      \
+     const float* __restrict__ rates, const float* __restrict__ time_biases,                                   \
+     const RecurrentSpan* __restrict__ spans, const SavedState* __restrict__ saved, u64 slot_len,              \
+     int num_key_heads, int num_value_heads, int key_dim, int value_dim, int convolution_len,                  \
+     float strength_scale) {                                                                                   \
+        const int key_len = num_key_heads * key_dim, value_len = num_value_heads * value_dim;                  \
+        DeltaRule<rows, true> rule;                                                                            \
+        rule.decays = decays, rule.num_heads = num_value_heads;                                                \
+        rule.rates = rates, rule.time_biases = time_biases;                                                    \
+        rule.heads_per_group = num_value_heads / num_key_heads, rule.key_dim = key_dim;                        \
+        rule.query_scale = 1.0f / sqrtf(static_cast<float>(key_dim)), rule.strength_scale = strength_scale;    \
+        rule.first_key = key_len, rule.first_value = 2 * key_len;                                              \
+        rule.first_strength = 2 * key_len + value_len;                                                         \
+        const int input_len = rule.first_strength + num_value_heads;                                           \
+        scan<rows>(x, states, spans, saved, {slot_len, input_len, key_dim, value_dim, convolution_len}, rule); \
+    }                                                                                                          \
+    EXPORT_KERNEL(name)
+
+CHANNEL_DELTA_RULE(channel_delta_rule_64, 8)
+CHANNEL_DELTA_RULE(channel_delta_rule_128, 16)
+CHANNEL_DELTA_RULE(channel_delta_rule_256, 32)
 
 #define STATE_SPACE(name, rows)                                                                                    \
     KERNEL(name, 256)                                                                                              \

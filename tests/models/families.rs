@@ -102,7 +102,7 @@ pub const FAMILIES: [Family; 85] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [Family; 13] = [
+pub const RECURRENT: [Family; 14] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -116,6 +116,7 @@ pub const RECURRENT: [Family; 13] = [
     ("falcon-h1", &[17, 30]),
     ("falcon-h1-norm", &[]),
     ("olmo-hybrid", &[]),
+    ("kimi-linear", &[]),
 ];
 
 /// Families whose attention has gates, which one process computes, as [`FAMILIES`].

@@ -37,6 +37,7 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         // Layers of one block, with experts in two.
         ("nemotron-h-moe", 1, 4 * (120 + 4 * 9) + 6 * 180),
         ("olmo-hybrid", 1, 3 * (4 * (40 + 28) + 4 * 70)),
+        ("kimi-linear", 1, 3 * (4 * 90 + 3 * 100)),
     ] {
         let spec = spec(name);
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");
@@ -228,10 +229,68 @@ fn bad_configs_are_refused_by_their_keys() {
             json!({"moe_latent_size": 16}),
             "moe_latent_size: 16 is not null: experts on a latent (LatentMoE) are not supported",
         ),
+        (
+            "kimi-linear",
+            json!({"mla_use_nope": false}),
+            "mla_use_nope: false is not supported in this family; only true is",
+        ),
+        (
+            "kimi-linear",
+            json!({"moe_router_activation_func": "softmax"}),
+            "moe_router_activation_func: 'softmax' is not 'sigmoid'",
+        ),
+        (
+            "kimi-linear",
+            json!({"num_experts_per_token": 6}),
+            "num_experts_per_token: 6 is not at most 5",
+        ),
+        (
+            "kimi-linear",
+            json!({"linear_attn_config": {"num_heads": 0}}),
+            "linear_attn_config.num_heads: 0 is not a whole number from 1",
+        ),
+        (
+            "kimi-linear",
+            json!({"layer_types": null, "linear_attn_config": {"kda_layers": [1, 3, 4], "full_attn_layers": [3]}}),
+            "linear_attn_config.full_attn_layers: [3] is not a list of layers from 1 to 4, each once",
+        ),
+        (
+            "kimi-linear",
+            json!({"layer_types": null, "linear_attn_config": {"kda_layers": [1, 5], "full_attn_layers": [3]}}),
+            "linear_attn_config.kda_layers: [1,5] is not a list of layers from 1 to 4, each once",
+        ),
+        (
+            "kimi-linear",
+            json!({"layer_types": null, "linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [2]}}),
+            "linear_attn_config: layer 4 of 4 is neither in kda_layers nor in full_attn_layers",
+        ),
     ] {
         let error = refused(name, config);
         assert!(error.contains(words), "{name}: {error}");
     }
+}
+
+/// As Moonshot AI writes them, layers counted from 1.
+#[test]
+fn sizes_of_states_in_a_section_of_their_own_count_first() {
+    let section = json!({
+        "head_dim": 10, "num_heads": 3, "short_conv_kernel_size": 4,
+        "kda_layers": [4, 1, 3], "full_attn_layers": [2],
+    });
+    let config = json!({
+        "layer_types": null, "linear_attn_config": section, "linear_head_dim": 8, "linear_num_heads": 2,
+        "linear_conv_kernel_dim": 3,
+    });
+    let copy = Copy::of("kimi-linear").config(config);
+    let source = ModelSource::open(copy.dir()).expect("it opens");
+    assert_eq!(source.spec(), &spec("kimi-linear"));
+    // Where neither is there, every fourth layer but the first has attention.
+    let copy = Copy::of("kimi-linear")
+        .config(json!({"layer_types": null, "num_hidden_layers": 9, "mlp_layer_types": null}));
+    let source = ModelSource::open(copy.dir()).expect("it opens");
+    let layers = source.spec().layers.iter().enumerate();
+    let cached = layers.filter(|(_, layer)| layer.has_cache());
+    assert_eq!(cached.map(|(index, _)| index).collect::<Vec<_>>(), [4, 8]);
 }
 
 /// A state's sizes that contradict its tensors.
@@ -252,6 +311,16 @@ fn tensors_of_other_shapes_are_refused_with_both() {
             "lfm2",
             json!({"conv_L_cache": 2}),
             ["conv.conv.weight", "[60, 1, 4]", "[60, 1, 2]"],
+        ),
+        (
+            "kimi-linear",
+            json!({"linear_num_heads": 4}),
+            ["layers.0.self_attn.q_proj.weight", "[30, 52]", "[40, 52]"],
+        ),
+        (
+            "kimi-linear",
+            json!({"layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"]}),
+            ["layers.0.self_attn.q_proj.weight", "[30, 52]", "[96, 52]"],
         ),
     ] {
         let copy = Copy::of(name).config(config);

@@ -206,6 +206,21 @@ impl<'a> Store<'a> {
         }
     }
 
+    /// All numbers of a tensor of any shape, by its full name. Only in safetensors.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn flattened(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => {
+                Ok(tensors.get(name, shape)?.to_float()?.flattened())
+            }
+            WeightFiles::Gguf(_) => Err(LoadError::Resource(format!(
+                "{name} is not read from GGUF files"
+            ))),
+        }
+    }
+
     /// Whether there is a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         match self.files {

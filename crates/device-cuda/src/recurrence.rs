@@ -16,8 +16,8 @@ use super::step::CudaStep;
 use super::uploads::Vector;
 use inflight_base::LoadError;
 use inflight_device::{
-    RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, RuleWeights, SpaceNorm,
-    StateSpaceShape,
+    DeltaForm, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
+    RuleWeights, SpaceNorm, StateSpaceShape,
 };
 
 /// The longest convolution of the kernels.
@@ -193,8 +193,9 @@ impl RecurrentOps for Cuda {
         let (Some(rule), Some(kernel)) = (&weights.rule, &layer.rule) else {
             panic!("the rule's weights");
         };
-        self.apply_rule(step, shape, rule, (kernel, layer), x);
-        self.gate_results(step.num_rows, shape, rule, &states.kernels, x, out);
+        let late = params.late.as_ref();
+        self.apply_rule(step, shape, rule, (kernel, layer), x, late);
+        self.gate_results(step.num_rows, shape, rule, &states.kernels, x, late, out);
     }
 
     fn gate_attention(&mut self, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
@@ -250,12 +251,13 @@ impl Cuda {
         weights: &RuleWeights<Self>,
         (kernel, layer): (&CudaFunction, &Layer),
         x: &mut Rows<f32>,
+        late: Option<&LateInputs<'_, Self>>,
     ) {
         let (rates, biases) = (&weights.rates, &weights.time_biases);
         let (slot_len, convolution_len) = (layer.state_len as u64, shape.convolution_len() as i32);
-        let config = |num_heads: usize, num_columns: usize| {
+        let config = |num_heads: usize, num_biases: usize, num_columns: usize| {
             assert_len(rates, num_heads);
-            assert_len(biases, num_heads);
+            assert_len(biases, num_biases);
             let num_blocks = num_heads * num_columns.div_ceil(RULE_COLUMNS);
             LaunchConfig {
                 grid_dim: (num_blocks as u32, step.num_recurrent_spans as u32, 1),
@@ -265,11 +267,39 @@ impl Cuda {
         };
         match &shape.rule {
             RecurrentRule::GatedConvolution { .. } => unreachable!("it has no rule"),
+            RecurrentRule::GatedDelta(delta) if delta.form == DeltaForm::Channels => {
+                let decays = late.expect("late inputs").decays;
+                assert_eq!(decays.width(), delta.num_decays(), "late inputs");
+                launch!(
+                    self,
+                    kernel,
+                    "channel_delta_rule",
+                    config(delta.num_value_heads, delta.num_decays(), delta.value_dim),
+                    x.address(),
+                    decays.address(),
+                    layer.address,
+                    rates.memory.address(),
+                    biases.memory.address(),
+                    step.recurrent_spans,
+                    step.words,
+                    slot_len,
+                    delta.num_key_heads as i32,
+                    delta.num_value_heads as i32,
+                    delta.key_dim as i32,
+                    delta.value_dim as i32,
+                    convolution_len,
+                    delta.strength_scale
+                );
+            }
             RecurrentRule::GatedDelta(delta) => launch!(
                 self,
                 kernel,
                 "delta_rule",
-                config(delta.num_value_heads, delta.value_dim),
+                config(
+                    delta.num_value_heads,
+                    delta.num_value_heads,
+                    delta.value_dim
+                ),
                 x.address(),
                 layer.address,
                 rates.memory.address(),
@@ -292,7 +322,7 @@ impl Cuda {
                     self,
                     kernel,
                     "state_space",
-                    config(space.num_heads, space.head_dim),
+                    config(space.num_heads, space.num_heads, space.head_dim),
                     x.address(),
                     layer.address,
                     rates.memory.address(),
@@ -313,7 +343,8 @@ impl Cuda {
         }
     }
 
-    /// `out = norm(results) * silu(gates)`, or another [norm](SpaceNorm).
+    /// `out = norm(results) * silu(gates)`, or another [norm](SpaceNorm), or with late gates, which have a sigmoid.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn gate_results(
         &mut self,
         num_rows: usize,
@@ -321,6 +352,7 @@ impl Cuda {
         weights: &RuleWeights<Self>,
         kernels: &StateKernels,
         x: &Rows<f32>,
+        late: Option<&LateInputs<'_, Self>>,
         out: &mut Rows<bf16>,
     ) {
         let (first_result, group_len, norm_len, order, eps) = match &shape.rule {
@@ -340,9 +372,16 @@ impl Cuda {
                 space.norm_eps,
             ),
         };
-        let first_gate = shape.num_channels();
+        let (gates, first_gate) = match late {
+            Some(late) => {
+                assert_eq!(late.gates.width(), out.width(), "late inputs");
+                (late.gates, 0)
+            }
+            None => (x, shape.num_channels()),
+        };
         let order = match order {
             SpaceNorm::Gated => 0,
+            _ if late.is_some() => 3,
             SpaceNorm::Ungated => 1,
             SpaceNorm::Absent => 2,
         };
@@ -363,8 +402,10 @@ impl Cuda {
             config,
             out.address(),
             x.address(),
+            gates.address(),
             norm,
             x.width() as i32,
+            gates.width() as i32,
             out.width() as i32,
             first_result as i32,
             first_gate as i32,
@@ -404,7 +445,13 @@ fn rule_kernel(
     }
     let (name, what, size) = match &shape.rule {
         RecurrentRule::GatedConvolution { .. } => return Ok(None),
-        RecurrentRule::GatedDelta(delta) => ("delta_rule", "key's size", delta.key_dim),
+        RecurrentRule::GatedDelta(delta) => {
+            let name = match delta.form {
+                DeltaForm::Heads => "delta_rule",
+                DeltaForm::Channels => "channel_delta_rule",
+            };
+            (name, "key's size", delta.key_dim)
+        }
         RecurrentRule::StateSpace(space) => ("state_space", "state's size", space.state_dim),
     };
     let Some(largest) = RULE_SIZES.into_iter().find(|&largest| size <= largest) else {

@@ -84,8 +84,8 @@ pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, Pack
 pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use recurrence::{
-    DeltaShape, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentOps, RecurrentRule,
-    RuleWeights, SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, LateInputs, RecurrenceParams, RecurrenceShape, RecurrenceWeights,
+    RecurrentOps, RecurrentRule, RuleWeights, SpaceNorm, StateSpaceShape,
 };
 pub use rope::RopeTable;
 pub use row_norms::RowNormOps;

@@ -5,7 +5,10 @@
 //!
 //!            gated convolution          b | c | x                                            [num_channels] each
 //!            gated delta rule           queries | keys | values | gates | strengths | decays
+//!            the same, by channels      queries | keys | values | strengths
 //!            state space                values | keys | queries | gates | times
+//!
+//! late     gates and decays of the gated delta rule by channels: see LateInputs
 //!
 //! state    [state_len] f32 of a sequence: the last kernel_len inputs of the convolution, [_, num_channels], then what
 //!          the rule keeps
@@ -52,9 +55,12 @@ pub enum RecurrentRule {
 /// out = norm(q * S / sqrt(key_dim)) * silu(gate)
 /// ```
 ///
-/// Queries and keys are divided by their lengths; the norm is an RMS norm over `value_dim`.
+/// Queries and keys are divided by their lengths; the norm is an RMS norm over `value_dim`. In another
+/// [form](DeltaForm), each row of `S` has a decay of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaShape {
+    /// What has a decay.
+    pub form: DeltaForm,
     /// Heads of queries and of keys; divides `num_value_heads`.
     pub num_key_heads: usize,
     /// Heads of values, gates, strengths and decays. Heads that share a key follow one another.
@@ -67,6 +73,16 @@ pub struct DeltaShape {
     pub strength_scale: f32,
     /// Added to the mean square of an output.
     pub norm_eps: f32,
+}
+
+/// What has a decay in the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaForm {
+    /// Each value head.
+    Heads,
+    /// Each element of a head's key, with a time bias of its own; gates have a sigmoid in place of SiLU (Kimi Delta
+    /// Attention; Kimi Team, arXiv:2510.26692). Gates and decays are [late](LateInputs).
+    Channels,
 }
 
 /// The sizes of a selective state space. For each head, with the state `S [state_dim, head_dim]`, the value `x`, and
@@ -126,7 +142,8 @@ pub struct RecurrenceWeights<D: Load> {
 pub struct RuleWeights<D: Load> {
     /// One for each head of values, above 0.
     pub rates: D::Vector,
-    /// One for each head of values.
+    /// One for each head of values; of the gated delta rule [by channels](DeltaForm::Channels)
+    /// `[num_value_heads * key_dim]`.
     pub time_biases: D::Vector,
     /// Of a state space: one for each head of values.
     pub skips: Option<D::Vector>,
@@ -142,6 +159,16 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub weights: &'a RecurrenceWeights<D>,
     /// Which of the layers with a state it is.
     pub layer: usize,
+    /// What the rule reads besides, if it has late inputs.
+    pub late: Option<LateInputs<'a, D>>,
+}
+
+/// Inputs of a rule that the input projection does not make: they are projected by low rank.
+pub struct LateInputs<'a, D: Load> {
+    /// `[num_tokens, value_len]`.
+    pub gates: &'a D::Sums,
+    /// `[num_tokens, num_value_heads * key_dim]`.
+    pub decays: &'a D::Sums,
 }
 
 /// Operations of layers with recurrent states, and gates of attention.
@@ -195,7 +222,13 @@ impl RecurrenceShape {
         match self.rule {
             RecurrentRule::GatedConvolution { num_channels } => 3 * num_channels,
             RecurrentRule::GatedDelta(delta) => {
-                2 * (delta.key_len() + delta.value_len() + delta.num_value_heads)
+                let by_heads = delta.value_len() + delta.num_value_heads;
+                self.num_channels()
+                    + delta.num_value_heads
+                    + match delta.form {
+                        DeltaForm::Heads => by_heads,
+                        DeltaForm::Channels => 0,
+                    }
             }
             RecurrentRule::StateSpace(space) => {
                 2 * (space.key_len() + space.value_len()) + space.num_heads
@@ -237,6 +270,14 @@ impl DeltaShape {
     /// Elements of the values of a token, and of its gates.
     pub fn value_len(&self) -> usize {
         self.num_value_heads * self.value_dim
+    }
+
+    /// Decays of a token, and time biases.
+    pub fn num_decays(&self) -> usize {
+        match self.form {
+            DeltaForm::Heads => self.num_value_heads,
+            DeltaForm::Channels => self.num_value_heads * self.key_dim,
+        }
     }
 
     /// Elements of the state of a value head.

@@ -18,6 +18,8 @@ const RULE_ROUNDING: f64 = 50.0 * F32_ROUNDING;
 
 const BEGINS: u32 = 1;
 const IS_REPEATED: u32 = 2;
+/// Tokens of the largest step.
+const MAX_TOKENS: usize = 4 * 19;
 
 /// A sequence of a step.
 #[derive(Clone)]
@@ -151,14 +153,14 @@ struct Done {
 /// Checks a kernel that computes a step in place.
 ///
 /// `run` is the kernel, which has `own_state` of a state, and puts results in `own` elements of
-/// a row. `reference` computes a token from its row and the state of its sequence in f64, and changes both.
+/// a row. `reference` computes a token from its index, its row and the state of its sequence in f64, and changes both.
 /// A step in two parts has equal bits, and so has a last token that is computed again, which changes no state.
 fn check(
     random: &mut Random,
     (input_len, state_len): (usize, usize),
     own_state: Range<usize>,
     run: &dyn Fn(&mut Random, &Step, &mut Done),
-    reference: &dyn Fn(&mut [f64], &mut [f64]),
+    reference: &dyn Fn(usize, &mut [f64], &mut [f64]),
     own: &dyn Fn(usize) -> bool,
 ) {
     let step = Step::new(random);
@@ -177,7 +179,8 @@ fn check(
             state[own_state.clone()].fill(0.0);
         }
         for token in span.first_token..span.first_token + span.num_tokens {
-            reference(&mut x[token * input_len..][..input_len], &mut state);
+            let row = &mut x[token * input_len..][..input_len];
+            reference(token, row, &mut state);
             for [_, slot] in span.saved.iter().filter(|[saved, _]| *saved == token) {
                 states[slot * state_len..][own_state.clone()]
                     .copy_from_slice(&state[own_state.clone()]);
@@ -275,7 +278,7 @@ fn channels_are_convolved_behind_the_inputs_that_a_state_has() {
             // SAFETY: rows, states and sequences are as the kernel's source describes them.
             unsafe { random.launch("convolve_channels", dims, args) };
         };
-        let reference = |row: &mut [f64], state: &mut [f64]| {
+        let reference = |_: usize, row: &mut [f64], state: &mut [f64]| {
             let sums = convolved(state, &row[..num_channels], &weights, bias.as_deref());
             for (x, sum) in row.iter_mut().zip(sums) {
                 *x = sum * sigmoid(sum);
@@ -351,13 +354,18 @@ fn sized(name: &str, size: usize) -> String {
 #[test]
 fn the_gated_delta_rule_is_its_definition() {
     let random = &mut Random::new();
-    for _ in cases(NUM_CASES) {
+    for _ in cases(2 * NUM_CASES) {
+        let by_channels = random.coin();
         let (num_key_heads, group) = (random.between(1, 2), random.between(1, 3));
         let num_heads = num_key_heads * group;
         let key_dim = random.one_of(&[1, 8, 20, 64, 65, 128, 130]);
         let value_dim = random.one_of(&[1, 12, 32, 45]);
         let (key_len, value_len) = (num_key_heads * key_dim, num_heads * value_dim);
-        let input_len = 2 * (key_len + value_len + num_heads);
+        let (input_len, num_decays) = match by_channels {
+            true => (2 * key_len + value_len + num_heads, num_heads * key_dim),
+            false => (2 * (key_len + value_len + num_heads), num_heads),
+        };
+        let decays = random.floats(MAX_TOKENS * num_decays, 2.0);
         let convolution_len = random.between(0, 9);
         let state_len = convolution_len + num_heads * key_dim * value_dim;
         let rates: Vec<_> = random
@@ -365,12 +373,15 @@ fn the_gated_delta_rule_is_its_definition() {
             .iter()
             .map(|x| x.abs())
             .collect();
-        let biases = random.floats(num_heads, 1.0);
+        let biases = random.floats(num_decays, 1.0);
         let strength_scale = random.one_of(&[1.0, 2.0]);
         let run = |random: &mut Random, step: &Step, done: &mut Done| {
             let [spans, saved] = step.words();
-            let args = &mut [
-                Arg::from(&mut done.x[..]),
+            let mut args = vec![Arg::from(&mut done.x[..])];
+            if by_channels {
+                args.push(Arg::from(&decays[..]));
+            }
+            args.extend([
                 Arg::from(&mut done.states[..]),
                 Arg::from(&rates[..]),
                 Arg::from(&biases[..]),
@@ -383,12 +394,16 @@ fn the_gated_delta_rule_is_its_definition() {
                 (value_dim as i32).into(),
                 (convolution_len as i32).into(),
                 strength_scale.into(),
-            ];
+            ]);
+            let name = match by_channels {
+                true => "channel_delta_rule",
+                false => "delta_rule",
+            };
             let dims = Dims::new(num_heads * value_dim.div_ceil(32), step.num_blocks(), 256);
             // SAFETY: rows, states and sequences are as the kernel's source describes them.
-            unsafe { random.launch(&sized("delta_rule", key_dim), dims, args) };
+            unsafe { random.launch(&sized(name, key_dim), dims, &mut args) };
         };
-        let reference = |row: &mut [f64], state: &mut [f64]| {
+        let reference = |token: usize, row: &mut [f64], state: &mut [f64]| {
             let unit = |vector: &[f64]| {
                 let length = (vector.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
                 vector.iter().map(|x| x / length).collect::<Vec<_>>()
@@ -397,14 +412,30 @@ fn the_gated_delta_rule_is_its_definition() {
                 let key_head = head / group * key_dim;
                 let q = unit(&row[key_head..][..key_dim]);
                 let k = unit(&row[key_len + key_head..][..key_dim]);
-                let scalars = 2 * (key_len + value_len) + head;
-                let strength = f64::from(strength_scale) * sigmoid(row[scalars]);
-                let time = softplus(row[scalars + num_heads] + f64::from(biases[head]));
-                let decay = (-f64::from(rates[head]) * time).exp();
+                let strengths = input_len
+                    - if by_channels {
+                        num_heads
+                    } else {
+                        2 * num_heads
+                    };
+                let strength = f64::from(strength_scale) * sigmoid(row[strengths + head]);
+                let decay_of = |i: usize| {
+                    let (decay, bias) = match by_channels {
+                        true => {
+                            let own = head * key_dim + i;
+                            (f64::from(decays[token * num_decays + own]), biases[own])
+                        }
+                        false => (row[strengths + num_heads + head], biases[head]),
+                    };
+                    (-f64::from(rates[head]) * softplus(decay + f64::from(bias))).exp()
+                };
+                let of_rows: Vec<_> = (0..key_dim).map(decay_of).collect();
                 let matrix = convolution_len + head * key_dim * value_dim;
                 for column in 0..value_dim {
                     let own = &mut state[matrix + column * key_dim..][..key_dim];
-                    own.iter_mut().for_each(|s| *s *= decay);
+                    own.iter_mut()
+                        .zip(&of_rows)
+                        .for_each(|(s, decay)| *s *= decay);
                     let known: f64 = own.iter().zip(&k).map(|(s, k)| s * k).sum();
                     let value = &mut row[2 * key_len + head * value_dim + column];
                     let written = strength * (*value - known);
@@ -468,7 +499,7 @@ fn a_state_space_is_its_definition() {
             // SAFETY: rows, states and sequences are as the kernel's source describes them.
             unsafe { random.launch(&sized("state_space", state_dim), dims, args) };
         };
-        let reference = |row: &mut [f64], state: &mut [f64]| {
+        let reference = |_: usize, row: &mut [f64], state: &mut [f64]| {
             for head in 0..num_heads {
                 let own_group = head / group * state_dim;
                 let key = row[value_len + own_group..][..state_dim].to_vec();
@@ -514,12 +545,14 @@ fn results_are_gated_and_normalised_in_either_order() {
         let input_len = first_gate + width + random.between(0, 5);
         let x = random.floats(num_rows * input_len, 2.0);
         let norm = random.floats(norm_len, 2.0);
-        let order = random.between(0, 2);
+        let order = random.between(0, 3);
         let mut out = unwritten_bf16((num_rows + 1) * width);
         let args = &mut [
             Arg::from(&mut out[..]),
             Arg::from(&x[..]),
+            Arg::from(&x[..]),
             Arg::from(&norm[..]),
+            (input_len as i32).into(),
             (input_len as i32).into(),
             (width as i32).into(),
             (first_result as i32).into(),
@@ -536,12 +569,9 @@ fn results_are_gated_and_normalised_in_either_order() {
             let parts = [first_result, first_gate].map(|first| to_f64(&row[first..][..width]));
             let [results, gates] = parts;
             let silu: Vec<_> = gates.iter().map(|gate| gate * sigmoid(*gate)).collect();
-            let gated = |i: usize| {
-                if order == 1 {
-                    results[i]
-                } else {
-                    results[i] * silu[i]
-                }
+            let gated = |i: usize| match order {
+                1 | 3 => results[i],
+                _ => results[i] * silu[i],
             };
             (0..width)
                 .map(|i| {
@@ -552,7 +582,11 @@ fn results_are_gated_and_normalised_in_either_order() {
                     let squares: f64 = group.map(|i| gated(i).powi(2)).sum();
                     let rms = (squares / group_len as f64 + f64::from(EPS)).sqrt();
                     let normed = gated(i) / rms * f64::from(norm[i % norm_len]);
-                    if order == 1 { normed * silu[i] } else { normed }
+                    match order {
+                        1 => normed * silu[i],
+                        3 => normed * sigmoid(gates[i]),
+                        _ => normed,
+                    }
                 })
                 .collect::<Vec<_>>()
         });

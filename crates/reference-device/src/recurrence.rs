@@ -2,8 +2,8 @@
 
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaShape, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, RuleWeights,
-    SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
+    RuleWeights, SpaceNorm, StateSpaceShape,
 };
 
 use super::{Reference, Rows, Step, exact};
@@ -66,7 +66,12 @@ impl RecurrentOps for Reference {
                 let row = token as usize;
                 let x: Vec<_> = x.row(row).iter().map(|&x| exact(x)).collect();
                 let x = scaled_inputs(shape, x);
-                let results = mix_token(&params, &x, &mut layer[slot as usize], is_repeated);
+                let late = params.late.as_ref().map(|late| {
+                    [late.gates, late.decays]
+                        .map(|rows| rows.row(row).iter().map(|&x| exact(x)).collect())
+                });
+                let state = &mut layer[slot as usize];
+                let results = mix_token(&params, (&x, late), state, is_repeated);
                 for (column, result) in results.into_iter().enumerate() {
                     out.set(row, column, result);
                 }
@@ -90,7 +95,7 @@ impl RecurrentOps for Reference {
 
 fn mix_token(
     params: &RecurrenceParams<'_, Reference>,
-    x: &[f64],
+    (x, late): (&[f64], Option<[Vec<f64>; 2]>),
     state: &mut State,
     is_repeated: bool,
 ) -> Vec<f64> {
@@ -123,7 +128,17 @@ fn mix_token(
         (RecurrentRule::GatedDelta(delta), Some(weights)) => {
             let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
             let heads = &mut state.heads;
-            delta_rule(delta, weights, x, &convolved, heads, is_repeated)
+            let behind = &x[num_channels..];
+            let (gates, strengths, decays) = match late {
+                Some([gates, decays]) => (gates, behind.to_vec(), decays),
+                None => {
+                    let (gates, rest) = behind.split_at(delta.value_len());
+                    let (strengths, decays) = rest.split_at(delta.num_value_heads);
+                    (gates.to_vec(), strengths.to_vec(), decays.to_vec())
+                }
+            };
+            let inputs = [&gates[..], &strengths, &decays];
+            delta_rule(delta, weights, inputs, &convolved, heads, is_repeated)
         }
         (RecurrentRule::StateSpace(space), Some(weights)) => {
             let convolved: Vec<_> = convolved.into_iter().map(silu).collect();
@@ -151,7 +166,7 @@ fn scaled_inputs(shape: &RecurrenceShape, mut x: Vec<f64>) -> Vec<f64> {
 fn delta_rule(
     shape: &DeltaShape,
     weights: &RuleWeights<Reference>,
-    x: &[f64],
+    [all_gates, strengths, decays]: [&[f64]; 3],
     convolved: &[f64],
     heads: &mut [Vec<f64>],
     is_repeated: bool,
@@ -161,20 +176,23 @@ fn delta_rule(
     } = *shape;
     let (queries, rest) = convolved.split_at(shape.key_len());
     let (keys, values) = rest.split_at(shape.key_len());
-    let gates = &x[2 * shape.key_len() + shape.value_len()..];
-    let (gates, rest) = gates.split_at(shape.value_len());
-    let (strengths, decays) = rest.split_at(shape.num_value_heads);
     let mut out = Vec::new();
     for (head, matrix) in heads.iter_mut().enumerate() {
         let of_key = head / (shape.num_value_heads / shape.num_key_heads) * key_dim;
         let q = normalised(&queries[of_key..][..key_dim]);
         let k = normalised(&keys[of_key..][..key_dim]);
         let own = head * value_dim..(head + 1) * value_dim;
-        let (v, gates) = (&values[own.clone()], &gates[own]);
-        let time = softplus(decays[head] + exact(weights.time_biases[head]));
-        let decay = (-exact(weights.rates[head]) * time).exp();
-        let decay = if is_repeated { 1.0 } else { decay };
-        matrix.iter_mut().for_each(|element| *element *= decay);
+        let (v, gates) = (&values[own.clone()], &all_gates[own]);
+        for (row, elements) in matrix.chunks_mut(value_dim).enumerate() {
+            let index = match shape.form {
+                DeltaForm::Heads => head,
+                DeltaForm::Channels => head * key_dim + row,
+            };
+            let time = softplus(decays[index] + exact(weights.time_biases[index]));
+            let decay = (-exact(weights.rates[head]) * time).exp();
+            let decay = if is_repeated { 1.0 } else { decay };
+            elements.iter_mut().for_each(|element| *element *= decay);
+        }
         let read = |matrix: &[f64], at: &[f64], column: usize| -> f64 {
             let rows = matrix.chunks(value_dim).zip(at);
             rows.map(|(row, at)| row[column] * at).sum()
@@ -197,9 +215,13 @@ fn delta_rule(
         let rms = root_mean_square(&sums, shape.norm_eps);
         let norm = weights.norm.as_ref().expect("the rule has a norm");
         let of_columns = sums.iter().zip(norm).zip(gates);
-        out.extend(
-            of_columns.map(|((sum, &weight), &gate)| sum / rms * exact(weight) * silu(gate)),
-        );
+        out.extend(of_columns.map(|((sum, &weight), &gate)| {
+            let gate = match shape.form {
+                DeltaForm::Heads => silu(gate),
+                DeltaForm::Channels => sigmoid(gate),
+            };
+            sum / rms * exact(weight) * gate
+        }));
     }
     out
 }

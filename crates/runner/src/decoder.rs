@@ -205,7 +205,7 @@ impl<D: Device> Decoder<D> {
             None => limits.max_seq_len.min(longest),
         };
         let (mut attention, ropes) = layer_attention::<D>(spec, limits);
-        let latent = spec.layers[0].attention.latent.as_ref();
+        let latent = spec.latent();
         let other_stage = |is_there: bool| match is_there {
             true => ranks.ok_or_else(alone).map(Some),
             false => Ok(None),

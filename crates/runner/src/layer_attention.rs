@@ -134,7 +134,7 @@ pub(super) fn attention_buffers<D: Device>(
     max_rows: usize,
 ) -> Result<Vec<AttentionBuffers<D>>, LoadError> {
     let has_sink_queries = attention.iter().any(|it| it.params.has_sink_queries());
-    let latent = spec.layers[0].attention.latent.as_ref();
+    let latent = spec.latent();
     let mut shapes: Vec<LayerShape> = Vec::new();
     for layer in attention {
         let known = shapes.iter().position(|shape| *shape == layer.shape);

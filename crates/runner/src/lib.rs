@@ -61,6 +61,7 @@ mod gate;
 mod grouped_layers;
 mod guide_threads;
 mod kv_file;
+mod late_inputs;
 mod latent;
 mod layer_attention;
 mod layer_inputs;

@@ -8,6 +8,7 @@ use super::decoder::{Decoder, draft_head_ops};
 use super::draft_head::{DraftHead, HeadSource, state_bytes_per_block};
 use super::draft_model::{ComputeRows, DraftModel, limits_of_draft_model};
 use super::first_steps;
+use super::late_inputs::late_widths;
 use super::latent::latent_widths;
 use super::layer_attention::kv_layouts;
 use super::limits::RunnerLimits;
@@ -162,7 +163,7 @@ impl<D: Device> ModelRunner<D> {
         let spec = source.spec();
         let mixture = spec.mixture();
         let num_router_logits = mixture.map_or(0, |shape| shape.routing.num_logits());
-        let [sums, inputs, widest_inputs] = match &spec.layers[0].attention.latent {
+        let [sums, inputs, widest_inputs] = match spec.latent() {
             Some(latent) => latent_widths(latent),
             // Queries, keys and values; the rotated queries, and what attention makes of them.
             None => {
@@ -188,6 +189,7 @@ impl<D: Device> ModelRunner<D> {
         let of_states = spec.recurrence().map_or([0; 2], |recurrence| {
             [recurrence.shape.input_len(), recurrence.shape.out_len()]
         });
+        let of_late_inputs = spec.late_inputs().map_or([0; 2], late_widths);
         let has_gates = spec.layers.iter().any(|it| it.attention.gate.is_some());
         let of_gates = if has_gates { spec.q_width() } else { 0 };
         let of_inputs = spec.layer_inputs.as_ref();
@@ -211,6 +213,7 @@ impl<D: Device> ModelRunner<D> {
                 + embedding_width
                 + sums
                 + of_states[0]
+                + of_late_inputs[0]
                 + of_gates
                 + num_router_logits
                 + of_inputs[0]
@@ -222,6 +225,7 @@ impl<D: Device> ModelRunner<D> {
                 + embedding_width
                 + inputs
                 + of_states[1]
+                + of_late_inputs[1]
                 + inner
                 + of_inputs[1]
                 + of_streams[1],

@@ -299,7 +299,10 @@ impl<'a> ModelTensors<'a> {
             }
             let mut shapes = [[1, len], [len, 1]].into_iter();
             let found = shapes.find_map(|shape| self.store.stacked_vectors(&stored, shape).ok());
-            found.map(Tensor::flattened).ok_or(error)
+            // Kimi Linear has a number for each head, in the shape that it multiplies with.
+            let of_heads = || self.store.flattened(&stored, &[1, 1, len, 1]).ok();
+            let found = found.map(Tensor::flattened).or_else(of_heads);
+            found.ok_or(error)
         })
     }
 

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! x          input(normed)                      [m, input_len]
-//! mixed      the device's rule of x and the states of the step's sequences      [m, out_len]
+//! late       other inputs, where a rule has some: late_inputs.rs
+//! mixed      the device's rule of both and the states of the step's sequences    [m, out_len]
 //! ```
 //!
 //! A sequence has its states in a slot, from its first token on until it ends or is paused. Other slots have snapshots,
 //! with which sequences of an equal prefix begin, and the states behind each draft of a step: if drafts are rejected,
 //! the next step goes on from one of these.
 
+use super::late_inputs::{LateBuffers, LateSource, LateWeights};
 use super::linear_weights::{ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -32,6 +34,7 @@ pub(super) struct RecurrenceSource<'a> {
     convolutions: Vec<Matrix<'a>>,
     convolution_bias: Option<Tensor<'a>>,
     rule: Option<RuleSource<'a>>,
+    pub(super) late: Option<LateSource<'a>>,
 }
 
 struct RuleSource<'a> {
@@ -64,6 +67,7 @@ pub(super) struct RecurrenceBlockWeights<D: Device> {
 pub(super) struct LayerRecurrence<D: Device> {
     pub(super) shape: RecurrenceShape,
     weights: RecurrenceWeights<D>,
+    late: Option<LateWeights<D>>,
 }
 
 /// The states of sequences, and activations, each `[max_num_tokens, width]`.
@@ -77,6 +81,7 @@ pub(super) struct RecurrenceBuffers<D: Device> {
     /// Memory of [`StepInputs::is_repeated`].
     is_repeated: Vec<bool>,
     x: D::Sums,
+    late: Option<LateBuffers<D>>,
     /// The inputs of the output projection.
     pub(super) mixed: D::Inputs,
 }
@@ -96,10 +101,15 @@ impl<'a> RecurrenceSource<'a> {
         let convolution = module(spec.convolution);
         let num_channels = spec.shape.num_channels();
         let parameter = |name, len| tensors.parameter(module(name), len);
-        let (num_heads, norm_len) = match rule {
-            RecurrentRule::GatedConvolution { .. } => (None, 0),
-            RecurrentRule::GatedDelta(delta) => (Some(delta.num_value_heads), delta.value_dim),
-            RecurrentRule::StateSpace(space) => (Some(space.num_heads), space.value_len()),
+        let (num_heads, num_biases, norm_len) = match rule {
+            RecurrentRule::GatedConvolution { .. } => (None, 0, 0),
+            RecurrentRule::GatedDelta(delta) => {
+                let num_heads = Some(delta.num_value_heads);
+                (num_heads, delta.num_decays(), delta.value_dim)
+            }
+            RecurrentRule::StateSpace(space) => {
+                (Some(space.num_heads), space.num_heads, space.value_len())
+            }
         };
         let norm = |name| match rule {
             RecurrentRule::StateSpace(space) => {
@@ -129,7 +139,7 @@ impl<'a> RecurrenceSource<'a> {
                 (Some(modules), Some(num_heads)) => Some(RuleSource {
                     rates: parameter(modules.log_rates, num_heads)?,
                     has_negated_rates: tensors.has_negated_rates(),
-                    time_biases: parameter(modules.time_biases, num_heads)?,
+                    time_biases: parameter(modules.time_biases, num_biases)?,
                     skips: match modules.skips {
                         Some(skips) => Some(parameter(skips, num_heads)?),
                         None => None,
@@ -141,7 +151,13 @@ impl<'a> RecurrenceSource<'a> {
                 }),
                 _ => None,
             },
+            late: None,
         })
+    }
+
+    /// The projections of late inputs.
+    pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+        self.late.iter().flat_map(LateSource::projections)
     }
 
     /// Uploads the weights.
@@ -154,6 +170,10 @@ impl<'a> RecurrenceSource<'a> {
     ) -> Result<LayerRecurrence<D>, LoadError> {
         Ok(LayerRecurrence {
             shape: self.shape,
+            late: match &self.late {
+                Some(late) => Some(late.load(packer)?),
+                None => None,
+            },
             weights: RecurrenceWeights {
                 convolution: packer.upload_transposed(&self.convolutions)?,
                 convolution_bias: match &self.convolution_bias {
@@ -219,6 +239,13 @@ impl<'a> RecurrenceBlockSource<'a> {
     }
 }
 
+impl<D: Device> LayerRecurrence<D> {
+    /// The projections of late inputs.
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
+        self.late.iter().flat_map(LateWeights::linears)
+    }
+}
+
 impl<D: Device> RecurrenceBuffers<D> {
     /// Reserves the states of all slots, and `max_rows` rows. `None` if no layer has a state.
     ///
@@ -244,6 +271,10 @@ impl<D: Device> RecurrenceBuffers<D> {
             num_drafts: vec![0; slots.num_sequences()],
             is_repeated: Vec::with_capacity(slots.num_sequences()),
             x: device.alloc_sums(max_rows, shape.input_len())?,
+            late: match spec.late_inputs() {
+                Some(late) => Some(LateBuffers::new(device, late, max_rows)?),
+                None => None,
+            },
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,
         }))
     }
@@ -338,11 +369,18 @@ impl<D: Device> RecurrenceBuffers<D> {
     ) {
         let num_rows = inputs.token_ids.len();
         run.project_qkv(num_rows, normed, input, &mut self.x);
-        let LayerRecurrence { shape, weights } = layer;
+        let LayerRecurrence {
+            shape,
+            weights,
+            late,
+        } = layer;
+        let late = self.late.as_mut().zip(late.as_ref());
+        let late = late.map(|(buffers, late)| buffers.project(run, num_rows, normed, late));
         let params = RecurrenceParams {
             shape,
             weights,
             layer: index,
+            late,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
         run.device.mix_recurrence(step, params, x, states, mixed);

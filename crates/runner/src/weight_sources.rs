@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::experts_block::ExpertsBlockSource;
 use super::feed_forward_weights::{DenseSource, FeedForwardSource, find_experts};
+use super::late_inputs::LateSource;
 use super::latent::LatentSource;
 use super::layer_inputs::{InputBlockSource, LayerInputsSource};
 use super::linear_weights::{NormSource, ProjectionSource};
@@ -296,7 +297,13 @@ impl<'a> LayerSource<'a> {
                 .attention_block()
                 .and_then(|it| it.recurrence.as_ref())
             {
-                Some(recurrence) => Some(RecurrenceSource::find(tensors, index, recurrence)?),
+                Some(recurrence) => {
+                    let mut source = RecurrenceSource::find(tensors, index, recurrence)?;
+                    if let Some(late) = &attention.late {
+                        source.late = Some(LateSource::find(late, find)?);
+                    }
+                    Some(source)
+                }
                 None => None,
             },
             gate: match &attention.gate {
@@ -466,9 +473,11 @@ impl<'a> LayerSource<'a> {
         let latent = self.latent.iter().flat_map(LatentSource::projections);
         let inputs = self.input_block.iter();
         let beside = self.recurrence_block.iter();
+        let late = self.recurrence.iter();
         let whole = self
             .qkv
             .iter()
+            .chain(late.flat_map(RecurrenceSource::projections))
             .chain(&self.o)
             .chain(&self.gate)
             .chain(beside.flat_map(|block| [&block.input, &block.output]))

@@ -96,6 +96,7 @@ impl<D: Device> Layer<D> {
     fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
         let mut linears: Vec<_> = self.qkv.iter().collect();
         linears.extend(self.latent.iter().flat_map(LatentWeights::linears));
+        linears.extend(self.recurrence.iter().flat_map(LayerRecurrence::linears));
         linears.extend(self.o.iter().flat_map(linears_of));
         linears.extend(&self.gate);
         if let Some(block) = &self.recurrence_block {

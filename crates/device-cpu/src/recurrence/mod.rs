@@ -215,7 +215,7 @@ impl RecurrentOps for Cpu {
             (RecurrentRule::GatedConvolution { .. }, _) => self.mix_convolution(&tasks),
             (RecurrentRule::GatedDelta(shape), Some(weights)) => {
                 self.convolve_channels(&tasks);
-                self.mix_delta(&tasks, shape, weights);
+                self.mix_delta(&tasks, shape, weights, params.late);
             }
             (RecurrentRule::StateSpace(shape), Some(weights)) => {
                 self.scale_inputs(&tasks, shape);

@@ -416,6 +416,7 @@ fn attention(
             norm_eps: LATENT_EPS,
         }),
         recurrence: None,
+        late: None,
         gate: None,
         kv_heads: None,
         kv_source: None,

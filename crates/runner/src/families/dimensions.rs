@@ -197,6 +197,7 @@ impl Dimensions {
                 qkv,
                 latent: None,
                 recurrence: None,
+                late: None,
                 gate: None,
                 kv_heads: None,
                 kv_source: None,

@@ -101,6 +101,27 @@ pub const fn scores_rule(scores: RouterScores, is_normalised: bool, scale: f32) 
     })
 }
 
+/// Gives the experts of a layer, and the gate, up and down of the shared one, these names.
+pub fn rename_experts(
+    experts: &mut ExpertsSpec,
+    modules: &ExpertModules,
+    [gate, up, down]: [&'static str; 3],
+) {
+    let rename = |projection: &mut Projection, names: &[&'static str]| {
+        for (part, name) in projection.parts.iter_mut().zip(names) {
+            part.module = name;
+        }
+    };
+    rename(&mut experts.router, &[modules.router]);
+    rename(&mut experts.gate_up, &[modules.gate, modules.up]);
+    rename(&mut experts.down, &[modules.down]);
+    experts.stacked = modules.stacked;
+    if let Some(shared) = &mut experts.shared {
+        rename(&mut shared.gate_up, &[gate, up]);
+        rename(&mut shared.down, &[down]);
+    }
+}
+
 /// A width of `key`, or the default.
 ///
 /// # Errors

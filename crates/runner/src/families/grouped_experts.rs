@@ -39,7 +39,11 @@ pub struct GroupedExperts {
 /// Names in config.json and in checkpoints.
 pub struct GroupedNames {
     pub num_experts: &'static str,
+    pub num_chosen: &'static str,
     pub num_shared: &'static str,
+    pub num_groups: &'static str,
+    /// Whether weights are divided by their sum.
+    pub is_normalised: &'static str,
     /// The number of dense layers, if the family reads it.
     pub num_dense: Option<&'static str>,
     /// The list of dense and sparse layers, which counts before that number, if the family reads it.
@@ -51,7 +55,10 @@ pub struct GroupedNames {
 impl GroupedNames {
     pub const DEEPSEEK: Self = Self {
         num_experts: "n_routed_experts",
+        num_chosen: "num_experts_per_tok",
         num_shared: "n_shared_experts",
+        num_groups: GROUPS,
+        is_normalised: "norm_topk_prob",
         num_dense: Some("first_k_dense_replace"),
         layer_types: None,
         correction: "mlp.gate.e_score_correction_bias",
@@ -124,8 +131,7 @@ pub fn experts(
 }
 
 fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadError> {
-    const CHOSEN: &str = "num_experts_per_tok";
-    const NORMALISED: &str = "norm_topk_prob";
+    let names = &family.names;
     let (score, methods): (_, &[_]) = match family.scores {
         RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
         RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
@@ -143,12 +149,12 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
         let expected = format!("supported; '{}' is", methods.join("' and '"));
         return Err(config.unexpected("topk_method", format_args!("'{method}'"), expected));
     }
-    let is_normalised = config.bool_or(NORMALISED, family.is_normalised)?;
+    let is_normalised = config.bool_or(names.is_normalised, family.is_normalised)?;
     if is_normalised && family.scores == RouterScores::Softmax && !family.is_normalised {
         let expected = "supported in this family, where transformers ignores it; only false is";
-        return Err(config.unexpected(NORMALISED, true, expected));
+        return Err(config.unexpected(names.is_normalised, true, expected));
     }
-    let key = family.names.num_experts;
+    let key = names.num_experts;
     let num_experts = match family.num_experts {
         Some(default) => config.size(key, 1..=MAX_EXPERTS)?.unwrap_or(default),
         None => config.required_size(key, 1..=MAX_EXPERTS)?,
@@ -156,7 +162,7 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
     let [num_groups, num_chosen_groups] = match method {
         "greedy" => [1, 1],
         _ => {
-            let groups = config.size_or(GROUPS, 1..=num_experts, family.num_groups)?;
+            let groups = config.size_or(names.num_groups, 1..=num_experts, family.num_groups)?;
             let groups = groups.unwrap_or(1);
             let chosen = config.size_or(CHOSEN_GROUPS, 1..=groups, family.num_chosen_groups)?;
             [groups, chosen.unwrap_or(groups)]
@@ -168,16 +174,18 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
             "a divisor of the number of experts, {num_experts}, with groups of at least {}",
             family.num_group_scores
         );
-        return Err(config.unexpected(GROUPS, num_groups, expected));
+        return Err(config.unexpected(names.num_groups, num_groups, expected));
     }
     let num_candidates = num_chosen_groups * group_len;
     let num_chosen = match family.num_chosen {
-        Some(default) => config.size(CHOSEN, 1..=MAX_EXPERTS)?.unwrap_or(default),
-        None => config.required_size(CHOSEN, 1..=MAX_EXPERTS)?,
+        Some(default) => config
+            .size(names.num_chosen, 1..=MAX_EXPERTS)?
+            .unwrap_or(default),
+        None => config.required_size(names.num_chosen, 1..=MAX_EXPERTS)?,
     };
     if num_chosen > num_candidates {
         let expected = format!("at most {num_candidates}, the experts of the chosen groups");
-        return Err(config.unexpected(CHOSEN, num_chosen, expected));
+        return Err(config.unexpected(names.num_chosen, num_chosen, expected));
     }
     let scale = config.number("routed_scaling_factor", 0.0..=1e6)?;
     Ok(Routing {

@@ -70,6 +70,7 @@ mod hy3;
 mod hyperclovax;
 mod internlm3;
 mod jais2;
+mod kimi_linear;
 mod layer_lists;
 mod lfm2;
 mod llama;
@@ -121,7 +122,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 107] = [
+static FAMILIES: [Family; 108] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -229,6 +230,7 @@ static FAMILIES: [Family; 107] = [
     cohere2_moe::FAMILY,
     internlm3::INTERNLM3,
     internlm3::IQUEST_CODER,
+    kimi_linear::FAMILY,
 ];
 
 /// Further architectures of families.

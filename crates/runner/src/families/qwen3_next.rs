@@ -24,7 +24,9 @@ use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
 use crate::spec::{FeedForward, LayerSpec, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{DeltaShape, RecurrenceShape, RecurrentRule, Routing, RoutingRule};
+use inflight_device::{
+    DeltaForm, DeltaShape, RecurrenceShape, RecurrentRule, Routing, RoutingRule,
+};
 use inflight_numbers::Stacking;
 
 pub const QWEN3_NEXT: Family = Family {
@@ -302,6 +304,7 @@ pub fn delta_shape(
     };
     let key_dim = dim("linear_key_head_dim", (defaults.key_dim)(num_key_heads))?;
     Ok(DeltaShape {
+        form: DeltaForm::Heads,
         num_key_heads,
         num_value_heads,
         key_dim,

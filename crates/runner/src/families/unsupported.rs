@@ -26,7 +26,6 @@ const INDEXER: &str =
 const HYPER: &str = "its layers mix several residual streams by hyper-connections";
 const HEAD_GATES: &str = "its attention has one gate for each head";
 const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
-const PER_CHANNEL: &str = "its recurrent states decay by channels";
 
 const FAMILIES: &[Unsupported] = &[
     decoder(
@@ -146,14 +145,8 @@ const FAMILIES: &[Unsupported] = &[
     decoder(
         "BailingHybridForCausalLM",
         "bailingmoe3",
-        "DeepseekV3ForCausalLM",
-        PER_CHANNEL,
-    ),
-    decoder(
         "KimiLinearForCausalLM",
-        "kimi-linear",
-        "DeepseekV3ForCausalLM",
-        PER_CHANNEL,
+        "its attention has gates, and its decays have a lower bound",
     ),
     decoder(
         "MiMoV2FlashForCausalLM",
@@ -301,6 +294,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gptj",
+    "kimi-linear",
     "minicpm3",
     "mpt",
 ];

@@ -13,11 +13,13 @@ pub struct AttentionSpec {
     /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
     /// queries, or their latents.
     pub qkv: Projection,
-    /// The latents of queries, keys and values. All layers of a model have latent attention, or none.
+    /// The latents of queries, keys and values. All layers with attention have them, or none.
     pub latent: Option<LatentSpec>,
     /// The recurrence in place of attention: `qkv` projects its inputs, `[input_len, hidden_size]`, and `o` its
     /// results, `[hidden_size, out_len]`.
     pub recurrence: Option<RecurrenceSpec>,
+    /// What the recurrence reads besides, if it has late inputs.
+    pub late: Option<LateInputsSpec>,
     /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
     pub gate: Option<Projection>,
     /// Its key and value heads, if they are not [the model's](super::ModelSpec::num_kv_heads).
@@ -44,6 +46,23 @@ pub struct AttentionSpec {
     pub sink_logits: Option<&'static str>,
     /// The output projection, `[hidden_size, q_width]`, or `[hidden_size, num_heads * value_dim]`.
     pub o: Projection,
+}
+
+/// The [late inputs](inflight_device::LateInputs) of a recurrence, each by low rank: the second projection reads what
+/// the first one makes. Both have an equal rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateInputsSpec {
+    /// `[rank, hidden_size]` and `[value_len, rank]`.
+    pub gates: [Projection; 2],
+    /// `[rank, hidden_size]` and `[num_decays, rank]`.
+    pub decays: [Projection; 2],
+}
+
+impl LateInputsSpec {
+    /// Results of the first projections.
+    pub fn rank(&self) -> usize {
+        self.gates[0].num_outputs()
+    }
 }
 
 /// The key and value heads of a layer.
@@ -119,6 +138,11 @@ impl AttentionSpec {
     pub(super) fn projections(&self) -> Vec<&Projection> {
         let mut all = vec![&self.qkv, &self.o];
         all.extend(&self.gate);
+        all.extend(
+            self.late
+                .iter()
+                .flat_map(|late| late.gates.iter().chain(&late.decays)),
+        );
         if let Some(latent) = &self.latent {
             all.push(&latent.kv);
             all.extend(latent.queries.iter().map(|queries| &queries.projection));

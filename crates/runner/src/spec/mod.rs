@@ -22,7 +22,9 @@ use inflight_device::{
     HeadShape, LatentShape, LogitsTransform, MixtureShape, Routing, RoutingRule,
 };
 
-pub use attention::{AttentionSpec, KvHeads, LatentQueries, LatentSpec, QkNormSpec};
+pub use attention::{
+    AttentionSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec,
+};
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
 pub use layer::{
@@ -391,10 +393,21 @@ impl ModelSpec {
             .map_or(self.head_dim, |latent| latent.value_dim)
     }
 
+    /// The latent attention of its layers with attention, if it has that.
+    pub fn latent(&self) -> Option<&LatentSpec> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.attention.latent.as_ref())
+    }
+
     /// The sizes of latent attention, if it has that.
     pub fn latent_shape(&self) -> Option<LatentShape> {
-        let latent = self.layers.first()?.attention.latent.as_ref()?;
-        Some(latent.shape)
+        self.latent().map(|latent| latent.shape)
+    }
+
+    /// The late inputs of its recurrences, which are of equal sizes, if it has some.
+    pub fn late_inputs(&self) -> Option<&LateInputsSpec> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| layer.attention.late.as_ref())
     }
 
     /// The mixtures of experts, if it has some.

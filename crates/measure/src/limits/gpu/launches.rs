@@ -198,8 +198,9 @@ mod tests {
     }
 
     /// How the names of kernels for mixtures of experts, latent attention and recurrent states begin.
-    const OF_NO_MODEL: [&str; 18] = [
+    const OF_NO_MODEL: [&str; 19] = [
         "add_experts",
+        "channel_delta_rule_",
         "convolve_channels",
         "delta_rule_",
         "expert_",
