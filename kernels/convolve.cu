@@ -1,6 +1,7 @@
 // Causal convolutions of channels, in layers with recurrent states:
 //
 //   convolve_channels     x = silu(convolution(x)), of the first num_channels elements of a row
+//   convolve_values       the same; out = x, rounded
 //   gated_convolution     out = c * convolution(b * x) (Liquid AI, LFM2 technical report, arXiv:2511.23404)
 //
 //   states, x        recurrence.cuh says how they lie
@@ -11,7 +12,8 @@
 //   weights     w0   w1   w2   w3      their sum, from left to right, then the bias
 //
 // Grid (num_channels / blockDim.x, num_spans): a thread has a channel of a sequence, and goes over its tokens in order.
-// It reads the inputs of AHEAD tokens before it computes the first of these. Moves 8 bytes an element, 14 with gates;
+// It reads the inputs of AHEAD tokens before it computes the first of these. Moves 8 bytes an element, 10 with out, 14
+// with gates;
 // no shared memory.
 #include "activations.cuh"
 #include "recurrence.cuh"
@@ -115,6 +117,25 @@ KERNEL(convolve_channels, 128)
         [&](u32 token, float sum) { *element(token) = Silu::of(sum); });
 }
 EXPORT_KERNEL(convolve_channels)
+
+KERNEL(convolve_values, 128)
+(bf16* __restrict__ out, float* __restrict__ x, float* __restrict__ states, const float* __restrict__ weights,
+ const float* __restrict__ bias, const RecurrentSpan* __restrict__ spans, const SavedState* __restrict__ saved,
+ u64 slot_len, int input_len, int num_channels, int kernel_len) {
+    const RecurrentSpan span = spans[blockIdx.y];
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (span.num_tokens == 0 || index >= num_channels) return;
+    Channel channel(weights, bias, index, num_channels, kernel_len);
+    const auto element = [&](u32 token) { return x + static_cast<size_t>(token) * input_len + index; };
+    convolve(
+        channel, span, saved, states, slot_len, index, num_channels, [&](u32 token) { return *element(token); },
+        [&](u32 token, float sum) {
+            const float value = Silu::of(sum);
+            *element(token) = value;
+            out[static_cast<size_t>(token) * num_channels + index] = to_bf16(value);
+        });
+}
+EXPORT_KERNEL(convolve_values)
 
 KERNEL(gated_convolution, 128)
 (bf16* __restrict__ out, const float* __restrict__ x, float* __restrict__ states, const float* __restrict__ weights,

@@ -7,6 +7,7 @@
 //     gated delta rule      queries | keys | values | gates | strengths | decays
 //       by channels         queries | keys | values | strengths
 //     state space           values | keys | queries | gates | times
+//     selective scan        values | gates
 #pragma once
 #include "common.cuh"
 
@@ -32,6 +33,8 @@ struct SavedState {
     u32 token;
     u32 slot;
 };
+
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Calls `save(state of the slot)` for the slots that the states behind `token` are copied to. `next` counts the saved
 // states of the sequence.

@@ -33,8 +33,6 @@ constexpr int COLUMNS = 32;
 // Added to the squared length of a query or key, as transformers and flash-linear-attention do.
 constexpr float LENGTH_EPS = 1e-6f;
 
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
 // The rows of a column that a thread has, and its column.
 template <int ROWS>
 struct Column {

@@ -31,6 +31,7 @@ on_fixtures! {
 on_fixtures! {
     with_experts: super::is_right_on_a_gpu;
     granite4: "granite4",
+    jamba: "jamba",
     kimi_linear: "kimi-linear",
     lfm2_moe: "lfm2-moe",
     nemotron_h_moe: "nemotron-h-moe",

@@ -102,7 +102,7 @@ pub const FAMILIES: [Family; 85] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [Family; 14] = [
+pub const RECURRENT: [Family; 15] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -117,6 +117,7 @@ pub const RECURRENT: [Family; 14] = [
     ("falcon-h1-norm", &[]),
     ("olmo-hybrid", &[]),
     ("kimi-linear", &[]),
+    ("jamba", &[17, 30]),
 ];
 
 /// Families whose attention has gates, which one process computes, as [`FAMILIES`].

@@ -176,6 +176,7 @@ const WITHOUT_FILE: [&str; 30] = [
     "HyperCLOVAXForCausalLM",
     "IQuestCoderForCausalLM",
     "InternLM3ForCausalLM",
+    "JambaForCausalLM",
     "KimiLinearForCausalLM",
     "MellumForCausalLM",
     "MiniCPM3ForCausalLM",

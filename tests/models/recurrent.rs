@@ -38,6 +38,7 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         ("nemotron-h-moe", 1, 4 * (120 + 4 * 9) + 6 * 180),
         ("olmo-hybrid", 1, 3 * (4 * (40 + 28) + 4 * 70)),
         ("kimi-linear", 1, 3 * (4 * 90 + 3 * 100)),
+        ("jamba", 1, 3 * (4 * 120 + 120 * 9)),
     ] {
         let spec = spec(name);
         assert_eq!(spec.num_cached_layers(), num_cached, "{name}");

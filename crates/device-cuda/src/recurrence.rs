@@ -17,13 +17,15 @@ use super::uploads::Vector;
 use inflight_base::LoadError;
 use inflight_device::{
     DeltaForm, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
-    RuleWeights, SpaceNorm, StateSpaceShape,
+    RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 
 /// The longest convolution of the kernels.
 const MAX_KERNEL_LEN: usize = 8;
 /// The kernels of a rule, by the largest key that they compute.
 const RULE_SIZES: [usize; 3] = [64, 128, 256];
+/// The kernels of a selective scan, by the largest state of a channel that they compute.
+const SCAN_SIZES: [usize; 2] = [16, 64];
 /// Where the states of a layer begin, in bytes.
 const ALIGNMENT: usize = 256;
 /// Threads of a block of convolutions, each with a channel.
@@ -55,8 +57,19 @@ struct Layer {
     rule: Option<CudaFunction>,
 }
 
+/// The operands that the kernels of a convolution share.
+struct Convolution {
+    config: LaunchConfig,
+    weights: u64,
+    bias: u64,
+    slot_len: u64,
+    num_channels: i32,
+    kernel_len: i32,
+}
+
 struct StateKernels {
     convolve_channels: CudaFunction,
+    convolve_values: CudaFunction,
     gated_convolution: CudaFunction,
     scale_inputs: CudaFunction,
     gate_results: CudaFunction,
@@ -119,6 +132,42 @@ impl RecurrentOps for Cuda {
         }
     }
 
+    fn convolve(
+        &mut self,
+        step: &CudaStep,
+        params: RecurrenceParams<'_, Self>,
+        x: &mut Rows<f32>,
+        states: &mut CudaStates,
+        out: &mut Rows<bf16>,
+    ) {
+        assert_eq!(
+            out.width(),
+            params.shape.num_channels(),
+            "out is [m, channels]"
+        );
+        let layer = &states.layers[params.layer];
+        let Some(convolution) = Convolution::new(step, &params, x, layer) else {
+            return;
+        };
+        launch!(
+            self,
+            states.kernels.convolve_values,
+            "convolve_values",
+            convolution.config,
+            out.address(),
+            x.address(),
+            layer.address,
+            convolution.weights,
+            convolution.bias,
+            step.recurrent_spans,
+            step.words,
+            convolution.slot_len,
+            x.width() as i32,
+            convolution.num_channels,
+            convolution.kernel_len
+        );
+    }
+
     fn mix_recurrence(
         &mut self,
         step: &CudaStep,
@@ -128,72 +177,62 @@ impl RecurrentOps for Cuda {
         out: &mut Rows<bf16>,
     ) {
         let (shape, weights) = (params.shape, params.weights);
-        let (num_channels, kernel_len) = (shape.num_channels(), shape.kernel_len);
-        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
         assert_eq!(out.width(), shape.out_len(), "out is [m, out_len]");
-        assert_len(&weights.convolution, kernel_len * num_channels);
-        let bias = weights.convolution_bias.as_ref().map_or(0, |bias| {
-            assert_len(bias, num_channels);
-            bias.memory.address()
-        });
         let layer = &states.layers[params.layer];
-        assert_eq!(layer.state_len, shape.state_len(), "the layer's states");
-        let num_spans = step.num_recurrent_spans;
-        if num_spans == 0 {
+        let Some(convolution) = Convolution::new(step, &params, x, layer) else {
             return;
-        }
-        let by_channels = LaunchConfig {
-            grid_dim: (
-                num_channels.div_ceil(CHANNEL_THREADS) as u32,
-                num_spans as u32,
-                1,
-            ),
-            block_dim: (CHANNEL_THREADS as u32, 1, 1),
-            shared_mem_bytes: 0,
         };
-        let slot_len = layer.state_len as u64;
-        if let RecurrentRule::GatedConvolution { .. } = shape.rule {
-            launch!(
-                self,
-                states.kernels.gated_convolution,
-                "gated_convolution",
-                by_channels,
-                out.address(),
-                x.address(),
-                layer.address,
-                weights.convolution.memory.address(),
-                bias,
-                step.recurrent_spans,
-                step.words,
-                slot_len,
-                num_channels as i32,
-                kernel_len as i32
-            );
-            return;
-        }
-        if let RecurrentRule::StateSpace(space) = &shape.rule {
-            self.scale_inputs(step.num_rows, space, x, &states.kernels);
+        let late = params.late.as_ref();
+        match shape.rule {
+            RecurrentRule::GatedConvolution { .. } => {
+                launch!(
+                    self,
+                    states.kernels.gated_convolution,
+                    "gated_convolution",
+                    convolution.config,
+                    out.address(),
+                    x.address(),
+                    layer.address,
+                    convolution.weights,
+                    convolution.bias,
+                    step.recurrent_spans,
+                    step.words,
+                    convolution.slot_len,
+                    convolution.num_channels,
+                    convolution.kernel_len
+                );
+                return;
+            }
+            RecurrentRule::SelectiveScan(scan) => {
+                let (Some(rule), Some(kernel)) = (&weights.rule, &layer.rule) else {
+                    panic!("the rule's weights");
+                };
+                return self.scan(step, shape, &scan, rule, (kernel, layer), x, late, out);
+            }
+            RecurrentRule::StateSpace(space) => {
+                self.scale_inputs(step.num_rows, &space, x, &states.kernels);
+            }
+            RecurrentRule::GatedDelta(_) => {}
         }
         launch!(
             self,
             states.kernels.convolve_channels,
             "convolve_channels",
-            by_channels,
+            convolution.config,
             x.address(),
             layer.address,
-            weights.convolution.memory.address(),
-            bias,
+            convolution.weights,
+            convolution.bias,
             step.recurrent_spans,
             step.words,
-            slot_len,
+            convolution.slot_len,
             x.width() as i32,
-            num_channels as i32,
-            kernel_len as i32
+            convolution.num_channels,
+            convolution.kernel_len
         );
         let (Some(rule), Some(kernel)) = (&weights.rule, &layer.rule) else {
             panic!("the rule's weights");
         };
-        let late = params.late.as_ref();
         self.apply_rule(step, shape, rule, (kernel, layer), x, late);
         self.gate_results(step.num_rows, shape, rule, &states.kernels, x, late, out);
     }
@@ -213,7 +252,98 @@ impl RecurrentOps for Cuda {
     }
 }
 
+impl Convolution {
+    /// Checks the operands of a layer. `None` if the step has no sequences.
+    fn new(
+        step: &CudaStep,
+        params: &RecurrenceParams<'_, Cuda>,
+        x: &Rows<f32>,
+        layer: &Layer,
+    ) -> Option<Self> {
+        let (shape, weights) = (params.shape, params.weights);
+        let (num_channels, kernel_len) = (shape.num_channels(), shape.kernel_len);
+        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
+        assert_len(&weights.convolution, kernel_len * num_channels);
+        let bias = weights.convolution_bias.as_ref().map_or(0, |bias| {
+            assert_len(bias, num_channels);
+            bias.memory.address()
+        });
+        assert_eq!(layer.state_len, shape.state_len(), "the layer's states");
+        let num_spans = step.num_recurrent_spans;
+        (num_spans > 0).then(|| Self {
+            config: by_channels(num_channels, num_spans),
+            weights: weights.convolution.memory.address(),
+            bias,
+            slot_len: layer.state_len as u64,
+            num_channels: num_channels as i32,
+            kernel_len: kernel_len as i32,
+        })
+    }
+}
+
+/// A thread for each channel of each sequence.
+fn by_channels(num_channels: usize, num_spans: usize) -> LaunchConfig {
+    let num_blocks = num_channels.div_ceil(CHANNEL_THREADS);
+    LaunchConfig {
+        grid_dim: (num_blocks as u32, num_spans as u32, 1),
+        block_dim: (CHANNEL_THREADS as u32, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
 impl Cuda {
+    /// Computes a selective scan, whose values have been convolved.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    fn scan(
+        &mut self,
+        step: &CudaStep,
+        shape: &RecurrenceShape,
+        scan: &ScanShape,
+        weights: &RuleWeights<Self>,
+        (kernel, layer): (&CudaFunction, &Layer),
+        x: &Rows<f32>,
+        late: Option<&LateInputs<'_, Self>>,
+        out: &mut Rows<bf16>,
+    ) {
+        let (num_channels, state_dim) = (scan.num_channels, scan.state_dim);
+        let Some(LateInputs::Selected { times, keys }) = late else {
+            panic!("late inputs");
+        };
+        let widths = [num_channels, 2 * state_dim];
+        assert_eq!([times.width(), keys.width()], widths, "late inputs");
+        let skips = weights.skips.as_ref().expect("the rule's weights");
+        assert_len(&weights.rates, num_channels * state_dim);
+        assert_len(&weights.time_biases, num_channels);
+        assert_len(skips, num_channels);
+        let norm = weights.norm.as_ref().map_or(0, |norm| {
+            assert_len(norm, 2 * state_dim);
+            norm.memory.address()
+        });
+        assert_eq!(norm != 0, scan.norm_eps.is_some(), "the norm's weights");
+        launch!(
+            self,
+            kernel,
+            "selective_scan",
+            by_channels(num_channels, step.num_recurrent_spans),
+            out.address(),
+            x.address(),
+            times.address(),
+            keys.address(),
+            layer.address,
+            weights.rates.memory.address(),
+            weights.time_biases.memory.address(),
+            skips.memory.address(),
+            norm,
+            step.recurrent_spans,
+            step.words,
+            layer.state_len as u64,
+            num_channels as i32,
+            state_dim as i32,
+            shape.convolution_len() as i32,
+            scan.norm_eps.unwrap_or(0.0)
+        );
+    }
+
     /// Multiplies the parts of a state space's rows with their factors.
     fn scale_inputs(
         &mut self,
@@ -266,9 +396,13 @@ impl Cuda {
             }
         };
         match &shape.rule {
-            RecurrentRule::GatedConvolution { .. } => unreachable!("it has no rule"),
+            RecurrentRule::GatedConvolution { .. } | RecurrentRule::SelectiveScan(_) => {
+                unreachable!("it has no rule")
+            }
             RecurrentRule::GatedDelta(delta) if delta.form == DeltaForm::Channels => {
-                let decays = late.expect("late inputs").decays;
+                let Some(LateInputs::LowRank { decays, .. }) = late else {
+                    panic!("late inputs");
+                };
                 assert_eq!(decays.width(), delta.num_decays(), "late inputs");
                 launch!(
                     self,
@@ -356,7 +490,9 @@ impl Cuda {
         out: &mut Rows<bf16>,
     ) {
         let (first_result, group_len, norm_len, order, eps) = match &shape.rule {
-            RecurrentRule::GatedConvolution { .. } => unreachable!("it has no results"),
+            RecurrentRule::GatedConvolution { .. } | RecurrentRule::SelectiveScan(_) => {
+                unreachable!("it has no results")
+            }
             RecurrentRule::GatedDelta(delta) => (
                 2 * delta.key_len(),
                 delta.value_dim,
@@ -373,11 +509,11 @@ impl Cuda {
             ),
         };
         let (gates, first_gate) = match late {
-            Some(late) => {
-                assert_eq!(late.gates.width(), out.width(), "late inputs");
-                (late.gates, 0)
+            Some(LateInputs::LowRank { gates, .. }) => {
+                assert_eq!(gates.width(), out.width(), "late inputs");
+                (*gates, 0)
             }
-            None => (x, shape.num_channels()),
+            Some(LateInputs::Selected { .. }) | None => (x, shape.num_channels()),
         };
         let order = match order {
             SpaceNorm::Gated => 0,
@@ -421,6 +557,7 @@ impl StateKernels {
     fn load(kernels: &Kernels) -> Result<Self, LoadError> {
         Ok(Self {
             convolve_channels: kernels.function("convolve", "convolve_channels", 0)?,
+            convolve_values: kernels.function("convolve", "convolve_values", 0)?,
             gated_convolution: kernels.function("convolve", "gated_convolution", 0)?,
             scale_inputs: kernels.function("recurrent_gates", "scale_inputs", 0)?,
             gate_results: kernels.function("recurrent_gates", "gate_results", 0)?,
@@ -453,11 +590,16 @@ fn rule_kernel(
             (name, "key's size", delta.key_dim)
         }
         RecurrentRule::StateSpace(space) => ("state_space", "state's size", space.state_dim),
+        RecurrentRule::SelectiveScan(scan) => ("selective_scan", "state's size", scan.state_dim),
     };
-    let Some(largest) = RULE_SIZES.into_iter().find(|&largest| size <= largest) else {
-        return Err(too_large(what, size, RULE_SIZES[RULE_SIZES.len() - 1]));
+    let (file, sizes): (_, &[usize]) = match shape.rule {
+        RecurrentRule::SelectiveScan(_) => ("selective_scan", &SCAN_SIZES),
+        _ => ("recurrent_rules", &RULE_SIZES),
     };
-    let function = kernels.function("recurrent_rules", &format!("{name}_{largest}"), 0)?;
+    let Some(largest) = sizes.iter().find(|&&largest| size <= largest) else {
+        return Err(too_large(what, size, sizes[sizes.len() - 1]));
+    };
+    let function = kernels.function(file, &format!("{name}_{largest}"), 0)?;
     Ok(Some(function))
 }
 

@@ -85,7 +85,7 @@ pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use recurrence::{
     DeltaForm, DeltaShape, LateInputs, RecurrenceParams, RecurrenceShape, RecurrenceWeights,
-    RecurrentOps, RecurrentRule, RuleWeights, SpaceNorm, StateSpaceShape,
+    RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 pub use rope::RopeTable;
 pub use row_norms::RowNormOps;

@@ -7,8 +7,9 @@
 //!            gated delta rule           queries | keys | values | gates | strengths | decays
 //!            the same, by channels      queries | keys | values | strengths
 //!            state space                values | keys | queries | gates | times
+//!            selective scan             values | gates                                       [num_channels] each
 //!
-//! late     gates and decays of the gated delta rule by channels: see LateInputs
+//! late     other inputs of the gated delta rule by channels and of the selective scan: see LateInputs
 //!
 //! state    [state_len] f32 of a sequence: the last kernel_len inputs of the convolution, [_, num_channels], then what
 //!          the rule keeps
@@ -44,6 +45,9 @@ pub enum RecurrentRule {
     GatedDelta(DeltaShape),
     /// The selective state space of Mamba-2 (Dao and Gu, arXiv:2405.21060), behind a convolution with SiLU.
     StateSpace(StateSpaceShape),
+    /// The selective scan of Mamba (Gu and Dao, arXiv:2312.00752), behind a convolution with SiLU that is [an operation
+    /// of its own](RecurrentOps::convolve).
+    SelectiveScan(ScanShape),
 }
 
 /// The sizes of the gated delta rule. For each value head, with the state `S [key_dim, value_dim]`, the normalised
@@ -117,6 +121,24 @@ pub struct StateSpaceShape {
     pub times: [f32; 2],
 }
 
+/// The sizes of a selective scan. For each channel, with the state `s [state_dim]`, the value `x`, and the key `b` and
+/// the query `c` that all channels share:
+///
+/// ```text
+/// time = softplus(time + time_bias)
+/// s = exp(-rate * time) * s + b * time * x        rate: [state_dim]
+/// out = (c * s + skip * x) * silu(gate)
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScanShape {
+    /// Channels: values, gates and times.
+    pub num_channels: usize,
+    /// Elements of a key, of a query, and of a channel's state.
+    pub state_dim: usize,
+    /// Added to the mean squares of keys and of queries, which have an RMS norm each; `None`: they have none.
+    pub norm_eps: Option<f32>,
+}
+
 /// The norm of a state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceNorm {
@@ -138,16 +160,17 @@ pub struct RecurrenceWeights<D: Load> {
     pub rule: Option<RuleWeights<D>>,
 }
 
-/// The weights of the gated delta rule, or of a state space.
+/// The weights of the gated delta rule, of a state space, or of a selective scan.
 pub struct RuleWeights<D: Load> {
-    /// One for each head of values, above 0.
+    /// One for each head of values, above 0; of a selective scan `[state_dim, num_channels]`.
     pub rates: D::Vector,
-    /// One for each head of values; of the gated delta rule [by channels](DeltaForm::Channels)
+    /// One for each head of values, or each channel; of the gated delta rule [by channels](DeltaForm::Channels)
     /// `[num_value_heads * key_dim]`.
     pub time_biases: D::Vector,
-    /// Of a state space: one for each head of values.
+    /// Of a state space or a selective scan: one for each head of values, or each channel.
     pub skips: Option<D::Vector>,
-    /// `[value_dim]`; of a state space `[num_heads * head_dim]`, if it has a norm.
+    /// `[value_dim]`; of a state space `[num_heads * head_dim]`, and of a selective scan `[2 * state_dim]`, keys' first,
+    /// if it has a norm.
     pub norm: Option<D::Vector>,
 }
 
@@ -163,12 +186,22 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub late: Option<LateInputs<'a, D>>,
 }
 
-/// Inputs of a rule that the input projection does not make: they are projected by low rank.
-pub struct LateInputs<'a, D: Load> {
-    /// `[num_tokens, value_len]`.
-    pub gates: &'a D::Sums,
-    /// `[num_tokens, num_value_heads * key_dim]`.
-    pub decays: &'a D::Sums,
+/// Inputs of a rule that the input projection does not make.
+pub enum LateInputs<'a, D: Load> {
+    /// Of the gated delta rule by channels, projected by low rank.
+    LowRank {
+        /// `[num_tokens, value_len]`.
+        gates: &'a D::Sums,
+        /// `[num_tokens, num_value_heads * key_dim]`.
+        decays: &'a D::Sums,
+    },
+    /// Of a selective scan, projected from convolved values.
+    Selected {
+        /// `[num_tokens, num_channels]`.
+        times: &'a D::Sums,
+        /// Keys and queries, in front of their norms, `[num_tokens, 2 * state_dim]`.
+        keys: &'a D::Sums,
+    },
 }
 
 /// Operations of layers with recurrent states, and gates of attention.
@@ -190,7 +223,19 @@ pub trait RecurrentOps: StepIo {
     /// Copies the states of a slot to another one, in all layers.
     fn copy_recurrent_states(&mut self, states: &mut Self::RecurrentStates, from: u32, to: u32);
 
-    /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
+    /// Replaces the values of all tokens of a step by `silu(convolution(values))`, rounds these to `out`,
+    /// `[num_tokens, num_channels]`, and replaces the convolution's part of the states: what a selective scan begins
+    /// with. States are saved and repeated as by [`RecurrentOps::mix_recurrence`].
+    fn convolve(
+        &mut self,
+        step: &Self::Step<'_>,
+        params: RecurrenceParams<'_, Self>,
+        x: &mut Self::Sums,
+        states: &mut Self::RecurrentStates,
+        out: &mut Self::Inputs,
+    );
+
+    /// Computes a layer for all tokens of a step, a selective scan behind its convolution, and replaces the states of their sequences, which are in
     /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros. `x` may hold anything
     /// afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
     /// as well.
@@ -214,6 +259,7 @@ impl RecurrenceShape {
             RecurrentRule::GatedConvolution { num_channels } => num_channels,
             RecurrentRule::GatedDelta(delta) => 2 * delta.key_len() + delta.value_len(),
             RecurrentRule::StateSpace(space) => space.value_len() + 2 * space.key_len(),
+            RecurrentRule::SelectiveScan(scan) => scan.num_channels,
         }
     }
 
@@ -233,6 +279,7 @@ impl RecurrenceShape {
             RecurrentRule::StateSpace(space) => {
                 2 * (space.key_len() + space.value_len()) + space.num_heads
             }
+            RecurrentRule::SelectiveScan(scan) => 2 * scan.num_channels,
         }
     }
 
@@ -242,6 +289,7 @@ impl RecurrenceShape {
             RecurrentRule::GatedConvolution { num_channels } => num_channels,
             RecurrentRule::GatedDelta(delta) => delta.value_len(),
             RecurrentRule::StateSpace(space) => space.value_len(),
+            RecurrentRule::SelectiveScan(scan) => scan.num_channels,
         }
     }
 
@@ -257,6 +305,7 @@ impl RecurrenceShape {
                 RecurrentRule::GatedConvolution { .. } => 0,
                 RecurrentRule::GatedDelta(delta) => delta.num_value_heads * delta.matrix_len(),
                 RecurrentRule::StateSpace(space) => space.num_heads * space.matrix_len(),
+                RecurrentRule::SelectiveScan(scan) => scan.num_channels * scan.state_dim,
             }
     }
 }

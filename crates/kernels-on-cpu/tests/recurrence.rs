@@ -254,7 +254,8 @@ fn convolved(state: &mut [f64], inputs: &[f64], weights: &[f32], bias: Option<&[
 #[test]
 fn channels_are_convolved_behind_the_inputs_that_a_state_has() {
     let random = &mut Random::new();
-    for _ in cases(NUM_CASES) {
+    for _ in cases(2 * NUM_CASES) {
+        let is_rounded = random.coin();
         let (num_channels, kernel_len) = (random.between(1, 150), random.between(1, 8));
         let input_len = num_channels + random.between(0, 40);
         let weights = random.floats(kernel_len * num_channels, 1.0);
@@ -262,7 +263,12 @@ fn channels_are_convolved_behind_the_inputs_that_a_state_has() {
         let state_len = kernel_len * num_channels + random.between(0, 9);
         let run = |random: &mut Random, step: &Step, done: &mut Done| {
             let [spans, saved] = step.words();
-            let args = &mut [
+            let mut out = unwritten_bf16(done.x.len() / input_len * num_channels);
+            let mut args = vec![];
+            if is_rounded {
+                args.push(Arg::from(&mut out[..]));
+            }
+            args.extend([
                 Arg::from(&mut done.x[..]),
                 Arg::from(&mut done.states[..]),
                 Arg::from(&weights[..]),
@@ -273,10 +279,24 @@ fn channels_are_convolved_behind_the_inputs_that_a_state_has() {
                 (input_len as i32).into(),
                 (num_channels as i32).into(),
                 (kernel_len as i32).into(),
-            ];
+            ]);
+            let name = match is_rounded {
+                true => "convolve_values",
+                false => "convolve_channels",
+            };
             let dims = Dims::new(num_channels.div_ceil(128), step.num_blocks(), 128);
             // SAFETY: rows, states and sequences are as the kernel's source describes them.
-            unsafe { random.launch("convolve_channels", dims, args) };
+            unsafe { random.launch(name, dims, &mut args) };
+            if is_rounded {
+                for span in &step.spans {
+                    for token in span.first_token..span.first_token + span.num_tokens {
+                        let x = &done.x[token * input_len..][..num_channels];
+                        let out = &out[token * num_channels..][..num_channels];
+                        let rounded = x.iter().map(|x| bf16::from_f32(*x));
+                        assert!(rounded.eq(out.iter().copied()));
+                    }
+                }
+            }
         };
         let reference = |_: usize, row: &mut [f64], state: &mut [f64]| {
             let sums = convolved(state, &row[..num_channels], &weights, bias.as_deref());
@@ -529,6 +549,136 @@ fn a_state_space_is_its_definition() {
             &reference,
             &|i| i < value_len,
         );
+    }
+}
+
+#[test]
+fn a_selective_scan_is_its_definition() {
+    const EPS: f32 = 0.01;
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let num_channels = random.between(1, 150);
+        let state_dim = random.one_of(&[1, 9, 16, 17, 64]);
+        let has_norm = random.coin();
+        let convolution_len = random.between(0, 9);
+        let state_len = convolution_len + num_channels * state_dim;
+        let rates: Vec<_> = random
+            .floats(num_channels * state_dim, 1.0)
+            .iter()
+            .map(|x| x.abs())
+            .collect();
+        let [biases, skips] = [0, 1].map(|_| random.floats(num_channels, 1.0));
+        let norm = has_norm.then(|| random.floats(2 * state_dim, 1.0));
+        let name = match state_dim {
+            ..=16 => "selective_scan_16",
+            _ => "selective_scan_64",
+        };
+        let step = Step::new(random);
+        let num_tokens = step.num_tokens;
+        let x = random.floats(num_tokens * 2 * num_channels, 2.0);
+        let times = random.floats(num_tokens * num_channels, 2.0);
+        let keys = random.floats(num_tokens * 2 * state_dim, 2.0);
+        let before = random.floats(step.num_slots * state_len, 1.0);
+        let run = |random: &mut Random, step: &Step, states: &mut [f32], out: &mut [bf16]| {
+            let [spans, saved] = step.words();
+            let args = &mut [
+                Arg::from(out),
+                Arg::from(&x[..]),
+                Arg::from(&times[..]),
+                Arg::from(&keys[..]),
+                Arg::from(states),
+                Arg::from(&rates[..]),
+                Arg::from(&biases[..]),
+                Arg::from(&skips[..]),
+                Arg::from(norm.as_deref()),
+                Arg::from(&spans[..]),
+                Arg::from(&saved[..]),
+                (state_len as u64).into(),
+                (num_channels as i32).into(),
+                (state_dim as i32).into(),
+                (convolution_len as i32).into(),
+                EPS.into(),
+            ];
+            let dims = Dims::new(num_channels.div_ceil(128), step.num_blocks(), 128);
+            // SAFETY: rows, states and sequences are as the kernel's source describes them.
+            unsafe { random.launch(name, dims, args) };
+        };
+        let (mut states, mut out) = (before.clone(), unwritten_bf16(num_tokens * num_channels));
+        run(random, &step, &mut states, &mut out);
+
+        let normed = |part: &[f32], weights: Option<&[f32]>| -> Vec<f64> {
+            let squares: f64 = part.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let rms = (squares / state_dim as f64 + f64::from(EPS)).sqrt();
+            let elements = part.iter().enumerate();
+            let normed = elements.map(|(i, x)| match weights {
+                Some(weights) => f64::from(*x) / rms * f64::from(weights[i]),
+                None => f64::from(*x),
+            });
+            normed.collect()
+        };
+        let mut expected = to_f64(&before);
+        let mut expected_out = vec![0.0; out.len()];
+        for span in &step.spans {
+            let at = span.slot * state_len;
+            let mut state = expected[at..at + state_len].to_vec();
+            if span.flags & BEGINS != 0 {
+                state[convolution_len..].fill(0.0);
+            }
+            for token in span.first_token..span.first_token + span.num_tokens {
+                let (key, query) =
+                    keys[2 * token * state_dim..][..2 * state_dim].split_at(state_dim);
+                let weights = norm.as_ref().map(|norm| norm.split_at(state_dim));
+                let key = normed(key, weights.map(|it| it.0));
+                let query = normed(query, weights.map(|it| it.1));
+                for channel in 0..num_channels {
+                    let value = f64::from(x[2 * token * num_channels + channel]);
+                    let gate = f64::from(x[(2 * token + 1) * num_channels + channel]);
+                    let time = times[token * num_channels + channel];
+                    let time = softplus(f64::from(time) + f64::from(biases[channel]));
+                    let mut sum = f64::from(skips[channel]) * value;
+                    for i in 0..state_dim {
+                        let place = i * num_channels + channel;
+                        let own = &mut state[convolution_len + place];
+                        let decay = (-f64::from(rates[place]) * time).exp();
+                        *own = *own * decay + key[i] * time * value;
+                        sum += *own * query[i];
+                    }
+                    expected_out[token * num_channels + channel] = sum * gate * sigmoid(gate);
+                }
+                for [_, slot] in span.saved.iter().filter(|[saved, _]| *saved == token) {
+                    expected[slot * state_len..][convolution_len..state_len]
+                        .copy_from_slice(&state[convolution_len..]);
+                }
+            }
+            expected[at..at + state_len].copy_from_slice(&state);
+        }
+        assert_close(&states, &expected, RULE_ROUNDING, 1.0);
+        assert_close(&out, &expected_out, BF16_ROUNDING, 1e-3);
+
+        let (mut in_parts, mut out_of_parts) = (before.clone(), out.clone());
+        out_of_parts.fill(bf16::NAN);
+        for part in step.cut(random) {
+            run(random, &part, &mut in_parts, &mut out_of_parts);
+        }
+        assert_eq!(bits(&in_parts), bits(&states));
+        assert_eq!(out_of_parts, out);
+
+        // The last token of each sequence again.
+        let spans = step.spans.iter().map(|span| Span {
+            first_token: span.first_token + span.num_tokens - 1,
+            num_tokens: 1,
+            flags: IS_REPEATED,
+            saved: vec![],
+            ..span.clone()
+        });
+        let last = Step {
+            spans: spans.collect(),
+            ..step
+        };
+        let (mut again, mut out_again) = (states.clone(), out.clone());
+        run(random, &last, &mut again, &mut out_again);
+        assert_eq!(bits(&again), bits(&states));
+        assert_eq!(out_again, out);
     }
 }
 

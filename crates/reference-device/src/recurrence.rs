@@ -2,8 +2,8 @@
 
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaForm, DeltaShape, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
-    RuleWeights, SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps,
+    RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 
 use super::{Reference, Rows, Step, exact};
@@ -15,6 +15,24 @@ pub struct States(Vec<Vec<State>>);
 struct State {
     inputs: Vec<Vec<f64>>,
     heads: Vec<Vec<f64>>,
+}
+
+impl State {
+    /// All zeros.
+    fn new(shape: &RecurrenceShape) -> Self {
+        let heads = |num: usize, len: usize| vec![vec![0.0; len]; num];
+        Self {
+            inputs: heads(shape.num_channels(), shape.kernel_len),
+            heads: match shape.rule {
+                RecurrentRule::GatedConvolution { .. } => Vec::new(),
+                RecurrentRule::GatedDelta(delta) => {
+                    heads(delta.num_value_heads, delta.matrix_len())
+                }
+                RecurrentRule::StateSpace(space) => heads(space.num_heads, space.matrix_len()),
+                RecurrentRule::SelectiveScan(scan) => heads(scan.num_channels, scan.state_dim),
+            },
+        }
+    }
 }
 
 impl RecurrentOps for Reference {
@@ -35,6 +53,40 @@ impl RecurrentOps for Reference {
         }
     }
 
+    fn convolve(
+        &mut self,
+        step: &Step<'_>,
+        params: RecurrenceParams<'_, Self>,
+        x: &mut Rows,
+        states: &mut States,
+        out: &mut Rows,
+    ) {
+        let num_channels = params.shape.num_channels();
+        let spans = step.batch.spans().iter().zip(step.inputs.state_slots);
+        for ((span, &slot), &is_repeated) in spans.zip(step.inputs.is_repeated) {
+            let layer = &mut states.0[params.layer];
+            if span.tokens.len() == span.kv_len as usize {
+                layer[slot as usize] = State::new(params.shape);
+            }
+            for token in span.tokens.clone() {
+                let row = token as usize;
+                let values = &x.row(row)[..num_channels];
+                let values: Vec<_> = values.iter().map(|&x| exact(x)).collect();
+                let inputs = &mut layer[slot as usize].inputs;
+                let sums = convolved(&params, &values, inputs, is_repeated);
+                for (column, sum) in sums.into_iter().enumerate() {
+                    x.set(row, column, silu(sum));
+                    out.set(row, column, silu(sum));
+                }
+                let inputs = layer[slot as usize].inputs.clone();
+                let saved = step.inputs.saved_states.iter();
+                for saved in saved.filter(|saved| saved.token == token) {
+                    layer[saved.slot as usize].inputs = inputs.clone();
+                }
+            }
+        }
+    }
+
     fn mix_recurrence(
         &mut self,
         step: &Step<'_>,
@@ -48,27 +100,21 @@ impl RecurrentOps for Reference {
         for ((span, &slot), &is_repeated) in spans.zip(step.inputs.is_repeated) {
             let layer = &mut states.0[params.layer];
             let state = &mut layer[slot as usize];
-            if span.tokens.len() == span.kv_len as usize {
-                *state = State {
-                    inputs: vec![vec![0.0; shape.kernel_len]; shape.num_channels()],
-                    heads: match shape.rule {
-                        RecurrentRule::GatedConvolution { .. } => Vec::new(),
-                        RecurrentRule::GatedDelta(delta) => {
-                            vec![vec![0.0; delta.matrix_len()]; delta.num_value_heads]
-                        }
-                        RecurrentRule::StateSpace(space) => {
-                            vec![vec![0.0; space.matrix_len()]; space.num_heads]
-                        }
-                    },
-                };
+            // Of a selective scan, the convolution's operation begins it.
+            let is_convolved = matches!(shape.rule, RecurrentRule::SelectiveScan(_));
+            if span.tokens.len() == span.kv_len as usize && !is_convolved {
+                *state = State::new(shape);
             }
             for token in span.tokens.clone() {
                 let row = token as usize;
                 let x: Vec<_> = x.row(row).iter().map(|&x| exact(x)).collect();
                 let x = scaled_inputs(shape, x);
                 let late = params.late.as_ref().map(|late| {
-                    [late.gates, late.decays]
-                        .map(|rows| rows.row(row).iter().map(|&x| exact(x)).collect())
+                    let both = match late {
+                        LateInputs::LowRank { gates, decays } => [gates, decays],
+                        LateInputs::Selected { times, keys } => [times, keys],
+                    };
+                    both.map(|rows| rows.row(row).iter().map(|&x| exact(x)).collect())
                 });
                 let state = &mut layer[slot as usize];
                 let results = mix_token(&params, (&x, late), state, is_repeated);
@@ -77,7 +123,13 @@ impl RecurrentOps for Reference {
                 }
                 let saved = step.inputs.saved_states.iter();
                 for saved in saved.filter(|saved| saved.token == token) {
-                    layer[saved.slot as usize] = layer[slot as usize].clone();
+                    match is_convolved {
+                        true => {
+                            let heads = layer[slot as usize].heads.clone();
+                            layer[saved.slot as usize].heads = heads;
+                        }
+                        false => layer[saved.slot as usize] = layer[slot as usize].clone(),
+                    }
                 }
             }
         }
@@ -103,23 +155,18 @@ fn mix_token(
     let num_channels = shape.num_channels();
     let input = |channel: usize| match shape.rule {
         RecurrentRule::GatedConvolution { .. } => x[channel] * x[2 * num_channels + channel],
-        RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_) => x[channel],
+        RecurrentRule::GatedDelta(_)
+        | RecurrentRule::StateSpace(_)
+        | RecurrentRule::SelectiveScan(_) => x[channel],
     };
-    let convolved: Vec<_> = (0..num_channels)
-        .map(|channel| {
-            let inputs = &mut state.inputs[channel];
-            if !is_repeated {
-                inputs.remove(0);
-                inputs.push(input(channel));
-            }
-            let weights = params.weights.convolution.iter();
-            let weights = weights.skip(channel).step_by(num_channels);
-            let products = weights.zip(&*inputs).map(|(&w, input)| exact(w) * input);
-            let bias = params.weights.convolution_bias.as_ref();
-            let bias = bias.map_or(0.0, |bias| exact(bias[channel]));
-            products.sum::<f64>() + bias
-        })
-        .collect();
+    if let (RecurrentRule::SelectiveScan(scan), Some(weights)) = (&shape.rule, &params.weights.rule)
+    {
+        let [times, keys] = late.expect("its late inputs are there");
+        let inputs = [x, &times, &keys];
+        return selective_scan(scan, weights, inputs, &mut state.heads, is_repeated);
+    }
+    let inputs: Vec<_> = (0..num_channels).map(input).collect();
+    let convolved = convolved(params, &inputs, &mut state.inputs, is_repeated);
     match (&shape.rule, &params.weights.rule) {
         (RecurrentRule::GatedConvolution { .. }, _) => {
             let c = &x[num_channels..2 * num_channels];
@@ -145,10 +192,72 @@ fn mix_token(
             let heads = &mut state.heads;
             state_space(space, weights, x, &convolved, heads, is_repeated)
         }
-        (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
+        (RecurrentRule::SelectiveScan(_), _)
+        | (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
             unreachable!("its weights are there")
         }
     }
+}
+
+/// The sums of the convolution, whose last inputs a state has.
+fn convolved(
+    params: &RecurrenceParams<'_, Reference>,
+    inputs: &[f64],
+    windows: &mut [Vec<f64>],
+    is_repeated: bool,
+) -> Vec<f64> {
+    let num_channels = inputs.len();
+    let channels = windows.iter_mut().zip(inputs).enumerate();
+    let sums = channels.map(|(channel, (window, input))| {
+        if !is_repeated {
+            window.remove(0);
+            window.push(*input);
+        }
+        let weights = params.weights.convolution.iter();
+        let weights = weights.skip(channel).step_by(num_channels);
+        let products = weights.zip(&*window).map(|(&w, input)| exact(w) * input);
+        let bias = params.weights.convolution_bias.as_ref();
+        let bias = bias.map_or(0.0, |bias| exact(bias[channel]));
+        products.sum::<f64>() + bias
+    });
+    sums.collect()
+}
+
+/// `x` has convolved values, then gates.
+fn selective_scan(
+    shape: &ScanShape,
+    weights: &RuleWeights<Reference>,
+    [x, times, keys]: [&[f64]; 3],
+    states: &mut [Vec<f64>],
+    is_repeated: bool,
+) -> Vec<f64> {
+    let num_channels = shape.num_channels;
+    let (values, gates) = x.split_at(num_channels);
+    let parts = keys.chunks(shape.state_dim).enumerate();
+    let parts = parts.map(|(index, part)| match (shape.norm_eps, &weights.norm) {
+        (Some(eps), Some(norm)) => {
+            let rms = root_mean_square(part, eps);
+            let weights = norm[index * shape.state_dim..].iter();
+            let pairs = part.iter().zip(weights);
+            pairs.map(|(x, &weight)| x / rms * exact(weight)).collect()
+        }
+        _ => part.to_vec(),
+    });
+    let parts: Vec<Vec<f64>> = parts.collect();
+    let skips = weights.skips.as_ref().expect("a selective scan has them");
+    let channels = states.iter_mut().enumerate().map(|(channel, state)| {
+        let time = softplus(times[channel] + exact(weights.time_biases[channel]));
+        let mut sum = exact(skips[channel]) * values[channel];
+        for (row, element) in state.iter_mut().enumerate() {
+            if !is_repeated {
+                let rate = exact(weights.rates[row * num_channels + channel]);
+                *element = *element * (-rate * time).exp() + parts[0][row] * time * values[channel];
+            }
+            sum += *element * parts[1][row];
+        }
+        sum * silu(gates[channel])
+    });
+    channels.collect()
 }
 
 /// The outputs of the input projection, scaled.

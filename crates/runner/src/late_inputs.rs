@@ -1,65 +1,96 @@
 //! The late inputs of recurrences: their projections, found, packed and computed.
 //!
 //! ```text
-//! gates     second(first(normed))      [m, value_len]
-//! decays    likewise                   [m, num_decays]
+//! by channels       gates     second(first(normed))                [m, value_len]
+//!                   decays    likewise                             [m, num_decays]
+//! selective scan    times     second(norm(first(convolved)))       [m, num_channels]
+//!                   keys      keys(convolved)                      [m, 2 * state_dim]
 //! ```
 //!
-//! The results of the first projection, `[m, rank]`, are rounded.
+//! The results of a first projection, `[m, rank]`, are rounded.
 
-use super::linear_weights::ProjectionSource;
+use super::linear_weights::{NormSource, ProjectionSource};
+use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
 use super::residual::Probed;
-use super::spec::{LateInputsSpec, Projection};
+use super::spec::{LateInputsSpec, Module, Projection};
 use inflight_base::LoadError;
 use inflight_device::{Device, LateInputs, Linear, Norm, PackedWeights};
 
 /// The projections of a layer, not yet read.
 pub(super) struct LateSource<'a> {
-    gates: [ProjectionSource<'a>; 2],
-    decays: [ProjectionSource<'a>; 2],
+    /// In the order of their spec.
+    projections: Vec<ProjectionSource<'a>>,
+    form: FormSource<'a>,
+}
+
+enum FormSource<'a> {
+    LowRank,
+    /// With the norm of times, and what is added to its mean square.
+    Selected(Option<(NormSource<'a>, f32)>),
 }
 
 /// The projections of a layer.
 pub(super) struct LateWeights<D: Device> {
-    gates: [Linear<D>; 2],
-    decays: [Linear<D>; 2],
+    linears: Vec<Linear<D>>,
+    form: FormWeights<D>,
+}
+
+enum FormWeights<D: Device> {
+    LowRank,
+    Selected(Option<(D::Vector, f32)>),
 }
 
 /// Activations, each `[max_num_tokens, width]`.
 pub(super) struct LateBuffers<D: Device> {
     sums: D::Sums,
     rounded: D::Inputs,
-    gates: D::Sums,
-    decays: D::Sums,
+    /// Gates or times.
+    first: D::Sums,
+    /// Decays or keys.
+    second: D::Sums,
 }
 
 /// The widths of a row: of all sums and all inputs.
 pub(super) fn late_widths(spec: &LateInputsSpec) -> [usize; 2] {
     let rank = spec.rank();
-    let [gates, decays] = [&spec.gates, &spec.decays].map(|[_, second]| second.num_outputs());
-    [rank + gates + decays, rank]
+    let [first, second] = spec.widths();
+    [rank + first + second, rank]
 }
 
 impl<'a> LateSource<'a> {
-    /// Finds the projections; `find` finds one.
+    /// Finds the weights of a layer; `find` finds a projection.
     ///
     /// # Errors
-    /// As `find`.
+    /// As `find`, or another tensor is missing, or has another shape or a type that is not supported.
     pub(super) fn find(
+        tensors: &ModelTensors<'a>,
+        layer: usize,
         spec: &'a LateInputsSpec,
         find: impl Fn(&'a Projection) -> Result<ProjectionSource<'a>, LoadError>,
     ) -> Result<Self, LoadError> {
-        let both = |[first, second]: &'a [Projection; 2]| Ok([find(first)?, find(second)?]);
+        let projections = spec.projections().into_iter().map(find);
         Ok(Self {
-            gates: both(&spec.gates)?,
-            decays: both(&spec.decays)?,
+            projections: projections.collect::<Result<_, _>>()?,
+            form: match *spec {
+                LateInputsSpec::LowRank { .. } => FormSource::LowRank,
+                LateInputsSpec::Selected { time_norm, .. } => {
+                    FormSource::Selected(match time_norm {
+                        Some((name, eps)) => {
+                            let weight =
+                                tensors.norm(Module::of_layer(layer, name), spec.rank())?;
+                            Some((NormSource::of_weight(weight), eps))
+                        }
+                        None => None,
+                    })
+                }
+            },
         })
     }
 
     pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
-        self.gates.iter().chain(&self.decays)
+        self.projections.iter()
     }
 
     /// Packs the weights.
@@ -70,12 +101,18 @@ impl<'a> LateSource<'a> {
         &self,
         packer: &mut Packer<'_, D>,
     ) -> Result<LateWeights<D>, LoadError> {
-        let mut both = |[first, second]: &[ProjectionSource<'a>; 2]| {
-            Ok::<_, LoadError>([first.load(packer)?, second.load(packer)?])
-        };
+        let projections = self.projections.iter();
         Ok(LateWeights {
-            gates: both(&self.gates)?,
-            decays: both(&self.decays)?,
+            linears: projections
+                .map(|projection| projection.load(packer))
+                .collect::<Result<_, _>>()?,
+            form: match &self.form {
+                FormSource::LowRank => FormWeights::LowRank,
+                FormSource::Selected(norm) => FormWeights::Selected(match norm {
+                    Some((norm, eps)) => Some((norm.load(packer)?.weight, *eps)),
+                    None => None,
+                }),
+            },
         })
     }
 }
@@ -83,7 +120,12 @@ impl<'a> LateSource<'a> {
 impl<D: Device> LateWeights<D> {
     /// In the order in which they were packed.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
-        self.gates.iter().chain(&self.decays)
+        self.linears.iter()
+    }
+
+    /// Whether they read convolved values.
+    pub(super) fn are_selected(&self) -> bool {
+        matches!(self.form, FormWeights::Selected(_))
     }
 }
 
@@ -97,40 +139,59 @@ impl<D: Device> LateBuffers<D> {
         spec: &LateInputsSpec,
         max_rows: usize,
     ) -> Result<Self, LoadError> {
-        let width = |[_, second]: &[Projection; 2]| second.num_outputs();
+        let [first, second] = spec.widths();
         Ok(Self {
             sums: device.alloc_sums(max_rows, spec.rank())?,
             rounded: device.alloc_inputs(max_rows, spec.rank())?,
-            gates: device.alloc_sums(max_rows, width(&spec.gates))?,
-            decays: device.alloc_sums(max_rows, width(&spec.decays))?,
+            first: device.alloc_sums(max_rows, first)?,
+            second: device.alloc_sums(max_rows, second)?,
         })
     }
 
-    /// Projects `normed`.
+    /// Projects `x`, the layer's normalised inputs or its convolved values.
     pub(super) fn project<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
-        normed: &D::Inputs,
+        x: &D::Inputs,
         weights: &LateWeights<D>,
     ) -> LateInputs<'_, D> {
         let Self {
             sums,
             rounded,
-            gates,
-            decays,
+            first,
+            second,
         } = self;
-        for ([first, second], out) in [
-            (&weights.gates, &mut *gates),
-            (&weights.decays, &mut *decays),
-        ] {
-            run.project_qkv(num_rows, normed, first, sums);
-            run.device.norm(num_rows, sums, Norm::Identity, rounded);
+        let mut by_rank = |run: &mut Probed<'_, D, P>, pair: &[Linear<D>], norm, out| {
+            run.project_qkv(num_rows, x, &pair[0], sums);
+            run.device.norm(num_rows, sums, norm, rounded);
             run.probe.ended(Operation::Norm, || {
-                Work::elements(num_rows, second.matrix.k(), 6, 0)
+                Work::elements(num_rows, pair[1].matrix.k(), 6, 4)
             });
-            run.project_qkv(num_rows, rounded, second, out);
+            run.project_qkv(num_rows, rounded, &pair[1], out);
+        };
+        let linears = &weights.linears[..];
+        match &weights.form {
+            FormWeights::LowRank => {
+                by_rank(run, &linears[..2], Norm::Identity, &mut *first);
+                by_rank(run, &linears[2..], Norm::Identity, &mut *second);
+                LateInputs::LowRank {
+                    gates: first,
+                    decays: second,
+                }
+            }
+            FormWeights::Selected(norm) => {
+                let norm = match norm {
+                    Some((weight, eps)) => Norm::Rms { weight, eps: *eps },
+                    None => Norm::Identity,
+                };
+                by_rank(run, &linears[..2], norm, &mut *first);
+                run.project_qkv(num_rows, x, &linears[2], second);
+                LateInputs::Selected {
+                    times: first,
+                    keys: second,
+                }
+            }
         }
-        LateInputs { gates, decays }
     }
 }

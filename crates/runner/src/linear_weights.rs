@@ -56,6 +56,16 @@ impl<'a> NormSource<'a> {
         }
     }
 
+    /// The weights of an RMS norm.
+    pub(super) fn of_weight(weight: Tensor<'a>) -> Self {
+        Self {
+            weight: vec![weight],
+            num_ones: 0,
+            weight_offset: 0.0,
+            bias: None,
+        }
+    }
+
     pub(super) fn find(
         tensors: &ModelTensors<'a>,
         spec: &NormSpec,

@@ -306,6 +306,23 @@ impl<'a> ModelTensors<'a> {
         })
     }
 
+    /// A parameter that is no weight or bias of a module, `[rows, columns]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn parameters(
+        &self,
+        name: Module,
+        [rows, columns]: [usize; 2],
+    ) -> Result<Matrix<'a>, LoadError> {
+        let mut stored = self.stored_name(name);
+        if self.gguf.is_some() && !self.store.has(&stored) {
+            stored += ".weight";
+        }
+        let all = self.store.stacked_vectors(&stored, [rows, columns])?;
+        Ok(Matrix::Float(all))
+    }
+
     pub(super) fn store(&self) -> &Store<'a> {
         &self.store
     }

@@ -88,6 +88,18 @@ impl<'d, D: Device> Packer<'d, D> {
         &mut self,
         matrices: &[Matrix<'_>],
     ) -> Result<D::Vector, LoadError> {
+        self.upload_transposed_mapped(matrices, |value| value)
+    }
+
+    /// Uploads the columns of a function of the elements of a small matrix, one after the other.
+    ///
+    /// # Errors
+    /// Memory is short, or a value is not finite.
+    pub(super) fn upload_transposed_mapped(
+        &mut self,
+        matrices: &[Matrix<'_>],
+        function: impl Fn(f32) -> f32,
+    ) -> Result<D::Vector, LoadError> {
         let num_rows: usize = matrices.iter().map(Matrix::rows).sum();
         let num_columns = matrices.first().map_or(0, Matrix::columns);
         let mut row = vec![0.0; num_columns];
@@ -101,7 +113,7 @@ impl<'d, D: Device> Packer<'d, D> {
                 return Err(matrix.not_finite(index));
             }
             for (column, value) in row.iter().enumerate() {
-                values[column * num_rows + place] = *value;
+                values[column * num_rows + place] = function(*value);
             }
         }
         self.device.upload_vector(values)

@@ -3,6 +3,7 @@
 //! ```text
 //! x          input(normed)                      [m, input_len]
 //! late       other inputs, where a rule has some: late_inputs.rs
+//! convolved  of a selective scan: its values, which make late inputs             [m, num_channels]
 //! mixed      the device's rule of both and the states of the step's sequences    [m, out_len]
 //! ```
 //!
@@ -39,11 +40,18 @@ pub(super) struct RecurrenceSource<'a> {
 
 struct RuleSource<'a> {
     /// The logarithms of rates, or negated rates.
-    rates: Tensor<'a>,
+    rates: RateSource<'a>,
     has_negated_rates: bool,
     time_biases: Tensor<'a>,
     skips: Option<Tensor<'a>>,
-    norm: Option<Tensor<'a>>,
+    /// In parts.
+    norm: Option<Vec<Tensor<'a>>>,
+}
+
+enum RateSource<'a> {
+    OfHeads(Tensor<'a>),
+    /// `[num_channels, state_dim]`.
+    OfStates(Matrix<'a>),
 }
 
 /// The weights of a recurrence beside attention, not yet read.
@@ -110,12 +118,22 @@ impl<'a> RecurrenceSource<'a> {
             RecurrentRule::StateSpace(space) => {
                 (Some(space.num_heads), space.num_heads, space.value_len())
             }
+            RecurrentRule::SelectiveScan(scan) => {
+                (Some(scan.num_channels), scan.num_channels, scan.state_dim)
+            }
         };
         let norm = |name| match rule {
             RecurrentRule::StateSpace(space) => {
                 tensors.grouped_norm(module(name), norm_len, space.num_groups)
             }
             _ => tensors.norm(module(name), norm_len),
+        };
+        let rates = |name, num_heads| match rule {
+            RecurrentRule::SelectiveScan(scan) => {
+                let rates = tensors.parameters(module(name), [num_heads, scan.state_dim])?;
+                Ok(RateSource::OfStates(rates))
+            }
+            _ => Ok::<_, LoadError>(RateSource::OfHeads(parameter(name, num_heads)?)),
         };
         Ok(Self {
             shape: spec.shape,
@@ -137,16 +155,17 @@ impl<'a> RecurrenceSource<'a> {
             },
             rule: match (spec.modules, num_heads) {
                 (Some(modules), Some(num_heads)) => Some(RuleSource {
-                    rates: parameter(modules.log_rates, num_heads)?,
+                    rates: rates(modules.log_rates, num_heads)?,
                     has_negated_rates: tensors.has_negated_rates(),
                     time_biases: parameter(modules.time_biases, num_biases)?,
                     skips: match modules.skips {
                         Some(skips) => Some(parameter(skips, num_heads)?),
                         None => None,
                     },
-                    norm: match modules.norm {
-                        Some(name) => Some(norm(name)?),
-                        None => None,
+                    norm: match (modules.norm, modules.key_norms) {
+                        (Some(name), _) => Some(vec![norm(name)?]),
+                        (None, Some([keys, queries])) => Some(vec![norm(keys)?, norm(queries)?]),
+                        (None, None) => None,
                     },
                 }),
                 _ => None,
@@ -182,9 +201,20 @@ impl<'a> RecurrenceSource<'a> {
                 },
                 rule: match &self.rule {
                     Some(rule) => Some(RuleWeights {
-                        rates: match rule.has_negated_rates {
-                            true => packer.upload_mapped(&rule.rates, |rate| -rate)?,
-                            false => packer.upload_mapped(&rule.rates, f32::exp)?,
+                        rates: {
+                            let of_stored = match rule.has_negated_rates {
+                                true => |rate: f32| -rate,
+                                false => f32::exp,
+                            };
+                            match &rule.rates {
+                                RateSource::OfHeads(rates) => {
+                                    packer.upload_mapped(rates, of_stored)?
+                                }
+                                RateSource::OfStates(rates) => {
+                                    let rates = std::slice::from_ref(rates);
+                                    packer.upload_transposed_mapped(rates, of_stored)?
+                                }
+                            }
                         },
                         time_biases: packer.upload(&rule.time_biases)?,
                         skips: match &rule.skips {
@@ -192,7 +222,7 @@ impl<'a> RecurrenceSource<'a> {
                             None => None,
                         },
                         norm: match &rule.norm {
-                            Some(norm) => Some(packer.upload(norm)?),
+                            Some(norm) => Some(packer.upload_norm(norm, 0.0)?),
                             None => None,
                         },
                     }),
@@ -374,16 +404,23 @@ impl<D: Device> RecurrenceBuffers<D> {
             weights,
             late,
         } = layer;
-        let late = self.late.as_mut().zip(late.as_ref());
-        let late = late.map(|(buffers, late)| buffers.project(run, num_rows, normed, late));
-        let params = RecurrenceParams {
+        let params = |late| RecurrenceParams {
             shape,
             weights,
             layer: index,
             late,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
-        run.device.mix_recurrence(step, params, x, states, mixed);
+        let late = self.late.as_mut().zip(late.as_ref());
+        let late = late.map(|(buffers, late)| match late.are_selected() {
+            true => {
+                run.device.convolve(step, params(None), x, states, mixed);
+                buffers.project(run, num_rows, mixed, late)
+            }
+            false => buffers.project(run, num_rows, normed, late),
+        });
+        run.device
+            .mix_recurrence(step, params(late), x, states, mixed);
         run.probe.ended(Operation::Recurrence, || {
             let x = Work::elements(num_rows, shape.input_len(), 4, 2 * shape.kernel_len);
             let mixed = Work::elements(num_rows, shape.out_len(), 2, 2);

@@ -24,8 +24,10 @@ pub struct RuleModules {
     pub log_rates: &'static str,
     /// A parameter.
     pub time_biases: &'static str,
-    /// A parameter, of a state space.
+    /// A parameter, of a state space or a selective scan.
     pub skips: Option<&'static str>,
-    /// The RMS norm of the results, which a state space may lack.
+    /// The RMS norm of the results, which a state space may lack; none of a selective scan.
     pub norm: Option<&'static str>,
+    /// The RMS norms of keys and of queries of a selective scan, if they have weights.
+    pub key_norms: Option<[&'static str; 2]>,
 }

@@ -300,7 +300,7 @@ impl<'a> LayerSource<'a> {
                 Some(recurrence) => {
                     let mut source = RecurrenceSource::find(tensors, index, recurrence)?;
                     if let Some(late) = &attention.late {
-                        source.late = Some(LateSource::find(late, find)?);
+                        source.late = Some(LateSource::find(tensors, index, late, find)?);
                     }
                     Some(source)
                 }

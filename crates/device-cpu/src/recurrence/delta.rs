@@ -81,16 +81,15 @@ impl Cpu {
                 && weights.norm.as_ref().map(Vec::len) == Some(shape.value_dim),
             "the rule's weights"
         );
-        let late = late.map(|late| {
-            let widths = [late.gates.width(), late.decays.width()];
-            assert_eq!(
-                widths,
-                [shape.value_len(), shape.num_decays()],
-                "late inputs"
-            );
-            let num_tokens = tasks.step.batch.num_tokens();
-            [late.gates, late.decays].map(|rows| (rows.first(num_tokens), rows.width()))
-        });
+        let late = match late {
+            Some(LateInputs::LowRank { gates, decays }) => {
+                let widths = [shape.value_len(), shape.num_decays()];
+                assert_eq!([gates.width(), decays.width()], widths, "late inputs");
+                let num_tokens = tasks.step.batch.num_tokens();
+                Some([gates, decays].map(|rows| (rows.first(num_tokens), rows.width())))
+            }
+            Some(LateInputs::Selected { .. }) | None => None,
+        };
         assert_eq!(
             late.is_some(),
             shape.form == DeltaForm::Channels,

@@ -5,6 +5,7 @@
 
 mod convolution;
 mod delta;
+mod scan;
 mod space;
 
 use std::ops::Range;
@@ -69,7 +70,45 @@ struct SpanState {
     is_repeated: bool,
 }
 
-impl Tasks<'_> {
+impl<'a> Tasks<'a> {
+    /// Checks the operands of a layer.
+    fn new(
+        simd: Simd,
+        step: &'a CpuStep<'a>,
+        params: &RecurrenceParams<'a, Cpu>,
+        x: &'a mut Rows<f32>,
+        states: &'a mut CpuRecurrentStates,
+        out: &'a mut Rows<bf16>,
+    ) -> Self {
+        let (shape, weights) = (params.shape, params.weights);
+        let num_tokens = step.batch.num_tokens();
+        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
+        let num_channels = shape.num_channels();
+        let kernel_len = shape.kernel_len * num_channels;
+        assert_eq!(weights.convolution.len(), kernel_len, "convolution's shape");
+        states.take(
+            step.state_slots,
+            step.batch.spans().len(),
+            step.saved_states,
+        );
+        assert_eq!(step.is_repeated.len(), step.state_slots.len());
+        let bias = weights.convolution_bias.as_deref().unwrap_or_default();
+        assert!(
+            bias.is_empty() || bias.len() == num_channels,
+            "bias's shape"
+        );
+        Tasks {
+            step,
+            simd,
+            shape,
+            x: DisjointSlice::new(x.first_mut(num_tokens)),
+            kernel: &weights.convolution,
+            bias,
+            states: DisjointSlice::new(&mut states.layers[params.layer]),
+            out: DisjointSlice::new(out.first_mut(num_tokens).reinterpret_cast_mut()),
+        }
+    }
+
     fn num_spans(&self) -> usize {
         self.step.batch.spans().len()
     }
@@ -175,6 +214,21 @@ impl RecurrentOps for Cpu {
         });
     }
 
+    fn convolve(
+        &mut self,
+        step: &CpuStep<'_>,
+        params: RecurrenceParams<'_, Self>,
+        x: &mut Rows<f32>,
+        states: &mut CpuRecurrentStates,
+        out: &mut Rows<bf16>,
+    ) {
+        let width = params.shape.num_channels();
+        assert_eq!(out.width(), width, "out is [m, num_channels]");
+        let tasks = Tasks::new(self.simd, step, &params, x, states, out);
+        self.convolve_channels(&tasks);
+        self.round_channels(&tasks);
+    }
+
     fn mix_recurrence(
         &mut self,
         step: &CpuStep<'_>,
@@ -184,33 +238,8 @@ impl RecurrentOps for Cpu {
         out: &mut Rows<bf16>,
     ) {
         let (shape, weights) = (params.shape, params.weights);
-        let num_tokens = step.batch.num_tokens();
-        assert_eq!(x.width(), shape.input_len(), "x is [m, input_len]");
         assert_eq!(out.width(), shape.out_len(), "out is [m, out_len]");
-        let num_channels = shape.num_channels();
-        let kernel_len = shape.kernel_len * num_channels;
-        assert_eq!(weights.convolution.len(), kernel_len, "convolution's shape");
-        states.take(
-            step.state_slots,
-            step.batch.spans().len(),
-            step.saved_states,
-        );
-        assert_eq!(step.is_repeated.len(), step.state_slots.len());
-        let bias = weights.convolution_bias.as_deref().unwrap_or_default();
-        assert!(
-            bias.is_empty() || bias.len() == num_channels,
-            "bias's shape"
-        );
-        let tasks = Tasks {
-            step,
-            simd: self.simd,
-            shape,
-            x: DisjointSlice::new(x.first_mut(num_tokens)),
-            kernel: &weights.convolution,
-            bias,
-            states: DisjointSlice::new(&mut states.layers[params.layer]),
-            out: DisjointSlice::new(out.first_mut(num_tokens).reinterpret_cast_mut()),
-        };
+        let tasks = Tasks::new(self.simd, step, &params, x, states, out);
         match (&shape.rule, &weights.rule) {
             (RecurrentRule::GatedConvolution { .. }, _) => self.mix_convolution(&tasks),
             (RecurrentRule::GatedDelta(shape), Some(weights)) => {
@@ -222,9 +251,15 @@ impl RecurrentOps for Cpu {
                 self.convolve_channels(&tasks);
                 self.mix_space(&tasks, shape, weights);
             }
-            (RecurrentRule::GatedDelta(_) | RecurrentRule::StateSpace(_), None) => {
-                panic!("the rule's weights")
+            (RecurrentRule::SelectiveScan(shape), Some(weights)) => {
+                self.mix_scan(&tasks, shape, weights, params.late);
             }
+            (
+                RecurrentRule::GatedDelta(_)
+                | RecurrentRule::StateSpace(_)
+                | RecurrentRule::SelectiveScan(_),
+                None,
+            ) => panic!("the rule's weights"),
         }
     }
 

@@ -132,6 +132,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
                 time_biases: "self_attn.dt_bias",
                 skips: None,
                 norm: Some("self_attn.o_norm"),
+                key_norms: None,
             }),
         });
     }
@@ -247,7 +248,7 @@ fn late_inputs(delta: &DeltaShape, hidden_size: usize) -> LateInputsSpec {
             Projection::single(second, width, rank),
         ]
     };
-    LateInputsSpec {
+    LateInputsSpec::LowRank {
         gates: low_rank(
             ["self_attn.g_a_proj", "self_attn.g_b_proj"],
             delta.value_len(),

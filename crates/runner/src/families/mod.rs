@@ -70,6 +70,7 @@ mod hy3;
 mod hyperclovax;
 mod internlm3;
 mod jais2;
+mod jamba;
 mod kimi_linear;
 mod layer_lists;
 mod lfm2;
@@ -122,7 +123,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 108] = [
+static FAMILIES: [Family; 109] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -231,6 +232,7 @@ static FAMILIES: [Family; 108] = [
     internlm3::INTERNLM3,
     internlm3::IQUEST_CODER,
     kimi_linear::FAMILY,
+    jamba::FAMILY,
 ];
 
 /// Further architectures of families.

@@ -173,6 +173,7 @@ const SPACE_MODULES: SpaceModules = SpaceModules {
         time_biases: "mixer.dt_bias",
         skips: Some("mixer.D"),
         norm: Some("mixer.norm"),
+        key_norms: None,
     },
     output: "mixer.out_proj",
 };

@@ -87,6 +87,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
                 time_biases: "linear_attn.dt_bias",
                 skips: None,
                 norm: Some("linear_attn.o_norm"),
+                key_norms: None,
             }),
         });
     }

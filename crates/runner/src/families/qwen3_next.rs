@@ -226,6 +226,7 @@ fn describe(
                 time_biases: "linear_attn.dt_bias",
                 skips: None,
                 norm: Some("linear_attn.norm"),
+                key_norms: None,
             }),
         });
     }

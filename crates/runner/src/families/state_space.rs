@@ -40,6 +40,7 @@ impl SpaceModules {
             time_biases: "mamba.dt_bias",
             skips: Some("mamba.D"),
             norm: Some("mamba.norm"),
+            key_norms: None,
         },
         output: "mamba.out_proj",
     };

@@ -48,20 +48,50 @@ pub struct AttentionSpec {
     pub o: Projection,
 }
 
-/// The [late inputs](inflight_device::LateInputs) of a recurrence, each by low rank: the second projection reads what
-/// the first one makes. Both have an equal rank.
+/// The [late inputs](inflight_device::LateInputs) of a recurrence. By low rank, the second projection reads what the
+/// first one makes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LateInputsSpec {
-    /// `[rank, hidden_size]` and `[value_len, rank]`.
-    pub gates: [Projection; 2],
-    /// `[rank, hidden_size]` and `[num_decays, rank]`.
-    pub decays: [Projection; 2],
+pub enum LateInputsSpec {
+    /// Of the gated delta rule by channels. Both have an equal rank.
+    LowRank {
+        /// `[rank, hidden_size]` and `[value_len, rank]`.
+        gates: [Projection; 2],
+        /// `[rank, hidden_size]` and `[num_decays, rank]`.
+        decays: [Projection; 2],
+    },
+    /// Of a selective scan.
+    Selected {
+        /// `[rank, num_channels]` and `[num_channels, rank]`.
+        times: [Projection; 2],
+        /// The RMS norm between them, `[rank]`, and what is added to its mean square.
+        time_norm: Option<(&'static str, f32)>,
+        /// Keys and queries, `[2 * state_dim, num_channels]`.
+        keys: Projection,
+    },
 }
 
 impl LateInputsSpec {
     /// Results of the first projections.
     pub fn rank(&self) -> usize {
-        self.gates[0].num_outputs()
+        let (Self::LowRank { gates: pair, .. } | Self::Selected { times: pair, .. }) = self;
+        pair[0].num_outputs()
+    }
+
+    /// Results of the last projection of each of the two.
+    pub fn widths(&self) -> [usize; 2] {
+        let [first, second] = match self {
+            Self::LowRank { gates, decays } => [&gates[1], &decays[1]],
+            Self::Selected { times, keys, .. } => [&times[1], keys],
+        };
+        [first, second].map(Projection::num_outputs)
+    }
+
+    /// All projections, in order.
+    pub fn projections(&self) -> Vec<&Projection> {
+        match self {
+            Self::LowRank { gates, decays } => gates.iter().chain(decays).collect(),
+            Self::Selected { times, keys, .. } => times.iter().chain([keys]).collect(),
+        }
     }
 }
 
@@ -138,11 +168,7 @@ impl AttentionSpec {
     pub(super) fn projections(&self) -> Vec<&Projection> {
         let mut all = vec![&self.qkv, &self.o];
         all.extend(&self.gate);
-        all.extend(
-            self.late
-                .iter()
-                .flat_map(|late| late.gates.iter().chain(&late.decays)),
-        );
+        all.extend(self.late.iter().flat_map(LateInputsSpec::projections));
         if let Some(latent) = &self.latent {
             all.push(&latent.kv);
             all.extend(latent.queries.iter().map(|queries| &queries.projection));

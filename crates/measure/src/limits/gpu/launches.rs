@@ -198,10 +198,11 @@ mod tests {
     }
 
     /// How the names of kernels for mixtures of experts, latent attention and recurrent states begin.
-    const OF_NO_MODEL: [&str; 19] = [
+    const OF_NO_MODEL: [&str; 21] = [
         "add_experts",
         "channel_delta_rule_",
         "convolve_channels",
+        "convolve_values",
         "delta_rule_",
         "expert_",
         "gate_",
@@ -212,6 +213,7 @@ mod tests {
         "rotate_queries",
         "route_",
         "scale_inputs",
+        "selective_scan_",
         "sort_experts",
         "split_attended",
         "split_queries",
