@@ -102,7 +102,7 @@ pub const FAMILIES: [Family; 85] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [Family; 15] = [
+pub const RECURRENT: [Family; 17] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("qwen3-next", &[]),
@@ -118,6 +118,8 @@ pub const RECURRENT: [Family; 15] = [
     ("olmo-hybrid", &[]),
     ("kimi-linear", &[]),
     ("jamba", &[17, 30]),
+    ("mamba", &[]),
+    ("falcon-mamba", &[]),
 ];
 
 /// Families whose attention has gates, which one process computes, as [`FAMILIES`].

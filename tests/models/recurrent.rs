@@ -65,6 +65,22 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
 }
 
 #[test]
+fn blocks_of_a_model_without_attention_take_no_memory() {
+    let block_size = BlockSize::new(16).expect("not zero");
+    for name in ["mamba", "falcon-mamba"] {
+        let spec = spec(name);
+        assert_eq!(spec.num_cached_layers(), 0, "{name}");
+        assert_eq!(spec.state_bytes(), 4 * 4 * (4 * 120 + 120 * 9), "{name}");
+        let bytes = CpuRunner::kv_bytes_per_block(&spec, block_size, KvDtype::Bf16);
+        assert_eq!(bytes, 0, "{name}");
+    }
+    let config = json!({"layer_types": ["mamba", "mamba", "mamba", "mamba"]});
+    let copy = Copy::of("granite4").config(config);
+    let source = ModelSource::open(copy.dir()).expect("it opens");
+    assert_eq!(source.spec().num_cached_layers(), 0);
+}
+
+#[test]
 fn layers_with_both_have_blocks_and_slots() {
     let spec = spec("falcon-h1");
     assert_eq!(spec.num_cached_layers(), 4);
@@ -172,11 +188,6 @@ fn bad_configs_are_refused_by_their_keys() {
         ("lfm2", json!({"conv_L_cache": 0}), "conv_L_cache"),
         (
             "granite4",
-            json!({"layer_types": ["mamba", "mamba", "mamba", "mamba"]}),
-            "no layer has attention",
-        ),
-        (
-            "granite4",
             json!({"mamba_n_heads": 5}),
             "mamba_n_heads: 5 is not a multiple of mamba_n_groups 2",
         ),
@@ -202,8 +213,8 @@ fn bad_configs_are_refused_by_their_keys() {
         ),
         (
             "nemotron-h",
-            json!({"layers_block_type": ["mamba", "mlp"]}),
-            "no layer has attention",
+            json!({"layers_block_type": ["mlp", "mlp"]}),
+            "no layer has attention or a recurrent state",
         ),
         (
             "nemotron-h",

@@ -14,7 +14,7 @@ use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
 use super::residual::Probed;
-use super::spec::{LateInputsSpec, Module, Projection};
+use super::spec::{LateInputsSpec, Module, Projection, TimeNorm};
 use inflight_base::LoadError;
 use inflight_device::{Device, LateInputs, Linear, Norm, PackedWeights};
 
@@ -77,10 +77,15 @@ impl<'a> LateSource<'a> {
                 LateInputsSpec::LowRank { .. } => FormSource::LowRank,
                 LateInputsSpec::Selected { time_norm, .. } => {
                     FormSource::Selected(match time_norm {
-                        Some((name, eps)) => {
-                            let weight =
-                                tensors.norm(Module::of_layer(layer, name), spec.rank())?;
-                            Some((NormSource::of_weight(weight), eps))
+                        Some(TimeNorm { module, eps }) => {
+                            let norm = match module {
+                                Some(name) => {
+                                    let module = Module::of_layer(layer, name);
+                                    NormSource::of_weights(vec![tensors.norm(module, spec.rank())?])
+                                }
+                                None => NormSource::of_ones(spec.rank()),
+                            };
+                            Some((norm, eps))
                         }
                         None => None,
                     })

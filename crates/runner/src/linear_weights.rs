@@ -56,10 +56,10 @@ impl<'a> NormSource<'a> {
         }
     }
 
-    /// The weights of an RMS norm.
-    pub(super) fn of_weight(weight: Tensor<'a>) -> Self {
+    /// The weights of an RMS norm, in parts.
+    pub(super) fn of_weights(weight: Vec<Tensor<'a>>) -> Self {
         Self {
-            weight: vec![weight],
+            weight,
             num_ones: 0,
             weight_offset: 0.0,
             bias: None,

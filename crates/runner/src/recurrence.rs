@@ -12,7 +12,7 @@
 //! the next step goes on from one of these.
 
 use super::late_inputs::{LateBuffers, LateSource, LateWeights};
-use super::linear_weights::{ProjectionSource, SummedLinear};
+use super::linear_weights::{NormSource, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
@@ -44,8 +44,7 @@ struct RuleSource<'a> {
     has_negated_rates: bool,
     time_biases: Tensor<'a>,
     skips: Option<Tensor<'a>>,
-    /// In parts.
-    norm: Option<Vec<Tensor<'a>>>,
+    norm: Option<NormSource<'a>>,
 }
 
 enum RateSource<'a> {
@@ -163,9 +162,17 @@ impl<'a> RecurrenceSource<'a> {
                         None => None,
                     },
                     norm: match (modules.norm, modules.key_norms) {
-                        (Some(name), _) => Some(vec![norm(name)?]),
-                        (None, Some([keys, queries])) => Some(vec![norm(keys)?, norm(queries)?]),
-                        (None, None) => None,
+                        (Some(name), _) => Some(NormSource::of_weights(vec![norm(name)?])),
+                        (None, Some([keys, queries])) => {
+                            let parts = vec![norm(keys)?, norm(queries)?];
+                            Some(NormSource::of_weights(parts))
+                        }
+                        (None, None) => match rule {
+                            RecurrentRule::SelectiveScan(scan) if scan.norm_eps.is_some() => {
+                                Some(NormSource::of_ones(2 * scan.state_dim))
+                            }
+                            _ => None,
+                        },
                     },
                 }),
                 _ => None,
@@ -222,7 +229,7 @@ impl<'a> RecurrenceSource<'a> {
                             None => None,
                         },
                         norm: match &rule.norm {
-                            Some(norm) => Some(packer.upload_norm(norm, 0.0)?),
+                            Some(norm) => Some(norm.load(packer)?.weight),
                             None => None,
                         },
                     }),

@@ -459,6 +459,14 @@ fn num_blocks(
 
 fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, LoadError> {
     let num_bytes = settings.kv_cache_host_memory_bytes;
+    if num_bytes > 0 && bytes_per_block == 0 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_host_memory_bytes is {num_bytes}, and no layer of the model has keys and values"
+            ),
+            remedy: "leave it out".to_owned(),
+        });
+    }
     let num_blocks = num_bytes / bytes_per_block.max(1);
     if num_bytes > 0 && num_blocks == 0 {
         return Err(LoadError::Config {
@@ -749,6 +757,14 @@ mod tests {
         assert_eq!(engine.num_host_blocks, Blocks(3), "of 3200 bytes");
         assert_eq!(engine.num_blocks, Blocks(8 * 32));
         assert_eq!(sized(&[], None).num_host_blocks, Blocks(0));
+    }
+
+    #[test]
+    fn blocks_without_keys_and_values_have_no_host_memory() {
+        let config = config(&[("kv_cache_host_memory_bytes", "10000")]);
+        let error = num_host_blocks(&config.settings, 0).expect_err("refused");
+        let words = "no layer of the model has keys and values";
+        assert!(error.to_string().contains(words), "{error}");
     }
 
     #[test]

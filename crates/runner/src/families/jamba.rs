@@ -6,22 +6,19 @@
 //! Source: configuration_jamba.py and modeling_jamba.py of transformers; Lieber et al., arXiv:2403.19887.
 
 use super::bamba::feed_forward;
-use super::bounds::{MAX_HEAD_DIM, MAX_LAYERS, MAX_WIDTH};
+use super::bounds::MAX_LAYERS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
-use super::recurrent::{MAX_KERNEL_LEN, check_activation};
+use super::recurrent::check_activation;
+use super::selective_scan::{ScanKeys, ScanModules, SelectiveScan};
 use super::windows::no_windows;
-use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
+use crate::recurrence_spec::RuleModules;
 use crate::rope::Rope;
-use crate::spec::{
-    AttentionSpec, FeedForward, LateInputsSpec, ModelSpec, Norms, Projection, StackedExperts,
-    StackedLayout,
-};
+use crate::spec::{FeedForward, ModelSpec, Norms, StackedExperts, StackedLayout};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{RecurrenceShape, RecurrentRule, RoutingRule, ScanShape};
-use inflight_numbers::Stacking;
+use inflight_device::RoutingRule;
 
 pub const FAMILY: Family = Family {
     class: "JambaForCausalLM",
@@ -40,6 +37,31 @@ const MODULES: ExpertModules = ExpertModules {
         down: "feed_forward.experts.down_proj",
         layout: StackedLayout::Outputs,
     },
+};
+
+const KEYS: ScanKeys = ScanKeys {
+    expand: "mamba_expand",
+    state_dim: "mamba_d_state",
+    kernel_len: "mamba_d_conv",
+    rank: "mamba_dt_rank",
+    has_convolution_bias: "mamba_conv_bias",
+    has_bias: "mamba_proj_bias",
+};
+
+const SCAN_MODULES: ScanModules = ScanModules {
+    input: "mamba.in_proj",
+    convolution: "mamba.conv1d",
+    selection: "mamba.x_proj",
+    times: "mamba.dt_proj",
+    time_norm: Some("mamba.dt_layernorm"),
+    rule: RuleModules {
+        log_rates: "mamba.A_log",
+        time_biases: "mamba.dt_proj.bias",
+        skips: Some("mamba.D"),
+        norm: None,
+        key_norms: Some(["mamba.b_layernorm", "mamba.c_layernorm"]),
+    },
+    output: "mamba.out_proj",
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
@@ -65,8 +87,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::before("input_layernorm", "pre_ff_layernorm");
     layer.feed_forward = feed_forward(&dimensions);
-    let scan = Scan::read(config, &dimensions)?;
     let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
+    let norm_eps = Some(dimensions.norm.eps);
+    let scan = SelectiveScan::read(config, &KEYS, SCAN_MODULES, hidden, norm_eps)?;
     let has_attention = every(config, ["attn_layer_period", "attn_layer_offset"], [8, 4])?;
     let has_experts = every(
         config,
@@ -99,83 +122,5 @@ fn every(
     match first < num {
         true => Ok(move |layer: usize| layer % num == first),
         false => Err(config.unexpected(offset, first, format_args!("below {period}, {num}"))),
-    }
-}
-
-/// The selective scan of a layer without attention.
-struct Scan {
-    shape: ScanShape,
-    kernel_len: usize,
-    /// Results of the first projection of times.
-    rank: usize,
-    has_convolution_bias: bool,
-    has_bias: bool,
-}
-
-impl Scan {
-    fn read(config: &JsonFile, dimensions: &Dimensions) -> Result<Self, LoadError> {
-        const RANK: &str = "mamba_dt_rank";
-        let size = |key, max, default: usize| Ok(config.size(key, 1..=max)?.unwrap_or(default));
-        let hidden = dimensions.hidden_size;
-        let told = match config.string(RANK) {
-            Ok(Some("auto")) => None,
-            _ => config.size(RANK, 1..=MAX_WIDTH)?,
-        };
-        Ok(Self {
-            shape: ScanShape {
-                num_channels: size("mamba_expand", 16, 2)? * hidden,
-                state_dim: size("mamba_d_state", MAX_HEAD_DIM, 16)?,
-                norm_eps: Some(dimensions.norm.eps),
-            },
-            kernel_len: size("mamba_d_conv", MAX_KERNEL_LEN, 4)?,
-            rank: told.unwrap_or(hidden.div_ceil(16)),
-            has_convolution_bias: config.bool_or("mamba_conv_bias", true)?,
-            has_bias: config.bool_or("mamba_proj_bias", false)?,
-        })
-    }
-
-    /// Puts it in the place of attention.
-    fn replace(&self, attention: &mut AttentionSpec, hidden_size: usize) {
-        let ScanShape {
-            num_channels,
-            state_dim,
-            norm_eps,
-        } = self.shape;
-        let projection = |module, outputs, inputs| {
-            Projection::single(module, outputs, inputs).with_bias(self.has_bias)
-        };
-        // Times of low rank, keys, queries.
-        let parts = [self.rank, state_dim, state_dim];
-        let module = "mamba.x_proj";
-        let mut times = Projection::fused(module, &parts, num_channels, Stacking::Concatenated);
-        let mut keys = times.clone();
-        keys.parts.remove(0);
-        times.parts.truncate(1);
-        attention.qkv = projection("mamba.in_proj", 2 * num_channels, hidden_size);
-        attention.o = projection("mamba.out_proj", hidden_size, num_channels);
-        attention.late = Some(LateInputsSpec::Selected {
-            times: [
-                times,
-                Projection::single("mamba.dt_proj", num_channels, self.rank),
-            ],
-            time_norm: norm_eps.map(|eps| ("mamba.dt_layernorm", eps)),
-            keys,
-        });
-        attention.recurrence = Some(RecurrenceSpec {
-            shape: RecurrenceShape {
-                kernel_len: self.kernel_len,
-                rule: RecurrentRule::SelectiveScan(self.shape),
-            },
-            convolution: "mamba.conv1d",
-            convolution_parts: None,
-            has_convolution_bias: self.has_convolution_bias,
-            modules: Some(RuleModules {
-                log_rates: "mamba.A_log",
-                time_biases: "mamba.dt_proj.bias",
-                skips: Some("mamba.D"),
-                norm: None,
-                key_norms: Some(["mamba.b_layernorm", "mamba.c_layernorm"]),
-            }),
-        });
     }
 }

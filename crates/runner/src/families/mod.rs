@@ -13,6 +13,7 @@
 //! grouped_experts.rs  keys of experts that are chosen by groups
 //! recurrent.rs     keys of layers with recurrent states
 //! state_space.rs   keys of state spaces
+//! selective_scan.rs   keys of selective scans
 //! layer_lists.rs   lists of layers
 //! rope_config.rs   keys of the position embedding
 //! with_images.rs   models whose language model is served
@@ -77,6 +78,7 @@ mod lfm2;
 mod llama;
 mod llama4;
 mod llama_form;
+mod mamba;
 mod minicpm3;
 mod minimax_m2;
 mod ministral3;
@@ -104,6 +106,7 @@ mod qwen3_next;
 mod recurrent;
 mod rope_config;
 mod seed_oss;
+mod selective_scan;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -123,7 +126,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 109] = [
+static FAMILIES: [Family; 111] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -233,6 +236,8 @@ static FAMILIES: [Family; 109] = [
     internlm3::IQUEST_CODER,
     kimi_linear::FAMILY,
     jamba::FAMILY,
+    mamba::MAMBA,
+    mamba::FALCON_MAMBA,
 ];
 
 /// Further architectures of families.
@@ -390,9 +395,11 @@ fn describe_if(
             config.unexpected("architectures", value, format!("{known}{hint}"))
         })?;
     let spec = (family.describe)(config)?;
-    match spec.num_cached_layers() {
-        0 => Err(config.error("no layer has attention; at least one is expected".to_owned())),
-        _ => Ok(spec),
+    match spec.num_cached_layers() == 0 && spec.recurrence().is_none() {
+        true => Err(config.error(
+            "no layer has attention or a recurrent state; at least one is expected".to_owned(),
+        )),
+        false => Ok(spec),
     }
 }
 

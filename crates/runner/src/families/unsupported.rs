@@ -259,9 +259,7 @@ const FAMILIES: &[Unsupported] = &[
         "Phi3ForCausalLM",
         "it also takes images and sound, which the backend does not",
     ),
-    far("MambaForCausalLM", "mamba", STATE_SPACE),
     far("Mamba2ForCausalLM", "mamba2", STATE_SPACE),
-    far("FalconMambaForCausalLM", "mamba", STATE_SPACE),
     far("RwkvForCausalLM", "rwkv6", STATE_SPACE),
     far("T5ForConditionalGeneration", "t5", ENCODER_DECODER),
     far("BertModel", "bert", ENCODER),
@@ -295,6 +293,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "gptj",
     "jamba",
     "kimi-linear",
+    "mamba",
     "minicpm3",
     "mpt",
 ];

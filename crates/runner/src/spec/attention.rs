@@ -63,11 +63,20 @@ pub enum LateInputsSpec {
     Selected {
         /// `[rank, num_channels]` and `[num_channels, rank]`.
         times: [Projection; 2],
-        /// The RMS norm between them, `[rank]`, and what is added to its mean square.
-        time_norm: Option<(&'static str, f32)>,
+        /// The norm between them.
+        time_norm: Option<TimeNorm>,
         /// Keys and queries, `[2 * state_dim, num_channels]`.
         keys: Projection,
     },
+}
+
+/// The RMS norm of what the first projection of times makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimeNorm {
+    /// Its module, `[rank]`; `None`: all weights are 1.
+    pub module: Option<&'static str>,
+    /// Added to the mean square.
+    pub eps: f32,
 }
 
 impl LateInputsSpec {

@@ -23,7 +23,7 @@ use inflight_device::{
 };
 
 pub use attention::{
-    AttentionSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec,
+    AttentionSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec, TimeNorm,
 };
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
