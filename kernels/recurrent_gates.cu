@@ -3,11 +3,11 @@
 //   gate_results       out = norm(results * silu(gates)), or norm(results) * silu(gates), or without a norm, or
 //                      norm(results) * sigmoid(gates): an RMS norm over each group of a row
 //   scale_inputs       multiplies the parts of a state space's row with factors of their own
-//   gate_attention     attended *= sigmoid(gates)
+//   gate_attention     attended *= sigmoid(gates), or softplus(gates); a gate is for run_len elements
 //
 //   x [num_rows][input_len] f32, with results of `width` elements    norm [norm_len] f32, repeated over a row
 //   all_gates [num_rows][gates_len] f32, with gates of `width` elements from first_gate on: x, or rows of their own
-//   out, attended [num_rows][width] bf16    gates [num_rows][width] f32
+//   out, attended [num_rows][width] bf16    gates [num_rows][width / run_len] f32
 //
 // gate_results: grid (num_rows, width / group_len), a block has a group. The others: grid (num_rows, n), any n. Moves
 // 10 bytes an element; 128 bytes of shared memory.
@@ -69,11 +69,13 @@ KERNEL(scale_inputs, 256)
 EXPORT_KERNEL(scale_inputs)
 
 KERNEL(gate_attention, 256)
-(bf16* __restrict__ attended, const float* __restrict__ gates, int width) {
+(bf16* __restrict__ attended, const float* __restrict__ gates, int width, int run_len, int has_softplus) {
     const size_t at = static_cast<size_t>(blockIdx.x) * width;
+    const float* const of_row = gates + static_cast<size_t>(blockIdx.x) * (width / run_len);
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
-        const float gate = 1.0f / (1.0f + __expf(-gates[at + i]));
-        attended[at + i] = to_bf16(to_float(attended[at + i]) * gate);
+        const float gate = of_row[i / run_len];
+        const float factor = has_softplus ? (gate > 20.0f ? gate : log1pf(expf(gate))) : 1.0f / (1.0f + __expf(-gate));
+        attended[at + i] = to_bf16(to_float(attended[at + i]) * factor);
     }
 }
 EXPORT_KERNEL(gate_attention)

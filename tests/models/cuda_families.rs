@@ -54,8 +54,10 @@ on_fixtures! {
     cohere: "cohere",
     exaone: "exaone",
     falcon_grouped: "falcon-grouped",
+    internlm2: "internlm2",
     internlm3: "internlm3",
     iquest_coder: "iquest-coder",
+    minicpm: "minicpm",
     minicpm3: "minicpm3",
     youtu: "youtu",
 }
@@ -122,6 +124,7 @@ on_fixtures! {
     mellum: "mellum",
     hy3: "hy3",
     granite_moe_swa: "granite-moe-swa",
+    flint: "flint",
 }
 
 #[test]

@@ -24,6 +24,7 @@ on_fixtures! {
     falcon_mamba: "falcon-mamba",
     granite4_dense: "granite4-dense",
     lfm2: "lfm2",
+    lfm3: "lfm3",
     mamba: "mamba",
     nemotron_h: "nemotron-h",
     olmo_hybrid: "olmo-hybrid",

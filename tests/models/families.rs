@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 85] = [
+pub const FAMILIES: [Family; 88] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -92,19 +92,23 @@ pub const FAMILIES: [Family; 85] = [
     ("minicpm3", &[]),
     ("internlm3", &[]),
     ("iquest-coder", &[]),
+    ("internlm2", &[17, 30]),
+    ("minicpm", &[]),
     ("cohere2-moe", &[30, 13]),
     ("mellum", &[]),
     ("hy3", &[]),
     ("granite-moe-swa", &[]),
+    ("flint", &[]),
     ("gpt-neo", &[]),
     ("biogpt", &[17, 30]),
     ("mpt", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [Family; 17] = [
+pub const RECURRENT: [Family; 18] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
+    ("lfm3", &[]),
     ("qwen3-next", &[]),
     ("qwen3-5", &[17, 30]),
     ("qwen3-5-moe", &[]),

@@ -156,7 +156,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral, an InternLM 3 and an
 /// IQuest-Coder llamas; files of some newer families are not read.
-const WITHOUT_FILE: [&str; 30] = [
+const WITHOUT_FILE: [&str; 38] = [
     "BambaForCausalLM",
     "BioGptForCausalLM",
     "BitNetForCausalLM",
@@ -167,6 +167,7 @@ const WITHOUT_FILE: [&str; 30] = [
     "FalconH1ForCausalLM",
     "FalconMambaForCausalLM",
     "FlexOlmoForCausalLM",
+    "FlintForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -176,12 +177,15 @@ const WITHOUT_FILE: [&str; 30] = [
     "HeliumForCausalLM",
     "HyperCLOVAXForCausalLM",
     "IQuestCoderForCausalLM",
+    "InternLM2ForCausalLM",
     "InternLM3ForCausalLM",
     "JambaForCausalLM",
     "KimiLinearForCausalLM",
     "MambaForCausalLM",
+    "Lfm3ForCausalLM",
     "MellumForCausalLM",
     "MiniCPM3ForCausalLM",
+    "MiniCPMForCausalLM",
     "MinistralForCausalLM",
     "Mistral4ForCausalLM",
     "MistralForCausalLM",

@@ -8,7 +8,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 34] = [
+const WITH_GROUPS: [&str; 36] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -31,9 +31,11 @@ const WITH_GROUPS: [&str; 34] = [
     "deepseek-v2-lite",
     "glm4-moe-lite",
     "exaone-moe",
+    "internlm2",
     "cohere2-moe",
     "mellum",
     "granite-moe-swa",
+    "flint",
     "gpt-neo",
     "biogpt",
     "afmoe",

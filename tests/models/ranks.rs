@@ -29,7 +29,7 @@ pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-pub const MODELS: [&str; 66] = [
+pub const MODELS: [&str; 68] = [
     "apertus",
     "arcee",
     "biogpt",
@@ -60,6 +60,7 @@ pub const MODELS: [&str; 66] = [
     "helium",
     "hunyuan",
     "hyperclovax",
+    "internlm2",
     "internlm3",
     "iquest-coder",
     "jais2",
@@ -68,6 +69,7 @@ pub const MODELS: [&str; 66] = [
     "llama-yarn",
     "llama2",
     "llama3",
+    "minicpm",
     "minicpm3",
     "ministral",
     "ministral3",

@@ -29,6 +29,8 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
     for (name, num_cached, state_len) in [
         ("lfm2", 1, 3 * 4 * 60),
         ("lfm2-moe", 1, 3 * 3 * 60),
+        // A convolution of four tokens in two layers of four.
+        ("lfm3", 2, 2 * 4 * 60),
         // Four inputs of queries, keys and values, and four matrices.
         ("qwen3-next", 1, 3 * (4 * (40 + 28) + 4 * 70)),
         ("qwen3-5", 1, 3 * (4 * (40 + 28) + 4 * 70)),
@@ -122,7 +124,13 @@ fn configs_describe_layers() {
     let copy = Copy::of("qwen3-5").config(json!({"attention_bias": true}));
     let source = ModelSource::open(copy.dir()).expect("it opens");
     let attention = &source.spec().layers[1].attention;
-    assert!(attention.qkv.has_bias && attention.gate.as_ref().is_some_and(|it| it.has_bias));
+    assert!(
+        attention.qkv.has_bias
+            && attention
+                .gate
+                .as_ref()
+                .is_some_and(|it| it.projection.has_bias)
+    );
     let copy = Copy::of("dots1").config(json!({"scoring_func": "noaux_tc"}));
     ModelSource::open(copy.dir()).expect("it opens");
     let shape = lfm2.recurrence().expect("a state").shape;

@@ -16,8 +16,8 @@ use super::step::CudaStep;
 use super::uploads::Vector;
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaForm, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule,
-    RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
+    DeltaForm, GateFunction, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps,
+    RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 
 /// The longest convolution of the kernels.
@@ -237,9 +237,18 @@ impl RecurrentOps for Cuda {
         self.gate_results(step.num_rows, shape, rule, &states.kernels, x, late, out);
     }
 
-    fn gate_attention(&mut self, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
-        let width = gates.width();
-        assert_eq!(width, attended.width(), "one gate for each element");
+    fn gate_attention(
+        &mut self,
+        num_rows: usize,
+        function: GateFunction,
+        gates: &Rows<f32>,
+        attended: &mut Rows<bf16>,
+    ) {
+        let (num_gates, width) = (gates.width(), attended.width());
+        assert!(
+            width.is_multiple_of(num_gates),
+            "a gate for each run of elements"
+        );
         launch!(
             self,
             self.kernels.gate_attention,
@@ -247,7 +256,9 @@ impl RecurrentOps for Cuda {
             shared_row_grid(self.padded(num_rows), width),
             attended.address(),
             gates.address(),
-            width as i32
+            width as i32,
+            (width / num_gates) as i32,
+            i32::from(function == GateFunction::Softplus)
         );
     }
 }

@@ -84,8 +84,9 @@ pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, Pack
 pub use rank_host::RankHost;
 pub use rank_ops::RankOps;
 pub use recurrence::{
-    DeltaForm, DeltaShape, LateInputs, RecurrenceParams, RecurrenceShape, RecurrenceWeights,
-    RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, GateFunction, LateInputs, RecurrenceParams, RecurrenceShape,
+    RecurrenceWeights, RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm,
+    StateSpaceShape,
 };
 pub use rope::RopeTable;
 pub use row_norms::RowNormOps;

@@ -204,6 +204,15 @@ pub enum LateInputs<'a, D: Load> {
     },
 }
 
+/// What the results of attention are multiplied by, of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `ln(1 + e^x)`.
+    Softplus,
+}
+
 /// Operations of layers with recurrent states, and gates of attention.
 pub trait RecurrentOps: StepIo {
     /// The states of all slots, in all layers that have one.
@@ -248,8 +257,15 @@ pub trait RecurrentOps: StepIo {
         out: &mut Self::Inputs,
     );
 
-    /// `attended *= sigmoid(gates)`, `[num_rows, width]` both.
-    fn gate_attention(&mut self, num_rows: usize, gates: &Self::Sums, attended: &mut Self::Inputs);
+    /// `attended *= function(gates)`. `attended` is `[num_rows, width]`, and `gates` are `[num_rows, num_gates]`: each
+    /// gate is for as many elements that follow one another.
+    fn gate_attention(
+        &mut self,
+        num_rows: usize,
+        function: GateFunction,
+        gates: &Self::Sums,
+        attended: &mut Self::Inputs,
+    );
 }
 
 impl RecurrenceShape {

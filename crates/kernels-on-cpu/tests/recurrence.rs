@@ -787,21 +787,32 @@ fn inputs_are_scaled_by_their_parts() {
 fn attention_is_gated() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), random.between(1, 300));
+        let (num_rows, num_gates) = (random.between(1, 4), random.between(1, 60));
+        let (run_len, has_softplus) = (random.between(1, 5), random.between(0, 1));
+        let width = num_gates * run_len;
         let before = random.bf16s(num_rows * width, 2.0);
-        let gates = random.floats(num_rows * width, 6.0);
+        let gates = random.floats(num_rows * num_gates, 6.0);
         let mut attended = before.clone();
         let args = &mut [
             Arg::from(&mut attended[..]),
             Arg::from(&gates[..]),
             (width as i32).into(),
+            (run_len as i32).into(),
+            (has_softplus as i32).into(),
         ];
         let dims = Dims::new(num_rows, random.between(1, 3), random.block(8));
-        // SAFETY: both have this many rows of this width.
+        // SAFETY: both have this many rows, of this width and of so many gates.
         unsafe { random.launch("gate_attention", dims, args) };
-        let expected = before.iter().zip(&gates);
+        let function = |gate: f64| match has_softplus {
+            0 => sigmoid(gate),
+            _ => gate.exp().ln_1p(),
+        };
+        let expected = before.chunks(run_len).zip(&gates);
         let expected: Vec<_> = expected
-            .map(|(x, gate)| f64::from(*x) * sigmoid((*gate).into()))
+            .flat_map(|(run, gate)| {
+                let factor = function((*gate).into());
+                run.iter().map(move |x| f64::from(*x) * factor)
+            })
             .collect();
         assert_close(&attended, &expected, BF16_ROUNDING, 1e-4);
     }

@@ -2,8 +2,8 @@
 
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaForm, DeltaShape, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps,
-    RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, GateFunction, LateInputs, RecurrenceParams, RecurrenceShape,
+    RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 
 use super::{Reference, Rows, Step, exact};
@@ -135,10 +135,21 @@ impl RecurrentOps for Reference {
         }
     }
 
-    fn gate_attention(&mut self, num_rows: usize, gates: &Rows, attended: &mut Rows) {
+    fn gate_attention(
+        &mut self,
+        num_rows: usize,
+        function: GateFunction,
+        gates: &Rows,
+        attended: &mut Rows,
+    ) {
+        let run_len = attended.width / gates.width;
         for row in 0..num_rows {
-            for column in 0..gates.width {
-                let gate = sigmoid(exact(gates.row(row)[column]));
+            for column in 0..attended.width {
+                let gate = exact(gates.row(row)[column / run_len]);
+                let gate = match function {
+                    GateFunction::Sigmoid => sigmoid(gate),
+                    GateFunction::Softplus => gate.exp().ln_1p(),
+                };
                 attended.set(row, column, exact(attended.row(row)[column]) * gate);
             }
         }

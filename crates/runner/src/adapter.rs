@@ -474,7 +474,10 @@ fn linears_of<'s>(module: &RowModule, spec: &'s ModelSpec) -> Option<Vec<&'s Lin
     };
     let attention = &layer.attention;
     let qkv = &attention.qkv.parts;
-    let mut gates = attention.gate.iter().flat_map(|gate| &gate.parts);
+    let mut gates = attention
+        .gate
+        .iter()
+        .flat_map(|gate| &gate.projection.parts);
     let one = match module.id {
         0..=4 if layer.attention_block().is_none() => None,
         0..=3 if attention.latent.is_some() => None,

@@ -140,7 +140,12 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
                 cuts.push(attended);
                 let gate = layer.attention.gate.iter();
                 cuts.extend(gate.map(|gate| {
-                    let cut = (gate.num_outputs(), queries.clone());
+                    let num_gates = gate.projection.num_outputs();
+                    let kept = match layer.attention.has_gates_of_heads(spec.head_dim) {
+                        true => vec![share.heads.queries.clone()],
+                        false => queries.clone(),
+                    };
+                    let cut = (num_gates, kept);
                     PlaceCut::of_linears([cut].into_iter())
                 }));
             }

@@ -85,8 +85,8 @@ pub(super) struct Decoder<D: Device> {
     streams: Option<Streams<D>>,
     /// Only for a model with experts beside feed-forward blocks.
     experts_block: Option<ExpertsBlockBuffers<D>>,
-    /// Only for a model whose attention has gates: `[max_num_tokens, q_len]`.
-    gates: Option<D::Sums>,
+    /// The gates of attention, of each width: `[max_num_tokens, num_gates]`.
+    gates: Vec<D::Sums>,
     /// Only for a rank of a model with norms over all heads.
     row_norm: Option<RowNorm<D>>,
     /// Only for a model with experts.
@@ -186,10 +186,9 @@ impl<D: Device> Decoder<D> {
         let recurrence = RecurrenceBuffers::new(device, spec, max_rows, StateSlots::new(limits))?;
         let streams = Streams::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
-        let gates = match spec.layers.iter().any(|it| it.attention.gate.is_some()) {
-            true => Some(device.alloc_sums(max_rows, spec.q_width())?),
-            false => None,
-        };
+        let widths = spec.gate_widths().into_iter();
+        let gates = widths.map(|width| device.alloc_sums(max_rows, width));
+        let gates = gates.collect::<Result<_, _>>()?;
         let weights = load(device)?;
         let vocabulary = match &part.share {
             Some(share) if !share.is_whole() => {
@@ -716,9 +715,11 @@ impl<D: Device> Decoder<D> {
         run.probe.ended(Operation::Attention, || {
             Work::attention(inputs.spans, &params, kv_bytes as u64)
         });
-        if let Some((gate, gates)) = gate.as_ref().zip(self.gates.as_mut()) {
+        if let Some((gate, (index, function))) = gate.as_ref().zip(attention.gate) {
+            let gates = &mut self.gates[index];
             run.project_qkv(num_rows, self.residual.normed(), gate, gates);
-            run.device.gate_attention(num_rows, gates, attended);
+            run.device
+                .gate_attention(num_rows, function, gates, attended);
         }
     }
 

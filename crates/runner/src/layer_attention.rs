@@ -5,8 +5,8 @@ use super::rope::Rope;
 use super::spec::{Block, LayerSpec, ModelSpec, QkNormSpec};
 use inflight_base::{BlockSize, LoadError, Tokens};
 use inflight_device::{
-    AttentionParams, Device, HeadShape, KvDtype, KvLayout, KvLayouts, KvValues, LayerGroups,
-    RopeTable,
+    AttentionParams, Device, GateFunction, HeadShape, KvDtype, KvLayout, KvLayouts, KvValues,
+    LayerGroups, RopeTable,
 };
 
 /// The parameters of a layer's attention besides its weights.
@@ -24,6 +24,8 @@ pub(super) struct LayerAttention {
     pub(super) buffers: usize,
     /// The index of the activations of its feed-forward block.
     pub(super) inner: usize,
+    /// The index of its gates, and their function.
+    pub(super) gate: Option<(usize, GateFunction)>,
     pub(super) kv_bytes_per_position: usize,
     /// The index of its table in the decoder's angles.
     pub(super) angles: usize,
@@ -58,6 +60,7 @@ pub(super) fn layer_attention<'a, D: Device>(
 ) -> (Vec<LayerAttention>, Vec<(&'a Rope, usize)>) {
     let mut ropes: Vec<(&Rope, usize)> = Vec::new();
     let windows: Vec<_> = spec.windows_within(&limits.attention).collect();
+    let gate_widths = spec.gate_widths();
     let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
         let attention = &layer.attention;
         let heads = spec.head_shape(index);
@@ -95,6 +98,11 @@ pub(super) fn layer_attention<'a, D: Device>(
             },
             buffers: 0,
             inner: 0,
+            gate: attention.gate.as_ref().and_then(|gate| {
+                let width = gate.projection.num_outputs();
+                let index = gate_widths.iter().position(|&it| it == width)?;
+                Some((index, gate.function))
+            }),
             kv_bytes_per_position: D::kv_bytes_per_block(
                 &KvLayouts::alike(layout, 1),
                 &LayerGroups::one(1),

@@ -190,8 +190,7 @@ impl<D: Device> ModelRunner<D> {
             [recurrence.shape.input_len(), recurrence.shape.out_len()]
         });
         let of_late_inputs = spec.late_inputs().map_or([0; 2], late_widths);
-        let has_gates = spec.layers.iter().any(|it| it.attention.gate.is_some());
-        let of_gates = if has_gates { spec.q_width() } else { 0 };
+        let of_gates: usize = spec.gate_widths().iter().sum();
         let of_inputs = spec.layer_inputs.as_ref();
         let of_inputs = of_inputs.map_or([0; 2], |inputs| {
             [inputs.width * (spec.num_layers() + 1), inputs.width]
@@ -880,7 +879,7 @@ fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
         max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index()
             * limits.num_groups(),
         num_layer_groups: limits.num_groups(),
-        num_q_heads: spec.num_heads,
+        num_q_heads: spec.max_query_heads(),
         has_slopes: spec.slope_factor.is_some(),
         adapters: AdapterCapacity {
             max_rank: limits.adapters.max_rank,

@@ -307,7 +307,7 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             gate: match &attention.gate {
-                Some(gate) => Some(find(gate)?),
+                Some(gate) => Some(find(&gate.projection)?),
                 None => None,
             },
             clip: attention.clip,
@@ -345,7 +345,7 @@ impl<'a> LayerSource<'a> {
             sink_logits: match attention.sink_logits {
                 Some(name) => {
                     let module = Module::of_layer(index, name);
-                    Some(tensors.parameter(module, spec.num_heads)?)
+                    Some(tensors.parameter(module, heads.num_q_heads)?)
                 }
                 None => None,
             },
@@ -444,9 +444,14 @@ impl<'a> LayerSource<'a> {
             },
             qkv: qkv.map(|qkv| qkv.placed(share)),
             latent: self.latent.map(|latent| latent.share(share)),
-            gate: self
-                .gate
-                .map(|gate| gate.outputs(std::slice::from_ref(&queries)).placed(share)),
+            gate: self.gate.map(|gate| {
+                let heads = share.heads.queries.clone();
+                let kept = match spec.attention.has_gates_of_heads(head_dim) {
+                    true => vec![heads],
+                    false => queries.clone(),
+                };
+                gate.outputs(&[kept]).placed(share)
+            }),
             sink_logits: self
                 .sink_logits
                 .map(|logits| logits.elements(share.heads.queries.clone())),

@@ -30,18 +30,22 @@ pub struct QuantisationSection {
 }
 
 impl QuantisationSection {
-    /// The section of `config`, or else a file beside it. `None` if there is neither.
+    /// The section of `config`, or of the language model's config in it, or else a file beside it. `None` if there is
+    /// none of these.
     ///
     /// # Errors
     /// A file cannot be read, or what should be a section is something else.
     pub fn find(dir: &Path, config: &JsonFile) -> Result<Option<Self>, LoadError> {
-        for (key, default_method) in SECTIONS {
-            if let Some(section) = config.object(key)? {
-                return Ok(Some(Self {
-                    section,
-                    default_method,
-                    stamp: None,
-                }));
+        let text = config.object("text_config")?;
+        for config in [Some(config), text.as_ref()].into_iter().flatten() {
+            for (key, default_method) in SECTIONS {
+                if let Some(section) = config.object(key)? {
+                    return Ok(Some(Self {
+                        section,
+                        default_method,
+                        stamp: None,
+                    }));
+                }
             }
         }
         for (name, key, method) in FILES {
@@ -76,5 +80,30 @@ impl QuantisationSection {
     /// The stamp of the file, unless it is config.json.
     pub fn stamp(&self) -> Option<&FileStamp> {
         self.stamp.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_language_model_in_a_model_with_images_may_have_the_section() {
+        let find = |config: serde_json::Value| {
+            let config = config.as_object().expect("an object").clone();
+            let config = JsonFile::new(Path::new("config.json"), "", config);
+            let found = QuantisationSection::find(Path::new("no such folder"), &config);
+            let found = found.expect("valid");
+            found.and_then(|it| it.method().expect("a name").map(str::to_owned))
+        };
+        let section = |method: &str| json!({"quant_method": method});
+        let of_text = json!({"text_config": {"quantization_config": section("gptq")}});
+        assert_eq!(find(of_text).as_deref(), Some("gptq"));
+        let both = json!({
+            "quantization_config": section("awq"), "text_config": {"quantization_config": section("gptq")},
+        });
+        assert_eq!(find(both).as_deref(), Some("awq"));
+        assert_eq!(find(json!({"text_config": {}})), None);
     }
 }

@@ -20,7 +20,9 @@ use super::simd::for_each_simd;
 use super::step::CpuStep;
 use super::{Cpu, Simd};
 use inflight_base::LoadError;
-use inflight_device::{RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, SavedState};
+use inflight_device::{
+    GateFunction, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, SavedState,
+};
 use inflight_threads::DisjointSlice;
 
 /// Columns of a state that are computed together: their sums stay in registers.
@@ -263,14 +265,30 @@ impl RecurrentOps for Cpu {
         }
     }
 
-    fn gate_attention(&mut self, num_rows: usize, gates: &Rows<f32>, attended: &mut Rows<bf16>) {
-        let width = gates.width();
-        assert_eq!(width, attended.width(), "one gate for each element");
+    fn gate_attention(
+        &mut self,
+        num_rows: usize,
+        function: GateFunction,
+        gates: &Rows<f32>,
+        attended: &mut Rows<bf16>,
+    ) {
+        let (num_gates, width) = (gates.width(), attended.width());
+        assert!(
+            width.is_multiple_of(num_gates),
+            "a gate for each run of elements"
+        );
+        let run_len = width / num_gates;
         let (simd, gates) = (self.simd, gates.first(num_rows));
         let attended = attended.first_mut(num_rows).reinterpret_cast_mut();
         self.for_each_row_block(num_rows, width, attended, |first, attended| {
-            let gates = &gates[first * width..][..attended.len()];
-            for_each_simd!(simd, gate, (gates: &[f32], attended: &mut [u16]));
+            let gates = &gates[first * num_gates..][..attended.len() / run_len];
+            match (function, run_len) {
+                (GateFunction::Sigmoid, 1) => {
+                    for_each_simd!(simd, gate, (gates: &[f32], attended: &mut [u16]));
+                }
+                (GateFunction::Sigmoid, _) => gate_runs(sigmoid, gates, attended, run_len),
+                (GateFunction::Softplus, _) => gate_runs(softplus, gates, attended, run_len),
+            }
         });
     }
 }
@@ -300,6 +318,15 @@ impl CpuRecurrentStates {
 fn gate(gates: &[f32], attended: &mut [u16]) {
     for (attended, gate) in attended.iter_mut().zip(gates) {
         *attended = to_bf16_bits(from_bf16_bits(*attended) * sigmoid(*gate));
+    }
+}
+
+fn gate_runs(function: fn(f32) -> f32, gates: &[f32], attended: &mut [u16], run_len: usize) {
+    for (attended, gate) in attended.chunks_exact_mut(run_len).zip(gates) {
+        let factor = function(*gate);
+        for attended in attended {
+            *attended = to_bf16_bits(from_bf16_bits(*attended) * factor);
+        }
     }
 }
 

@@ -23,12 +23,12 @@ use super::glm4_moe::SIGMOIDS;
 use super::windows::{windowed_except_every, windows_of};
 use crate::rope::Rope;
 use crate::spec::{
-    BlockNorms, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, Projection, QkNormSpec,
-    StackedExperts,
+    BlockNorms, ExpertsSpec, FeedForward, GateSpec, LayerSpec, ModelSpec, Norms, Projection,
+    QkNormSpec, StackedExperts,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::RouterScores;
+use inflight_device::{GateFunction, RouterScores};
 
 pub const FAMILY: Family = Family {
     class: "AfmoeForCausalLM",
@@ -122,7 +122,10 @@ fn layer(config: &JsonFile, dimensions: &Dimensions) -> Result<LayerSpec, LoadEr
     let [q, ..] = dimensions.qkv_widths();
     let gate = Projection::single("self_attn.gate_proj", q, dimensions.hidden_size);
     // Without biases, whatever the others have.
-    attention.gate = Some(gate);
+    attention.gate = Some(GateSpec {
+        projection: gate,
+        function: GateFunction::Sigmoid,
+    });
     Ok(layer)
 }
 

@@ -251,7 +251,7 @@ impl Layers {
         let global = global.find_map(|(heads, is_windowed)| (!is_windowed).then_some(heads.dim));
         Ok(Self {
             windows: windows_of(config, &is_windowed, DEFAULT_WINDOW)?,
-            global_rope: global_rope(config, global.unwrap_or(dimensions.head_dim))?,
+            global_rope: proportional_rope(config, global.unwrap_or(dimensions.head_dim))?,
             is_windowed,
             kv_heads,
             num_own: num_layers - num_shared,
@@ -292,6 +292,7 @@ impl Layers {
             ..QkNormSpec::of_heads(dimensions.norm.eps)
         });
         let of_model = KvHeads {
+            num_q: dimensions.num_heads,
             num: dimensions.num_kv_heads,
             dim: dimensions.head_dim,
         };
@@ -335,6 +336,7 @@ fn kv_heads(
     const HEAD_DIM: &str = "head_dim";
     const NUM_HEADS: &str = "num_key_value_heads";
     let of_model = KvHeads {
+        num_q: dimensions.num_heads,
         num: dimensions.num_kv_heads,
         dim: dimensions.head_dim,
     };
@@ -364,6 +366,7 @@ fn kv_heads(
     let global = KvHeads {
         num: num.filter(|_| shares_kv_projection).unwrap_or(of_model.num),
         dim: dim.unwrap_or(512),
+        ..of_model
     };
     check(config, dimensions.num_heads, global)?;
     let of_layer = |is_windowed: &bool| if *is_windowed { of_model } else { global };
@@ -385,7 +388,7 @@ fn check(config: &JsonFile, num_heads: usize, heads: KvHeads) -> Result<(), Load
 ///
 /// The frequency of pair `i` is `theta^(-2 i / head_dim)`, which is the usual one of `rotary_dim` elements for another
 /// base.
-fn global_rope(config: &JsonFile, head_dim: usize) -> Result<Rope, LoadError> {
+pub fn proportional_rope(config: &JsonFile, head_dim: usize) -> Result<Rope, LoadError> {
     let parameters = config.object("rope_parameters")?;
     let parameters = match &parameters {
         Some(parameters) => parameters.object("full_attention")?,

@@ -21,8 +21,8 @@ use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::recurrence_spec::RecurrenceSpec;
 use crate::spec::{
-    ExpertsSpec, FeedForward, ModelSpec, Norms, Projection, QkNormSpec, StackedExperts,
-    StackedLayout,
+    AttentionSpec, ExpertsSpec, FeedForward, ModelSpec, Norms, Projection, QkNormSpec,
+    StackedExperts, StackedLayout,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -159,7 +159,7 @@ fn describe(
     class: &'static str,
     has_attention: &[bool],
 ) -> Result<ModelSpec, LoadError> {
-    let (hidden, inner) = (dimensions.hidden_size, dimensions.intermediate_size);
+    let hidden = dimensions.hidden_size;
     let eps = dimensions.norm.eps;
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::before("operator_norm", "ffn_norm");
@@ -172,12 +172,7 @@ fn describe(
     });
     let num_inputs = layer.attention.o.num_inputs;
     layer.attention.o = Projection::single("self_attn.out_proj", hidden, num_inputs);
-    let gate_up = [("feed_forward.w1", inner), ("feed_forward.w3", inner)];
-    layer.feed_forward = FeedForward::Gated {
-        gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
-        activation: dimensions.activation,
-        down: Projection::single("feed_forward.w2", hidden, inner),
-    };
+    layer.feed_forward = gated(&dimensions);
     let kernel_len = config.size("conv_L_cache", 1..=MAX_KERNEL_LEN)?;
     let has_bias = config.bool_or("conv_bias", false)?;
     let windows = no_windows(dimensions.num_layers);
@@ -187,26 +182,51 @@ fn describe(
         if *has_attention {
             continue;
         }
-        let attention = &mut layer.attention;
-        attention.qk_norm = None;
-        let inputs = [hidden; 3];
-        attention.qkv = Projection::fused("conv.in_proj", &inputs, hidden, Stacking::Concatenated);
-        attention.o = Projection::single("conv.out_proj", hidden, hidden);
-        attention.set_biases(has_bias);
-        attention.recurrence = Some(RecurrenceSpec {
-            shape: RecurrenceShape {
-                kernel_len: kernel_len.unwrap_or(3),
-                rule: RecurrentRule::GatedConvolution {
-                    num_channels: hidden,
-                },
-            },
-            convolution: "conv.conv",
-            convolution_parts: None,
-            has_convolution_bias: has_bias,
-            modules: None,
-        });
+        convolution(
+            &mut layer.attention,
+            hidden,
+            kernel_len.unwrap_or(3),
+            has_bias,
+        );
     }
     Ok(spec)
+}
+
+/// Replaces attention by a convolution.
+pub fn convolution(
+    attention: &mut AttentionSpec,
+    hidden: usize,
+    kernel_len: usize,
+    has_bias: bool,
+) {
+    attention.qk_norm = None;
+    let inputs = [hidden; 3];
+    attention.qkv = Projection::fused("conv.in_proj", &inputs, hidden, Stacking::Concatenated);
+    attention.o = Projection::single("conv.out_proj", hidden, hidden);
+    attention.set_biases(has_bias);
+    attention.recurrence = Some(RecurrenceSpec {
+        shape: RecurrenceShape {
+            kernel_len,
+            rule: RecurrentRule::GatedConvolution {
+                num_channels: hidden,
+            },
+        },
+        convolution: "conv.conv",
+        convolution_parts: None,
+        has_convolution_bias: has_bias,
+        modules: None,
+    });
+}
+
+/// A feed-forward block under the names of the families.
+pub fn gated(dimensions: &Dimensions) -> FeedForward {
+    let (hidden, inner) = (dimensions.hidden_size, dimensions.intermediate_size);
+    let gate_up = [("feed_forward.w1", inner), ("feed_forward.w3", inner)];
+    FeedForward::Gated {
+        gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
+        activation: dimensions.activation,
+        down: Projection::single("feed_forward.w2", hidden, inner),
+    }
 }
 
 fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, LoadError> {

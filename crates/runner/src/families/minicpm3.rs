@@ -50,8 +50,6 @@ const GENERATION: Generation = Generation {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     const VALUE: &str = "v_head_dim";
-    const DEPTH: &str = "scale_depth";
-    const BASE: &str = "dim_model_base";
     let hidden = width(config, "hidden_size", HIDDEN)?;
     let heads = config.size("num_attention_heads", 1..=MAX_HEADS)?;
     let heads = heads.unwrap_or(HEADS);
@@ -61,18 +59,48 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         .with(VALUE, value.unwrap_or_else(|| json!(hidden / heads)));
     let mut spec = describe_generation(&told, &GENERATION)?;
     set_mlp_biases(config, &mut spec)?;
+    set_factors(config, &mut spec, &FACTORS)?;
+    Ok(spec)
+}
+
+/// The factors of a family where config.json is silent.
+pub struct Factors {
+    pub embedding: f64,
+    pub depth: f64,
+    pub base: f64,
+}
+
+const FACTORS: Factors = Factors {
+    embedding: 12.0,
+    depth: 1.4,
+    base: 256.0,
+};
+
+/// Sets the factors of embedded tokens, of blocks and of logits.
+///
+/// # Errors
+/// One of them is out of range.
+pub fn set_factors(
+    config: &JsonFile,
+    spec: &mut ModelSpec,
+    defaults: &Factors,
+) -> Result<(), LoadError> {
+    const DEPTH: &str = "scale_depth";
+    const BASE: &str = "dim_model_base";
     // A factor that is null changes nothing.
     let number = |key, default| match config.has(key) {
         true => config.number(key, 1e-4..=1e6),
         false => Ok(Some(default)),
     };
-    let embedding = config.number("scale_emb", 1e-4..=1e6)?.unwrap_or(12.0);
-    let residual = match number(DEPTH, 1.4)? {
+    let embedding = config
+        .number("scale_emb", 1e-4..=1e6)?
+        .unwrap_or(defaults.embedding);
+    let residual = match number(DEPTH, defaults.depth)? {
         Some(depth) => depth / (spec.num_layers() as f64).sqrt(),
         None => 1.0,
     };
-    let logits = match number(BASE, 256.0)? {
-        Some(base) => base / hidden as f64,
+    let logits = match number(BASE, defaults.base)? {
+        Some(base) => base / spec.hidden_size as f64,
         None => 1.0,
     };
     spec.norm.eps = (f64::from(spec.norm.eps) / residual.powi(2)) as f32;
@@ -81,5 +109,5 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         scale: logits as f32,
         soft_cap: None,
     };
-    Ok(spec)
+    Ok(())
 }

@@ -50,6 +50,7 @@ mod falcon;
 mod falcon_h1;
 mod family;
 mod flex_olmo;
+mod flint;
 mod gemma;
 mod gemma3n;
 mod gemma4;
@@ -69,16 +70,19 @@ mod helium;
 mod hunyuan;
 mod hy3;
 mod hyperclovax;
+mod internlm2;
 mod internlm3;
 mod jais2;
 mod jamba;
 mod kimi_linear;
 mod layer_lists;
 mod lfm2;
+mod lfm3;
 mod llama;
 mod llama4;
 mod llama_form;
 mod mamba;
+mod minicpm;
 mod minicpm3;
 mod minimax_m2;
 mod ministral3;
@@ -126,7 +130,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 111] = [
+static FAMILIES: [Family; 117] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -238,6 +242,12 @@ static FAMILIES: [Family; 111] = [
     jamba::FAMILY,
     mamba::MAMBA,
     mamba::FALCON_MAMBA,
+    with_images::KIMI_K2_5,
+    with_images::KIMI_K2_5_ORIGINAL,
+    lfm3::FAMILY,
+    flint::FAMILY,
+    internlm2::FAMILY,
+    minicpm::FAMILY,
 ];
 
 /// Further architectures of families.

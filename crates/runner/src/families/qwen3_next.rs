@@ -21,11 +21,11 @@ use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use super::with_images::describe_language_model;
 use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
-use crate::spec::{FeedForward, LayerSpec, ModelSpec, Projection, QkNormSpec};
+use crate::spec::{FeedForward, GateSpec, LayerSpec, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
 use inflight_device::{
-    DeltaForm, DeltaShape, RecurrenceShape, RecurrentRule, Routing, RoutingRule,
+    DeltaForm, DeltaShape, GateFunction, RecurrenceShape, RecurrentRule, Routing, RoutingRule,
 };
 use inflight_numbers::Stacking;
 
@@ -250,9 +250,12 @@ fn attention_layer(dimensions: &Dimensions) -> LayerSpec {
     };
     attention.qkv.parts[0] = fused(0);
     dimensions.order_heads(&mut attention.qkv);
-    attention.gate = Some(Projection {
-        parts: vec![fused(1)],
-        ..attention.qkv.clone()
+    attention.gate = Some(GateSpec {
+        projection: Projection {
+            parts: vec![fused(1)],
+            ..attention.qkv.clone()
+        },
+        function: GateFunction::Sigmoid,
     });
     attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
     layer

@@ -88,11 +88,14 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         classes.insert(class[0].as_str().expect("a class").to_owned());
     }
     let all = FAMILIES.map(|family| family.class);
-    // Other names of three that have a fixture.
+    // Other names of four that have a fixture, and two that transformers has no class of.
     let others = [
         "Gemma3ForConditionalGeneration",
         "PhiMoEForCausalLM",
         "MPTForCausalLM",
+        "KimiK25ForConditionalGeneration",
+        "InternLM2ForCausalLM",
+        "MiniCPMForCausalLM",
     ];
     let expected = all.into_iter().filter(|class| !others.contains(class));
     assert_eq!(classes, expected.map(str::to_owned).collect());
@@ -132,7 +135,7 @@ fn a_language_model_of_another_family_is_refused_by_its_type() {
         let refused = spec(config.as_object().expect("an object"));
         let error = refused.expect_err("it is none of them");
         let words = "text_config.model_type: 'mistral5' is not one of llama, mistral, ministral, ministral3, mistral4, qwen2, qwen3, \
-                     exaone4, exaone4_5_text";
+                     exaone4, exaone4_5_text, deepseek_v3, kimi_k2";
         assert!(error.contains(words), "{error}");
     }
 }
@@ -279,4 +282,62 @@ fn keys_that_change_a_model_in_other_families_only_are_refused() {
         let error = described(class, keys).expect_err("refused");
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn every_second_layer_of_an_lfm_3_has_attention() {
+    let silent = described("Lfm3ForCausalLM", json!({"num_hidden_layers": 7})).expect("a model");
+    let found: Vec<_> = silent
+        .layers
+        .iter()
+        .map(|layer| (layer.has_cache(), layer.attention.window.is_some()))
+        .collect();
+    let (convolution, windowed, full) = ((false, false), (true, true), (true, false));
+    let expected = [
+        convolution,
+        convolution,
+        full,
+        convolution,
+        windowed,
+        convolution,
+        full,
+    ];
+    assert_eq!(found, expected);
+    let keys = json!({"num_hidden_layers": 1, "layer_types": ["attention"]});
+    let error = described("Lfm3ForCausalLM", keys).expect_err("there is no such layer");
+    assert!(error.contains("layer_types"), "{error}");
+    let keys = json!({"sliding_window": null});
+    let error = described("Lfm3ForCausalLM", keys).expect_err("some layers have a window");
+    assert!(error.contains("sliding_window"), "{error}");
+}
+
+#[test]
+fn a_minicpm_scales_embedded_tokens_blocks_and_logits() {
+    let keys = json!({
+        "num_hidden_layers": 4, "hidden_size": 2304, "num_attention_heads": 36, "scale_emb": 12, "scale_depth": 1.4,
+        "dim_model_base": 256,
+    });
+    let spec = described("MiniCPMForCausalLM", keys).expect("a model");
+    let residual = 1.4 / 2.0;
+    assert_eq!(spec.embedding_scale, (12.0 / residual) as f32);
+    assert_eq!(spec.logits.scale, 256.0 / 2304.0);
+    for (key, value) in [
+        ("sparse_config", json!({"topk": 64})),
+        ("num_experts", json!(8)),
+    ] {
+        let error = described("MiniCPMForCausalLM", json!({key: value}));
+        let error = error.expect_err("it is not supported");
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn an_internlm_2_has_biases_of_attention_unless_its_config_says_otherwise() {
+    let has_biases = |keys: Value| {
+        let spec = described("InternLM2ForCausalLM", keys).expect("a model");
+        let attention = &spec.layers[0].attention;
+        [attention.qkv.has_bias, attention.o.has_bias]
+    };
+    assert_eq!(has_biases(json!({})), [true; 2]);
+    assert_eq!(has_biases(json!({"bias": false})), [false; 2]);
 }

@@ -56,12 +56,6 @@ const FAMILIES: &[Unsupported] = &[
         "its tensors are fused in its own way, and the larger models have linear biases (ALiBi)",
     ),
     decoder(
-        "InternLM2ForCausalLM",
-        "internlm2",
-        "LlamaForCausalLM",
-        "queries, keys and values are fused by groups, under names of its own",
-    ),
-    decoder(
         "QWenLMHeadModel",
         "qwen",
         "Qwen2ForCausalLM",
@@ -72,12 +66,6 @@ const FAMILIES: &[Unsupported] = &[
         "chatglm",
         "GlmForCausalLM",
         "it is in its authors' own format: use the checkpoint whose name ends with -hf",
-    ),
-    decoder(
-        "MiniCPMForCausalLM",
-        "minicpm",
-        "GraniteForCausalLM",
-        "its multipliers have other names, and other scales",
     ),
     decoder(
         "DeciLMForCausalLM",
@@ -91,21 +79,25 @@ const FAMILIES: &[Unsupported] = &[
         "DeepseekV2ForCausalLM",
         "its attention caches keys and values instead of latents",
     ),
+    alone(
+        "DogeForCausalLM",
+        "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
+    ),
     decoder(
         "LagunaForCausalLM",
         "laguna",
         "AfmoeForCausalLM",
         "each query head has one gate, a softplus, and layers differ in their numbers of heads",
     ),
-    alone(
-        "DogeForCausalLM",
-        "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
-    ),
-    converted("Lfm3ForCausalLM", "Lfm2ForCausalLM", HEAD_GATES),
     converted(
         "AXK1ForCausalLM",
         "DeepseekV3ForCausalLM",
         "it normalises what its experts give",
+    ),
+    converted(
+        "Kolibri1ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "it has norms in front of blocks and behind them, and corrects logits of experts instead of scores",
     ),
     converted("AXK2ForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
     decoder(
@@ -174,19 +166,9 @@ const FAMILIES: &[Unsupported] = &[
         HYPER,
     ),
     converted(
-        "Kolibri1ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "it has norms in front of blocks and behind them, and corrects logits of experts instead of scores",
-    ),
-    converted(
         "LaraMiniForCausalLM",
         "Qwen3NextForCausalLM",
         "its recurrent layers have modules of other names, and the others no positions",
-    ),
-    converted(
-        "FlintForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "it chooses experts by sigmoids, and its heads have attention-sink logits",
     ),
     converted(
         "BeamForCausalLM",
@@ -197,11 +179,6 @@ const FAMILIES: &[Unsupported] = &[
         "Step3p7ForConditionalGeneration",
         "MiniMaxM2ForCausalLM",
         HEAD_GATES,
-    ),
-    converted(
-        "Kimi_K25ForConditionalGeneration",
-        "DeepseekV3ForCausalLM",
-        IMAGES,
     ),
     converted(
         "MuseGlimmerForConditionalGeneration",
@@ -291,9 +268,11 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gptj",
+    "internlm2",
     "jamba",
     "kimi-linear",
     "mamba",
+    "minicpm",
     "minicpm3",
     "mpt",
 ];

@@ -1,12 +1,12 @@
 //! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without
-//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5.
+//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
 //! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
 //!
-//! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava and
-//! exaone4_5 of transformers.
+//! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava,
+//! exaone4_5 and kimi_k25 of transformers.
 
 use serde_json::{Map, Value, json};
 
@@ -94,11 +94,25 @@ pub const LLAVA: Family = Family {
     },
 };
 
+/// Kimi K2.5 and K2.6, by Moonshot AI, whose language model is a DeepSeek-V3.
+pub const KIMI_K2_5: Family = Family {
+    class: "Kimi_K25ForConditionalGeneration",
+    gguf: None,
+    describe: |config| describe_kimi(config, KIMI_K2_5.class),
+};
+
+/// The same, as its authors call it.
+pub const KIMI_K2_5_ORIGINAL: Family = Family {
+    class: "KimiK25ForConditionalGeneration",
+    gguf: None,
+    describe: |config| describe_kimi(config, KIMI_K2_5_ORIGINAL.class),
+};
+
 /// The path of the language model's config.
 const TEXT: &str = "text_config.";
 
 /// The families of language models by `model_type`, which a config under `text_config` has in place of a class.
-const LANGUAGE_MODELS: [(&str, Family); 9] = [
+const LANGUAGE_MODELS: [(&str, Family); 11] = [
     ("llama", llama::FAMILY),
     ("mistral", mistral::FAMILY),
     ("ministral", mistral::MINISTRAL),
@@ -109,7 +123,15 @@ const LANGUAGE_MODELS: [(&str, Family); 9] = [
     ("exaone4", exaone4::FAMILY),
     // The first name of that.
     ("exaone4_5_text", exaone4::FAMILY),
+    ("deepseek_v3", deepseek::V3),
+    // The name that Moonshot AI gives that.
+    ("kimi_k2", deepseek::V3),
 ];
+
+fn describe_kimi(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let is_tied = config.bool_or("tie_word_embeddings", true)?;
+    describe_by_type(config, "deepseek_v3", json!({}), class, is_tied)
+}
 
 fn describe_qwen2_vl(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
     let defaults = json!({

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::projection::Projection;
 use crate::recurrence_spec::RecurrenceSpec;
 use crate::rope::Rope;
-use inflight_device::{LatentShape, QkNormKind};
+use inflight_device::{GateFunction, LatentShape, QkNormKind};
 
 /// An attention block: `o(attention(rope(qkv(x))))`.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,9 +20,9 @@ pub struct AttentionSpec {
     pub recurrence: Option<RecurrenceSpec>,
     /// What the recurrence reads besides, if it has late inputs.
     pub late: Option<LateInputsSpec>,
-    /// The gates of attention, `[q_width, hidden_size]`: `o` reads its results times the sigmoid of these.
-    pub gate: Option<Projection>,
-    /// Its key and value heads, if they are not [the model's](super::ModelSpec::num_kv_heads).
+    /// The gates of attention.
+    pub gate: Option<GateSpec>,
+    /// Its heads, if they are not [the model's](super::ModelSpec::num_kv_heads).
     pub kv_heads: Option<KvHeads>,
     /// The earlier layer whose keys and values it reads, which has the same heads: `qkv` makes only queries then.
     pub kv_source: Option<usize>,
@@ -104,10 +104,21 @@ impl LateInputsSpec {
     }
 }
 
-/// The key and value heads of a layer.
+/// Gates of attention: `o` reads its results times a function of these.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateSpec {
+    /// `[q_width, hidden_size]`, or `[num_heads, hidden_size]`, where a gate is for all elements of a head.
+    pub projection: Projection,
+    /// The function.
+    pub function: GateFunction,
+}
+
+/// The heads of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvHeads {
-    /// How many; divides the query heads.
+    /// Query heads.
+    pub num_q: usize,
+    /// Key and value heads; divides the query heads.
     pub num: usize,
     /// Width of a head, of queries too; even.
     pub dim: usize,
@@ -176,7 +187,7 @@ impl AttentionSpec {
     /// Its projections, without what heads make of latents.
     pub(super) fn projections(&self) -> Vec<&Projection> {
         let mut all = vec![&self.qkv, &self.o];
-        all.extend(&self.gate);
+        all.extend(self.gate.as_ref().map(|gate| &gate.projection));
         all.extend(self.late.iter().flat_map(LateInputsSpec::projections));
         if let Some(latent) = &self.latent {
             all.push(&latent.kv);
@@ -185,12 +196,19 @@ impl AttentionSpec {
         all
     }
 
+    /// Whether a gate is for all elements of a head.
+    pub fn has_gates_of_heads(&self, head_dim: usize) -> bool {
+        let width = self.o.num_inputs;
+        let gate = self.gate.as_ref();
+        gate.is_some_and(|it| it.projection.num_outputs() * head_dim == width)
+    }
+
     /// Sets whether its projections have biases.
     pub fn set_biases(&mut self, has_bias: bool) {
         self.qkv.has_bias = has_bias;
         self.o.has_bias = has_bias;
         if let Some(gate) = &mut self.gate {
-            gate.has_bias = has_bias;
+            gate.projection.has_bias = has_bias;
         }
     }
 }

@@ -23,7 +23,8 @@ use inflight_device::{
 };
 
 pub use attention::{
-    AttentionSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec, TimeNorm,
+    AttentionSpec, GateSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec,
+    TimeNorm,
 };
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
@@ -266,10 +267,17 @@ impl ModelSpec {
     pub fn head_shape(&self, layer: usize) -> HeadShape {
         let own = self.layers[layer].attention.kv_heads;
         HeadShape {
-            num_q_heads: self.num_heads,
+            num_q_heads: own.map_or(self.num_heads, |heads| heads.num_q),
             num_kv_heads: own.map_or(self.num_kv_heads, |heads| heads.num),
             head_dim: own.map_or(self.head_dim, |heads| heads.dim),
         }
+    }
+
+    /// The query heads of the layer with the most.
+    pub fn max_query_heads(&self) -> usize {
+        let layers = 0..self.num_layers();
+        let heads = layers.map(|layer| self.head_shape(layer).num_q_heads);
+        heads.max().unwrap_or(self.num_heads)
     }
 
     /// Whether the residual stream starts with an RMS norm.
@@ -373,6 +381,18 @@ impl ModelSpec {
             true => vec![0],
             false => widths,
         }
+    }
+
+    /// The different numbers of gates of the attention of layers.
+    pub fn gate_widths(&self) -> Vec<usize> {
+        let gates = self
+            .layers
+            .iter()
+            .filter_map(|it| it.attention.gate.as_ref());
+        let mut widths: Vec<_> = gates.map(|it| it.projection.num_outputs()).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        widths
     }
 
     /// The different heads of the attention of layers, and whether they store keys and values.

@@ -1,0 +1,174 @@
+//! LFM3, by Liquid AI: gated convolutions, and attention in some layers, most of it with a window.
+//!
+//! Convolutions are those of [LFM2](super::lfm2). Attention has an RMS norm of each query and key head and, unless
+//! `use_attention_gate` is false, one gate for each head. Both blocks of a layer have norms behind them, unless
+//! `use_sandwich_norm` is false. `layer_types` tells which layer is which; the two kinds of attention have their own
+//! sections of `rope_parameters`. Its default is a convolution in every second layer and the first one, a window in
+//! every fourth one, and attention to all tokens in the others.
+//!
+//! Source: configuration_lfm3.py and modeling_lfm3.py of transformers.
+
+use std::num::NonZeroU32;
+
+use serde_json::{Value, json};
+
+use super::bounds::MAX_POSITIONS;
+use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
+use super::family::Family;
+use super::gemma4::proportional_rope;
+use super::lfm2::{convolution, gated};
+use super::recurrent::MAX_KERNEL_LEN;
+use super::rope_config::{RopeDefaults, rope_of, section_of};
+use super::windows::no_windows;
+use crate::spec::{BlockNorms, GateSpec, LayerSpec, ModelSpec, Norms, Projection, QkNormSpec};
+use inflight_base::LoadError;
+use inflight_checkpoint::JsonFile;
+use inflight_device::{Activation, GateFunction};
+
+pub const FAMILY: Family = Family {
+    class: "Lfm3ForCausalLM",
+    gguf: None,
+    describe,
+};
+
+/// What a layer has in front of its feed-forward block.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Convolution,
+    Windowed,
+    Full,
+}
+
+const NAMES: [(&str, Kind); 3] = [
+    ("conv", Kind::Convolution),
+    ("sliding_attention", Kind::Windowed),
+    ("full_attention", Kind::Full),
+];
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    // The sections of the two kinds of attention.
+    let silent = json!({
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    });
+    let config = &match config.get("rope_parameters") {
+        Some(_) => config.with("rope_scaling", Value::Null),
+        None => config.with("rope_parameters", silent),
+    };
+    let defaults = Defaults {
+        sizes: Some(Sizes::new(128_000, 2048, 7680, 24, 16, 128_000)),
+        num_kv_heads: Some(4),
+        head_dim: Some(128),
+        norm_eps: 1e-5,
+        rope: RopeDefaults {
+            section: Some("sliding_attention"),
+            ..Defaults::LLAMA.rope
+        },
+        tied_embeddings: true,
+        keys: Keys {
+            norm_eps: "norm_eps",
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions {
+        // Whatever `hidden_act` says.
+        activation: Activation::Silu,
+        ..Dimensions::from_config(config, &defaults)?
+    };
+    let local = section_of(config, "sliding_attention")?;
+    let local = rope_of(
+        config,
+        local.as_ref(),
+        None,
+        dimensions.max_position_embeddings,
+        dimensions.head_dim,
+        defaults.rope,
+    )?;
+    let full = proportional_rope(config, dimensions.head_dim)?;
+    let kinds = kinds(config, dimensions.num_layers)?;
+    let window = window(config, &kinds)?;
+    let kernel_len = config.size("conv_L_cache", 1..=MAX_KERNEL_LEN)?;
+    let has_bias = config.bool_or("conv_bias", false)?;
+    let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
+    let layer = layer(config, &dimensions)?;
+    let mut spec = dimensions.model(FAMILY.class, layer, no_windows(num_layers));
+    spec.modules.final_norm = Some("model.embedding_norm");
+    for (layer, kind) in spec.layers.iter_mut().zip(kinds) {
+        let attention = &mut layer.attention;
+        match kind {
+            Kind::Convolution => {
+                attention.gate = None;
+                convolution(attention, hidden, kernel_len.unwrap_or(7), has_bias);
+            }
+            Kind::Windowed => (attention.rope, attention.window) = (local.clone(), window),
+            Kind::Full => attention.rope = full.clone(),
+        }
+    }
+    Ok(spec)
+}
+
+/// A layer with attention.
+fn layer(config: &JsonFile, dimensions: &Dimensions) -> Result<LayerSpec, LoadError> {
+    let mut layer = dimensions.llama_layer();
+    layer.norms = match config.bool_or("use_sandwich_norm", true)? {
+        true => Norms::Sequential {
+            attention: BlockNorms {
+                before: Some("operator_norm"),
+                after: Some("post_operator_norm"),
+            },
+            feed_forward: BlockNorms {
+                before: Some("ffn_norm"),
+                after: Some("post_ffn_norm"),
+            },
+        },
+        false => Norms::before("operator_norm", "ffn_norm"),
+    };
+    layer.feed_forward = gated(dimensions);
+    let attention = &mut layer.attention;
+    attention.qk_norm = Some(QkNormSpec::of_heads(dimensions.norm.eps));
+    attention.set_biases(config.bool_or("attention_bias", false)?);
+    if config.bool_or("use_attention_gate", true)? {
+        let (heads, hidden) = (dimensions.num_heads, dimensions.hidden_size);
+        attention.gate = Some(GateSpec {
+            // Without biases, whatever the others have.
+            projection: Projection::single("self_attn.gate_proj", heads, hidden),
+            function: GateFunction::Sigmoid,
+        });
+    }
+    Ok(layer)
+}
+
+fn kinds(config: &JsonFile, num_layers: usize) -> Result<Vec<Kind>, LoadError> {
+    const KEY: &str = "layer_types";
+    let Some(told) = config.get(KEY) else {
+        let kind = |layer: usize| match layer % 4 {
+            2 => Kind::Full,
+            0 if layer > 0 => Kind::Windowed,
+            _ => Kind::Convolution,
+        };
+        return Ok((0..num_layers).map(kind).collect());
+    };
+    let kind = |told: &Value| {
+        let mut names = NAMES.into_iter();
+        let told = told.as_str()?;
+        names.find_map(|(name, kind)| (name == told).then_some(kind))
+    };
+    let kinds = told.as_array().filter(|told| told.len() == num_layers);
+    let kinds = kinds.and_then(|told| told.iter().map(kind).collect());
+    kinds.ok_or_else(|| {
+        let known = NAMES.map(|(name, _)| name).join("', '");
+        let expected = format!("a list of {num_layers} entries, each of '{known}'");
+        config.unexpected(KEY, told, expected)
+    })
+}
+
+fn window(config: &JsonFile, kinds: &[Kind]) -> Result<Option<NonZeroU32>, LoadError> {
+    const KEY: &str = "sliding_window";
+    let window = config.size_or(KEY, 1..=MAX_POSITIONS, Some(256))?;
+    let window = window.and_then(|window| NonZeroU32::new(window as u32));
+    match window.is_none() && kinds.contains(&Kind::Windowed) {
+        true => Err(config.unexpected(KEY, "null", "a number, as layers have a window")),
+        false => Ok(window),
+    }
+}
