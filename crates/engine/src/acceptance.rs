@@ -165,4 +165,20 @@ mod tests {
         assert!((1500..2100).contains(&num_drafted), "{num_drafted}");
         assert!(num_accepted > 1400, "{num_accepted}");
     }
+
+    #[test]
+    fn each_verified_draft_weighs_a_fifth_less_than_the_next() {
+        let mut acceptance = Acceptance::at(0.5);
+        acceptance.count(4, 1);
+        // One was right, the next one wrong, and the other two say nothing.
+        let right = 1.0_f32 * 0.64 + 0.8;
+        let verified = 2.0_f32 * 0.64 + 0.8 + 1.0;
+        assert!((acceptance.probability() - right / verified).abs() < 1e-6);
+    }
+
+    #[test]
+    fn drafts_that_cost_a_token_are_not_tried_at_once() {
+        assert!(Acceptance::unknown(0.5).probes(0.99));
+        assert!(!Acceptance::unknown(0.5).probes(1.0));
+    }
 }

@@ -49,3 +49,15 @@ impl fmt::Debug for Adapter {
         write!(f, "Adapter({:p})", Arc::as_ptr(&self.contents))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_contents_are_for_who_knows_their_type() {
+        let adapter = Adapter::new(Arc::new(7_u32), 1);
+        assert_eq!(adapter.contents::<u32>(), Some(&7));
+        assert_eq!(adapter.contents::<u64>(), None);
+    }
+}

@@ -569,4 +569,15 @@ mod tests {
         assert_eq!(room(10, 10, 16, 3), 0);
         assert_eq!(room(10, 14, 10, 3), 0);
     }
+
+    #[test]
+    fn totals_of_drafts_are_summed_and_have_a_rate() {
+        let totals = |num_drafted, num_accepted| DraftTotals {
+            num_drafted,
+            num_accepted,
+        };
+        assert_eq!(totals(8, 2).plus(totals(4, 4)), totals(12, 6));
+        assert_eq!(totals(8, 2).acceptance_rate(), 0.25);
+        assert_eq!(totals(0, 0).acceptance_rate(), 0.0);
+    }
 }

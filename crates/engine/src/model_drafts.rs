@@ -258,4 +258,50 @@ mod tests {
         // Three tokens' worth, of which each draft gains 0.05.
         assert_eq!((num_worth(59), num_worth(61)), (0, 1));
     }
+
+    #[test]
+    fn a_sequence_begins_with_what_others_have_experienced() {
+        let mut experience = Experience::default();
+        // One draft was right, the next one wrong, and the other two say nothing.
+        experience.count(4, 1);
+        let verified = (2.0 * 0.99 + 1.0) * 0.99 + 1.0;
+        let right = (0.5 * 0.99 + 1.0) * 0.99;
+        let probability = experience.acceptance().probability();
+        assert!((probability - right / verified).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_sequence_that_is_computed_again_takes_its_drafts_back() {
+        let mut model = ModelDrafts::default();
+        model.start(Tokens(10));
+        model.make();
+        model.go_back(Tokens(7));
+        assert_eq!(model.made_from(), Some(Tokens(7)));
+        model.go_back(Tokens(9));
+        assert_eq!(model.made_from(), Some(Tokens(7)));
+    }
+
+    #[test]
+    fn drafts_are_worth_it_below_their_price() {
+        // Half of them are right, as long as nothing is known.
+        let model = ModelDrafts::default();
+        let at = |made| DraftPrices { made, ..PRICES };
+        assert!(model.is_worth(&at(0.4)));
+        assert!(!model.is_worth(&at(0.6)));
+    }
+
+    #[test]
+    fn a_prompt_is_caught_up_on_if_that_gains_as_much_as_it_costs() {
+        let prices = DraftPrices {
+            made: 0.25,
+            caught_up: 0.25,
+            ..PRICES
+        };
+        let num_worth = |num_left| {
+            let mut model = ModelDrafts::default();
+            model.num_worth(&prices, Tokens(10), Tokens(num_left))
+        };
+        assert_eq!(num_worth(9), 0);
+        assert!(num_worth(10) > 0);
+    }
 }

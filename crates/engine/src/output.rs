@@ -108,3 +108,36 @@ impl Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_a_token_or_a_failure_or_neither() {
+        for (result, is_generated, is_failure) in [
+            (Some(Sampled::Token(1)), true, false),
+            (Some(Sampled::Candidates), true, false),
+            (Some(Sampled::Pooled), false, false),
+            (Some(Sampled::Failed(SampleError::NotFinite)), false, true),
+            (Some(Sampled::Missed), false, true),
+            (None, false, false),
+        ] {
+            assert_eq!(Sampled::is_generated(result), is_generated, "{result:?}");
+            assert_eq!(Sampled::is_failure(result), is_failure, "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_cleared_output_is_empty() {
+        let mut output = StepOutput {
+            sampled: vec![(SeqSlot(0), Sampled::Pooled)],
+            beam_candidates: vec![BeamCandidates::default()],
+            extra_outputs: vec![(SeqSlot(0), ExtraOutputs::default())],
+        };
+        output.clear();
+        assert!(output.sampled.is_empty());
+        assert!(output.beam_candidates.is_empty());
+        assert!(output.extra_outputs.is_empty());
+    }
+}

@@ -503,4 +503,143 @@ mod tests {
         assert_eq!(idle.max_num_active, 12);
         assert_eq!(StepStats::together([]), None);
     }
+
+    /// A record whose counts are `first` and the numbers behind it.
+    fn counted(first: u32) -> StepStats {
+        let n = |place| u64::from(first + place);
+        StepStats {
+            iteration_counter: n(0),
+            num_active: first as usize + 1,
+            max_num_active: first + 2,
+            num_scheduled: first as usize + 3,
+            num_context: first as usize + 4,
+            num_generation: first as usize + 5,
+            num_context_tokens: Tokens(first + 6),
+            lockstep: Some(LockstepTotals {
+                num_requests: n(7),
+                num_context_tokens: n(8),
+                num_generated_tokens: n(9),
+                num_empty_slots: n(10),
+            }),
+            num_paused: first as usize + 11,
+            num_waiting: first as usize + 12,
+            kv: KvUsage {
+                num_blocks: Blocks(first + 13),
+                num_used: Blocks(first + 14),
+                num_host_blocks: Blocks(first + 15),
+                num_host_used: Blocks(first + 16),
+                num_snapshots: first + 17,
+                num_snapshots_used: first + 18,
+                ..kv(0)
+            },
+            reuse: ReuseTotals {
+                num_reused_blocks: n(19),
+                ..ReuseTotals::default()
+            },
+            ended: Totals {
+                num_requests: n(20),
+                num_input_tokens: n(21),
+                num_output_tokens: n(22),
+            },
+            drafts: Some(DraftTotals {
+                num_drafted: n(23),
+                num_accepted: n(24),
+            }),
+            adapters: Some(AdapterUsage {
+                num_pages: first + 25,
+                num_used: first + 26,
+                num_adapters: first + 27,
+                num_waiting: first + 28,
+            }),
+            ..StepStats::before_the_first(&EngineConfig::default(), kv(0))
+        }
+    }
+
+    #[test]
+    fn the_record_of_several_engines_has_the_sum_of_each_count() {
+        let sum = StepStats {
+            iteration_counter: 1100,
+            num_active: 1102,
+            max_num_active: 1104,
+            num_scheduled: 1106,
+            num_context: 1108,
+            num_generation: 1110,
+            num_context_tokens: Tokens(1112),
+            lockstep: Some(LockstepTotals {
+                num_requests: 1114,
+                num_context_tokens: 1116,
+                num_generated_tokens: 1118,
+                num_empty_slots: 1120,
+            }),
+            num_paused: 1122,
+            num_waiting: 1124,
+            kv: KvUsage {
+                num_blocks: Blocks(1126),
+                num_used: Blocks(1128),
+                num_host_blocks: Blocks(1130),
+                num_host_used: Blocks(1132),
+                num_snapshots: 1134,
+                num_snapshots_used: 1136,
+                ..kv(0)
+            },
+            reuse: ReuseTotals {
+                num_reused_blocks: 1138,
+                ..ReuseTotals::default()
+            },
+            ended: Totals {
+                num_requests: 1140,
+                num_input_tokens: 1142,
+                num_output_tokens: 1144,
+            },
+            drafts: Some(DraftTotals {
+                num_drafted: 1146,
+                num_accepted: 1148,
+            }),
+            adapters: Some(AdapterUsage {
+                num_pages: 1150,
+                num_used: 1152,
+                num_adapters: 1154,
+                num_waiting: 1156,
+            }),
+            ..counted(0)
+        };
+        let both = StepStats::together([&counted(100), &counted(1000)]);
+        assert_eq!(both, Some(sum));
+    }
+
+    #[test]
+    fn an_engine_that_is_gone_leaves_its_totals_and_no_limits() {
+        let gone = StepStats {
+            num_active: 0,
+            max_num_active: 0,
+            num_scheduled: 0,
+            num_context: 0,
+            num_generation: 0,
+            num_context_tokens: Tokens::ZERO,
+            lockstep: Some(LockstepTotals::default()),
+            num_paused: 0,
+            num_waiting: 0,
+            kv: KvUsage {
+                num_blocks: Blocks::ZERO,
+                ..kv(0)
+            },
+            adapters: Some(AdapterUsage::default()),
+            ..counted(100)
+        };
+        assert_eq!(counted(100).gone(), gone);
+    }
+
+    #[test]
+    fn only_lockstep_has_totals_of_its_batch() {
+        let with = |scheme| EngineConfig {
+            scheme,
+            ..EngineConfig::default()
+        };
+        let lockstep = |scheme| StepStats::before_the_first(&with(scheme), kv(0)).lockstep;
+        assert_eq!(
+            lockstep(BatchingScheme::V1),
+            Some(LockstepTotals::default())
+        );
+        assert_eq!(lockstep(BatchingScheme::InflightFused), None);
+    }
 }

@@ -4,8 +4,9 @@ mod support;
 
 use inflight_base::{BlockSize, Blocks, SequenceId, Tokens};
 use inflight_engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event,
-    KvBlocks, KvGroups, OutputOptions, PromptLookup, Speculation,
+    AdapterUsage, AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine,
+    EngineConfig, Event, ExtraOutputs, KvBlocks, KvGroups, LockstepTotals, OutputOptions,
+    PromptLookup, Sampled, Speculation, Stage, StepOutput, Totals,
 };
 use inflight_sampling::{FinishReason, SampleError};
 use support::{TestRequest, World, wide_config};
@@ -99,6 +100,228 @@ fn limits_that_cannot_be_served_are_rejected_with_the_way_out() {
 }
 
 #[test]
+fn the_smallest_limits_that_can_be_served_are_accepted() {
+    let wide = wide_config;
+    let unchunked = || EngineConfig {
+        enable_chunked_context: false,
+        policy: CapacityPolicy::MaxUtilization,
+        ..wide()
+    };
+    for config in [
+        EngineConfig {
+            max_num_requests: 1,
+            max_num_active: 1,
+            max_seq_len: Tokens(2),
+            num_blocks: Blocks(1),
+            ..wide()
+        },
+        EngineConfig {
+            max_num_tokens: Tokens(8),
+            max_beam_width: 8,
+            ..wide()
+        },
+        EngineConfig {
+            max_num_tokens: Tokens(16),
+            chunk_unit: BlockSize::new(16).expect("not zero"),
+            ..wide()
+        },
+        EngineConfig {
+            max_num_tokens: Tokens(64),
+            ..unchunked()
+        },
+        // Nothing is paused, and a prompt is compared with the budget when it comes.
+        EngineConfig {
+            max_num_tokens: Tokens(63),
+            policy: CapacityPolicy::GuaranteedNoEvict,
+            ..unchunked()
+        },
+        EngineConfig {
+            num_blocks: Blocks(16),
+            ..wide()
+        },
+        EngineConfig {
+            num_micro_batches: 2,
+            ..wide()
+        },
+        EngineConfig {
+            plan_ahead: true,
+            reuse: BlockReuse::WholeBlocks,
+            ..wide()
+        },
+        EngineConfig {
+            num_host_blocks: Blocks(u32::MAX - 129),
+            reuse: BlockReuse::WholeBlocks,
+            ..wide()
+        },
+        EngineConfig {
+            num_state_snapshots: 1,
+            reuse: BlockReuse::WholeBlocks,
+            ..wide()
+        },
+        EngineConfig {
+            pools: true,
+            whole_prompts: true,
+            ..wide()
+        },
+        // Block tables of 2^32 - 1 places.
+        EngineConfig {
+            max_num_requests: 65535,
+            max_seq_len: Tokens(65537 * 4),
+            max_num_tokens: Tokens(1 << 18),
+            num_blocks: Blocks(1 << 17),
+            ..wide()
+        },
+    ] {
+        assert!(config.check().is_ok(), "{config:?}");
+    }
+}
+
+#[test]
+fn settings_that_exclude_each_other_are_rejected() {
+    let wide = wide_config;
+    let pooling = || EngineConfig {
+        pools: true,
+        ..wide()
+    };
+    let speculation = Some(Speculation {
+        max_draft_tokens: 2,
+        prompt_lookup: Some(PromptLookup { min: 1, max: 2 }),
+        has_draft_model: false,
+        recomputes_drafts: false,
+    });
+    for (config, expected) in [
+        (
+            EngineConfig {
+                max_num_active: 0,
+                ..wide()
+            },
+            "max_num_active is 0",
+        ),
+        (
+            EngineConfig {
+                max_beam_width: 0,
+                ..wide()
+            },
+            "max_beam_width = 0 beams",
+        ),
+        (
+            EngineConfig {
+                max_num_tokens: Tokens(8),
+                max_beam_width: 9,
+                ..wide()
+            },
+            "max_beam_width = 9 beams",
+        ),
+        (
+            EngineConfig {
+                max_num_requests: 1 << 15,
+                max_beam_width: 2,
+                max_seq_len: Tokens(1 << 18),
+                max_num_tokens: Tokens(1 << 18),
+                num_blocks: Blocks(1 << 16),
+                ..wide()
+            },
+            "have 2^32 places or more",
+        ),
+        (
+            EngineConfig {
+                plan_ahead: true,
+                num_micro_batches: 2,
+                ..wide()
+            },
+            "plan_ahead is true",
+        ),
+        (
+            EngineConfig {
+                plan_ahead: true,
+                scheme: BatchingScheme::V1,
+                ..wide()
+            },
+            "plan_ahead is true",
+        ),
+        (
+            EngineConfig {
+                scheme: BatchingScheme::V1,
+                num_micro_batches: 2,
+                ..wide()
+            },
+            "gpt_model_type is V1, which computes one batch at a time",
+        ),
+        (
+            EngineConfig {
+                num_host_blocks: Blocks(1),
+                ..wide()
+            },
+            "blocks in host memory, and nothing is reused",
+        ),
+        (
+            EngineConfig {
+                num_host_blocks: Blocks(u32::MAX - 128),
+                reuse: BlockReuse::WholeBlocks,
+                ..wide()
+            },
+            "2^32 or more",
+        ),
+        (
+            EngineConfig {
+                num_state_snapshots: 1,
+                reuse: BlockReuse::PartialBlocks,
+                ..wide()
+            },
+            "snapshots of recurrent states",
+        ),
+        (
+            EngineConfig {
+                num_state_snapshots: 1,
+                reuse: BlockReuse::WholeBlocks,
+                plan_ahead: true,
+                ..wide()
+            },
+            "snapshots of recurrent states",
+        ),
+        (
+            EngineConfig {
+                whole_prompts: true,
+                ..wide()
+            },
+            "each token of the model sees all others",
+        ),
+        (
+            EngineConfig {
+                whole_prompts: true,
+                reuse: BlockReuse::WholeBlocks,
+                ..pooling()
+            },
+            "each token of the model sees all others",
+        ),
+        (
+            EngineConfig {
+                scheme: BatchingScheme::V1,
+                ..pooling()
+            },
+            "a pooling model, and gpt_model_type is V1",
+        ),
+        (
+            EngineConfig {
+                speculation,
+                ..pooling()
+            },
+            "a pooling model, and speculation is on",
+        ),
+        (
+            EngineConfig {
+                max_beam_width: 2,
+                ..pooling()
+            },
+            "a pooling model, and max_beam_width is above 1",
+        ),
+    ] {
+        let refusal = refusal(config);
+        assert!(refusal.contains(expected), "{refusal}");
+    }
+}
+
+#[test]
 fn requests_that_could_never_run_are_rejected_with_the_way_out() {
     let refusal = |config: EngineConfig, num_prompt_tokens, max_new_tokens| {
         let mut world = World::new(config);
@@ -131,6 +354,101 @@ fn requests_that_could_never_run_are_rejected_with_the_way_out() {
         "the prompt has 21 tokens, more than a step can carry (max_num_tokens = 20) and \
          enable_chunked_context is false: shorten the prompt"
     );
+}
+
+#[test]
+fn a_cache_of_several_groups_says_how_many_tokens_it_holds() {
+    let refusal = refusal(EngineConfig {
+        groups: KvGroups::new(&[None, None]),
+        num_blocks: Blocks(15),
+        ..wide_config()
+    });
+    assert!(
+        refusal.contains("at most 28, or let the KV cache have at least 64 tokens"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn the_largest_step_follows_from_the_limits() {
+    let with = |max_beam_width, max_num_tokens, max_draft_tokens| EngineConfig {
+        max_beam_width,
+        max_num_tokens: Tokens(max_num_tokens),
+        speculation: (max_draft_tokens > 0).then_some(Speculation {
+            max_draft_tokens,
+            prompt_lookup: Some(PromptLookup { min: 1, max: 2 }),
+            has_draft_model: false,
+            recomputes_drafts: false,
+        }),
+        ..wide_config()
+    };
+    // Eight requests.
+    for (config, max_sequences, max_sampled_rows) in [
+        (with(1, 512, 0), 8, 8),
+        (with(4, 512, 0), 32, 32),
+        (with(4, 20, 0), 20, 20),
+        (with(1, 512, 5), 8, 48),
+        (with(1, 40, 5), 8, 40),
+    ] {
+        assert_eq!(config.max_sequences(), max_sequences, "{config:?}");
+        assert_eq!(config.max_sampled_rows(), Tokens(max_sampled_rows));
+    }
+}
+
+#[test]
+fn a_step_that_is_planned_ahead_computes_one_more_token_of_a_sequence() {
+    let with = |max_num_tokens, plan_ahead| EngineConfig {
+        groups: KvGroups::one(Some(AttentionWindow {
+            size: Tokens(8),
+            num_sinks: Tokens(0),
+        })),
+        max_num_tokens: Tokens(max_num_tokens),
+        plan_ahead,
+        ..wide_config()
+    };
+    let blocks = |max_num_tokens| with(max_num_tokens, false).min_num_blocks();
+    let changes = (9..40).filter(|&it| blocks(it - 1) != blocks(it));
+    for max_num_tokens in changes {
+        let ahead = with(max_num_tokens - 1, true).min_num_blocks();
+        assert_eq!(ahead, blocks(max_num_tokens));
+    }
+}
+
+#[test]
+fn prompts_that_cannot_be_pooled_are_rejected() {
+    let pooling = EngineConfig {
+        pools: true,
+        ..wide_config()
+    };
+    let whole = EngineConfig {
+        whole_prompts: true,
+        max_num_tokens: Tokens(20),
+        ..pooling.clone()
+    };
+    let add = |config: &EngineConfig, num_prompt_tokens| {
+        let mut engine = Engine::new(config.clone());
+        let request = TestRequest::of_lengths(num_prompt_tokens, 1);
+        engine.add(request.to_request(SequenceId(1)))
+    };
+    // Nothing is generated, so a prompt may be as long as a sequence.
+    add(&pooling, 64).expect("fits");
+    let error = add(&pooling, 65).expect_err("too long").to_string();
+    assert_eq!(
+        error,
+        "the prompt has 65 tokens, more than max_seq_len = 64: shorten the prompt"
+    );
+    add(&whole, 20).expect("fits");
+    let error = add(&whole, 21).expect_err("too long").to_string();
+    assert!(
+        error.contains("a step computes all; max_num_tokens = 20 is less"),
+        "{error}"
+    );
+    let mut engine = Engine::new(pooling);
+    let request = TestRequest::of_lengths(5, 1).with_beams(1);
+    let error = engine
+        .add(request.to_request(SequenceId(1)))
+        .expect_err("nothing is searched");
+    assert!(error.to_string().contains("leave out beam_width"));
 }
 
 #[test]
@@ -239,6 +557,158 @@ fn a_step_is_recorded_as_planned() {
     assert_eq!(world.engine.stats().expect("active").iteration_counter, 3);
     world.step();
     assert_eq!(world.engine.stats(), None);
+}
+
+#[test]
+fn a_paused_request_is_recorded_as_paused() {
+    let mut world = World::new(EngineConfig {
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(6),
+        policy: CapacityPolicy::MaxUtilization,
+        ..wide_config()
+    });
+    for _ in 0..2 {
+        world.add(TestRequest::of_lengths(6, 10)).expect("fits");
+    }
+    while world.num_pauses == 0 {
+        world.step();
+    }
+    let stats = world.engine.stats().expect("active");
+    assert_eq!(
+        (stats.num_active, stats.num_scheduled, stats.num_context),
+        (2, 1, 0)
+    );
+    assert_eq!((stats.num_paused, stats.num_waiting), (1, 1));
+    let stages = world.engine.request_stages().iter();
+    let stages: Vec<_> = stages.map(|it| (it.stage, it.tokens)).collect();
+    assert_eq!(stages, [(Stage::Generation, 1), (Stage::Paused, 0)]);
+}
+
+#[test]
+fn requests_that_have_ended_are_counted_unless_they_were_cancelled() {
+    let mut world = World::new(EngineConfig {
+        max_beam_width: 2,
+        ..wide_config()
+    });
+    world.add(TestRequest::of_lengths(5, 2)).expect("fits");
+    let searching = TestRequest::of_lengths(4, 3).with_beams(2);
+    world.add(searching).expect("fits");
+    let cancelled = world.add(TestRequest::of_lengths(3, 9)).expect("fits");
+    world.add(TestRequest::of_lengths(2, 9)).expect("fits");
+    world.step();
+    world.cancel(cancelled);
+    for _ in 0..3 {
+        world.step();
+    }
+    // The search returns two hypotheses of three tokens.
+    let ended = Totals {
+        num_requests: 2,
+        num_input_tokens: 9,
+        num_output_tokens: 8,
+    };
+    assert_eq!(world.engine.stats().expect("active").ended, ended);
+}
+
+#[test]
+fn the_pages_of_adapters_are_recorded() {
+    let mut world = World::new(EngineConfig {
+        num_adapter_pages: Some(5),
+        ..wide_config()
+    });
+    // Adapter 1 has two pages, adapter 2 has three, and adapter 3 waits for its four.
+    for adapter in [1, 1, 2, 3] {
+        let request = TestRequest::of_lengths(5, 4).with_adapter(adapter);
+        world.add(request).expect("fits");
+    }
+    world.step();
+    let usage = AdapterUsage {
+        num_pages: 5,
+        num_used: 5,
+        num_adapters: 2,
+        num_waiting: 1,
+    };
+    assert_eq!(world.engine.stats().expect("active").adapters, Some(usage));
+}
+
+#[test]
+fn a_batch_in_lockstep_is_recorded_when_it_has_ended() {
+    let mut world = World::new(EngineConfig {
+        scheme: BatchingScheme::V1,
+        max_num_tokens: Tokens(14),
+        ..wide_config()
+    });
+    for (num_prompt_tokens, max_new_tokens) in [(4, 2), (7, 4), (4, 2)] {
+        let request = TestRequest::of_lengths(num_prompt_tokens, max_new_tokens);
+        world.add(request).expect("fits");
+    }
+    let so_far = |num_context_tokens, num_generated_tokens| LockstepTotals {
+        num_requests: 3,
+        num_context_tokens,
+        num_generated_tokens,
+        num_empty_slots: 0,
+    };
+    // The contexts take two steps of one iteration. The fourth request comes too late for the batch.
+    for (num_context_tokens, num_generated_tokens, num_waiting) in [(11, 0, 0), (15, 2, 1)] {
+        world.step();
+        let stats = world.engine.stats().expect("active");
+        assert_eq!(stats.iteration_counter, 1);
+        let so_far = so_far(num_context_tokens, num_generated_tokens);
+        assert_eq!(stats.lockstep, Some(so_far));
+        assert_eq!(stats.num_waiting, num_waiting);
+        if num_waiting == 0 {
+            world.add(TestRequest::of_lengths(3, 1)).expect("fits");
+        }
+    }
+    world.run_to_end();
+    let ended = world.engine.take_ended_iterations();
+    let totals: Vec<_> = ended
+        .iter()
+        .map(|it| (it.iteration_counter, it.lockstep))
+        .collect();
+    let first = LockstepTotals {
+        num_requests: 3,
+        num_context_tokens: 15,
+        num_generated_tokens: 8,
+        // Two requests wait for the other in its last two steps.
+        num_empty_slots: 4,
+    };
+    let second = LockstepTotals {
+        num_requests: 1,
+        num_context_tokens: 3,
+        num_generated_tokens: 1,
+        num_empty_slots: 0,
+    };
+    assert_eq!(totals, [(1, Some(first)), (2, Some(second))]);
+    assert_eq!(world.engine.take_ended_iterations(), []);
+}
+
+/// Applies a step of one request, whose token is followed by more than the step asks for.
+fn apply_too_much(more: impl FnOnce(&mut StepOutput)) {
+    let mut engine = Engine::new(wide_config());
+    let request = TestRequest::of_lengths(3, 4).to_request(SequenceId(1));
+    engine.add(request).expect("fits");
+    let step = engine.schedule();
+    let mut output = StepOutput::default();
+    output
+        .sampled
+        .push((step.sequences()[0].slot, Sampled::Token(1)));
+    more(&mut output);
+    engine.apply(step, &mut output, &mut Vec::new());
+}
+
+#[test]
+#[should_panic(expected = "no result for a sequence that does not sample")]
+fn a_result_that_no_sequence_samples_is_refused() {
+    apply_too_much(|output| output.sampled.push(output.sampled[0]));
+}
+
+#[test]
+#[should_panic(expected = "extra outputs are in the step's order")]
+fn extra_outputs_that_no_sequence_wants_are_refused() {
+    apply_too_much(|output| {
+        let slot = output.sampled[0].0;
+        output.extra_outputs.push((slot, ExtraOutputs::default()));
+    });
 }
 
 #[test]

@@ -702,3 +702,24 @@ fn a_paused_sequence_keeps_the_pages_of_its_adapter() {
         ",
     );
 }
+
+#[test]
+fn a_prompt_waits_for_the_states_of_one_that_begins_like_it() {
+    let config = EngineConfig {
+        num_state_snapshots: 4,
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 13, 3), at(1, 13, 3), at(1, 3, 2)];
+    // R1 leaves its states behind 12 tokens, with which R2 begins. R3 is too short for them, and overtakes R2.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     16      5  c13    w   c3
+           2      3      6    g   c1    g
+           3      2      5    g    g    .
+           4      1      4    .    g    .
+        ",
+    );
+}
