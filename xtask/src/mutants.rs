@@ -17,18 +17,27 @@ const DEFAULT: &[&str] = &["engine", "sampling", "text", "driver"];
 const EXAMINED: &[(&str, &[&str])] = &[(
     "engine",
     &[
+        "acceptance.rs",
+        "adapter.rs",
+        "adapter_pages.rs",
         "budget.rs",
         "draft_prices.rs",
         "drafts_to_make.rs",
+        "kv/config.rs",
         "kv/kept.rs",
         "kv/next_block.rs",
+        "kv/pool.rs",
         "kv/retained.rs",
         "kv/usage.rs",
         "kv/window.rs",
         "micro_batches.rs",
+        "model_drafts.rs",
+        "output.rs",
         "queue.rs",
+        "request.rs",
         "room.rs",
         "step_cost.rs",
+        "table_rows.rs",
     ],
 )];
 
