@@ -108,3 +108,25 @@ impl OutputOptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logits_of_the_prompt_are_needed_as_far_as_something_follows() {
+        let with = |context_logits, prompt_log_probs| OutputOptions {
+            context_logits,
+            prompt_log_probs,
+            ..OutputOptions::default()
+        };
+        for (options, num_rows) in [
+            (with(false, None), 0),
+            (with(false, Some(0)), 4),
+            (with(true, None), 5),
+            (with(true, Some(0)), 5),
+        ] {
+            assert_eq!(options.num_context_rows(Tokens(5)), Tokens(num_rows));
+        }
+    }
+}

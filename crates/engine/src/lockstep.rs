@@ -186,3 +186,18 @@ impl LockstepBatch {
         ended.is_running().then_some(ended.totals)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_batch_runs_before_a_sequence_has_joined() {
+        let mut batch = LockstepBatch::default();
+        assert!(!batch.is_running());
+        assert_eq!(batch.end(), None);
+        batch.join(Tokens(4));
+        assert!(batch.is_running());
+        assert_eq!(batch.end().map(|it| it.num_requests), Some(1));
+    }
+}

@@ -426,6 +426,8 @@ mod tests {
             num_adapter_pages: Some(16),
             ..config
         };
+        let pages = stats(&config).adapters.map(|it| it.num_pages);
+        assert_eq!(pages, Some(16));
         let busy = StepStats {
             adapters: Some(AdapterUsage {
                 num_pages: 16,
@@ -641,5 +643,32 @@ mod tests {
             Some(LockstepTotals::default())
         );
         assert_eq!(lockstep(BatchingScheme::InflightFused), None);
+    }
+
+    #[test]
+    fn a_record_has_snapshots_where_sequences_have_states() {
+        let stats = stats(&EngineConfig::default());
+        assert!(!json(&stats).contains("state"));
+        let with_snapshots = StepStats {
+            kv: KvUsage {
+                num_snapshots: 6,
+                num_snapshots_used: 5,
+                ..stats.kv
+            },
+            reuse: ReuseTotals {
+                num_saved_states: 4,
+                num_restored_states: 3,
+                ..stats.reuse
+            },
+            ..stats
+        };
+        let fields = concat!(
+            r#""Max state snapshots":6,"#,
+            r#""Used state snapshots":5,"#,
+            r#""Saved states":4,"#,
+            r#""Restored states":3,"#,
+        );
+        let json = json(&with_snapshots);
+        assert!(json.contains(fields), "{json}");
     }
 }

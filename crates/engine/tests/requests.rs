@@ -609,6 +609,137 @@ fn requests_that_have_ended_are_counted_unless_they_were_cancelled() {
     assert_eq!(world.engine.stats().expect("active").ended, ended);
 }
 
+/// An engine with requests of five tokens, the first of which is `SequenceId(1)`.
+fn engine_with(config: EngineConfig, num_requests: u64) -> Engine {
+    let mut engine = Engine::new(config);
+    for id in 1..=num_requests {
+        let request = TestRequest::of_lengths(5, 9).to_request(SequenceId(id));
+        engine.add(request).expect("fits");
+    }
+    engine
+}
+
+#[test]
+fn a_pooling_model_returns_a_state_and_nothing_of_what_others_generate() {
+    let mut engine = Engine::new(EngineConfig {
+        pools: true,
+        ..wide_config()
+    });
+    let mut request = TestRequest::of_lengths(5, 9);
+    request.outputs = OutputOptions {
+        kv_blocks: true,
+        generation_logits: true,
+        ..OutputOptions::default()
+    };
+    let mut request = request.to_request(SequenceId(1));
+    request.second_text = Some(Tokens(3));
+    engine.add(request).expect("fits");
+    let step = engine.schedule();
+    let plan = step.plans().next().expect("a call");
+    let outputs = OutputOptions {
+        pooled: true,
+        kv_blocks: true,
+        ..OutputOptions::default()
+    };
+    assert_eq!(plan.outputs(0), outputs);
+    assert_eq!(plan.second_text(0), Some(Tokens(3)));
+}
+
+#[test]
+fn a_waiting_request_can_be_finished_except_in_lockstep() {
+    for (scheme, ends) in [
+        (BatchingScheme::InflightFused, true),
+        (BatchingScheme::V1, false),
+    ] {
+        let config = EngineConfig {
+            scheme,
+            max_num_requests: 1,
+            ..wide_config()
+        };
+        let mut engine = engine_with(config.clone(), 2);
+        assert_eq!(engine.config(), &config);
+        let _step = engine.schedule();
+        let mut finish = |id| engine.finish(SequenceId(id), Tokens(0), FinishReason::StopWords);
+        assert_eq!(finish(2), ends);
+        assert!(!finish(3), "nobody has it");
+        assert_eq!(engine.is_active(SequenceId(2)), !ends);
+    }
+}
+
+#[test]
+fn a_request_that_waits_for_its_batch_has_ended() {
+    let mut world = World::new(EngineConfig {
+        scheme: BatchingScheme::V1,
+        ..wide_config()
+    });
+    let first = world.add(TestRequest::of_lengths(4, 1)).expect("fits");
+    let second = world.add(TestRequest::of_lengths(4, 3)).expect("fits");
+    world.step();
+    assert_eq!(world.engine.ended(first), Some(FinishReason::Length));
+    assert_eq!(world.engine.ended(second), None);
+}
+
+#[test]
+fn what_an_engine_keeps_another_one_restores() {
+    let config = EngineConfig {
+        num_host_blocks: Blocks(8),
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    };
+    let mut world = World::new(config.clone());
+    world.add(TestRequest::of_lengths(13, 2)).expect("fits");
+    world.run_to_end();
+    let (moves, kept) = world.engine.keep();
+    // The full blocks of 14 positions.
+    assert_eq!((moves.len(), kept.len()), (3, 3));
+    assert_eq!(Engine::new(config).restore(&kept).len(), 3);
+}
+
+#[test]
+fn a_step_can_be_planned_ahead_while_one_with_a_sequence_is_out() {
+    let ahead = EngineConfig {
+        plan_ahead: true,
+        ..wide_config()
+    };
+    assert!(!Engine::new(ahead.clone()).can_plan_ahead());
+    let mut engine = engine_with(ahead, 1);
+    let _first = engine.schedule();
+    assert!(engine.can_plan_ahead());
+    let _second = engine.schedule();
+    assert!(!engine.can_plan_ahead(), "two steps are out");
+
+    let mut engine = engine_with(wide_config(), 1);
+    let step = engine.schedule();
+    let mut output = StepOutput::default();
+    let slot = step.sequences()[0].slot;
+    output.sampled.push((slot, Sampled::Token(1)));
+    engine.apply(step, &mut output, &mut Vec::new());
+    assert!(!engine.can_plan_ahead(), "it plans none ahead");
+}
+
+#[test]
+fn nothing_could_join_a_static_batch_that_runs() {
+    let config = EngineConfig {
+        policy: CapacityPolicy::StaticBatch,
+        ..wide_config()
+    };
+    let mut engine = engine_with(config, 1);
+    let _step = engine.schedule();
+    assert_eq!(engine.num_startable(), 0);
+}
+
+#[test]
+fn each_beam_takes_a_token_of_the_room() {
+    let mut world = World::new(EngineConfig {
+        max_beam_width: 2,
+        ..wide_config()
+    });
+    let request = TestRequest::of_lengths(5, 9).with_beams(2);
+    world.add(request).expect("fits");
+    world.step();
+    assert_eq!(world.engine.room().tokens, Tokens(510));
+}
+
 #[test]
 fn the_pages_of_adapters_are_recorded() {
     let mut world = World::new(EngineConfig {
@@ -656,10 +787,12 @@ fn a_batch_in_lockstep_is_recorded_when_it_has_ended() {
         assert_eq!(stats.lockstep, Some(so_far));
         assert_eq!(stats.num_waiting, num_waiting);
         if num_waiting == 0 {
-            world.add(TestRequest::of_lengths(3, 1)).expect("fits");
+            // Its context takes two steps.
+            world.add(TestRequest::of_lengths(20, 1)).expect("fits");
         }
     }
     world.run_to_end();
+    assert!(world.config.is_lockstep() && !wide_config().is_lockstep());
     let ended = world.engine.take_ended_iterations();
     let totals: Vec<_> = ended
         .iter()
@@ -674,7 +807,7 @@ fn a_batch_in_lockstep_is_recorded_when_it_has_ended() {
     };
     let second = LockstepTotals {
         num_requests: 1,
-        num_context_tokens: 3,
+        num_context_tokens: 20,
         num_generated_tokens: 1,
         num_empty_slots: 0,
     };
@@ -793,6 +926,22 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
         ..wide_config()
     };
     with(64, 1, 32).check().expect("good limits");
+    let drafting = |has_draft_model, windows: &[Option<AttentionWindow>]| EngineConfig {
+        groups: KvGroups::new(windows),
+        speculation: Some(Speculation {
+            has_draft_model,
+            ..with(4, 1, 2).speculation.expect("it is set")
+        }),
+        ..wide_config()
+    };
+    let window = Some(AttentionWindow {
+        size: Tokens(8),
+        num_sinks: Tokens(0),
+    });
+    drafting(true, &[None]).check().expect("blocks are kept");
+    drafting(false, &[window]).check().expect("no draft model");
+    let refused = refusal(drafting(true, &[None, None]));
+    assert!(refused.contains("a draft model needs them"), "{refused}");
     for (config, expected) in [
         (
             with(0, 1, 2),
@@ -1051,6 +1200,10 @@ fn the_room_is_what_running_requests_leave() {
         world.add(TestRequest::of_lengths(5, 10)).expect("fits");
         world.step();
         let room = world.engine.room();
+        assert_eq!(
+            room.reserves_to_the_end,
+            policy != CapacityPolicy::MaxUtilization
+        );
         assert_eq!(
             (room.tokens, room.blocks),
             (tokens, Blocks(blocks)),

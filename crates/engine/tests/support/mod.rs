@@ -1236,7 +1236,8 @@ fn check_plan(
             assert!(stream.in_flight.is_empty() || config.num_micro_batches > 1);
             assert_eq!(plan.outputs(index), stream.request.outputs);
             assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
-            assert_eq!(plan.sampling_input(index).tokens, known);
+            let input = plan.sampling_input(index);
+            assert_eq!((input.tokens, input.beam), (&known[..], planned.beam));
         }
         assert_eq!(
             planned.samples,
