@@ -232,7 +232,7 @@ struct StateSpace {
     int first_query;
     int first_time;
 
-    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, u32 token,
+    __device__ __forceinline__ void read(Inputs& inputs, const Column<ROWS>& column, const float* row, u32,
                                          int head) const {
         const int group = head / heads_per_group * state_dim;
         column.read_rows(inputs.key, row + first_key + group);
