@@ -17,6 +17,9 @@
 
 namespace {
 
+// RouterScores of crates/device.
+enum Scores { SOFTMAX = 0, SIGMOID = 1, SIGMOID_OF_LOGIT = 2 };
+
 struct Found {
     float value;
     u32 index;
@@ -136,7 +139,7 @@ EXPORT_KERNEL(route_sparse_mixer)
 
 KERNEL(route_grouped, 32)
 (u32* experts, float* weights, float* shared_weights, const float* logits, const float* correction, const u32* num_rows,
- int num_experts, int num_chosen, int num_logits, int has_sigmoids, int num_groups, int num_chosen_groups,
+ int num_experts, int num_chosen, int num_logits, int scores, int num_groups, int num_chosen_groups,
  int num_group_scores, int is_normalised, float scale) {
     DYNAMIC_SHARED(float, corrected);
     float* const group_scores = corrected + num_experts;
@@ -144,6 +147,7 @@ KERNEL(route_grouped, 32)
     if (!rows.begin()) return;
     const Row row = rows.row();
     float largest = -infinity(), total = 0.0f;
+    const bool has_sigmoids = scores != SOFTMAX;
     if (!has_sigmoids) {
         for (int at = threadIdx.x; at < num_experts; at += WARP_SIZE) largest = fmaxf(largest, row.logits[at]);
         largest = warp_max(largest);
@@ -155,7 +159,7 @@ KERNEL(route_grouped, 32)
         return has_sigmoids ? sigmoid(logit) : expf(logit - largest) / total;
     };
     for (int at = threadIdx.x; at < num_experts; at += WARP_SIZE) {
-        corrected[at] = score(at) + (correction != nullptr ? correction[at] : 0.0f);
+        corrected[at] = (scores == SIGMOID_OF_LOGIT ? row.logits[at] : score(at)) + (correction != nullptr ? correction[at] : 0.0f);
     }
     __syncthreads();
 

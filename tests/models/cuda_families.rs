@@ -125,6 +125,8 @@ on_fixtures! {
     hy3: "hy3",
     granite_moe_swa: "granite-moe-swa",
     flint: "flint",
+    axk1: "axk1",
+    kolibri1: "kolibri1",
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 88] = [
+pub const FAMILIES: [Family; 90] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -99,6 +99,8 @@ pub const FAMILIES: [Family; 88] = [
     ("hy3", &[]),
     ("granite-moe-swa", &[]),
     ("flint", &[]),
+    ("axk1", &[]),
+    ("kolibri1", &[]),
     ("gpt-neo", &[]),
     ("biogpt", &[17, 30]),
     ("mpt", &[]),
@@ -130,7 +132,7 @@ pub const RECURRENT: [Family; 18] = [
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [Family; 9] = [
+pub const ON_CPUS: [Family; 10] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
@@ -140,6 +142,7 @@ pub const ON_CPUS: [Family; 9] = [
     ("bitnet", &[17, 30]),
     ("olmo-clip", &[]),
     ("dbrx", &[]),
+    ("laguna", &[]),
 ];
 
 /// Families whose prefixes are reused wherever they end.

@@ -156,7 +156,8 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral, an InternLM 3 and an
 /// IQuest-Coder llamas; files of some newer families are not read.
-const WITHOUT_FILE: [&str; 38] = [
+const WITHOUT_FILE: [&str; 41] = [
+    "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
     "BitNetForCausalLM",
@@ -181,6 +182,8 @@ const WITHOUT_FILE: [&str; 38] = [
     "InternLM3ForCausalLM",
     "JambaForCausalLM",
     "KimiLinearForCausalLM",
+    "Kolibri1ForCausalLM",
+    "LagunaForCausalLM",
     "MambaForCausalLM",
     "Lfm3ForCausalLM",
     "MellumForCausalLM",

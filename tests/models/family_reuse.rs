@@ -8,7 +8,7 @@ use crate::families::reusable_families;
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 36] = [
+const WITH_GROUPS: [&str; 38] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -36,6 +36,7 @@ const WITH_GROUPS: [&str; 36] = [
     "mellum",
     "granite-moe-swa",
     "flint",
+    "kolibri1",
     "gpt-neo",
     "biogpt",
     "afmoe",
@@ -45,6 +46,7 @@ const WITH_GROUPS: [&str; 36] = [
     "gemma3n",
     "nanochat",
     "bitnet",
+    "laguna",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

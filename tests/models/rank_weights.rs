@@ -124,6 +124,7 @@ fn experts_are_the_same_on_1_2_and_4_ranks() {
     for name in [
         "cohere2-moe",
         "flint",
+        "kolibri1",
         "mixtral",
         "mixtral-stacked",
         "qwen2-moe",

@@ -556,12 +556,15 @@ fn choose_in_groups(
             let total = scores.iter().sum::<f32>();
             scores.iter_mut().for_each(|score| *score /= total);
         }
-        RouterScores::Sigmoid => {
+        RouterScores::Sigmoid | RouterScores::SigmoidOfLogit => {
             scores.extend(logits.iter().map(|logit| 1.0 / (1.0 + exp(-logit))));
         }
     }
     corrected.clear();
-    corrected.extend_from_slice(scores);
+    corrected.extend_from_slice(match rule.scores {
+        RouterScores::SigmoidOfLogit => logits,
+        RouterScores::Softmax | RouterScores::Sigmoid => scores,
+    });
     for (score, correction) in corrected.iter_mut().zip(correction.into_iter().flatten()) {
         *score += correction;
     }
@@ -809,7 +812,11 @@ mod tests {
                 experts.sort_unstable();
                 experts.dedup();
                 assert!(experts.len() == num && experts.iter().all(|&expert| expert < 5));
-                for scores in [RouterScores::Softmax, RouterScores::Sigmoid] {
+                for scores in [
+                    RouterScores::Softmax,
+                    RouterScores::Sigmoid,
+                    RouterScores::SigmoidOfLogit,
+                ] {
                     let rule = GroupedRouting {
                         scores,
                         num_groups: 5,

@@ -109,7 +109,11 @@ impl Cuda {
                 num_experts,
                 num_chosen,
                 num_logits,
-                i32::from(rule.scores == RouterScores::Sigmoid),
+                match rule.scores {
+                    RouterScores::Softmax => 0,
+                    RouterScores::Sigmoid => 1,
+                    RouterScores::SigmoidOfLogit => 2,
+                },
                 rule.num_groups as i32,
                 rule.num_chosen_groups as i32,
                 rule.num_group_scores as i32,

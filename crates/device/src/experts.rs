@@ -70,6 +70,8 @@ pub enum RouterScores {
     Softmax,
     /// The sigmoid of each logit.
     Sigmoid,
+    /// Each logit, to which corrections are added, for the choice; its sigmoid for the weight.
+    SigmoidOfLogit,
 }
 
 /// The sizes of a model's mixtures of experts, which all layers share.

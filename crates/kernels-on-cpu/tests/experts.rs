@@ -20,6 +20,11 @@ const TILE_ROWS: [usize; 4] = [8, 16, 32, 64];
 
 // ------------------------------------------------------------------------------------------- the choice
 
+/// Scores of the kernel.
+const SOFTMAX: i32 = 0;
+const SIGMOID: i32 = 1;
+const SIGMOID_OF_LOGIT: i32 = 2;
+
 #[derive(Clone, Copy, Debug)]
 enum Rule {
     Softmax {
@@ -29,7 +34,7 @@ enum Rule {
         jitter: f32,
     },
     Grouped {
-        has_sigmoids: bool,
+        scores: i32,
         num_groups: usize,
         num_chosen_groups: usize,
         num_group_scores: usize,
@@ -61,7 +66,7 @@ impl Routing {
                 jitter: random.one_of(&[0.01, 0.1]),
             },
             _ => Rule::Grouped {
-                has_sigmoids: random.coin(),
+                scores: random.one_of(&[SOFTMAX, SIGMOID, SIGMOID_OF_LOGIT]),
                 num_groups,
                 num_chosen_groups,
                 num_group_scores: random.between(1, group_len.min(2)),
@@ -132,14 +137,14 @@ fn route(
             "route_sparse_mixer"
         }
         Rule::Grouped {
-            has_sigmoids,
+            scores,
             num_groups,
             num_chosen_groups,
             num_group_scores,
             is_normalised,
             scale,
         } => {
-            args.push(i32::from(has_sigmoids).into());
+            args.push(scores.into());
             let sizes = [num_groups, num_chosen_groups, num_group_scores];
             args.extend(sizes.map(|size| Arg::from(size as i32)));
             args.push(i32::from(is_normalised).into());
@@ -201,18 +206,22 @@ fn expected(routing: &Routing, logits: &[f32], correction: Option<&[f32]>) -> Ve
             (0..routing.num_chosen).map(pick).collect()
         }
         Rule::Grouped {
-            has_sigmoids,
+            scores: kind,
             num_groups,
             num_chosen_groups,
             num_group_scores,
             is_normalised,
             scale,
         } => {
-            let scores = match has_sigmoids {
-                true => logits.iter().copied().map(sigmoid).collect(),
-                false => softmax(&every),
+            let scores = match kind {
+                SOFTMAX => softmax(&every),
+                _ => logits.iter().copied().map(sigmoid).collect(),
             };
-            let corrected: Vec<_> = scores
+            let corrected = match kind {
+                SIGMOID_OF_LOGIT => logits,
+                _ => &scores[..],
+            };
+            let corrected: Vec<_> = corrected
                 .iter()
                 .enumerate()
                 .map(|(it, score)| score + correction.map_or(0.0, |values| f64::from(values[it])))

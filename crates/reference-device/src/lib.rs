@@ -1280,10 +1280,16 @@ fn grouped(
     let powers: f64 = logits.iter().map(|&logit| exact(logit).exp()).sum();
     let scores = logits.iter().map(|&logit| match rule.scores {
         RouterScores::Softmax => exact(logit).exp() / powers,
-        RouterScores::Sigmoid => 1.0 / (1.0 + (-exact(logit)).exp()),
+        RouterScores::Sigmoid | RouterScores::SigmoidOfLogit => 1.0 / (1.0 + (-exact(logit)).exp()),
     });
     let scores: Vec<_> = scores.collect();
-    let corrected = |expert: usize| scores[expert] + correction.map_or(0.0, |c| exact(c[expert]));
+    let corrected = |expert: usize| {
+        let score = match rule.scores {
+            RouterScores::SigmoidOfLogit => exact(logits[expert]),
+            RouterScores::Softmax | RouterScores::Sigmoid => scores[expert],
+        };
+        score + correction.map_or(0.0, |c| exact(c[expert]))
+    };
     let best = |mut all: Vec<(usize, f64)>, num: usize| {
         all.sort_by(|a, b| b.1.total_cmp(&a.1));
         all.truncate(num);

@@ -323,7 +323,14 @@ pub(super) fn find_experts<'a>(
     Ok(FeedForwardSource::Experts {
         router: router.exactly(),
         correction: match experts.correction {
-            Some(name) => Some(tensors.parameter(Module::of_layer(layer, name), num_experts)?),
+            Some(name) => {
+                let module = Module::of_layer(layer, name);
+                let is_absent = experts.may_lack_correction && !tensors.has_tensor(module);
+                match is_absent {
+                    true => None,
+                    false => Some(tensors.parameter(module, num_experts)?),
+                }
+            }
             None => None,
         },
         gating: experts.gating,

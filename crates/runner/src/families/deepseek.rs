@@ -1,5 +1,5 @@
 //! DeepSeek-V2, V2-Lite, V3 and R1, and others of their form, such as Moonlight, Kimi K2, GLM-4.7-Flash, by Z.ai,
-//! Youtu-LLM, by Tencent, and Mistral 4, by Mistral AI.
+//! Youtu-LLM, by Tencent, Mistral 4, by Mistral AI, and A.X K1, by SK Telecom.
 //!
 //! Attention is latent: keys and values of all heads are made of one latent of `kv_lora_rank` elements, which is all
 //! that the cache holds of a position besides `qk_rope_head_dim` rotated elements that all heads share. Queries come
@@ -14,11 +14,11 @@
 //! drafts (mtp.rs). GLM-4.7-Flash is as V3; `mlp_layer_types` may list its layers with experts. Youtu-LLM has no
 //! experts. Mistral 4 chooses by a softmax, in the groups with the largest sums of two scores, and its weights are
 //! divided by their sum; queries have a factor that grows with their positions, as in
-//! [Ministral 3](super::ministral3).
+//! [Ministral 3](super::ministral3). A.X K1 is as V3, with a norm of what a block with experts gives; its checkpoints
+//! may lack the corrections, which are 0 then.
 //!
-//! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3, glm4_moe_lite, youtu and mistral4 of
-//! transformers;
-//! DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.
+//! Source: configuration_*.py and modeling_*.py of deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, mistral4 and axk1
+//! of transformers; DeepSeek-AI, arXiv:2405.04434 and arXiv:2412.19437.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -30,7 +30,9 @@ use super::grouped_experts::{CHOSEN_GROUPS, GROUPS, GroupedExperts, GroupedNames
 use super::ministral3::query_factors;
 use super::rope_config::{rope, rope_parameters};
 use super::windows::no_windows;
-use crate::spec::{AttentionSpec, LatentQueries, LatentSpec, ModelSpec, Projection};
+use crate::spec::{
+    AttentionSpec, FeedForward, LatentQueries, LatentSpec, ModelSpec, Norms, Projection,
+};
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RowOrder};
 use inflight_device::{LatentShape, RouterScores};
@@ -86,6 +88,23 @@ pub const MISTRAL4: Family = Family {
     class: "Mistral4ForCausalLM",
     gguf: None,
     describe: describe_mistral4,
+};
+
+pub const AXK1: Family = Family {
+    class: "AXK1ForCausalLM",
+    gguf: None,
+    describe: |config| {
+        let mut spec = describe_generation(config, &GENERATIONS[5])?;
+        for layer in &mut spec.layers {
+            if let (FeedForward::Experts(experts), Norms::Sequential { feed_forward, .. }) =
+                (&mut layer.feed_forward, &mut layer.norms)
+            {
+                feed_forward.after = Some("post_mlp_layernorm");
+                experts.may_lack_correction = true;
+            }
+        }
+        Ok(spec)
+    },
 };
 
 /// The GGUF layout of V2 and V3. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
@@ -150,7 +169,7 @@ const DEEPSEEK_PARTS: Parts = Parts {
     latent: 512,
 };
 
-const GENERATIONS: [Generation; 5] = [
+const GENERATIONS: [Generation; 6] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
         sizes: Sizes::new(102_400, 4096, 11_008, 32, 32, 2048),
@@ -261,6 +280,31 @@ const GENERATIONS: [Generation; 5] = [
             routed_scale: 1.0,
             has_mlp_bias: false,
             names: GroupedNames::DEEPSEEK,
+        }),
+    },
+    Generation {
+        class: "AXK1ForCausalLM",
+        sizes: Sizes::new(163_840, 7168, 18_432, 61, 64, 32_768),
+        norm_eps: 1e-6,
+        parts: DEEPSEEK_PARTS,
+        is_tied: false,
+        experts: Some(GroupedExperts {
+            scores: RouterScores::Sigmoid,
+            num_experts: Some(192),
+            num_chosen: Some(8),
+            num_shared: Some(1),
+            expert_size: 2048,
+            num_dense_layers: 1,
+            num_groups: Some(8),
+            num_chosen_groups: Some(4),
+            num_group_scores: 2,
+            is_normalised: true,
+            routed_scale: 2.5,
+            has_mlp_bias: false,
+            names: GroupedNames {
+                layer_types: Some("mlp_layer_types"),
+                ..GroupedNames::DEEPSEEK
+            },
         }),
     },
 ];

@@ -175,6 +175,7 @@ impl Dimensions {
             router: Projection::single(modules.router, routing.num_experts, hidden),
             routing,
             correction: None,
+            may_lack_correction: false,
             gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
             gating: self.activation.into(),
             down: Projection::single(modules.down, hidden, expert_size),

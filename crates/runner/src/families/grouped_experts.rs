@@ -134,7 +134,7 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
     let names = &family.names;
     let (score, methods): (_, &[_]) = match family.scores {
         RouterScores::Softmax => ("softmax", &["greedy", "group_limited_greedy"]),
-        RouterScores::Sigmoid => ("sigmoid", &["noaux_tc"]),
+        RouterScores::Sigmoid | RouterScores::SigmoidOfLogit => ("sigmoid", &["noaux_tc"]),
     };
     // dots.llm1 has the name of the method there.
     if let Some(other) = config.string("scoring_func")?

@@ -75,6 +75,8 @@ mod internlm3;
 mod jais2;
 mod jamba;
 mod kimi_linear;
+mod kolibri1;
+mod laguna;
 mod layer_lists;
 mod lfm2;
 mod lfm3;
@@ -130,7 +132,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 117] = [
+static FAMILIES: [Family; 121] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -245,7 +247,11 @@ static FAMILIES: [Family; 117] = [
     with_images::KIMI_K2_5,
     with_images::KIMI_K2_5_ORIGINAL,
     lfm3::FAMILY,
+    with_images::LFM3_VL,
+    laguna::FAMILY,
     flint::FAMILY,
+    deepseek::AXK1,
+    kolibri1::FAMILY,
     internlm2::FAMILY,
     minicpm::FAMILY,
 ];

@@ -285,6 +285,47 @@ fn keys_that_change_a_model_in_other_families_only_are_refused() {
 }
 
 #[test]
+fn layers_of_a_laguna_have_the_query_heads_of_its_list() {
+    let of_list = |list: Value| {
+        let keys = json!({"num_hidden_layers": 3, "num_attention_heads_per_layer": list});
+        described("LagunaForCausalLM", keys)
+    };
+    let spec = of_list(json!([48, 64, 48])).expect("a model");
+    let heads = [0, 1, 2].map(|layer| spec.head_shape(layer).num_q_heads);
+    assert_eq!(heads, [48, 64, 48]);
+    assert_eq!(spec.gate_widths(), [48, 64]);
+    for list in [
+        json!([48, 48]),
+        json!([48, 60, 48]),
+        json!([48, 0, 48]),
+        json!(48),
+    ] {
+        let error = of_list(list.clone()).expect_err("it is no list of the heads of three layers");
+        assert!(
+            error.contains("num_attention_heads_per_layer"),
+            "{list}: {error}"
+        );
+    }
+}
+
+#[test]
+fn gates_of_a_laguna_are_for_heads_or_for_elements() {
+    let widths = |gating: Value| {
+        let spec = described("LagunaForCausalLM", json!({"gating": gating}))?;
+        Ok::<_, String>(spec.gate_widths())
+    };
+    for (gating, width) in [
+        (json!(true), 48),
+        (json!("per-head"), 48),
+        (json!("per-element"), 48 * 128),
+    ] {
+        assert_eq!(widths(gating), Ok(vec![width]));
+    }
+    let error = widths(json!("per-token")).expect_err("there is no such gate");
+    assert!(error.contains("gating"), "{error}");
+}
+
+#[test]
 fn every_second_layer_of_an_lfm_3_has_attention() {
     let silent = described("Lfm3ForCausalLM", json!({"num_hidden_layers": 7})).expect("a model");
     let found: Vec<_> = silent
@@ -309,6 +350,17 @@ fn every_second_layer_of_an_lfm_3_has_attention() {
     let keys = json!({"sliding_window": null});
     let error = described("Lfm3ForCausalLM", keys).expect_err("some layers have a window");
     assert!(error.contains("sliding_window"), "{error}");
+}
+
+#[test]
+fn only_layers_with_experts_of_an_ax_k1_have_norms_behind_them() {
+    let spec = described("AXK1ForCausalLM", json!({"num_hidden_layers": 3})).expect("a model");
+    let has_norms: Vec<_> = spec
+        .layers
+        .iter()
+        .map(|layer| layer.norms.has_after())
+        .collect();
+    assert_eq!(has_norms, [false, true, true]);
 }
 
 #[test]

@@ -83,22 +83,6 @@ const FAMILIES: &[Unsupported] = &[
         "DogeForCausalLM",
         "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
     ),
-    decoder(
-        "LagunaForCausalLM",
-        "laguna",
-        "AfmoeForCausalLM",
-        "each query head has one gate, a softplus, and layers differ in their numbers of heads",
-    ),
-    converted(
-        "AXK1ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "it normalises what its experts give",
-    ),
-    converted(
-        "Kolibri1ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "it has norms in front of blocks and behind them, and corrects logits of experts instead of scores",
-    ),
     converted("AXK2ForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
     decoder(
         "DeepseekV32ForCausalLM",
@@ -271,6 +255,7 @@ const ONLY_SAFETENSORS: &[&str] = &[
     "internlm2",
     "jamba",
     "kimi-linear",
+    "laguna",
     "mamba",
     "minicpm",
     "minicpm3",

@@ -1,18 +1,18 @@
 //! Models with images, whose language models are served, for text: Qwen2-VL, Qwen2.5-VL, Qwen3-VL with and without
-//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5.
+//! experts, Mistral Small 3.1 and later, Ministral 3, LLaVA, EXAONE 4.5, Kimi K2.5, LFM3-VL.
 //!
 //! config.json has the language model's config under `text_config`, or, in the Qwen-VL models before transformers 5,
 //! beside the image encoder's. Where all tokens are text, the three positions of a token are equal, and M-RoPE
 //! (`mrope_section`) is RoPE. What Qwen3-VL adds to the residual stream of its first layers is zero without images.
 //!
 //! Source: configuration_*.py and modeling_*.py of qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, mistral3, llava,
-//! exaone4_5 and kimi_k25 of transformers.
+//! exaone4_5, kimi_k25 and lfm3_vl of transformers.
 
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
 use super::gguf::GgufArchitecture;
-use super::{deepseek, exaone4, llama, ministral3, mistral, qwen2, qwen3, qwen3_moe};
+use super::{deepseek, exaone4, lfm3, llama, ministral3, mistral, qwen2, qwen3, qwen3_moe};
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -106,6 +106,18 @@ pub const KIMI_K2_5_ORIGINAL: Family = Family {
     class: "KimiK25ForConditionalGeneration",
     gguf: None,
     describe: |config| describe_kimi(config, KIMI_K2_5_ORIGINAL.class),
+};
+
+pub const LFM3_VL: Family = Family {
+    class: "Lfm3VlForConditionalGeneration",
+    gguf: None,
+    describe: |config| {
+        let class = LFM3_VL.class;
+        let mut spec = describe_language_model(config, Map::new(), &lfm3::FAMILY, class)?;
+        // Whatever the language model's config says.
+        spec.tied_embeddings = config.bool_or("tie_word_embeddings", true)?;
+        Ok(spec)
+    },
 };
 
 /// The path of the language model's config.

@@ -42,6 +42,8 @@ pub struct ExpertsSpec {
     pub routing: Routing,
     /// The corrections of their scores, `[num_experts]`: their parameter, below the layer.
     pub correction: Option<&'static str>,
+    /// Whether a checkpoint may lack the corrections, which are 0 then.
+    pub may_lack_correction: bool,
     /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`, or up alone. In names of modules, `{}`
     /// stands for its index.
     pub gate_up: Projection,
