@@ -13,8 +13,7 @@
 //
 // Grid (num_channels / blockDim.x, num_spans): a thread has a channel of a sequence, and goes over its tokens in order.
 // It reads the inputs of AHEAD tokens before it computes the first of these. Moves 8 bytes an element, 10 with out, 14
-// with gates;
-// no shared memory.
+// with gates; no shared memory.
 #include "activations.cuh"
 #include "recurrence.cuh"
 

@@ -636,19 +636,11 @@ fn dora_of_an_embedding_is_refused() {
     );
 }
 
-/// One process with the tiles of several ranks cuts an adapter as it cuts the model.
-#[test]
-fn an_adapter_of_gates_is_cut_with_the_model() {
-    let folder = std::env::temp_dir().join(format!("inflight-gates-{}", std::process::id()));
+/// An adapter of rank 4, as PEFT saves it, of modules with these outputs and inputs.
+fn random_peft_adapter(test: &str, modules: &[(&str, usize, usize)]) -> AdapterFiles {
+    let folder = std::env::temp_dir().join(format!("inflight-{test}-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let rank = 4;
-    let modules = [
-        ("model.layers.0.self_attn.q_proj", 72, 60),
-        ("model.layers.0.self_attn.gate_proj", 72, 60),
-        ("model.layers.1.self_attn.o_proj", 60, 72),
-        ("model.layers.3.self_attn.gate_proj", 72, 60),
-        ("lm_head", 160, 60),
-    ];
     let values: Vec<Vec<u8>> = modules
         .iter()
         .flat_map(|(_, outputs, inputs)| [rank * inputs, outputs * rank])
@@ -673,6 +665,43 @@ fn an_adapter_of_gates_is_cut_with_the_model() {
     let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4}"#;
     fs::write(folder.join("adapter_config.json"), config).expect("written");
     let files = AdapterFiles::open(&folder, 64).expect("the adapter opens");
+    fs::remove_dir_all(&folder).expect("removed");
+    files
+}
+
+/// The projection that selects has two parts, between which another module is.
+#[test]
+fn an_unknown_module_beside_those_of_a_selective_scan_is_refused() {
+    let scan = [
+        ("model.layers.0.mamba.x_proj", 32, 120),
+        ("model.layers.0.mamba.dt_proj", 120, 14),
+    ];
+    let source = ModelSource::open(&fixture("jamba")).expect("the checkpoint opens");
+    let opened = |test: &str, modules: &[(&str, usize, usize)]| {
+        let files = random_peft_adapter(test, modules);
+        let prepared = PreparedAdapter::new(&files, &source);
+        prepared.map(drop).map_err(|error| error.to_string())
+    };
+    opened("scan", &scan).expect("it is for this model");
+    let unknown = ("model.layers.0.mamba.z_proj", 60, 60);
+    let error = opened("unknown", &[&scan[..], &[unknown]].concat());
+    let error = error.expect_err("the model has no such module");
+    assert!(error.contains("z_proj"), "{error}");
+}
+
+/// One process with the tiles of several ranks cuts an adapter as it cuts the model.
+#[test]
+fn an_adapter_of_gates_is_cut_with_the_model() {
+    let files = random_peft_adapter(
+        "gates",
+        &[
+            ("model.layers.0.self_attn.q_proj", 72, 60),
+            ("model.layers.0.self_attn.gate_proj", 72, 60),
+            ("model.layers.1.self_attn.o_proj", 60, 72),
+            ("model.layers.3.self_attn.gate_proj", 72, 60),
+            ("lm_head", 160, 60),
+        ],
+    );
     let dir = fixture("afmoe");
     let source = ModelSource::open(&dir).expect("the checkpoint opens");
     let weights = || {
@@ -682,7 +711,6 @@ fn an_adapter_of_gates_is_cut_with_the_model() {
     let whole: Adapter = used(weights().into());
     let parts = source.adapter_parts(weights(), 1, Tiling::Always);
     let cut = used(parts.expect("it can be cut"));
-    fs::remove_dir_all(&folder).expect("removed");
     let served = |adapter: Option<&Adapter>, deterministic| {
         let setup = Setup {
             deterministic,

@@ -321,7 +321,7 @@ fn a_family_that_is_not_supported_is_rejected_with_the_nearest_one() {
             "DeepseekForCausalLM",
             "the nearest supported family is DeepseekV2ForCausalLM, but its attention caches keys and values instead of latents",
         ),
-        ("MambaForCausalLM", "a recurrent state instead of attention"),
+        ("xLSTMForCausalLM", "a recurrent state instead of attention"),
         ("LLamaForCausalLM", "did you mean LlamaForCausalLM?"),
     ] {
         Copy::of("llama2")

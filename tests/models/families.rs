@@ -128,6 +128,9 @@ pub const RECURRENT: [Family; 18] = [
     ("falcon-mamba", &[]),
 ];
 
+/// Families with recurrent states in all layers, of [`RECURRENT`].
+pub const WITHOUT_ATTENTION: [&str; 2] = ["mamba", "falcon-mamba"];
+
 /// Families whose attention has gates, which one process computes, as [`FAMILIES`].
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 

@@ -154,8 +154,8 @@ crate::transformers::agree! {
     a_nemotron_h_with_experts_is_near_its_checkpoint: "nemotron-h-moe",
 }
 
-/// Families without a file: llama.cpp's converter does not know ten of them, and makes a Mistral, an InternLM 3 and an
-/// IQuest-Coder llamas; files of some newer families are not read.
+/// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
+/// IQuest-Coder), or the backend does not read the file.
 const WITHOUT_FILE: [&str; 41] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",

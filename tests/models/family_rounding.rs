@@ -48,6 +48,7 @@ impl Kind {
             () if ends(&["_norm.weight", "_coefs.weight"]) => Self::Other,
             () if has(&[
                 "embed_tokens",
+                "tok_embeddings",
                 "embed_in",
                 "word_embeddings",
                 "wte",
@@ -56,7 +57,8 @@ impl Kind {
             {
                 Self::Embedding
             }
-            () if has(&["lm_head", "embed_out"]) => Self::OutputLayer,
+            // The last one is InternLM 2's name.
+            () if has(&["lm_head", "embed_out"]) || name == "output.weight" => Self::OutputLayer,
             () if ends(&["_input_gate.weight"]) => Self::Projection,
             () if ends(&[
                 "gate.weight",
@@ -156,7 +158,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 41, "families with experts or streams");
+    assert_eq!(num_with_router, 43, "families with experts or streams");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.
@@ -202,6 +204,8 @@ fn loses_as_much_as_its_weights(families: &[Family]) {
                 "qwen3-5-moe" | "glm4-moe" | "exaone-moe" | "granite-moe-swa" => {
                     bounds.start - 0.1..bounds.end + 0.4
                 }
+                // Rows of 14 times are groups of their own, which lose less than groups across rows.
+                "falcon-mamba" => bounds.start - 0.1..bounds.end,
                 _ => bounds,
             };
             println!("{name}, {weights:?}: {error:.4}, {ratio:.2} of that of a rounded file");

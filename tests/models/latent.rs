@@ -181,7 +181,7 @@ fn configs_that_make_no_sense_are_refused() {
         (
             "deepseek-v2",
             json!({"topk_group": 4}),
-            ["topk_group: 4", "from 1 to 3"],
+            ["topk_group: 4", "at most the number of groups, 3"],
         ),
         (
             "deepseek-v2",

@@ -88,6 +88,8 @@ fn reference_agrees_with_transformers(name: &str) {
         let share_of_cost = match name {
             // PyTorch rounds frequencies and angles to f32, which moves one number that is rounded to bf16 afterwards.
             "gemma4" | "gemma4-vl" => 0.5,
+            // Sums in another order move a number across a rounding boundary in most runs of transformers, too.
+            "laguna" => 0.5,
             _ => 0.1,
         };
         let what = format!("{name}, {options:?}");

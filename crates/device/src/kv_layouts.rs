@@ -1,6 +1,6 @@
 //! The layouts of all layers of a KV cache.
 
-use super::kv_layout::KvLayout;
+use super::kv_layout::{KvDtype, KvLayout, KvValues};
 use super::layer_groups::LayerGroups;
 use inflight_base::{BlockSize, LoadError};
 
@@ -45,18 +45,21 @@ impl KvLayouts {
         self.layers.iter().any(|layout| *layout != self.layers[0])
     }
 
-    /// The layout of all layers, for a device that computes no others.
+    /// The layout of all layers, for a device that computes no others; one that nobody uses if there are no layers.
     ///
     /// # Errors
     ///
     /// Layers have different heads.
-    ///
-    /// # Panics
-    ///
-    /// There are no layers.
     pub fn single(&self) -> Result<KvLayout, LoadError> {
+        let of_no_layer = KvLayout {
+            num_kv_heads: 1,
+            head_dim: 2,
+            values: KvValues::OfTheirOwn,
+            block_size: self.block_size,
+            dtype: KvDtype::Bf16,
+        };
         match self.differ() {
-            false => Ok(self.layers[0]),
+            false => Ok(self.layers.first().copied().unwrap_or(of_no_layer)),
             true => Err(LoadError::Resource(
                 "the heads of some layers have other sizes, which are computed on the CPU only: use an \
                  instance_group of kind KIND_CPU"
@@ -89,7 +92,6 @@ impl KvLayouts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KvDtype, KvValues};
 
     fn layout(head_dim: usize) -> KvLayout {
         KvLayout {
@@ -129,5 +131,6 @@ mod tests {
         );
         let none = KvLayouts::alike(layout(8), 0);
         assert!(!none.differ());
+        none.single().expect("no layer differs");
     }
 }

@@ -204,7 +204,7 @@ pub enum LateInputs<'a, D: Load> {
     },
 }
 
-/// What the results of attention are multiplied by, of a gate.
+/// The function of a gate, by which results of attention are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateFunction {
     /// `1 / (1 + e^-x)`.
@@ -244,9 +244,9 @@ pub trait RecurrentOps: StepIo {
         out: &mut Self::Inputs,
     );
 
-    /// Computes a layer for all tokens of a step, a selective scan behind its convolution, and replaces the states of their sequences, which are in
-    /// [`StepInputs::state_slots`](super::StepInputs::state_slots). A sequence begins with zeros. `x` may hold anything
-    /// afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
+    /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
+    /// [`StepInputs::state_slots`](super::StepInputs::state_slots). The convolution of a selective scan has run before.
+    /// A sequence begins with zeros. `x` may hold anything afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
     /// as well.
     fn mix_recurrence(
         &mut self,
@@ -258,7 +258,7 @@ pub trait RecurrentOps: StepIo {
     );
 
     /// `attended *= function(gates)`. `attended` is `[num_rows, width]`, and `gates` are `[num_rows, num_gates]`: each
-    /// gate is for as many elements that follow one another.
+    /// gate is for `width / num_gates` neighbouring elements.
     fn gate_attention(
         &mut self,
         num_rows: usize,

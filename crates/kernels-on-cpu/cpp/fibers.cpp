@@ -154,7 +154,7 @@ private:
 #endif
 };
 
-// The machine of this thread, while it runs a kernel.
+// The machine of this thread, once the thread has run a kernel.
 thread_local constinit Machine* running_machine CUDA_CPU_STATIC_TLS = nullptr;
 
 void Machine::run(const Launch& launch, const std::function<void()>& body) {

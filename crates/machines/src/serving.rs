@@ -49,7 +49,11 @@ fn serve_session(session: &MpiSession) -> Result<(), String> {
         Ok(Box::new(session.attach(grid, task.load_limit)?))
     };
     let served = catch_panic(|| serve(&mut link, attach)).unwrap_or_else(Err);
-    if session.is_closed() {
+    if let (Err(reason), true) = (&served, session.is_closed()) {
+        log::info!(
+            "rank {} had not finished when rank 0 ended the model: {reason}",
+            session.rank()
+        );
         return Ok(());
     }
     if let Err(reason) = &served {

@@ -351,8 +351,8 @@ fn parts_of_modules<'a>(
     let spec = source.spec();
     let tensors = source.tensors()?;
     let mut parts = Vec::new();
-    let mut num_found = 0;
-    let mut last_found = None;
+    // A module has several parts where it is fused.
+    let mut found = BTreeSet::new();
     for place in places(spec) {
         let path = spec.module_path(place.module);
         let names = all_names(spec, &path);
@@ -363,9 +363,7 @@ fn parts_of_modules<'a>(
             continue;
         };
         parts.push(PreparedPart::new(adapter, spec, &tensors, &place, module)?);
-        // The parts of a module follow one another.
-        num_found += usize::from(last_found.as_ref() != Some(&path));
-        last_found = Some(path);
+        found.insert(path);
     }
     // Texts do not reach the image encoder.
     let num_of_images = match spec.family.ends_with("ForConditionalGeneration") {
@@ -375,7 +373,7 @@ fn parts_of_modules<'a>(
             .count(),
         false => 0,
     };
-    match num_found + num_of_images < adapter.num_modules() {
+    match found.len() + num_of_images < adapter.num_modules() {
         true => Err(unknown_module(adapter, spec)),
         false if parts.is_empty() => Err(adapter
             .error("changes nothing but the image encoder, which texts do not reach".to_owned())),
@@ -662,7 +660,8 @@ fn check_shape(
 
 /// The kind of a module that models have, and that adapters cannot change.
 fn unadaptable(module: &str) -> Option<&'static str> {
-    const KINDS: [(&str, &str); 10] = [
+    const KINDS: [(&str, &str); 11] = [
+        (".g_proj", "the gate of attention"),
         (".experts", "of the experts"),
         (".shared_expert.", "a shared expert"),
         (".shared_experts.", "a shared expert"),

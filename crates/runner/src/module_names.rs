@@ -90,11 +90,12 @@ pub(super) fn all_names(spec: &ModelSpec, path: &str) -> Vec<String> {
 
 /// Whether a module belongs to an encoder of images or sound, of whose model only texts are computed here.
 pub(super) fn is_of_encoders(path: &str) -> bool {
-    const PARTS: [&str; 7] = [
+    const PARTS: [&str; 8] = [
         "vision_tower.",
         "vision_model.",
         "visual.",
         "multi_modal_projector.",
+        "mm_projector.",
         "embed_vision.",
         "audio_tower.",
         "embed_audio.",

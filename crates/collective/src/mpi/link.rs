@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::channel::Channel;
 use super::super::error::CollectiveError;
-use super::messages::{Kind, Session, push_bytes, read_bytes};
+use super::messages::{End, Kind, Session, push_bytes, read_bytes};
 use super::plugin::Sending;
 use super::wait::wait_for;
 
@@ -82,9 +82,14 @@ impl Channel for MpiLink {
             if let Some(receiving) = session.plugin.receive(Some(*other), tag, received)? {
                 return Ok(Some(Some(receiving)));
             }
-            match is_told_of_end && session.ended(Some(*other))?.is_some() {
-                true => Ok(Some(None)),
-                false => Ok(None),
+            match if is_told_of_end {
+                session.ended(Some(*other))?
+            } else {
+                None
+            } {
+                None => Ok(None),
+                Some(End::Closed) => Ok(Some(None)),
+                Some(End::Failed { by, reason }) => Err(CollectiveError::Aborted { by, reason }),
             }
         });
         let Some(mut receiving) = in_words(found)?.ok_or_else(too_late)? else {

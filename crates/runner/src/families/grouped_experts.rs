@@ -162,10 +162,16 @@ fn routing(config: &JsonFile, family: &GroupedExperts) -> Result<Routing, LoadEr
     let [num_groups, num_chosen_groups] = match method {
         "greedy" => [1, 1],
         _ => {
-            let groups = config.size_or(names.num_groups, 1..=num_experts, family.num_groups)?;
+            let groups = config.size_or(names.num_groups, 1..=MAX_EXPERTS, family.num_groups)?;
             let groups = groups.unwrap_or(1);
-            let chosen = config.size_or(CHOSEN_GROUPS, 1..=groups, family.num_chosen_groups)?;
-            [groups, chosen.unwrap_or(groups)]
+            let default = family.num_chosen_groups;
+            let chosen = config.size_or(CHOSEN_GROUPS, 1..=MAX_EXPERTS, default)?;
+            let chosen = chosen.unwrap_or(groups);
+            if chosen > groups {
+                let expected = format!("at most the number of groups, {groups}");
+                return Err(config.unexpected(CHOSEN_GROUPS, chosen, expected));
+            }
+            [groups, chosen]
         }
     };
     let group_len = num_experts / num_groups;

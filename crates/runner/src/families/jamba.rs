@@ -1,12 +1,12 @@
 //! Jamba, by AI21: attention without positions in one of eight layers, the selective scan of Mamba in the others, and
-//! experts in every other layer.
+//! experts in every other layer; or, with one expert, an ordinary block in each.
 //!
 //! Times, keys and queries of the scan are normalised. The experts of a token are weighted by the softmax over all.
 //!
 //! Source: configuration_jamba.py and modeling_jamba.py of transformers; Lieber et al., arXiv:2403.19887.
 
 use super::bamba::feed_forward;
-use super::bounds::MAX_LAYERS;
+use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
@@ -40,6 +40,7 @@ const MODULES: ExpertModules = ExpertModules {
 };
 
 const KEYS: ScanKeys = ScanKeys {
+    num_channels: None,
     expand: "mamba_expand",
     state_dim: "mamba_d_state",
     kernel_len: "mamba_d_conv",
@@ -82,8 +83,14 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let rule = RoutingRule::Softmax {
         is_normalised: false,
     };
-    let routing = routing(config, &experts, rule)?;
-    let experts = dimensions.experts(&MODULES, routing, dimensions.intermediate_size);
+    // One expert is an ordinary block, whatever `num_experts_per_tok` says.
+    let experts = match config.size("num_experts", 1..=MAX_EXPERTS)? {
+        Some(1) => None,
+        _ => {
+            let routing = routing(config, &experts, rule)?;
+            Some(dimensions.experts(&MODULES, routing, dimensions.intermediate_size))
+        }
+    };
     let mut layer = dimensions.llama_layer();
     layer.norms = Norms::before("input_layernorm", "pre_ff_layernorm");
     layer.feed_forward = feed_forward(&dimensions);
@@ -99,7 +106,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let mut spec = dimensions.model(FAMILY.class, layer, no_windows(num_layers));
     spec.modules.final_norm = Some("model.final_layernorm");
     for (index, layer) in spec.layers.iter_mut().enumerate() {
-        if routing.num_experts > 1 && has_experts(index) {
+        if let Some(experts) = experts.as_ref().filter(|_| has_experts(index)) {
             layer.feed_forward = FeedForward::Experts(experts.clone());
         }
         if !has_attention(index) {

@@ -18,7 +18,7 @@ use super::family::Family;
 use super::gemma4::proportional_rope;
 use super::lfm2::{convolution, gated};
 use super::recurrent::MAX_KERNEL_LEN;
-use super::rope_config::{RopeDefaults, rope_of, section_of};
+use super::rope_config::{THETA, rope_of, rope_parameters, section_of};
 use super::windows::no_windows;
 use crate::spec::{BlockNorms, GateSpec, LayerSpec, ModelSpec, Norms, Projection, QkNormSpec};
 use inflight_base::LoadError;
@@ -39,31 +39,23 @@ enum Kind {
     Full,
 }
 
+const WINDOWED: &str = "sliding_attention";
+const FULL: &str = "full_attention";
 const NAMES: [(&str, Kind); 3] = [
     ("conv", Kind::Convolution),
-    ("sliding_attention", Kind::Windowed),
-    ("full_attention", Kind::Full),
+    (WINDOWED, Kind::Windowed),
+    (FULL, Kind::Full),
 ];
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    // The sections of the two kinds of attention.
-    let silent = json!({
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
-    });
-    let config = &match config.get("rope_parameters") {
-        Some(_) => config.with("rope_scaling", Value::Null),
-        None => config.with("rope_parameters", silent),
-    };
+    let config = &config
+        .with("rope_parameters", sections(config)?)
+        .with("rope_scaling", Value::Null);
     let defaults = Defaults {
         sizes: Some(Sizes::new(128_000, 2048, 7680, 24, 16, 128_000)),
         num_kv_heads: Some(4),
         head_dim: Some(128),
         norm_eps: 1e-5,
-        rope: RopeDefaults {
-            section: Some("sliding_attention"),
-            ..Defaults::LLAMA.rope
-        },
         tied_embeddings: true,
         keys: Keys {
             norm_eps: "norm_eps",
@@ -71,22 +63,28 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         },
         ..Defaults::LLAMA
     };
+    // Each kind of attention has a position embedding of its own.
+    let without_rope = config.with("rope_parameters", Value::Null);
     let dimensions = Dimensions {
-        // Whatever `hidden_act` says.
+        // The class does not read `hidden_act`.
         activation: Activation::Silu,
-        ..Dimensions::from_config(config, &defaults)?
+        ..Dimensions::from_config(&without_rope, &defaults)?
     };
-    let local = section_of(config, "sliding_attention")?;
+    let kinds = kinds(config, dimensions.num_layers)?;
+    let section = |name: &str, kind: Kind| match section_of(config, name)? {
+        None if kinds.contains(&kind) => Err(config.missing(&format!("rope_parameters.{name}"))),
+        section => Ok(section),
+    };
     let local = rope_of(
         config,
-        local.as_ref(),
+        section(WINDOWED, Kind::Windowed)?.as_ref(),
         None,
         dimensions.max_position_embeddings,
         dimensions.head_dim,
         defaults.rope,
     )?;
+    section(FULL, Kind::Full)?;
     let full = proportional_rope(config, dimensions.head_dim)?;
-    let kinds = kinds(config, dimensions.num_layers)?;
     let window = window(config, &kinds)?;
     let kernel_len = config.size("conv_L_cache", 1..=MAX_KERNEL_LEN)?;
     let has_bias = config.bool_or("conv_bias", false)?;
@@ -106,6 +104,26 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         }
     }
     Ok(spec)
+}
+
+/// The position embeddings of both kinds of attention, as sections of `rope_parameters`. A section that tells no base has
+/// the base beside the sections, as in transformers.
+fn sections(config: &JsonFile) -> Result<Value, LoadError> {
+    let Some(told) = rope_parameters(config)? else {
+        return Ok(json!({
+            WINDOWED: {"rope_type": "default", "rope_theta": 1e4},
+            FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        }));
+    };
+    let theta = config.number("rope_theta", THETA)?.unwrap_or(1e6);
+    let with_theta = |(name, section): (&String, &Value)| {
+        let mut section = section.clone();
+        if let Value::Object(section) = &mut section {
+            section.entry("rope_theta").or_insert(json!(theta));
+        }
+        (name.clone(), section)
+    };
+    Ok(Value::Object(told.entries().map(with_theta).collect()))
 }
 
 /// A layer with attention.

@@ -37,6 +37,7 @@ pub const FALCON_MAMBA: Family = Family {
 };
 
 const KEYS: ScanKeys = ScanKeys {
+    num_channels: Some("intermediate_size"),
     expand: "expand",
     state_dim: "state_size",
     kernel_len: "conv_kernel",
@@ -82,7 +83,7 @@ fn describe(
     };
     let dimensions = Dimensions {
         rope: Rope::none(),
-        // config.json calls the channels so, which are `expand` times the hidden size whatever it says.
+        // config.json calls the channels so; there is no feed-forward block.
         intermediate_size: 1,
         ..Dimensions::from_config(config, &defaults)?
     };

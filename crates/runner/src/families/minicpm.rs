@@ -31,7 +31,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     const EXPERTS: &str = "num_experts";
     if let Some(sparse) = config.get(SPARSE) {
         let expected =
-            "supported; remove it for attention to all tokens, for which the model is trained, too";
+            "supported; remove it: the model is trained for attention to all tokens, too";
         return Err(config.unexpected(SPARSE, sparse, expected));
     }
     if let Some(num) = config.get(EXPERTS).filter(|num| num.as_u64() != Some(0)) {

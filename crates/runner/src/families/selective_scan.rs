@@ -24,6 +24,8 @@ pub struct SelectiveScan {
 
 /// What config.json calls its sizes, and whether projections have biases.
 pub struct ScanKeys {
+    /// The channels, if a config may tell them instead of `expand`.
+    pub num_channels: Option<&'static str>,
     pub expand: &'static str,
     pub state_dim: &'static str,
     pub kernel_len: &'static str,
@@ -63,9 +65,20 @@ impl SelectiveScan {
             Ok(Some("auto")) => None,
             _ => config.size(keys.rank, 1..=MAX_WIDTH)?,
         };
+        let told_channels = match keys.num_channels {
+            Some(key) => config.size(key, 1..=MAX_WIDTH)?,
+            None => None,
+        };
+        let expand = size(keys.expand, 16, 2)?;
+        let num_channels = told_channels.unwrap_or(expand * hidden_size);
+        if num_channels > MAX_WIDTH {
+            let expected =
+                format_args!("at most {MAX_WIDTH} channels with hidden_size {hidden_size}");
+            return Err(config.unexpected(keys.expand, expand, expected));
+        }
         Ok(Self {
             shape: ScanShape {
-                num_channels: size(keys.expand, 16, 2)? * hidden_size,
+                num_channels,
                 state_dim: size(keys.state_dim, MAX_HEAD_DIM, 16)?,
                 norm_eps,
             },

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{FAMILIES, describe};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{FeedForward, LayerSpec, ModelSpec};
 use inflight_checkpoint::JsonFile;
 
 /// Values of a config by key.
@@ -350,6 +350,69 @@ fn every_second_layer_of_an_lfm_3_has_attention() {
     let keys = json!({"sliding_window": null});
     let error = described("Lfm3ForCausalLM", keys).expect_err("some layers have a window");
     assert!(error.contains("sliding_window"), "{error}");
+}
+
+#[test]
+fn both_kinds_of_attention_of_an_lfm_3_have_their_sections() {
+    let of_kinds = |parameters: Value, more: Value| {
+        let mut keys = json!({
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": parameters,
+        });
+        for (key, value) in more.as_object().expect("an object") {
+            keys[key] = value.clone();
+        }
+        described("Lfm3ForCausalLM", keys)
+    };
+    let sections = json!({"full_attention": {"rope_type": "default"}, "sliding_attention": {}});
+    for (more, theta) in [(json!({}), 1e6), (json!({"rope_theta": 5e4}), 5e4)] {
+        let spec = of_kinds(sections.clone(), more).expect("a model");
+        let found = spec.layers.iter().map(|layer| layer.attention.rope.theta);
+        assert_eq!(found.collect::<Vec<_>>(), [theta; 2]);
+    }
+    for parameters in [
+        json!({"sliding_attention": {}}),
+        json!({"rope_type": "default", "rope_theta": 1e4}),
+    ] {
+        let error = of_kinds(parameters, json!({})).expect_err("a section is missing");
+        assert!(error.contains("rope_parameters."), "{error}");
+    }
+    let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}});
+    of_kinds(sections, yarn).expect_err("transformers reads rope_scaling alone");
+    let keys = json!({
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e5}},
+    });
+    let spec = described("Lfm3ForCausalLM", keys).expect("no layer has a window");
+    assert_eq!(spec.layers[0].attention.rope.theta, 1e5);
+}
+
+#[test]
+fn a_falcon_mamba_has_the_channels_that_its_config_tells() {
+    for (keys, num_channels) in [
+        (json!({"hidden_size": 64, "expand": 3}), 192),
+        // As the published model has them.
+        (
+            json!({"hidden_size": 64, "expand": 16, "intermediate_size": 128}),
+            128,
+        ),
+    ] {
+        let spec = described("FalconMambaForCausalLM", keys).expect("a model");
+        assert_eq!(spec.layers[0].attention.o.num_inputs, num_channels);
+    }
+    let keys = json!({"hidden_size": 1 << 20, "expand": 16});
+    let error = described("FalconMambaForCausalLM", keys).expect_err("too many channels");
+    assert!(error.contains("expand"), "{error}");
+}
+
+#[test]
+fn a_jamba_with_one_expert_has_none() {
+    let keys = json!({"num_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 2});
+    let spec = described("JambaForCausalLM", keys).expect("a model");
+    let mut layers = spec.layers.iter();
+    assert!(layers.all(|layer| !matches!(layer.feed_forward, FeedForward::Experts(_))));
 }
 
 #[test]
