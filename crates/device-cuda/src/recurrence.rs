@@ -16,14 +16,16 @@ use super::step::CudaStep;
 use super::uploads::Vector;
 use inflight_base::LoadError;
 use inflight_device::{
-    DeltaForm, GateFunction, LateInputs, RecurrenceParams, RecurrenceShape, RecurrentOps,
-    RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
+    DeltaForm, DeltaShape, GateFunction, LateInputs, RecurrenceParams, RecurrenceShape,
+    RecurrentOps, RecurrentRule, RuleWeights, ScanShape, SpaceNorm, StateSpaceShape,
 };
 
 /// The longest convolution of the kernels.
 const MAX_KERNEL_LEN: usize = 8;
 /// The kernels of a rule, by the largest key that they compute.
 const RULE_SIZES: [usize; 3] = [64, 128, 256];
+/// The largest keys of the kernels of the delta rule by channels.
+const CHANNEL_RULE_SIZES: [usize; 2] = [64, 128];
 /// The kernels of a selective scan, by the largest state of a channel that they compute.
 const SCAN_SIZES: [usize; 2] = [16, 64];
 /// Where the states of a layer begin, in bytes.
@@ -605,6 +607,10 @@ fn rule_kernel(
     };
     let (file, sizes): (_, &[usize]) = match shape.rule {
         RecurrentRule::SelectiveScan(_) => ("selective_scan", &SCAN_SIZES),
+        RecurrentRule::GatedDelta(DeltaShape {
+            form: DeltaForm::Channels,
+            ..
+        }) => ("recurrent_rules", &CHANNEL_RULE_SIZES),
         _ => ("recurrent_rules", &RULE_SIZES),
     };
     let Some(largest) = sizes.iter().find(|&&largest| size <= largest) else {
