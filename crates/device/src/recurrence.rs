@@ -63,7 +63,7 @@ pub enum RecurrentRule {
 /// [form](DeltaForm), each row of `S` has a decay of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaShape {
-    /// What has a decay.
+    /// Where decays apply.
     pub form: DeltaForm,
     /// Heads of queries and of keys; divides `num_value_heads`.
     pub num_key_heads: usize,
@@ -79,7 +79,7 @@ pub struct DeltaShape {
     pub norm_eps: f32,
 }
 
-/// What has a decay in the gated delta rule.
+/// Where the decays of the gated delta rule apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaForm {
     /// Each value head.
@@ -246,8 +246,8 @@ pub trait RecurrentOps: StepIo {
 
     /// Computes a layer for all tokens of a step, and replaces the states of their sequences, which are in
     /// [`StepInputs::state_slots`](super::StepInputs::state_slots). The convolution of a selective scan has run before.
-    /// A sequence begins with zeros. `x` may hold anything afterwards. States behind the tokens in [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied
-    /// as well.
+    /// A sequence begins with zeros. `x` may hold anything afterwards. States behind the tokens in
+    /// [`StepInputs::saved_states`](super::StepInputs::saved_states) are copied as well.
     fn mix_recurrence(
         &mut self,
         step: &Self::Step<'_>,

@@ -1,4 +1,4 @@
-//! What the engine records of its steps.
+//! Records of steps.
 
 mod support;
 

@@ -160,7 +160,7 @@ fn check(
     (input_len, state_len): (usize, usize),
     own_state: Range<usize>,
     run: &dyn Fn(&mut Random, &Step, &mut Done),
-    reference: &dyn Fn(usize, &mut [f64], &mut [f64]),
+    reference: impl Fn(usize, &mut [f64], &mut [f64]),
     own: &dyn Fn(usize) -> bool,
 ) {
     let step = Step::new(random);
@@ -309,7 +309,7 @@ fn channels_are_convolved_behind_the_inputs_that_a_state_has() {
             (input_len, state_len),
             0..kernel_len * num_channels,
             &run,
-            &reference,
+            reference,
             &|i| i < num_channels,
         );
     }
@@ -472,7 +472,7 @@ fn the_gated_delta_rule_is_its_definition() {
             (input_len, state_len),
             convolution_len..state_len,
             &run,
-            &reference,
+            reference,
             &is_value,
         );
     }
@@ -547,7 +547,7 @@ fn a_state_space_is_its_definition() {
             (input_len, state_len),
             convolution_len..state_len,
             &run,
-            &reference,
+            reference,
             &|i| i < value_len,
         );
     }

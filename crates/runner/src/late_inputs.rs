@@ -28,7 +28,7 @@ pub(super) struct LateSource<'a> {
 enum FormSource<'a> {
     LowRank,
     /// With the norm of times, and what is added to its mean square.
-    Selected(Option<(NormSource<'a>, f32)>),
+    Selected(Option<Box<(NormSource<'a>, f32)>>),
 }
 
 /// The projections of a layer.
@@ -85,7 +85,7 @@ impl<'a> LateSource<'a> {
                                 }
                                 None => NormSource::of_ones(spec.rank()),
                             };
-                            Some((norm, eps))
+                            Some(Box::new((norm, eps)))
                         }
                         None => None,
                     })
@@ -114,7 +114,7 @@ impl<'a> LateSource<'a> {
             form: match &self.form {
                 FormSource::LowRank => FormWeights::LowRank,
                 FormSource::Selected(norm) => FormWeights::Selected(match norm {
-                    Some((norm, eps)) => Some((norm.load(packer)?.weight, *eps)),
+                    Some(norm) => Some((norm.0.load(packer)?.weight, norm.1)),
                     None => None,
                 }),
             },

@@ -29,7 +29,7 @@ struct Head<'a> {
     weights: &'a RuleWeights<Cpu>,
 }
 
-/// What the rule reads of a token: each of all heads.
+/// Inputs of the rule of one token, for all heads.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     queries: &'a [f32],

@@ -26,7 +26,7 @@ struct Channels<'a> {
     norm: &'a [f32],
 }
 
-/// What a token brings.
+/// Inputs of one token.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     values: &'a [f32],

@@ -443,7 +443,7 @@ fn num_blocks(
     // A place in a table has a block for each group.
     let num_groups = u64::from(num_groups);
     let usable = max_texts * num_groups * u64::from(max_seq_len.blocks_ceil(block_size).0);
-    let usable = match keeps_prefixes {
+    let usable = match keeps_prefixes && bytes_per_block > 0 {
         true => usable.max(MAX_PREFIX_BLOCKS),
         false => usable,
     };
@@ -452,7 +452,11 @@ fn num_blocks(
         .map_or(u64::MAX, |tokens| {
             num_groups * u64::from(tokens / block_size.tokens().0)
         });
-    let by_memory = kv_bytes.map_or(u64::MAX, |bytes| bytes / bytes_per_block.max(1));
+    let by_memory = match kv_bytes {
+        Some(bytes) if bytes_per_block > 0 => bytes / bytes_per_block,
+        // Blocks of a model without keys and values take no memory.
+        _ => u64::MAX,
+    };
     let blocks = usable.min(by_tokens).min(by_memory);
     Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
 }

@@ -77,7 +77,11 @@ const LINEAR: &str = "linear_attn_config";
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     check(config)?;
-    let mut known = config.with("rope_interleave", json!(false));
+    // No layer has a position embedding, whatever config.json says of one.
+    let mut known = config
+        .with("rope_interleave", json!(false))
+        .with("rope_scaling", Value::Null)
+        .with("rope_parameters", Value::Null);
     if let Some(positions) = config.get("model_max_length") {
         known = known.with("max_position_embeddings", positions.clone());
     }

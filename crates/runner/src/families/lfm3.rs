@@ -31,7 +31,7 @@ pub const FAMILY: Family = Family {
     describe,
 };
 
-/// What a layer has in front of its feed-forward block.
+/// The block in front of the feed-forward block of a layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Convolution,

@@ -22,7 +22,7 @@ pub struct SelectiveScan {
     has_bias: bool,
 }
 
-/// What config.json calls its sizes, and whether projections have biases.
+/// Keys of config.json: its sizes, and whether projections have biases.
 pub struct ScanKeys {
     /// The channels, if a config may tell them instead of `expand`.
     pub num_channels: Option<&'static str>,

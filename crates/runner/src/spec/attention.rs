@@ -18,7 +18,7 @@ pub struct AttentionSpec {
     /// The recurrence in place of attention: `qkv` projects its inputs, `[input_len, hidden_size]`, and `o` its
     /// results, `[hidden_size, out_len]`.
     pub recurrence: Option<RecurrenceSpec>,
-    /// What the recurrence reads besides, if it has late inputs.
+    /// The late inputs of the recurrence, if it has any.
     pub late: Option<LateInputsSpec>,
     /// The gates of attention.
     pub gate: Option<GateSpec>,
