@@ -260,8 +260,8 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         "qwen3",
         "serve the checkpoint of safetensors",
     ]);
-    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"mamba").refused(&[
-        "general.architecture: 'mamba'",
+    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"rwkv6").refused(&[
+        "general.architecture: 'rwkv6'",
         "its layers, or most of them, have a recurrent state",
     ]);
     patched(Q4_K, Q4_K_FILE, "llama.block_coun", 0, b"X").refused(&[
