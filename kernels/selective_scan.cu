@@ -10,9 +10,9 @@
 //   states            of a slot, behind the convolution's part: [state_dim][num_channels] f32
 //   rates [state_dim][num_channels]    time_biases, skips [num_channels] f32    out [num_tokens][num_channels] bf16
 //
-// Grid (num_channels / 128, num_spans), 128 threads: a thread has the state of a channel in registers, and goes over the
-// tokens of its sequence in order. Moves 14 bytes an element of a token, and a state once in each direction; 16 * N bytes of
-// shared memory, in which the keys of two tokens alternate.
+// Grid (num_channels / 128, num_spans), 128 threads: a thread has the state of a channel in registers, and goes over
+// the tokens of its sequence in order. Moves 14 bytes an element of a token, and a state once in each direction; 16 * N
+// bytes of shared memory, in which the keys of two tokens alternate.
 #include "activations.cuh"
 #include "recurrence.cuh"
 

@@ -5,7 +5,7 @@
 //!
 //!            gated convolution          b | c | x                                            [num_channels] each
 //!            gated delta rule           queries | keys | values | gates | strengths | decays
-//!            the same, by channels      queries | keys | values | strengths
+//!            it, by channels            queries | keys | values | strengths
 //!            state space                values | keys | queries | gates | times
 //!            selective scan             values | gates                                       [num_channels] each
 //!
@@ -169,8 +169,8 @@ pub struct RuleWeights<D: Load> {
     pub time_biases: D::Vector,
     /// Of a state space or a selective scan: one for each head of values, or each channel.
     pub skips: Option<D::Vector>,
-    /// `[value_dim]`; of a state space `[num_heads * head_dim]`, and of a selective scan `[2 * state_dim]`, keys' first,
-    /// if it has a norm.
+    /// `[value_dim]`; of a state space `[num_heads * head_dim]`; of a selective scan with a norm `[2 * state_dim]`, of
+    /// keys first.
     pub norm: Option<D::Vector>,
 }
 

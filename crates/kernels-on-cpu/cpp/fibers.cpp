@@ -107,8 +107,9 @@ std::string text(Place place) { return std::string(place.file) + ":" + std::to_s
 
 bool is_same(Place a, Place b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
 
-// Which lane runs next. Of any warp, so that parts of warps progress together; or all lanes of a warp that can run, each
-// once: of any warp, or of the first one in a random order, so that one runs ahead of another as far as barriers let it.
+// Which lane runs next. Of any warp, so that parts of warps progress together; or all lanes of a warp that can run,
+// each once: of any warp, or of the first one in a random order, so that one warp runs ahead of another as far as
+// barriers let it.
 enum class Order { AnyLane, AnyWarp, FirstWarp };
 
 class Machine {

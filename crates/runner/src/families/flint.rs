@@ -3,8 +3,8 @@
 //! Qwen 3 with attention-sink logits and, in most layers, a window: the first two layers have none, nor has every
 //! fourth one or the last (`layer_types`). Layers without a window have no position embedding.
 //!
-//! All layers but those of `mlp_only_layers` have experts, those with the largest sigmoids, whose weights are divided
-//! by their sum (`norm_topk_prob`), and one that all tokens have.
+//! All layers that `mlp_only_layers` does not list have experts: the ones with the largest sigmoids, whose weights are
+//! divided by their sum (`norm_topk_prob`), and one that all tokens have.
 //!
 //! Source: configuration_flint.py and modeling_flint.py of transformers.
 

@@ -106,8 +106,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     Ok(spec)
 }
 
-/// The position embeddings of both kinds of attention, as sections of `rope_parameters`. A section that tells no base has
-/// the base beside the sections, as in transformers.
+/// The position embeddings of both kinds of attention, as sections of `rope_parameters`. A section that tells no base
+/// has the base beside the sections, as in transformers.
 fn sections(config: &JsonFile) -> Result<Value, LoadError> {
     let Some(told) = rope_parameters(config)? else {
         return Ok(json!({
