@@ -182,7 +182,7 @@ pub struct RecurrenceParams<'a, D: Load> {
     pub weights: &'a RecurrenceWeights<D>,
     /// Which of the layers with a state it is.
     pub layer: usize,
-    /// What the rule reads besides, if it has late inputs.
+    /// The late inputs of the rule, if it has any.
     pub late: Option<LateInputs<'a, D>>,
 }
 

@@ -49,19 +49,22 @@ fn serve_session(session: &MpiSession) -> Result<(), String> {
         Ok(Box::new(session.attach(grid, task.load_limit)?))
     };
     let served = catch_panic(|| serve(&mut link, attach)).unwrap_or_else(Err);
-    if let (Err(reason), true) = (&served, session.is_closed()) {
-        log::info!(
-            "rank {} had not finished when rank 0 ended the model: {reason}",
-            session.rank()
-        );
-        return Ok(());
+    match served {
+        Err(reason) if session.is_closed() => {
+            log::info!(
+                "rank {} had not finished when rank 0 ended the model: {reason}",
+                session.rank()
+            );
+            Ok(())
+        }
+        Err(reason) => {
+            log::error!("rank {} has failed: {reason}", session.rank());
+            // Rank 0 may have ended the session.
+            let _ = send(&mut link, &Report::Failed(reason.clone()));
+            Err(reason)
+        }
+        Ok(()) => Ok(()),
     }
-    if let Err(reason) = &served {
-        log::error!("rank {} has failed: {reason}", session.rank());
-        // Rank 0 may have ended the session.
-        let _ = send(&mut link, &Report::Failed(reason.clone()));
-    }
-    served
 }
 
 /// Computes the share of a model until rank 0 ends it. `attach` takes part in the operations between all ranks.

@@ -70,8 +70,7 @@ impl Mpi {
         }
         match self.end.clone() {
             None => Ok(()),
-            Some(End::Closed) => Err(CollectiveError::Closed),
-            Some(End::Failed { by, reason }) => Err(CollectiveError::Aborted { by, reason }),
+            Some(end) => Err(end.into_error()),
         }
     }
 

@@ -82,14 +82,13 @@ impl Channel for MpiLink {
             if let Some(receiving) = session.plugin.receive(Some(*other), tag, received)? {
                 return Ok(Some(Some(receiving)));
             }
-            match if is_told_of_end {
-                session.ended(Some(*other))?
-            } else {
-                None
-            } {
+            if !is_told_of_end {
+                return Ok(None);
+            }
+            match session.ended(Some(*other))? {
                 None => Ok(None),
                 Some(End::Closed) => Ok(Some(None)),
-                Some(End::Failed { by, reason }) => Err(CollectiveError::Aborted { by, reason }),
+                Some(end) => Err(end.into_error()),
             }
         });
         let Some(mut receiving) = in_words(found)?.ok_or_else(too_late)? else {

@@ -37,6 +37,16 @@ pub(super) enum End {
     Failed { by: usize, reason: String },
 }
 
+impl End {
+    /// The error of an operation that the end interrupts.
+    pub(super) fn into_error(self) -> CollectiveError {
+        match self {
+            Self::Closed => CollectiveError::Closed,
+            Self::Failed { by, reason } => CollectiveError::Aborted { by, reason },
+        }
+    }
+}
+
 /// A session, as one of its ranks has it.
 pub(super) struct Session {
     pub(super) plugin: Plugin,

@@ -18,6 +18,13 @@ pub struct ExpertModules {
     pub stacked: StackedExperts,
 }
 
+/// The gate, up and down projections of the one shared expert of most families.
+pub const SHARED_EXPERT: [&str; 3] = [
+    "mlp.shared_expert.gate_proj",
+    "mlp.shared_expert.up_proj",
+    "mlp.shared_expert.down_proj",
+];
+
 /// The names of most families.
 pub const EXPERT_MODULES: ExpertModules = ExpertModules {
     router: "mlp.gate",
@@ -199,12 +206,7 @@ impl Dimensions {
         let mut experts = self.experts(&EXPERT_MODULES, routing, expert_size);
         let gate = Linear::whole("mlp.shared_expert_gate", 1);
         experts.router.parts.push(gate);
-        let shared = [
-            "mlp.shared_expert.gate_proj",
-            "mlp.shared_expert.up_proj",
-            "mlp.shared_expert.down_proj",
-        ];
-        experts.shared = Some(self.shared_expert(shared, shared_size));
+        experts.shared = Some(self.shared_expert(SHARED_EXPERT, shared_size));
         experts
     }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{
-    EXPERT_MODULES, ExpertDefaults, layers_with_experts, routing, scores_rule, width,
+    EXPERT_MODULES, ExpertDefaults, SHARED_EXPERT, layers_with_experts, routing, scores_rule, width,
 };
 use super::family::Family;
 use super::windows::{windowed_layers, windows_of};
@@ -77,11 +77,6 @@ fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, Lo
     let expert_size = width(config, "moe_intermediate_size", 512)?;
     let shared_size = width(config, "shared_expert_intermediate_size", 1024)?;
     let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
-    let shared = [
-        "mlp.shared_expert.gate_proj",
-        "mlp.shared_expert.up_proj",
-        "mlp.shared_expert.down_proj",
-    ];
-    experts.shared = Some(dimensions.shared_expert(shared, shared_size));
+    experts.shared = Some(dimensions.shared_expert(SHARED_EXPERT, shared_size));
     Ok(experts)
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::bounds::MAX_HEADS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
-use super::experts::{EXPERT_MODULES, ExpertDefaults, routing, scores_rule, width};
+use super::experts::{EXPERT_MODULES, ExpertDefaults, SHARED_EXPERT, routing, scores_rule, width};
 use super::family::Family;
 use super::layer_lists::layers_of_kind;
 use super::rope_config::{RopeDefaults, rope_of, section_of};
@@ -172,11 +172,6 @@ fn experts(config: &JsonFile, dimensions: &Dimensions) -> Result<ExpertsSpec, Lo
     let shared_size = width(config, "shared_expert_intermediate_size", 512)?;
     let mut experts = dimensions.experts(&EXPERT_MODULES, routing, expert_size);
     experts.correction = Some("mlp.experts.e_score_correction_bias");
-    let shared = [
-        "mlp.shared_expert.gate_proj",
-        "mlp.shared_expert.up_proj",
-        "mlp.shared_expert.down_proj",
-    ];
-    experts.shared = Some(dimensions.shared_expert(shared, shared_size));
+    experts.shared = Some(dimensions.shared_expert(SHARED_EXPERT, shared_size));
     Ok(experts)
 }
