@@ -179,7 +179,7 @@ fn sources_of(file: &str) -> impl Iterator<Item = String> {
         root()
             .join("crates")
             .join(package)
-            .join("tests")
+            .join("tests/suite")
             .join(inner)
             .with_extension("rs"),
         root().join(file).with_extension("rs"),

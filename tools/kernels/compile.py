@@ -3,7 +3,8 @@
     compile.py NVRTC SOURCES OUT ARCHITECTURE...
 
 NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are
-OUT/NAME.sm_80.cubin for the architecture sm_80 and so on, and OUT/NAME.compute_90.ptx for compute_90;
+OUT/NAME.sm_80.cubin for the architecture sm_80 and so on, and OUT/NAME.compute_90.ptx for compute_90; the architecture
+sm_90=rope,rows has images of kernels/rope.cu and kernels/rows.cu only.
 OUT/registers.json has the registers of each kernel. It fails if a kernel spills registers to memory, or takes more than
 the head of its file allows ("at most N registers"), or if the next compilation would give another image.
 """
@@ -113,7 +114,12 @@ def main() -> None:
         # Long compilations first.
         files = [sources] if sources.is_file() else sources.glob("*.cu")
         files = sorted(files, key=lambda source: -source.stat().st_size)
-        pairs = [(source, architecture) for source in files for architecture in architectures]
+        pairs = [
+            (source, architecture)
+            for source in files
+            for architecture, _, names in (argument.partition("=") for argument in architectures)
+            if not names or source.stem in names.split(",")
+        ]
         futures = [processes.submit(compile_for, package, *pair, out) for pair in pairs]
         for (source, architecture), future in zip(pairs, futures):
             limit = LIMIT.search(source.read_text())

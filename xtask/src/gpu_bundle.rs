@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! gpu-check                       crates/measure/src/gpu_check: runs all of it, and writes a report
-//! tests/kernels-*, tests/models   the project's own tests, which run on a real GPU there
+//! tests/kernels, tests/models     the project's own tests, which run on a real GPU there
 //! kernels/ fixtures/              what they read
 //! triton/bin, triton/lib          tritonserver and the libraries that it needs
 //! backends/ model_repository/     the backend, and the demo model
@@ -27,22 +27,6 @@ pub struct Options {
 const NAME: &str = "inflight-gpu-check";
 /// What such a machine takes.
 const MAX_BYTES: u64 = 60_000_000;
-/// The tests of kernels that run on a GPU; the others are about the machine that takes its place.
-const KERNEL_TESTS: [&str; 12] = [
-    "activations",
-    "attention",
-    "elementwise",
-    "experts",
-    "fp8",
-    "latent",
-    "low_rank",
-    "norms",
-    "quantised",
-    "rope",
-    "rows",
-    "sampling",
-];
-
 /// Packs the bundle.
 pub fn run(options: &Options) -> Result<()> {
     kernels::run(kernels::ALL)?;
@@ -98,10 +82,11 @@ fn fill(folder: &Path) -> Result<()> {
         fs::create_dir_all(folder)?;
     }
     copy_program(&library::gpu_check()?, &folder.join("gpu-check"))?;
-    for (name, program) in library::test_programs("inflight-kernels-on-cpu", &KERNEL_TESTS)? {
-        copy_program(&program, &folder.join(format!("tests/kernels-{name}")))?;
-    }
-    for (name, program) in library::test_programs("inflight-tests", &["models"])? {
+    for (package, test, name) in [
+        ("inflight-kernels-on-cpu", "suite", "kernels"),
+        ("inflight-tests", "models", "models"),
+    ] {
+        let program = library::test_program(package, test)?;
         copy_program(&program, &folder.join("tests").join(name))?;
     }
     let backend = "inflight/libtriton_inflight.so";

@@ -180,24 +180,22 @@ pub fn gpu_check() -> Result<PathBuf> {
     program("inflight-measure", "gpu-check", Build::Shipped)
 }
 
-/// Builds test programs of a package, as the tests of the whole workspace are built; returns the name and the path of
-/// each of those.
-pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
-    let tests = names.iter().flat_map(|name| ["--test", *name]);
+/// Builds a test program of a package, as the tests of the whole workspace are built; returns its path.
+pub fn test_program(package: &str, name: &str) -> Result<PathBuf> {
     let messages = output(
         cargo()
-            .args(["test", "--no-run", "--workspace"])
-            .args(tests)
-            .arg("--message-format=json-render-diagnostics"),
+            .args(["test", "--no-run", "--workspace", "--test", name])
+            .arg(MESSAGES),
     )?;
-    let programs = artifacts(&messages).filter_map(|artifact| {
-        let name = artifact["target"]["name"].as_str()?;
-        let path = artifact["executable"].as_str()?;
-        let id = artifact["package_id"].as_str()?;
-        let is_asked_for = id.contains(&format!("#{package}@")) && names.contains(&name);
-        is_asked_for.then(|| (name.to_owned(), PathBuf::from(path)))
-    });
-    Ok(programs.collect())
+    let of_package = format!("#{package}@");
+    artifacts(&messages)
+        .filter(|artifact| artifact["target"]["name"] == name)
+        .filter(|artifact| {
+            let id = artifact["package_id"].as_str();
+            id.is_some_and(|id| id.contains(&of_package))
+        })
+        .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| format!("cargo did not build the test {name} of {package}").into())
 }
 
 /// Builds a program of a package; returns its path.

@@ -1,7 +1,7 @@
 //! The walk-through's pictures in the documentation are drawn from real runs. `UPDATE_DOCS=1 cargo test
 //! --package xtask --test walk_through` redraws them.
 
-#[path = "../../crates/engine/tests/documented_runs/mod.rs"]
+#[path = "../../crates/engine/tests/suite/documented_runs/mod.rs"]
 mod walk_through;
 
 use inflight_step_records::read;

@@ -19,10 +19,10 @@ use crate::{
 /// A check fails, or what it needs cannot be installed.
 pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
     match step {
-        Step::Kernels => kernels::run(match tier {
-            Tier::Quick => kernels::FEW,
-            Tier::Step | Tier::Part(_) | Tier::All => kernels::ALL,
-        }),
+        Step::Kernels => match tier {
+            Tier::Quick => kernels::run_sample(seed_of_commit()),
+            Tier::Step | Tier::Part(_) | Tier::All => kernels::run(kernels::ALL),
+        },
         Step::Fmt => {
             run(cargo().args(["fmt", "--all", "--check"]))?;
             let fuzz = "--manifest-path=tests/fuzz/Cargo.toml";

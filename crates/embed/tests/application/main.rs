@@ -1,8 +1,10 @@
 //! Compiles a C application of the batch manager, links it with the static library, and runs it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use inflight_base::{SequenceId, TokenId, Tokens};
 use inflight_engine::{Event, NewRequest};
@@ -108,10 +110,18 @@ fn expected() -> Vec<Vec<TokenId>> {
     answers
 }
 
-/// Builds one of the examples.
-fn example(name: &str) -> PathBuf {
-    let source = root().join("examples/embed_c").join(name);
-    program("cc", &source, &["-std=c11"])
+/// Builds one of the examples, unless another test has: the archive takes seconds to link.
+fn example(name: &'static str) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
+    let build = || {
+        program(
+            "cc",
+            &root().join("examples/embed_c").join(name),
+            &["-std=c11"],
+        )
+    };
+    let mut built = BUILT.lock().expect("the other examples compile");
+    built.entry(name).or_insert_with(build).clone()
 }
 
 /// Checks that an application prints the manager's tokens for every prompt, as its requests ask.

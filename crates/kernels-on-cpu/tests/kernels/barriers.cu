@@ -1,4 +1,4 @@
-// Kernels that need barriers and shuffles, and the same ones with mistakes. tests/machine.rs expects what each of them
+// Kernels that need barriers and shuffles, and the same ones with mistakes. tests/suite/machine.rs expects what each of them
 // does.
 #include "common.cuh"
 

@@ -1,4 +1,4 @@
-// Tensor cores and asynchronous copies, right and with mistakes. tests/machine.rs expects what each of them does.
+// Tensor cores and asynchronous copies, right and with mistakes. tests/suite/machine.rs expects what each of them does.
 #include "tensor_cores.cuh"
 
 namespace {

@@ -1,9 +1,7 @@
 //! Test programs of the bundle: the project's own tests, which run on a GPU instead of in its place.
 
-use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -16,21 +14,38 @@ use crate::Result;
 /// How often a program is asked whether it has ended.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Every kernel against its reference in f64.
+/// The modules of the kernels' tests that run on a GPU: the others are about the machine that takes a GPU's place.
+/// Attention, whose references take longest, comes last.
+const KERNEL_TESTS: [&str; 13] = [
+    "activations",
+    "elementwise",
+    "experts",
+    "fp8",
+    "latent",
+    "low_rank",
+    "norms",
+    "quantised",
+    "recurrence",
+    "rope",
+    "rows",
+    "sampling",
+    "attention",
+];
+
+/// Every kernel against its reference in f64. Each module has a process: an error of one kernel may be an error of all
+/// that the process launches behind it.
 pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
-    let images = check.bundle.join("kernels");
-    let mut programs = programs(&check.bundle.join("tests"), "kernels-")?;
-    // Attention, whose references take longest, comes last.
-    programs.sort_by(|a, b| b.cmp(a));
-    if programs.is_empty() {
+    let program = check.bundle.join("tests/kernels");
+    if !program.is_file() {
         return report.skipped("the bundle has no tests of kernels");
     }
-    for program in programs {
+    for module in KERNEL_TESTS {
         let mut command = Command::new(&program);
         command
+            .arg(format!("{module}::"))
             .env("KERNEL_GPU", check.options.gpu.to_string())
-            .env("KERNEL_IMAGES", &images);
-        run_tests(&program, command, 1, budget, report)?;
+            .env("KERNEL_IMAGES", check.bundle.join("kernels"));
+        run_tests(&format!("kernels {module}"), command, 1, budget, report)?;
     }
     Ok(())
 }
@@ -71,35 +86,19 @@ pub fn models(check: &Check, budget: &Budget, report: &mut Report) -> Result<()>
         .env("INFLIGHT_FIXTURES", check.bundle.join("fixtures"));
     // The cores of a stand-in compute beside each other.
     let num_threads = if check.options.quick { 2 } else { 1 };
-    run_tests(&program, command, num_threads, budget, report)
+    run_tests("models", command, num_threads, budget, report)
 }
 
-/// The files of a folder whose names begin so.
-fn programs(folder: &Path, prefix: &str) -> Result<Vec<PathBuf>> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Ok(Vec::new());
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
-}
-
-/// Runs a test program, and reports each of its tests that fails.
+/// Runs a test program, and reports each of its tests that fails, under a name.
 fn run_tests(
-    program: &Path,
+    name: &str,
     mut command: Command,
     num_threads: usize,
     budget: &Budget,
     report: &mut Report,
 ) -> Result<()> {
-    let name = program.file_name().unwrap_or_default().to_string_lossy();
     if budget.is_over() {
-        return report.failed(&name, "not run: no time was left");
+        return report.failed(name, "not run: no time was left");
     }
     // On a GPU one after the other: all of them share it, and an error of one may be an error of all.
     command
@@ -110,12 +109,12 @@ fn run_tests(
     let ended = run_until(&mut command, budget)?;
     let tests = Tests::read(&ended.output);
     match (&ended.status, tests.failed.is_empty()) {
-        (Some(true), true) => report.passed(&name, &format!("{} tests", tests.num_passed)),
+        (Some(true), true) => report.passed(name, &format!("{} tests", tests.num_passed)),
         (None, true) => report.failed(
-            &name,
+            name,
             &format!("cut off after {} tests: no time was left", tests.num_passed),
         ),
-        _ => report.failed(&name, &tests.complaint(&ended.output)),
+        _ => report.failed(name, &tests.complaint(&ended.output)),
     }
 }
 
@@ -221,6 +220,10 @@ pub fn die_with_parent(command: &mut Command) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -232,12 +235,31 @@ mod tests {
     }
 
     #[test]
+    fn the_tests_of_every_kernel_run_on_a_gpu() {
+        const NOT_OF_KERNELS: [&str; 3] = ["machine", "sanitizers", "support"];
+        let main =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-on-cpu/tests/suite/main.rs");
+        let main = fs::read_to_string(main).expect("the file is read");
+        let modules = main
+            .lines()
+            .filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        let of_kernels: BTreeSet<_> = modules
+            .filter(|module| !NOT_OF_KERNELS.contains(module))
+            .collect();
+        assert_eq!(of_kernels, BTreeSet::from(KERNEL_TESTS));
+    }
+
+    #[test]
     fn tests_that_need_the_stand_in_are_skipped() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models");
         let mut num_found = 0;
-        for path in programs(&folder, "cuda").expect("the folder is read") {
-            let source = fs::read_to_string(&path).expect("the file is read");
+        for entry in fs::read_dir(folder).expect("the folder is read") {
+            let path = entry.expect("the folder is read").path();
             let module = path.file_stem().expect("it has a name").to_string_lossy();
+            if !module.starts_with("cuda") {
+                continue;
+            }
+            let source = fs::read_to_string(&path).expect("the file is read");
             let mut function = "";
             for line in source.lines() {
                 if let Some((_, name)) = line.split_once("fn ") {
