@@ -280,7 +280,8 @@ fn metadata_that_change_nothing_are_read() {
     }
 }
 
-/// Weights of 8 bits are rounded, and so are what they multiply. The backend's own rounding costs about as much.
+/// Weights of 8 bits are rounded, and so is what they multiply. The backend's own rounding, which has a scale for more
+/// of them, costs no less.
 #[test]
 fn a_gemma_4_in_8_bits_is_as_near_its_checkpoint_as_with_rounded_weights() {
     let name = "gemma4";
@@ -293,7 +294,7 @@ fn a_gemma_4_in_8_bits_is_as_near_its_checkpoint_as_with_rounded_weights() {
     };
     let rounded = served_with(&rounding, &checkpoint(name));
     let cost = largest_first_error(&rounded, &exact);
-    assert_near_by_cost(name, &served(&copy), &exact, 2.0 * cost);
+    assert_near_by_cost(name, &served(&copy), &exact, cost);
 }
 
 fn source(name: &str) -> ModelSource {
