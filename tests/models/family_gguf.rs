@@ -269,6 +269,7 @@ fn metadata_that_change_nothing_are_read() {
                 ("afmoe.expert_group_used_count", 1),
             ],
         ),
+        ("mpt", &[("mpt.attention.clamp_kqv", 0)]),
     ] {
         let keys: Vec<_> = keys
             .iter()

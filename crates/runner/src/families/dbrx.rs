@@ -57,7 +57,7 @@ pub const FAMILY: Family = Family {
 fn add_sections(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
     let attention = json!({
         "kv_n_heads": gguf.required("attention.head_count_kv")?,
-        "clip_qkv": gguf.number("attention.clamp_kqv")?,
+        "clip_qkv": gguf.clip()?,
     });
     let experts = json!({
         "moe_num_experts": gguf.required("expert_count")?,

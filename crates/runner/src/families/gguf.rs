@@ -809,6 +809,15 @@ impl<'a> GgufConfig<'a> {
         }
     }
 
+    /// The largest magnitude of queries, keys and values; `None` if they are not clipped, for which 0 stands, too.
+    ///
+    /// # Errors
+    /// It is no number.
+    pub fn clip(&self) -> Result<Option<Json>, LoadError> {
+        let bound = self.number("attention.clamp_kqv")?;
+        Ok(bound.filter(|bound| bound.as_f64() != Some(0.0)))
+    }
+
     /// The dimensions of a tensor, rows first; `None` if there is none of this name.
     pub fn shape(&self, name: &str) -> Option<&'a [usize]> {
         self.gguf.shape(name)

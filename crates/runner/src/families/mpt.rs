@@ -58,7 +58,7 @@ fn add_attention(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Resu
     let attention = json!({
         "alibi": largest.is_some(),
         "alibi_bias_max": largest,
-        "clip_qkv": gguf.number("attention.clamp_kqv")?,
+        "clip_qkv": gguf.clip()?,
         "qk_ln": has_qk_norm.contains(&true),
     });
     config.insert("attn_config".to_owned(), attention);
