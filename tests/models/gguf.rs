@@ -253,9 +253,9 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         &99_u32.to_le_bytes(),
     )
     .refused(&["blk.0.ffn_up.weight", "is of type number 99"]);
-    let other = ("general.architecture", text("gemma4"));
+    let other = ("general.architecture", text("gptj"));
     with_keys(Q4_K, Q4_K_FILE, &[other]).refused(&[
-        "general.architecture: 'gemma4'",
+        "general.architecture: 'gptj'",
         "llama",
         "qwen3",
         "serve the checkpoint of safetensors",

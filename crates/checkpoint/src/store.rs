@@ -89,11 +89,19 @@ impl<'a> Store<'a> {
     /// # Errors
     /// As [`Store::matrix`].
     pub fn stacked_matrices(&self, name: &str, shape: [usize; 3]) -> Result<Matrix<'a>, LoadError> {
+        self.matrix_of_shape(name, &shape)
+    }
+
+    /// The rows of a tensor of floats or, in GGUF files, of any type, whose last dimension is a row, by its full name.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn matrix_of_shape(&self, name: &str, shape: &[usize]) -> Result<Matrix<'a>, LoadError> {
         match self.files {
             WeightFiles::Safetensors(tensors) => {
-                Ok(Matrix::Float(tensors.get(name, &shape)?.to_float()?))
+                Ok(Matrix::Float(tensors.get(name, shape)?.to_float()?))
             }
-            WeightFiles::Gguf(tensors) => tensors.matrix(name, &shape, RowOrder::Same),
+            WeightFiles::Gguf(tensors) => tensors.matrix(name, shape, RowOrder::Same),
         }
     }
 
@@ -202,11 +210,11 @@ impl<'a> Store<'a> {
     pub fn stacked_vectors(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<'a>, LoadError> {
         match self.files {
             WeightFiles::Safetensors(tensors) => tensors.get(name, &shape)?.to_float(),
-            WeightFiles::Gguf(tensors) => tensors.vectors(name, shape),
+            WeightFiles::Gguf(tensors) => tensors.floats_of_shape(name, &shape),
         }
     }
 
-    /// All numbers of a tensor of any shape, by its full name. Only in safetensors.
+    /// All numbers of a tensor of any shape, by its full name.
     ///
     /// # Errors
     /// As [`Store::matrix`].
@@ -215,9 +223,7 @@ impl<'a> Store<'a> {
             WeightFiles::Safetensors(tensors) => {
                 Ok(tensors.get(name, shape)?.to_float()?.flattened())
             }
-            WeightFiles::Gguf(_) => Err(LoadError::Resource(format!(
-                "{name} is not read from GGUF files"
-            ))),
+            WeightFiles::Gguf(tensors) => Ok(tensors.floats_of_shape(name, shape)?.flattened()),
         }
     }
 
@@ -229,14 +235,14 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// Whether there is a tensor of this name and shape. Only in safetensors.
+    /// Whether there is a tensor of this name and shape.
     pub fn has_shape(&self, name: &str, shape: &[usize]) -> bool {
         match self.files {
             WeightFiles::Safetensors(tensors) => {
                 let found = tensors.find(name);
                 matches!(found, Ok(Some(tensor)) if tensor.shape == shape)
             }
-            WeightFiles::Gguf(_) => false,
+            WeightFiles::Gguf(tensors) => tensors.shape(name) == Some(shape),
         }
     }
 

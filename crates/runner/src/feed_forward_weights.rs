@@ -293,7 +293,7 @@ pub(super) fn find_experts<'a>(
     let find = |expert, projection: &Projection| {
         let matrices = projection.parts.iter().map(|part| {
             let module = Module::one_of(layer, expert, part.module);
-            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
+            tensors.one_of_linears(module, part, projection.num_inputs, num_experts, layout)
         });
         let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
         let biases = with_bias.map(|part| {

@@ -90,17 +90,17 @@ impl<'a> ModelTensors<'a> {
         })
     }
 
-    /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. With a layout,
-    /// the tensor of its name has those of all experts, as it has in GGUF files.
+    /// The weights of a linear layer of one of `num` that are alike, such as those of experts, `[part.num_outputs,
+    /// num_inputs]`. With a layout, the tensor of its name has the weights of all, as it has in GGUF files.
     ///
     /// # Errors
     /// As [`ModelTensors::matrix`].
-    pub(super) fn expert_matrix(
+    pub(super) fn one_of_linears(
         &self,
         module: Module,
         part: &Linear,
         num_inputs: usize,
-        num_experts: usize,
+        num: usize,
         layout: Option<StackedLayout>,
     ) -> Result<Matrix<'a>, LoadError> {
         let num_rows = part.num_module_outputs();
@@ -113,11 +113,11 @@ impl<'a> ModelTensors<'a> {
         let Some(name) = stacked_name else {
             return self.linear(module, part, num_inputs);
         };
-        let shape = [num_experts, num_rows, num_inputs];
-        let expert = module.index.unwrap_or(0);
+        let shape = [num, num_rows, num_inputs];
+        let index = module.index.unwrap_or(0);
         if layout == Some(StackedLayout::Rows) {
             let is_by_inputs = part.is_transposed;
-            return self.store.one_of_rows(&name, shape, expert, is_by_inputs);
+            return self.store.one_of_rows(&name, shape, index, is_by_inputs);
         }
         let rows = RowSelection {
             first: part.fused.map_or(0, |fused| fused.first),
@@ -127,9 +127,9 @@ impl<'a> ModelTensors<'a> {
         };
         let by_inputs = [StackedLayout::Inputs, StackedLayout::InputsInParts];
         if layout.is_some_and(|layout| by_inputs.contains(&layout)) {
-            return self.store.one_of_transposed(&name, shape, expert, rows);
+            return self.store.one_of_transposed(&name, shape, index, rows);
         }
-        self.store.one_of_stacked(&name, shape, expert, rows)
+        self.store.one_of_stacked(&name, shape, index, rows)
     }
 
     /// The biases of a linear layer of one of `num_experts` experts, `[part.num_outputs]`, from a tensor with those of
@@ -183,10 +183,19 @@ impl<'a> ModelTensors<'a> {
         num_channels: usize,
         kernel_len: usize,
     ) -> Result<Matrix<'a>, LoadError> {
-        if self.gguf.is_some() {
-            return self.matrix(module, num_channels, kernel_len);
-        }
         let name = format!("{}.weight", self.stored_name(module));
+        if self.gguf.is_some() {
+            // llama.cpp's converter gives Kimi Linear's four dimensions, of which its quantiser writes three.
+            let shapes = [
+                &[1, num_channels, 1, kernel_len][..],
+                &[num_channels, 1, kernel_len],
+            ];
+            let mut shapes = shapes.into_iter();
+            return match shapes.find(|shape| self.store.has_shape(&name, shape)) {
+                Some(shape) => self.store.matrix_of_shape(&name, shape),
+                None => self.matrix(module, num_channels, kernel_len),
+            };
+        }
         self.store
             .stacked_matrices(&name, [num_channels, 1, kernel_len])
     }
@@ -335,8 +344,11 @@ impl<'a> ModelTensors<'a> {
             "weight" => format!("{module_name}.gamma"),
             _ => format!("{module_name}.beta"),
         };
-        let stored = match self.store.has(&older) && !self.store.has(&name) {
-            true => &older,
+        let stored = match self.store.has(&name) {
+            true => &name,
+            false if self.store.has(&older) => &older,
+            // Some of llama.cpp's names have no end.
+            false if self.gguf.is_some() && self.store.has(&module_name) => &module_name,
             false => &name,
         };
         self.store.vector(stored, len, self.row_order(module))

@@ -3,7 +3,7 @@
 use super::linear_weights::{NormSource, NormWeights, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
-use super::spec::{ModelSpec, Module, Projection, StreamsSpec};
+use super::spec::{Linear as LinearSpec, ModelSpec, Module, Projection, StreamsSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{Device, Linear};
@@ -62,7 +62,9 @@ impl<'a> StreamsSource<'a> {
                     index: Some(stream - 1),
                     name,
                 };
-                let matrix = tensors.matrix(module, hidden, hidden)?;
+                let linear = LinearSpec::whole(name, hidden);
+                let num_others = spec.num - 1;
+                let matrix = tensors.one_of_linears(module, &linear, hidden, num_others, None)?;
                 Ok(ProjectionSource::of_matrix(matrix, None))
             });
             all.collect::<Result<Vec<_>, LoadError>>()

@@ -183,12 +183,12 @@ impl GgufFolder {
         self.floats(name, &[len], row_order)
     }
 
-    /// Norms or biases of the same length in one tensor, `[num_vectors, len]`.
+    /// Norms or biases in one tensor, or other floats of any shape.
     ///
     /// # Errors
     /// As [`GgufFolder::vector`].
-    pub fn vectors(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<'_>, LoadError> {
-        self.floats(name, &shape, RowOrder::Same)
+    pub fn floats_of_shape(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, LoadError> {
+        self.floats(name, shape, RowOrder::Same)
     }
 
     fn floats(

@@ -10,13 +10,14 @@
 //!
 //! Source: configuration_cohere2_moe.py and modeling_cohere2_moe.py of transformers.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::cohere::{parts, with_logit_scale};
 use super::dimensions::Dimensions;
 use super::experts::{EXPERT_MODULES, ExpertDefaults, routing, scores_rule, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::layer_lists::layers_of_kind;
 use super::windows::windows_except_every;
 use crate::rope::Rope;
@@ -27,9 +28,55 @@ use inflight_device::{RouterScores, RoutingRule};
 
 pub const FAMILY: Family = Family {
     class: "Cohere2MoeForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[
+            ("logit_scale", "logit_scale"),
+            ("feed_forward_length", "prefix_dense_intermediate_size"),
+            ("leading_dense_block_count", "first_k_dense_replace"),
+            ("expert_shared_count", "num_shared_experts"),
+        ],
+        has_windows: true,
+        experts: Some(GgufExperts {
+            is_normalised: false,
+            has_scale: false,
+            gating: 2,
+        }),
+        add_read: add_experts,
+        // llama.cpp's cohere2moe.cpp halves the sum with shared experts.
+        add_fixed: |config| {
+            config.insert("expert_selection_fn".to_owned(), json!("sigmoid"));
+        },
+        ..GgufArchitecture::named("cohere2moe")
+    }),
     describe,
 };
+
+/// Adds the width of experts, and checks that shared ones have it, too.
+fn add_experts(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const WIDTH: &str = "expert_feed_forward_length";
+    const SHARED: &str = "expert_shared_feed_forward_length";
+    const KINDS: &str = "attention.sliding_window_pattern";
+    const DAMAGED: &str = "the file is damaged";
+    let width = gguf.required(WIDTH)?;
+    let num_shared = gguf.number("expert_shared_count")?.unwrap_or(json!(0));
+    if let Some(shared) = gguf.number(SHARED)? {
+        let expected = width.as_u64().zip(num_shared.as_u64());
+        let expected = expected.and_then(|(width, num)| width.checked_mul(num));
+        if shared.as_u64() != expected {
+            let problem = format!("is not expert_shared_count {num_shared} times {WIDTH} {width}");
+            return Err(gguf.error(SHARED, &problem, DAMAGED));
+        }
+    }
+    if gguf.get(KINDS).is_none() {
+        return Err(gguf.error(KINDS, "is missing", DAMAGED));
+    }
+    config.insert("intermediate_size".to_owned(), width);
+    // 0 is none there.
+    if config.get("rms_norm_eps").and_then(Value::as_f64) == Some(0.0) {
+        config.remove("rms_norm_eps");
+    }
+    Ok(())
+}
 
 const LAYER_TYPES: &str = "layer_types";
 

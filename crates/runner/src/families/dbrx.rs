@@ -10,12 +10,13 @@
 //!
 //! Source: configuration_dbrx.py and modeling_dbrx.py of transformers; Databricks, "Introducing DBRX", 2024.
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_HEADS;
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes, activation, clip_qkv};
 use super::experts::{ExpertDefaults, ExpertModules, routing_of, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::rope_config::{THETA, rope_parameters};
 use super::windows::no_windows;
 use crate::spec::{
@@ -28,9 +29,45 @@ use inflight_device::RoutingRule;
 
 pub const FAMILY: Family = Family {
     class: "DbrxForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("norm_attn_norm.norm_1", "attn_norm"),
+            ("norm_attn_norm.attn.Wqkv", "attn_qkv"),
+            ("norm_attn_norm.attn.out_proj", "attn_output"),
+            ("norm_attn_norm.norm_2", "attn_output_norm"),
+            ("ffn.router.layer", "ffn_gate_inp"),
+        ],
+        keys: &[
+            ("embedding_length", "d_model"),
+            ("block_count", "n_layers"),
+            ("attention.head_count", "n_heads"),
+            ("context_length", "max_seq_len"),
+            ("attention.layer_norm_epsilon", "rms_norm_eps"),
+        ],
+        experts: Some(GgufExperts::softmax(true)),
+        // `DbrxModel` of the converter takes experts apart, and turns downs.
+        unstacks_experts: true,
+        add_read: add_sections,
+        ..GgufArchitecture::named("dbrx")
+    }),
     describe,
 };
+
+/// Adds the sections of attention and of experts.
+fn add_sections(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let attention = json!({
+        "kv_n_heads": gguf.required("attention.head_count_kv")?,
+        "clip_qkv": gguf.clip()?,
+    });
+    let experts = json!({
+        "moe_num_experts": gguf.required("expert_count")?,
+        "moe_top_k": gguf.required("expert_used_count")?,
+        "ffn_hidden_size": gguf.required("feed_forward_length")?,
+    });
+    config.insert("attn_config".to_owned(), attention);
+    config.insert("ffn_config".to_owned(), experts);
+    Ok(())
+}
 
 const MODULES: ExpertModules = ExpertModules {
     router: "ffn.router.layer",

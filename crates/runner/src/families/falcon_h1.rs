@@ -7,12 +7,13 @@
 //!
 //! Source: configuration_falcon_h1.py and modeling_falcon_h1.py of transformers; Falcon-LLM team, arXiv:2507.22448.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::bamba::feed_forward;
 use super::bounds::MAX_WIDTH;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig};
 use super::granite::multiplier;
 use super::recurrent::check_activation;
 use super::state_space::StateSpace;
@@ -20,13 +21,66 @@ use super::windows::no_windows;
 use crate::spec::{ModelSpec, Multipliers, Norms};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::SpaceNorm;
+use inflight_device::{RecurrentRule, SpaceNorm};
 
 pub const FAMILY: Family = Family {
     class: "FalconH1ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("mamba.in_proj", "ssm_in"),
+            ("mamba.conv1d", "ssm_conv1d"),
+            ("mamba.A_log", "ssm_a"),
+            ("mamba.dt_bias", "ssm_dt"),
+            ("mamba.D", "ssm_d"),
+            ("mamba.norm", "ssm_norm"),
+            ("mamba.out_proj", "ssm_out"),
+        ],
+        keys: &[
+            ("ssm.conv_kernel", "mamba_d_conv"),
+            ("ssm.inner_size", "mamba_d_ssm"),
+            ("ssm.state_size", "mamba_d_state"),
+            ("ssm.group_count", "mamba_n_groups"),
+            ("ssm.time_step_rank", "mamba_n_heads"),
+        ],
+        optional_modules: &[("mamba_rms_norm", "mamba.norm")],
+        optional_biases: &[("mamba_conv_bias", "mamba.conv1d")],
+        add_read: add_space,
+        rewrite: |_, spec| {
+            leave_multipliers_out(spec);
+            Ok(())
+        },
+        ..GgufArchitecture::named("falcon-h1")
+    }),
     describe,
 };
+
+/// Adds the width of the state space's heads, and the order of its norm, which is llama.cpp's.
+fn add_space(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let head_dim = gguf.quotient("ssm.inner_size", "ssm.time_step_rank")?;
+    config.insert("mamba_d_head".to_owned(), json!(head_dim));
+    config.insert("mamba_norm_before_gate".to_owned(), json!(false));
+    Ok(())
+}
+
+/// Takes all multipliers for 1: `FalconH1Model` of llama.cpp's converter has multiplied the weights by them.
+fn leave_multipliers_out(spec: &mut ModelSpec) {
+    spec.embedding_scale = 1.0;
+    spec.logits.scale = 1.0;
+    for layer in &mut spec.layers {
+        layer.multipliers = None;
+        layer.attention.scale = 1.0 / (spec.head_dim as f32).sqrt();
+        if let Some(block) = &mut layer.recurrence_block {
+            block.scale = 1.0;
+            if let RecurrentRule::StateSpace(space) = &mut block.recurrence.shape.rule {
+                space.input_scales = [1.0; 5];
+            }
+        }
+    }
+}
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {

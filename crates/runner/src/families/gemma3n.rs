@@ -22,6 +22,7 @@ use super::bounds::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gemma::{GLOBAL_ROPE, NORMS, embedding_scale, local_rope, soft_cap};
+use super::gguf::{GgufArchitecture, GgufConfig};
 use super::windows::{no_windows, windowed_except_every, windows_of};
 use crate::rope::Rope;
 use crate::spec::{
@@ -29,13 +30,13 @@ use crate::spec::{
     StreamsSpec,
 };
 use inflight_base::LoadError;
-use inflight_checkpoint::JsonFile;
+use inflight_checkpoint::{GgufFolder, JsonFile};
 use inflight_device::{Activation, LogitsTransform, MAX_STREAMS};
 use inflight_numbers::Stacking;
 
 pub const GEMMA3N: Family = Family {
     class: "Gemma3nForCausalLM",
-    gguf: None,
+    gguf: Some(GGUF),
     describe: |config| describe(config, GEMMA3N.class),
 };
 
@@ -53,6 +54,100 @@ pub const GEMMA3N_WITH_IMAGES: Family = Family {
     },
 };
 
+/// How llama.cpp stores the family (`Gemma3NModel` of its converter): the projections of streams in one tensor each,
+/// and cutoffs in place of the shares that they are the quantiles of. Per-layer embeddings are padded with zeros up to
+/// the size of the vocabulary, so tokens of images and sound have none.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("per_layer_input_gate", "inp_gate"),
+        ("per_layer_projection", "proj"),
+        ("post_per_layer_input_norm", "post_norm"),
+        ("altup.router_norm", "altup_router_norm"),
+        ("altup.modality_router", "altup_router"),
+        ("altup.prediction_coefs", "altup_predict_coef"),
+        ("altup.correction_coefs", "altup_correct_coef"),
+        (OUTPUT_SCALE, "altup_correct_scale"),
+        ("laurel.linear_left", "laurel_l"),
+        ("laurel.linear_right", "laurel_r"),
+        ("laurel.post_laurel_norm", "laurel_post_norm"),
+    ],
+    keys: &[
+        ("attention.shared_kv_layers", SHARED_LAYERS),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("altup.active_idx", "altup_active_idx"),
+        ("altup.num_inputs", "altup_num_inputs"),
+        (
+            "embedding_length_per_layer_input",
+            "hidden_size_per_layer_input",
+        ),
+        ("rope.freq_base_swa", "rope_local_base_freq"),
+    ],
+    has_windows: true,
+    by_layer: &["feed_forward_length"],
+    optional_modules: &[("altup_correct_scale", OUTPUT_SCALE)],
+    add_read: add_layers,
+    rewrite: |gguf, spec| {
+        set_cutoffs(gguf, spec)?;
+        if let (Some(inputs), Some([rows, _])) = (
+            &mut spec.layer_inputs,
+            gguf.shape("per_layer_token_embd.weight"),
+        ) {
+            inputs.num_rows = (*rows).min(MAX_VOCAB);
+        }
+        Ok(())
+    },
+    ..GgufArchitecture::named("gemma3n")
+};
+
+/// Adds the widths of feed-forward blocks, and what only the shapes of tensors tell.
+fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    gguf.required("attention.shared_kv_layers")?;
+    if let Some(widths) = gguf.numbers_of_layers("feed_forward_length")? {
+        let widths: Vec<_> = widths.into_iter().map(|width| width as u64).collect();
+        config.insert(INNER.to_owned(), json!(widths));
+    }
+    for (name, key) in [
+        ("blk.0.laurel_l.weight", "laurel_rank"),
+        ("per_layer_token_embd.weight", "vocab_size_per_layer_input"),
+    ] {
+        if let Some([rows, _]) = gguf.shape(name) {
+            config.insert(key.to_owned(), json!(rows));
+        }
+    }
+    Ok(())
+}
+
+/// Sets the cutoffs of gates, which the file has in place of shares: -inf for none.
+fn set_cutoffs(gguf: &GgufFolder, spec: &mut ModelSpec) -> Result<(), LoadError> {
+    const KEY: &str = "gemma3n.activation_sparsity_scale";
+    let Some(cutoffs) = gguf.numbers(KEY)? else {
+        return Err(gguf.error(format!("{KEY} is missing; the file is damaged")));
+    };
+    if cutoffs.len() != spec.num_layers() {
+        return Err(gguf.error(format!(
+            "{KEY} has {} elements for {} layers; the file is damaged",
+            cutoffs.len(),
+            spec.num_layers()
+        )));
+    }
+    for (layer, cutoff) in spec.layers.iter_mut().zip(cutoffs) {
+        layer.gate_cutoff = match cutoff {
+            f64::NEG_INFINITY => None,
+            _ if cutoff.is_finite() => Some(cutoff as f32),
+            _ => {
+                let problem = format!("{KEY}: {cutoff} is not a number below infinity");
+                return Err(gguf.error(format!("{problem}; the file is damaged")));
+            }
+        };
+        stack_gates(layer);
+    }
+    Ok(())
+}
+
+const OUTPUT_SCALE: &str = "altup.correct_output_scale";
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 const SPARSITY: &str = "activation_sparsity_pattern";
 const INNER: &str = "intermediate_size";
@@ -158,10 +253,18 @@ fn layer(dimensions: &Dimensions, width: usize, cutoff: Option<f32>) -> LayerSpe
         after: "post_per_layer_input_norm",
     });
     layer.gate_cutoff = cutoff;
-    if let (Some(_), FeedForward::Gated { gate_up, .. }) = (cutoff, &mut layer.feed_forward) {
-        gate_up.stacking = Stacking::Concatenated;
-    }
+    stack_gates(&mut layer);
     layer
+}
+
+/// Puts all gates in front of ups where gates have a cutoff.
+fn stack_gates(layer: &mut LayerSpec) {
+    if let FeedForward::Gated { gate_up, .. } = &mut layer.feed_forward {
+        gate_up.stacking = match layer.gate_cutoff {
+            Some(_) => Stacking::Concatenated,
+            None => Stacking::Interleaved,
+        };
+    }
 }
 
 /// The layer whose keys and values each layer reads, if it is another one.
@@ -288,7 +391,7 @@ fn streams(config: &JsonFile, dimensions: &Dimensions) -> Result<StreamsSpec, Lo
         router: Projection::single("altup.modality_router", num, hidden),
         prediction: "altup.prediction_coefs",
         correction: "altup.correction_coefs",
-        output_scale: is_scaled.then_some("altup.correct_output_scale"),
+        output_scale: is_scaled.then_some(OUTPUT_SCALE),
         left: Projection::single("laurel.linear_left", rank, hidden),
         right: Projection::single("laurel.linear_right", hidden, rank),
         laurel_norm: "laurel.post_laurel_norm",

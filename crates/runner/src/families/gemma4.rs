@@ -17,13 +17,14 @@
 
 use std::num::NonZeroU32;
 
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_VOCAB, MAX_WIDTH};
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::experts::ExpertModules;
 use super::family::Family;
 use super::gemma::{NORMS, embedding_scale, soft_cap};
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::rope_config::{RopeDefaults, THETA};
 use super::windows::{no_windows, windowed_except_every, windows_of};
 use crate::rope::{Rope, RopeScaling};
@@ -32,12 +33,12 @@ use crate::spec::{
     QkNormSpec, StackedExperts, StackedLayout,
 };
 use inflight_base::LoadError;
-use inflight_checkpoint::JsonFile;
+use inflight_checkpoint::{GgufFolder, JsonFile};
 use inflight_device::{Activation, LogitsTransform, Routing, RoutingRule};
 
 pub const GEMMA4: Family = Family {
     class: "Gemma4ForCausalLM",
-    gguf: None,
+    gguf: Some(GGUF),
     describe: |config| describe(config, GEMMA4.class),
 };
 
@@ -66,6 +67,171 @@ const EXPERT_MODULES: ExpertModules = ExpertModules {
         layout: StackedLayout::Outputs,
     },
 };
+
+/// How llama.cpp stores a model without experts (`Gemma4Model` of its converter): norms keep their weights, and the
+/// metadata have the heads of full-attention layers where others have the heads of all layers.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: &[
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("pre_feedforward_layernorm", "ffn_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("layer_scalar", "layer_output_scale"),
+        ("per_layer_input_gate", "inp_gate"),
+        ("per_layer_projection", "proj"),
+        ("post_per_layer_input_norm", "post_norm"),
+        ("router.proj", "ffn_gate_inp"),
+        ("router.scale", "ffn_gate_inp.scale"),
+        // The converter makes them factors of what experts give.
+        ("router.per_expert_scale", "ffn_down_exps.scale"),
+        ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+        ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        (FUSED_EXPERTS, "ffn_gate_up_exps"),
+        ("experts.{}.gate_proj", "ffn_gate_exps"),
+        ("experts.{}.up_proj", "ffn_up_exps"),
+        ("experts.{}.down_proj", "ffn_down_exps"),
+    ],
+    keys: &[
+        ("attention.shared_kv_layers", SHARED_LAYERS),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("expert_used_count", "top_k_experts"),
+    ],
+    has_windows: true,
+    by_layer: &["attention.head_count_kv", "feed_forward_length"],
+    has_own_divisors: true,
+    add_read: add_layers,
+    rewrite: |gguf, spec| {
+        fuse_experts(gguf, spec);
+        Ok(())
+    },
+    ..GgufArchitecture::named("gemma4")
+};
+
+/// How llama.cpp stores a model with experts.
+pub const GGUF_WITH_EXPERTS: GgufArchitecture = GgufArchitecture {
+    experts: Some(GgufExperts::softmax(true)),
+    add_fixed: |config| {
+        config.insert("enable_moe_block".to_owned(), json!(true));
+    },
+    ..GGUF
+};
+
+/// Gate and up of an expert in one module.
+const FUSED_EXPERTS: &str = "experts.gate_up_proj";
+
+/// Adds what differs between layers, and the inputs of layers.
+fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const LAYER_HEADS: &str = "attention.head_count_kv";
+    const WIDTHS: &str = "feed_forward_length";
+    const GLOBAL_DIM: &str = "attention.key_length";
+    const LOCAL_DIM: &str = "attention.key_length_swa";
+    const INPUTS: &str = "embedding_length_per_layer_input";
+    const DAMAGED: &str = "the file is damaged";
+    let [global_dim, local_dim] = [GLOBAL_DIM, LOCAL_DIM].map(|key| gguf.required(key));
+    let (global_dim, local_dim) = (global_dim?, local_dim?);
+    for key in ["attention.value_length_swa", "rope.dimension_count_swa"] {
+        if gguf.number(key)?.is_some_and(|other| other != local_dim) {
+            let problem = "is not the width of a head of layers with a window";
+            return Err(gguf.error(key, problem, "such models are not supported"));
+        }
+    }
+    let kinds = config.get("layer_types").and_then(Value::as_array).cloned();
+    let kinds = kinds
+        .ok_or_else(|| gguf.error("attention.sliding_window_pattern", "is missing", DAMAGED))?;
+    let is_full = |layer: usize| {
+        let kind = kinds.get(layer).and_then(Value::as_str);
+        kind != Some("sliding_attention") || layer + 1 == kinds.len()
+    };
+    // `config` has the width of full-attention layers' heads.
+    config.insert("head_dim".to_owned(), local_dim);
+    let heads = gguf.numbers_of_layers(LAYER_HEADS)?.unwrap_or_default();
+    let mut of_layers = Map::new();
+    for layer in 0..kinds.len() {
+        let mut own = Map::new();
+        if is_full(layer) {
+            own.insert("head_dim".to_owned(), global_dim.clone());
+        }
+        if let Some(&num) = heads.get(layer) {
+            own.insert("num_key_value_heads".to_owned(), json!(num as u64));
+        }
+        of_layers.insert(layer.to_string(), Value::Object(own));
+    }
+    config.insert("per_layer_config".to_owned(), Value::Object(of_layers));
+    let num_shared = config.get(SHARED_LAYERS).and_then(Value::as_u64);
+    let num_own = kinds.len().saturating_sub(num_shared.unwrap_or(0) as usize);
+    let widths = gguf.numbers_of_layers(WIDTHS)?.unwrap_or_default();
+    let (own, shared) = widths.split_at(num_own.min(widths.len()));
+    let width = own.first().copied().unwrap_or(0.0);
+    let is_double = shared.first() == Some(&(2.0 * width));
+    let of_shared = if is_double { 2.0 * width } else { width };
+    if own.iter().any(|&it| it != width) || shared.iter().any(|&it| it != of_shared) {
+        let problem =
+            "is neither one width nor, in layers without keys of their own, twice as much";
+        return Err(gguf.error(WIDTHS, problem, "such models are not supported"));
+    }
+    config.insert("use_double_wide_mlp".to_owned(), json!(is_double));
+    // Keys are values where a layer has no projection of values (`use_alternative_attention` there).
+    let has_values = gguf.layers_with_tensor("attn_v.weight")?;
+    let mut full = (0..num_own).filter(|&layer| is_full(layer));
+    let lacks = |layer: usize| has_values.get(layer) == Some(&false);
+    let are_joined = full.clone().any(lacks);
+    if are_joined && !full.all(lacks) {
+        let problem = "where some layers of full attention have attn_v.weight, and others have not";
+        return Err(gguf.error("block_count", problem, DAMAGED));
+    }
+    config.insert("attention_k_eq_v".to_owned(), json!(are_joined));
+    config.insert(
+        "hidden_size_per_layer_input".to_owned(),
+        gguf.required(INPUTS)?,
+    );
+    if let Some([rows, _]) = gguf.shape("per_layer_token_embd.weight") {
+        config.insert("vocab_size_per_layer_input".to_owned(), json!(rows));
+    }
+    let theta = gguf.required("rope.freq_base")?;
+    let local_theta = gguf.number("rope.freq_base_swa")?;
+    let ropes = json!({
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": theta,
+            "partial_rotary_factor": rotated_share(gguf, global_dim.as_u64().unwrap_or(0))?,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": local_theta.unwrap_or(theta.clone())},
+    });
+    config.insert("rope_parameters".to_owned(), ropes);
+    Ok(())
+}
+
+/// The part of the heads of full-attention layers that is rotated: the converter gives other pairs a divisor of 1e30.
+fn rotated_share(gguf: &GgufConfig<'_>, head_dim: u64) -> Result<f64, LoadError> {
+    let head_dim = usize::try_from(head_dim).unwrap_or(0).min(MAX_HEAD_DIM);
+    let Some(divisors) = gguf.rope_divisors(head_dim)? else {
+        return Ok(1.0);
+    };
+    let num_rotated = divisors.iter().take_while(|&&it| it == 1.0).count();
+    if divisors[num_rotated..].iter().any(|&it| it < 1e20) {
+        let problem =
+            "beside a rope_freqs.weight that is not 1 for the first pairs, and 1e30 for the others";
+        return Err(gguf.error("rope.freq_base", problem, "such models are not supported"));
+    }
+    // A quarter of a pair more, which is rounded off.
+    Ok(((2 * num_rotated) as f64 + 0.5).min(head_dim as f64) / head_dim as f64)
+}
+
+/// Gives gate and up of experts one module where the file has one tensor of them, as the converter leaves them.
+fn fuse_experts(gguf: &GgufFolder, spec: &mut ModelSpec) {
+    let hidden = spec.hidden_size;
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        let name = format!("blk.{index}.ffn_gate_up_exps.weight");
+        if let Some(block) = &mut layer.experts_block
+            && gguf.shape(&name).is_some()
+        {
+            let experts = &mut block.experts;
+            let width = experts.down.num_inputs;
+            let stacking = experts.gate_up.stacking;
+            experts.gate_up = Projection::fused(FUSED_EXPERTS, &[width, width], hidden, stacking);
+        }
+    }
+}
 
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 const DEFAULT_WINDOW: usize = 512;

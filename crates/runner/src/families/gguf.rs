@@ -21,7 +21,7 @@ const REMEDY: &str = "put the config.json of the model that it was made from bes
 
 /// What the keys begin with, behind the name of the architecture, that change what is computed: one that is not known
 /// is refused.
-const NUMERIC: [&str; 13] = [
+const NUMERIC: [&str; 15] = [
     "rope.",
     "attention.",
     "expert",
@@ -35,6 +35,8 @@ const NUMERIC: [&str; 13] = [
     "leading_dense_block_count",
     "interleave_moe_layer_step",
     "moe_",
+    "kda.",
+    "altup.",
 ];
 
 /// The keys among them that are factors, so that 1 changes nothing.
@@ -62,6 +64,17 @@ const MODEL_MODULES: &[(&str, &str)] = &[
     ("transformer.word_embeddings", "token_embd"),
     ("transformer.word_embeddings_layernorm", "token_embd_norm"),
     ("transformer.ln_f", "output_norm"),
+    ("transformer.norm_f", "output_norm"),
+    ("backbone.embeddings", "token_embd"),
+    ("backbone.norm_f", "output_norm"),
+    ("model.tok_embeddings", "token_embd"),
+    ("output", "output"),
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    // Of several streams, a tensor has the weights of all but the first.
+    ("model.altup_projections.{}", "altup_proj"),
+    ("model.altup_unembed_projections.{}", "altup_unembd_proj"),
 ];
 /// Modules of a layer, likewise.
 const LAYER_MODULES: &[(&str, &str)] = &[
@@ -152,6 +165,12 @@ pub struct GgufArchitecture {
     pub tiles_values: bool,
     /// Whether `attention.head_count_kv` and `feed_forward_length` are 0 for layers without attention or block.
     pub may_lack_blocks: bool,
+    /// Metadata that may differ from layer to layer: `add_read` reads them, and elsewhere the first one counts.
+    pub by_layer: &'static [&'static str],
+    /// Whether `rope_freqs.weight` is read by `add_read`, and tells something else than a divisor of each frequency.
+    pub has_own_divisors: bool,
+    /// Whether a file is of this family, where families share the name.
+    pub is_of: fn(&GgufFolder) -> bool,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
     pub add_fixed: fn(&mut Map<String, Json>),
     /// Adds what takes more than one key of the metadata.
@@ -205,6 +224,9 @@ impl GgufArchitecture {
             unstacks_experts: false,
             tiles_values: false,
             may_lack_blocks: false,
+            by_layer: &[],
+            has_own_divisors: false,
+            is_of: |_| true,
             add_fixed: |_| {},
             add_read: |_, _| Ok(()),
             rewrite: |_, _| Ok(()),
@@ -504,6 +526,11 @@ impl<'a> GgufConfig<'a> {
             (Some(keys), Some(rotary)) if rotary < keys => keys - rotary,
             _ => return Err(self.error(ROTARY, "is not a part of a key", "the file is damaged")),
         };
+        let is_told = VALUES.iter().any(|key| self.get(key).is_some());
+        let values = match is_told {
+            true => None,
+            false => self.latent_values(content)?,
+        };
         let rank = self.number("attention.q_lora_rank")?;
         Ok([
             // An explicit null is none, and not the default of the family.
@@ -511,8 +538,20 @@ impl<'a> GgufConfig<'a> {
             ("kv_lora_rank", self.required("attention.kv_lora_rank")?),
             ("qk_nope_head_dim", json!(content)),
             ("qk_rope_head_dim", rotary),
-            ("v_head_dim", width(VALUES)?),
+            ("v_head_dim", values.map_or_else(|| width(VALUES), Ok)?),
         ])
+    }
+
+    /// The width of the values of a head, by the rows that make the contents of keys and values of all heads; `None` if
+    /// the files have no such tensor.
+    fn latent_values(&self, content: u64) -> Result<Option<Json>, LoadError> {
+        let num_heads = self.required("attention.head_count")?.as_u64();
+        let Some([rows, _]) = self.shape("blk.0.attn_kv_b.weight") else {
+            return Ok(None);
+        };
+        let of_head = num_heads.and_then(|num| (*rows as u64).checked_div(num));
+        let values = of_head.and_then(|width| width.checked_sub(content));
+        Ok(values.map(|values| json!(values)))
     }
 
     /// The width of a head, if the metadata tell it.
@@ -598,15 +637,35 @@ impl<'a> GgufConfig<'a> {
         let Some(MetadataValue::Array(_)) = self.get(key) else {
             return Ok(None);
         };
-        let numbers = self.gguf.numbers(&self.key(key))?.unwrap_or_default();
-        let (num, num_layers) = (numbers.len() as u64, self.num_layers()?);
+        let numbers = self.numbers_of_layers(key)?;
+        let layers = numbers.map(|all| all.into_iter().map(|number| number > 0.0).collect());
+        Ok(layers)
+    }
+
+    /// The number of each layer under a key, where there is an array or one number for all; `None` if there is nothing.
+    ///
+    /// # Errors
+    /// The array has another length than the model has layers, or there are no numbers.
+    pub fn numbers_of_layers(&self, key: &str) -> Result<Option<Vec<f64>>, LoadError> {
+        let num_layers = self.num_layers()?;
+        let is_array = matches!(self.get(key), Some(MetadataValue::Array(_)));
+        if !is_array {
+            let number = self.number(key)?.and_then(|it| it.as_f64());
+            // The reader of the config refuses more layers.
+            let num_layers = num_layers.min(MAX_LAYERS as u64) as usize;
+            return Ok(number.map(|number| vec![number; num_layers]));
+        }
+        let numbers = self.gguf.numbers(&self.key(key))?;
+        let numbers =
+            numbers.ok_or_else(|| self.error(key, "is not numbers", "the file is damaged"))?;
+        let num = numbers.len() as u64;
         let num_blocks = self.required("block_count")?.as_u64().unwrap_or(0);
         if num != num_layers && num != num_blocks {
             let problem = format!("has {num} elements for {num_layers} layers");
             return Err(self.error(key, &problem, "the file is damaged"));
         }
-        let layers = numbers.iter().take(num_layers as usize);
-        Ok(Some(layers.map(|&number| number > 0.0).collect()))
+        let layers = numbers.into_iter().take(num_layers as usize);
+        Ok(Some(layers.collect()))
     }
 
     /// The layers that have a tensor, such as `ffn_gate_inp.weight`.
@@ -617,6 +676,20 @@ impl<'a> GgufConfig<'a> {
         let layers = 0..self.num_layers()?.min(MAX_LAYERS as u64);
         let has = |layer| self.gguf.shape(&format!("blk.{layer}.{name}")).is_some();
         Ok(layers.map(has).collect())
+    }
+
+    /// Adds `mlp_layer_types`, by which layers have a router.
+    ///
+    /// # Errors
+    /// The number of layers is missing.
+    pub fn add_layers_with_experts(&self, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+        let has_experts = self.layers_with_tensor("ffn_gate_inp.weight")?;
+        let kinds = has_experts
+            .iter()
+            .map(|has| if *has { "sparse" } else { "dense" });
+        let kinds: Vec<_> = kinds.collect();
+        config.insert("mlp_layer_types".to_owned(), json!(kinds));
+        Ok(())
     }
 
     /// Adds `layer_types`, by whether layers have the second kind.
@@ -695,7 +768,10 @@ impl<'a> GgufConfig<'a> {
     /// # Errors
     /// The number of divisors is wrong, or one of them is not above 0.
     pub fn complete(&self, spec: &mut ModelSpec) -> Result<(), LoadError> {
-        let divisors = self.rope_divisors(spec.head_dim)?;
+        let divisors = match self.architecture.has_own_divisors {
+            true => None,
+            false => self.rope_divisors(spec.head_dim)?,
+        };
         for (index, layer) in spec.layers.iter_mut().enumerate() {
             let qkv = &mut layer.attention.qkv;
             qkv.has_bias = qkv.parts.first().is_some_and(|q| {
@@ -715,7 +791,10 @@ impl<'a> GgufConfig<'a> {
     }
 
     /// The divisors of the RoPE frequencies, `[head_dim / 2]`, if the files have them (Llama 3.1 and later).
-    fn rope_divisors(&self, head_dim: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    ///
+    /// # Errors
+    /// There is another number of them, or one is not above 0.
+    pub fn rope_divisors(&self, head_dim: usize) -> Result<Option<Vec<f32>>, LoadError> {
         const NAME: &str = "rope_freqs.weight";
         if self.gguf.shape(NAME).is_none() {
             return Ok(None);
@@ -728,6 +807,20 @@ impl<'a> GgufConfig<'a> {
                 .location()
                 .error("has a value that is not above 0".to_owned())),
         }
+    }
+
+    /// The largest magnitude of queries, keys and values; `None` if they are not clipped, for which 0 stands, too.
+    ///
+    /// # Errors
+    /// It is no number.
+    pub fn clip(&self) -> Result<Option<Json>, LoadError> {
+        let bound = self.number("attention.clamp_kqv")?;
+        Ok(bound.filter(|bound| bound.as_f64() != Some(0.0)))
+    }
+
+    /// The dimensions of a tensor, rows first; `None` if there is none of this name.
+    pub fn shape(&self, name: &str) -> Option<&'a [usize]> {
+        self.gguf.shape(name)
     }
 
     pub fn get(&self, key: &str) -> Option<&'a MetadataValue> {
@@ -754,7 +847,13 @@ impl<'a> GgufConfig<'a> {
             Some(MetadataValue::Unsigned(number)) => Ok(Some(json!(number))),
             Some(MetadataValue::Signed(number)) => Ok(Some(json!(number))),
             Some(MetadataValue::Float(number)) if number.is_finite() => Ok(Some(json!(number))),
-            Some(MetadataValue::Array(_)) => self.number_of_all_layers(key).map(Some),
+            Some(MetadataValue::Array(_)) => match self.architecture.by_layer.contains(&key) {
+                true => Ok(self.gguf.numbers(&self.key(key))?.and_then(|all| {
+                    let first = all.iter().find(|&&number| number != 0.0).or(all.first());
+                    first.map(|&first| whole_if_possible(first))
+                })),
+                false => self.number_of_all_layers(key).map(Some),
+            },
             Some(_) => Err(self.error(key, "is not a number", "the file is damaged")),
         }
     }
@@ -770,12 +869,7 @@ impl<'a> GgufConfig<'a> {
         }
         match numbers.as_deref() {
             Some([first, others @ ..]) if others.iter().all(|other| other == first) => {
-                let is_whole = first.fract() == 0.0 && (0.0..1e15).contains(first);
-                Ok(if is_whole {
-                    json!(*first as u64)
-                } else {
-                    json!(first)
-                })
+                Ok(whole_if_possible(*first))
             }
             Some([_, ..]) => {
                 Err(self.error(key, "differs from layer to layer", "all have to be alike"))
@@ -932,6 +1026,14 @@ impl<'a> GgufConfig<'a> {
             "{}.{key}: {value}{problem}; {remedy}",
             self.architecture.name
         ))
+    }
+}
+
+/// A number of an array, as JSON has it.
+fn whole_if_possible(number: f64) -> Json {
+    match number.fract() == 0.0 && (0.0..1e15).contains(&number) {
+        true => json!(number as u64),
+        false => json!(number),
     }
 }
 

@@ -8,17 +8,51 @@
 
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::lfm2::gated;
 use super::windows::no_windows;
 use crate::spec::{ModelSpec, Norms, Projection};
 use inflight_base::LoadError;
-use inflight_checkpoint::JsonFile;
+use inflight_checkpoint::{GgufFolder, JsonFile};
+use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
     class: "InternLM2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("attention_norm", "attn_norm"),
+            ("attention.wo", "attn_output"),
+            ("ffn_norm", "ffn_norm"),
+            ("feed_forward.w1", "ffn_gate"),
+            ("feed_forward.w2", "ffn_down"),
+            ("feed_forward.w3", "ffn_up"),
+        ],
+        permuted: QUERIES_AND_KEYS,
+        optional_biases: &[("bias", "attention.wo")],
+        rewrite: |gguf, spec| {
+            split_heads(gguf, spec);
+            Ok(())
+        },
+        ..GgufArchitecture::named("internlm2")
+    }),
     describe,
 };
+
+/// Gives queries, keys and values modules of their own: `InternLM2Model` of llama.cpp's converter takes the groups of
+/// heads apart, and permutes queries and keys as Llama's.
+fn split_heads(gguf: &GgufFolder, spec: &mut ModelSpec) {
+    let (hidden, q, kv) = (spec.hidden_size, spec.q_width(), spec.kv_width());
+    let parts = [
+        ("self_attn.q_proj", q),
+        ("self_attn.k_proj", kv),
+        ("self_attn.v_proj", kv),
+    ];
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        let has_bias = gguf.shape(&format!("blk.{index}.attn_q.bias")).is_some();
+        layer.attention.qkv =
+            Projection::stacked(&parts, hidden, Stacking::Concatenated).with_bias(has_bias);
+    }
+}
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {

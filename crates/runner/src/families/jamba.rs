@@ -5,11 +5,14 @@
 //!
 //! Source: configuration_jamba.py and modeling_jamba.py of transformers; Lieber et al., arXiv:2403.19887.
 
+use serde_json::{Map, Value, json};
+
 use super::bamba::feed_forward;
 use super::bounds::{MAX_EXPERTS, MAX_LAYERS};
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
 use super::recurrent::check_activation;
 use super::selective_scan::{ScanKeys, ScanModules, SelectiveScan};
 use super::windows::no_windows;
@@ -22,9 +25,85 @@ use inflight_device::RoutingRule;
 
 pub const FAMILY: Family = Family {
     class: "JambaForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("feed_forward.experts.{}.gate_proj", "ffn_gate_exps"),
+            ("feed_forward.experts.{}.up_proj", "ffn_up_exps"),
+            ("feed_forward.experts.{}.down_proj", "ffn_down_exps"),
+            ("mamba.in_proj", "ssm_in"),
+            ("mamba.conv1d", "ssm_conv1d"),
+            ("mamba.x_proj", "ssm_x"),
+            ("mamba.dt_proj", "ssm_dt"),
+            ("mamba.dt_proj.bias", "ssm_dt.bias"),
+            ("mamba.dt_layernorm", "ssm_dt_norm"),
+            ("mamba.b_layernorm", "ssm_b_norm"),
+            ("mamba.c_layernorm", "ssm_c_norm"),
+            ("mamba.A_log", "ssm_a"),
+            ("mamba.D", "ssm_d"),
+            ("mamba.out_proj", "ssm_out"),
+        ],
+        keys: &[
+            ("ssm.conv_kernel", "mamba_d_conv"),
+            ("ssm.state_size", "mamba_d_state"),
+            ("ssm.time_step_rank", "mamba_dt_rank"),
+        ],
+        experts: Some(GgufExperts::softmax(false)),
+        may_lack_blocks: true,
+        optional_biases: &[
+            ("mamba_conv_bias", "mamba.conv1d"),
+            ("mamba_proj_bias", "mamba.in_proj"),
+        ],
+        add_read: add_layers,
+        ..GgufArchitecture::named("jamba")
+    }),
     describe,
 };
+
+/// Adds the width of the scan, and which layers have attention and experts: as the distance of such layers and the
+/// first one, which is how a config tells it.
+fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    let expand = gguf.quotient("ssm.inner_size", "embedding_length")?;
+    config.insert("mamba_expand".to_owned(), json!(expand));
+    const HEADS: &str = "attention.head_count_kv";
+    let has_attention = gguf.layers_with(HEADS)?;
+    let has_attention = has_attention
+        .ok_or_else(|| gguf.error(HEADS, "is no array of all layers", "the file is damaged"))?;
+    let has_experts = gguf.layers_with_tensor("ffn_gate_inp.weight")?;
+    for (key, has, [period, offset]) in [
+        (HEADS, has_attention, ATTENTION_LAYERS),
+        ("expert_count", has_experts, EXPERT_LAYERS),
+    ] {
+        let (num, first) = regular(&has).ok_or_else(|| {
+            let problem = "is for layers at irregular distances, as tensors and heads tell";
+            gguf.error(key, problem, "such models are not supported")
+        })?;
+        config.insert(period.to_owned(), json!(num));
+        config.insert(offset.to_owned(), json!(first));
+    }
+    Ok(())
+}
+
+/// The distance of layers that have something, and the first one; `None` if distances differ.
+fn regular(has: &[bool]) -> Option<(usize, usize)> {
+    let having = || (0..has.len()).filter(|&layer| has[layer]);
+    let first = having().next().unwrap_or(has.len());
+    let num = match having().nth(1) {
+        Some(second) => second - first,
+        // Behind the last layer.
+        None => has.len() + 1,
+    };
+    let is_regular = (0..has.len()).all(|layer| has[layer] == (layer % num == first));
+    is_regular.then_some((num, first))
+}
+
+/// The keys of the distance of layers with attention or experts, and of the first one.
+const ATTENTION_LAYERS: [&str; 2] = ["attn_layer_period", "attn_layer_offset"];
+const EXPERT_LAYERS: [&str; 2] = ["expert_layer_period", "expert_layer_offset"];
 
 const MODULES: ExpertModules = ExpertModules {
     router: "feed_forward.router",
@@ -97,12 +176,8 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let (hidden, num_layers) = (dimensions.hidden_size, dimensions.num_layers);
     let norm_eps = Some(dimensions.norm.eps);
     let scan = SelectiveScan::read(config, &KEYS, SCAN_MODULES, hidden, norm_eps)?;
-    let has_attention = every(config, ["attn_layer_period", "attn_layer_offset"], [8, 4])?;
-    let has_experts = every(
-        config,
-        ["expert_layer_period", "expert_layer_offset"],
-        [2, 1],
-    )?;
+    let has_attention = every(config, ATTENTION_LAYERS, [8, 4])?;
+    let has_experts = every(config, EXPERT_LAYERS, [2, 1])?;
     let mut spec = dimensions.model(FAMILY.class, layer, no_windows(num_layers));
     spec.modules.final_norm = Some("model.final_layernorm");
     for (index, layer) in spec.layers.iter_mut().enumerate() {
@@ -129,5 +204,30 @@ fn every(
     match first < num {
         true => Ok(move |layer: usize| layer % num == first),
         false => Err(config.unexpected(offset, first, format_args!("below {period}, {num}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_at_regular_distances_have_a_distance_and_a_first_one() {
+        let of = |layers: &str| {
+            let has: Vec<_> = layers.chars().map(|layer| layer == 'x').collect();
+            regular(&has)
+        };
+        for (layers, expected) in [
+            ("....x.......x...", Some((8, 4))),
+            (".x.x.x", Some((2, 1))),
+            ("xxx", Some((1, 0))),
+            ("..x.", Some((5, 2))),
+            ("....", Some((5, 4))),
+            ("x.x.xx", None),
+            ("....x.x", None),
+            ("xx..", None),
+        ] {
+            assert_eq!(of(layers), expected, "{layers}");
+        }
     }
 }

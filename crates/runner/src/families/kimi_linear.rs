@@ -8,13 +8,15 @@
 //! Source: configuration_kimi_linear.py and modeling_kimi_linear.py of transformers, and its conversion_mapping.py;
 //! Kimi Team, arXiv:2510.26692.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_HEAD_DIM, MAX_HEADS};
 use super::deepseek::{Generation, Parts, describe_generation};
 use super::dimensions::{Sizes, activation};
 use super::experts::rename_experts;
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
+
 use super::grouped_experts::{GroupedExperts, GroupedNames};
 use super::mixtral::MODULES;
 use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type};
@@ -30,9 +32,83 @@ use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
     class: "KimiLinearForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.q_a_proj", "attn_q_a"),
+            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+            ("self_attn.q_b_proj", "attn_q_b"),
+            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+            ("self_attn.kv_b_proj", "attn_kv_b"),
+            ("self_attn.k_b_proj", "attn_k_b"),
+            ("self_attn.v_b_proj", "attn_v_b"),
+            ("self_attn.q_conv1d", "ssm_conv1d_q"),
+            ("self_attn.k_conv1d", "ssm_conv1d_k"),
+            ("self_attn.v_conv1d", "ssm_conv1d_v"),
+            ("self_attn.b_proj", "ssm_beta"),
+            ("self_attn.f_a_proj", "ssm_f_a"),
+            ("self_attn.f_b_proj", "ssm_f_b"),
+            ("self_attn.g_a_proj", "ssm_g_a"),
+            ("self_attn.g_b_proj", "ssm_g_b"),
+            ("self_attn.A_log", "ssm_a"),
+            ("self_attn.dt_bias", "ssm_dt"),
+            ("self_attn.o_norm", "ssm_norm"),
+            (
+                "block_sparse_moe.gate.e_score_correction_bias",
+                "exp_probs_b",
+            ),
+            (
+                "block_sparse_moe.shared_experts.gate_proj",
+                "ffn_gate_shexp",
+            ),
+            ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
+            (
+                "block_sparse_moe.shared_experts.down_proj",
+                "ffn_down_shexp",
+            ),
+        ],
+        keys: &[
+            ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+            ("kda.head_dim", "linear_head_dim"),
+            ("expert_used_count", "num_experts_per_token"),
+            ("expert_shared_count", "num_shared_experts"),
+            ("expert_group_count", "num_expert_group"),
+            ("expert_group_used_count", "topk_group"),
+        ],
+        experts: Some(GgufExperts {
+            is_normalised: true,
+            has_scale: true,
+            gating: 2,
+        }),
+        has_latents: true,
+        may_lack_blocks: true,
+        add_read: add_layers,
+        add_fixed: |config| {
+            let is_normalised = config.get("norm_topk_prob").cloned();
+            config.insert("moe_renormalize".to_owned(), json!(is_normalised));
+        },
+        ..GgufArchitecture::named("kimi-linear")
+    }),
     describe,
 };
+
+/// Adds which layers have attention and experts, and the heads of the others, which only their tensors tell.
+fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const HEADS: &str = "attention.head_count_kv";
+    let has_attention = gguf.layers_with(HEADS)?;
+    let has_attention = has_attention
+        .ok_or_else(|| gguf.error(HEADS, "is no array of all layers", "the file is damaged"))?;
+    let with_state = has_attention.iter().position(|has| !has);
+    let strengths = with_state.map(|layer| format!("blk.{layer}.ssm_beta.weight"));
+    if let Some([num_heads, _]) = strengths.and_then(|name| gguf.shape(&name)) {
+        config.insert("linear_num_heads".to_owned(), json!(num_heads));
+    }
+    let kinds = ["linear_attention", "full_attention"];
+    GgufConfig::add_layer_types(config, &has_attention, kinds);
+    // The number of the first layers without experts says less than the tensors do.
+    gguf.get("leading_dense_block_count");
+    gguf.add_layers_with_experts(config)
+}
 
 const GENERATION: Generation = Generation {
     class: FAMILY.class,

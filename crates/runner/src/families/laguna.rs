@@ -11,12 +11,14 @@
 //!
 //! Source: configuration_laguna.py and modeling_laguna.py of transformers.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_HEADS;
 use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, SHARED_EXPERT, routing, scores_rule, width};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig};
+use super::glm4_moe::SIGMOIDS;
 use super::layer_lists::layers_of_kind;
 use super::rope_config::{RopeDefaults, rope_of, section_of};
 use super::windows::{no_windows, set_rope_of_windows, windowed_layers, windows_of};
@@ -29,9 +31,69 @@ use inflight_device::{GateFunction, RouterScores};
 
 pub const FAMILY: Family = Family {
     class: "LagunaForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.g_proj", "attn_gate"),
+            ("mlp.experts.e_score_correction_bias", "exp_probs_b"),
+        ],
+        keys: &[("expert_weights_scale", "moe_routed_scaling_factor")],
+        by_layer: &[HEADS],
+        has_windows: true,
+        has_partial_rotary: true,
+        experts: Some(SIGMOIDS),
+        add_read: add_layers,
+        ..GgufArchitecture::named("laguna")
+    }),
     describe,
 };
+
+const HEADS: &str = "attention.head_count";
+
+/// Adds what differs between layers, the kind of gates, and both position embeddings.
+fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const GATES: &str = "blk.0.attn_gate.weight";
+    let heads = gguf.numbers_of_layers(HEADS)?.unwrap_or_default();
+    let heads: Vec<_> = heads.into_iter().map(|heads| heads as u64).collect();
+    let head_dim = config.get("head_dim").and_then(Value::as_u64).unwrap_or(0);
+    let num_gates = gguf.shape(GATES).and_then(<[usize]>::first).copied();
+    let num_gates = num_gates.unwrap_or(0) as u64;
+    let num_heads = heads.first().copied().unwrap_or(0);
+    let gating = match num_gates {
+        num if num == num_heads => "per-head",
+        num if Some(num) == num_heads.checked_mul(head_dim) => "per-element",
+        num => {
+            let problem = format!("does not fit to {GATES}, which has {num} rows");
+            return Err(gguf.error(HEADS, &problem, "the file is damaged"));
+        }
+    };
+    config.insert("gating".to_owned(), json!(gating));
+    // llama.cpp's laguna.cpp gives every fourth layer full attention, from the first one on, where layers have windows.
+    if config.get("sliding_window").is_some_and(Value::is_u64)
+        && !config.contains_key("layer_types")
+    {
+        let is_windowed: Vec<_> = (0..heads.len()).map(|layer| layer % 4 != 0).collect();
+        let kinds = ["full_attention", "sliding_attention"];
+        GgufConfig::add_layer_types(config, &is_windowed, kinds);
+    }
+    config.insert("num_attention_heads_per_layer".to_owned(), json!(heads));
+    gguf.get("leading_dense_block_count");
+    gguf.add_layers_with_experts(config)?;
+    let full = config.remove("rope_parameters").unwrap_or_default();
+    let theta = gguf.number("rope.freq_base_swa")?;
+    let rotary_dim = gguf.number("rope.dimension_count_swa")?;
+    let share = match rotary_dim.and_then(|it| it.as_f64()) {
+        Some(rotary_dim) => rotary_dim / head_dim as f64,
+        None => 1.0,
+    };
+    let sliding = json!({
+        "rope_type": "default",
+        "rope_theta": theta.or_else(|| full.get("rope_theta").cloned()),
+        "partial_rotary_factor": share,
+    });
+    let ropes = json!({"full_attention": full, "sliding_attention": sliding});
+    config.insert("rope_parameters".to_owned(), ropes);
+    Ok(())
+}
 
 const ROPE: RopeDefaults = RopeDefaults {
     partial_rotary_factor: Some(1.0),

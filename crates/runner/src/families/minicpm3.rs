@@ -9,13 +9,14 @@
 //!
 //! Source: configuration_minicpm3.py and modeling_minicpm3.py of transformers; Hu et al., arXiv:2404.06395.
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_HEADS;
-use super::deepseek::{Generation, Parts, describe_generation};
+use super::deepseek::{Generation, LATENT_MODULES, Parts, describe_generation};
 use super::dimensions::Sizes;
 use super::experts::width;
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::granite::set_mlp_biases;
 use crate::spec::ModelSpec;
 use inflight_base::LoadError;
@@ -24,9 +25,25 @@ use inflight_device::LogitsTransform;
 
 pub const FAMILY: Family = Family {
     class: "MiniCPM3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: LATENT_MODULES,
+        has_latents: true,
+        add_fixed: add_factors,
+        ..GgufArchitecture::named("minicpm3")
+    }),
     describe,
 };
+
+/// Adds the factors, which are a part of llama.cpp's minicpm3.cpp.
+fn add_factors(config: &mut Map<String, Value>) {
+    for (key, factor) in [
+        ("scale_emb", FACTORS.embedding),
+        ("scale_depth", FACTORS.depth),
+        ("dim_model_base", FACTORS.base),
+    ] {
+        config.insert(key.to_owned(), json!(factor));
+    }
+}
 
 /// The defaults of two sizes.
 const HIDDEN: usize = 2560;

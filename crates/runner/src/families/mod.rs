@@ -257,7 +257,8 @@ static FAMILIES: [Family; 121] = [
 ];
 
 /// Further architectures of families.
-const OTHER_GGUF: [(GgufArchitecture, Family); 2] = [
+const OTHER_GGUF: [(GgufArchitecture, Family); 3] = [
+    (gemma4::GGUF_WITH_EXPERTS, gemma4::GEMMA4),
     (granite_moe::DENSE_GGUF, granite_moe::GRANITE_4),
     (nemotron_h::DENSE_GGUF, nemotron_h::FAMILY),
 ];
@@ -456,6 +457,7 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
         .filter_map(|family| Some((family.gguf?, family)))
         .chain(OTHER_GGUF)
         .filter(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
+        .filter(|(known, _)| (known.is_of)(gguf))
         .collect();
     let has_gating = |known: &GgufArchitecture| {
         let experts = known.experts.as_ref();

@@ -7,10 +7,11 @@
 //!
 //! Source: configuration_mpt.py and modeling_mpt.py of transformers; MosaicML, "Introducing MPT-7B", 2023.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes, clip_qkv};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufConfig};
 use super::windows::no_windows;
 use crate::rope::Rope;
 use crate::spec::{FeedForward, ModelModules, ModelSpec, NormKind, Norms, Projection};
@@ -20,7 +21,25 @@ use inflight_device::{Activation, PlainActivation};
 
 pub const FAMILY: Family = Family {
     class: "MptForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("norm_1", "attn_norm"),
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.out_proj", "attn_output"),
+            ("norm_2", "ffn_norm"),
+            ("ffn.up_proj", "ffn_up"),
+            ("ffn.down_proj", "ffn_down"),
+        ],
+        keys: &[
+            ("embedding_length", "d_model"),
+            ("block_count", "n_layers"),
+            ("attention.head_count", "n_heads"),
+            ("context_length", "max_seq_len"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        add_read: add_attention,
+        ..GgufArchitecture::named("mpt")
+    }),
     describe: |config| describe(config, FAMILY.class),
 };
 
@@ -30,6 +49,28 @@ pub const ORIGINAL: Family = Family {
     gguf: None,
     describe: |config| describe(config, ORIGINAL.class),
 };
+
+/// Adds the section of attention, and what decides whether the model is supported.
+fn add_attention(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
+    const SLOPES: &str = "attention.max_alibi_bias";
+    let largest = gguf.number(SLOPES)?.filter(|it| it.as_f64() != Some(0.0));
+    let has_qk_norm = gguf.layers_with_tensor("attn_q_norm.weight")?;
+    let attention = json!({
+        "alibi": largest.is_some(),
+        "alibi_bias_max": largest,
+        "clip_qkv": gguf.clip()?,
+        "qk_ln": has_qk_norm.contains(&true),
+    });
+    config.insert("attn_config".to_owned(), attention);
+    let ratio = gguf.quotient("feed_forward_length", "embedding_length")?;
+    config.insert("expansion_ratio".to_owned(), json!(ratio));
+    let mut has_bias = false;
+    for name in ["attn_qkv.bias", "attn_norm.bias", "ffn_up.bias"] {
+        has_bias |= gguf.layers_with_tensor(name)?.contains(&true);
+    }
+    config.insert("no_bias".to_owned(), json!(!has_bias));
+    Ok(())
+}
 
 const DEFAULTS: Defaults = Defaults {
     sizes: Some(Sizes::new(50_368, 2048, 8192, 24, 16, 2048)),

@@ -244,23 +244,7 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &[
-    "bitnet-b1.58",
-    "cohere2moe",
-    "dbrx",
-    "falcon-h1",
-    "gemma3n",
-    "gemma4",
-    "gptj",
-    "internlm2",
-    "jamba",
-    "kimi-linear",
-    "laguna",
-    "mamba",
-    "minicpm",
-    "minicpm3",
-    "mpt",
-];
+const ONLY_SAFETENSORS: &[&str] = &["bitnet-b1.58", "gptj"];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {
