@@ -4,7 +4,7 @@
 
 NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are
 OUT/NAME.sm_80.cubin for the architecture sm_80 and so on, and OUT/NAME.compute_90.ptx for compute_90; the architecture
-sm_90=rope,rows has images of kernels/rope.cu and kernels/rows.cu only.
+sm_90=embed,rows has images of kernels/embed.cu and kernels/rows.cu only.
 OUT/registers.json has the registers of each kernel. It fails if a kernel spills registers to memory, or takes more than
 the head of its file allows ("at most N registers"), or if the next compilation would give another image.
 """

@@ -1,5 +1,5 @@
-// Kernels that need barriers and shuffles, and the same ones with mistakes. tests/suite/machine.rs expects what each of them
-// does.
+// Kernels that need barriers and shuffles, and the same ones with mistakes. tests/suite/machine.rs expects what each of
+// them does.
 #include "common.cuh"
 
 namespace {
