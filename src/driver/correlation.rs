@@ -37,3 +37,17 @@ impl From<CorrelationId<'_>> for CorrelationKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_tells_the_id_that_it_was_made_of() {
+        for id in [CorrelationId::Number(7), CorrelationId::Text(c"seven")] {
+            let told = CorrelationKey::from(id).tell(|told| told == id);
+            assert_eq!(told, Some(true), "{id:?}");
+        }
+        assert_eq!(CorrelationKey::Alone(7).tell(|_| ()), None);
+    }
+}

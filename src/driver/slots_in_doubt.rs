@@ -18,7 +18,6 @@
 use std::mem;
 
 use crate::driver::correlation::CorrelationKey;
-use inflight_triton::ResponseFactory;
 
 /// The sequences whose slots are in doubt.
 #[derive(Default)]
@@ -30,10 +29,10 @@ pub struct SlotsInDoubt {
 }
 
 impl SlotsInDoubt {
-    /// Notes the end of a released request's sequence, if the request has been cancelled by now.
-    pub fn note(&mut self, key: CorrelationKey, factory: &ResponseFactory) {
+    /// Notes the end of a released request's sequence, if the request `is_cancelled` by now.
+    pub fn note(&mut self, key: CorrelationKey, is_cancelled: bool) {
         let has_slot = !matches!(key, CorrelationKey::Alone(_));
-        if has_slot && factory.is_cancelled() {
+        if has_slot && is_cancelled {
             self.recent.push(key);
         }
     }
@@ -46,5 +45,24 @@ impl SlotsInDoubt {
     /// The sequences that can be ended once more.
     pub fn take_ripe(&mut self) -> Vec<CorrelationKey> {
         mem::take(&mut self.ripe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_that_were_cancelled_are_ended_once_more_after_the_batchers_turn() {
+        let mut slots = SlotsInDoubt::default();
+        slots.note(CorrelationKey::Number(1), true);
+        slots.note(CorrelationKey::Number(2), false);
+        slots.note(CorrelationKey::Alone(3), true);
+        assert_eq!(slots.take_ripe(), []);
+        slots.ripen();
+        slots.note(CorrelationKey::Number(4), true);
+        slots.ripen();
+        assert_eq!(slots.take_ripe(), [1, 4].map(CorrelationKey::Number));
+        assert_eq!(slots.take_ripe(), []);
     }
 }

@@ -54,3 +54,64 @@ pub(super) fn instant_timestamps() -> Timestamps {
         exec_end: now,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use inflight_engine::{Engine, EngineConfig, StepStats};
+
+    use super::*;
+
+    /// Waits until Triton's clock shows another time. Returns the time before.
+    fn tick() -> u64 {
+        let before = now_ns();
+        while now_ns() == before {}
+        before
+    }
+
+    #[test]
+    fn the_times_of_a_step_are_in_order() {
+        let begun = tick();
+        let mut clock = StepClock::start();
+        let started = tick();
+        clock.model_started();
+        let ended = tick();
+        clock.model_ended(None);
+        let finished = tick();
+        let times = clock.finish();
+        let each = [
+            times.exec_start,
+            times.compute_start,
+            times.compute_end,
+            times.exec_end,
+        ];
+        for (time, after) in each.into_iter().zip([begun, started, ended, finished]) {
+            assert!(time > after, "{times:?}");
+        }
+        assert!(each.is_sorted(), "{times:?}");
+    }
+
+    #[test]
+    fn only_a_step_with_sequences_has_computed_something() {
+        let config = EngineConfig::default();
+        let kv = Engine::new(config.clone()).kv_usage();
+        let num_computed = |num_scheduled| {
+            let stats = StepStats {
+                num_scheduled,
+                ..StepStats::before_the_first(&config, kv)
+            };
+            let mut clock = StepClock::start();
+            clock.model_ended(Some(LandedStep {
+                stats,
+                ended_before: None,
+                ended: None,
+                stages: Vec::new(),
+                model: Duration::ZERO,
+            }));
+            clock.num_computed()
+        };
+        assert_eq!([0, 1, 3].map(num_computed), [None, Some(1), Some(3)]);
+        assert_eq!(StepClock::start().num_computed(), None);
+    }
+}

@@ -94,12 +94,14 @@ mod tests {
     #[test]
     fn an_instance_that_reads_nothing_has_a_bounded_mailbox_and_one_that_is_gone_has_none() {
         let board = Arc::<StopBoard>::default();
-        let [one, two] = [(); 2].map(|()| board.join());
+        let [one, two, three] = [(); 3].map(|()| board.join());
         for index in 0..=MAX_UNREAD {
             one.send(&index.to_string());
         }
         assert_eq!(two.take(), [MAX_UNREAD.to_string()]);
         drop(two);
-        assert_eq!(board.mailboxes.lock().len(), 1);
+        assert_eq!(board.mailboxes.lock().len(), 2);
+        one.send("a");
+        assert_eq!(three.take(), [MAX_UNREAD.to_string(), "a".to_owned()]);
     }
 }

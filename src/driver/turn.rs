@@ -74,3 +74,36 @@ impl Turn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use inflight_base::{SequenceId, Tokens};
+
+    use super::*;
+
+    fn turn() -> Turn {
+        let flags = RequestFlags::default();
+        Turn::new(CorrelationKey::Number(7), [1, 2].into(), flags)
+    }
+
+    #[test]
+    fn a_turn_has_said_its_prompt_and_its_answer() {
+        let mut turn = turn();
+        let mut request = NewRequest::new(SequenceId(0), vec![1, 2, 3], Tokens(8));
+        request.reuse.salt = Some("salt".into());
+        turn.joins(&request);
+        let ended = turn.end(&[4, 5]);
+        assert_eq!(ended.conversation, CorrelationKey::Number(7));
+        let said = ended.said.expect("an answer");
+        assert_eq!(*said.tokens, [1, 2, 3, 4, 5]);
+        assert_eq!(said.salt.as_deref(), Some("salt"));
+    }
+
+    #[test]
+    fn a_turn_that_the_engine_has_not_seen_or_that_is_abandoned_has_said_nothing() {
+        assert!(turn().end(&[4]).said.is_none());
+        let mut turn = turn();
+        turn.joins(&NewRequest::new(SequenceId(0), vec![1], Tokens(8)));
+        assert!(turn.abandon().said.is_none());
+    }
+}

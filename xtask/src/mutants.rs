@@ -14,41 +14,81 @@ use crate::{Result, setup, workspace};
 const DEFAULT: &[&str] = &["engine", "sampling", "text", "driver"];
 
 /// Files of which every mutant is caught, or explained in `.cargo/mutants.toml`: what `cargo xtask test` has.
-const EXAMINED: &[(&str, &[&str])] = &[(
-    "engine",
-    &[
-        "acceptance.rs",
-        "adapter.rs",
-        "adapter_pages.rs",
-        "budget.rs",
-        "capacity.rs",
-        "config.rs",
-        "draft_prices.rs",
-        "drafts_to_make.rs",
-        "extra_outputs.rs",
-        "kv/config.rs",
-        "kv/kept.rs",
-        "kv/next_block.rs",
-        "kv/pool.rs",
-        "kv/retained.rs",
-        "kv/usage.rs",
-        "kv/window.rs",
-        "lockstep.rs",
-        "micro_batches.rs",
-        "model_drafts.rs",
-        "output.rs",
-        "plan.rs",
-        "queue.rs",
-        "request.rs",
-        "room.rs",
-        "stats.rs",
-        "step_cost.rs",
-        "table_rows.rs",
-    ],
-)];
-
-/// About as many mutants as two cores test in five minutes.
-const MUTANTS_PER_SHARD: usize = 20;
+const EXAMINED: &[(&str, &[&str])] = &[
+    (
+        "engine",
+        &[
+            "acceptance.rs",
+            "adapter.rs",
+            "adapter_pages.rs",
+            "budget.rs",
+            "capacity.rs",
+            "config.rs",
+            "draft_prices.rs",
+            "drafts_to_make.rs",
+            "extra_outputs.rs",
+            "kv/config.rs",
+            "kv/kept.rs",
+            "kv/next_block.rs",
+            "kv/pool.rs",
+            "kv/retained.rs",
+            "kv/usage.rs",
+            "kv/window.rs",
+            "lockstep.rs",
+            "micro_batches.rs",
+            "model_drafts.rs",
+            "output.rs",
+            "plan.rs",
+            "queue.rs",
+            "request.rs",
+            "room.rs",
+            "stats.rs",
+            "step_cost.rs",
+            "table_rows.rs",
+        ],
+    ),
+    (
+        "sampling",
+        &[
+            "beam_search.rs",
+            "candidate.rs",
+            "device_sampling.rs",
+            "draw.rs",
+            "exp.rs",
+            "finish_reason.rs",
+            "guide.rs",
+            "history.rs",
+            "id_words.rs",
+            "largest.rs",
+            "log_probs.rs",
+            "logit_changes.rs",
+            "params.rs",
+            "peaks.rs",
+            "plain_sampling.rs",
+            "processor_batches.rs",
+            "processors.rs",
+            "random.rs",
+            "sampler.rs",
+            "stop.rs",
+            "stop_text.rs",
+            "top_p_decay.rs",
+            "truncation.rs",
+        ],
+    ),
+    (
+        "driver",
+        &[
+            "correlation.rs",
+            "leaving.rs",
+            "restarts.rs",
+            "service.rs",
+            "slots_in_doubt.rs",
+            "step_clock.rs",
+            "stops.rs",
+            "turn.rs",
+        ],
+    ),
+];
 
 #[derive(Args)]
 pub struct Options {
@@ -88,13 +128,26 @@ pub fn run_shard(number: usize) -> Result<()> {
     let room: Room = room.parse()?;
     let files = files(&room, examined.iter().copied());
     let list = output(mutants(&room, &files)?.arg("--list"))?;
-    let shard = shard(list.lines().count(), number / EXAMINED.len());
+    let num_mutants = list.lines().count();
+    let shard = shard(
+        num_mutants,
+        mutants_per_shard(&room),
+        number / EXAMINED.len(),
+    );
     test(&room, &files, Some(&shard))
 }
 
+/// About as many mutants as two cores test in five minutes. For each of the driver, the whole backend is compiled.
+fn mutants_per_shard(room: &Room) -> usize {
+    match room.name() {
+        "driver" => 5,
+        _ => 20,
+    }
+}
+
 /// The shard of so many mutants that a number chooses, as cargo-mutants takes it.
-fn shard(num_mutants: usize, number: usize) -> String {
-    let num_shards = num_mutants.div_ceil(MUTANTS_PER_SHARD).max(1);
+fn shard(num_mutants: usize, per_shard: usize, number: usize) -> String {
+    let num_shards = num_mutants.div_ceil(per_shard).max(1);
     format!("{}/{num_shards}", number % num_shards)
 }
 
@@ -172,9 +225,9 @@ mod tests {
 
     #[test]
     fn numbers_choose_every_shard() {
-        let shards: Vec<_> = (0..4).map(|number| shard(41, number)).collect();
+        let shards: Vec<_> = (0..4).map(|number| shard(41, 20, number)).collect();
         assert_eq!(shards, ["0/3", "1/3", "2/3", "0/3"]);
-        assert_eq!(shard(20, 7), "0/1");
-        assert_eq!(shard(0, 7), "0/1");
+        assert_eq!(shard(20, 20, 7), "0/1");
+        assert_eq!(shard(0, 20, 7), "0/1");
     }
 }

@@ -370,6 +370,32 @@ mod tests {
     }
 
     #[test]
+    fn a_full_search_keeps_as_many_hypotheses_as_it_has_beams() {
+        let search = BeamSearch {
+            early_stopping: EarlyStopping::Always,
+            ..SEARCH
+        };
+        let mut hypotheses = Hypotheses::new(search, 16);
+        for score in [-2.0, -1.0, -3.0, -1.5] {
+            offer(&mut hypotheses, score, 1);
+        }
+        assert!(hypotheses.is_over(Some(-1.0), 1));
+        assert_eq!(scores(hypotheses), [-1.0, -1.5]);
+    }
+
+    #[test]
+    fn integers_name_the_ends_of_a_search_as_in_tensorrt_llm() {
+        let named = [-1, 0, 1, 2].map(EarlyStopping::of_integer);
+        let expected = [
+            EarlyStopping::Never,
+            EarlyStopping::Likely,
+            EarlyStopping::Always,
+            EarlyStopping::Never,
+        ];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
     fn what_there_is_so_far_are_texts_that_have_ended_and_beams_in_one_order() {
         let search = BeamSearch { width: 3, ..SEARCH };
         let so_far = |num_returned, scores: &[f64]| -> Vec<_> {

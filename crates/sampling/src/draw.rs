@@ -175,3 +175,68 @@ fn sum(weights: [f32; BLOCK]) -> f64 {
     }
     lanes.into_iter().map(f64::from).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Softmax = Softmax {
+        max: 0.0,
+        temperature: 1.0,
+    };
+
+    fn peaks_of(logits: &[f32]) -> Peaks {
+        let mut peaks = Peaks::new(logits.len());
+        peaks.find(logits).expect("numbers");
+        peaks
+    }
+
+    fn draw(logits: &[f32], cut: Option<Cut>, position: f64) -> TokenId {
+        Masses::new(logits.len()).draw(logits, &peaks_of(logits), PLAIN, cut, position)
+    }
+
+    #[test]
+    fn equal_tokens_share_the_range_equally() {
+        let logits = [0.0; 2 * BLOCK];
+        for token in 0..logits.len() {
+            let position = token as f64 / logits.len() as f64;
+            assert_eq!(draw(&logits, None, position), token as TokenId);
+        }
+    }
+
+    #[test]
+    fn a_remainder_of_rounding_goes_to_the_last_possible_token() {
+        // A weight of 64, and eight of 0.6 times its last bit, of which each is rounded up when the total is summed.
+        let mut logits = vec![f32::NEG_INFINITY; 16 * BLOCK];
+        logits[..BLOCK].fill(0.0);
+        for block in 1..=8 {
+            logits[block * BLOCK] = -32.4;
+        }
+        let largest = 1.0 - f64::EPSILON / 2.0;
+        assert_eq!(draw(&logits, None, largest), (8 * BLOCK) as TokenId);
+    }
+
+    #[test]
+    fn the_last_token_that_is_kept_may_be_the_most_likely_of_its_block() {
+        let mut logits = [-5.0; 2 * BLOCK];
+        (logits[0], logits[BLOCK]) = (0.0, -1.0);
+        let least = Candidate::new(-1.0, BLOCK as TokenId);
+        let cut = Cut { least, most: 0.0 };
+        assert_eq!(draw(&logits, Some(cut), 0.99), BLOCK as TokenId);
+        let (total, mean) = PLAIN.moments(&logits, &peaks_of(&logits), Some(least));
+        let weight = (-1.0_f64).exp();
+        assert!((total - (1.0 + weight)).abs() < 1e-6, "{total}");
+        assert!((mean + weight / total).abs() < 1e-6, "{mean}");
+    }
+
+    #[test]
+    fn of_equal_tokens_those_with_higher_ids_than_the_last_are_left_out() {
+        let logits = [0.0; 3 * BLOCK];
+        let last = BLOCK + 1;
+        let least = Candidate::new(0.0, last as TokenId);
+        let cut = Cut { least, most: 0.0 };
+        assert_eq!(draw(&logits, Some(cut), 0.999), last as TokenId);
+        let (total, _) = PLAIN.moments(&logits, &peaks_of(&logits), Some(least));
+        assert_eq!(total, (last + 1) as f64);
+    }
+}

@@ -147,7 +147,7 @@ pub(super) fn find_best(row: &[f32], peaks: &Peaks, num: usize, best: &mut Vec<C
             // Not `>=`: an equal token that came before has the lower id.
             if logit > threshold {
                 let candidate = Candidate::new(logit, id);
-                let place = best.partition_point(|&other| other > candidate);
+                let place = best.partition_point(|&other| other >= candidate);
                 best.truncate(num - 1);
                 best.insert(place, candidate);
                 if best.len() == num {
@@ -196,6 +196,15 @@ mod tests {
             prop_assert!(is_near || ours == *expected, "{} {}", ours, expected);
         }
         Ok(())
+    }
+
+    #[test]
+    fn a_row_that_is_kept_can_be_taken_back() {
+        let mut log_probs = LogProbs::new(2);
+        log_probs.keep(&[3.0, 4.0]);
+        log_probs.keep(&[1.0, -2.0]);
+        assert_eq!(log_probs.take(), [1.0, -2.0]);
+        assert!(log_probs.take().is_empty());
     }
 
     #[test]

@@ -162,7 +162,27 @@ mod tests {
         assert_eq!([changes.num_ignored, changes.num_counted], [3, 1]);
         let (next, words) = add(&mut lists, |params| params.presence_penalty = 1.0).expect("room");
         assert_eq!((next.start, words), (10, vec![8]));
+        assert_eq!([next.num_biases, next.num_forbidden], [0, 0]);
         assert_eq!([next.num_ignored, next.num_counted], [0, 1]);
+        lists.clear();
+        let (again, _) = add(&mut lists, |params| params.presence_penalty = 1.0).expect("room");
+        assert_eq!(again.start, 0);
+    }
+
+    #[test]
+    fn a_row_without_lists_changes_nothing() {
+        assert!(LogitChanges::default().is_empty());
+        let lists: [fn(&mut LogitChanges); 4] = [
+            |changes| changes.num_biases = 1,
+            |changes| changes.num_forbidden = 1,
+            |changes| changes.num_ignored = 1,
+            |changes| changes.num_counted = 1,
+        ];
+        for (index, list) in lists.into_iter().enumerate() {
+            let mut changes = LogitChanges::default();
+            list(&mut changes);
+            assert!(!changes.is_empty(), "list {index}");
+        }
     }
 
     #[test]
@@ -177,6 +197,27 @@ mod tests {
         assert!(lists.words().is_empty());
         assert!(many(&mut lists, num_biases).is_some());
         assert_eq!(many(&mut lists, 1), None);
+    }
+
+    #[test]
+    fn there_must_be_room_for_every_list_of_a_row() {
+        // 3 biases of two words, 3 bad words, 2 end ids and 3 stop ids, 3 tokens of the prompt and 1 of the output.
+        let num_words = 6 + 3 + 5 + 4;
+        for (max_words, fits) in [(num_words - 1, false), (num_words, true)] {
+            let mut lists = ChangeLists {
+                words: Vec::new(),
+                max_words,
+            };
+            let added = add(&mut lists, |params| {
+                params.logit_bias = Arc::from([(1, 2.0), (2, 2.0), (3, 2.0)]);
+                params.bad_words = Arc::from([vec![9], vec![10], vec![11]]);
+                (params.min_tokens, params.end_ids) = (2, vec![20, 21]);
+                params.stop_token_ids = vec![22, 23, 24];
+                params.repetition_penalty = 1.5;
+            });
+            let num_added = added.map(|(_, words)| words.len());
+            assert_eq!(num_added, fits.then_some(num_words));
+        }
     }
 
     #[test]

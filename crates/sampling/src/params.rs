@@ -230,3 +230,97 @@ impl PartialEq for LogitsProcessor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EarlyStopping, GuideCost, GuideTokens, ReadText};
+
+    /// Changes nothing, forbids nothing, and ends no text.
+    struct Idle;
+
+    impl ProcessLogits for Idle {
+        fn process(&self, _: &mut [f32], _: SamplingInput<'_>) -> Result<(), SampleError> {
+            Ok(())
+        }
+    }
+
+    impl GuideTokens for Idle {
+        fn fresh(&self) -> Guide {
+            Guide(Arc::new(Self))
+        }
+
+        fn prepare(&self, _: &[TokenId], _: &[TokenId]) {}
+
+        fn is_ready(&self, _: &[TokenId]) -> bool {
+            true
+        }
+
+        fn cost(&self) -> GuideCost {
+            GuideCost::default()
+        }
+
+        fn give_up(&self) {}
+
+        fn restrict(&self, _: &mut [f32], _: &[TokenId]) -> Result<(), SampleError> {
+            Ok(())
+        }
+    }
+
+    impl ReadText for Idle {
+        fn push(&mut self, _: TokenId) -> bool {
+            false
+        }
+
+        fn fork(&self) -> Box<dyn ReadText> {
+            Box::new(Self)
+        }
+    }
+
+    #[test]
+    fn objects_that_options_share_are_equal_if_they_are_one() {
+        let options: [fn(&mut SamplingParams); 3] = [
+            |params| params.guide = Some(Guide(Arc::new(Idle))),
+            |params| params.logits_processor = Some(LogitsProcessor(Arc::new(Idle))),
+            |params| params.stop_text = Some(StopText(Arc::new(Idle))),
+        ];
+        for (index, option) in options.into_iter().enumerate() {
+            let [one, other] = [(); 2].map(|()| {
+                let mut params = SamplingParams::default();
+                option(&mut params);
+                params
+            });
+            assert_eq!(one, one.clone(), "option {index}");
+            assert_ne!(one, other, "option {index}");
+        }
+    }
+
+    #[test]
+    fn processors_and_guides_need_no_batch_and_give_no_reasons() {
+        assert!(Idle.batch().is_none());
+        assert_eq!(Idle.failure(), None);
+        assert_eq!(Idle.explain(SampleError::GuideFailed), None);
+    }
+
+    #[test]
+    fn tokens_that_end_a_text_leave_enough_candidates_for_all_beams() {
+        let search = BeamSearch {
+            width: 4,
+            num_returned: 1,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::Likely,
+            diversity_rate: 0.0,
+        };
+        let mut params = SamplingParams {
+            end_ids: vec![1, 2],
+            stop_token_ids: vec![3, 4, 5],
+            ..SamplingParams::default()
+        };
+        assert_eq!(params.beam_width(), 1);
+        params.beam_search = Some(search);
+        assert_eq!(params.beam_width(), 4);
+        assert_eq!(params.num_candidates(&search), 4 + 5);
+        params.stop_text = Some(StopText(Arc::new(Idle)));
+        assert_eq!(params.num_candidates(&search), 4 + 5 + 4, "twice the beams");
+    }
+}

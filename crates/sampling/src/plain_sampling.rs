@@ -144,6 +144,32 @@ mod tests {
     }
 
     #[test]
+    fn the_tokens_may_be_unknown_if_no_option_looks_at_them() {
+        let without_tokens = |params: SamplingParams| PlainSampling::without_tokens(&params, 3);
+        let params = SamplingParams {
+            temperature: 0.5,
+            seed: 7,
+            ..SamplingParams::default()
+        };
+        let sampling = without_tokens(params.clone());
+        assert_eq!(sampling, plain(|_| ()));
+        let decay = TopPDecay {
+            factor: 0.5,
+            min: 0.0,
+            reset_ids: Vec::new(),
+        };
+        let decaying = SamplingParams {
+            top_p_decay: Some(decay),
+            ..params.clone()
+        };
+        let biased = SamplingParams {
+            logit_bias: Arc::from([(3, 1.0)]),
+            ..params
+        };
+        assert_eq!([decaying, biased].map(without_tokens), [None, None]);
+    }
+
+    #[test]
     fn options_that_change_logits_are_not_plain() {
         let changes: [fn(&mut SamplingParams); 9] = [
             |params| params.typical_p = 0.9,

@@ -89,7 +89,7 @@ fn penalise(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History)
     let repetition = params.repetition_penalty;
     history.for_each(input, repetition != 1.0, |token, entry| {
         change(logits, token, |logit| {
-            let repeated = if logit > 0.0 {
+            let repeated = if logit >= 0.0 {
                 logit / repetition
             } else {
                 logit * repetition

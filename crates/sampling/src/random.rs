@@ -39,6 +39,8 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -64,6 +66,18 @@ mod tests {
         for (counter, key, answer) in known {
             assert_eq!(philox4x32(counter, key), answer);
         }
+    }
+
+    #[test]
+    fn every_bit_of_a_seed_and_of_a_counter_counts() {
+        let values = [0, 1, 1 << 31, 1 << 32, 1 << 63];
+        let pairs = values
+            .iter()
+            .flat_map(|&seed| values.map(|num| (seed, num)));
+        let numbers: BTreeSet<u64> = pairs
+            .map(|(seed, num_generated)| uniform(seed, num_generated).to_bits())
+            .collect();
+        assert_eq!(numbers.len(), 25);
     }
 
     #[test]

@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn the_set_of_endings_misses_none_of_them() {
         let params = SamplingParams {
-            end_ids: vec![2, 128_001],
+            end_ids: vec![2, 66, 128_001],
             stop_token_ids: vec![63, 64],
             ..SamplingParams::default()
         };
@@ -99,7 +99,7 @@ mod tests {
             num_endings += u32::from(ends);
             assert!(endings.may_have(token) || !ends, "{token}");
         }
-        assert_eq!(num_endings, 6);
+        assert_eq!(num_endings, 7);
         assert!(!endings.may_have(3));
         let none = Endings::of(&SamplingParams::default(), &StopRule::at_length(Tokens(9)));
         assert!(!none.may_have(0));

@@ -93,10 +93,8 @@ impl Truncation {
         least: Option<Candidate>,
     ) -> Option<Cut> {
         let (total, mean) = softmax.moments(logits, peaks, least);
-        // The tokens as near as the most likely one, whose exponent is zero, or as the least likely that matters have
-        // the share together. A little more allows for rounding.
-        let floor = negligible(typical_p, total, logits.len()).ln();
-        let floor = softmax.logit_at(floor.min(2.0 * mean) - 0.01);
+        let floor = typical_floor(typical_p, total, mean, logits.len());
+        let floor = softmax.logit_at(floor);
         self.keep_from(
             logits,
             peaks,
@@ -132,7 +130,7 @@ impl Truncation {
     /// A token below the k-th best so far is never considered again, so random logits give about `k log(n / k)`
     /// candidates, and most blocks are skipped by their peak alone.
     fn keep_top_k(&mut self, logits: &[f32], peaks: &Peaks, k: usize) {
-        let room = (2 * k).max(BLOCK).min(logits.len());
+        let room = k.saturating_mul(2).max(BLOCK).min(logits.len());
         let mut threshold = f32::NEG_INFINITY;
         self.candidates.clear();
         for (index, (block, &peak)) in logits.chunks(BLOCK).zip(peaks.blocks()).enumerate() {
@@ -182,10 +180,19 @@ impl Truncation {
     }
 }
 
+/// The exponent of the least likely token that can be typical. The tokens that are as near to the entropy as the most
+/// likely one, whose exponent is zero, or as the least likely one that matters, have the `share` together. A little
+/// more allows for rounding.
+fn typical_floor(share: f32, total: f64, mean: f64, num_tokens: usize) -> f64 {
+    let floor = negligible(share, total, num_tokens).ln();
+    floor.min(2.0 * mean) - 0.01
+}
+
 /// A weight so small that, of `num_tokens` tokens with a weight of `total`, all those below it together weigh less than
 /// what `share` leaves out; a little smaller still, to allow for rounding in `total`.
 fn negligible(share: f32, total: f64, num_tokens: usize) -> f64 {
-    0.99 * (1.0 - f64::from(share)) * total / num_tokens as f64
+    let mean = total / num_tokens as f64;
+    0.99 * (1.0 - f64::from(share)) * mean
 }
 
 /// The last of the first candidates in `order` whose weights sum to at least `target`. Reorders the
@@ -218,4 +225,79 @@ fn first_of_mass(
         }
     }
     undecided.first().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ids of the tokens that are kept.
+    fn kept(logits: &[f32], options: impl FnOnce(&mut SamplingParams)) -> Vec<TokenId> {
+        let mut params = SamplingParams {
+            temperature: 1.0,
+            ..SamplingParams::default()
+        };
+        options(&mut params);
+        let mut peaks = Peaks::new(logits.len());
+        peaks.find(logits).expect("numbers");
+        let softmax = Softmax {
+            max: peaks.max(),
+            temperature: params.temperature,
+        };
+        let mut masses = Masses::new(logits.len());
+        let cut = Truncation::new(logits.len()).cut(
+            logits,
+            &peaks,
+            softmax,
+            &params,
+            params.top_p,
+            &mut masses,
+        );
+        let keeps = |&(id, &logit): &(TokenId, &f32)| cut.is_none_or(|cut| cut.keeps(logit, id));
+        let tokens = (0..).zip(logits).filter(keeps);
+        tokens.map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn shares_of_one_keep_tokens_that_are_lost_in_rounding() {
+        assert_eq!(kept(&[0.0, -40.0], |_| ()), [0, 1]);
+        assert_eq!(kept(&[0.0, -40.0], |params| params.top_p = 0.999), [0]);
+    }
+
+    #[test]
+    fn equal_tokens_are_kept_in_order_of_id_wherever_they_stand() {
+        let mut logits = [-9.0; 300];
+        logits[130..230].fill(0.0);
+        assert_eq!(kept(&logits, |params| params.top_k = 3), [130, 131, 132]);
+        let seventy: Vec<_> = (130..200).collect();
+        assert_eq!(kept(&logits, |params| params.top_k = 70), seventy);
+        assert_eq!(
+            kept(&logits, |params| params.top_p = 0.025),
+            [130, 131, 132]
+        );
+    }
+
+    #[test]
+    fn tokens_almost_as_far_from_the_entropy_as_the_most_likely_one_are_found() {
+        // The others have 0.5003 of the probability together, so that the entropy is a little nearer to them.
+        let others: Vec<_> = (1..101).collect();
+        for temperature in [0.5, 1.0] {
+            let mut logits = [(0.001 - 100_f32.ln()) * temperature; 101];
+            logits[0] = 0.0;
+            let typical = kept(&logits, |params| {
+                (params.temperature, params.typical_p) = (temperature, 0.3);
+            });
+            assert_eq!(typical, others, "temperature {temperature}");
+        }
+    }
+
+    #[test]
+    fn the_last_of_the_top_k_is_found_if_it_is_the_most_likely_of_its_block() {
+        let mut logits = [-5.0; 2 * BLOCK];
+        (logits[0], logits[BLOCK]) = (0.0, -1.0);
+        let both = kept(&logits, |params| {
+            (params.top_k, params.typical_p) = (2, 0.999);
+        });
+        assert_eq!(both, [0, BLOCK as TokenId]);
+    }
 }

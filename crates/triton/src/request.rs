@@ -76,8 +76,8 @@ impl CorrelationId<'_> {
     }
 }
 
-/// The position of a request in its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The position of a request in its sequence; by default neither its start nor its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestFlags(u32);
 
 impl RequestFlags {

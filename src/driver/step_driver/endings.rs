@@ -140,7 +140,8 @@ impl StepDriver {
             self.ended_turns.push_back(ended);
         }
         let answer = gone.answer?;
-        self.slots_in_doubt.note(gone.correlation_id, &gone.factory);
+        self.slots_in_doubt
+            .note(gone.correlation_id, gone.factory.is_cancelled());
         Some(*answer)
     }
 
@@ -148,7 +149,7 @@ impl StepDriver {
     pub(crate) fn doubt_slot(&mut self, id: RequestId) {
         if let Some(lost) = self.in_flight.get(id) {
             self.slots_in_doubt
-                .note(lost.correlation_id.clone(), &lost.factory);
+                .note(lost.correlation_id.clone(), lost.factory.is_cancelled());
         }
     }
 
@@ -204,7 +205,7 @@ impl StepDriver {
         let factory = request.response_factory();
         self.fail(request, error);
         if let (Some(key), Ok(factory)) = (key, factory) {
-            self.slots_in_doubt.note(key, &factory);
+            self.slots_in_doubt.note(key, factory.is_cancelled());
         }
     }
 

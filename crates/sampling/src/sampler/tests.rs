@@ -584,6 +584,23 @@ fn a_sequence_that_could_only_repeat_itself_has_not_failed() {
 }
 
 #[test]
+fn logits_that_have_been_changed_are_not_changed_again() {
+    let params = SamplingParams {
+        temperature: 1.0,
+        logit_bias: [(3, 2.0), (5, f32::NEG_INFINITY)].into(),
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(300);
+    for seed in 0..20 {
+        let mut logits = random_logits(seed, 300, 2.0);
+        let token = sampler.sample(&mut logits, input(&params));
+        assert_eq!(sampler.sample_changed(&logits, input(&params)), token);
+    }
+    let result = sampler.sample_changed(&[f32::NAN; 300], input(&params));
+    assert_eq!(result, Err(SampleError::NotFinite));
+}
+
+#[test]
 fn absurd_options_choose_a_token_and_never_panic() {
     let logits = [3.0, -2.0, f32::MAX, f32::MIN, f32::NEG_INFINITY, 0.0];
     let absurd = [
