@@ -141,6 +141,8 @@ fn char_len(byte: u8) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::toys;
 
@@ -187,8 +189,34 @@ mod tests {
         let mut json = toys::metaspace_json();
         json["model"]["byte_fallback"] = false.into();
         let cover = cover(&json);
-        for (word, expected) in [("日本", 0), ("日the日", 1), ("the日本the", 2)] {
+        for (word, expected) in [
+            ("日本", 0),
+            ("日the日", 1),
+            ("the日the", 2),
+            ("the日本the", 2),
+        ] {
             assert_eq!(cover.fewest(word, 99), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn without_a_token_for_each_byte_characters_may_be_dropped() {
+        let mut json = toys::metaspace_json();
+        let vocabulary = json["model"]["vocab"].as_object_mut().expect("an object");
+        vocabulary.remove("<0xFF>").expect("in the vocabulary");
+        assert_eq!(cover(&json).fewest("日本", 99), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_token_is_found(
+            contents in prop::collection::btree_set("[abc]{1,4}", 0..12), text in "[abcd]{0,6}",
+        ) {
+            let longest = contents.iter().filter(|content| text.starts_with(&content[..]));
+            let expected = longest.map(String::len).max().unwrap_or(0);
+            let contents = contents.into_iter().map(|content| content.into_bytes().into());
+            let cover = TokenCover { contents: contents.collect(), unknown: Unknown::ByteDropped };
+            prop_assert_eq!(cover.longest(text.as_bytes()), expected);
         }
     }
 
