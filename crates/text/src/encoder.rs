@@ -368,6 +368,32 @@ mod tests {
     }
 
     #[test]
+    fn added_tokens_count_like_the_text_between_them() {
+        let tokenizer: Tokenizer = toys::metaspace_json()
+            .to_string()
+            .parse()
+            .expect("well formed");
+        for (text, at_least) in [
+            ("<s>".repeat(101), Some(101)),
+            ("<s>".repeat(100), None),
+            (format!("{}<s>the the", "the ".repeat(49)), None),
+            (
+                format!("{}<s>{}", "the ".repeat(49), "the ".repeat(999)),
+                Some(101),
+            ),
+            (format!("{}<s>the", "<s>".repeat(99)), Some(101)),
+            (format!("{}the", "<s>".repeat(99)), None),
+        ] {
+            let problem = encode(&tokenizer, &text, Some(100)).err();
+            let expected = at_least.map(|at_least| Problem::TooLong {
+                at_least,
+                max_tokens: 100,
+            });
+            assert_eq!(problem, expected, "{text}");
+        }
+    }
+
+    #[test]
     fn a_text_that_the_normalizer_multiplies_is_refused_and_others_are_not() {
         let mut json = toys::metaspace_json();
         let eight = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaa"});
