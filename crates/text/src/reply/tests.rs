@@ -50,6 +50,7 @@ fn read(reader: &ReplyReader, pieces: &[&str]) -> ReplyParts {
         reader.push(piece, &mut parts);
     }
     reader.finish(&mut parts);
+    assert!(reader.stages.iter().all(|stage| stage.held.is_empty()));
     parts
 }
 
@@ -240,7 +241,9 @@ fn llama_replies_with_nothing_but_calls() {
         "",
         &[read, read],
     );
+    check(&format!("{call}; <|python_tag|>{call}"), "", &[read, read]);
     check(&format!("{call}; then"), "; then", &[read]);
+    check(&format!("{call}; <|pyt"), "; <|pyt", &[read]);
     for text in [
         "Hello {",
         "",
@@ -433,6 +436,7 @@ fn pythonic_replies_are_lists_of_calls() {
     check(&format!("\n{list} \n"), "", &read);
     check(&format!("<|python_start|>{list}<|python_end|>"), "", &read);
     check(&format!("{list} so"), " so", &read);
+    check(&format!("{list} <|python_e"), " <|python_e", &read);
     for text in [
         "",
         "[",
@@ -501,6 +505,7 @@ fn harmony_has_messages_of_channels() {
         "<|channel|>analysis",
         "<|channel|>commentary to=functions.f<|message|>not JSON",
         "<|start|>assistant<|cha",
+        "<|sta",
         &format!("<|channel|>{}<|message|>x", "y".repeat(2000)),
     ] {
         let found = parts(&both, text);
