@@ -4,8 +4,8 @@ mod support;
 
 use inflight_base::{Blocks, SequenceId, Tokens};
 use inflight_engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine, EngineConfig, Event,
-    ExtraOutputs, KvBlocks, OutputOptions, Sampled, Speculation, StepOutput,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine, EngineConfig,
+    Event, ExtraOutputs, KvBlocks, KvGroups, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use inflight_sampling::{FinishReason, SampleError};
 use support::{TestRequest, World, wide_config};
@@ -651,6 +651,39 @@ fn no_further_request_could_start_without_blocks_for_it() {
     world.add(TestRequest::of_lengths(5, 10)).expect("fits");
     world.step();
     assert_eq!(world.engine.num_startable(), 0, "it waits for blocks");
+}
+
+#[test]
+fn a_cancelled_request_holds_its_blocks_until_its_step_has_landed() {
+    for window in [None, Some(Tokens(12))] {
+        let config = EngineConfig {
+            groups: KvGroups::one(window.map(|size| AttentionWindow {
+                size,
+                num_sinks: Tokens(0),
+            })),
+            max_num_tokens: Tokens(16),
+            max_num_requests: 4,
+            policy: CapacityPolicy::GuaranteedNoEvict,
+            ..wide_config()
+        };
+        // The window, a step of 16 tokens, and what blocks have besides.
+        let largest = if window.is_some() { 8 } else { 16 };
+        let mut engine = engine_with(
+            EngineConfig {
+                num_blocks: Blocks(2 * largest),
+                ..config
+            },
+            1,
+        );
+        let step = engine.schedule();
+        assert!(engine.cancel(SequenceId(1)));
+        assert_eq!(engine.num_startable(), 1, "{window:?}");
+        let mut output = StepOutput::default();
+        let slot = step.sequences()[0].slot;
+        output.sampled.push((slot, Sampled::Token(1)));
+        engine.apply(step, &mut output, &mut Vec::new());
+        assert_eq!(engine.num_startable(), 2, "{window:?}");
+    }
 }
 
 #[test]
