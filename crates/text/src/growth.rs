@@ -193,7 +193,10 @@ mod tests {
         let template = |single: &[Value], pair: &[Value]| json!({"type": "TemplateProcessing", "single": single, "pair": pair});
         let (a, b) = (text("A"), text("B"));
         let once = template(&[start.clone(), start, a.clone()], &[a.clone(), b.clone()]);
-        let thrice = template(&[a.clone()], &[a, b.clone(), b.clone(), b]);
+        let thrice = template(
+            std::slice::from_ref(&a),
+            &[a.clone(), b.clone(), b.clone(), b],
+        );
         let both = json!({"type": "Sequence", "processors": [thrice, once, {"type": "ByteLevel"}, thrice]});
         for (processor, expected) in [(once, 1), (thrice, 3), (both, 9), (Value::Null, 1)] {
             assert_eq!(repetitions(&processor), expected, "{processor}");
