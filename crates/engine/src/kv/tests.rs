@@ -726,6 +726,17 @@ fn a_prefix_is_found_as_far_as_every_group_has_what_it_sees() {
 }
 
 #[test]
+fn blocks_behind_a_window_are_spared_to_nobody() {
+    let mut cache = cache_of_two_groups(30);
+    let table = computed(&mut cache, &tokens(0..9), &anybody());
+    let found = cache.find(&tokens(0..9), &anybody(), ALL);
+    assert_eq!(found.num_tokens, Tokens(8));
+    // Four blocks of the group that sees everything; it may free the others while it needs new ones.
+    assert_eq!(found.num_spared, Blocks(4));
+    cache.check_integrity([&table].into_iter());
+}
+
+#[test]
 fn a_block_that_is_found_in_part_is_copied_for_every_group() {
     let mut cache = cache_of_two_groups(16);
     leave_behind(&mut cache, &tokens(0..9), &anybody());
