@@ -415,7 +415,7 @@ mod tests {
         );
         vocabulary.adds_space = Some(false);
         assert_eq!(contents(&vocabulary, "thethe", false), "the|the");
-        // Tokens out of use, and those of bytes, are joined of nothing.
+        // Tokens out of use and tokens of bytes are never joined.
         assert_eq!(contents(&vocabulary, "tthh", false), "t|th|h");
         // "the" is "t" and "he" or "th" and "e".
         vocabulary.scores[8] = 0.0;
