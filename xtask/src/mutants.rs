@@ -13,79 +13,33 @@ use crate::{Result, setup, workspace};
 /// The rooms that decide, and read what clients send.
 const DEFAULT: &[&str] = &["engine", "sampling", "text", "driver"];
 
-/// Files of which every mutant is caught, or explained in `.cargo/mutants.toml`: what `cargo xtask test` has.
-const EXAMINED: &[(&str, &[&str])] = &[
+/// Rooms with the files of which mutants may survive. Every mutant of any other file is caught, or explained in
+/// `.cargo/mutants.toml`: `cargo xtask test` has those.
+const OPEN: &[(&str, &[&str])] = &[
     (
         "engine",
         &[
-            "acceptance.rs",
-            "adapter.rs",
-            "adapter_pages.rs",
-            "budget.rs",
-            "capacity.rs",
-            "config.rs",
-            "draft_prices.rs",
-            "drafts_to_make.rs",
-            "extra_outputs.rs",
-            "kv/config.rs",
-            "kv/kept.rs",
-            "kv/next_block.rs",
-            "kv/pool.rs",
-            "kv/retained.rs",
-            "kv/usage.rs",
-            "kv/window.rs",
-            "lockstep.rs",
-            "micro_batches.rs",
-            "model_drafts.rs",
-            "output.rs",
-            "plan.rs",
-            "queue.rs",
-            "request.rs",
-            "room.rs",
-            "stats.rs",
-            "step_cost.rs",
-            "table_rows.rs",
+            "beam.rs",
+            "beams.rs",
+            "block_needs.rs",
+            "draft.rs",
+            "recorder.rs",
+            "scheduler.rs",
+            "sequence.rs",
+            "step.rs",
         ],
     ),
-    (
-        "sampling",
-        &[
-            "beam_search.rs",
-            "candidate.rs",
-            "device_sampling.rs",
-            "draw.rs",
-            "exp.rs",
-            "finish_reason.rs",
-            "guide.rs",
-            "history.rs",
-            "id_words.rs",
-            "largest.rs",
-            "log_probs.rs",
-            "logit_changes.rs",
-            "params.rs",
-            "peaks.rs",
-            "plain_sampling.rs",
-            "processor_batches.rs",
-            "processors.rs",
-            "random.rs",
-            "sampler.rs",
-            "stop.rs",
-            "stop_text.rs",
-            "top_p_decay.rs",
-            "truncation.rs",
-        ],
-    ),
+    ("sampling", &[]),
+    ("text", &[]),
     (
         "driver",
         &[
-            "correlation.rs",
-            "leaving.rs",
-            "restarts.rs",
-            "service.rs",
-            "slots_in_doubt.rs",
-            "step_clock.rs",
-            "stops.rs",
-            "turn.rs",
+            "conversations.rs",
+            "in_flight.rs",
+            "iterative.rs",
+            "queued.rs",
+            "step_driver/**",
+            "watched.rs",
         ],
     ),
 ];
@@ -110,7 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let mut failed = Vec::new();
     for room in &rooms {
-        let files = files(room, options.files.iter().map(String::as_str));
+        let files = files(room, &options.files);
         if let Err(error) = test(room, &files, options.shard.as_deref()) {
             eprintln!("error: {error}");
             failed.push(room.name());
@@ -122,19 +76,17 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Tests a shard of the mutants of examined files, which a number chooses.
+/// Tests a shard of the mutants of files that are not open, which a number chooses.
 pub fn run_shard(number: usize) -> Result<()> {
-    let (room, examined) = EXAMINED[number % EXAMINED.len()];
+    let (room, open) = OPEN[number % OPEN.len()];
     let room: Room = room.parse()?;
-    let files = files(&room, examined.iter().copied());
-    let list = output(mutants(&room, &files)?.arg("--list"))?;
+    let open = open.iter().map(|name| path(&room, name));
+    let open: Vec<_> = open.map(|path| format!("--exclude={path}")).collect();
+    let files = files(&room, &[]);
+    let list = output(mutants(&room, &files)?.args(&open).arg("--list"))?;
     let num_mutants = list.lines().count();
-    let shard = shard(
-        num_mutants,
-        mutants_per_shard(&room),
-        number / EXAMINED.len(),
-    );
-    test(&room, &files, Some(&shard))
+    let shard = shard(num_mutants, mutants_per_shard(&room), number / OPEN.len());
+    test(&room, &[files, open].concat(), Some(&shard))
 }
 
 /// About as many mutants as two cores test in five minutes. For each of the driver, the whole backend is compiled.
@@ -151,18 +103,21 @@ fn shard(num_mutants: usize, per_shard: usize, number: usize) -> String {
     format!("{}/{num_shards}", number % num_shards)
 }
 
-/// The paths of a room's files from the root of the checkout; without names, a pattern for all of them.
-fn files<'a>(room: &Room, names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let sources = room.sources();
-    let mut files: Vec<_> = names.map(|name| format!("{sources}{name}")).collect();
-    if files.is_empty() {
-        files.push(format!("{sources}**"));
-    }
-    files
+/// The options that choose files of a room; without names, all of them.
+fn files(room: &Room, names: &[String]) -> Vec<String> {
+    let all = ["**".to_owned()];
+    let names = if names.is_empty() { &all } else { names };
+    let paths = names.iter().map(|name| path(room, name));
+    paths.map(|path| format!("--file={path}")).collect()
 }
 
-fn test(room: &Room, files: &[String], shard: Option<&str>) -> Result<()> {
-    let mut command = mutants(room, files)?;
+/// The path of a room's file, or of a pattern, from the root of the checkout.
+fn path(room: &Room, name: &str) -> String {
+    format!("{}{name}", room.sources())
+}
+
+fn test(room: &Room, choice: &[String], shard: Option<&str>) -> Result<()> {
+    let mut command = mutants(room, choice)?;
     if let Some(shard) = shard {
         // Each shard has mutants of every file.
         command.args(["--sharding=round-robin", "--shard", shard]);
@@ -170,9 +125,9 @@ fn test(room: &Room, files: &[String], shard: Option<&str>) -> Result<()> {
     run_command(&mut command)
 }
 
-/// cargo-mutants on a room's files. It copies the checkout without what git ignores, and writes its lists and logs to
+/// cargo-mutants on a room's files, which options choose. It copies the checkout without what git ignores, and writes its lists and logs to
 /// `target/mutants/ROOM/mutants.out/`.
-fn mutants(room: &Room, files: &[String]) -> Result<Command> {
+fn mutants(room: &Room, choice: &[String]) -> Result<Command> {
     let folder = workspace::target("mutants");
     let reports = folder.join(room.name());
     fs::create_dir_all(&reports)?;
@@ -181,7 +136,7 @@ fn mutants(room: &Room, files: &[String]) -> Result<Command> {
         .args(["mutants", "--output"])
         .arg(reports)
         .arg(format!("--package={}", room.package()))
-        .args(files.iter().map(|file| format!("--file={file}")))
+        .args(choice)
         .args(
             room.tests()
                 .iter()
@@ -204,22 +159,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn examined_files_exist() {
-        for (room, examined) in EXAMINED {
+    fn open_files_exist() {
+        for (room, open) in OPEN {
             let room: Room = room.parse().expect("a room");
-            for file in files(&room, examined.iter().copied()) {
-                assert!(workspace::root().join(&file).is_file(), "{file}");
+            for name in *open {
+                let file = path(&room, name.trim_end_matches("**"));
+                assert!(workspace::root().join(&file).exists(), "{file}");
             }
         }
     }
 
     #[test]
-    fn without_names_all_files_of_a_room_are_meant() {
+    fn without_names_all_files_of_a_room_are_chosen() {
         let room: Room = "driver".parse().expect("a room");
-        assert_eq!(files(&room, [].into_iter()), ["src/driver/**"]);
+        assert_eq!(files(&room, &[]), ["--file=src/driver/**"]);
         assert_eq!(
-            files(&room, ["turn.rs"].into_iter()),
-            ["src/driver/turn.rs"]
+            files(&room, &["turn.rs".to_owned()]),
+            ["--file=src/driver/turn.rs"]
         );
     }
 

@@ -211,3 +211,27 @@ impl SequenceTokens {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use inflight_base::SequenceId;
+
+    use super::*;
+
+    #[test]
+    fn context_logits_are_returned_once() {
+        let mut request = NewRequest::new(SequenceId(1), vec![1; 6], Tokens(4));
+        request.outputs.context_logits = true;
+        let mut tokens = SequenceTokens::new(&request);
+        assert_eq!(tokens.context_logits(0, 4), 0..4);
+        tokens.returned_logits_to(Tokens(4));
+        assert_eq!(tokens.context_logits(0, 6), 4..6);
+        for (start, end) in [(0, 4), (2, 4), (4, 4), (0, 3), (6, 8)] {
+            assert_eq!(tokens.context_logits(start, end), start..start);
+        }
+        tokens.returned_logits_to(Tokens(2));
+        assert_eq!(tokens.context_logits(0, 6), 4..6, "they stay returned");
+        tokens.returned_logits_to(Tokens(9));
+        assert_eq!(tokens.context_logits(0, 9), 0..0);
+    }
+}

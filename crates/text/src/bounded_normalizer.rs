@@ -144,20 +144,15 @@ impl Step {
             ),
             (Growth::Added(num_bytes), _) => (text.len().saturating_add(*num_bytes), MAX_GROWTH),
             (Growth::Literal { pattern, content }, _) => {
-                let num_matches = match content > &pattern.len() {
-                    true => text.matches(pattern.as_str()).count(),
-                    false => 0,
-                };
-                let grown = num_matches.saturating_mul(content - pattern.len().min(*content));
+                let num_matches = text.matches(pattern.as_str()).count();
+                let grown = num_matches.saturating_mul(content.saturating_sub(pattern.len()));
                 (text.len().saturating_add(grown), MAX_GROWTH)
             }
             (Growth::Table, NormalizerWrapper::Precompiled(table)) => {
                 let most = |(start, char): (usize, char)| {
                     // The library looks up groups of less than 6 bytes as one, and otherwise single characters. The
-                    // entry of the shortest prefix is found.
-                    let end = text
-                        .floor_char_boundary(start + 5)
-                        .max(start + char.len_utf8());
+                    // entry of the shortest prefix is found. No character has more than 4 bytes.
+                    let end = text.floor_char_boundary(start + 5);
                     let found = table.transform(&text[start..end]).map_or(0, str::len);
                     found.max(char.len_utf8())
                 };
@@ -299,29 +294,61 @@ mod tests {
 
     #[test]
     fn a_table_that_multiplies_is_refused() {
-        // A trie of one entry, "a", whose value is the beginning of the texts.
-        let unit = |label: u32, offset: u32, has_leaf: u32| label | has_leaf << 8 | offset << 10;
-        let mut trie = vec![0u32; 1 + 0x100];
-        trie[0] = unit(0, 1, 0);
-        trie[1 ^ usize::from(b'a')] = unit(u32::from(b'a'), 2, 1);
-        let leaf = 1 ^ usize::from(b'a') ^ 2;
-        trie[leaf] = 1 << 31;
-        let mut table = ((trie.len() * 4) as u32).to_le_bytes().to_vec();
-        table.extend(trie.iter().flat_map(|unit| unit.to_le_bytes()));
-        table.extend("b".repeat(1 << 20).bytes());
-        let steps = |table: &[u8]| {
-            let precompiled = spm_table(table);
-            NormalizerSteps::new(Some(&precompiled))
-        };
-        let refusal = steps(&table).check(&"a".repeat(100)).expect_err("refused");
+        let long = spm_table(b"a", &"b".repeat(1 << 20));
+        let refusal = long.check(&"a".repeat(100)).expect_err("refused");
         assert!(refusal.contains("'Precompiled'"), "{refusal}");
-        assert_eq!(steps(&table).check("ccc"), Ok(()));
-        table.truncate(table.len() - (1 << 20) + 3);
-        assert_eq!(steps(&table).check(&"a".repeat(100)), Ok(()));
+        assert_eq!(long.check("ccc"), Ok(()));
+        assert_eq!(spm_table(b"a", "bbb").check(&"a".repeat(100)), Ok(()));
     }
 
-    fn spm_table(table: &[u8]) -> NormalizerWrapper {
-        let table = tokenizers::normalizers::Precompiled::from(table).expect("a table");
-        NormalizerWrapper::Precompiled(table)
+    #[test]
+    fn the_size_of_what_a_step_makes_is_bounded() {
+        let literal =
+            |pattern: &str, content: &str| steps(replace(json!({"String": pattern}), content));
+        let pattern = |content: &str| steps(replace(json!({"Regex": "a"}), content));
+        let cases = [
+            (literal("a", "bcd"), "aab", (7, 8)),
+            (literal("ab", "b"), "abab", (4, 8)),
+            (literal("ab", "cd"), "abab", (4, 8)),
+            (literal("", "b"), "aé", (6, 8)),
+            (pattern("bcd"), "aab", (16, 64)),
+            (
+                steps(json!({"type": "Prepend", "prepend": "▁"})),
+                "ab",
+                (5, 8),
+            ),
+            (steps(json!({"type": "Lowercase"})), "ab", (6, 64)),
+            (spm_table(b"ab", "bbbbbb"), "ab", (7, 64)),
+            (spm_table(b"ab", "bbbbbb"), "éabab😀", (20, 64)),
+        ];
+        for (steps, text, expected) in cases {
+            let [step] = &steps.0[..] else {
+                panic!("one step");
+            };
+            assert_eq!(step.most_bytes(text), expected, "{}: {text}", step.name);
+        }
+    }
+
+    /// A table that makes `value` of `key`, which has one byte or two: a trie (Darts), and the texts of its leaves.
+    fn spm_table(key: &[u8], value: &str) -> NormalizerSteps {
+        let unit = |label: u8, offset: usize, is_last: bool| {
+            u32::from(label) | u32::from(is_last) << 8 | (offset as u32) << 10
+        };
+        let mut trie = vec![0u32; 0x100];
+        trie[0] = unit(0, 1, false);
+        let mut place = 1;
+        for (i, label) in key.iter().enumerate() {
+            let offset = 4 << i;
+            place ^= usize::from(*label);
+            trie[place] = unit(*label, offset, i + 1 == key.len());
+            place ^= offset;
+        }
+        // The value is the beginning of the texts.
+        trie[place] = 1 << 31;
+        let mut table = ((trie.len() * 4) as u32).to_le_bytes().to_vec();
+        table.extend(trie.iter().flat_map(|unit| unit.to_le_bytes()));
+        table.extend(value.bytes());
+        let table = tokenizers::normalizers::Precompiled::from(&table[..]).expect("a table");
+        NormalizerSteps::new(Some(&NormalizerWrapper::Precompiled(table)))
     }
 }

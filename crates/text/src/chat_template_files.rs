@@ -190,3 +190,164 @@ fn text_if_there(path: &Path) -> Result<Option<String>, LoadError> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A folder that is removed with its value.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(test: &str) -> Self {
+            let id = std::process::id();
+            let path = std::env::temp_dir().join(format!("inflight-templates-{id}-{test}"));
+            fs::create_dir_all(&path).expect("a folder");
+            Self(path)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.0.join(name), text).expect("written");
+        }
+
+        fn create(&self, name: &str) {
+            fs::create_dir(self.0.join(name)).expect("a folder");
+        }
+
+        fn read(&self) -> Result<ChatTemplateFiles, String> {
+            read(&self.0).map_err(|error| error.to_string())
+        }
+
+        /// The names and sources of its templates.
+        fn templates(&self) -> Result<Vec<(String, String)>, String> {
+            let templates = self.read()?.templates.into_iter();
+            Ok(templates
+                .map(|template| (template.name, template.source))
+                .collect())
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn named(templates: &[(&str, &str)]) -> Vec<(String, String)> {
+        let templates = templates.iter();
+        templates
+            .map(|(name, source)| ((*name).to_owned(), (*source).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn files_of_templates_are_named_and_sorted() {
+        let folder = Folder::new("files");
+        assert_eq!(folder.templates(), Ok(Vec::new()));
+        folder.write("additional_chat_templates", "no folder");
+        assert_eq!(folder.templates(), Ok(Vec::new()));
+        fs::remove_file(folder.0.join("additional_chat_templates")).expect("removed");
+        folder.create("additional_chat_templates");
+        folder.write("additional_chat_templates/tool_use.jinja", "tools");
+        folder.write("additional_chat_templates/rag.jinja", "documents");
+        folder.write("additional_chat_templates/README.md", "text");
+        folder.write("tokenizer_config.json", r#"{"chat_template": "not read"}"#);
+        let others = [("rag", "documents"), ("tool_use", "tools")];
+        assert_eq!(folder.templates(), Ok(named(&others)));
+        folder.write("chat_template.jinja", "");
+        let all = [&[("default", "")], &others[..]].concat();
+        assert_eq!(folder.templates(), Ok(named(&all)));
+    }
+
+    #[test]
+    fn a_configuration_has_templates_in_one_of_its_forms() {
+        let folder = Folder::new("forms");
+        let named = named(&[("tool_use", "a"), ("default", "b")]);
+        for (value, expected) in [
+            (json!(null), Some(Vec::new())),
+            (json!("b"), Some(named[1..].to_vec())),
+            (
+                json!([{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]),
+                Some(named.clone()),
+            ),
+            (
+                json!({"tool_use": "a", "default": "b"}),
+                Some(named.clone()),
+            ),
+            (json!([{"name": "default"}]), None),
+            (json!([{"template": "a"}]), None),
+            (json!({"default": 1}), None),
+            (json!(true), None),
+        ] {
+            let config = json!({"chat_template": value});
+            folder.write("tokenizer_config.json", &config.to_string());
+            let found = folder.templates();
+            assert_eq!(found.as_ref().ok(), expected.as_ref(), "{value}");
+            let is_named =
+                |error: &String| error.contains("tokenizer_config.json: chat_template is");
+            assert!(found.as_ref().err().is_none_or(is_named), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_has_so_many_templates() {
+        let folder = Folder::new("many");
+        let templates = |num: usize| {
+            let templates = (0..num).map(|i| json!({"name": i.to_string(), "template": ""}));
+            let config = json!({"chat_template": templates.collect::<Vec<_>>()});
+            folder.write("tokenizer_config.json", &config.to_string());
+            folder.templates().map(|templates| templates.len())
+        };
+        assert_eq!(templates(64), Ok(64));
+        let problem = templates(65).expect_err("refused");
+        assert!(
+            problem.ends_with("it has 65 chat templates, and may have 64"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn special_tokens_are_texts_with_names() {
+        let folder = Folder::new("tokens");
+        folder.write(
+            "special_tokens_map.json",
+            r#"{"bos_token": "old", "pad_token": {"content": "<p>"}, "additional_special_tokens": ["<x>"]}"#,
+        );
+        let config =
+            json!({"bos_token": "<s>", "add_eos_token": true, "unk_token": null, "model": "text"});
+        folder.write("tokenizer_config.json", &config.to_string());
+        let expected = [
+            ("bos_token", "old"),
+            ("pad_token", "<p>"),
+            ("bos_token", "<s>"),
+        ];
+        assert_eq!(
+            folder.read().expect("files").special_tokens,
+            named(&expected)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_by_name() {
+        let folder = Folder::new("unreadable");
+        for (text, problem) in [("[]", "is not a JSON object"), ("{", "line 1")] {
+            folder.write("special_tokens_map.json", text);
+            let found = folder.templates().expect_err("refused");
+            assert!(
+                found.contains("special_tokens_map.json: ") && found.contains(problem),
+                "{found}"
+            );
+        }
+        folder.write("special_tokens_map.json", "{}");
+        folder.create("chat_template.jinja");
+        let found = folder.templates().expect_err("a folder");
+        assert!(found.contains("chat_template.jinja: "), "{found}");
+        fs::remove_dir(folder.0.join("chat_template.jinja")).expect("removed");
+        let link = folder.0.join("additional_chat_templates");
+        std::os::unix::fs::symlink(&link, &link).expect("a link to itself");
+        let found = folder.templates().expect_err("a link to itself");
+        assert!(found.contains("additional_chat_templates: "), "{found}");
+    }
+}

@@ -380,6 +380,26 @@ mod tests {
     }
 
     #[test]
+    fn a_field_that_the_template_does_not_read_cannot_be_continued() {
+        let message = json!({"role": "assistant", "content": "Yes", "reasoning": "so"});
+        let render = |source: &str| {
+            let rendered = templates(source).render(&Conversation {
+                ending: PromptEnding::Within(MessageField::Reasoning),
+                ..conversation(&json!([message]))
+            });
+            rendered.map_err(|error| error.to_string())
+        };
+        let content = "{{ messages[0].content }}";
+        let error = render(content).expect_err("refused");
+        assert!(
+            error.starts_with("option 'continue_final_message': the chat template does not read"),
+            "{error}"
+        );
+        let reasoning = format!("{{{{ messages[0].thinking }}}}|{content}");
+        assert_eq!(render(&reasoning).as_deref(), Ok("so"));
+    }
+
+    #[test]
     fn tools_and_names_choose_the_template() {
         let mut templates = templates("plain");
         templates.add(TOOL_USE, "tools", "a file");

@@ -195,6 +195,13 @@ mod tests {
             ("an added token that strips white space", |j| {
                 j["added_tokens"][0]["lstrip"] = true.into()
             }),
+            ("a model that marks the ends of words", |j| {
+                j["model"]["end_of_word_suffix"] = "</w>".into()
+            }),
+            ("a model that marks continued words", |j| {
+                j["model"]["continuing_subword_prefix"] = "##".into();
+                j["model"]["merges"] = json!([]);
+            }),
             ("a byte without a token", |j| {
                 let vocabulary = j["model"]["vocab"].as_object_mut().expect("an object");
                 let id = vocabulary.remove("a").expect("in the vocabulary");
@@ -213,6 +220,43 @@ mod tests {
                        "max_input_chars_per_word": 100, "vocab": { "?": 0 } },
         });
         assert_eq!(of(&word_piece), None);
+    }
+
+    #[test]
+    fn words_that_are_the_text_have_an_alphabet() {
+        let bytes = |has_space: bool| json!({"type": "ByteLevel", "add_prefix_space": has_space, "trim_offsets": true, "use_regex": true});
+        let split = |behavior: &str| json!({"type": "Split", "pattern": {"String": " "}, "behavior": behavior, "invert": false});
+        let sequence = |parts: &[Value]| json!({"type": "Sequence", "pretokenizers": parts});
+        let isolated = split("Isolated");
+        for (pre_tokenizer, expected) in [
+            (bytes(false), Some(Alphabet::Bytes)),
+            (bytes(true), None),
+            (Value::Null, Some(Alphabet::Characters)),
+            (isolated.clone(), Some(Alphabet::Characters)),
+            (split("Removed"), None),
+            (
+                json!({"type": "Digits", "individual_digits": true}),
+                Some(Alphabet::Characters),
+            ),
+            (json!({"type": "Punctuation", "behavior": "Removed"}), None),
+            (json!({"type": "WhitespaceSplit"}), None),
+            (
+                json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}),
+                None,
+            ),
+            (
+                sequence(&[isolated.clone(), bytes(false)]),
+                Some(Alphabet::Bytes),
+            ),
+            (sequence(&[isolated, bytes(true)]), None),
+            (sequence(&[bytes(false), bytes(false)]), None),
+            (sequence(&[sequence(&[bytes(false)]), bytes(false)]), None),
+        ] {
+            let mut json = toys::byte_level_json();
+            json["pre_tokenizer"] = pre_tokenizer.clone();
+            let tokenizer: Tokenizer = json.to_string().parse().expect("well formed");
+            assert_eq!(alphabet(&tokenizer), expected, "{pre_tokenizer}");
+        }
     }
 
     #[test]

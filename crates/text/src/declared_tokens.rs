@@ -266,6 +266,144 @@ mod tests {
         }
     }
 
+    /// What a folder with these files declares.
+    fn declared(test: &str, files: &[(&str, Value)]) -> Result<DeclaredTokens, String> {
+        let id = std::process::id();
+        let dir = std::env::temp_dir().join(format!("inflight-declared-{id}-{test}"));
+        fs::create_dir_all(&dir).expect("a folder");
+        for (name, value) in files {
+            fs::write(dir.join(name), value.to_string()).expect("written");
+        }
+        let declared = read(&dir).map_err(|error| error.to_string());
+        fs::remove_dir_all(&dir).expect("removed");
+        declared
+    }
+
+    fn special_contents(declared: &DeclaredTokens) -> Vec<&str> {
+        let special = declared.tokens.iter().filter(|token| token.special);
+        special.map(|token| &token.content[..]).collect()
+    }
+
+    #[test]
+    fn tokens_are_special_where_they_have_a_name_or_say_so() {
+        let token = |content: &str, special: bool| json!({"content": content, "special": special});
+        let config = json!({
+            DECODER: {"1": token("<extra>", true), "2": token("<tool>", false), "3": token("<pad>", false)},
+            "pad_token": "<pad>", "mask_token": "", "image_token": "<image>", "add_bos_token": true,
+            "chat_template": "no token", ADDITIONAL: ["<tool>"],
+        });
+        let with_ids = declared("special", &[(CONFIG, config)]).expect("tokens");
+        let ids: Vec<_> = with_ids
+            .ids
+            .iter()
+            .map(|(content, id)| (&content[..], *id))
+            .collect();
+        assert_eq!(ids, [("<extra>", 1), ("<tool>", 2), ("<pad>", 3)]);
+        assert_eq!(
+            with_ids.tokens[..3]
+                .iter()
+                .map(|it| it.special)
+                .collect::<Vec<_>>(),
+            [true, false, true]
+        );
+        let names = with_ids.tokens[3..].iter().map(|it| &it.content[..]);
+        assert_eq!(names.collect::<Vec<_>>(), ["<pad>", "<image>", "<tool>"]);
+        let files = [
+            (SPECIAL_TOKENS, json!({ADDITIONAL: ["<extra>"]})),
+            (ADDED_TOKENS, json!({"<extra>": 900, "<tool>": 901})),
+        ];
+        let by_name = declared("special-map", &files).expect("tokens");
+        assert_eq!(special_contents(&by_name), ["<extra>", "<extra>"]);
+    }
+
+    #[test]
+    fn an_empty_list_of_special_tokens_is_none() {
+        for empty in [json!([]), json!({}), json!(null), json!("text")] {
+            let config = json!({EXTRA: empty, ADDITIONAL: ["<extra>"]});
+            let declared = declared("empty", &[(CONFIG, config)]).expect("tokens");
+            assert_eq!(special_contents(&declared), ["<extra>"], "{empty}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_found_in_normalised_text_unless_it_is_special() {
+        for (token, is_special, expected) in [
+            (json!({"content": "a"}), false, (false, true)),
+            (json!({"content": "a"}), true, (true, false)),
+            (
+                json!({"content": "a", "special": true}),
+                false,
+                (true, false),
+            ),
+            (
+                json!({"content": "a", "special": false}),
+                true,
+                (true, false),
+            ),
+            (
+                json!({"content": "a", "normalized": false}),
+                false,
+                (false, false),
+            ),
+            (json!("a"), true, (true, false)),
+            (json!("a"), false, (false, true)),
+        ] {
+            let found = token_of(&token, is_special).expect("a token");
+            assert_eq!((found.special, found.normalized), expected, "{token}");
+        }
+        let flags = json!({"content": "a", "single_word": true, "lstrip": true, "rstrip": true});
+        let found = token_of(&flags, false).expect("a token");
+        assert!(found.single_word && found.lstrip && found.rstrip);
+        for token in [
+            json!(""),
+            json!(5),
+            json!({"special": true}),
+            json!({"content": 5}),
+        ] {
+            assert_eq!(token_of(&token, true), None, "{token}");
+        }
+    }
+
+    #[test]
+    fn a_folder_declares_so_many_tokens() {
+        let listed = |num: usize, num_bytes: usize| {
+            let tokens = vec!["x".repeat(num_bytes); num];
+            declared("many", &[(CONFIG, json!({ADDITIONAL: tokens}))]).map(|it| it.tokens.len())
+        };
+        assert_eq!(listed(65_536, 1), Ok(65_536));
+        let problem = listed(65_537, 1).expect_err("refused");
+        assert!(problem.contains("declares 65537 tokens"), "{problem}");
+        assert_eq!(listed(1, 4096), Ok(1));
+        let problem = listed(1, 4097).expect_err("refused");
+        assert!(problem.contains("up to 4096 bytes"), "{problem}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_declaration_is_refused_by_name() {
+        for (file, value, problem) in [
+            (CONFIG, json!([]), "is not a JSON object"),
+            (
+                CONFIG,
+                json!({DECODER: {"x": {"content": "a"}}}),
+                "x is not an id",
+            ),
+            (
+                CONFIG,
+                json!({DECODER: {"1": {"special": true}}}),
+                "1 is not an id",
+            ),
+            (ADDED_TOKENS, json!({"<tool>": -1}), "'<tool>' has no id"),
+        ] {
+            let found = declared("refused", &[(file, value)]).expect_err("refused");
+            assert!(found.contains(file) && found.contains(problem), "{found}");
+        }
+        let path = std::env::temp_dir().join(format!("inflight-declared-{}", std::process::id()));
+        fs::write(&path, "").expect("written");
+        let found = read(&path).expect_err("no folder").to_string();
+        fs::remove_file(&path).expect("removed");
+        assert!(found.contains("cannot be read"), "{found}");
+    }
+
     #[test]
     fn tokens_have_the_flags_that_they_are_declared_with() {
         let end = json!({"content": "<|end|>", "lstrip": true, "rstrip": true, "special": true});

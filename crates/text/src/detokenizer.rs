@@ -280,6 +280,31 @@ mod tests {
     }
 
     #[test]
+    fn an_output_depends_on_the_last_characters_of_its_prompt() {
+        let tokenizer = toys::byte_level();
+        let tail = |contents: &[&str], skip| {
+            let prompt = ids(&tokenizer, contents);
+            let tail = prompt_tail(&tokenizer, &prompt, skip).to_vec();
+            assert!(prompt.ends_with(&tail));
+            tail.len()
+        };
+        assert_eq!(tail(&["the", "the"], true), 1, "three bytes");
+        assert_eq!(tail(&["the", "Ġthe", "ðŁ"], true), 2);
+        assert_eq!(tail(&["the", "ðŁ", "<|end|>", "<|end|>"], true), 4);
+        assert_eq!(
+            tail(&["the", "ðŁ", "<|end|>"], false),
+            1,
+            "its name is bytes"
+        );
+        assert_eq!(tail(&["a", "ðŁ"], true), 2);
+        assert_eq!(tail(&["a"], true), 1);
+        let tokenizer = toys::metaspace();
+        let prompt = ids(&tokenizer, &["the", "▁the", "<0xC2>", "</s>"]);
+        assert_eq!(prompt_tail(&tokenizer, &prompt, true), &prompt[1..]);
+        assert_eq!(prompt_tail(&tokenizer, &prompt, false), &prompt[3..]);
+    }
+
+    #[test]
     fn ids_outside_the_vocabulary_add_no_text() {
         let tokenizer = toys::byte_level();
         assert_eq!(

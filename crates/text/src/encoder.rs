@@ -358,6 +358,11 @@ mod tests {
         };
         assert_eq!(too_long(&metaspace, &"the ".repeat(100_000)), exactly);
         assert_eq!(too_long(&byte_level, &"the ".repeat(100_000)), exactly);
+        // Otherwise the cover of each word does.
+        let mut json = toys::byte_level_json();
+        json["pre_tokenizer"]["add_prefix_space"] = true.into();
+        let prefixed: Tokenizer = json.to_string().parse().expect("well formed");
+        assert_eq!(too_long(&prefixed, &"the".repeat(100_000)), exactly);
         let unknown = "日".repeat(100_000);
         assert_eq!(too_long(&metaspace, &unknown), exactly);
         let error = RequestError::from(exactly).to_string();
@@ -365,6 +370,42 @@ mod tests {
             error,
             "the prompt has at least 101 tokens, more than max_seq_len = 100: shorten the prompt"
         );
+    }
+
+    #[test]
+    fn what_a_pre_tokenizer_removes_has_no_tokens() {
+        let mut json = toys::byte_level_json();
+        json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": "the"}, "behavior": "Removed", "invert": false});
+        let tokenizer: Tokenizer = json.to_string().parse().expect("well formed");
+        let text = format!("{}a", "the".repeat(500));
+        let tokens = encode(&tokenizer, &text, Some(100)).expect("tokens");
+        assert_eq!(tokens.len(), 1);
+    }
+
+    #[test]
+    fn added_tokens_count_like_the_text_between_them() {
+        let tokenizer: Tokenizer = toys::metaspace_json()
+            .to_string()
+            .parse()
+            .expect("well formed");
+        for (text, at_least) in [
+            ("<s>".repeat(101), Some(101)),
+            ("<s>".repeat(100), None),
+            (format!("{}<s>the the", "the ".repeat(49)), None),
+            (
+                format!("{}<s>{}", "the ".repeat(49), "the ".repeat(999)),
+                Some(101),
+            ),
+            (format!("{}<s>the", "<s>".repeat(99)), Some(101)),
+            (format!("{}the", "<s>".repeat(99)), None),
+        ] {
+            let problem = encode(&tokenizer, &text, Some(100)).err();
+            let expected = at_least.map(|at_least| Problem::TooLong {
+                at_least,
+                max_tokens: 100,
+            });
+            assert_eq!(problem, expected, "{text}");
+        }
     }
 
     #[test]

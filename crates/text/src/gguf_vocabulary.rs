@@ -289,3 +289,216 @@ impl GgufVocabulary {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LengthLimit;
+
+    const ORDINARY: f64 = GgufVocabulary::ORDINARY;
+    const CONTROL: f64 = GgufVocabulary::CONTROL;
+    const UNKNOWN: f64 = 2.0;
+    const USER_DEFINED: f64 = 4.0;
+    const UNUSED: f64 = 5.0;
+    const BYTE: f64 = 6.0;
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    /// A vocabulary of tokens with their kinds and scores.
+    fn vocabulary(model: &str, tokens: &[(&str, f64, f64)]) -> GgufVocabulary {
+        GgufVocabulary {
+            model: model.to_owned(),
+            tokens: tokens
+                .iter()
+                .map(|(token, _, _)| (*token).to_owned())
+                .collect(),
+            kinds: tokens.iter().map(|(_, kind, _)| *kind).collect(),
+            scores: tokens.iter().map(|(_, _, score)| *score).collect(),
+            ..GgufVocabulary::default()
+        }
+    }
+
+    fn byte_level() -> GgufVocabulary {
+        let ordinary = ["t", "h", "e", "Ġ", "th", "the"].map(|token| (token, ORDINARY, 0.0));
+        let others = [
+            ("<s>", CONTROL, 0.0),
+            ("</s>", CONTROL, 0.0),
+            ("<tool>", USER_DEFINED, 0.0),
+        ];
+        GgufVocabulary {
+            pre: Some("gpt-2".to_owned()),
+            merges: strings(&["t h", "th e"]),
+            start: Some(6),
+            end: Some(7),
+            ..vocabulary("gpt2", &[&ordinary[..], &others].concat())
+        }
+    }
+
+    fn sentence_piece() -> GgufVocabulary {
+        GgufVocabulary {
+            start: Some(0),
+            end: Some(2),
+            ..vocabulary(
+                "llama",
+                &[
+                    ("<s>", CONTROL, 0.0),
+                    ("<unk>", UNKNOWN, 0.0),
+                    ("</s>", CONTROL, 0.0),
+                    ("\u{2581}", ORDINARY, -9.0),
+                    ("t", ORDINARY, -9.0),
+                    ("h", ORDINARY, -9.0),
+                    ("e", ORDINARY, -9.0),
+                    ("he", ORDINARY, -1.0),
+                    ("th", ORDINARY, -2.0),
+                    ("the", ORDINARY, -3.0),
+                    ("tt", UNUSED, -1.0),
+                    ("hh", BYTE, -1.0),
+                    ("\u{2581}t", ORDINARY, -4.0),
+                    ("<tool>", USER_DEFINED, 0.0),
+                ],
+            )
+        }
+    }
+
+    fn contents(vocabulary: &GgufVocabulary, text: &str, adds_special: bool) -> String {
+        let tokenizer = vocabulary.tokenizer().expect("a tokenizer");
+        let ids = tokenizer.encode(text, adds_special).expect("tokens");
+        let contents = ids.iter().map(|id| vocabulary.text(*id).expect("a token"));
+        contents.collect::<Vec<_>>().join("|")
+    }
+
+    #[test]
+    fn byte_level_tokens_are_merged_in_the_order_of_the_file() {
+        let mut vocabulary = byte_level();
+        assert_eq!(contents(&vocabulary, "the th", false), "the|Ġ|th");
+        assert_eq!(
+            contents(&vocabulary, "th<tool>e</s>", false),
+            "th|<tool>|e|</s>"
+        );
+        vocabulary.merges = strings(&["t h"]);
+        assert_eq!(contents(&vocabulary, "the", false), "th|e");
+        // The first token of a merge may begin with a space.
+        vocabulary.tokens.extend(strings(&[" t", " th"]));
+        vocabulary.merges = strings(&["t h", " t h"]);
+        assert!(vocabulary.tokenizer().is_ok());
+        vocabulary.merges = strings(&["th"]);
+        let error = vocabulary.tokenizer().err().expect("refused");
+        assert_eq!(error, "tokenizer.ggml.merges: 'th' is not two tokens");
+    }
+
+    #[test]
+    fn texts_have_the_tokens_around_them_that_the_file_says() {
+        let mut vocabulary = byte_level();
+        assert_eq!(contents(&vocabulary, "the", true), "the");
+        vocabulary.adds_start = Some(true);
+        assert_eq!(contents(&vocabulary, "the", true), "<s>|the");
+        vocabulary.adds_end = Some(true);
+        assert_eq!(contents(&vocabulary, "the", true), "<s>|the|</s>");
+        let tokenizer = vocabulary.tokenizer().expect("a tokenizer");
+        let pair = tokenizer.encode_texts("the", Some("th"), true, LengthLimit::None);
+        assert_eq!(pair.expect("tokens").ids, [6, 5, 7, 6, 4, 7]);
+        vocabulary.adds_start = Some(false);
+        assert_eq!(contents(&vocabulary, "the", true), "the|</s>");
+        vocabulary.end = None;
+        assert_eq!(contents(&vocabulary, "the", true), "the");
+        assert_eq!(contents(&sentence_piece(), "t", true), "<s>|\u{2581}t");
+    }
+
+    #[test]
+    fn sentence_piece_merges_the_best_union_first() {
+        let mut vocabulary = sentence_piece();
+        assert_eq!(
+            contents(&vocabulary, "the t", false),
+            "\u{2581}|the|\u{2581}t"
+        );
+        vocabulary.adds_space = Some(false);
+        assert_eq!(contents(&vocabulary, "thethe", false), "the|the");
+        // Tokens out of use and tokens of bytes are never joined.
+        assert_eq!(contents(&vocabulary, "tthh", false), "t|th|h");
+        // "the" is "t" and "he" or "th" and "e".
+        vocabulary.scores[8] = 0.0;
+        vocabulary.scores[9] = -99.0;
+        assert_eq!(contents(&vocabulary, "the", false), "the");
+        vocabulary.tokens[9] = "xyz".to_owned();
+        assert_eq!(contents(&vocabulary, "the", false), "th|e");
+        // Of two tokens with one text, the last counts.
+        vocabulary.tokens[9] = "he".to_owned();
+        vocabulary.scores[7] = 1.0;
+        assert_eq!(contents(&vocabulary, "the", false), "th|e");
+        vocabulary.scores[9] = 1.0;
+        assert_eq!(contents(&vocabulary, "the", false), "t|he");
+    }
+
+    #[test]
+    fn tokens_of_more_than_256_bytes_are_not_joined() {
+        let powers: Vec<String> = (0..10).map(|power| "a".repeat(1 << power)).collect();
+        let tokens: Vec<_> = powers
+            .iter()
+            .map(|token| (&token[..], ORDINARY, 0.0))
+            .collect();
+        let vocabulary = GgufVocabulary {
+            adds_space: Some(false),
+            ..vocabulary("llama", &tokens)
+        };
+        assert_eq!(contents(&vocabulary, &powers[8], false), powers[8]);
+        let twice = [&powers[8][..], &powers[8]].join("|");
+        assert_eq!(contents(&vocabulary, &powers[9], false), twice);
+    }
+
+    #[test]
+    fn unknown_text_is_the_token_of_that_kind_or_the_one_that_is_named() {
+        let mut vocabulary = sentence_piece();
+        vocabulary.adds_space = Some(false);
+        assert_eq!(contents(&vocabulary, "thx", false), "th|<unk>");
+        vocabulary.unknown = Some(2);
+        assert_eq!(contents(&vocabulary, "thx", false), "th|</s>");
+    }
+
+    #[test]
+    fn only_control_tokens_are_special() {
+        let vocabulary = sentence_piece();
+        let tokenizer = vocabulary.tokenizer().expect("a tokenizer");
+        let special = tokenizer
+            .special_tokens(99)
+            .into_iter()
+            .map(|(content, _)| content);
+        assert_eq!(special.collect::<Vec<_>>(), ["<s>", "<unk>", "</s>"]);
+        let text = tokenizer.encode("t<tool>t</s>t", false).expect("tokens");
+        assert!([13, 2].iter().all(|id| text.contains(id)), "{text:?}");
+        assert_eq!(vocabulary.text(13), Some("<tool>"));
+        assert_eq!(vocabulary.text(14), None);
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_refused_with_a_remedy() {
+        assert_eq!(byte_level().problem(), None);
+        assert_eq!(sentence_piece().problem(), None);
+        let without = |change: fn(&mut GgufVocabulary)| {
+            let mut vocabularies = [byte_level(), sentence_piece()];
+            vocabularies.iter_mut().for_each(change);
+            vocabularies.map(|vocabulary| vocabulary.tokenizer().err())
+        };
+        let [gpt2, llama] = without(|it| it.merges.clear());
+        assert_eq!((gpt2.as_deref(), llama), (Some(NO_MERGES), None));
+        let [gpt2, llama] = without(|it| it.pre = None);
+        assert!(gpt2.expect("refused").contains("has no tokenizer.ggml.pre"));
+        assert_eq!(llama, None);
+        let [_, llama] = without(|it| it.tokens.clear());
+        assert_eq!(llama.as_deref(), Some(NO_TOKENS));
+        let [_, llama] = without(|it| it.scores.truncate(3));
+        let odd = "has 3 tokenizer.ggml.scores for 14 tokens; it is damaged";
+        assert_eq!(llama.as_deref(), Some(odd));
+        for (model, problem) in [
+            ("", "has no tokenizer.ggml.model"),
+            ("bert", "'bert' is not supported"),
+        ] {
+            let error = vocabulary(model, &[]).problem().expect("refused");
+            assert!(
+                error.contains(problem) && error.ends_with(REMEDY),
+                "{error}"
+            );
+        }
+    }
+}

@@ -146,6 +146,85 @@ mod tests {
     }
 
     #[test]
+    fn parts_make_a_few_bytes_of_one() {
+        let sequence = |name: &str, parts: &[Value]| json!({"type": "Sequence", name: parts});
+        let byte_level = json!({"type": "ByteLevel"});
+        let metaspace = json!({"type": "Metaspace"});
+        let inner = sequence(
+            "pretokenizers",
+            &[metaspace.clone(), json!({"type": "Digits"})],
+        );
+        for (part, expected) in [
+            (sequence("pretokenizers", &[byte_level.clone(), inner]), 12),
+            (byte_level.clone(), 3),
+            (metaspace, 4),
+            (json!({"type": "Digits"}), 1),
+            (Value::Null, 1),
+        ] {
+            assert_eq!(of_pre_tokenizer(&part), expected, "{part}");
+        }
+        let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+        let word_piece = json!({"type": "WordPiece"});
+        for (part, expected) in [
+            (
+                sequence("decoders", &[byte_level.clone(), word_piece.clone()]),
+                6,
+            ),
+            (byte_level, 3),
+            (word_piece, 2),
+            (replace(json!({"String": "▁"}), " "), 1),
+            (replace(json!({"String": "ab"}), "abcde"), 3),
+            (replace(json!({"String": ""}), "ab"), 5),
+            (replace(json!({"Regex": "a*"}), "ab"), 5),
+            (json!({"type": "BPEDecoder", "suffix": ""}), 3),
+            (json!({"type": "BPEDecoder", "suffix": "</w>"}), 1),
+            (json!({"type": "CTC", "word_delimiter_token": ""}), 3),
+            (json!({"type": "CTC", "word_delimiter_token": "|"}), 1),
+            (json!({"type": "Fuse"}), 1),
+        ] {
+            assert_eq!(of_decoder(&part), expected, "{part}");
+        }
+    }
+
+    #[test]
+    fn a_template_writes_a_text_as_often_as_it_names_it() {
+        let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        let start = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+        let template = |single: &[Value], pair: &[Value]| json!({"type": "TemplateProcessing", "single": single, "pair": pair});
+        let (a, b) = (text("A"), text("B"));
+        let once = template(&[start.clone(), start, a.clone()], &[a.clone(), b.clone()]);
+        let thrice = template(
+            std::slice::from_ref(&a),
+            &[a.clone(), b.clone(), b.clone(), b],
+        );
+        let both = json!({"type": "Sequence", "processors": [thrice, once, {"type": "ByteLevel"}, thrice]});
+        for (processor, expected) in [(once, 1), (thrice, 3), (both, 9), (Value::Null, 1)] {
+            assert_eq!(repetitions(&processor), expected, "{processor}");
+        }
+    }
+
+    #[test]
+    fn parts_up_to_the_limits_are_served() {
+        let word_piece = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+        let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
+        let mut json = toys::metaspace_json();
+        json["pre_tokenizer"] =
+            json!({"type": "Sequence", "pretokenizers": vec![metaspace.clone(); 3]});
+        json["decoder"] = json!({"type": "Sequence", "decoders": vec![word_piece.clone(); 6]});
+        let start = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+        json["post_processor"]["single"] = vec![start; 256].into();
+        json["post_processor"]["special_tokens"]["<s>"] =
+            json!({"id": "<s>", "ids": vec![1; 256], "tokens": vec!["<s>"; 256]});
+        assert_eq!(refusal(&json), None);
+        json["decoder"] = json!({"type": "Sequence", "decoders": vec![word_piece; 7]});
+        let problem = refusal(&json).expect("refused");
+        assert!(problem.contains("make 128 bytes of one"), "{problem}");
+        json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": vec![metaspace; 4]});
+        let problem = refusal(&json).expect("refused");
+        assert!(problem.contains("make 256 bytes of one"), "{problem}");
+    }
+
+    #[test]
     fn parts_that_multiply_are_refused() {
         let byte_level = || json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
         let mut chained = toys::byte_level_json();

@@ -49,3 +49,44 @@ impl Tokenizer {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toys;
+
+    #[test]
+    fn a_judgement_is_asked_in_three_parts_and_cut_in_the_middle() {
+        let tokenizer = toys::byte_level();
+        let encode = |text: &str| tokenizer.encode(text, false).expect("tokens");
+        let (before, behind) = (encode(BEFORE), encode(BEHIND));
+        let inner = encode(&format!(
+            "<Instruct>: {INSTRUCTION}\n<Query>: the\n<Document>: a the"
+        ));
+        let judged = |limit| {
+            let encoded = tokenizer.encode_judgement("the", "a the", limit);
+            encoded
+                .map(|encoded| encoded.ids)
+                .map_err(|error| error.to_string())
+        };
+        let whole = [&before[..], &inner, &behind].concat();
+        assert_eq!(judged(LengthLimit::None).as_ref(), Ok(&whole));
+        assert_eq!(
+            judged(LengthLimit::Refuse(inner.len())).as_ref(),
+            Ok(&whole)
+        );
+        let error = judged(LengthLimit::Refuse(inner.len() - 1)).expect_err("refused");
+        assert!(error.contains("shorten the prompt"), "{error}");
+        assert_eq!(judged(LengthLimit::Cut(whole.len())), Ok(whole));
+        let num_around = before.len() + behind.len();
+        for num_kept in [1, inner.len() - 1] {
+            assert_eq!(
+                judged(LengthLimit::Cut(num_around + num_kept)),
+                Ok([&before[..], &inner[..num_kept], &behind].concat())
+            );
+        }
+        let error = judged(LengthLimit::Cut(num_around)).expect_err("refused");
+        let remedy = format!("allow at least {}", num_around + 1);
+        assert!(error.ends_with(&remedy), "{error}");
+    }
+}

@@ -196,6 +196,18 @@ mod tests {
     }
 
     #[test]
+    fn the_word_that_ended_the_text_is_known() {
+        for included in [false, true] {
+            let mut stop = words(&["END", "é."]).included(included);
+            let mut ready = String::new();
+            assert!(!stop.push("an EN", &mut ready));
+            assert_eq!(stop.matched(), None);
+            assert!(stop.push("é.END", &mut ready));
+            assert_eq!(stop.matched(), Some("é."));
+        }
+    }
+
+    #[test]
     fn text_after_a_stop_word_is_ignored() {
         let (out, stopped) = deltas(words(&["."]), &["one. two", " three."]);
         assert_eq!(out, strings(&["one", "", ""]));
@@ -220,7 +232,7 @@ mod tests {
 
     #[test]
     fn no_words_or_empty_words_pass_everything_at_once() {
-        assert!(words(&[""]).is_empty());
+        assert!(words(&[""]).is_empty() && !words(&["", "a"]).is_empty());
         assert_eq!(
             deltas(words(&[]), &["a", "b"]),
             (strings(&["a", "b", ""]), false)

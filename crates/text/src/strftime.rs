@@ -83,8 +83,21 @@ mod tests {
     }
 
     #[test]
+    fn microseconds_have_six_digits() {
+        let time = DateTime::from_timestamp(0, 45_678_901).expect("a time");
+        let time = time.with_timezone(&Local);
+        assert_eq!(formatted(&time, "%f").as_deref(), Ok("045678"));
+        // A leap second is the second before it, with more than a million of them.
+        let time = DateTime::from_timestamp(59, 1_000_002_000).expect("a time");
+        let time = time.with_timezone(&Local);
+        assert_eq!(formatted(&time, "%f").as_deref(), Ok("000002"));
+    }
+
+    #[test]
     fn other_directives_are_refused() {
-        for format in ["%", "a%", "%Q", "%-", "%é", "%+", "%-f", "%5d", "%Ey"] {
+        for format in [
+            "%", "a%", "%Q", "%-", "%é", "%+", "%-f", "%-z", "%_Z", "%5d", "%Ey",
+        ] {
             let error = formatted(&Local::now(), format).expect_err(format);
             assert!(error.contains("is not a directive"), "{error}");
         }

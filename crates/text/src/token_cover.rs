@@ -16,7 +16,9 @@ use crate::byte_alphabet::byte_of;
 pub(super) struct TokenCover {
     /// Sorted.
     contents: Vec<Box<[u8]>>,
-    unknown: Unknown,
+    /// Whether a byte where no token begins is a token of its own. Otherwise it may be dropped, or be a part of an
+    /// unknown token of any length.
+    has_bytes: bool,
 }
 
 /// How a text is written in tokens.
@@ -26,17 +28,6 @@ pub(super) enum Alphabet {
     Characters,
     /// A character stands for each byte.
     Bytes,
-}
-
-/// How a model handles a place where no token begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unknown {
-    /// A token for each byte.
-    TokenPerByte,
-    /// The character is dropped, or is a part of an unknown token of any length.
-    CharacterDropped,
-    /// So is the byte.
-    ByteDropped,
 }
 
 impl TokenCover {
@@ -53,13 +44,8 @@ impl TokenCover {
             ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => return None,
         };
         let has_byte = |byte: u8| model.token_to_id(&format!("<0x{byte:02X}>")).is_some();
-        let unknown = match alphabet {
-            Alphabet::Bytes => Unknown::ByteDropped,
-            Alphabet::Characters if falls_back && (0..=u8::MAX).all(has_byte) => {
-                Unknown::TokenPerByte
-            }
-            Alphabet::Characters => Unknown::CharacterDropped,
-        };
+        let has_bytes =
+            alphabet == Alphabet::Characters && falls_back && (0..=u8::MAX).all(has_byte);
         let written = |content: String| match alphabet {
             Alphabet::Characters => Some(content.into_bytes()),
             // What is not written in the alphabet is no part of a word.
@@ -71,7 +57,10 @@ impl TokenCover {
             .map(Vec::into_boxed_slice)
             .collect();
         contents.sort_unstable();
-        Some(Self { contents, unknown })
+        Some(Self {
+            contents,
+            has_bytes,
+        })
     }
 
     /// The fewest tokens of `text`, or `max_tokens` + 1 if they are more. Looks at no more of it than these can cover.
@@ -80,22 +69,11 @@ impl TokenCover {
         // With `num_tokens`, all before `end` is covered; with one more, all before `next`.
         let (mut num_tokens, mut end, mut next) = (0, 0, 0);
         for place in 0..bytes.len() {
-            let longest = match (self.longest(&bytes[place..]), self.unknown) {
-                (0, Unknown::TokenPerByte) => 1,
-                (longest, _) => longest,
-            };
-            next = next.max(place + longest);
-            if place < end {
-                continue;
-            }
-            if next > place {
+            let longest = self.longest(&bytes[place..]);
+            next = next.max(place + longest.max(usize::from(self.has_bytes)));
+            if place >= end && next > place {
                 num_tokens += 1;
                 end = next;
-            } else {
-                end += match self.unknown {
-                    Unknown::CharacterDropped => char_len(bytes[place]),
-                    Unknown::ByteDropped | Unknown::TokenPerByte => 1,
-                };
             }
             if num_tokens > max_tokens {
                 break;
@@ -129,18 +107,10 @@ impl TokenCover {
     }
 }
 
-/// The length of the character that begins with a byte.
-fn char_len(byte: u8) -> usize {
-    match byte {
-        0..0xc0 => 1,
-        0xc0..0xe0 => 2,
-        0xe0..0xf0 => 3,
-        0xf0.. => 4,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::toys;
 
@@ -187,8 +157,34 @@ mod tests {
         let mut json = toys::metaspace_json();
         json["model"]["byte_fallback"] = false.into();
         let cover = cover(&json);
-        for (word, expected) in [("日本", 0), ("日the日", 1), ("the日本the", 2)] {
+        for (word, expected) in [
+            ("日本", 0),
+            ("日the日", 1),
+            ("the日the", 2),
+            ("the日本the", 2),
+        ] {
             assert_eq!(cover.fewest(word, 99), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn without_a_token_for_each_byte_characters_may_be_dropped() {
+        let mut json = toys::metaspace_json();
+        let vocabulary = json["model"]["vocab"].as_object_mut().expect("an object");
+        vocabulary.remove("<0xFF>").expect("in the vocabulary");
+        assert_eq!(cover(&json).fewest("日本", 99), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_token_is_found(
+            contents in prop::collection::btree_set("[abc]{1,4}", 0..12), text in "[abcd]{0,6}",
+        ) {
+            let longest = contents.iter().filter(|content| text.starts_with(&content[..]));
+            let expected = longest.map(String::len).max().unwrap_or(0);
+            let contents = contents.into_iter().map(|content| content.into_bytes().into());
+            let cover = TokenCover { contents: contents.collect(), has_bytes: false };
+            prop_assert_eq!(cover.longest(text.as_bytes()), expected);
         }
     }
 

@@ -647,6 +647,158 @@ mod tests {
     }
 
     #[test]
+    fn a_cut_prompt_keeps_its_special_tokens_and_the_beginning_of_each_text() {
+        let tokenizer = toys::metaspace();
+        let cut = |first: &str, second: Option<&str>, max_tokens| {
+            tokenizer.encode_texts(first, second, true, LengthLimit::Cut(max_tokens))
+        };
+        for (first, second, max_tokens, expected, second_text) in [
+            ("the a the", None, 9, "<s>▁the▁a▁the", None),
+            ("the a the", None, 3, "<s>▁the▁a", None),
+            ("the a the", None, 2, "<s>▁the", None),
+            ("", None, 1, "<s>", None),
+            ("the a", Some("a a"), 4, "▁the▁a▁a▁a", Some(2)),
+            ("the a", Some("a a"), 3, "▁the▁a▁a", Some(1)),
+            ("the a", Some("a a"), 2, "▁the▁a", Some(1)),
+        ] {
+            let encoded = cut(first, second, max_tokens).expect("there is room");
+            let contents = encoded.ids.iter().filter_map(|id| tokenizer.content(*id));
+            assert_eq!(contents.collect::<String>(), expected);
+            assert_eq!(encoded.second_text, second_text, "{expected}");
+        }
+        for (first, second, num_special) in [("the a the", None, 1), ("the a", Some("a a"), 0)] {
+            let error = cut(first, second, 1).err().expect("refused").to_string();
+            let expected = format!(
+                "of 1 tokens, of which {num_special} are special, has no token of each text; allow at least 2"
+            );
+            assert!(error.ends_with(&expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_known_by_their_contents() {
+        let tokenizer = toys::byte_level();
+        let [end, tool, the] =
+            ["<|end|>", "<tool call>", "Ġthe"].map(|it| tokenizer.id_of(it).expect("a token"));
+        assert_eq!(tokenizer.id_of("<none>"), None);
+        assert_eq!(tokenizer.content(the).as_deref(), Some("Ġthe"));
+        assert_eq!(tokenizer.content(9999), None);
+        assert_eq!(tokenizer.token_text(the), " the");
+        assert_eq!(tokenizer.token_text(end), "<|end|>");
+        assert_eq!(tokenizer.special_id("<|end|>"), Some(end));
+        for other in ["<tool call>", "Ġthe", "<none>"] {
+            assert_eq!(tokenizer.special_id(other), None, "{other}");
+        }
+        let special = vec![("<|end|>".to_owned(), end)];
+        assert_eq!(tokenizer.special_tokens(end + 1), special);
+        assert_eq!(tokenizer.special_tokens(u32::MAX), special);
+        assert_eq!(tokenizer.special_tokens(end), Vec::new());
+        assert_eq!(tokenizer.added_content(tool), Some("<tool call>"));
+        assert_eq!(tokenizer.added_content(the), None);
+        assert_eq!(tokenizer.end_id(), None);
+    }
+
+    #[test]
+    fn a_token_has_at_most_the_bytes_of_the_longest_one() {
+        assert_eq!(
+            toys::byte_level().max_bytes_per_token(),
+            "<tool call>".len()
+        );
+        assert_eq!(toys::word_piece().max_bytes_per_token(), 256);
+    }
+
+    #[test]
+    fn variants_of_a_word_are_never_empty() {
+        let variants = |word| {
+            toys::byte_level()
+                .encode_word_variants(word)
+                .expect("tokens")
+        };
+        assert_eq!(variants(""), [vec![toys::id(&toys::byte_level(), "Ġ")]]);
+    }
+
+    #[test]
+    fn an_end_token_that_is_not_there_is_put_behind_texts() {
+        let template = toys::metaspace_json()["post_processor"].clone();
+        let byte_level = toys::byte_level_json()["post_processor"].clone();
+        let sequence = json!({"type": "Sequence", "processors": [byte_level, template]});
+        let mut ended = template.clone();
+        let end = json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
+        ended["single"].as_array_mut().expect("pieces").push(end);
+        ended["special_tokens"]["</s>"] = json!({"id": "</s>", "ids": [2], "tokens": ["</s>"]});
+        for (processor, expected, of_pair) in [
+            (template, "<s>▁the</s>", "▁the▁the</s>"),
+            (sequence, "<s>▁the</s>", "▁the▁the</s>"),
+            (ended, "<s>▁the</s>", "▁the▁the"),
+            (Value::Null, "▁the</s>", "▁the▁the</s>"),
+        ] {
+            let mut json = toys::metaspace_json();
+            json["post_processor"] = processor.clone();
+            let declared = DeclaredTokens {
+                end: Some("</s>".to_owned()),
+                adds_end: true,
+                ..DeclaredTokens::default()
+            };
+            let json = json.to_string();
+            let tokenizer = Tokenizer::parse_with(json.as_bytes(), declared).expect("loads");
+            for (second, expected) in [(None, expected), (Some("the"), of_pair)] {
+                let encoded = tokenizer.encode_texts("the", second, true, LengthLimit::None);
+                let ids = encoded.expect("tokens").ids;
+                let contents: Vec<_> = ids.iter().filter_map(|id| tokenizer.content(*id)).collect();
+                assert_eq!(contents.concat(), expected, "{processor}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_kind_of_tokens_comes_from_the_decoder() {
+        let kind = |decoder: Value| {
+            let decoder = serde_json::from_value(decoder).expect("a decoder");
+            byte_tokens(Some(&decoder))
+        };
+        let byte_level = || json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        let fuse = || json!({"type": "Fuse"});
+        let sequence = |parts: Vec<Value>| json!({"type": "Sequence", "decoders": parts});
+        assert_eq!(byte_tokens(None), Ok(ByteTokens::None));
+        for (decoder, expected) in [
+            (byte_level(), ByteTokens::All),
+            (
+                sequence(vec![fuse(), sequence(vec![byte_level()])]),
+                ByteTokens::All,
+            ),
+            (json!({"type": "ByteFallback"}), ByteTokens::Fallback),
+            (
+                sequence(vec![json!({"type": "ByteFallback"}), fuse()]),
+                ByteTokens::Fallback,
+            ),
+            (fuse(), ByteTokens::None),
+        ] {
+            assert_eq!(kind(decoder), Ok(expected));
+        }
+        assert!(
+            kind(sequence(vec![
+                byte_level(),
+                json!({"type": "ByteFallback"})
+            ]))
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn tokens_of_bytes_have_two_hexadecimal_digits() {
+        for (content, byte) in [
+            ("<0x0A>", Some(10)),
+            ("<0xff>", Some(255)),
+            ("<0xA>", None),
+            ("<0x0AB>", None),
+            ("<0xGG>", None),
+            ("0x0A", None),
+        ] {
+            assert_eq!(fallback_byte(content), byte, "{content}");
+        }
+    }
+
+    #[test]
     fn tokenizer_is_send_and_sync() {
         fn shared<T: Send + Sync>() {}
         shared::<Tokenizer>();

@@ -117,6 +117,9 @@ mod tests {
             }
             assert!(num_others > 100, "every byte of no whole character");
         }
+        let byte_level = toys::byte_level();
+        let end = toys::id(&byte_level, "<|end|>");
+        assert_eq!(byte_level.other_bytes(end, ""), None);
         let word_piece = toys::word_piece();
         assert_eq!(word_piece.other_bytes(5, ""), None);
     }

@@ -171,3 +171,92 @@ impl<'a> WordSplit<'a> {
         self.ignores_merges()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::{
+        OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
+    };
+
+    fn split(name: &str) -> WordSplit<'_> {
+        WordSplit::of(Some(name)).expect("a known name")
+    }
+
+    #[test]
+    fn a_name_decides_how_digits_and_words_are_split() {
+        for (name, expected) in [
+            ("gpt-2", "it|'s| 12345| (|a|)"),
+            ("starcoder", "it|'s| |1|2|3|4|5| (|a|)"),
+            ("falcon", "it|'|s| |123|45| |(|a|)"),
+            ("llama-bpe", "it|'s| |123|45| (|a|)"),
+            ("qwen2", "it|'s| |1|2|3|4|5| (|a|)"),
+            ("qwen35", "it|'s| |1|2|3|4|5| (|a|)"),
+            ("tekken", "it|'s| |1|2|3|4|5| (|a|)"),
+            ("gpt-4o", "it's| |123|45| (|a|)"),
+            ("bloom", "it's| 12345| (|a|)"),
+            ("deepseek-v3", "it|'s| |123|45| (|a|)"),
+            ("exaone-moe", "it|'s| |1|2|3|4|5| (|a|)"),
+        ] {
+            let pre_tokenizer =
+                json!({"type": "Sequence", "pretokenizers": split(name).pre_tokenizers()});
+            let pre_tokenizer: PreTokenizerWrapper =
+                serde_json::from_value(pre_tokenizer).expect("a pre-tokenizer");
+            let text = "it's 12345 (a)";
+            let mut words = PreTokenizedString::from(text);
+            pre_tokenizer.pre_tokenize(&mut words).expect("words");
+            let words = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+            let words: Vec<_> = words
+                .iter()
+                .map(|(_, (start, end), _)| &text[*start..*end])
+                .collect();
+            assert_eq!(words.join("|"), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_name_has_pre_tokenizers() {
+        for (name, _) in NAMES {
+            for part in split(name).pre_tokenizers() {
+                let parsed = serde_json::from_value::<PreTokenizerWrapper>(part);
+                assert!(parsed.is_ok(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn some_names_compose_characters_or_keep_whole_words() {
+        for (name, is_composed, ignores_merges) in [
+            ("gpt-2", false, false),
+            ("qwen2", true, false),
+            ("qwen35", true, false),
+            ("deepseek-r1-qwen", false, false),
+            ("llama-bpe", false, true),
+            ("dbrx", false, false),
+            ("glm4", false, false),
+            ("tekken", false, true),
+            ("gpt-4o", false, false),
+        ] {
+            let split = split(name);
+            assert_eq!(
+                split.normalizer() == json!({"type": "NFC"}),
+                is_composed,
+                "{name}"
+            );
+            assert_eq!(split.normalizer().is_null(), !is_composed, "{name}");
+            assert_eq!(split.ignores_merges(), ignores_merges, "{name}");
+            assert_eq!(split.adds_start(), ignores_merges, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_names_are_refused() {
+        for (name, problem) in [
+            (None, "before May 2024"),
+            (Some("gpt"), "'gpt' is not supported"),
+        ] {
+            let error = WordSplit::of(name).expect_err("refused");
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+}

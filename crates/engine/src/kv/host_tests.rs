@@ -74,6 +74,51 @@ fn what_is_evicted_goes_to_the_host_and_comes_back() {
 }
 
 #[test]
+fn blocks_of_every_group_leave_the_host_when_they_are_computed_again() {
+    let window = AttentionWindow {
+        size: Tokens(64),
+        num_sinks: Tokens(0),
+    };
+    for (groups, num_of_each) in [
+        (KvGroups::one(None), 4),
+        (KvGroups::new(&[None, Some(window)]), 8),
+    ] {
+        let mut cache = KvCacheManager::new(KvCacheConfig {
+            groups,
+            num_host_blocks: Blocks(16),
+            ..config(num_of_each, 2)
+        });
+        leave_behind(&mut cache, &tokens(0..8), &anybody());
+        leave_behind(&mut cache, &tokens(10..18), &anybody());
+        assert_eq!(cache.usage().num_host_used, Blocks(num_of_each));
+        let mut table = BlockTable::default();
+        cache.reserve(&mut table, &tokens(0..8), &anybody(), Tokens(0));
+        assert_eq!(cache.usage().num_host_used, Blocks(2 * num_of_each));
+        cache.commit(&mut table, &tokens(0..8), Tokens(8));
+        assert_eq!(cache.usage().num_host_used, Blocks(num_of_each));
+        assert_eq!(num_found(&cache, &tokens(0..9)), 8);
+        cache.check_integrity([&table].into_iter());
+    }
+}
+
+#[test]
+fn a_context_waits_for_what_follows_blocks_from_the_host() {
+    let mut cache = cache(4, 4, 2);
+    leave_behind(&mut cache, &tokens(0..4), &anybody());
+    leave_behind(&mut cache, &tokens(10..18), &anybody());
+    assert_eq!(cache.usage().num_host_used, Blocks(2));
+    let prompt = tokens(0..7);
+    let mut table = BlockTable::default();
+    assert_eq!(
+        cache.reserve(&mut table, &prompt, &anybody(), ALL),
+        Tokens(4)
+    );
+    let next = cache.next_block(&table, &prompt);
+    assert!(next.is_some());
+    assert_eq!(cache.find(&prompt, &anybody(), ALL).next, next);
+}
+
+#[test]
 fn a_full_host_forgets_what_went_there_first() {
     let mut cache = cache(2, 2, 2);
     for first in [0, 10, 20] {

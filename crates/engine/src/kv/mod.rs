@@ -59,6 +59,8 @@ mod window;
 #[cfg(test)]
 mod host_tests;
 #[cfg(test)]
+mod snapshot_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod walks;

@@ -297,6 +297,20 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_whose_snapshot_another_has_taken_leaves_it_to_that() {
+        let mut snapshots = Snapshots::new(2, 9);
+        let own = snapshots.take(None, NOBODY).expect("one is free");
+        let rolling = snapshots.attach_rolling(own, BlockId(1), None);
+        let other = snapshots.take(None, NOBODY).expect("one is free");
+        snapshots.attach(other, BlockId(2));
+        // Another answer goes on with the one that was not of use for longest.
+        assert_eq!(snapshots.take(None, NOBODY), Some(own));
+        snapshots.attach_rolling(own, BlockId(3), None);
+        assert_eq!(snapshots.take(rolling, NOBODY), Some(other));
+        assert_eq!(snapshots.of(BlockId(3)), Some(own));
+    }
+
+    #[test]
     fn a_snapshot_goes_where_its_content_goes() {
         let mut snapshots = Snapshots::new(1, 9);
         let id = snapshots.take(None, NOBODY).expect("one is free");

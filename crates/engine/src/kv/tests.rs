@@ -253,6 +253,7 @@ fn a_block_to_copy_from_is_taken_over_when_no_other_is_left() {
             assert!(!table.blocks().contains(&BlockId(0)));
             assert_eq!(num_found(&cache, &[0, 1, 2, 3, 4]), 4);
         }
+        assert_eq!(cache.totals().num_taken_blocks, 1 + 2);
         cache.check_integrity([&table].into_iter());
     }
 }
@@ -372,6 +373,45 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
             "the last is computed anyway"
         );
         assert_ne!(next(&cache, &tokens(0..8)), None);
+    }
+}
+
+#[test]
+fn a_context_waits_for_whole_blocks_where_no_others_are_reused() {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
+        enable_partial_reuse: false,
+        ..config(16, 2)
+    });
+    let long = tokens(0..7);
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &long, &anybody(), ALL);
+    for computed in [0, 2, 4] {
+        cache.commit(&mut table, &long, Tokens(computed));
+        let next = cache.find(&long, &anybody(), ALL).next;
+        assert!(next.is_some(), "at {computed}");
+        assert_eq!(cache.next_block(&table, &long), next, "at {computed}");
+        let whole = tokens(0..computed + 2);
+        let next = cache.find(&whole, &anybody(), ALL).next;
+        assert_eq!(next, None, "its last token is computed anyway");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_block_of_another_salt() {
+    let mut cache = cache(16, 2);
+    let prompt = tokens(0..7);
+    let salts = [only_with("a"), only_with("b"), anybody()];
+    let mut written = Vec::new();
+    for salt in &salts {
+        let mut table = BlockTable::default();
+        cache.reserve(&mut table, &prompt, salt, ALL);
+        written.push(cache.next_block(&table, &prompt));
+    }
+    for (nth, salt) in salts.iter().enumerate() {
+        let next = cache.find(&prompt, salt, ALL).next;
+        let are_next = written.iter().map(|written| *written == next);
+        let expected = (0..salts.len()).map(|other| other == nth);
+        assert!(next.is_some() && are_next.eq(expected), "{salt:?}");
     }
 }
 
@@ -683,6 +723,17 @@ fn a_prefix_is_found_as_far_as_every_group_has_what_it_sees() {
     assert_eq!(cache.num_cached(), 12);
     assert_eq!(num_found(&cache, &tokens(0..9)), 8);
     cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn blocks_behind_a_window_are_spared_to_nobody() {
+    let mut cache = cache_of_two_groups(30);
+    let table = computed(&mut cache, &tokens(0..9), &anybody());
+    let found = cache.find(&tokens(0..9), &anybody(), ALL);
+    assert_eq!(found.num_tokens, Tokens(8));
+    // Four blocks of the group that sees everything; it may free the others while it needs new ones.
+    assert_eq!(found.num_spared, Blocks(4));
+    cache.check_integrity([&table].into_iter());
 }
 
 #[test]

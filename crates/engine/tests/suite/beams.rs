@@ -303,10 +303,6 @@ fn in_lockstep_contexts_are_padded_to_the_longest_in_however_many_steps() {
 
 #[test]
 fn only_the_prompt_of_beams_is_reused() {
-    let mut world = World::new(EngineConfig {
-        reuse: BlockReuse::PartialBlocks,
-        ..with_beams(3)
-    });
     let prompt: Vec<_> = (0..10).collect();
     let request = TestRequest {
         prompt: prompt.clone(),
@@ -316,27 +312,35 @@ fn only_the_prompt_of_beams_is_reused() {
         },
         ..search(1, 12, 3)
     };
-    let first = world.add(request.clone()).expect("fits");
-    world.run_to_end();
-    // 10 positions, then at least 3 times those after the two full blocks of the prompt.
-    let KvBlocks {
-        num_new,
-        num_reused,
-    } = world.streams[&first].kv_blocks;
-    assert!(
-        num_new.0 >= 2 + 3 * 4 && num_reused == Blocks(0),
-        "{num_new}"
-    );
-    let found = world.streams[&first].hypotheses[0].tokens.clone();
-    let longer = TestRequest {
-        prompt: [&prompt[..], &found[..]].concat(),
-        beam_search: None,
-        ..request.clone()
-    };
-    for (request, num_reused) in [(request, 2), (longer, 2)] {
+    // The search again, and requests that go on from each of its hypotheses.
+    for next in 0..4 {
+        let mut world = World::new(EngineConfig {
+            reuse: BlockReuse::PartialBlocks,
+            ..with_beams(3)
+        });
+        let first = world.add(request.clone()).expect("fits");
+        world.run_to_end();
+        // 10 positions, then at least 3 times those after the two full blocks of the prompt.
+        let stream = &world.streams[&first];
+        let KvBlocks {
+            num_new,
+            num_reused,
+        } = stream.kv_blocks;
+        assert!(
+            num_new.0 >= 2 + 3 * 4 && num_reused == Blocks(0),
+            "{num_new}"
+        );
+        let request = match stream.hypotheses.get(next) {
+            None => request.clone(),
+            Some(found) => TestRequest {
+                prompt: [&prompt[..], &found.tokens].concat(),
+                beam_search: None,
+                ..request.clone()
+            },
+        };
         let id = world.add(request).expect("fits");
         world.run_to_end();
-        assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(num_reused));
+        assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(2));
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::support::{TestRequest, World, wide_config};
 use inflight_base::{Blocks, SequenceId, Tokens};
 use inflight_engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine, EngineConfig, Event,
-    ExtraOutputs, KvBlocks, OutputOptions, Sampled, Speculation, StepOutput,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine, EngineConfig,
+    Event, ExtraOutputs, KvBlocks, KvGroups, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use inflight_sampling::{FinishReason, SampleError};
 
@@ -261,6 +261,82 @@ fn a_step_can_be_planned_ahead_while_one_with_a_sequence_is_out() {
 }
 
 #[test]
+fn a_sequence_is_planned_ahead_again_when_it_has_what_it_missed() {
+    let mut engine = engine_with(
+        EngineConfig {
+            plan_ahead: true,
+            ..wide_config()
+        },
+        1,
+    );
+    for (result, is_ahead) in [
+        (Sampled::Token(1), true),
+        (Sampled::Missed, true),
+        (Sampled::Token(2), false),
+        (Sampled::Token(3), true),
+    ] {
+        let step = engine.schedule();
+        assert_eq!(engine.can_plan_ahead(), is_ahead, "{result:?}");
+        let mut output = StepOutput::default();
+        output.sampled.push((step.sequences()[0].slot, result));
+        engine.apply(step, &mut output, &mut Vec::new());
+    }
+}
+
+#[test]
+fn a_sequence_that_has_missed_a_token_keeps_its_extra_outputs() {
+    let mut world = World::new(wide_config());
+    let request = TestRequest {
+        is_guided: true,
+        outputs: OutputOptions {
+            generation_logits: true,
+            kv_blocks: true,
+            ..OutputOptions::default()
+        },
+        ..TestRequest::of_lengths(5, 40)
+    };
+    world.add(request).expect("fits");
+    world.run_to_end();
+    assert!(world.num_missed > 0);
+}
+
+#[test]
+fn what_is_retained_is_found_until_it_is_released() {
+    let mut world = World::new(EngineConfig {
+        num_blocks: Blocks(16),
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    });
+    let prompt = TestRequest::of_lengths(13, 1).prompt;
+    // Others fill the pool twice before it comes again.
+    let num_found = |world: &mut World| {
+        let of = |prompt: Vec<u32>| TestRequest {
+            prompt,
+            outputs: OutputOptions {
+                kv_blocks: true,
+                ..OutputOptions::default()
+            },
+            ..TestRequest::of_lengths(1, 1)
+        };
+        for other in [7, 8, 9] {
+            world.add(of(vec![other; 41])).expect("fits");
+            world.run_to_end();
+        }
+        let id = world.add(of(prompt.clone())).expect("fits");
+        world.run_to_end();
+        world.streams[&id].kv_blocks.num_reused
+    };
+    assert_eq!(num_found(&mut world), Blocks(0));
+    assert_eq!(num_found(&mut world), Blocks(0), "evicted");
+    let retained = world
+        .engine
+        .retain(TestRequest::of_lengths(13, 1).prompt.into(), None);
+    assert_eq!(num_found(&mut world), Blocks(3));
+    world.engine.release_retained(&retained);
+    assert_eq!(num_found(&mut world), Blocks(0), "evicted again");
+}
+
+#[test]
 fn nothing_could_join_a_static_batch_that_runs() {
     let config = EngineConfig {
         policy: CapacityPolicy::StaticBatch,
@@ -511,6 +587,21 @@ fn further_requests_could_start_while_none_waits_and_a_place_is_free() {
 }
 
 #[test]
+fn no_request_could_join_a_batch_in_lockstep() {
+    let mut world = World::new(EngineConfig {
+        scheme: BatchingScheme::V1,
+        max_num_requests: 3,
+        ..wide_config()
+    });
+    assert_eq!(world.engine.num_startable(), 3);
+    world.add(TestRequest::of_lengths(5, 4)).expect("fits");
+    world.step();
+    assert_eq!(world.engine.num_startable(), 0);
+    world.run_to_end();
+    assert_eq!(world.engine.num_startable(), 3);
+}
+
+#[test]
 fn requests_that_wait_for_pages_leave_room_for_others() {
     let mut world = World::new(EngineConfig {
         num_adapter_pages: Some(3),
@@ -558,6 +649,39 @@ fn no_further_request_could_start_without_blocks_for_it() {
     world.add(TestRequest::of_lengths(5, 10)).expect("fits");
     world.step();
     assert_eq!(world.engine.num_startable(), 0, "it waits for blocks");
+}
+
+#[test]
+fn a_cancelled_request_holds_its_blocks_until_its_step_has_landed() {
+    for window in [None, Some(Tokens(12))] {
+        let config = EngineConfig {
+            groups: KvGroups::one(window.map(|size| AttentionWindow {
+                size,
+                num_sinks: Tokens(0),
+            })),
+            max_num_tokens: Tokens(16),
+            max_num_requests: 4,
+            policy: CapacityPolicy::GuaranteedNoEvict,
+            ..wide_config()
+        };
+        // The window, a step of 16 tokens, and what blocks have besides.
+        let largest = if window.is_some() { 8 } else { 16 };
+        let mut engine = engine_with(
+            EngineConfig {
+                num_blocks: Blocks(2 * largest),
+                ..config
+            },
+            1,
+        );
+        let step = engine.schedule();
+        assert!(engine.cancel(SequenceId(1)));
+        assert_eq!(engine.num_startable(), 1, "{window:?}");
+        let mut output = StepOutput::default();
+        let slot = step.sequences()[0].slot;
+        output.sampled.push((slot, Sampled::Token(1)));
+        engine.apply(step, &mut output, &mut Vec::new());
+        assert_eq!(engine.num_startable(), 2, "{window:?}");
+    }
 }
 
 #[test]

@@ -307,3 +307,157 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
     let is_llama = has_header && (has("<|python_tag|>") || has("\"parameters\""));
     is_llama.then_some(ToolCallFormat::Llama3)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ReplyStart::{Beginning, Content, Reasoning};
+
+    const HARMONY_MARKS: [&str; 7] = [
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ];
+
+    fn format(
+        reasoning: Option<ReasoningFormat>,
+        tool_calls: Option<ToolCallFormat>,
+    ) -> ReplyFormat {
+        ReplyFormat {
+            reasoning,
+            tool_calls,
+        }
+    }
+
+    #[test]
+    fn a_reply_has_the_reasoning_that_its_prompt_leaves_to_it() {
+        use ReasoningFormat::{DeepSeekR1, Harmony, Think};
+        use Thinking::{Begun, Never, Perhaps};
+        let analysis = "<|channel|>analysis<|message|>";
+        let next = "<|end|><|start|>assistant";
+        for (reasoning, start, expected) in [
+            (None, Beginning, Never),
+            (None, Reasoning, Never),
+            (Some(Think), Beginning, Perhaps("<think>", "</think>")),
+            (Some(Think), Reasoning, Begun("</think>")),
+            (Some(Think), Content, Never),
+            (Some(DeepSeekR1), Beginning, Begun("</think>")),
+            (Some(DeepSeekR1), Content, Never),
+            (Some(Harmony), Beginning, Perhaps(analysis, next)),
+            (Some(Harmony), Reasoning, Begun(next)),
+            (Some(Harmony), Content, Never),
+        ] {
+            let format = format(reasoning, Some(ToolCallFormat::Hermes));
+            assert_eq!(format.thinking(start), expected, "{reasoning:?}, {start:?}");
+        }
+    }
+
+    #[test]
+    fn only_messages_of_channels_have_a_header() {
+        let header = Some("<|channel|>final<|message|>");
+        let harmony = [
+            format(Some(ReasoningFormat::Harmony), None),
+            format(None, Some(ToolCallFormat::Harmony)),
+            format(
+                Some(ReasoningFormat::Harmony),
+                Some(ToolCallFormat::Harmony),
+            ),
+        ];
+        for format in harmony {
+            assert_eq!(format.content_header(Beginning), header, "{format:?}");
+            assert_eq!(format.content_header(Reasoning), header, "{format:?}");
+            assert_eq!(format.content_header(Content), None, "{format:?}");
+            assert_eq!(format.marks(), HARMONY_MARKS, "{format:?}");
+            assert_eq!(format.thought_marks(), ["<|channel|>"], "{format:?}");
+        }
+        for reasoning in [None, Some(ReasoningFormat::Think)] {
+            for tool_calls in [None, Some(ToolCallFormat::Hermes)] {
+                let format = format(reasoning, tool_calls);
+                for start in [Beginning, Reasoning, Content] {
+                    assert_eq!(format.content_header(start), None, "{format:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn marks_are_of_reasoning_and_of_calls() {
+        let both = format(Some(ReasoningFormat::Mistral), Some(ToolCallFormat::Llama3));
+        assert_eq!(both.marks(), ["[THINK]", "[/THINK]", "<|python_tag|>"]);
+        assert_eq!(both.thought_marks(), ["[THINK]", "[/THINK]"]);
+        let calls = format(None, Some(ToolCallFormat::Hermes));
+        assert_eq!(calls.marks(), ["<tool_call>", "</tool_call>"]);
+        assert!(calls.thought_marks().is_empty());
+        let mixed = format(Some(ReasoningFormat::Think), Some(ToolCallFormat::Harmony));
+        assert_eq!(mixed.marks()[..2], ["<think>", "</think>"]);
+        assert_eq!(mixed.marks()[2..], HARMONY_MARKS);
+        assert!(ReplyFormat::default().marks().is_empty());
+    }
+
+    #[test]
+    fn texts_between_marks_need_the_types_of_parameters() {
+        use ToolCallFormat::{Glm, Hermes, Pythonic, QwenCoder};
+        for (tool_calls, expected) in [
+            (None, false),
+            (Some(Hermes), false),
+            (Some(Pythonic), false),
+            (Some(QwenCoder), true),
+            (Some(Glm), true),
+        ] {
+            let format = format(None, tool_calls);
+            assert_eq!(format.needs_parameter_types(), expected, "{tool_calls:?}");
+        }
+    }
+
+    #[test]
+    fn without_marks_of_reasoning_a_reply_begins_where_its_message_does() {
+        for reasoning in [None, Some(ReasoningFormat::Harmony)] {
+            let format = format(reasoning, None);
+            assert_eq!(format.start_after("<think>"), Beginning);
+            assert_eq!(format.start_within("<think>"), Content);
+        }
+        let think = format(Some(ReasoningFormat::Think), None);
+        assert_eq!(think.start_within("<think>a</think>b<think>c"), Reasoning);
+        assert_eq!(think.start_within("a</think>b"), Content);
+    }
+
+    #[test]
+    fn a_mark_alone_is_no_format() {
+        for (template, expected) in [
+            ("[THINK]", Some(ReasoningFormat::Mistral)),
+            ("</seed:think></think>", Some(ReasoningFormat::SeedOss)),
+            (
+                "Here is my thought process:",
+                Some(ReasoningFormat::Granite),
+            ),
+            (
+                "<|channel|>analysis</think>",
+                Some(ReasoningFormat::Harmony),
+            ),
+            ("<think>", None),
+        ] {
+            assert_eq!(reasoning_of(template), expected, "{template}");
+        }
+        for (template, expected) in [
+            ("<tool_call>", None),
+            ("</tool_call>", None),
+            ("<tool_call><function=f></tool_call>", None),
+            ("<tool_call>[TOOL_CALLS]", Some(ToolCallFormat::Mistral)),
+            ("<|tool_call|>", Some(ToolCallFormat::Granite)),
+            ("<｜tool▁call▁begin｜>", Some(ToolCallFormat::DeepSeek)),
+            (
+                "<|start_header_id|><|python_tag|>",
+                Some(ToolCallFormat::Llama3),
+            ),
+            ("<|start_header_id|>", None),
+            ("<|python_tag|>", None),
+            ("\"parameters\"", None),
+        ] {
+            assert_eq!(tool_calls_of(template), expected, "{template}");
+        }
+    }
+}

@@ -232,11 +232,8 @@ fn coded(chars: &mut std::str::Chars<'_>, num_digits: usize) -> Option<char> {
 
 /// A number in JSON. Python writes some in ways that JSON has not.
 fn number(word: &str) -> Option<String> {
-    let has_digits = word.bytes().any(|byte| byte.is_ascii_digit());
-    let is_number = word
-        .bytes()
-        .all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-    if !has_digits || !is_number {
+    // Rust parses words, too: `inf` and `nan`.
+    if !word.bytes().any(|byte| byte.is_ascii_digit()) {
         return None;
     }
     if is_valid(word) {
@@ -249,6 +246,75 @@ fn number(word: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_ends_with_its_last_bracket() {
+        for list in [
+            "[f()]",
+            "[ server.a-b:c/d_1 (x=[1, {'a': (2,)}])]",
+            "[fé(a='é')]",
+            r#"[f(a=']', b="]'", c=')')]"#,
+            r"[f(a='\', b='']')]",
+        ] {
+            let text = format!("{list} ]");
+            assert_eq!(
+                ListEnd::default().scan(&text),
+                Ok(Some(list.len())),
+                "{list}"
+            );
+            let mut scan = ListEnd::default();
+            for (end, _) in list.char_indices() {
+                assert_eq!(scan.scan(&list[..end]), Ok(None), "{list}");
+            }
+            assert_eq!(scan.scan(list), Ok(Some(list.len())), "{list}");
+        }
+        for text in [
+            "f()", " [f()]", "[1 + 2]", "[f, g]", "[]", "['f']", "[[f()]]",
+        ] {
+            assert_eq!(ListEnd::default().scan(text), Err(()), "{text}");
+        }
+        let nested = |num: usize| format!("[f({}{})]", "[".repeat(num), "]".repeat(num));
+        let deep = nested(125);
+        assert_eq!(ListEnd::default().scan(&deep), Ok(Some(deep.len())));
+        assert_eq!(ListEnd::default().scan(&nested(126)), Err(()));
+    }
+
+    #[test]
+    fn arguments_have_names() {
+        let found = calls("[f(a_1=1, é='x',), server.g ( ) ,]").expect("calls");
+        let shown = found
+            .iter()
+            .map(|call| format!("{}({})", call.name, call.arguments));
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [r#"f({"a_1": 1, "é": "x"})"#, "server.g({})"]
+        );
+        for list in [
+            "[f(a-b=1)]",
+            "[f(=1)]",
+            "[f(a)]",
+            "[f(a=1 b=2)]",
+            "[f(a=1)",
+            "[f(a=1)] x",
+        ] {
+            assert_eq!(calls(list), None, "{list}");
+        }
+    }
+
+    #[test]
+    fn values_are_no_deeper_than_their_parser_reads() {
+        for (open, close) in [("[", "]"), ("(", ")"), ("{'a': ", "}")] {
+            let list = |num: usize| format!("[f(x={}1{})]", open.repeat(num), close.repeat(num));
+            assert_eq!(
+                calls(&list(126)).map(|calls| calls.len()),
+                Some(1),
+                "{open}"
+            );
+            for num in [127, 200_000] {
+                assert_eq!(calls(&list(num)), None, "{open}");
+            }
+        }
+    }
 
     #[test]
     fn literals_become_json() {
@@ -285,14 +351,17 @@ mod tests {
             "{1: 2}",
             "'a",
             r"'\ud83d'",
+            r"'\ud83d\u0041'",
+            r"'\ud83d\ue000'",
             "[1 2]",
+            "{'a': 1 'b': 2}",
             "--1",
+            "-",
             "nan",
+            "inf",
             "1_0",
         ] {
             assert_eq!(calls(&format!("[f(x={python})]")), None, "{python}");
         }
-        let deep = format!("[f(x={}{})]", "[".repeat(127), "]".repeat(127));
-        assert_eq!(calls(&deep), None);
     }
 }

@@ -50,6 +50,7 @@ fn read(reader: &ReplyReader, pieces: &[&str]) -> ReplyParts {
         reader.push(piece, &mut parts);
     }
     reader.finish(&mut parts);
+    assert!(reader.stages.iter().all(|stage| stage.held.is_empty()));
     parts
 }
 
@@ -121,6 +122,7 @@ fn hermes_has_a_block_for_each_call() {
         &[read, read],
     );
     check(&format!("{call}\n so"), "\n so", &[read]);
+    check(&format!("{call}\n<tool"), "\n<tool", &[read]);
     // The end of the sequence may come before the last mark.
     check(r#"<tool_call>{"name": "f"}"#, "", &["f({})"]);
     check(r#"<tool_call>{"name": "f"}</tool"#, "", &["f({})"]);
@@ -180,6 +182,8 @@ fn qwen_coder_has_arguments_between_marks() {
         ("any", "so", r#""so""#),
         ("flag", "True", "true"),
         ("flag", "false", "false"),
+        ("flag", "False", "false"),
+        ("any", "None", "null"),
         ("choice", "null", r#""null""#),
         ("unknown", "1", r#""1""#),
     ] {
@@ -214,6 +218,8 @@ fn qwen_coder_has_arguments_between_marks() {
         "<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>",
         "<tool_call>\n{\"name\": \"f\"}\n</tool_call>",
         "<tool_call>\n<function=a b>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f</function>\n</tool_call>",
         "<tool_call>\n<function=f>\nx\n</function>\n</tool_call>",
         "<tool_call>\n<function=f>\n</function>\nx</tool_call>",
     ] {
@@ -235,7 +241,9 @@ fn llama_replies_with_nothing_but_calls() {
         "",
         &[read, read],
     );
+    check(&format!("{call}; <|python_tag|>{call}"), "", &[read, read]);
     check(&format!("{call}; then"), "; then", &[read]);
+    check(&format!("{call}; <|pyt"), "; <|pyt", &[read]);
     for text in [
         "Hello {",
         "",
@@ -428,6 +436,7 @@ fn pythonic_replies_are_lists_of_calls() {
     check(&format!("\n{list} \n"), "", &read);
     check(&format!("<|python_start|>{list}<|python_end|>"), "", &read);
     check(&format!("{list} so"), " so", &read);
+    check(&format!("{list} <|python_e"), " <|python_e", &read);
     for text in [
         "",
         "[",
@@ -467,6 +476,18 @@ fn harmony_has_messages_of_channels() {
         .map(|it| (&it.name[..], &it.arguments[..]))
         .collect();
     assert_eq!(read, [("f", "{\"a\": 1}"), ("g", "{}")]);
+    let unended = "<|channel|>analysis<|message|>Hm<|start|>assistant<|channel|>analysis<|message|>So<|channel|>final<|message|>Yes.";
+    let found = parts(&both, unended);
+    assert_eq!(
+        (&found.reasoning[..], &found.content[..]),
+        ("Hm\nSo", "Yes.")
+    );
+    let refused = "<|channel|>commentary to=functions.f<|message|>not JSON<|call|>";
+    let found = parts(
+        &both,
+        &format!("{refused}<|start|>assistant<|channel|>final<|message|>Yes."),
+    );
+    assert_eq!(found.content, format!("{refused}Yes."));
     let answer = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>";
     let found = parts(&both, answer);
     assert_eq!((&found.reasoning[..], &found.content[..]), ("Hm", "Yes."));
@@ -484,6 +505,7 @@ fn harmony_has_messages_of_channels() {
         "<|channel|>analysis",
         "<|channel|>commentary to=functions.f<|message|>not JSON",
         "<|start|>assistant<|cha",
+        "<|sta",
         &format!("<|channel|>{}<|message|>x", "y".repeat(2000)),
     ] {
         let found = parts(&both, text);
@@ -864,6 +886,156 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
     }
 }
 
+#[test]
+fn what_is_no_call_is_content_in_pieces_too() {
+    for (format, text) in [
+        (
+            ToolCallFormat::Kimi,
+            "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]<|tool_call_end|>",
+        ),
+        (
+            ToolCallFormat::Kimi,
+            "<|tool_call_begin|>functions.a b:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        ),
+        (
+            ToolCallFormat::DeepSeek,
+            "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        ),
+        (ToolCallFormat::Mistral, "[TOOL_CALLS]a b[ARGS]{}"),
+        (
+            ToolCallFormat::Llama3,
+            r#"[{"name": "f", "parameters": {}}]"#,
+        ),
+        (
+            ToolCallFormat::Harmony,
+            "<|channel|>commentary to=functions.f<|message|>[]",
+        ),
+    ] {
+        let reader = calls(format).reader(ReplyStart::Beginning).in_pieces();
+        let content = text.to_owned();
+        let expected = ReplyParts {
+            content,
+            ..ReplyParts::default()
+        };
+        assert_eq!(read(&reader, &[text]), expected);
+        assert_eq!(read(&reader, &text.split("").collect::<Vec<_>>()), expected);
+    }
+}
+
+#[test]
+fn a_call_in_pieces_stays_as_it_was_given_and_the_rest_is_content() {
+    for (format, text, content) in [
+        (
+            ToolCallFormat::Hermes,
+            r#"<tool_call>{"name": "f", "arguments": {"a": <b"#,
+            "<b",
+        ),
+        (
+            ToolCallFormat::Granite,
+            r#"<|tool_call|>[{"name": "f", "arguments": {"a": <b"#,
+            "<b",
+        ),
+        (
+            ToolCallFormat::Llama3,
+            r#"{"name": "f", "parameters": {"a": <b"#,
+            "<b",
+        ),
+        (ToolCallFormat::Mistral, r#"[TOOL_CALLS]f{"a": <b"#, "<b"),
+        (
+            ToolCallFormat::DeepSeek,
+            r#"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": <b<｜tool▁call▁end｜>"#,
+            "<b<｜tool▁call▁end｜>",
+        ),
+        (
+            ToolCallFormat::Harmony,
+            r#"<|channel|>commentary to=functions.f<|message|>{"a": <b<|call|>"#,
+            "<b<|call|>",
+        ),
+    ] {
+        let reader = calls(format).reader(ReplyStart::Beginning).in_pieces();
+        let expected = ReplyParts {
+            content: content.to_owned(),
+            calls: vec![ToolCall {
+                name: "f".to_owned(),
+                arguments: r#"{"a": "#.to_owned(),
+                id: None,
+                is_whole: false,
+            }],
+            ..ReplyParts::default()
+        };
+        assert_eq!(read(&reader, &[text]), expected);
+        assert_eq!(read(&reader, &text.split("").collect::<Vec<_>>()), expected);
+    }
+}
+
+/// Clients see at once that a reply is no call, and no text makes a reply wait without end.
+#[test]
+fn a_text_waits_while_it_may_become_a_call() {
+    let content = |format, text: &str| {
+        let mut parts = ReplyParts::default();
+        let mut reader = calls(format).reader(ReplyStart::Beginning);
+        reader.push(text, &mut parts);
+        assert!(parts.calls.is_empty(), "{text}");
+        parts.content
+    };
+    for (format, text) in [
+        (ToolCallFormat::Hermes, "<tool_call>f"),
+        (ToolCallFormat::QwenCoder, "<tool_call>{"),
+        (ToolCallFormat::QwenCoder, "<tool_call><function=f\n"),
+        (ToolCallFormat::Glm, "<tool_call>{"),
+        (ToolCallFormat::Granite, "<|tool_call|>f"),
+        (ToolCallFormat::Llama3, r#"{"name": "Ann"}"#),
+        (ToolCallFormat::Llama3, "Yes"),
+        (ToolCallFormat::Mistral, "[TOOL_CALLS]Then\n"),
+        (ToolCallFormat::Pythonic, "[1+"),
+        (ToolCallFormat::Pythonic, "[f(1)]"),
+        (ToolCallFormat::Harmony, "Yes"),
+    ] {
+        assert_eq!(content(format, text), text);
+    }
+    for (format, begun, max_bytes) in [
+        (ToolCallFormat::QwenCoder, "<tool_call><function=", 256),
+        (
+            ToolCallFormat::QwenCoder,
+            "<tool_call><function=f><parameter=",
+            256,
+        ),
+        (ToolCallFormat::Glm, "<tool_call>", 256),
+        (ToolCallFormat::Glm, "<tool_call>f\n<arg_key>", 256),
+        (ToolCallFormat::Mistral, "[TOOL_CALLS]", 512),
+        (
+            ToolCallFormat::Harmony,
+            "<|channel|>",
+            1024 - "<|channel|>".len(),
+        ),
+    ] {
+        let longest = format!("{begun}{}", "x".repeat(max_bytes));
+        assert_eq!(content(format, &longest), "");
+        let longer = format!("{longest}x");
+        assert_eq!(content(format, &longer), longer);
+    }
+}
+
+#[test]
+fn names_of_functions_are_limited_by_the_marks_around_them() {
+    let name = |num_bytes| "x".repeat(num_bytes);
+    for (format, before, behind, max_bytes) in [
+        (
+            ToolCallFormat::QwenCoder,
+            "<tool_call><function=",
+            "></function></tool_call>",
+            256,
+        ),
+        (ToolCallFormat::Glm, "<tool_call>", "\n</tool_call>", 256),
+        (ToolCallFormat::Mistral, "[TOOL_CALLS]", "{}", 512),
+    ] {
+        let longest = name(max_bytes);
+        let read = format!("{longest}({{}})");
+        check_calls(format, &format!("{before}{longest}{behind}"), "", &[&read]);
+        check_content(format, &format!("{before}{longest}x{behind}"));
+    }
+}
+
 /// A JSON object as models write it: with escapes, characters of several bytes, and white space.
 fn object() -> impl Strategy<Value = String> {
     let char = prop_oneof![
@@ -935,16 +1107,22 @@ proptest! {
                 let reader = format.reader(ReplyStart::Beginning);
                 let whole = read(&reader, &[&text]);
                 prop_assert!(!whole.calls.is_empty(), "{}", text);
-                let mut reader = reader.in_pieces();
+                let (mut not_in_pieces, mut reader) = (reader.clone(), reader.in_pieces());
                 let mut joined = ReplyParts::default();
                 let ends = ends_of_characters(&arguments);
-                let last = text.find(&arguments).expect("they are there") + arguments.len() - 1;
+                let starts = [text.find(&arguments), text.rfind(&arguments)];
+                let last = starts.map(|start| start.expect("they are there") + arguments.len() - 1);
                 for (at, char) in text.char_indices() {
-                    if at == last {
-                        prop_assert_eq!(&joined.calls[0].arguments, &arguments[..arguments.len() - 1]);
+                    if last.contains(&at) {
+                        let call = joined.calls.last().expect("a call");
+                        prop_assert_eq!(&call.arguments, &arguments[..arguments.len() - 1]);
                     }
                     let mut new = ReplyParts::default();
+                    not_in_pieces.push(char.encode_utf8(&mut [0; 4]), &mut new);
+                    prop_assert!(new.calls.iter().all(|call| call.begins() && call.is_whole));
+                    let mut new = ReplyParts::default();
                     reader.push(char.encode_utf8(&mut [0; 4]), &mut new);
+                    prop_assert!(new.calls.iter().all(|call| call.is_whole || !call.arguments.is_empty()));
                     joined.append(new);
                     if let [.., call] = &joined.calls[..] {
                         let given = &call.arguments;
