@@ -125,8 +125,8 @@ fn test(room: &Room, choice: &[String], shard: Option<&str>) -> Result<()> {
     run_command(&mut command)
 }
 
-/// cargo-mutants on a room's files, which options choose. It copies the checkout without what git ignores, and writes its lists and logs to
-/// `target/mutants/ROOM/mutants.out/`.
+/// cargo-mutants on files of a room, which options choose. It copies the checkout without what git ignores, and writes
+/// its lists and logs to `target/mutants/ROOM/mutants.out/`.
 fn mutants(room: &Room, choice: &[String]) -> Result<Command> {
     let folder = workspace::target("mutants");
     let reports = folder.join(room.name());
