@@ -140,35 +140,56 @@ fn the_reference_device_keeps_the_same_groups() {
     assert!(ours == theirs);
 }
 
-#[test]
-fn ranks_keep_the_same_groups() {
-    for name in ["gemma3", "gpt-oss"] {
-        let dir = fixture(name);
-        let chunked = setup(name, &[]);
-        let paused = with_pauses(KvDtype::Bf16, &chunked);
-        let requests = requests_that_share();
-        for (what, setup) in [("chunks", chunked), ("pauses", paused)] {
-            let happened = assert_ranks_change_nothing(&dir, what, &setup, &requests);
-            assert!(happened.num_holes > 50, "{name}: {happened:?}");
-            match what {
-                "chunks" => assert!(happened.num_copies > 5, "{name}: {happened:?}"),
-                _ => assert!(
-                    happened.num_pauses > 0 && happened.num_onboarded > 0,
-                    "{name}: {happened:?}"
-                ),
-            }
-            // A stage of one layer has none of the other groups.
-            let source = ModelSource::open(&dir).expect("the fixture opens");
-            let each = stages(source.spec().num_layers());
-            let grids = [stages(2), each, TWO_BY_TWO];
-            assert_stages_change_nothing(&dir, what, &setup, &requests, &grids);
-            let processes = load(Path::new(PROGRAM), &dir, &setup, TWO_BY_TWO, PATIENT);
-            let mut processes = processes.expect("it loads");
-            let (served, _) = serve(&mut processes, &setup, &requests);
-            let expected = together(&dir, &setup, &requests, 2);
-            assert_same(&format!("{name}, {what}, processes"), &expected, &served);
-        }
+/// The quick tier has one of these.
+mod ranks_keep_the_same_groups {
+    #[test]
+    fn share_0_of_4() {
+        super::ranks_keep_groups("gemma3", "chunks");
     }
+
+    #[test]
+    fn share_1_of_4() {
+        super::ranks_keep_groups("gemma3", "pauses");
+    }
+
+    #[test]
+    fn share_2_of_4() {
+        super::ranks_keep_groups("gpt-oss", "chunks");
+    }
+
+    #[test]
+    fn share_3_of_4() {
+        super::ranks_keep_groups("gpt-oss", "pauses");
+    }
+}
+
+fn ranks_keep_groups(name: &str, what: &str) {
+    let dir = fixture(name);
+    let chunked = setup(name, &[]);
+    let setup = match what {
+        "pauses" => with_pauses(KvDtype::Bf16, &chunked),
+        _ => chunked,
+    };
+    let requests = requests_that_share();
+    let happened = assert_ranks_change_nothing(&dir, what, &setup, &requests);
+    assert!(happened.num_holes > 50, "{name}: {happened:?}");
+    match what {
+        "pauses" => assert!(
+            happened.num_pauses > 0 && happened.num_onboarded > 0,
+            "{name}: {happened:?}"
+        ),
+        _ => assert!(happened.num_copies > 5, "{name}: {happened:?}"),
+    }
+    // A stage of one layer has none of the other groups.
+    let source = ModelSource::open(&dir).expect("the fixture opens");
+    let each = stages(source.spec().num_layers());
+    let grids = [stages(2), each, TWO_BY_TWO];
+    assert_stages_change_nothing(&dir, what, &setup, &requests, &grids);
+    let processes = load(Path::new(PROGRAM), &dir, &setup, TWO_BY_TWO, PATIENT);
+    let mut processes = processes.expect("it loads");
+    let (served, _) = serve(&mut processes, &setup, &requests);
+    let expected = together(&dir, &setup, &requests, 2);
+    assert_same(&format!("{name}, {what}, processes"), &expected, &served);
 }
 
 /// The same with all layers in one group, and with room for every request.
