@@ -9,8 +9,11 @@ use crate::{Result, setup, workspace};
 /// Binaries for desktop GPUs of Ampere and for Ada as well: what ships.
 pub const ALL: &[&str] = &["sm_80", "sm_86", "sm_89", "sm_90", "compute_90"];
 
-/// What the drivers of all GPUs compile, and binaries for Hopper of one in [`SOURCES_PER_SAMPLE`] sources, which a seed
-/// chooses: two kinds of images, as tests have them.
+/// Binaries take most of the compiler's time, so the quick tier has them of one in so many sources.
+const SOURCES_PER_SAMPLE: usize = 4;
+
+/// Compiles the kernels for the quick tier: to PTX, which the drivers of all GPUs compile, and some sources, which a seed
+/// chooses, for Hopper.
 pub fn run_sample(seed: u32) -> Result<()> {
     let sources = inflight_kernel_sources::files_with_extension(&[&sources()], "cu")?;
     let names: Vec<_> = sources
@@ -20,9 +23,6 @@ pub fn run_sample(seed: u32) -> Result<()> {
     let sample = sample(&names, seed).join(",");
     run(&["compute_80", &format!("sm_90={sample}")])
 }
-
-/// One in so many sources is compiled for Hopper in the quick tier: binaries take most of the compiler's time.
-const SOURCES_PER_SAMPLE: usize = 4;
 
 /// The names that a seed chooses.
 fn sample<'a>(names: &[&'a str], seed: u32) -> Vec<&'a str> {

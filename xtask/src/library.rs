@@ -278,9 +278,14 @@ mod tests {
 
     /// The crates that a package is built from, each with its features.
     fn crates(package: &str) -> BTreeSet<String> {
+        crates_of(&["--edges=normal,build", "--package", package])
+    }
+
+    /// The crates that `cargo tree` lists, each with its features.
+    fn crates_of(options: &[&str]) -> BTreeSet<String> {
         let mut tree = cargo();
-        tree.args(["tree", "--locked", "--edges=normal,build", "--prefix=none"])
-            .args(["--format={p}: {f}", "--package", package]);
+        tree.args(["tree", "--locked", "--prefix=none", "--format={p}: {f}"])
+            .args(options);
         let lines = output(&mut tree).expect("cargo answers");
         let lines = lines.lines().map(|line| line.trim_end_matches(" (*)"));
         lines.map(str::to_owned).collect()
@@ -309,5 +314,17 @@ mod tests {
                 "cargo compiles these again for {package}, because it gives them other features: {other:?}"
             );
         }
+    }
+
+    #[test]
+    fn commands_are_built_from_the_crates_of_the_workspace() {
+        let of_workspace = crates_of(&["--workspace", "--edges=normal,build,dev"]);
+        let of_commands = crates("xtask");
+        let other: Vec<_> = of_commands.difference(&of_workspace).collect();
+        assert!(
+            other.is_empty(),
+            "cargo compiles these again for the workspace, which gives them more features: name those in \
+             xtask/Cargo.toml: {other:?}"
+        );
     }
 }
