@@ -163,7 +163,7 @@ mod ranks_keep_the_same_groups {
     }
 }
 
-fn ranks_keep_groups(name: &str, what: &str) {
+fn ranks_keep_groups(name: &'static str, what: &str) {
     let dir = fixture(name);
     let chunked = setup(name, &[]);
     let setup = match what {
