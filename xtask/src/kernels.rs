@@ -12,8 +12,8 @@ pub const ALL: &[&str] = &["sm_80", "sm_86", "sm_89", "sm_90", "compute_90"];
 /// Binaries take most of the compiler's time, so the quick tier has them of one in so many sources.
 const SOURCES_PER_SAMPLE: usize = 4;
 
-/// Compiles the kernels for the quick tier: to PTX, which the drivers of all GPUs compile, and some sources, which a seed
-/// chooses, for Hopper.
+/// Compiles the kernels for the quick tier: to PTX, which the drivers of all GPUs compile, and some sources for Hopper
+/// as well, which a seed chooses.
 pub fn run_sample(seed: u32) -> Result<()> {
     let sources = inflight_kernel_sources::files_with_extension(&[&sources()], "cu")?;
     let names: Vec<_> = sources
