@@ -10,6 +10,7 @@ pub struct Arg<'a> {
     /// Its bytes, the first `num_bytes` of these.
     words: [u64; MAX_WORDS],
     num_bytes: usize,
+    is_pointer: bool,
     borrowed: PhantomData<&'a mut ()>,
 }
 
@@ -21,12 +22,16 @@ impl Arg<'_> {
     pub const NULL: Self = Self {
         words: [0; MAX_WORDS],
         num_bytes: 8,
+        is_pointer: true,
         borrowed: PhantomData,
     };
 
     /// A pointer to memory that the caller keeps alive.
     pub fn pointer<T>(pointer: *const T) -> Self {
-        Self::value(pointer as usize)
+        Self {
+            is_pointer: true,
+            ..Self::value(pointer as usize)
+        }
     }
 
     /// A number or a struct, whose pointers are to memory that the caller keeps alive.
@@ -41,6 +46,7 @@ impl Arg<'_> {
         Self {
             words,
             num_bytes: source.len(),
+            is_pointer: false,
             borrowed: PhantomData,
         }
     }
@@ -53,6 +59,11 @@ impl Arg<'_> {
     /// How many they are.
     pub fn num_bytes(&self) -> usize {
         self.num_bytes
+    }
+
+    /// The address that it points to; nothing if it is a number or a struct.
+    pub fn target(&self) -> Option<usize> {
+        self.is_pointer.then_some(self.words[0] as usize)
     }
 }
 

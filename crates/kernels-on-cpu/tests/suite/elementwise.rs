@@ -271,7 +271,7 @@ fn the_same_tests_run_on_a_gpu() {
     fs::write(images.join("embed.sm_90.cubin"), "an image").expect("a file");
     let mut command = Command::new(env::current_exe().expect("a test has a path"));
     command
-        .args(["elementwise::", "--test-threads=1"])
+        .args(["elementwise::", "recurrence::", "--test-threads=1"])
         .env("KERNEL_GPU", "0")
         .env("KERNEL_IMAGES", &images);
     let output = StandIn::new().apply(&mut command).output();
