@@ -562,7 +562,7 @@ impl KvCacheManager {
             let end = (len - Tokens(1)).floor_to_block(config.block_size);
             num_places.tokens(config.block_size) == end
                 || num_places == states.fork
-                // Without an interval, no number of places is a multiple of it.
+                // Nothing but 0 is a multiple of 0, which is no interval.
                 || num_places.0.is_multiple_of(interval)
         });
         if !is_worth_it || states.has_taken(num_places) {
