@@ -45,7 +45,7 @@ const NAMED: [&str; 7] = [
     "mask_token",
 ];
 
-/// What a folder declares.
+/// The declared tokens of a folder.
 #[derive(Debug, Default)]
 pub(super) struct DeclaredTokens {
     /// The tokens to add, in this order.
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// What a folder with these files declares.
+    /// The declared tokens of a folder with these files.
     fn declared(test: &str, files: &[(&str, Value)]) -> Result<DeclaredTokens, String> {
         let id = std::process::id();
         let dir = std::env::temp_dir().join(format!("inflight-declared-{id}-{test}"));

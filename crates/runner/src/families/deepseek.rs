@@ -109,7 +109,7 @@ pub const AXK1: Family = Family {
 
 /// The GGUF layout of V2 and V3. Queries and keys keep their rows: llama.cpp rotates adjacent elements, too.
 const GGUF: GgufArchitecture = GgufArchitecture {
-    modules: LATENT_MODULES,
+    modules: &[("mlp.gate.e_score_correction_bias", "exp_probs_b")],
     keys: &[
         ("expert_count", "n_routed_experts"),
         ("expert_shared_count", "n_shared_experts"),
@@ -120,19 +120,6 @@ const GGUF: GgufArchitecture = GgufArchitecture {
     has_latents: true,
     ..GgufArchitecture::named("deepseek2")
 };
-
-/// The modules of latent attention and of the choice of experts in GGUF files.
-pub const LATENT_MODULES: &[(&str, &str)] = &[
-    ("self_attn.q_a_proj", "attn_q_a"),
-    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-    ("self_attn.q_b_proj", "attn_q_b"),
-    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-    ("self_attn.kv_b_proj", "attn_kv_b"),
-    ("self_attn.k_b_proj", "attn_k_b"),
-    ("self_attn.v_b_proj", "attn_v_b"),
-    ("mlp.gate.e_score_correction_bias", "exp_probs_b"),
-];
 
 /// What llama.cpp takes for metadata that files of before September 2025 do not have: no groups.
 fn add_groups(config: &mut Map<String, Json>) {

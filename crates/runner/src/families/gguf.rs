@@ -120,6 +120,15 @@ const LAYER_MODULES: &[(&str, &str)] = &[
     ("self_attention.dense", "attn_output"),
     ("ln_mlp", "attn_norm"),
     ("ln_attn", "attn_norm_2"),
+    // Latent attention.
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.k_b_proj", "attn_k_b"),
+    ("self_attn.v_b_proj", "attn_v_b"),
 ];
 
 /// Names of the norms in front of blocks and behind them, likewise.
@@ -640,6 +649,15 @@ impl<'a> GgufConfig<'a> {
         let numbers = self.numbers_of_layers(key)?;
         let layers = numbers.map(|all| all.into_iter().map(|number| number > 0.0).collect());
         Ok(layers)
+    }
+
+    /// As [`GgufConfig::layers_with`], of a key that has to be an array.
+    ///
+    /// # Errors
+    /// It is none, or has another length than the model has layers.
+    pub fn required_layers_with(&self, key: &str) -> Result<Vec<bool>, LoadError> {
+        self.layers_with(key)?
+            .ok_or_else(|| self.error(key, "is no array of all layers", "the file is damaged"))
     }
 
     /// The number of each layer under a key, where there is an array or one number for all; `None` if there is nothing.

@@ -70,9 +70,7 @@ fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<
     let expand = gguf.quotient("ssm.inner_size", "embedding_length")?;
     config.insert("mamba_expand".to_owned(), json!(expand));
     const HEADS: &str = "attention.head_count_kv";
-    let has_attention = gguf.layers_with(HEADS)?;
-    let has_attention = has_attention
-        .ok_or_else(|| gguf.error(HEADS, "is no array of all layers", "the file is damaged"))?;
+    let has_attention = gguf.required_layers_with(HEADS)?;
     let has_experts = gguf.layers_with_tensor("ffn_gate_inp.weight")?;
     for (key, has, [period, offset]) in [
         (HEADS, has_attention, ATTENTION_LAYERS),

@@ -16,7 +16,6 @@ use super::dimensions::{Sizes, activation};
 use super::experts::rename_experts;
 use super::family::Family;
 use super::gguf::{GgufArchitecture, GgufConfig, GgufExperts};
-
 use super::grouped_experts::{GroupedExperts, GroupedNames};
 use super::mixtral::MODULES;
 use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type};
@@ -34,14 +33,6 @@ pub const FAMILY: Family = Family {
     class: "KimiLinearForCausalLM",
     gguf: Some(GgufArchitecture {
         modules: &[
-            ("self_attn.q_a_proj", "attn_q_a"),
-            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-            ("self_attn.q_b_proj", "attn_q_b"),
-            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-            ("self_attn.kv_b_proj", "attn_kv_b"),
-            ("self_attn.k_b_proj", "attn_k_b"),
-            ("self_attn.v_b_proj", "attn_v_b"),
             ("self_attn.q_conv1d", "ssm_conv1d_q"),
             ("self_attn.k_conv1d", "ssm_conv1d_k"),
             ("self_attn.v_conv1d", "ssm_conv1d_v"),
@@ -95,9 +86,7 @@ pub const FAMILY: Family = Family {
 /// Adds which layers have attention and experts, and the heads of the others, which only their tensors tell.
 fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<(), LoadError> {
     const HEADS: &str = "attention.head_count_kv";
-    let has_attention = gguf.layers_with(HEADS)?;
-    let has_attention = has_attention
-        .ok_or_else(|| gguf.error(HEADS, "is no array of all layers", "the file is damaged"))?;
+    let has_attention = gguf.required_layers_with(HEADS)?;
     let with_state = has_attention.iter().position(|has| !has);
     let strengths = with_state.map(|layer| format!("blk.{layer}.ssm_beta.weight"));
     if let Some([num_heads, _]) = strengths.and_then(|name| gguf.shape(&name)) {

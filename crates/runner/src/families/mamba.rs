@@ -96,7 +96,7 @@ fn add_channels(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Resul
     let num_channels = gguf.required("ssm.inner_size")?;
     config.insert("intermediate_size".to_owned(), num_channels);
     let eps = gguf.required("attention.layer_norm_rms_epsilon")?;
-    config.insert("mixer_rms_eps".to_owned(), json!(eps));
+    config.insert("mixer_rms_eps".to_owned(), eps);
     Ok(())
 }
 

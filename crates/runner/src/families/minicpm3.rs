@@ -12,7 +12,7 @@
 use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_HEADS;
-use super::deepseek::{Generation, LATENT_MODULES, Parts, describe_generation};
+use super::deepseek::{Generation, Parts, describe_generation};
 use super::dimensions::Sizes;
 use super::experts::width;
 use super::family::Family;
@@ -26,7 +26,6 @@ use inflight_device::LogitsTransform;
 pub const FAMILY: Family = Family {
     class: "MiniCPM3ForCausalLM",
     gguf: Some(GgufArchitecture {
-        modules: LATENT_MODULES,
         has_latents: true,
         add_fixed: add_factors,
         ..GgufArchitecture::named("minicpm3")
