@@ -27,6 +27,7 @@ mod workspace;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 use xtask::{Result, timeline};
 
@@ -80,8 +81,12 @@ enum Command {
     /// Write a checkpoint for measurements: with random weights, or with another number of layers than one that is
     /// there
     MakeModel {
-        /// Random weights: llama-160m, llama-160m-experts, llama-3.2-1b, llama-3.1-8b or tiny
-        #[arg(long, required_unless_present = "like")]
+        /// Random weights of this shape
+        #[arg(
+            long,
+            required_unless_present = "like",
+            value_parser = PossibleValuesParser::new(inflight_random_checkpoint::shapes())
+        )]
         shape: Option<String>,
         /// The folder of a checkpoint: its first layers, or its own and others that add zero
         #[arg(
