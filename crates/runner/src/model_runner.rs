@@ -898,7 +898,10 @@ fn check(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
                 "max_seq_len {} is above {max_seq_len}, the model's max_position_embeddings",
                 limits.max_seq_len
             ),
-            remedy: format!("set it to at most {max_seq_len}"),
+            remedy: format!(
+                "set it to at most {max_seq_len}, or give config.json the number of tokens that the model can read as \
+                 max_position_embeddings"
+            ),
         });
     }
     let num_windows = limits.attention.windows.len();

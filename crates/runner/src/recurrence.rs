@@ -418,18 +418,24 @@ impl<D: Device> RecurrenceBuffers<D> {
             late,
         };
         let (x, states, mixed) = (&mut self.x, &mut self.states, &mut self.mixed);
+        let convolution = || Work::elements(num_rows, shape.input_len(), 4, 2 * shape.kernel_len);
         let late = self.late.as_mut().zip(late.as_ref());
-        let late = late.map(|(buffers, late)| match late.are_selected() {
-            true => {
-                run.device.convolve(step, params(None), x, states, mixed);
-                buffers.project(run, num_rows, mixed, late)
-            }
-            false => buffers.project(run, num_rows, normed, late),
+        let is_convolved = late.as_ref().is_some_and(|(_, late)| late.are_selected());
+        if is_convolved {
+            run.device.convolve(step, params(None), x, states, mixed);
+            run.probe.ended(Operation::Recurrence, convolution);
+        }
+        let late = late.map(|(buffers, late)| {
+            let inputs = if is_convolved { &*mixed } else { normed };
+            buffers.project(run, num_rows, inputs, late)
         });
         run.device
             .mix_recurrence(step, params(late), x, states, mixed);
         run.probe.ended(Operation::Recurrence, || {
-            let x = Work::elements(num_rows, shape.input_len(), 4, 2 * shape.kernel_len);
+            let x = match is_convolved {
+                true => Work::default(),
+                false => convolution(),
+            };
             let mixed = Work::elements(num_rows, shape.out_len(), 2, 2);
             let num_states = shape.state_len() - shape.convolution_len();
             let states = Work::elements(inputs.spans.len(), shape.state_len(), 8, 0);
