@@ -9,11 +9,12 @@
 use std::iter::repeat;
 use std::ops::Range;
 
-use super::super::Cpu;
 use super::super::elementwise::sum;
 use super::super::math::{self, exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::{COLUMNS, Tasks, sigmoid, softplus};
+use super::super::{Cpu, Simd};
+use super::columns::{EachColumn, for_each_column};
+use super::{Tasks, sigmoid, softplus};
 use inflight_device::{DeltaForm, DeltaShape, LateInputs, RuleWeights};
 
 /// Added to the squared length of a query or key, as transformers and flash-linear-attention do.
@@ -21,6 +22,7 @@ const LENGTH_EPS: f32 = 1e-6;
 
 /// The operands of a key head.
 struct Head<'a> {
+    simd: Simd,
     shape: &'a DeltaShape,
     index: usize,
     /// The value heads that share it.
@@ -103,6 +105,7 @@ impl Cpu {
             let index = task % shape.num_key_heads;
             let span = tasks.span(task / shape.num_key_heads);
             let head = &Head {
+                simd,
                 shape,
                 index,
                 values: index * group..(index + 1) * group,
@@ -180,14 +183,14 @@ fn mix_token(
             (false, DeltaForm::Heads) => {
                 let time = softplus(inputs.decays[index] + weights.time_biases[index]);
                 let decay = exp(-weights.rates[index] * time);
-                update(state, operands, repeat(decay), strength(), sums);
+                update(head.simd, state, operands, repeat(decay), strength(), sums);
             }
             (false, DeltaForm::Channels) => {
                 let own = index * key_dim..(index + 1) * key_dim;
                 let operands_of_decays = [&inputs.decays[own.clone()], &weights.time_biases[own]];
                 decay_rows(weights.rates[index], operands_of_decays, row_decays);
                 let decays = row_decays.iter().copied();
-                update(state, operands, decays, strength(), sums);
+                update(head.simd, state, operands, decays, strength(), sums);
             }
         }
         let scale = 1.0 / (sum(sums, |x| x * x) / value_dim as f32 + norm_eps).sqrt();
@@ -246,53 +249,61 @@ fn read(state: &[f32], q: &[f32], out: &mut [f32]) {
 /// Decays the rows of a state, writes a value to it at a key, and reads it at a query.
 #[inline(always)]
 fn update(
+    simd: Simd,
     state: &mut [f32],
-    [q, k, v]: [&[f32]; 3],
+    operands: [&[f32]; 3],
     decays: impl Iterator<Item = f32> + Clone,
     strength: f32,
     out: &mut [f32],
 ) {
-    let value_dim = v.len();
-    let whole = value_dim / COLUMNS * COLUMNS;
-    for first in (0..whole).step_by(COLUMNS) {
-        let decays = decays.clone();
-        update_columns::<COLUMNS>(state, [q, k, v], first, decays, strength, out);
-    }
-    for first in whole..value_dim {
-        update_columns::<1>(state, [q, k, v], first, decays.clone(), strength, out);
-    }
+    let mut update = Update {
+        state,
+        operands,
+        decays,
+        strength,
+        out,
+    };
+    for_each_column(simd, operands[2].len(), &mut update);
 }
 
-#[inline(always)]
-fn update_columns<const N: usize>(
-    state: &mut [f32],
-    [q, k, v]: [&[f32]; 3],
-    first: usize,
-    decays: impl Iterator<Item = f32>,
+/// The operands of [`update`].
+struct Update<'a, D> {
+    state: &'a mut [f32],
+    /// Query, key and value.
+    operands: [&'a [f32]; 3],
+    decays: D,
     strength: f32,
-    out: &mut [f32],
-) {
-    let value_dim = v.len();
-    let mut known = [0.0; N];
-    for ((row, k), decay) in state.chunks_exact_mut(value_dim).zip(k).zip(decays) {
-        for (known, state) in known.iter_mut().zip(&mut row[first..first + N]) {
-            *state *= decay;
-            *known += *state * k;
+    out: &'a mut [f32],
+}
+
+impl<D: Iterator<Item = f32> + Clone> EachColumn for Update<'_, D> {
+    #[inline(always)]
+    fn compute<const N: usize>(&mut self, first: usize) {
+        let [q, k, v] = self.operands;
+        let value_dim = v.len();
+        let mut known = [0.0; N];
+        let rows = self.state.chunks_exact_mut(value_dim);
+        for ((row, k), decay) in rows.zip(k).zip(self.decays.clone()) {
+            for (known, state) in known.iter_mut().zip(&mut row[first..first + N]) {
+                *state *= decay;
+                *known += *state * k;
+            }
         }
-    }
-    let mut written = [0.0; N];
-    for ((written, v), known) in written.iter_mut().zip(&v[first..]).zip(known) {
-        *written = (v - known) * strength;
-    }
-    let mut sums = [0.0; N];
-    for ((row, k), q) in state.chunks_exact_mut(value_dim).zip(k).zip(q) {
-        let columns = row[first..first + N].iter_mut();
-        for ((sum, state), written) in sums.iter_mut().zip(columns).zip(written) {
-            *state += written * k;
-            *sum += *state * q;
+        let mut written = [0.0; N];
+        for ((written, v), known) in written.iter_mut().zip(&v[first..]).zip(known) {
+            *written = (v - known) * self.strength;
         }
+        let mut sums = [0.0; N];
+        let rows = self.state.chunks_exact_mut(value_dim);
+        for ((row, k), q) in rows.zip(k).zip(q) {
+            let columns = row[first..first + N].iter_mut();
+            for ((sum, state), written) in sums.iter_mut().zip(columns).zip(written) {
+                *state += written * k;
+                *sum += *state * q;
+            }
+        }
+        self.out[first..first + N].copy_from_slice(&sums);
     }
-    out[first..first + N].copy_from_slice(&sums);
 }
 
 #[cfg(test)]
@@ -300,7 +311,6 @@ mod tests {
     use std::iter::{Copied, Repeat};
     use std::slice::Iter;
 
-    use super::super::super::Simd;
     use super::super::tests::values;
     use super::*;
 
@@ -338,7 +348,7 @@ mod tests {
         update: impl Fn(Simd, &mut [f32], [&[f32]; 3], f32, &mut [f32]),
     ) {
         let decays: Vec<_> = (0..KEY_DIM).map(decay).collect();
-        for value_dim in [1, 31, 32, 40, 64, 71] {
+        for value_dim in [1, 31, 32, 40, 64, 71, 128, 225] {
             let mut state = values(KEY_DIM * value_dim, 1);
             let mut expected: Vec<_> = state.iter().copied().map(f64::from).collect();
             for token in 2..6 {
@@ -369,6 +379,7 @@ mod tests {
                 |simd, state, operands, strength, out| {
                     let decays = repeat(0.9_f32);
                     for_each_simd!(simd, update, (
+                        simd: Simd,
                         state: &mut [f32],
                         operands: [&[f32]; 3],
                         decays: Repeat<f32>,
@@ -388,6 +399,7 @@ mod tests {
             check_updates(simd, decay, |simd, state, operands, strength, out| {
                 let decays = decays.iter().copied();
                 for_each_simd!(simd, update, (
+                    simd: Simd,
                     state: &mut [f32],
                     operands: [&[f32]; 3],
                     decays: Copied<Iter<'_, f32>>,
@@ -421,21 +433,22 @@ mod tests {
 
     #[test]
     fn columns_that_are_computed_together_or_read_again_have_the_same_bits() {
-        let (key_dim, value_dim) = (24, 32);
+        let (key_dim, value_dim) = (24, 225);
         let [q, k] = [1, 2].map(|seed| values(key_dim, seed));
         let v = values(value_dim, 3);
+        let state = values(key_dim * value_dim, 4);
         let results = [true, false].map(|together| {
-            let mut state = values(key_dim * value_dim, 4);
-            let mut out = vec![0.0; value_dim];
-            let operands = [&q[..], &k, &v];
+            let (mut state, mut out) = (state.clone(), vec![0.0; value_dim]);
+            let mut update = Update {
+                state: &mut state,
+                operands: [&q[..], &k, &v],
+                decays: repeat(0.9),
+                strength: 0.7,
+                out: &mut out,
+            };
             match together {
-                true => update(&mut state, operands, repeat(0.9), 0.7, &mut out),
-                false => {
-                    for column in 0..value_dim {
-                        let decays = repeat(0.9);
-                        update_columns::<1>(&mut state, operands, column, decays, 0.7, &mut out);
-                    }
-                }
+                true => for_each_column(Simd::Avx512Bf16, value_dim, &mut update),
+                false => (0..value_dim).for_each(|column| update.compute::<1>(column)),
             }
             let mut again = vec![0.0; value_dim];
             read(&state, &q, &mut again);

@@ -3,6 +3,7 @@
 //! A task has some channels or a head of one sequence, and computes its tokens one after the other, so that a token's
 //! bits depend on nothing but its sequence.
 
+mod columns;
 mod convolution;
 mod delta;
 mod scan;
@@ -24,9 +25,6 @@ use inflight_device::{
     GateFunction, RecurrenceParams, RecurrenceShape, RecurrentOps, RecurrentRule, SavedState,
 };
 use inflight_threads::DisjointSlice;
-
-/// Columns of a state that are computed together: their sums stay in registers.
-const COLUMNS: usize = 32;
 
 /// The states of all slots.
 pub struct CpuRecurrentStates {

@@ -5,11 +5,12 @@
 //! then      gates and norms of whole rows
 //! ```
 
-use super::super::Cpu;
 use super::super::elementwise::{MIN_TASK_LEN, inverse_rms};
 use super::super::math::{exp, silu, to_bf16_bits};
 use super::super::simd::for_each_simd;
-use super::{COLUMNS, Tasks, softplus};
+use super::super::{Cpu, Simd};
+use super::columns::{EachColumn, for_each_column};
+use super::{Tasks, softplus};
 use inflight_device::{RuleWeights, SpaceNorm, StateSpaceShape};
 
 impl Cpu {
@@ -75,6 +76,7 @@ impl Cpu {
                 let decay = exp(-weights.rates[head] * time);
                 let factors = [decay, time, skips[head]];
                 for_each_simd!(simd, update, (
+                    simd: Simd,
                     state: &mut [f32],
                     key: &[f32],
                     query: &[f32],
@@ -199,47 +201,55 @@ fn read(state: &[f32], query: &[f32], skip: f32, value: &mut [f32]) {
 /// Decays a state, adds a value to it at a key, and puts in place of the value what the state has for a query.
 #[inline(always)]
 fn update(
+    simd: Simd,
     state: &mut [f32],
     key: &[f32],
     query: &[f32],
-    [decay, time, skip]: [f32; 3],
+    factors: [f32; 3],
     value: &mut [f32],
 ) {
     let head_dim = value.len();
-    let whole = head_dim / COLUMNS * COLUMNS;
-    let factors = [decay, time, skip];
-    for first in (0..whole).step_by(COLUMNS) {
-        update_columns::<COLUMNS>(state, [key, query], factors, first, value);
-    }
-    for first in whole..head_dim {
-        update_columns::<1>(state, [key, query], factors, first, value);
-    }
+    let mut update = Update {
+        state,
+        key,
+        query,
+        factors,
+        value,
+    };
+    for_each_column(simd, head_dim, &mut update);
 }
 
-#[inline(always)]
-fn update_columns<const N: usize>(
-    state: &mut [f32],
-    [key, query]: [&[f32]; 2],
-    [decay, time, skip]: [f32; 3],
-    first: usize,
-    value: &mut [f32],
-) {
-    let head_dim = value.len();
-    let value = &mut value[first..first + N];
-    let mut added = [0.0; N];
-    for (added, value) in added.iter_mut().zip(&*value) {
-        *added = time * value;
-    }
-    let mut sums = [0.0; N];
-    for ((row, key), query) in state.chunks_exact_mut(head_dim).zip(key).zip(query) {
-        let columns = row[first..first + N].iter_mut();
-        for ((sum, state), added) in sums.iter_mut().zip(columns).zip(added) {
-            *state = *state * decay + added * key;
-            *sum += *state * query;
+/// The operands of [`update`].
+struct Update<'a> {
+    state: &'a mut [f32],
+    key: &'a [f32],
+    query: &'a [f32],
+    /// Decay, time and skip.
+    factors: [f32; 3],
+    value: &'a mut [f32],
+}
+
+impl EachColumn for Update<'_> {
+    #[inline(always)]
+    fn compute<const N: usize>(&mut self, first: usize) {
+        let [decay, time, skip] = self.factors;
+        let rows = self.state.chunks_exact_mut(self.value.len());
+        let value = &mut self.value[first..first + N];
+        let mut added = [0.0; N];
+        for (added, value) in added.iter_mut().zip(&*value) {
+            *added = time * value;
         }
-    }
-    for (value, sum) in value.iter_mut().zip(sums) {
-        *value = sum + skip * *value;
+        let mut sums = [0.0; N];
+        for ((row, key), query) in rows.zip(self.key).zip(self.query) {
+            let columns = row[first..first + N].iter_mut();
+            for ((sum, state), added) in sums.iter_mut().zip(columns).zip(added) {
+                *state = *state * decay + added * key;
+                *sum += *state * query;
+            }
+        }
+        for (value, sum) in value.iter_mut().zip(sums) {
+            *value = sum + skip * *value;
+        }
     }
 }
 
@@ -248,12 +258,11 @@ mod tests {
     use super::super::super::math::from_bf16_bits;
     use super::super::tests::values;
     use super::*;
-    use crate::Simd;
 
     #[test]
     fn a_state_is_updated_by_the_definition_whatever_its_width() {
         for simd in Simd::tested() {
-            for head_dim in [1, 31, 32, 40, 64, 71] {
+            for head_dim in [1, 31, 32, 40, 64, 71, 128, 225] {
                 let state_dim = 24;
                 let mut state = values(state_dim * head_dim, 1);
                 let mut expected: Vec<_> = state.iter().copied().map(f64::from).collect();
@@ -278,6 +287,7 @@ mod tests {
                     let (key, query) = (&key[..], &query[..]);
                     let (state, value) = (&mut state[..], &mut value[..]);
                     for_each_simd!(simd, update, (
+                        simd: Simd,
                         state: &mut [f32],
                         key: &[f32],
                         query: &[f32],
