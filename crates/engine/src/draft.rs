@@ -204,7 +204,7 @@ impl Drafter {
             0 => 0,
             max => self.append_found(tokens, num_prompt_tokens, max, sampling),
         };
-        let Some(model) = self.model.as_mut().filter(|_| num_found == 0 && max > 0) else {
+        let Some(model) = self.model.as_mut().filter(|_| num_found == 0) else {
             return num_found;
         };
         // The last token is not computed.
@@ -284,7 +284,7 @@ impl PromptLookup {
             };
             end = lowest + place;
             // The token itself, and the equal ones before it.
-            let len = 1 + same_at_end(&tokens[..end], before, max - 1);
+            let len = 1 + same_at_end(&tokens[..end], before, max);
             if len > longest {
                 longest = len;
                 found = Some(end + 1);

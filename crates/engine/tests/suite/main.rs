@@ -2,6 +2,7 @@
 
 mod beams;
 mod documented_runs;
+mod draft_models;
 mod limits;
 mod random_walks;
 mod records;

@@ -1072,6 +1072,11 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
         step.num_tokens() <= config.max_num_tokens,
         "over the budget"
     );
+    let num_tokens: usize = plans.iter().map(|plan| plan.token_ids.len()).sum();
+    assert_eq!(step.num_tokens().index(), num_tokens);
+    // They are made before the first call.
+    let moves: Vec<_> = plans.iter().flat_map(|plan| plan.moves).collect();
+    assert_eq!(step.moves().iter().collect::<Vec<_>>(), moves);
     let sequences = step.sequences();
     assert!(
         step.num_requests() <= config.max_num_requests as usize,
@@ -1273,6 +1278,9 @@ fn check_plan(
         assert!(blocks.len().is_multiple_of(plan.num_groups));
         let num_places = blocks.len() / plan.num_groups;
         assert!((num_needed..=num_needed + num_spare).contains(&num_places));
+        if stream.generates && config.max_steps_out() == 1 {
+            check_freed(blocks, start.saturating_sub(block), config);
+        }
         let held: Vec<_> = blocks.iter().filter(|&&id| id != BlockId::NONE).collect();
         assert!(held.iter().all(|id| id.0 < config.num_blocks.0));
         let different: BTreeSet<_> = held.iter().collect();
@@ -1282,6 +1290,22 @@ fn check_plan(
     assert_eq!(tables.len(), plan.sequences.len());
     let bounds = tables.into_iter().flat_map(|(start, end)| [start, end]);
     assert!(bounds.is_sorted(), "tables do not overlap");
+}
+
+/// Checks that a sequence has freed the blocks of its table that the query at `position` and those behind it do not see.
+fn check_freed(table: &[BlockId], position: u32, config: &EngineConfig) {
+    let (position, block) = (position as usize, config.block_size.tokens().index());
+    let num_groups = config.groups.num_groups();
+    for (index, held) in table.iter().enumerate() {
+        let (place, group) = (index / num_groups, index % num_groups);
+        let mut positions = place * block..(place + 1) * block;
+        let is_hidden =
+            positions.end <= position && !positions.any(|seen| sees(config, group, position, seen));
+        assert!(
+            !is_hidden || *held == BlockId::NONE,
+            "block {place} is hidden"
+        );
+    }
 }
 
 /// Checks what must hold for the drafts of a sequence.
