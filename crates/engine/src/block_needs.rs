@@ -125,11 +125,8 @@ impl<'a> BlockNeeds<'a> {
     fn kept(&self) -> Blocks {
         let kv = self.active.kv();
         let running = self.active.running().map(|(_, sequence)| sequence);
-        let mut kept = kv.num_used_whole();
-        if self.config.groups.num_whole() > 0 {
-            let promised = running.clone().map(|sequence| self.still_to_take(sequence));
-            kept += promised.sum::<Blocks>();
-        }
+        let promised = running.clone().map(|sequence| self.still_to_take(sequence));
+        let mut kept = kv.num_used_whole() + promised.sum::<Blocks>();
         if self.config.groups.any_windows() {
             let cancelled = self.active.cancelled();
             let held = cancelled.map(|sequence| match sequence.has_beams() {

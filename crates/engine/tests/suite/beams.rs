@@ -4,11 +4,11 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::support::{TestRequest, World, search_alone, wide_config};
+use crate::support::{TestRequest, VOCAB_SIZE, World, search_alone, wide_config};
 use inflight_base::{Blocks, SequenceId, Tokens};
 use inflight_engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
-    KvGroups, OutputOptions, PlannedSequence,
+    KvGroups, OutputOptions, PlannedSequence, Speculation,
 };
 use inflight_sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
@@ -166,6 +166,114 @@ fn beams_are_paused_for_those_before_them_and_start_again_where_they_part() {
 }
 
 #[test]
+fn beams_that_are_about_to_part_find_their_blocks() {
+    // The context has 5 full blocks and takes two steps. Then each beam needs a block.
+    for (num_blocks, starts) in [(8, false), (9, true)] {
+        let mut world = World::new(EngineConfig {
+            policy: CapacityPolicy::MaxUtilization,
+            max_seq_len: Tokens(32),
+            max_num_tokens: Tokens(12),
+            num_blocks: Blocks(num_blocks),
+            ..with_beams(3)
+        });
+        world.add(search(20, 5, 3)).expect("fits");
+        world.step();
+        let next = world.add(TestRequest::of_lengths(4, 2)).expect("fits");
+        world.step();
+        assert_eq!(world.streams[&next].admitted, starts, "{num_blocks} blocks");
+        world.run_to_end();
+    }
+}
+
+#[test]
+fn a_context_starts_with_its_blocks_and_a_search_also_with_the_next_one_of_each_beam() {
+    // A prompt of eight tokens has two full blocks.
+    let plain = || TestRequest::of_lengths(8, 4);
+    for (request, num_blocks, num_started) in [
+        (plain(), 4, 2),
+        (plain(), 5, 2),
+        (search(8, 4, 3), 9, 1),
+        (search(8, 4, 3), 10, 2),
+    ] {
+        let mut world = World::new(EngineConfig {
+            policy: CapacityPolicy::MaxUtilization,
+            max_seq_len: Tokens(16),
+            num_blocks: Blocks(num_blocks),
+            ..with_beams(3)
+        });
+        for _ in 0..2 {
+            world.add(request.clone()).expect("fits");
+        }
+        assert_eq!(world.step().len(), num_started, "{num_blocks} blocks");
+        world.run_to_end();
+    }
+}
+
+#[test]
+fn those_that_start_leave_running_searches_a_token_for_each_beam() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(8),
+        num_blocks: Blocks(256),
+        ..with_beams(6)
+    };
+    // Beams take four of eight tokens, so that a block fits into a step, but no token of its request later.
+    for widths in [&[4][..], &[2, 2]] {
+        let mut world = World::new(config.clone());
+        let searches: Vec<_> = widths
+            .iter()
+            .map(|&width| world.add(search(1, 9, width)).expect("fits"))
+            .collect();
+        world.step();
+        let long = world.add(TestRequest::of_lengths(40, 2)).expect("fits");
+        while searches.iter().all(|id| !world.streams[id].ended) {
+            assert!(!world.streams[&long].admitted, "{widths:?}");
+            world.step();
+        }
+        world.run_to_end();
+    }
+    // Where nobody searches, a context may be given less than a block.
+    let mut world = World::new(config);
+    for _ in 0..5 {
+        world.add(TestRequest::of_lengths(1, 9)).expect("fits");
+    }
+    world.step();
+    world.add(TestRequest::of_lengths(2, 9)).expect("fits");
+    assert_eq!(world.step().len(), 6);
+    world.run_to_end();
+}
+
+#[test]
+fn drafts_leave_a_block_for_each_beam() {
+    // The request has two blocks and the search four: one that all share, and one of each beam. A draft at position 7
+    // takes no block, and those behind it one that is free only if others are for all beams.
+    for (num_blocks, num_drafts) in [(10, 1), (11, 4)] {
+        let mut world = World::new(EngineConfig {
+            policy: CapacityPolicy::MaxUtilization,
+            max_seq_len: Tokens(16),
+            num_blocks: Blocks(num_blocks),
+            speculation: Some(Speculation {
+                max_draft_tokens: 4,
+                prompt_lookup: None,
+                has_draft_model: false,
+                recomputes_drafts: false,
+            }),
+            ..with_beams(3)
+        });
+        let mut request = TestRequest::of_lengths(6, 8);
+        request.drafts.expected = request.answer_alone(Tokens(16)).0.into();
+        world.add(request).expect("fits");
+        world.add(search(5, 5, 3)).expect("fits");
+        world.step();
+        assert_eq!(
+            world.step()[0].num_drafts,
+            num_drafts,
+            "{num_blocks} blocks"
+        );
+        world.run_to_end();
+    }
+}
+
+#[test]
 fn in_a_pool_that_is_far_too_small_searches_pause_often_and_all_end() {
     for (reuse, window) in [
         (BlockReuse::Off, None),
@@ -250,6 +358,29 @@ fn with_a_window_each_beam_frees_the_blocks_outside_of_it() {
             // Without the window one of the four would need 5 + 4 * 11 blocks.
             assert!(most <= 24, "{most}");
         }
+    }
+}
+
+#[test]
+fn no_beam_holds_more_blocks_than_its_window_has() {
+    let config = EngineConfig {
+        groups: KvGroups::one(Some(AttentionWindow {
+            size: Tokens(6),
+            num_sinks: Tokens(2),
+        })),
+        num_blocks: Blocks(256),
+        ..with_beams(4)
+    };
+    for num_prompt_tokens in 1..20 {
+        let mut world = World::new(config.clone());
+        world.add(search(num_prompt_tokens, 40, 4)).expect("fits");
+        while !world.engine.is_idle() {
+            world.step();
+            // The sinks are in one block, and six positions in three at most.
+            let num_used = world.engine.kv_usage().num_used.0;
+            assert!(num_used <= 4 * (1 + 3), "{num_used}");
+        }
+        world.run_to_end();
     }
 }
 
@@ -342,6 +473,64 @@ fn only_the_prompt_of_beams_is_reused() {
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(2));
     }
+}
+
+#[test]
+fn what_beams_generate_is_not_reused() {
+    // Each beam fills the third block with its first token.
+    let prompt: Vec<_> = (0..11).collect();
+    let mut world = World::new(EngineConfig {
+        reuse: BlockReuse::WholeBlocks,
+        ..with_beams(3)
+    });
+    let searching = TestRequest {
+        prompt: prompt.clone(),
+        ..search(1, 12, 3)
+    };
+    world.add(searching).expect("fits");
+    world.run_to_end();
+    for token in 0..VOCAB_SIZE {
+        let request = TestRequest {
+            prompt: [&prompt[..], &[token, 0]].concat(),
+            outputs: OutputOptions {
+                kv_blocks: true,
+                ..OutputOptions::default()
+            },
+            ..TestRequest::of_lengths(1, 1)
+        };
+        let id = world.add(request).expect("fits");
+        world.run_to_end();
+        let num_reused = world.streams[&id].kv_blocks.num_reused;
+        assert_eq!(num_reused, Blocks(2), "{token}");
+    }
+}
+
+#[test]
+fn the_new_blocks_of_a_search_are_those_that_it_takes_from_the_pool() {
+    let mut world = World::new(with_beams(3));
+    let num_taken = |world: &mut World| {
+        let mut num_taken = 0;
+        while !world.engine.is_idle() {
+            world.step();
+            let stats = world.engine.stats().expect("active");
+            num_taken = stats.reuse.num_taken_blocks;
+        }
+        world.run_to_end();
+        num_taken
+    };
+    world.add(TestRequest::of_lengths(9, 1)).expect("fits");
+    let before = num_taken(&mut world);
+    let request = TestRequest {
+        outputs: OutputOptions {
+            kv_blocks: true,
+            ..OutputOptions::default()
+        },
+        ..search(10, 12, 3)
+    };
+    let id = world.add(request).expect("fits");
+    let after = num_taken(&mut world);
+    let num_new = world.streams[&id].kv_blocks.num_new.0;
+    assert_eq!((before, u64::from(num_new)), (3, after - before));
 }
 
 #[test]

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use crate::support::{TestRequest, VOCAB_SIZE, World, wide_config};
 use inflight_base::{Blocks, SequenceId, TokenId, Tokens};
 use inflight_engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Speculation,
-    StepCost,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig,
+    KvGroups, Speculation, StepCost,
 };
 
 /// Arrival time, lengths and priority of a request.
@@ -434,6 +434,28 @@ fn a_context_waits_for_blocks_that_another_is_about_to_write() {
 }
 
 #[test]
+fn blocks_that_are_shared_with_a_running_request_are_kept_once() {
+    // Each could need four blocks, of which three are common: five are enough for both.
+    let config = EngineConfig {
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(5),
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 13, 3), at(2, 13, 3)];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2
+           1     13      4  c13    .
+           2      2      5    g   c1
+           3      2      5    g    g
+           4      1      4    .    g
+        ",
+    );
+}
+
+#[test]
 fn a_batch_without_newcomers_starts_with_all_requests_that_share_a_prefix() {
     for (scheme, policy) in [
         (BatchingScheme::InflightFused, CapacityPolicy::StaticBatch),
@@ -594,6 +616,35 @@ fn drafts_take_no_block_that_another_may_need() {
            6      1      3    .    .    g
         ",
     );
+}
+
+#[test]
+fn drafts_leave_a_block_of_each_group() {
+    let window = AttentionWindow {
+        size: Tokens(64),
+        num_sinks: Tokens(0),
+    };
+    // Two places have four blocks. A draft at position 7 takes no block.
+    for (num_blocks, num_drafts) in [(6, 1), (8, 4)] {
+        let mut world = World::new(EngineConfig {
+            policy: CapacityPolicy::MaxUtilization,
+            max_seq_len: Tokens(12),
+            num_blocks: Blocks(num_blocks),
+            groups: KvGroups::new(&[None, Some(window)]),
+            speculation: DRAFTS,
+            ..wide_config()
+        });
+        let mut request = TestRequest::of_lengths(6, 6);
+        request.drafts.expected = expected(&request, 20).into();
+        world.add(request).expect("fits");
+        world.step();
+        assert_eq!(
+            world.step()[0].num_drafts,
+            num_drafts,
+            "{num_blocks} blocks"
+        );
+        world.run_to_end();
+    }
 }
 
 #[test]
