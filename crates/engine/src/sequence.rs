@@ -240,7 +240,7 @@ impl Sequence {
 
     /// Whether the step that it is in is its last one, whatever that samples.
     pub(super) fn is_in_last_step(&self) -> bool {
-        self.is_out() && self.is_plain && self.computed >= self.max_kv_len()
+        self.is_out() && self.computed >= self.max_kv_len()
     }
 
     /// How its token is sampled in a step that is planned while it is in another one, from which it goes on; `None` if
@@ -608,8 +608,8 @@ impl Sequence {
     pub(super) fn best_so_far(&self) -> Box<[Hypothesis]> {
         match &self.details.beams {
             Some(beams) if self.ended.is_some() => beams.found().into(),
-            Some(beams) if !self.is_out() => beams.best_so_far(self.first.tokens()),
-            _ => Box::default(),
+            Some(beams) => beams.best_so_far(self.first.tokens()),
+            None => Box::default(),
         }
     }
 
@@ -631,8 +631,7 @@ impl Sequence {
         let interval = tokens.outputs().beams?;
         let num_tokens = tokens.num_generated().0;
         let is_settled = self.details.beams.as_ref()?.are_settled();
-        let is_due =
-            is_settled && num_tokens > 0 && (num_tokens - 1).is_multiple_of(interval.get());
+        let is_due = is_settled && (num_tokens - 1).is_multiple_of(interval.get());
         is_due.then(|| Event::Hypotheses(self.id, self.best_so_far()))
     }
 

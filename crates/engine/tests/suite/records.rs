@@ -166,3 +166,25 @@ fn a_batch_in_lockstep_is_recorded_when_it_has_ended() {
     assert_eq!(totals, [(1, Some(first)), (2, Some(second))]);
     assert_eq!(world.engine.take_ended_iterations(), []);
 }
+
+#[test]
+fn only_calls_of_generation_have_slots_of_requests_that_have_ended() {
+    let mut world = World::new(EngineConfig {
+        scheme: BatchingScheme::V1,
+        max_num_tokens: Tokens(8),
+        ..wide_config()
+    });
+    // The first ends with its context, while the context of the second takes another step.
+    for (num_prompt_tokens, max_new_tokens) in [(4, 1), (8, 3)] {
+        let request = TestRequest::of_lengths(num_prompt_tokens, max_new_tokens);
+        world.add(request).expect("fits");
+    }
+    let mut num_empty_slots = Vec::new();
+    for _ in 0..4 {
+        world.step();
+        let stats = world.engine.stats().expect("active");
+        num_empty_slots.push(stats.lockstep.expect("lockstep").num_empty_slots);
+    }
+    assert_eq!(num_empty_slots, [0, 0, 1, 2]);
+    world.run_to_end();
+}

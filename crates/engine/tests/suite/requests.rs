@@ -1,10 +1,13 @@
 //! Requests that the engine refuses, and how requests end.
 
+use std::sync::Arc;
+
 use crate::support::{TestRequest, World, wide_config};
 use inflight_base::{Blocks, SequenceId, Tokens};
 use inflight_engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine, EngineConfig,
-    Event, ExtraOutputs, KvBlocks, KvGroups, OutputOptions, Sampled, Speculation, StepOutput,
+    Adapter, AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, Engine,
+    EngineConfig, Event, ExtraOutputs, KvBlocks, KvGroups, OutputOptions, ReuseOptions, Sampled,
+    Speculation, StepOutput,
 };
 use inflight_sampling::{FinishReason, SampleError};
 
@@ -334,6 +337,80 @@ fn what_is_retained_is_found_until_it_is_released() {
     assert_eq!(num_found(&mut world), Blocks(3));
     world.engine.release_retained(&retained);
     assert_eq!(num_found(&mut world), Blocks(0), "evicted again");
+}
+
+#[test]
+fn no_more_than_sixteen_requests_that_wait_for_blocks_are_overtaken() {
+    for (num_waiting, num_planned) in [(15, 2), (16, 1)] {
+        let mut world = World::new(EngineConfig {
+            max_num_requests: 20,
+            num_blocks: Blocks(256),
+            reuse: BlockReuse::WholeBlocks,
+            ..wide_config()
+        });
+        // All but the first wait for what it writes.
+        for _ in 0..=num_waiting {
+            world.add(TestRequest::of_lengths(14, 2)).expect("fits");
+        }
+        let prompt = vec![7, 7];
+        let other = TestRequest {
+            prompt,
+            ..TestRequest::of_lengths(2, 2)
+        };
+        world.add(other).expect("fits");
+        assert_eq!(world.step().len(), num_planned, "{num_waiting} wait");
+        world.run_to_end();
+    }
+}
+
+#[test]
+fn only_a_prompt_that_begins_like_another_waits_for_its_states() {
+    let first: Vec<_> = (0..13).collect();
+    let mut other = first.clone();
+    other[0] = 9;
+    let shares_nothing = ReuseOptions {
+        enabled: false,
+        ..ReuseOptions::default()
+    };
+    for (prompt, reuse, starts) in [
+        (&first, ReuseOptions::default(), false),
+        (&other, ReuseOptions::default(), true),
+        (&first, shares_nothing, true),
+    ] {
+        let mut world = World::new(EngineConfig {
+            num_state_snapshots: 4,
+            reuse: BlockReuse::WholeBlocks,
+            ..wide_config()
+        });
+        for prompt in [&first, prompt] {
+            let request = TestRequest {
+                prompt: prompt.clone(),
+                reuse: reuse.clone(),
+                ..TestRequest::of_lengths(13, 2)
+            };
+            world.add(request).expect("fits");
+        }
+        assert_eq!(world.step().len() == 2, starts, "{prompt:?}, {reuse:?}");
+        world.run_to_end();
+    }
+}
+
+#[test]
+fn an_adapter_is_let_go_with_the_last_request_that_has_it() {
+    let weights = Arc::new(7_u32);
+    let mut engine = Engine::new(EngineConfig {
+        num_adapter_pages: Some(4),
+        ..wide_config()
+    });
+    let mut request = TestRequest::of_lengths(5, 1).to_request(SequenceId(1));
+    request.adapter = Some(Adapter::new(weights.clone(), 1));
+    engine.add(request).expect("fits");
+    let step = engine.schedule();
+    let mut output = StepOutput::default();
+    let slot = step.sequences()[0].slot;
+    output.sampled.push((slot, Sampled::Token(1)));
+    engine.apply(step, &mut output, &mut Vec::new());
+    assert_eq!(Arc::strong_count(&weights), 1);
 }
 
 #[test]
