@@ -190,6 +190,7 @@ fn attend(
         num_kv_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
         values: KvValues::OfTheirOwn,
+        indexer_dim: 0,
         block_size: BlockSize::new(block_size as u32).expect("not zero"),
         dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
     };
@@ -315,6 +316,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
             num_kv_heads: 4,
             head_dim: 64,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(32).expect("not zero"),
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
         };

@@ -247,6 +247,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 num_kv_heads: 1,
                 head_dim: 64,
                 values: KvValues::OfTheirOwn,
+                indexer_dim: 0,
                 block_size: BlockSize::new(128).expect("not zero"),
                 dtype: KvDtype::Bf16,
             };
@@ -464,6 +465,7 @@ fn a_gpu_leaves_rows_to_the_host() {
             num_kv_heads: 1,
             head_dim: 64,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
         };

@@ -333,16 +333,17 @@ fn each_constant_of_devices_sets_some_apart() {
 
 #[test]
 fn each_type_of_operations_is_lacking_on_some_devices() {
-    fn has<D: Device>() -> [bool; 5] {
+    fn has<D: Device>() -> [bool; 6] {
         [
             D::STACKS.is_some(),
             D::TILES.is_some(),
             D::ROW_NORMS.is_some(),
             D::STATES.is_some(),
             D::LAYER_INPUTS.is_some(),
+            D::INDEXER.is_some(),
         ]
     }
-    assert_eq!(has::<Cpu>(), [false, true, true, true, true]);
-    assert_eq!(has::<Cuda>(), [true, false, true, false, false]);
-    assert_eq!(has::<Reference>(), [false, false, false, true, true]);
+    assert_eq!(has::<Cpu>(), [false, true, true, true, true, true]);
+    assert_eq!(has::<Cuda>(), [true, false, true, false, false, false]);
+    assert_eq!(has::<Reference>(), [false, false, false, true, true, true]);
 }

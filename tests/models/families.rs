@@ -135,7 +135,7 @@ pub const WITHOUT_ATTENTION: [&str; 2] = ["mamba", "falcon-mamba"];
 pub const WITH_GATES: [Family; 1] = [("afmoe", &[])];
 
 /// Families that are computed on CPUs only, as [`FAMILIES`].
-pub const ON_CPUS: [Family; 10] = [
+pub const ON_CPUS: [Family; 12] = [
     ("gemma4", &[30, 17, 40, 7, 24]),
     ("gemma4-moe", &[]),
     ("llama4", &[]),
@@ -146,7 +146,12 @@ pub const ON_CPUS: [Family; 10] = [
     ("olmo-clip", &[]),
     ("dbrx", &[]),
     ("laguna", &[]),
+    ("deepseek-v32", &[]),
+    ("glm-moe-dsa", &[]),
 ];
+
+/// Families whose queries see what an indexer selects, and so have no windows, of [`ON_CPUS`].
+pub const WITH_INDEXERS: [&str; 2] = ["deepseek-v32", "glm-moe-dsa"];
 
 /// Families whose prefixes are reused wherever they end.
 pub fn reusable_families() -> impl Iterator<Item = Family> {

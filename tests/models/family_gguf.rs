@@ -180,18 +180,20 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 27] = [
+const WITHOUT_FILE: [&str; 29] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
     "BitNetForCausalLM",
     "CodeGenForCausalLM",
     "CwmForCausalLM",
+    "DeepseekV32ForCausalLM",
     "FlexOlmoForCausalLM",
     "FlintForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoForCausalLM",
     "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
     "HYV3ForCausalLM",
     "HeliumForCausalLM",
     "HyperCLOVAXForCausalLM",

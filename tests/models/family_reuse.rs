@@ -4,7 +4,7 @@ use inflight_base::TokenId;
 use inflight_engine::BlockReuse;
 
 use crate::batching::{each_as_alone, prompt};
-use crate::families::reusable_families;
+use crate::families::{WITH_INDEXERS, reusable_families};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
@@ -110,6 +110,9 @@ fn a_family_computes_no_block_again_that_it_has() {
 #[test]
 fn a_family_with_windows_and_sinks_computes_no_block_again_that_it_has() {
     for (name, windows) in reusable_families() {
+        if WITH_INDEXERS.contains(&name) {
+            continue;
+        }
         let setup = Setup {
             windows: if windows.is_empty() { &[24] } else { windows },
             num_sinks: 3,

@@ -27,7 +27,7 @@ enum Kind {
     OutputLayer,
     /// Tokens: rounded only as an output layer.
     Embedding,
-    /// Chooses experts, or weighs a shared one: never rounded.
+    /// Chooses experts or positions, or weighs a shared expert: never rounded.
     Router,
     /// Norms, biases and positions: never rounded.
     Other,
@@ -59,6 +59,7 @@ impl Kind {
             }
             // The last one is InternLM 2's name.
             () if has(&["lm_head", "embed_out"]) || name == "output.weight" => Self::OutputLayer,
+            () if has(&[".indexer."]) => Self::Router,
             () if ends(&["_input_gate.weight"]) => Self::Projection,
             () if ends(&[
                 "gate.weight",
@@ -158,7 +159,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 43, "families with experts or streams");
+    assert_eq!(num_with_router, 45, "families with experts or streams");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.

@@ -167,6 +167,10 @@ fn latent_attention_is_the_same_on_1_2_and_4_ranks() {
         // Its keys and values are in tensors of their own, or in one.
         assert_ranks_change_only_rounding(gguf(name).dir(), &setup, num_ranks, cost);
     }
+    // Each rank selects the positions that its heads see.
+    for name in ["deepseek-v32", "glm-moe-dsa"] {
+        assert_ranks_change_only_rounding(&fixture(name), &Setup::default(), &[2], None);
+    }
     let rounded = Setup {
         weights: Some(WeightPrecision::new(CodeBits::Eight)),
         ..Setup::default()

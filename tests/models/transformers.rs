@@ -337,6 +337,8 @@ agree! {
     deepseek_v2_lite_agrees_with_transformers: "deepseek-v2-lite",
     deepseek_v3_agrees_with_transformers: "deepseek-v3",
     ax_k1_agrees_with_transformers: "axk1",
+    deepseek_v3_2_agrees_with_transformers: "deepseek-v32",
+    glm_5_agrees_with_transformers: "glm-moe-dsa",
     kimi_k2_5_agrees_with_transformers: "kimi-k2-5",
     youtu_agrees_with_transformers: "youtu",
     mellum_2_agrees_with_transformers: "mellum",
@@ -460,6 +462,8 @@ fn the_reference_device_agrees_with_transformers() {
         "deepseek-v2",
         "deepseek-v2-lite",
         "deepseek-v3",
+        "deepseek-v32",
+        "glm-moe-dsa",
     ] {
         reference_agrees_with_transformers(name);
     }

@@ -6,6 +6,7 @@ use half::bf16;
 
 use super::embedding::Embedding;
 use super::experts::ExpertRows;
+use super::indexer::CpuIndexer;
 use super::kv_cache::{HostBlocks, KvCache};
 use super::layer_inputs::CpuLayerInputs;
 use super::logits::CpuLogits;
@@ -261,6 +262,7 @@ impl Device for Cpu {
     type RowNorms = CpuRowNorms;
     type States = CpuStates;
     type LayerInputs = CpuLayerInputs;
+    type Indexer = CpuIndexer;
     type Ranks = CpuRanks;
 
     const STACKS: Option<Lacking> = None;
@@ -268,6 +270,7 @@ impl Device for Cpu {
     const ROW_NORMS: Option<CpuRowNorms> = Some(CpuRowNorms);
     const STATES: Option<CpuStates> = Some(CpuStates);
     const LAYER_INPUTS: Option<CpuLayerInputs> = Some(CpuLayerInputs);
+    const INDEXER: Option<CpuIndexer> = Some(CpuIndexer);
 
     fn tiling(options: &CpuOptions) -> Tiling {
         Tiling::of_cpus(options.deterministic)

@@ -15,12 +15,14 @@ use crate::kv_cache::GroupedLayout;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use super::attention::Selected;
 use super::elementwise::{inverse_rms, round_to_bf16};
 use super::gemm::Segment;
 use super::math::to_bf16_bits;
 use super::rope::{TASK_TOKENS, place, rotate};
+use super::rows::first_mut;
 use super::simd::for_each_simd;
-use super::{Cpu, KvCache};
+use super::{Cpu, CpuSelection, KvCache};
 use inflight_device::{HeadBiases, KvBatch, KvSpan, LatentParams, LatentShape};
 
 /// What the activations of a chunk of tokens may take.
@@ -107,13 +109,37 @@ impl Cpu {
         layer: usize,
         out: &mut [bf16],
     ) {
+        self.latent_attention_in_chunks((q, None), of, batch, cache, layer, out, MAX_CHUNK_BYTES);
+    }
+
+    /// As [`Cpu::latent_attention`], over the positions that tokens [select](Cpu::select_positions).
+    ///
+    /// # Panics
+    ///
+    /// As [`Cpu::latent_attention`], or if there are windows.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub fn sparse_latent_attention(
+        &mut self,
+        q: &[f32],
+        of: &LatentParams<'_, Self>,
+        selection: &CpuSelection,
+        batch: &KvBatch<'_>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut [bf16],
+    ) {
+        let selected = Selected {
+            positions: selection.positions(batch.num_tokens()),
+            num_selected: selection.max_selected(),
+        };
+        let q = (q, Some(selected));
         self.latent_attention_in_chunks(q, of, batch, cache, layer, out, MAX_CHUNK_BYTES);
     }
 
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn latent_attention_in_chunks(
         &mut self,
-        q: &[f32],
+        (q, selected): (&[f32], Option<Selected<'_>>),
         of: &LatentParams<'_, Self>,
         batch: &KvBatch<'_>,
         cache: &KvCache,
@@ -141,6 +167,7 @@ impl Cpu {
             cut(batch, start, end, &mut spans);
             let chunk = batch.with_spans(&spans);
             let q = &q[start * shape.q_len()..end * shape.q_len()];
+            let q = (q, selected.map(|selected| selected.of(start..end)));
             let out = &mut out[start * shape.out_len()..end * shape.out_len()];
             self.attend_chunk(q, of, &chunk, cache, layer, &mut scratch, out);
             scratch.spans = spans;
@@ -151,7 +178,7 @@ impl Cpu {
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn attend_chunk(
         &mut self,
-        q: &[f32],
+        (q, selected): (&[f32], Option<Selected<'_>>),
         of: &LatentParams<'_, Self>,
         batch: &KvBatch<'_>,
         cache: &KvCache,
@@ -213,8 +240,8 @@ impl Cpu {
         });
 
         let attended = first_mut(attended, num_rows * latent_dim);
-        self.paged_attention(
-            (keyed, None),
+        self.attention_over(
+            (keyed, None, selected),
             (&of.attention, HeadBiases::NONE),
             batch,
             cache,
@@ -303,13 +330,6 @@ fn cut(batch: &KvBatch<'_>, start: usize, end: usize, spans: &mut Vec<KvSpan>) {
             });
         }
     }
-}
-
-fn first_mut<T: Clone + bytemuck::Zeroable>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
-    if memory.len() < len {
-        memory.resize(len, T::zeroed());
-    }
-    &mut memory[..len]
 }
 
 /// The key of a token: its normalised latent, and the rotated part.

@@ -22,6 +22,7 @@ mod embedding;
 mod expand;
 mod experts;
 mod gemm;
+mod indexer;
 mod kv_cache;
 mod latent;
 mod layer_inputs;
@@ -58,6 +59,7 @@ use inflight_threads::{Pool, Turn};
 
 pub use embedding::Embedding;
 pub use experts::ExpertRows;
+pub use indexer::{CpuIndexer, CpuSelection};
 pub use kv_cache::KvCache;
 pub use layer_inputs::CpuLayerInputs;
 pub use logits::CpuLogits;
@@ -114,6 +116,8 @@ pub struct Cpu {
     totals: Vec<f32>,
     /// For [`Cpu::latent_attention`].
     latent: latent::LatentScratch,
+    /// For [`Cpu::select_positions`].
+    indexer: indexer::IndexerScratch,
     /// Whether it is one of several ranks, which wait for each other within a step and so take no turns.
     is_rank: bool,
 }
@@ -128,6 +132,8 @@ struct Worker {
     recurrence: recurrence::RecurrenceScratch,
     /// A key of latent attention.
     key: latent::KeyScratch,
+    /// Keys, queries and scores of an indexer.
+    indexer: indexer::ScoreScratch,
     /// A row of activations, in the order of the columns of the weights.
     ordered_x: Vec<u16>,
     /// A row of weights to be packed.
@@ -163,6 +169,7 @@ impl Cpu {
             tile_starts: Vec::new(),
             totals: Vec::new(),
             latent: latent::LatentScratch::default(),
+            indexer: indexer::IndexerScratch::default(),
             is_rank: false,
         })
     }

@@ -34,7 +34,7 @@ pub(super) fn exp(x: f32) -> f32 {
 
 /// `a * b + c`, in one instruction if `FUSED`: only where the instruction set has it.
 #[inline(always)]
-fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn mul_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     match FUSED {
         true => a.mul_add(b, c),
         false => a * b + c,

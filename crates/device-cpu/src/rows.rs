@@ -72,3 +72,11 @@ impl<T: Zeroable + Copy> Rows<T> {
         }
     }
 }
+
+/// The first elements of memory, which grows to have them.
+pub(super) fn first_mut<T: Clone + Zeroable>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
+    if memory.len() < len {
+        memory.resize(len, T::zeroed());
+    }
+    &mut memory[..len]
+}

@@ -10,6 +10,7 @@ mod kernels {
     mod elementwise;
     mod gated;
     mod gemm;
+    mod indexer;
     mod latent;
     mod quantised;
     mod support;

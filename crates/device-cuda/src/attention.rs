@@ -455,6 +455,7 @@ mod tests {
             num_kv_heads: 1,
             head_dim: latent_dim + rotary_dim,
             values: KvValues::InKeys(latent_dim),
+            indexer_dim: 0,
             block_size: BlockSize::new(64).expect("not zero"),
             dtype: KvDtype::Bf16,
         }
@@ -486,6 +487,7 @@ mod tests {
             num_kv_heads: 2,
             head_dim,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             ..latents(512, 64)
         };
         for max_shared_bytes in [LARGE, SMALL] {

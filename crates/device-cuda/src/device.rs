@@ -469,6 +469,7 @@ impl Device for Cuda {
     type RowNorms = CudaRowNorms;
     type States = Lacking;
     type LayerInputs = Lacking;
+    type Indexer = Lacking;
     type Ranks = CudaRanks;
 
     const STACKS: Option<CudaStacks> = Some(CudaStacks);
@@ -476,6 +477,7 @@ impl Device for Cuda {
     const ROW_NORMS: Option<CudaRowNorms> = Some(CudaRowNorms);
     const STATES: Option<Lacking> = None;
     const LAYER_INPUTS: Option<Lacking> = None;
+    const INDEXER: Option<Lacking> = None;
 
     fn join_ranks(&mut self, host: &mut RankHost) -> Result<CudaRanks, LoadError> {
         CudaRanks::join(self, host)

@@ -1,5 +1,6 @@
 //! A device with all that it has.
 
+use super::indexer::IndexerOps;
 use super::layer_inputs::LayerInputOps;
 use super::operands::Tiling;
 use super::ops::Ops;
@@ -26,6 +27,7 @@ use inflight_base::LoadError;
 ///   RowNormOps norms of queries and keys over all ranks
 ///   StateOps pooling models and draft heads
 ///   LayerInputOps layers with inputs of their own
+///   IndexerOps sparse attention by an indexer
 ///   RankOps one of several ranks
 /// ```
 pub trait Device: Ops + RecurrentOps {
@@ -39,6 +41,8 @@ pub trait Device: Ops + RecurrentOps {
     type States: StateOps<Self>;
     /// Computes layers with inputs of their own.
     type LayerInputs: LayerInputOps<Self>;
+    /// Computes sparse attention by an indexer.
+    type Indexer: IndexerOps<Self>;
     /// Computes a model together with other ranks.
     type Ranks: RankOps<Self>;
 
@@ -59,6 +63,9 @@ pub trait Device: Ops + RecurrentOps {
     /// There if it computes layers with inputs of their own, factors of the residual stream, norms of values, attention
     /// over keys and values of other layers or within chunks, and experts whose inputs are scaled by the router.
     const LAYER_INPUTS: Option<Self::LayerInputs>;
+
+    /// There if it computes sparse attention by an indexer.
+    const INDEXER: Option<Self::Indexer>;
 
     /// When it cuts sums into tiles, with these options.
     fn tiling(_options: &Self::Options) -> Tiling {

@@ -86,6 +86,9 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// The values.
     pub values: KvValues,
+    /// Elements of the key that an [indexer](super::IndexerShape) has of a position, an even number, in bf16. 0 without
+    /// an indexer, and where values are not in the keys.
+    pub indexer_dim: usize,
     /// Positions per block. On CPU, a multiple of 16 is read in place; other sizes work, but are slower
     /// and larger unless one block holds a whole sequence.
     pub block_size: BlockSize,

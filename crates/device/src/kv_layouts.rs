@@ -55,6 +55,7 @@ impl KvLayouts {
             num_kv_heads: 1,
             head_dim: 2,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: self.block_size,
             dtype: KvDtype::Bf16,
         };
@@ -98,6 +99,7 @@ mod tests {
             num_kv_heads: 1,
             head_dim,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
         }

@@ -14,7 +14,7 @@
 //!
 //! load.rs step_io.rs ops.rs recurrence.rs
 //!                             the traits of every device: memory, the ends of a step, and a forward pass
-//! stacks.rs tiles.rs row_norms.rs states.rs layer_inputs.rs rank_ops.rs
+//! stacks.rs tiles.rs row_norms.rs states.rs layer_inputs.rs indexer.rs rank_ops.rs
 //!                             operations that only some devices have
 //! lacking.rs                  what the others have in their place
 //! device.rs                   a device with all that it has
@@ -30,6 +30,7 @@ mod device;
 mod expert_weights;
 mod experts;
 mod host_memory;
+mod indexer;
 mod kv_batch;
 mod kv_layout;
 mod kv_layouts;
@@ -60,6 +61,7 @@ pub use device::Device;
 pub use expert_weights::{Expert, Experts};
 pub use experts::{GroupedRouting, MixtureShape, RouterScores, Routing, RoutingRule};
 pub use host_memory::{available_host_bytes, available_process_bytes, host_id};
+pub use indexer::{IndexerOps, IndexerParams, IndexerShape};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{CpuKvDtype, KvDtype, KvLayout, KvValues};
 pub use kv_layouts::KvLayouts;

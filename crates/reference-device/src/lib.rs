@@ -4,6 +4,7 @@
 //! be compared with it. Sums are f64 and are stored as f32; the inputs of products (activations, attention weights,
 //! keys and values) are rounded to bf16.
 
+mod indexer;
 mod layer_inputs;
 mod recurrence;
 
@@ -12,6 +13,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use half::{bf16, f16};
+use indexer::ReferenceIndexer;
 use inflight_base::{BlockId, HostBlockId, LoadError, StepError};
 use inflight_device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, Device, EmbeddingTable, Expert,
@@ -88,6 +90,8 @@ struct Plane {
     layout: KvLayout,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// `[block, position, element]`.
+    indexer_keys: Vec<f32>,
 }
 
 /// The experts of rows: index and weight of each, by rank, and the weight of the shared expert; and whether inputs have
@@ -180,6 +184,7 @@ impl Cache {
                 layout,
                 keys: vec![f32::NAN; len],
                 values: vec![f32::NAN; len],
+                indexer_keys: vec![f32::NAN; num_blocks * indexer_block_len(&layout)],
             }
         });
         Self {
@@ -218,6 +223,13 @@ impl Cache {
         let position = block.index() * self.positions_per_block() + position;
         let start = (position * num_kv_heads + head) * head_dim;
         start..start + head_dim
+    }
+
+    /// Where the key of an indexer at a position of a block is in a plane.
+    fn indexer_place(&self, plane: usize, block: BlockId, position: usize) -> Range<usize> {
+        let len = self.planes[plane].layout.indexer_dim;
+        let start = (block.index() * self.positions_per_block() + position) * len;
+        start..start + len
     }
 
     fn stored(&self, vector: &[f64]) -> Vec<f32> {
@@ -397,7 +409,8 @@ impl Load for Reference {
     }
 
     fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
-        2 * size_of::<f32>() * layouts.largest_group(groups, block_len)
+        let len = |layout: &KvLayout| 2 * block_len(layout) + indexer_block_len(layout);
+        size_of::<f32>() * layouts.largest_group(groups, len)
     }
 
     fn reserve(&mut self, _: &Cache, _: &StepCapacity) -> Result<(), LoadError> {
@@ -982,50 +995,15 @@ impl Ops for Reference {
         layer: usize,
         out: &mut Rows,
     ) {
-        let (shape, attention) = (params.shape, &params.attention);
-        let (block_size, plane) = (cache.positions_per_block(), cache.plane(layer));
-        for (row, position, _, _) in places(&step.batch, cache, layer) {
-            let table = cache.table(&step.batch, step.batch.place(row).0, layer);
-            let window = attention.window.map_or(usize::MAX, |w| w.get() as usize);
-            let seen = (0..=position).filter(|&other| {
+        let attention = &params.attention;
+        let window = attention.window.map_or(usize::MAX, |w| w.get() as usize);
+        let seen = |_, position: usize| {
+            let is_seen = |&other: &usize| {
                 other < attention.num_sinks as usize || other.saturating_add(window) > position
-            });
-            let keys: Vec<_> = seen
-                .map(|other| {
-                    let block = table.at(other / block_size);
-                    &cache.planes[plane].keys[cache.place(plane, block, other % block_size, 0)]
-                })
-                .collect();
-            for (head, query) in q.row(row).chunks(shape.query_dim()).enumerate() {
-                let (content, rotary) = query.split_at(shape.content_dim);
-                let to_latent = &params.heads.keys[head];
-                let content: Vec<_> = content.iter().map(|&x| rounded(exact(x))).collect();
-                let content = to_latent.matrix.inputs(&content);
-                let latent = (0..shape.latent_dim).map(|i| linear_output(to_latent, i, &content));
-                let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
-                let rotary = rotate(&rotary, params.angles.row(position));
-                let query: Vec<_> = latent.chain(rotary).map(|x| exact(rounded(x))).collect();
-                let scores = keys.iter().map(|key| {
-                    let products = query.iter().zip(*key).map(|(q, &k)| q * exact(k));
-                    products.sum::<f64>() * exact(attention.scale)
-                });
-                let scores: Vec<_> = scores.collect();
-                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
-                let weights: Vec<_> = weights.collect();
-                let total: f64 = weights.iter().sum();
-                let attended = (0..shape.latent_dim).map(|i| {
-                    let terms = keys.iter().zip(&weights).map(|(key, w)| exact(key[i]) * w);
-                    rounded(terms.sum::<f64>() / total)
-                });
-                let to_values = &params.heads.values[head];
-                let attended = to_values.matrix.inputs(&attended.collect::<Vec<_>>());
-                for i in 0..shape.value_dim {
-                    let value = linear_output(to_values, i, &attended);
-                    out.set(row, head * shape.value_dim + i, value);
-                }
-            }
-        }
+            };
+            (0..=position).filter(is_seen).collect()
+        };
+        self.attend_to_latents(step, params, q, seen, cache, layer, out);
     }
 
     fn has_whole_sums(&self) -> bool {
@@ -1094,12 +1072,70 @@ impl Ops for Reference {
     }
 }
 
+impl Reference {
+    /// Latent attention of each query over the positions that `seen` tells by its row and its own position.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    fn attend_to_latents(
+        &mut self,
+        step: &Step<'_>,
+        params: &LatentParams<'_, Self>,
+        q: &Rows,
+        seen: impl Fn(usize, usize) -> Vec<usize>,
+        cache: &Cache,
+        layer: usize,
+        out: &mut Rows,
+    ) {
+        let (shape, attention) = (params.shape, &params.attention);
+        let (block_size, plane) = (cache.positions_per_block(), cache.plane(layer));
+        for (row, position, _, _) in places(&step.batch, cache, layer) {
+            let table = cache.table(&step.batch, step.batch.place(row).0, layer);
+            let keys: Vec<_> = seen(row, position)
+                .into_iter()
+                .map(|other| {
+                    let block = table.at(other / block_size);
+                    &cache.planes[plane].keys[cache.place(plane, block, other % block_size, 0)]
+                })
+                .collect();
+            for (head, query) in q.row(row).chunks(shape.query_dim()).enumerate() {
+                let (content, rotary) = query.split_at(shape.content_dim);
+                let to_latent = &params.heads.keys[head];
+                let content: Vec<_> = content.iter().map(|&x| rounded(exact(x))).collect();
+                let content = to_latent.matrix.inputs(&content);
+                let latent = (0..shape.latent_dim).map(|i| linear_output(to_latent, i, &content));
+                let rotary: Vec<_> = rotary.iter().map(|&x| exact(x)).collect();
+                let rotary = rotate(&rotary, params.angles.row(position));
+                let query: Vec<_> = latent.chain(rotary).map(|x| exact(rounded(x))).collect();
+                let scores = keys.iter().map(|key| {
+                    let products = query.iter().zip(*key).map(|(q, &k)| q * exact(k));
+                    products.sum::<f64>() * exact(attention.scale)
+                });
+                let scores: Vec<_> = scores.collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
+                let weights: Vec<_> = weights.collect();
+                let total: f64 = weights.iter().sum();
+                let attended = (0..shape.latent_dim).map(|i| {
+                    let terms = keys.iter().zip(&weights).map(|(key, w)| exact(key[i]) * w);
+                    rounded(terms.sum::<f64>() / total)
+                });
+                let to_values = &params.heads.values[head];
+                let attended = to_values.matrix.inputs(&attended.collect::<Vec<_>>());
+                for i in 0..shape.value_dim {
+                    let value = linear_output(to_values, i, &attended);
+                    out.set(row, head * shape.value_dim + i, value);
+                }
+            }
+        }
+    }
+}
+
 impl Device for Reference {
     type Stacks = Lacking;
     type Tiles = Lacking;
     type RowNorms = Lacking;
     type States = ReferenceStates;
     type LayerInputs = ReferenceLayerInputs;
+    type Indexer = ReferenceIndexer;
     type Ranks = Lacking;
 
     const STACKS: Option<Lacking> = None;
@@ -1107,6 +1143,7 @@ impl Device for Reference {
     const ROW_NORMS: Option<Lacking> = None;
     const STATES: Option<ReferenceStates> = Some(ReferenceStates);
     const LAYER_INPUTS: Option<ReferenceLayerInputs> = Some(ReferenceLayerInputs);
+    const INDEXER: Option<ReferenceIndexer> = Some(ReferenceIndexer);
 
     fn join_ranks(&mut self, _: &mut RankHost) -> Result<Lacking, LoadError> {
         Err(LoadError::Resource("it is the only one".to_owned()))
@@ -1179,18 +1216,27 @@ fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usiz
                 plane.keys.copy_within(from.clone(), to.start);
                 plane.values.copy_within(from, to.start);
             }
+            let [from, to] = [source, target].map(|it| cache.indexer_place(plane, it, position));
+            let keys = &mut cache.planes[plane].indexer_keys;
+            keys.copy_within(from, to.start);
         }
     }
 }
 
 fn copy_block(from: &Cache, source: usize, to: &mut Cache, target: usize) {
     for (from, to) in from.planes.iter().zip(&mut to.planes) {
-        let block_len = block_len(&from.layout);
-        let [source, target] =
-            [source, target].map(|block| block * block_len..(block + 1) * block_len);
+        let places = |len: usize| [source, target].map(|block| block * len..(block + 1) * len);
+        let [source, target] = places(block_len(&from.layout));
         to.keys[target.clone()].copy_from_slice(&from.keys[source.clone()]);
         to.values[target].copy_from_slice(&from.values[source]);
+        let [source, target] = places(indexer_block_len(&from.layout));
+        to.indexer_keys[target].copy_from_slice(&from.indexer_keys[source]);
     }
+}
+
+/// Elements of the keys that an indexer has of a block in a layer.
+fn indexer_block_len(layout: &KvLayout) -> usize {
+    layout.block_size.tokens().index() * layout.indexer_dim
 }
 
 /// Elements of the keys of a block in a layer.

@@ -20,9 +20,10 @@ use super::alibi;
 use super::draft_head::{SharedWeights, StateTap};
 use super::experts_block::{ExpertsBlockBuffers, ExpertsBlockWeights};
 use super::feed_forward_weights::{DenseWeights, FeedForwardWeights};
-use super::latent::{LatentBuffers, LatentStep};
+use super::indexer::IndexerBuffers;
+use super::latent::LatentBuffers;
 use super::layer_attention::{
-    AttentionBuffers, LayerAttention, LayerShape, attention_buffers, inner_buffers,
+    AttentionBuffers, LatentStep, LayerAttention, LayerShape, attention_buffers, inner_buffers,
     layer_attention, place, upload_angles,
 };
 use super::layer_inputs::LayerInputs;
@@ -174,11 +175,13 @@ impl<D: Device> Decoder<D> {
         if let Some(latent) = spec.latent_shape() {
             check_latent(spec.family, &latent, limits)?;
         }
+        check_indexer(spec, limits)?;
         if limits.attention.shifts_sinks {
             check_shift(spec)?;
         }
         // Before the weights: not all devices have all of these.
         let layer_inputs = LayerInputs::new(device, spec, max_rows)?;
+        let indexer = IndexerBuffers::new(device, spec, max_rows)?;
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
@@ -253,7 +256,7 @@ impl<D: Device> Decoder<D> {
             buffers,
             inner,
             latent: match latent {
-                Some(latent) => Some(LatentBuffers::new(device, max_rows, latent)?),
+                Some(latent) => Some(LatentBuffers::new(device, max_rows, latent, indexer)?),
                 None => None,
             },
             recurrence,
@@ -1038,6 +1041,21 @@ fn check_latent(family: &str, shape: &LatentShape, limits: &RunnerLimits) -> Res
         });
     }
     Ok(())
+}
+
+/// Refuses windows where an indexer chooses what queries see.
+fn check_indexer(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
+    let window = limits.attention.windows.first();
+    match window.filter(|_| spec.indexer_shape().is_some()) {
+        None => Ok(()),
+        Some(window) => Err(LoadError::Config {
+            problem: format!(
+                "max_attention_window_size is {window}, but an indexer of {} chooses the positions that queries see",
+                spec.family
+            ),
+            remedy: "leave it out".to_owned(),
+        }),
+    }
 }
 
 /// Whether queries and keys of a layer are normalised once they are rotated.

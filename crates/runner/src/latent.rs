@@ -6,6 +6,8 @@
 //! attended   the device's latent attention of both               [m, num_heads * value_dim]
 //! ```
 
+use super::indexer::{IndexerBuffers, IndexerSource, IndexerWeights, Selecting};
+use super::layer_attention::LatentStep;
 use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
@@ -16,8 +18,8 @@ use super::spec::{LatentSpec, ModelSpec, Module, NormKind, NormSpec, Projection}
 use inflight_base::LoadError;
 use inflight_checkpoint::Matrix;
 use inflight_device::{
-    AttentionParams, Device, KvSpan, LatentHeads, LatentParams, LatentShape, LayerInputOps, Linear,
-    Norm, PackedWeights,
+    AttentionParams, Device, LatentHeads, LatentParams, LatentShape, LayerInputOps, Linear, Norm,
+    PackedWeights,
 };
 
 /// The weights of a layer, not yet read.
@@ -30,6 +32,8 @@ pub(super) struct LatentSource<'a> {
     kv_norm: NormSource<'a>,
     /// For each head, from queries to latents, and from latents to values.
     heads: Vec<[ProjectionSource<'a>; 2]>,
+    /// `None`: queries see all positions up to their own.
+    selecting: Option<Selecting<IndexerSource<'a>>>,
 }
 
 /// The weights of a layer.
@@ -44,6 +48,7 @@ pub(super) struct LatentWeights<D: Device> {
     kv: Linear<D>,
     kv_norm: D::Vector,
     heads: LatentHeads<D>,
+    selecting: Option<Selecting<IndexerWeights<D>>>,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -52,6 +57,8 @@ pub(super) struct LatentBuffers<D: Device> {
     queries: Option<(D::Inputs, D::Sums)>,
     /// The latents of keys and values, and the shared keys.
     kv: D::Sums,
+    /// Only for a model with indexers.
+    indexer: Option<IndexerBuffers<D>>,
 }
 
 /// The widths of a row: of all sums and all inputs that attention takes, and of the widest inputs.
@@ -66,17 +73,6 @@ pub(super) fn latent_widths(latent: &LatentSpec) -> [usize; 3] {
         latents + shape.out_len(),
         latents.max(shape.out_len()),
     ]
-}
-
-/// The place of a layer's attention in a step.
-pub(super) struct LatentStep<'a, 's, D: Device> {
-    pub step: &'a D::Step<'s>,
-    pub num_rows: usize,
-    pub spans: &'a [KvSpan],
-    pub layer: usize,
-    pub angles: &'a D::Angles,
-    pub params: AttentionParams,
-    pub kv_bytes_per_position: usize,
 }
 
 impl<'a> LatentSource<'a> {
@@ -113,10 +109,14 @@ impl<'a> LatentSource<'a> {
             kv: find(&latent.kv)?,
             kv_norm: norm(latent.kv_norm, shape.latent_dim)?,
             heads: find_heads(tensors, layer, latent)?,
+            selecting: match &latent.selection {
+                Some(selection) => Some(Selecting::find(tensors, layer, spec, selection)?),
+                None => None,
+            },
         })
     }
 
-    /// What a rank has of them: its heads. Latents and the keys that heads share are made by each rank.
+    /// What a rank has of them: its heads. Latents, the keys that heads share and selections are made by each rank.
     pub(super) fn share(mut self, share: &ModelShare) -> Self {
         let own = share.heads.queries.clone();
         let query_dim = self.shape.query_dim();
@@ -150,7 +150,10 @@ impl<'a> LatentSource<'a> {
     /// All of its projections, and whether they belong to a head, which a device may [stack](Device::STACKS).
     pub(super) fn projections(&self) -> impl Iterator<Item = (&ProjectionSource<'a>, bool)> {
         let queries = self.queries.iter().map(|(_, projection)| projection);
-        let whole = queries.chain([&self.kv]).map(|it| (it, false));
+        let selecting = self.selecting.iter().filter_map(Selecting::own);
+        let of_indexer = selecting.flat_map(IndexerSource::projections);
+        let whole = queries.chain([&self.kv]).chain(of_indexer);
+        let whole = whole.map(|it| (it, false));
         whole.chain(self.heads.iter().flatten().map(|it| (it, true)))
     }
 
@@ -167,6 +170,10 @@ impl<'a> LatentSource<'a> {
             None => None,
         };
         let (kv, kv_norm) = (self.kv.load(packer)?, self.kv_norm.load(packer)?.weight);
+        let selecting = match &self.selecting {
+            Some(selecting) => Some(selecting.load(packer)?),
+            None => None,
+        };
         let mut heads = LatentHeads {
             keys: Vec::new(),
             values: Vec::new(),
@@ -193,6 +200,7 @@ impl<'a> LatentSource<'a> {
             kv,
             kv_norm,
             heads,
+            selecting,
         })
     }
 }
@@ -254,8 +262,10 @@ impl<D: Device> LatentWeights<D> {
         let queries = self.queries.iter().map(|(_, projection)| projection);
         let LatentHeads { keys, values } = &self.heads;
         let heads = keys.iter().zip(values);
+        let selecting = self.selecting.iter().filter_map(Selecting::own);
         queries
             .chain([&self.kv])
+            .chain(selecting.flat_map(IndexerWeights::linears))
             .chain(heads.flat_map(|(keys, values)| [keys, values]))
     }
 }
@@ -269,6 +279,7 @@ impl<D: Device> LatentBuffers<D> {
         device: &mut D,
         max_rows: usize,
         latent: &LatentSpec,
+        indexer: Option<IndexerBuffers<D>>,
     ) -> Result<Self, LoadError> {
         device.reserve_latents(max_rows, &latent.shape)?;
         Ok(Self {
@@ -280,6 +291,7 @@ impl<D: Device> LatentBuffers<D> {
                 None => None,
             },
             kv: device.alloc_sums(max_rows, latent.shape.key_dim())?,
+            indexer,
         })
     }
 
@@ -308,6 +320,10 @@ impl<D: Device> LatentBuffers<D> {
                     Work::elements(num_rows, projection.matrix.k(), 6, 4)
                 });
                 run.project_qkv(num_rows, latents, projection, q);
+                let own = weights.selecting.as_ref().and_then(Selecting::own);
+                if let Some((own, indexer)) = own.zip(self.indexer.as_mut()) {
+                    indexer.select(run, at, own, (x, latents), cache);
+                }
                 q
             }
             _ => projected,
@@ -333,10 +349,22 @@ impl<D: Device> LatentBuffers<D> {
                 ..read
             }
         });
-        run.device
-            .latent_attention(step, &params, q, cache, layer, attended);
+        let indexer = self
+            .indexer
+            .as_ref()
+            .filter(|_| weights.selecting.is_some());
+        if let Some(indexer) = indexer.filter(|it| it.is_sparse(at.spans)) {
+            indexer.attend(run, at, &params, q, cache, attended);
+        } else {
+            run.device
+                .latent_attention(step, &params, q, cache, layer, attended);
+        }
+        let seen = AttentionParams {
+            window: indexer.map_or(at.params.window, IndexerBuffers::window),
+            ..at.params
+        };
         run.probe.ended(Operation::Attention, || {
-            Work::latent_attention(at.spans, &at.params, kv_bytes as u64, &weights.heads)
+            Work::latent_attention(at.spans, &seen, kv_bytes as u64, &weights.heads)
         });
     }
 }

@@ -5,8 +5,8 @@ use super::rope::Rope;
 use super::spec::{Block, LayerSpec, ModelSpec, QkNormSpec};
 use inflight_base::{BlockSize, LoadError, Tokens};
 use inflight_device::{
-    AttentionParams, Device, GateFunction, HeadShape, KvDtype, KvLayout, KvLayouts, KvValues,
-    LayerGroups, RopeTable,
+    AttentionParams, Device, GateFunction, HeadShape, KvDtype, KvLayout, KvLayouts, KvSpan,
+    KvValues, LayerGroups, RopeTable,
 };
 
 /// The parameters of a layer's attention besides its weights.
@@ -51,6 +51,17 @@ pub(super) struct AttentionBuffers<D: Device> {
     pub(super) sink_q: Option<D::Inputs>,
     /// The output of attention.
     pub(super) attended: D::Inputs,
+}
+
+/// The place of a layer's latent attention in a step.
+pub(super) struct LatentStep<'a, 's, D: Device> {
+    pub step: &'a D::Step<'s>,
+    pub num_rows: usize,
+    pub spans: &'a [KvSpan],
+    pub layer: usize,
+    pub angles: &'a D::Angles,
+    pub params: AttentionParams,
+    pub kv_bytes_per_position: usize,
 }
 
 /// The attention of each layer, and the position embeddings that it refers to.
@@ -241,6 +252,9 @@ pub(super) fn kv_layout(
         values: spec
             .latent_shape()
             .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
+        indexer_dim: spec.layers[layer]
+            .indexer()
+            .map_or(0, |indexer| indexer.shape.head_dim),
         block_size,
         dtype,
     }

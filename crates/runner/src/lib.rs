@@ -60,6 +60,7 @@ mod first_steps;
 mod gate;
 mod grouped_layers;
 mod guide_threads;
+mod indexer;
 mod kv_file;
 mod late_inputs;
 mod latent;

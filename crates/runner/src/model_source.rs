@@ -12,7 +12,7 @@ use super::families;
 use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
 use super::share::CutUnits;
-use super::spec::{ClassHead, ClassModules, ModelSpec, Module, Pooling};
+use super::spec::{ClassHead, ClassModules, LayerSpec, ModelSpec, Module, Pooling};
 use super::stage::ModelPart;
 use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
@@ -399,6 +399,16 @@ impl ModelSource {
                     self.spec.family
                 ),
                 remedy: "leave out tensor_parallel_size".to_owned(),
+            });
+        }
+        let mut layers = self.spec.layers.iter();
+        if grid.num_stages > 1 && layers.any(LayerSpec::shares_selection) {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "{} has layers that share the selection of a layer before them, which is computed by one stage",
+                    self.spec.family
+                ),
+                remedy: "leave out pipeline_parallel_size".to_owned(),
             });
         }
         let units = match grid.ranks_per_stage > 1 || always {

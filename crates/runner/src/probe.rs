@@ -3,7 +3,7 @@
 //! A runner reports the end of each operation to its probe. The default probe, `()`, compiles to nothing.
 
 use inflight_device::{
-    AttentionParams, Device, Expert, Experts, KvSpan, LatentHeads, PackedWeights,
+    AttentionParams, Device, Expert, Experts, IndexerShape, KvSpan, LatentHeads, PackedWeights,
 };
 
 /// An operation of a step, in order.
@@ -214,6 +214,19 @@ impl Work {
 }
 
 impl Work {
+    /// The work of an [indexer](inflight_device::IndexerShape) that meets all positions of each span.
+    pub(super) fn selection(spans: &[KvSpan], shape: &IndexerShape) -> Self {
+        let pairs = spans.iter().map(|span| {
+            let (num_queries, kv_len) = (span.tokens.len() as u64, u64::from(span.kv_len));
+            num_queries * kv_len - num_queries * num_queries.saturating_sub(1) / 2
+        });
+        let positions = spans.iter().map(|span| u64::from(span.kv_len));
+        Self {
+            num_bytes: positions.sum::<u64>() * 2 * shape.head_dim as u64,
+            num_operations: pairs.sum::<u64>() * 2 * shape.q_len() as u64,
+        }
+    }
+
     /// The work of [latent attention](inflight_device::LatentShape), including the products of the heads.
     pub(super) fn latent_attention<D: Device>(
         spans: &[KvSpan],

@@ -15,6 +15,7 @@ use super::int8::{stored_group, widen_group};
 use super::latent::group_of_keys;
 use super::parts::{self, PART};
 use super::queries::Queries;
+use super::selected::{Selected, SpanTiles};
 use super::softmax::{RowBias, RowState};
 use super::task::Task;
 use super::{
@@ -73,6 +74,7 @@ pub(super) struct AttentionCall<'a> {
     q: &'a [u16],
     /// The queries for the sinks, if they are others.
     sink_q: Option<&'a [u16]>,
+    selected: Option<Selected<'a>>,
     /// The number of query tiles before each span.
     tile_starts: &'a [usize],
     num_tiles: usize,
@@ -93,7 +95,7 @@ impl<'a> AttentionCall<'a> {
         (params, biases): (&'a AttentionParams, HeadBiases<'a>),
         batch: &'a KvBatch<'a>,
         cache: &'a KvLayer<'a>,
-        (q, sink_q): (&'a [u16], Option<&'a [u16]>),
+        (q, sink_q, selected): (&'a [u16], Option<&'a [u16]>, Option<Selected<'a>>),
         tile_starts: &'a mut Vec<usize>,
     ) -> Self {
         let shape = params.shape;
@@ -102,7 +104,7 @@ impl<'a> AttentionCall<'a> {
         let mut num_tiles = 0;
         for span in batch.spans() {
             tile_starts.push(num_tiles);
-            num_tiles += span.tokens.len().div_ceil(tile_tokens);
+            num_tiles += SpanTiles::new(span, selected, tile_tokens).len();
         }
         let (kernel, operands) = kernel(simd, cache.dtype());
         let mut operation = Self {
@@ -115,6 +117,7 @@ impl<'a> AttentionCall<'a> {
             cache,
             q,
             sink_q,
+            selected,
             tile_starts,
             num_tiles,
             num_groups: shape.num_kv_heads,
@@ -147,9 +150,12 @@ impl<'a> AttentionCall<'a> {
         let (mut total, mut longest, mut max_kv_len, mut max_tokens) = (0, 0, 0, 0);
         for span in self.batch.spans() {
             let (num_tokens, kv_len) = (span.tokens.len(), span.kv_len as usize);
+            let kv_len = self
+                .selected
+                .map_or(kv_len, |it| kv_len.min(it.num_selected));
             let window = self.params.window.map_or(kv_len, |w| w.get() as usize);
             let num_seen = kv_len.min(window + num_tokens + self.params.num_sinks as usize);
-            total += num_tokens.div_ceil(self.tile_tokens) * num_seen;
+            total += self.tiles_of(span).len() * num_seen;
             longest = num_seen.max(longest);
             max_kv_len = kv_len.max(max_kv_len);
             max_tokens = num_tokens.max(max_tokens);
@@ -185,19 +191,35 @@ impl<'a> AttentionCall<'a> {
         let tile_starts = self.tile_starts;
         let span_index = tile_starts.partition_point(|&start| start * num_groups <= index) - 1;
         let span: &KvSpan = &self.batch.spans()[span_index];
-        let num_tiles = span.tokens.len().div_ceil(self.tile_tokens);
+        let tiles = self.tiles_of(span);
+        let num_tiles = tiles.len();
         let index = index - tile_starts[span_index] * num_groups;
         let (group, tile) = (index / num_tiles, num_tiles - 1 - index % num_tiles);
-        let before = tile * self.tile_tokens;
+        let (tokens, is_dense) = tiles.tokens(tile);
+        let first_token = span.tokens.start as usize + tokens.start;
+        let selected = self.selected.filter(|_| !is_dense);
+        let selected = selected.map(|selected| selected.row(first_token));
+        let (kv_len, first_position) = match selected {
+            Some(positions) => (positions.len(), positions.len() - 1),
+            None => {
+                let kv_len = span.kv_len as usize;
+                (kv_len, kv_len - span.tokens.len() + tokens.start)
+            }
+        };
         Some(Task {
-            kv_len: span.kv_len as usize,
+            kv_len,
             block_table: self.batch.block_table(span, self.cache.layer_group()),
             group,
             head: group / (num_groups / self.params.shape.num_kv_heads),
-            first_token: span.tokens.start as usize + before,
-            first_position: span.kv_len as usize - span.tokens.len() + before,
-            num_tokens: self.tile_tokens.min(span.tokens.len() - before),
+            first_token,
+            first_position,
+            num_tokens: tokens.len(),
+            selected,
         })
+    }
+
+    fn tiles_of(&self, span: &KvSpan) -> SpanTiles {
+        SpanTiles::new(span, self.selected, self.tile_tokens)
     }
 
     /// The first position after the sinks that the query at `position` sees.
@@ -636,6 +658,7 @@ mod tests {
             num_kv_heads: 2,
             head_dim: 8,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(4096).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
@@ -673,7 +696,7 @@ mod tests {
             (&params, HeadBiases::NONE),
             &batch,
             &layer,
-            (&[], None),
+            (&[], None, None),
             &mut Vec::new(),
         )
         .num_parts()

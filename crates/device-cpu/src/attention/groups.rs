@@ -82,6 +82,9 @@ pub(super) fn groups_in_place<'a>(
     let block_size = cache.layout().positions_per_block();
     let (mut index, mut offset) = (start / block_size, start % block_size);
     let mut groups = [None; TILE_GROUPS];
+    if task.selected.is_some() {
+        return groups;
+    }
     for (i, group) in groups.iter_mut().enumerate() {
         let len = GROUP.min(task.kv_len.saturating_sub(start + i * GROUP));
         if len > 0 && offset.is_multiple_of(GROUP) && offset + len <= block_size {
@@ -108,7 +111,10 @@ pub(super) fn for_each_position(
 ) {
     let block_size = cache.layout().positions_per_block();
     for lane in (0..GROUP).filter(|lane| lanes.seen & (1 << lane) != 0) {
-        let position = lanes.start + lane;
+        let place = lanes.start + lane;
+        let position = task
+            .selected
+            .map_or(place, |selected| selected[place] as usize);
         let (index, offset) = (position / block_size, position % block_size);
         let block = task.block_table.at(index);
         let source = cache.group(block, task.head, offset / GROUP);
@@ -140,10 +146,9 @@ pub(super) fn copy_key<T: Copy>(
     keys: &mut [T],
     to: usize,
 ) {
+    let (group, keys) = (group.as_chunks::<2>().0, keys.as_chunks_mut::<2>().0);
     for pair in 0..head_dim / 2 {
-        for i in 0..2 {
-            keys[(pair * GROUP + to) * 2 + i] = group[(pair * GROUP + from) * 2 + i];
-        }
+        keys[pair * GROUP + to] = group[pair * GROUP + from];
     }
 }
 

@@ -18,6 +18,9 @@
 //! Where the sinks shift, other queries meet them: their sums come first, and are then combined with those of the
 //! window like parts.
 //!
+//! A query that sees only selected positions (see `selected`) is a task by itself, over the copies of their keys and
+//! values, as if these were all of its sequence.
+//!
 //! Values that are in the keys are copied from there, once for all rows of a task (see `latent`).
 //!
 //! With AVX2, int8 keys and values are multiplied with 16-bit queries and probabilities. The other kernels widen them
@@ -37,6 +40,7 @@ mod latent;
 mod parts;
 mod portable;
 mod queries;
+mod selected;
 mod softmax;
 mod task;
 
@@ -51,6 +55,7 @@ use inflight_device::{AttentionParams, CpuKvDtype, HeadBiases, KvBatch, KvLayout
 use inflight_threads::DisjointSlice;
 
 pub(super) use self::call::AttentionScratch;
+pub(super) use self::selected::{Selected, num_dense};
 
 /// Groups per tile.
 const TILE_GROUPS: usize = 4;
@@ -175,6 +180,19 @@ impl Cpu {
     pub fn paged_attention(
         &mut self,
         (q, sink_q): (&[bf16], Option<&[bf16]>),
+        params: (&AttentionParams, HeadBiases<'_>),
+        batch: &KvBatch<'_>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut [bf16],
+    ) {
+        self.attention_over((q, sink_q, None), params, batch, cache, layer, out);
+    }
+
+    /// As [`Cpu::paged_attention`]. With `selected` positions, queries see no others.
+    pub(super) fn attention_over(
+        &mut self,
+        (q, sink_q, selected): (&[bf16], Option<&[bf16]>, Option<Selected<'_>>),
         (params, biases): (&AttentionParams, HeadBiases<'_>),
         batch: &KvBatch<'_>,
         cache: &KvCache,
@@ -213,6 +231,14 @@ impl Cpu {
             "one for each query head"
         );
         assert!(cache.fits(batch), "batch of this cache");
+        let sees_all = params.window.is_none()
+            && params.chunk.is_none()
+            && !params.is_bidirectional
+            && biases.slopes.is_none();
+        assert!(
+            selected.is_none() || sees_all,
+            "positions are selected among all up to the query's"
+        );
         assert!(params.scale > 0.0, "the largest score stays the largest");
 
         let cache = cache.layer(layer);
@@ -222,7 +248,11 @@ impl Cpu {
             (params, biases),
             batch,
             &cache,
-            (q.reinterpret_cast(), sink_q.map(|q| q.reinterpret_cast())),
+            (
+                q.reinterpret_cast(),
+                sink_q.map(|q| q.reinterpret_cast()),
+                selected,
+            ),
             &mut tile_starts,
         );
         let out = &DisjointSlice::new(out.reinterpret_cast_mut());

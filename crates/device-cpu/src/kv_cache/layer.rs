@@ -53,7 +53,7 @@ impl KvLayer<'_> {
         assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(head < layout.num_kv_heads && group < layout.groups_per_block());
         let block = block.index() * self.stride;
-        let [keys, values, scales] = layout.parts(head).map(|KvPart { start, group_len }| {
+        let [keys, values, scales, _] = layout.parts(head).map(|KvPart { start, group_len }| {
             let start = block + start + group * group_len;
             // SAFETY: the group is inside the block, and the block inside the layer; nobody writes while the
             // pool is borrowed.
@@ -64,6 +64,17 @@ impl KvLayer<'_> {
             values,
             scales,
         }
+    }
+
+    /// The keys of the indexer in a group of positions, `[indexer_dim / 2][16 positions][2 elements]`.
+    pub fn indexer_keys(&self, block: BlockId, group: usize) -> &[u16] {
+        let layout = self.layout;
+        assert!(block.index() < self.num_blocks, "block of the pool");
+        assert!(group < layout.groups_per_block());
+        let [.., KvPart { start, group_len }] = layout.parts(0);
+        let start = block.index() * self.stride + start + group * group_len;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.base.add(start), group_len) }
     }
 }
 
@@ -111,7 +122,7 @@ impl KvLayerMut<'_> {
         assert_eq!(layout.values, KvValues::OfTheirOwn, "values are stored");
         let (group, lane) = (position / GROUP, position % GROUP);
         let block = block.index() * self.stride;
-        let [keys, values, scales] = layout
+        let [keys, values, scales, _] = layout
             .parts(head)
             .map(|KvPart { start, group_len }| block + start + group * group_len);
         match self.dtype {
@@ -135,14 +146,29 @@ impl KvLayerMut<'_> {
 
     /// Stores the key of the only head at a position of a block of a bf16 cache, whose values are in the keys.
     #[inline(always)]
-    pub fn store_key(&self, (block, position): (BlockId, usize), key: &[u16]) {
+    pub fn store_key(&self, place: (BlockId, usize), key: &[u16]) {
         let layout = self.layout;
-        assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(self.dtype == CpuKvDtype::Bf16 && layout.values != KvValues::OfTheirOwn);
-        assert!(position < layout.positions_per_block() && key.len() == layout.head_dim);
-        let (group, lane) = (position / GROUP, position % GROUP);
+        assert_eq!(key.len(), layout.head_dim, "a whole key");
         let [keys, ..] = layout.parts(0);
-        let place = block.index() * self.stride + keys.start + group * keys.group_len;
+        self.store_in(keys, place, key);
+    }
+
+    /// Stores the key of an indexer at a position of a block.
+    #[inline(always)]
+    pub fn store_indexer_key(&self, place: (BlockId, usize), key: &[u16]) {
+        assert_eq!(key.len(), self.layout.indexer_dim, "a whole key");
+        let [.., keys] = self.layout.parts(0);
+        self.store_in(keys, place, key);
+    }
+
+    /// Stores a key in bf16 at a position of a part of a block.
+    #[inline(always)]
+    fn store_in(&self, part: KvPart, (block, position): (BlockId, usize), key: &[u16]) {
+        assert!(block.index() < self.num_blocks, "block of the pool");
+        assert!(position < self.layout.positions_per_block());
+        let (group, lane) = (position / GROUP, position % GROUP);
+        let place = block.index() * self.stride + part.start + group * part.group_len;
         self.store_bf16_key(place + 2 * lane, key);
     }
 

@@ -10,8 +10,8 @@ pub(crate) struct KvPart {
     pub group_len: usize,
 }
 
-/// The keys, the values and the scales of a head.
-pub(crate) type KvParts = [KvPart; 3];
+/// The keys, the values, the scales, and the keys of an indexer of a head.
+pub(crate) type KvParts = [KvPart; 4];
 
 /// How the CPU's kernels lay out a block.
 pub(crate) trait GroupedLayout {
@@ -43,17 +43,18 @@ pub(crate) trait GroupedLayout {
         self.positions_per_block().div_ceil(GROUP)
     }
 
-    /// Words per group of keys, of values, and of scales.
-    fn group_words(&self) -> [usize; 3] {
+    /// Words per group of keys, of values, of scales, and of the keys of an indexer.
+    fn group_words(&self) -> [usize; 4] {
         let keys = self.key_group_len();
         let values = match self.layout().values {
             KvValues::OfTheirOwn => self.value_group_len(),
             KvValues::InKeys(_) => 0,
         };
+        let of_indexer = self.layout().indexer_dim * GROUP;
         match self.layout().dtype {
-            KvDtype::Bf16 => [keys, values, 0],
+            KvDtype::Bf16 => [keys, values, 0, of_indexer],
             // An fp8 cache is refused, but its size may be asked for.
-            KvDtype::Int8 | KvDtype::Fp8 => [keys / 2, values / 2, 2 * GROUP],
+            KvDtype::Int8 | KvDtype::Fp8 => [keys / 2, values / 2, 2 * GROUP, of_indexer],
         }
     }
 
@@ -63,7 +64,8 @@ pub(crate) trait GroupedLayout {
         self.layout().num_kv_heads * self.groups_per_block() * words_per_group
     }
 
-    /// The parts of a head in a block. The keys of all heads come first, then their values, then their scales.
+    /// The parts of a head in a block. The keys of all heads come first, then their values, then their
+    /// scales, then the keys of an indexer.
     fn parts(&self, head: usize) -> KvParts {
         let mut start = 0;
         self.group_words().map(|group_len| {

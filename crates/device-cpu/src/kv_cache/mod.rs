@@ -30,6 +30,7 @@ pub(super) const GROUP: usize = 16;
 /// keys     head 0: group 0 [head_dim / 2][16 positions][2 elements], group 1, ...; head 1: ...
 /// values   head 0: group 0 [8 pairs][head_dim, padded to 16][2 positions], group 1, ...; head 1: ...
 /// scales   head 0: group 0 [16 of keys, 16 of values], group 1, ...; head 1: ...     int8 only, bf16
+/// indexer  group 0 [indexer_dim / 2][16 positions][2 elements], group 1, ...         only with values in the keys
 /// ```
 ///
 /// There are no values if they are [in the keys](KvValues::InKeys).
@@ -64,7 +65,8 @@ impl KvCache {
     ///
     /// # Panics
     ///
-    /// If a `head_dim` is odd or zero, values are in keys whose type is not bf16, or `groups` has other layers.
+    /// If a `head_dim` is odd or zero, values are in keys whose type is not bf16, an indexer has keys beside others or of
+    /// an odd length, or `groups` has other layers.
     pub fn new(
         layouts: KvLayouts,
         groups: LayerGroups,
@@ -81,6 +83,12 @@ impl KvCache {
             assert!(
                 layout.values == KvValues::OfTheirOwn || layout.dtype == KvDtype::Bf16,
                 "{layout:?}: one scale for different parts"
+            );
+            assert!(
+                layout.indexer_dim == 0
+                    || layout.indexer_dim.is_multiple_of(2)
+                        && layout.values != KvValues::OfTheirOwn,
+                "{layout:?}: an indexer is beside latents"
             );
         }
         let num_layers = layouts.layers().len();
@@ -260,6 +268,7 @@ mod tests {
             num_kv_heads,
             head_dim,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
@@ -323,6 +332,7 @@ mod tests {
                         num_kv_heads: 3,
                         head_dim,
                         values: KvValues::OfTheirOwn,
+                        indexer_dim: 0,
                         block_size: BlockSize::new(positions).expect("not zero"),
                         dtype,
                     };
@@ -333,6 +343,54 @@ mod tests {
                     assert_eq!(KvCache::bytes_per_block(&layouts, &groups), bytes_per_block);
                     let cache = KvCache::new(layouts, groups, num_blocks).expect("address space");
                     assert_eq!(2 * cache.buffer.len(), num_blocks * bytes_per_block);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_has_the_keys_of_an_indexer_and_they_are_copied_with_it() {
+        let layout = |indexer_dim| KvLayout {
+            num_kv_heads: 1,
+            head_dim: 12,
+            values: KvValues::InKeys(8),
+            indexer_dim,
+            block_size: BlockSize::new(20).expect("not zero"),
+            dtype: KvDtype::Bf16,
+        };
+        // Layers that are alike, and some without an indexer.
+        for layers in [[layout(6); 2], [layout(6), layout(0)]] {
+            let layouts = KvLayouts::new(layers[0].block_size, layers.to_vec());
+            let groups = LayerGroups::one(layers.len());
+            let elements = layers.iter().map(|it| it.head_dim + it.indexer_dim);
+            let bytes = 2 * 2 * GROUP * elements.sum::<usize>();
+            assert_eq!(KvCache::bytes_per_block(&layouts, &groups), bytes);
+            let mut cache = KvCache::new(layouts, groups, 2).expect("memory");
+            for position in 0..20 {
+                let key = [position as u16; 12];
+                let place = (BlockId(0), position);
+                for (layer, layout) in layers.iter().enumerate() {
+                    let cache = cache.layer_mut(layer);
+                    cache.store_key(place, &key);
+                    if layout.indexer_dim > 0 {
+                        let key = key.map(|word| word + 100);
+                        cache.store_indexer_key(place, &key[..layout.indexer_dim]);
+                    }
+                }
+            }
+            cache.copy_positions(BlockId(0), BlockId(1), 20);
+            for (layer, layout) in layers.iter().enumerate() {
+                let cache = cache.layer(layer);
+                for position in 0..20_usize {
+                    let (group, lane) = (position / GROUP, position % GROUP);
+                    let of_lane = |words: &[u16]| -> Vec<u16> {
+                        let pairs = words.chunks(2 * GROUP);
+                        pairs.flat_map(|it| it[2 * lane..][..2].to_vec()).collect()
+                    };
+                    let keys = of_lane(cache.group(BlockId(1), 0, group).keys);
+                    assert_eq!(keys, [position as u16; 12]);
+                    let of_indexer = of_lane(cache.indexer_keys(BlockId(1), group));
+                    assert_eq!(of_indexer, vec![position as u16 + 100; layout.indexer_dim]);
                 }
             }
         }

@@ -427,6 +427,7 @@ impl Pool {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
             values: KvValues::OfTheirOwn,
+            indexer_dim: 0,
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype,
         };

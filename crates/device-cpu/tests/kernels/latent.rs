@@ -8,18 +8,19 @@ use inflight_device::{
 };
 use inflight_device_cpu::{Cpu, KvCache, Simd};
 
+use super::indexer::Indexer;
 use super::support::{Rng, cpu, pack, simds};
 
 const EPS: f32 = 1e-5;
 /// Of the only layer that is used.
-const LAYER: usize = 1;
+pub const LAYER: usize = 1;
 
 /// The weights of a layer, and the rows of a sequence.
-struct Case {
-    shape: LatentShape,
+pub struct Case {
+    pub shape: LatentShape,
     scale: f32,
     norm: Vec<f32>,
-    frequencies: Vec<f32>,
+    pub frequencies: Vec<f32>,
     /// For each head, `[content_dim, latent_dim]` and `[value_dim, latent_dim]`.
     heads: Vec<[Vec<bf16>; 2]>,
     len: usize,
@@ -27,10 +28,12 @@ struct Case {
     q: Vec<f32>,
     /// `[len, key_dim]`.
     kv: Vec<f32>,
+    /// What selects the positions that tokens see.
+    pub indexer: Option<Indexer>,
 }
 
 impl Case {
-    fn new(rng: &mut Rng, shape: LatentShape, len: usize) -> Self {
+    pub fn new(rng: &mut Rng, shape: LatentShape, len: usize) -> Self {
         let LatentShape {
             num_heads,
             content_dim,
@@ -51,6 +54,7 @@ impl Case {
             len,
             q: rng.f32s(len * shape.q_len()),
             kv: rng.f32s(len * shape.key_dim()),
+            indexer: None,
         }
     }
 
@@ -77,14 +81,15 @@ impl Case {
         LatentHeads { keys, values }
     }
 
-    /// The results of all tokens, computed in chunks of these sizes, in blocks of a pool that holds NaN elsewhere.
-    fn computed(
+    /// The results of all tokens, computed in chunks of these sizes, in blocks of a pool that holds NaN elsewhere, and
+    /// the positions that each has seen.
+    pub fn computed(
         &self,
         rng: &mut Rng,
         (simd, num_threads): (Simd, usize),
         block_size: u32,
         chunks: &[usize],
-    ) -> Vec<bf16> {
+    ) -> (Vec<bf16>, Vec<Vec<u32>>) {
         let (mut cpu, shape) = (cpu(simd, num_threads), self.shape);
         let heads = self.pack(&mut cpu);
         let angles = RopeTable::new(&self.frequencies, 1.0, self.len).expect("memory");
@@ -110,6 +115,7 @@ impl Case {
             num_kv_heads: 1,
             head_dim: shape.key_dim(),
             values: shape.kv_values(),
+            indexer_dim: self.indexer.as_ref().map_or(0, |it| it.shape.head_dim),
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype: KvDtype::Bf16,
         };
@@ -130,12 +136,16 @@ impl Case {
         let nans = vec![f32::NAN; num_positions as usize * shape.key_dim()];
         let batch = cache.batch(&former, &all);
         cpu.store_latents(&nans, &of_former, &batch, &mut cache, LAYER);
+        if let Some(indexer) = &self.indexer {
+            indexer.spoil(&mut cpu, of_former.angles, &batch, &mut cache);
+        }
 
         let mut table = all;
         for place in 0..table.len() {
             table.swap(place, rng.below(num_blocks));
         }
         let mut out = vec![bf16::NAN; self.len * shape.out_len()];
+        let mut seen: Vec<Vec<_>> = (0..self.len as u32).map(|it| (0..=it).collect()).collect();
         let mut start = 0;
         for &chunk in chunks {
             let end = start + chunk;
@@ -149,11 +159,24 @@ impl Case {
             cpu.store_latents(kv, &params, &batch, &mut cache, LAYER);
             let q = &self.q[start * shape.q_len()..end * shape.q_len()];
             let out = &mut out[start * shape.out_len()..end * shape.out_len()];
-            cpu.latent_attention(q, &params, &batch, &cache, LAYER, out);
+            match &self.indexer {
+                None => cpu.latent_attention(q, &params, &batch, &cache, LAYER, out),
+                Some(indexer) => {
+                    let selection = indexer.select(&mut cpu, &angles, &batch, &mut cache, start);
+                    cpu.sparse_latent_attention(q, &params, &selection, &batch, &cache, LAYER, out);
+                    let num_selected = selection.max_selected();
+                    let rows = selection.positions(chunk).chunks(num_selected);
+                    for (seen, row) in seen[start..end].iter_mut().zip(rows) {
+                        if seen.len() > num_selected {
+                            *seen = row.to_vec();
+                        }
+                    }
+                }
+            }
             start = end;
         }
         assert_eq!(start, self.len);
-        out
+        (out, seen)
     }
 
     /// A rotated part, in f64.
@@ -189,8 +212,8 @@ impl Case {
         rows.map(of_row).collect()
     }
 
-    /// Checks the results against keys and values of heads, which are computed in f64 and are not rounded.
-    fn assert_near(&self, out: &[bf16], what: &str) {
+    /// Checks the results of tokens that have `seen` these positions against keys and values of heads, which are computed in f64 and are not rounded.
+    pub fn assert_near(&self, out: &[bf16], seen: &[Vec<u32>], what: &str) {
         let shape = self.shape;
         let cached = self.cached();
         let of_head = |weights: &[bf16]| -> Vec<Vec<f64>> {
@@ -209,7 +232,8 @@ impl Case {
                 let (content, rotary) = q[..shape.query_dim()].split_at(shape.content_dim);
                 let content: Vec<_> = content.iter().map(|&x| round(f64::from(x))).collect();
                 let rotary: Vec<_> = self.rotated(rotary, token).into_iter().map(round).collect();
-                let scores = (0..=token).map(|position| {
+                let seen = seen[token].iter().map(|&position| position as usize);
+                let scores = seen.clone().map(|position| {
                     let contents = content.iter().zip(&keys[position]).map(|(q, k)| q * k);
                     let rotated = rotary.iter().zip(&cached[position][1]).map(|(q, k)| q * k);
                     contents.chain(rotated).sum::<f64>() * f64::from(self.scale)
@@ -220,8 +244,8 @@ impl Case {
                 let sum: f64 = weights.iter().sum();
                 let got = &out[token * shape.out_len() + head * shape.value_dim..];
                 for (i, got) in got[..shape.value_dim].iter().enumerate() {
-                    let terms = weights.iter().zip(&values);
-                    let terms = terms.map(|(weight, value)| weight / sum * value[i]);
+                    let terms = weights.iter().zip(seen.clone());
+                    let terms = terms.map(|(weight, it)| weight / sum * values[it][i]);
                     let exact: f64 = terms.sum();
                     // Of the whole vector: queries are rounded in the space of the latents, where scores add up many
                     // terms.
@@ -238,7 +262,7 @@ impl Case {
     }
 }
 
-fn round(x: f64) -> f64 {
+pub fn round(x: f64) -> f64 {
     bf16::from_f64(x).to_f64()
 }
 
@@ -258,8 +282,8 @@ fn heads_attend_to_latents_as_to_the_keys_and_values_made_of_them() {
             let case = Case::new(&mut rng, shape, len);
             let what = format!("{simd}, {shape:?}, {} positions", case.len);
             let block_size = [16, 32, 5][rng.below(3)];
-            let out = case.computed(&mut rng, (simd, 2), block_size, &[case.len]);
-            case.assert_near(&out, &what);
+            let (out, seen) = case.computed(&mut rng, (simd, 2), block_size, &[case.len]);
+            case.assert_near(&out, &seen, &what);
         }
     }
 }
@@ -278,14 +302,15 @@ fn a_token_has_the_same_bits_in_any_chunks_and_blocks_on_any_threads() {
         };
         let case = Case::new(&mut rng, shape, len);
         for simd in simds() {
-            let whole = case.computed(&mut rng, (simd, 1), 16, &[len]);
+            let (whole, _) = case.computed(&mut rng, (simd, 1), 16, &[len]);
             let first = len - 7;
             let chunks: Vec<_> = [first / 2, first - first / 2]
                 .into_iter()
                 .chain([1; 7])
                 .collect();
             for (num_threads, block_size) in [(3, 16), (2, 7)] {
-                let in_chunks = case.computed(&mut rng, (simd, num_threads), block_size, &chunks);
+                let (in_chunks, _) =
+                    case.computed(&mut rng, (simd, num_threads), block_size, &chunks);
                 let differs = whole.iter().zip(&in_chunks).position(|(a, b)| a != b);
                 assert_eq!(
                     differs, None,

@@ -101,6 +101,7 @@ impl OneStep {
             num_kv_heads: heads.num_kv_heads,
             head_dim: heads.head_dim,
             values,
+            indexer_dim: 0,
             block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
             dtype: KvDtype::Bf16,
         };

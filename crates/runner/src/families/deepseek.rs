@@ -151,7 +151,8 @@ pub struct Parts {
     pub latent: usize,
 }
 
-const DEEPSEEK_PARTS: Parts = Parts {
+/// The parts of DeepSeek-V2 and V3.
+pub const DEEPSEEK_PARTS: Parts = Parts {
     rotary: 64,
     content: 128,
     value: 128,
@@ -397,7 +398,15 @@ fn object(value: Json) -> Map<String, Json> {
 }
 
 /// The size of a part of heads, or of latents.
-fn part(config: &JsonFile, key: &str, default: usize, is_even: bool) -> Result<usize, LoadError> {
+///
+/// # Errors
+/// It is out of range, or odd where it must be even.
+pub fn part(
+    config: &JsonFile,
+    key: &str,
+    default: usize,
+    is_even: bool,
+) -> Result<usize, LoadError> {
     const MAX: usize = 4 * MAX_HEAD_DIM;
     let size = config.size(key, 1..=MAX)?.unwrap_or(default);
     match is_even && !size.is_multiple_of(2) {
@@ -448,6 +457,7 @@ fn attention(
             heads: Projection::single("self_attn.kv_b_proj", num_rows, shape.latent_dim),
             parted_heads: ["self_attn.k_b_proj", "self_attn.v_b_proj"],
             norm_eps: LATENT_EPS,
+            selection: None,
         }),
         recurrence: None,
         late: None,

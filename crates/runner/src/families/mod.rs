@@ -40,6 +40,7 @@ mod cohere2_moe;
 mod cwm;
 mod dbrx;
 mod deepseek;
+mod deepseek_v32;
 mod dimensions;
 mod ernie4_5;
 mod exaone;
@@ -132,7 +133,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 121] = [
+static FAMILIES: [Family; 123] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -254,6 +255,8 @@ static FAMILIES: [Family; 121] = [
     kolibri1::FAMILY,
     internlm2::FAMILY,
     minicpm::FAMILY,
+    deepseek_v32::V32,
+    deepseek_v32::GLM_MOE_DSA,
 ];
 
 /// Further architectures of families.

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{FAMILIES, describe};
 use crate::spec::{FeedForward, LayerSpec, ModelSpec};
 use inflight_checkpoint::JsonFile;
+use inflight_device::IndexerShape;
 
 /// Values of a config by key.
 type Config = Map<String, Value>;
@@ -455,4 +456,114 @@ fn an_internlm_2_has_biases_of_attention_unless_its_config_says_otherwise() {
     };
     assert_eq!(has_biases(json!({})), [true; 2]);
     assert_eq!(has_biases(json!({"bias": false})), [false; 2]);
+}
+
+/// Which layers of a GLM-5 with four layers have an indexer.
+fn layers_with_indexers(keys: Value) -> Result<Vec<bool>, String> {
+    let mut config = json!({"num_hidden_layers": 4});
+    for (key, value) in keys.as_object().expect("keys") {
+        config[key] = value.clone();
+    }
+    let spec = described("GlmMoeDsaForCausalLM", config)?;
+    Ok(spec
+        .layers
+        .iter()
+        .map(|it| it.indexer().is_some())
+        .collect())
+}
+
+#[test]
+fn layers_of_a_glm_5_share_selections_as_its_list_its_pattern_or_its_schedule_says() {
+    let [full, shared] = ["full", "shared"];
+    for (keys, expected) in [
+        (json!({}), [true; 4]),
+        (json!({"index_topk_freq": 2}), [true, true, false, true]),
+        (
+            json!({"index_topk_freq": 3, "index_skip_topk_offset": 1}),
+            [true, false, false, true],
+        ),
+        (json!({"index_topk_freq": 0}), [true; 4]),
+        (
+            json!({"index_topk_pattern": "FSSF", "index_topk_freq": 2}),
+            [true, false, false, true],
+        ),
+        (
+            json!({"index_topk_pattern": [full, full, shared, shared]}),
+            [true, true, false, false],
+        ),
+        (
+            json!({"indexer_types": [full, shared, full, full], "index_topk_pattern": "FFFF"}),
+            [true, false, true, true],
+        ),
+    ] {
+        assert_eq!(
+            layers_with_indexers(keys.clone()),
+            Ok(expected.to_vec()),
+            "{keys}"
+        );
+    }
+    for (keys, parts) in [
+        (
+            json!({"indexer_types": [full]}),
+            ["indexer_types", "4 entries"],
+        ),
+        (
+            json!({"index_topk_pattern": "FSXF"}),
+            ["index_topk_pattern", "'F' or 'S'"],
+        ),
+        (
+            json!({"index_topk_pattern": "SFFF"}),
+            ["index_topk_pattern", "the first layer"],
+        ),
+    ] {
+        let error = layers_with_indexers(keys).expect_err("refused");
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
+fn indexers_are_as_large_as_their_keys_say_and_can_be() {
+    for (class, num_heads, is_interleaved) in [
+        ("DeepseekV32ForCausalLM", 64, false),
+        ("GlmMoeDsaForCausalLM", 32, true),
+    ] {
+        let shape = |keys: Value| {
+            let spec = described(class, keys)?;
+            Ok::<_, String>(spec.indexer_shape().expect("indexers"))
+        };
+        let defaults = IndexerShape {
+            num_heads,
+            head_dim: 128,
+            rotary_dim: 64,
+            is_interleaved,
+            max_selected: 2048,
+        };
+        assert_eq!(shape(json!({})), Ok(defaults));
+        let keys = json!({"index_n_heads": 6, "index_head_dim": 96, "index_topk": 512});
+        let expected = IndexerShape {
+            num_heads: 6,
+            head_dim: 96,
+            max_selected: 512,
+            ..defaults
+        };
+        assert_eq!(shape(keys), Ok(expected));
+        for (keys, parts) in [
+            (json!({"index_topk": 0}), ["index_topk: 0", "from 1"]),
+            (
+                json!({"index_head_dim": 33}),
+                ["index_head_dim: 33", "an even number"],
+            ),
+            (
+                json!({"index_head_dim": 62}),
+                ["index_head_dim: 62", "at least qk_rope_head_dim, 64"],
+            ),
+            (
+                json!({"q_lora_rank": null}),
+                ["q_lora_rank: null", "the indexer"],
+            ),
+        ] {
+            let error = shape(keys).expect_err("refused");
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
 }

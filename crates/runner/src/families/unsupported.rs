@@ -21,8 +21,8 @@ const STATE_SPACE: &str =
 const IMAGES: &str = "it also takes images, which the backend does not";
 const ENCODER: &str = "it encodes a text instead of generating one: set task to embed";
 const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
-const INDEXER: &str =
-    "its attention is sparse: an indexer with a cache of its own chooses what a query sees";
+const SPARSE_BLOCKS: &str =
+    "its attention is sparse: an indexer chooses blocks of keys and values that a query sees";
 const HYPER: &str = "its layers mix several residual streams by hyper-connections";
 const HEAD_GATES: &str = "its attention has one gate for each head";
 const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
@@ -83,12 +83,10 @@ const FAMILIES: &[Unsupported] = &[
         "DogeForCausalLM",
         "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
     ),
-    converted("AXK2ForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
-    decoder(
+    converted(
+        "AXK2ForCausalLM",
         "DeepseekV32ForCausalLM",
-        "deepseek32",
-        "DeepseekV3ForCausalLM",
-        INDEXER,
+        "its attention and its norms have gates",
     ),
     decoder(
         "DeepseekV4ForCausalLM",
@@ -96,22 +94,20 @@ const FAMILIES: &[Unsupported] = &[
         "DeepseekV3ForCausalLM",
         HYPER,
     ),
-    decoder(
-        "GlmMoeDsaForCausalLM",
-        "glm-dsa",
-        "DeepseekV3ForCausalLM",
-        INDEXER,
-    ),
     converted(
         "Glm5NextForConditionalGeneration",
         "DeepseekV3ForCausalLM",
         HYPER,
     ),
-    converted("Dots3NoteForCausalLM", "DeepseekV3ForCausalLM", INDEXER),
+    converted(
+        "Dots3NoteForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "its attention has gates, and layers differ in their latents",
+    ),
     converted(
         "MistralLarge4ForConditionalGeneration",
-        "Mistral4ForCausalLM",
-        INDEXER,
+        "GlmMoeDsaForCausalLM",
+        "its layers share keys and values, scores have factors by position, and it also takes images",
     ),
     converted(
         "LongcatFlashForCausalLM",
@@ -139,9 +135,13 @@ const FAMILIES: &[Unsupported] = &[
         "MiniMaxM3SparseForConditionalGeneration",
         "minimax-m3",
         "MiniMaxM2ForCausalLM",
-        INDEXER,
+        SPARSE_BLOCKS,
     ),
-    converted("MiniMaxM3VLForCausalLM", "MiniMaxM2ForCausalLM", INDEXER),
+    converted(
+        "MiniMaxM3VLForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        SPARSE_BLOCKS,
+    ),
     decoder("HYV4ForCausalLM", "hy_v4", "HYV3ForCausalLM", HYPER),
     converted("Qwen4ExpForCausalLM", "Qwen3_5MoeForCausalLM", HYPER),
     converted(
@@ -244,7 +244,7 @@ pub(super) fn class_hint(class: &str, known: &[Family]) -> Option<String> {
 }
 
 /// Architectures of supported families whose GGUF files are not read.
-const ONLY_SAFETENSORS: &[&str] = &["bitnet-b1.58", "gptj"];
+const ONLY_SAFETENSORS: &[&str] = &["bitnet-b1.58", "deepseek32", "glm-dsa", "gptj"];
 
 /// Why GGUF files of an architecture are refused.
 pub(super) fn gguf_hint(architecture: &str) -> Option<String> {

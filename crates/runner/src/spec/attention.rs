@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::projection::Projection;
 use crate::recurrence_spec::RecurrenceSpec;
 use crate::rope::Rope;
-use inflight_device::{GateFunction, LatentShape, QkNormKind};
+use inflight_device::{GateFunction, IndexerShape, LatentShape, QkNormKind};
 
 /// An attention block: `o(attention(rope(qkv(x))))`.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +143,51 @@ pub struct LatentSpec {
     pub parted_heads: [&'static str; 2],
     /// Added to the mean squares of latents.
     pub norm_eps: f32,
+    /// How the positions that queries see are selected. `None`: they see all up to their own.
+    pub selection: Option<LatentSelection>,
+}
+
+/// The selection of positions that the queries of a layer see.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LatentSelection {
+    /// By an indexer of the layer.
+    Own(IndexerSpec),
+    /// The selection of the last layer before it with an indexer.
+    Shared,
+}
+
+/// An [indexer](IndexerShape), which queries with latents need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IndexerSpec {
+    /// The sizes.
+    pub shape: IndexerShape,
+    /// The queries, of the latents of queries: `[num_heads * head_dim, num_inputs]`.
+    pub queries: Projection,
+    /// The keys, `[head_dim, hidden_size]`.
+    pub keys: Projection,
+    /// The layer norm of keys, with biases, `[head_dim]`.
+    pub key_norm: &'static str,
+    /// Added to the variance of a key.
+    pub norm_eps: f32,
+    /// The weights of heads, `[num_heads, hidden_size]`.
+    pub head_weights: Projection,
+}
+
+impl LatentSpec {
+    /// The layer's own indexer, if it has one.
+    pub fn indexer(&self) -> Option<&IndexerSpec> {
+        match &self.selection {
+            Some(LatentSelection::Own(indexer)) => Some(indexer),
+            Some(LatentSelection::Shared) | None => None,
+        }
+    }
+}
+
+impl IndexerSpec {
+    /// Its projections.
+    pub fn projections(&self) -> [&Projection; 3] {
+        [&self.queries, &self.keys, &self.head_weights]
+    }
 }
 
 /// How queries are made of their latents.

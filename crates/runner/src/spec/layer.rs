@@ -1,6 +1,6 @@
 //! One decoder layer.
 
-use super::attention::AttentionSpec;
+use super::attention::{AttentionSpec, IndexerSpec, LatentSelection, LatentSpec};
 use super::feed_forward::{ExpertsSpec, FeedForward};
 use super::norms::{Block, Norms};
 use super::projection::Projection;
@@ -163,7 +163,13 @@ impl LayerSpec {
     /// All projections, attention's first; of experts, the projections of one.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
         let own = self.attention_block();
-        let latent = own.and_then(|own| Some(&own.latent.as_ref()?.heads));
+        let latent = own.and_then(|own| own.latent.as_ref());
+        let indexer = latent.and_then(LatentSpec::indexer).into_iter();
+        let indexer = indexer.flat_map(IndexerSpec::projections);
+        let latent = latent
+            .map(|latent| &latent.heads)
+            .into_iter()
+            .chain(indexer);
         let attention = own.into_iter().flat_map(AttentionSpec::projections);
         let beside = self.recurrence_block.iter();
         let beside = beside.flat_map(RecurrenceBlock::projections);
@@ -197,6 +203,17 @@ impl LayerSpec {
         }
         all.extend(self.input_block.iter().flat_map(InputBlock::projections));
         all
+    }
+
+    /// The indexer of its attention, if it has one.
+    pub fn indexer(&self) -> Option<&IndexerSpec> {
+        self.attention_block()?.latent.as_ref()?.indexer()
+    }
+
+    /// Whether its queries see the positions that a layer before it selects.
+    pub fn shares_selection(&self) -> bool {
+        let latent = self.attention_block().and_then(|own| own.latent.as_ref());
+        latent.is_some_and(|it| it.selection == Some(LatentSelection::Shared))
     }
 
     /// Whether it keeps keys and values of its own.

@@ -19,12 +19,12 @@ use crate::recurrence_spec::RecurrenceSpec;
 use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
 use inflight_device::{
-    HeadShape, LatentShape, LogitsTransform, MixtureShape, Routing, RoutingRule,
+    HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, Routing, RoutingRule,
 };
 
 pub use attention::{
-    AttentionSpec, GateSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSpec, QkNormSpec,
-    TimeNorm,
+    AttentionSpec, GateSpec, IndexerSpec, KvHeads, LateInputsSpec, LatentQueries, LatentSelection,
+    LatentSpec, QkNormSpec, TimeNorm,
 };
 pub use classes::{ClassActivation, ClassDense, ClassHead, ClassModules, ClassTransform};
 pub use feed_forward::{ExpertsSpec, FeedForward, SharedExpert, StackedExperts, StackedLayout};
@@ -422,6 +422,12 @@ impl ModelSpec {
     /// The sizes of latent attention, if it has that.
     pub fn latent_shape(&self) -> Option<LatentShape> {
         self.latent().map(|latent| latent.shape)
+    }
+
+    /// The sizes of its indexers, which are equal, if it has some.
+    pub fn indexer_shape(&self) -> Option<IndexerShape> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| Some(layer.indexer()?.shape))
     }
 
     /// The late inputs of its recurrences, which are of equal sizes, if it has some.
