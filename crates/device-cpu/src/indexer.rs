@@ -454,7 +454,7 @@ fn score_group<const FUSED: bool>(queries: &[f32], weights: &[f32], keys: &[u16]
     scores
 }
 
-/// Writes the positions of the largest scores, in order; of equal scores, those of the first positions.
+/// Writes the positions of the largest scores, in order; of equal scores, the first ones.
 fn choose_largest(scores: &[f32], out: &mut [u32]) {
     let (least, mut num_equal) = least_chosen(scores, out.len());
     let chosen = (0..).zip(scores).filter(|(_, score)| {

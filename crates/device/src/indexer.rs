@@ -7,11 +7,11 @@
 //! key         rotate(norm(k))                                 of a position, [head_dim]
 //! query       rotate(q)                                       of each indexer head, [head_dim]
 //! score       sum over heads h of w[h] * max(q[h] . key, 0)   of a query and a position up to its own
-//! selection   the max_selected positions with the largest scores; of equal scores, those of the first positions
+//! selection   the max_selected positions with the largest scores; of equal scores, the first positions
 //! ```
 //!
-//! Constant factors of scores are left out: they do not change the selection. A query at one of the first `max_selected`
-//! positions sees all positions up to its own.
+//! Constant factors of scores are left out: they do not change the selection. A query at one of the first
+//! `max_selected` positions sees all positions up to its own.
 
 use super::lacking::Lacking;
 use super::latent_weights::LatentParams;
@@ -78,8 +78,8 @@ pub trait IndexerOps<D: StepIo>: Copy {
         max_selected: usize,
     ) -> Result<Self::Selection, LoadError>;
 
-    /// Normalises and rotates the keys of the step's tokens, `[num_tokens, head_dim]`, and stores them in a layer of the
-    /// cache.
+    /// Normalises and rotates the keys of the step's tokens, `[num_tokens, head_dim]`, and stores them in a layer of
+    /// the cache.
     fn store_keys(
         self,
         device: &mut D,
@@ -90,8 +90,8 @@ pub trait IndexerOps<D: StepIo>: Copy {
         layer: usize,
     );
 
-    /// Selects positions for the step's tokens, whose keys are in the cache. `q` has the queries, `[num_tokens, q_len]`,
-    /// not rotated yet, and `head_weights` their weights, `[num_tokens, num_heads]`.
+    /// Selects positions for the step's tokens, whose keys are in the cache. `q` has the queries, `[num_tokens,
+    /// q_len]`, not rotated yet, and `head_weights` their weights, `[num_tokens, num_heads]`.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn select(
         self,

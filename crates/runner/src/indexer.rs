@@ -27,7 +27,7 @@ use inflight_device::{
 pub(super) enum Selecting<T> {
     /// From its own indexer.
     Own(T),
-    /// They are those of the last layer with an indexer.
+    /// From the last layer with an indexer.
     Shared,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Selecting<IndexerSource<'a>> {
     /// Packs the weights.
     ///
     /// # Errors
-    /// They cannot be read or are not finite, or memory is short.
+    /// Weights cannot be read or are not finite, or memory is short.
     pub(super) fn load<D: Device>(
         &self,
         packer: &mut Packer<'_, D>,

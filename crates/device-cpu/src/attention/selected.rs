@@ -13,7 +13,7 @@ pub(crate) struct Selected<'a> {
 }
 
 impl<'a> Selected<'a> {
-    /// Those of some tokens.
+    /// The rows of some tokens.
     pub fn of(self, tokens: Range<usize>) -> Self {
         let num = self.num_selected;
         Self {
@@ -22,7 +22,7 @@ impl<'a> Selected<'a> {
         }
     }
 
-    /// Those of one token.
+    /// The row of one token.
     pub fn row(self, token: usize) -> &'a [u32] {
         &self.positions[token * self.num_selected..][..self.num_selected]
     }
@@ -61,7 +61,8 @@ impl SpanTiles {
         self.num_dense_tiles() + self.num_tokens - self.num_dense
     }
 
-    /// The tokens of a tile, counted from the first one of the span, and whether they see all positions up to their own.
+    /// The tokens of a tile, counted from the first one of the span, and whether they see all positions up to their
+    /// own.
     pub fn tokens(&self, tile: usize) -> (Range<usize>, bool) {
         match tile.checked_sub(self.num_dense_tiles()) {
             None => {

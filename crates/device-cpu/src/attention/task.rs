@@ -16,7 +16,7 @@ pub(super) struct Task<'a> {
     /// Position of the first token in the sequence.
     pub first_position: usize,
     pub num_tokens: usize,
-    /// The only positions that its query sees, in order, if these are not all up to its own. The others are not counted:
-    /// the sequence has as many positions as there are of these.
+    /// The only positions that its query sees, in order, if these are not all up to its own. The others are not
+    /// counted: the sequence has as many positions as there are of these.
     pub selected: Option<&'a [u32]>,
 }

@@ -65,8 +65,8 @@ impl KvCache {
     ///
     /// # Panics
     ///
-    /// If a `head_dim` is odd or zero, values are in keys whose type is not bf16, an indexer has keys beside others or of
-    /// an odd length, or `groups` has other layers.
+    /// If a `head_dim` is odd or zero, values are in keys whose type is not bf16, an indexer has keys of an odd length
+    /// or without latents, or `groups` has other layers.
     pub fn new(
         layouts: KvLayouts,
         groups: LayerGroups,

@@ -212,7 +212,8 @@ impl Case {
         rows.map(of_row).collect()
     }
 
-    /// Checks the results of tokens that have `seen` these positions against keys and values of heads, which are computed in f64 and are not rounded.
+    /// Checks the results of tokens that have `seen` these positions against keys and values of heads, which are
+    /// computed in f64 and are not rounded.
     pub fn assert_near(&self, out: &[bf16], seen: &[Vec<u32>], what: &str) {
         let shape = self.shape;
         let cached = self.cached();

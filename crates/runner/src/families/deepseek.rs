@@ -400,7 +400,7 @@ fn object(value: Json) -> Map<String, Json> {
 /// The size of a part of heads, or of latents.
 ///
 /// # Errors
-/// It is out of range, or odd where it must be even.
+/// The size is out of range, or odd where it must be even.
 pub fn part(
     config: &JsonFile,
     key: &str,

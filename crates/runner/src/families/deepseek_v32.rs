@@ -1,10 +1,11 @@
 //! DeepSeek-V3.2, by DeepSeek-AI, and GLM-5, by Z.ai: DeepSeek-V3 with sparse attention by an indexer.
 //!
 //! A query sees the `index_topk` positions that an indexer of `index_n_heads` heads of `index_head_dim` elements scores
-//! highest. The indexer makes its queries of the latents of queries, normalises its keys by a layer norm with biases, and
-//! rotates the first `qk_rope_head_dim` elements of both: in halves in DeepSeek-V3.2, in adjacent pairs in GLM-5. Layers
-//! that `indexer_types` calls shared, or `index_topk_pattern`, or the schedule of `index_topk_freq` and
-//! `index_skip_topk_offset`, have no indexer, but the selection of the last layer before them that has one (GLM-5).
+//! highest. The indexer makes its queries of the latents of queries, normalises its keys by a layer norm with biases,
+//! and rotates the first `qk_rope_head_dim` elements of both: in halves in DeepSeek-V3.2, in adjacent pairs in GLM-5.
+//! Some layers of GLM-5 have no indexer and use the selection of the last layer before them that has one: the layers
+//! that `indexer_types` or `index_topk_pattern` lists, or the schedule of `index_topk_freq` and
+//! `index_skip_topk_offset`.
 //!
 //! As in transformers, the queries and keys of an indexer are bf16 and are not turned by a Hadamard transform, which
 //! DeepSeek's own code needs to round them to FP8. The layer behind the last one, which makes drafts, is not read.
