@@ -191,11 +191,31 @@ impl InFlight {
     /// Whether it will not come back: its client cancelled it while Triton held it, or Triton has not handed it over
     /// for longer than it keeps a sequence.
     pub fn is_lost(&self, now: Instant, max_absence: Duration) -> bool {
-        match self.presence {
-            Presence::Here => false,
-            Presence::Rescheduled => self.factory.is_cancelled(),
-            Presence::MissingSince(since) => {
-                self.factory.is_cancelled() || now.saturating_duration_since(since) > max_absence
+        let is_cancelled = || self.factory.is_cancelled();
+        self.presence.is_lost(is_cancelled, now, max_absence)
+    }
+}
+
+impl Presence {
+    /// Where a request is that a batch does not have, or that no step has had for a while.
+    pub fn absent(self, now: Instant) -> Self {
+        match self {
+            Self::Rescheduled => Self::MissingSince(now),
+            Self::Here | Self::MissingSince(_) => self,
+        }
+    }
+
+    fn is_lost(
+        self,
+        is_cancelled: impl FnOnce() -> bool,
+        now: Instant,
+        max_absence: Duration,
+    ) -> bool {
+        match self {
+            Self::Here => false,
+            Self::Rescheduled => is_cancelled(),
+            Self::MissingSince(since) => {
+                is_cancelled() || now.saturating_duration_since(since) > max_absence
             }
         }
     }
@@ -308,5 +328,42 @@ impl InFlightTable {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.requests.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absence_begins_when_it_is_first_noticed() {
+        let first = Instant::now();
+        let later = first + Duration::from_secs(1);
+        let missing = Presence::MissingSince(first);
+        assert_eq!(Presence::Rescheduled.absent(first), missing);
+        assert_eq!(missing.absent(later), missing);
+        assert_eq!(Presence::Here.absent(later), Presence::Here);
+    }
+
+    #[test]
+    fn a_request_is_lost_that_triton_holds_and_that_is_cancelled_or_absent_for_too_long() {
+        let since = Instant::now();
+        let max_absence = Duration::from_secs(60);
+        for (presence, is_cancelled, seconds, is_lost) in [
+            (Presence::Here, true, 100, false),
+            (Presence::Rescheduled, false, 100, false),
+            (Presence::Rescheduled, true, 0, true),
+            (Presence::MissingSince(since), false, 59, false),
+            (Presence::MissingSince(since), false, 60, false),
+            (Presence::MissingSince(since), false, 61, true),
+            (Presence::MissingSince(since), true, 0, true),
+        ] {
+            let now = since + Duration::from_secs(seconds);
+            assert_eq!(
+                presence.is_lost(|| is_cancelled, now, max_absence),
+                is_lost,
+                "{presence:?} after {seconds} s"
+            );
+        }
     }
 }

@@ -149,9 +149,7 @@ impl IterativeDriver {
     fn forget_the_lost(&mut self, now: Instant) {
         let mut lost = Vec::new();
         for (id, in_flight) in self.steps.in_flight.iter_mut() {
-            if in_flight.presence == Presence::Rescheduled {
-                in_flight.presence = Presence::MissingSince(now);
-            }
+            in_flight.presence = in_flight.presence.absent(now);
             if in_flight.is_lost(now, self.steps.max_absence) {
                 lost.push(id);
             }

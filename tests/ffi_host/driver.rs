@@ -5,13 +5,16 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use inflight_triton::sys;
+use serde_json::json;
 
 use crate::fake_triton::{Correlation, Parameter, Spec, Where};
 use crate::served::{ClientRequest, RawRequest, Server, error_code, numbers, output_ids};
 use crate::{INVALID, UNAVAILABLE};
 
+const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
 const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALREADY_EXISTS.0;
 
 #[test]
@@ -168,6 +171,55 @@ fn a_second_request_of_a_live_sequence_is_rejected_and_the_first_continues() {
 }
 
 #[test]
+fn the_last_tokens_of_a_stopped_stream_are_in_its_final_response() {
+    let mut server = Server::load(&[]);
+    let content = ClientRequest::of_lengths(4, 50, true);
+    let mut spec = server.spec(&content);
+    spec.client_id = c"me".to_owned();
+    let stream = server.host.request(spec);
+    for _ in 0..3 {
+        assert_eq!(server.execute(&[stream]), Ok(()));
+    }
+    let mut spec = server.spec(&ClientRequest::of_lengths(1, 1, false));
+    spec.client_id = c"me".to_owned();
+    let stop = (c"stop".to_owned(), Parameter::Bool(true));
+    spec.parameters.push(stop);
+    let stop = server.host.request(spec);
+    assert_eq!(server.execute(&[stream, stop]), Ok(()));
+    server.unload();
+    let sent = server.host.sent(stream);
+    assert_eq!(output_ids(&sent), content.expected()[..3]);
+    // Each step but the first sends the token of the one before it.
+    let lengths = sent.iter().map(|sent| numbers(sent, "output_ids").1.len());
+    assert_eq!(lengths.collect::<Vec<_>>(), [1, 1, 1]);
+}
+
+#[test]
+fn a_request_is_stopped_by_whichever_instance_is_asked() {
+    let mut server = Server::load(&[]);
+    let other = server.load_instance();
+    let content = ClientRequest::of_lengths(4, 50, true);
+    let mut spec = server.spec(&content);
+    spec.client_id = c"me".to_owned();
+    let stream = server.host.request(spec);
+    assert_eq!(server.execute(&[stream]), Ok(()));
+    let mut spec = server.spec(&ClientRequest::of_lengths(1, 1, false));
+    spec.client_id = c"me".to_owned();
+    let stop = (c"stop".to_owned(), Parameter::Bool(true));
+    spec.parameters.push(stop);
+    let stop = server.host.request(spec);
+    assert_eq!(server.execute_on(other, &[stop]), Ok(()));
+    assert_eq!(server.execute(&[stream]), Ok(()));
+    assert_eq!(server.host.place(stream), Where::Released);
+    server.unload_instance(other);
+    server.unload();
+    assert_eq!(
+        output_ids(&server.host.sent(stream)),
+        content.expected()[..1]
+    );
+}
+
+#[test]
 fn a_cancelled_request_is_left_to_triton() {
     let mut server = Server::load(&[]);
     let content = ClientRequest::of_lengths(4, 50, true);
@@ -247,6 +299,117 @@ fn a_request_that_waits_between_two_steps_while_others_are_removed_continues() {
         output_ids(&server.host.sent(requests[0])),
         content.expected()
     );
+}
+
+#[test]
+fn the_sequence_of_a_request_that_triton_has_ended_can_be_started_again_at_once() {
+    let server = Server::load(&[]);
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let first = server.request_as(&content, Correlation::Number(77));
+    assert_eq!(server.execute(&[first]), Ok(()));
+    server.host.cancel(first);
+    let second = server.request_as(&content, Correlation::Number(77));
+    server.finish(&[second]);
+    server.unload();
+    assert_eq!(output_ids(&server.host.sent(second)), content.expected());
+}
+
+#[test]
+fn only_the_batcher_of_oldest_keeps_the_slot_of_a_request_that_is_cancelled_in_its_queue() {
+    for (strategy, num_freed) in [("oldest", 1), ("direct", 0)] {
+        let mut server = Server::load_config(&json!({
+            "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
+            "sequence_batching": {
+                "iterative_sequence": true, "max_sequence_idle_microseconds": 60_000_000_u64,
+                strategy: { "max_candidate_sequences": 8 },
+            },
+            "parameters": {
+                "runner": { "string_value": "synthetic" },
+                "synthetic_vocab_size": { "string_value": "64" },
+                "allow_iterative_oldest": { "string_value": "true" },
+            },
+        }));
+        let request = server.request(&ClientRequest::of_lengths(4, 50, true));
+        assert_eq!(server.execute(&[request]), Ok(()));
+        assert_eq!(server.host.num_factories(), 1);
+        server.host.cancel(request);
+        server.wait_until("it is removed", || server.host.num_factories() == 0);
+        // The batcher may not have had its turn in the call that removes it.
+        for _ in 0..2 {
+            assert_eq!(server.execute(&[]), Ok(()));
+        }
+        let submitted = server.host.submitted();
+        assert_eq!(submitted.len(), num_freed, "{strategy}");
+        for end in submitted {
+            assert_eq!(server.execute(&[end.request]), Ok(()));
+        }
+        server.unload();
+    }
+}
+
+#[test]
+fn a_cancelled_request_that_no_step_hands_to_triton_is_answered() {
+    let mut server = Server::load(&[]);
+    let content = ClientRequest::of_lengths(4, 50, true);
+    let other = server.request(&content);
+    let cancelled = loop {
+        let cancelled = server.request(&content);
+        assert_eq!(server.execute(&[cancelled, other]), Ok(()));
+        server.host.cancel(cancelled);
+        assert_eq!(server.execute(&[cancelled, other]), Ok(()));
+        // It is kept for a moment, unless that has passed in the step.
+        if server.host.place(cancelled) != Where::InQueue {
+            break cancelled;
+        }
+    };
+    let is_released = || server.host.place(cancelled) == Where::Released;
+    server.wait_until("it is answered, without a step", is_released);
+    assert_eq!(error_code(&server.host.sent(cancelled)), Some(CANCELLED));
+    // Triton may have kept its slot.
+    server.wait_until("its slot is freed", || !server.host.submitted().is_empty());
+    for end in server.host.submitted() {
+        assert_eq!(server.execute(&[other, end.request]), Ok(()));
+    }
+    server.finish(&[other]);
+    server.unload();
+    assert_eq!(output_ids(&server.host.sent(other)), content.expected());
+}
+
+#[test]
+fn a_request_in_triton_s_hands_keeps_a_model_that_is_told_to_unload() {
+    let mut server = Server::load(&[]);
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let request = server.request(&content);
+    assert_eq!(server.execute(&[request]), Ok(()));
+    server.host.unload_model(true);
+    std::thread::sleep(LONGER_THAN_GRACE);
+    server.finish(&[request]);
+    server.unload();
+    assert_eq!(output_ids(&server.host.sent(request)), content.expected());
+}
+
+#[test]
+fn the_drain_timeout_of_a_model_begins_when_it_is_unloaded() {
+    let parameters = [
+        ("drain_timeout_seconds", "1"),
+        ("synthetic_step_us", "5000"),
+    ];
+    let mut server = Server::load(&parameters);
+    let content = ClientRequest::of_lengths(4, 1500, true);
+    let request = server.request(&content);
+    let runs_until = |end: Instant| {
+        while Instant::now() < end && server.host.place(request) != Where::Released {
+            assert_eq!(server.execute(&[request]), Ok(()));
+        }
+        server.host.place(request) == Where::InQueue
+    };
+    // The server is asked every second.
+    assert!(runs_until(Instant::now() + Duration::from_millis(2500)));
+    server.host.unload_model(true);
+    assert!(!runs_until(Instant::now() + Duration::from_secs(30)));
+    server.unload();
+    let ids = output_ids(&server.host.sent(request));
+    assert!(content.expected().starts_with(&ids) && ids.len() < 1500);
 }
 
 fn warm_up(server: &mut Server, content: &ClientRequest) -> RawRequest {
@@ -395,6 +558,9 @@ fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started
     assert_eq!(output_ids(&server.host.sent(next)), content.expected());
 }
 
+/// An unloaded model without requests frees its resources after five seconds, and a second passes until it is noticed.
+pub const LONGER_THAN_GRACE: Duration = Duration::from_millis(6500);
+
 /// Number of the backend's threads in this process; each of them has a name.
 fn num_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -407,9 +573,14 @@ fn num_threads() -> usize {
 fn a_model_that_triton_never_finalises_releases_its_resources() {
     let mut server = Server::load(&[]);
     let content = ClientRequest::of_lengths(4, 6, false);
-    let request = server.request(&content);
-    server.finish(&[request]);
-    server.wait_for_final(request);
+    // As long as it is loaded it has them, whether it is used or not.
+    for pause in [Duration::from_millis(1200), LONGER_THAN_GRACE] {
+        std::thread::sleep(pause);
+        let request = server.request(&content);
+        server.finish(&[request]);
+        server.wait_for_final(request);
+        assert_eq!(output_ids(&server.host.sent(request)), content.expected());
+    }
     assert!(server.host.num_metrics() > 0 && num_threads() > 0);
     server.host.unload_model(true);
     server.wait_until("its metrics are gone", || server.host.num_metrics() == 0);

@@ -220,6 +220,26 @@ fn a_long_prompt_that_cannot_be_served_is_rejected_and_the_next_one_is_served() 
 }
 
 #[test]
+fn a_long_prompt_that_is_rejected_between_its_calls_is_answered_in_the_next_one() {
+    let server = load(&[("max_seq_len", "100000")]);
+    let long = server.host.request(spec(1, "", &long(), 1, false));
+    assert_eq!(server.execute(&[long]), Ok(()));
+    // Most calls, each of which waits for it for a moment, are without it.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while server.host.place(long) != Where::Released {
+        assert!(Instant::now() < deadline, "it is not answered");
+        for _ in 0..20 {
+            assert_eq!(server.execute(&[]), Ok(()));
+        }
+        assert_eq!(server.execute(&[long]), Ok(()));
+    }
+    server.unload();
+    let sent = server.host.sent(long);
+    let (_, message) = sent[0].error.clone().expect("an error");
+    assert!(message.contains("max_seq_len"), "{message}");
+}
+
+#[test]
 fn a_time_limit_includes_the_tokenisation_of_the_prompt() {
     let server = load(&[]);
     let mut late = spec(1, "", &long(), 5, false);

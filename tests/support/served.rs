@@ -12,6 +12,7 @@ use triton_inflight::Inflight;
 use crate::fake_triton::{Correlation, Host, Input, Parameter, Sent, Spec, Where};
 
 pub type RawRequest = *mut sys::TRITONBACKEND_Request;
+pub type RawInstance = *mut sys::TRITONBACKEND_ModelInstance;
 
 /// Error code and message.
 pub type Failure = (u32, String);
@@ -40,7 +41,7 @@ const VOCAB_SIZE: u32 = 64;
 pub struct Server {
     pub host: Host,
     pub model: *mut sys::TRITONBACKEND_Model,
-    instance: *mut sys::TRITONBACKEND_ModelInstance,
+    instance: RawInstance,
     num_requests: u64,
 }
 
@@ -105,8 +106,29 @@ impl Server {
         self.host.request(spec(content, correlation))
     }
 
+    /// Loads another instance of the model.
+    pub fn load_instance(&self) -> RawInstance {
+        let instance = self.host.instance(self.model);
+        // SAFETY: the handle is alive until `unload_instance`.
+        let loaded = unsafe { outcome(lifecycle::instance_initialize::<Inflight>(instance)) };
+        loaded.expect("the instance loads");
+        instance
+    }
+
+    /// Unloads an instance that was loaded besides.
+    pub fn unload_instance(&self, instance: RawInstance) {
+        // SAFETY: it was initialised, and no other call is in progress.
+        let unloaded = unsafe { outcome(lifecycle::instance_finalize::<Inflight>(instance)) };
+        assert_eq!(unloaded, Ok(()));
+    }
+
     /// One Execute call with requests that the backend or Triton owns.
     pub fn execute(&self, batch: &[RawRequest]) -> Result<(), Failure> {
+        self.execute_on(self.instance, batch)
+    }
+
+    /// One Execute call of an instance.
+    pub fn execute_on(&self, instance: RawInstance, batch: &[RawRequest]) -> Result<(), Failure> {
         for &request in batch {
             if self.host.place(request) == Where::InQueue {
                 self.host.again(request);
@@ -117,9 +139,7 @@ impl Server {
         // SAFETY: the instance is alive, and the backend owns the requests.
         unsafe {
             outcome(lifecycle::instance_execute::<Inflight>(
-                self.instance,
-                list,
-                count,
+                instance, list, count,
             ))
         }
     }
