@@ -6,6 +6,7 @@ mod fake_triton;
 #[path = "../support/served.rs"]
 mod served;
 
+mod adapters;
 mod chat;
 mod classes;
 mod conversations;
