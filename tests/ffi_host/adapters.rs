@@ -65,7 +65,7 @@ fn naming(server: &mut Server, text: &Text) -> Spec {
     spec
 }
 
-/// The same request, with the adapter.
+/// A request with an adapter, which it brings.
 fn bringing(server: &mut Server, text: &Text) -> Spec {
     let folder = checkout().join("tests/fixtures/adapters/rows");
     let values = |name| fs::read(folder.join(name)).expect("a fixture")[HEADER_BYTES..].to_vec();

@@ -18,7 +18,7 @@ fn with_draft_model() -> EngineConfig {
     }
 }
 
-/// The same, with the costs of a step of the model and of one of the draft model.
+/// With a draft model, and with the costs of its steps and of the steps of the model.
 fn with_costs(model: u64, draft: u64) -> EngineConfig {
     let cost = |fixed_ns, per_token_ns| {
         Some(StepCost {

@@ -1292,7 +1292,7 @@ fn check_plan(
     assert!(bounds.is_sorted(), "tables do not overlap");
 }
 
-/// Checks that a sequence has freed the blocks of its table that the query at `position` and those behind it do not see.
+/// Checks that a sequence has freed the blocks of its table that no query from `position` on sees.
 fn check_freed(table: &[BlockId], position: u32, config: &EngineConfig) {
     let (position, block) = (position as usize, config.block_size.tokens().index());
     let num_groups = config.groups.num_groups();
