@@ -110,7 +110,7 @@ fn requests_that_bring_an_adapter_are_computed_with_it_beside_others() {
         .map(|it| server.host.request(it))
         .collect();
     let plain = server.request(&ClientRequest::of_lengths(4, 30, true));
-    let batch = [&requests[..], &[plain]].concat();
+    let batch = [&[plain][..], &requests].concat();
     assert_eq!(server.execute(&batch), Ok(()));
     batch.iter().for_each(|it| server.wait_for_final(*it));
     // The model has it now.
