@@ -87,10 +87,9 @@ fn refusals() -> Vec<(&'static str, String)> {
                 json!({ "kv_cache_file": "states.kv", "kv_cache_host_memory_bytes": 1 << 20 }),
             ),
         ),
-        ("recurrent states on several ranks", of_two_ranks("lfm2")),
         (
-            "gated attention whose heads are divided over ranks",
-            of_two_ranks("afmoe"),
+            "recurrent states whose heads have one norm, divided over ranks",
+            of_two_ranks("granite4-dense"),
         ),
         (
             "CPU-only operations on several ranks",

@@ -7,7 +7,7 @@ use inflight_base::{LoadError, StepError};
 use inflight_collective::Grid;
 use inflight_cuda_stand_in::{StandIn, set};
 use inflight_device_cuda::{Cuda, CudaOptions};
-use inflight_engine::{Engine, OutputOptions, StepOutput};
+use inflight_engine::{BlockReuse, Engine, OutputOptions, StepOutput};
 use inflight_machines::{LeadingRunner, RankLimits, RankTransport, load_rank_on_gpu};
 use inflight_numbers::CodeBits;
 use inflight_runner::{ModelSource, RankOptions, WeightPrecision};
@@ -21,6 +21,7 @@ use crate::devices::{
     assert_near, assert_near_by_cost, largest_first_error, requests, setups, with_sinks_that_shift,
 };
 use crate::fp8::{Scales, copies};
+use crate::rank_states;
 use crate::ranks::{PATIENT, RankRunner, RankThread, assert_same, on_ranks};
 use crate::schedules::{grid, requests_of_few_tokens};
 use crate::support::{CallRunner, Request, Served, Setup, fixture, new_request, serve};
@@ -137,6 +138,43 @@ fn several_gpus_normalise_queries_and_keys_over_all_heads() {
             assert_near(&what, &ours, &together, 0.1);
             let alone = serve_on("olmo2", &setup, &requests()[1..2], num_ranks, (true, 0));
             assert_same(&what, &alone, &together[1..2]);
+        }
+    });
+}
+
+/// Channels, value heads with and without late inputs, heads of a norm, and channels with common keys.
+#[test]
+fn several_gpus_have_the_states_of_their_heads() {
+    let test = "cuda_ranks::several_gpus_have_the_states_of_their_heads";
+    on_stand_in(StandIn::new().set("DEVICES", 4), test, || {
+        for (name, num_ranks) in [
+            ("lfm2", 2),
+            ("qwen3-5", 2),
+            ("kimi-linear", 2),
+            ("nemotron-h", 2),
+            ("falcon-h1", 2),
+            ("mamba", 2),
+        ] {
+            let what = format!("{name}, {num_ranks} GPUs");
+            let setup = Setup::default();
+            let (ours, _) = serve(&mut setup.load(name), &setup, &requests());
+            let theirs = serve_on(name, &setup, &requests(), num_ranks, (false, 64));
+            // A CPU and GPUs that cut sums, of which each rounds.
+            assert_near_by_cost(&what, &ours, &theirs, 2.0 * bf16_cost(name));
+        }
+        let name = "qwen3-5";
+        for (what, setup, requests) in rank_states::schedules(name) {
+            let together = serve_on(name, &setup, &requests, 2, (true, 64));
+            let roomy = Setup {
+                num_blocks: 64,
+                reuse: BlockReuse::Off,
+                num_state_snapshots: 0,
+                ..setup
+            };
+            for index in [0, 5] {
+                let alone = serve_on(name, &roomy, &requests[index..=index], 2, (true, 0));
+                assert_same(what, &alone, &together[index..=index]);
+            }
         }
     });
 }

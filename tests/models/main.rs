@@ -56,6 +56,7 @@ mod quantised;
 mod rank_adapters;
 mod rank_memory;
 mod rank_processes;
+mod rank_states;
 mod rank_weights;
 mod ranks;
 mod recurrent;

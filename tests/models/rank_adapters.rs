@@ -33,8 +33,8 @@ fn serve_alone(dir: &Path, names: [&str; 2]) -> Vec<Served> {
 
 #[test]
 fn adapters_are_the_same_on_1_2_and_4_ranks() {
-    // Also with factors, biases, other weights of the embedding and of the output layer, rows in other orders, and
-    // norms of results.
+    // Also with factors, biases, other weights of the embedding and of the output layer, rows in other orders, norms of
+    // results, and recurrent states.
     for (base, names) in [
         ("llama3", ["all-modules", "rank-33"]),
         ("llama3", ["outside-layers", "all-modules"]),
@@ -46,6 +46,8 @@ fn adapters_are_the_same_on_1_2_and_4_ranks() {
         ("gpt2", ["stored-by-columns", "stored-by-columns"]),
         ("gpt-neox", ["head-by-head", "head-by-head"]),
         ("glm", ["reordered-heads", "reordered-heads"]),
+        ("qwen3-5", ["delta-rule", "delta-rule"]),
+        ("granite4-dense", ["state-space", "state-space"]),
     ] {
         let dir = fixture(base);
         let alone = serve_alone(&dir, names);

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use inflight_base::{BlockSize, SequenceId, Tokens};
-use inflight_device::{KvDtype, RecurrentRule, Tiling};
+use inflight_device::{KvDtype, RecurrentRule};
 use inflight_engine::{Engine, Event, NewRequest, PromptLookup, Sampled, Speculation, StepOutput};
 use inflight_runner::{AttentionWindows, CpuRunner, ModelSource, ModelSpec};
 use serde_json::{Value, json};
@@ -360,37 +360,14 @@ fn tensors_of_other_shapes_are_refused_with_both() {
 }
 
 #[test]
-fn several_processes_and_drafts_by_such_models_are_refused() {
+fn drafts_by_such_models_are_refused() {
     for (name, _) in RECURRENT {
         let source = ModelSource::open(&fixture(name)).expect("the fixture opens");
-        for (grid, tiling) in [
-            (2, Tiling::OfRanks),
-            (2, Tiling::Never),
-            (1, Tiling::Always),
-        ] {
-            let error = source
-                .check_ranks(grid.into(), tiling)
-                .expect_err("refused");
-            let words = "has layers with recurrent states, which are computed by one process";
-            assert!(error.to_string().contains(words), "{name}: {error}");
-        }
         let model = ModelSource::open(&fixture("qwen3")).expect("the fixture opens");
         let error = model.with_draft_model(source).err().expect("refused");
         let words = "has layers with recurrent states, which drafts that are rejected would change";
         assert!(error.to_string().contains(words), "{name}: {error}");
     }
-}
-
-/// Their buffer is as wide as the heads of all ranks.
-#[test]
-fn several_processes_are_refused_for_attention_with_gates() {
-    let source = ModelSource::open(&fixture("afmoe")).expect("the fixture opens");
-    for tiling in [Tiling::OfRanks, Tiling::Never] {
-        let error = source.check_ranks(2.into(), tiling).expect_err("refused");
-        let words = "has attention with gates, whose heads are computed by one process";
-        assert!(error.to_string().contains(words), "{error}");
-    }
-    source.check_ranks(1.into(), Tiling::Always).expect("one");
 }
 
 /// Tokens of greedy requests of several lengths. Some steps miss tokens, as if a guide were not ready.

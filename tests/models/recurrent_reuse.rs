@@ -125,6 +125,19 @@ fn sequences_pause_and_resume_behind_their_snapshots() {
     }
 }
 
+/// These requests, with drafts of which the first ones are right.
+pub fn with_drafts(name: &str, setup: &Setup, mut requests: Vec<Request>) -> Vec<Request> {
+    for (index, request) in requests.iter_mut().enumerate() {
+        let alone = serve_alone(&mut setup.load(name), setup, request).tokens;
+        let guess = |(at, token)| match at == 3 + index {
+            true => (token + 1) % 150,
+            false => token,
+        };
+        request.drafts.expected = alone.into_iter().enumerate().map(guess).collect();
+    }
+    requests
+}
+
 /// Drafts of which some are accepted, of sequences that also pause, resume and reuse prefixes.
 #[test]
 fn states_roll_back_where_drafts_are_rejected() {
@@ -143,16 +156,7 @@ fn states_roll_back_where_drafts_are_rejected() {
                 }),
                 ..setup
             };
-            let mut requests = requests_that_share();
-            for (index, request) in requests.iter_mut().enumerate() {
-                let alone = serve_alone(&mut setup.load(name), &setup, request).tokens;
-                // The first drafts are right.
-                let guess = |(at, token)| match at == 3 + index {
-                    true => (token + 1) % 150,
-                    false => token,
-                };
-                request.drafts.expected = alone.into_iter().enumerate().map(guess).collect();
-            }
+            let requests = with_drafts(name, &setup, requests_that_share());
             let happened = each_as_alone(name, &setup, &requests);
             num_accepted += happened.drafts.num_accepted;
             num_rejected += happened.drafts.num_drafted - happened.drafts.num_accepted;

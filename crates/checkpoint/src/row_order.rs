@@ -38,6 +38,8 @@ pub enum RowOrder {
     /// Heads in groups of equal length, which are read group by group and stored by their place in the group: the first
     /// head of each group, then the second one of each. Rows in front of the heads keep their places.
     Tiled {
+        /// Rows in front of the first one that is read.
+        num_skipped: usize,
         /// Rows in front of the heads.
         first: usize,
         /// Number of groups.
@@ -118,12 +120,13 @@ impl RowOrder {
         match self {
             Self::Same => row,
             Self::Tiled {
+                num_skipped,
                 first,
                 num_groups,
                 group_len,
                 head_dim,
-            } => match row.checked_sub(first) {
-                None => row,
+            } => match (num_skipped + row).checked_sub(first) {
+                None => num_skipped + row,
                 Some(row) => {
                     let (head, element) = (row / head_dim, row % head_dim);
                     let (group, place) = (head / group_len, head % group_len);
@@ -190,10 +193,12 @@ impl RowSelection {
         {
             assert!(rows.start.is_multiple_of(head_dim), "rows of whole heads");
         }
-        if matches!(self.order, RowOrder::Tiled { .. }) {
-            assert_eq!(rows.start, 0, "rows of all groups");
-        }
         let len = rows.len();
+        let mut order = self.order;
+        if let RowOrder::Tiled { num_skipped, .. } = &mut order {
+            *num_skipped += rows.start;
+            return Self { len, order, ..self };
+        }
         match self.runs {
             None => Self {
                 first: self.first + rows.start,
@@ -270,6 +275,7 @@ mod tests {
     #[test]
     fn heads_that_are_stored_by_their_place_in_a_group_are_found() {
         let order = RowOrder::Tiled {
+            num_skipped: 0,
             first: 1,
             num_groups: 2,
             group_len: 3,
@@ -278,6 +284,15 @@ mod tests {
         // Heads 0, 1, 2 of the first group and 3, 4, 5 of the second one are stored as 0, 3, 1, 4, 2, 5.
         let expected = [0, 1, 2, 5, 6, 9, 10, 3, 4, 7, 8, 11, 12];
         assert_eq!(stored(order, 13), expected);
+        let all = RowSelection {
+            first: 20,
+            len: 13,
+            order,
+            runs: None,
+        };
+        let part = all.part(3..9).part(1..6);
+        let rows: Vec<_> = (0..part.len).map(|row| part.stored_row(row)).collect();
+        assert_eq!(rows, [26, 29, 30, 23, 24]);
     }
 
     #[test]

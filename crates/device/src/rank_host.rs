@@ -377,6 +377,9 @@ fn hash_of(inputs: &StepInputs<'_>, earlier: u64) -> u64 {
         let blocks = span.block_table.start as usize..span.block_table.end as usize;
         write(&mut inputs.block_tables[blocks].iter().map(|block| block.0));
     }
+    write(&mut inputs.state_slots.iter().copied());
+    let saved = inputs.saved_states.iter();
+    write(&mut saved.flat_map(|saved| [saved.token, saved.slot]));
     write(&mut inputs.kept_rows.iter().copied());
     write(&mut inputs.sampled_rows.iter().copied());
     hasher.finish()

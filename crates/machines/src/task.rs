@@ -91,6 +91,8 @@ pub(super) enum Report {
 struct Limits {
     max_num_tokens: u32,
     max_num_requests: u32,
+    num_state_snapshots: u32,
+    max_draft_tokens: u32,
     max_sampled_rows: u32,
     max_seq_len: u32,
     block_size: u32,
@@ -169,6 +171,8 @@ impl Task {
             limits: Limits {
                 max_num_tokens: limits.max_num_tokens.0,
                 max_num_requests: limits.max_num_requests,
+                num_state_snapshots: limits.num_state_snapshots,
+                max_draft_tokens: limits.max_draft_tokens,
                 max_sampled_rows: limits.max_sampled_rows.0,
                 max_seq_len: limits.max_seq_len.0,
                 block_size: limits.block_size.tokens().0,
@@ -207,9 +211,8 @@ impl Task {
         Some(RunnerLimits {
             max_num_tokens: Tokens(limits.max_num_tokens),
             max_num_requests: limits.max_num_requests,
-            // Models with states are on one rank.
-            num_state_snapshots: 0,
-            max_draft_tokens: 0,
+            num_state_snapshots: limits.num_state_snapshots,
+            max_draft_tokens: limits.max_draft_tokens,
             max_sampled_rows: Tokens(limits.max_sampled_rows),
             max_seq_len: Tokens(limits.max_seq_len),
             block_size: BlockSize::new(limits.block_size)?,
@@ -287,6 +290,8 @@ mod tests {
             kv_dtype: KvDtype::Int8,
             weights: Some(WeightPrecision::new(CodeBits::Four)),
             num_host_blocks: Blocks(7),
+            num_state_snapshots: 5,
+            max_draft_tokens: 3,
             layer_groups: Some(LayerGroups::new(&[1, 0, 1, 2])),
             adapters: AdapterRoom {
                 max_rank: 16,

@@ -14,8 +14,10 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::share::{ModelShare, whole};
-use super::spec::{FeedForward, ModelSpec, Projection};
+use super::rank::whole;
+use super::recurrence_share::{LateCut, RecurrenceShare};
+use super::share::ModelShare;
+use super::spec::{AttentionSpec, FeedForward, LateInputsSpec, ModelSpec, Projection};
 use super::stage::ModelPart;
 use inflight_base::LoadError;
 use inflight_device::{AdaptedPlace, AdapterWeights, DenseRows, LowRank};
@@ -114,7 +116,6 @@ fn cut(
 
 /// How each place is cut.
 fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
-    let of_heads = |heads: &Range<usize>| heads.start * spec.head_dim..heads.end * spec.head_dim;
     let share = rank.share.as_ref();
     let tokens = share.map_or(0..spec.vocab_size, |share| share.vocabulary.clone());
     let mut cuts = Vec::new();
@@ -128,45 +129,15 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
             cuts.extend(projections.map(PlaceCut::whole));
             continue;
         };
-        let attended = PlaceCut::Inputs(share.attended(spec.attended_dim()));
-        match &layer.attention.latent {
-            None => {
-                let queries = vec![of_heads(&share.heads.queries)];
-                let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
-                let qkv = layer.attention.qkv.parts.iter();
-                let lens = qkv.map(|part| part.num_outputs);
-                let kept = [queries.clone(), keys.clone(), keys];
-                cuts.push(PlaceCut::of_linears(lens.zip(kept)));
-                cuts.push(attended);
-                let gate = layer.attention.gate.iter();
-                cuts.extend(gate.map(|gate| {
-                    let num_gates = gate.projection.num_outputs();
-                    let kept = match layer.attention.has_gates_of_heads(spec.head_dim) {
-                        true => vec![share.heads.queries.clone()],
-                        false => queries.clone(),
-                    };
-                    let cut = (num_gates, kept);
-                    PlaceCut::of_linears([cut].into_iter())
-                }));
-            }
-            Some(latent) => {
-                let width = latent.shape.query_dim();
-                let Range { start, end } = share.heads.queries;
-                let of_heads = || {
-                    let own = start * width..end * width;
-                    PlaceCut::of_linears([(latent.shape.q_len(), vec![own])].into_iter())
-                };
-                let latents = PlaceCut::whole(&layer.attention.qkv);
-                let (first, behind) = match &latent.queries {
-                    Some(_) => (latents, Some(of_heads())),
-                    None => (of_heads(), None),
-                };
-                cuts.extend([first, attended, PlaceCut::whole(&latent.kv)]);
-                cuts.extend(behind);
-            }
+        if let Some(attention) = layer.attention_block() {
+            cuts.extend(attention_cuts(share, spec, attention));
         }
-        let (FeedForward::Gated { gate_up: up, .. } | FeedForward::Plain { up, .. }) =
-            &layer.feed_forward
+        if let Some(block) = &layer.recurrence_block {
+            let own = share.recurrence(&block.recurrence.shape);
+            cuts.extend(recurrence_cuts(&own, &block.input));
+        }
+        let Some(FeedForward::Gated { gate_up: up, .. } | FeedForward::Plain { up, .. }) =
+            layer.feed_forward_block()
         else {
             continue;
         };
@@ -189,6 +160,78 @@ fn place_cuts(rank: &ModelPart, spec: &ModelSpec) -> Vec<PlaceCut> {
     });
     assert_eq!(cuts.len(), spec.num_places(), "a cut for each place");
     cuts
+}
+
+/// How a layer's attention, or the recurrence in its place, is cut.
+fn attention_cuts(
+    share: &ModelShare,
+    spec: &ModelSpec,
+    attention: &AttentionSpec,
+) -> Vec<PlaceCut> {
+    if let Some(recurrence) = &attention.recurrence {
+        let own = share.recurrence(&recurrence.shape);
+        let mut cuts = Vec::from(recurrence_cuts(&own, &attention.qkv));
+        if let Some(late) = &attention.late {
+            cuts.extend(late_cuts(&own, late));
+        }
+        return cuts;
+    }
+    let of_heads = |heads: &Range<usize>| heads.start * spec.head_dim..heads.end * spec.head_dim;
+    let attended = PlaceCut::Inputs(share.attended(spec.attended_dim()));
+    let Some(latent) = &attention.latent else {
+        let queries = vec![of_heads(&share.heads.queries)];
+        let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
+        let lens = attention.qkv.parts.iter().map(|part| part.num_outputs);
+        let kept = [queries.clone(), keys.clone(), keys];
+        let gate = attention.gate.iter().map(|gate| {
+            let num_gates = gate.projection.num_outputs();
+            let kept = match attention.has_gates_of_heads(spec.head_dim) {
+                true => vec![share.heads.queries.clone()],
+                false => queries.clone(),
+            };
+            let cut = (num_gates, kept);
+            PlaceCut::of_linears([cut].into_iter())
+        });
+        let qkv = PlaceCut::of_linears(lens.zip(kept));
+        return [qkv, attended].into_iter().chain(gate).collect();
+    };
+    let width = latent.shape.query_dim();
+    let Range { start, end } = share.heads.queries;
+    let of_heads = || {
+        let own = start * width..end * width;
+        PlaceCut::of_linears([(latent.shape.q_len(), vec![own])].into_iter())
+    };
+    let latents = PlaceCut::whole(&attention.qkv);
+    let (first, behind) = match &latent.queries {
+        Some(_) => (latents, Some(of_heads())),
+        None => (of_heads(), None),
+    };
+    let cuts = [first, attended, PlaceCut::whole(&latent.kv)].into_iter();
+    cuts.chain(behind).collect()
+}
+
+/// How the projections around a recurrence are cut.
+fn recurrence_cuts(own: &RecurrenceShare, input: &Projection) -> [PlaceCut; 2] {
+    let lens = || input.parts.iter().map(|part| part.num_outputs);
+    let kept = own.inputs(lens());
+    [
+        PlaceCut::of_linears(lens().zip(kept)),
+        PlaceCut::Inputs(own.mixed()),
+    ]
+}
+
+/// How the projections of late inputs are cut.
+fn late_cuts(own: &RecurrenceShare, late: &LateInputsSpec) -> Vec<PlaceCut> {
+    let projections = late.projections().into_iter().zip(own.late_cuts());
+    let cuts = projections.map(|(projection, cut)| match cut {
+        LateCut::Whole => PlaceCut::whole(projection),
+        LateCut::Outputs(len) => {
+            let cut = (projection.num_outputs(), vec![own.values(len)]);
+            PlaceCut::of_linears([cut].into_iter())
+        }
+        LateCut::Inputs => PlaceCut::Inputs(own.mixed()),
+    });
+    cuts.collect()
 }
 
 impl PlaceCut {
@@ -354,7 +397,19 @@ mod tests {
     #[test]
     fn each_place_is_cut() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-        for name in ["llama3", "mixtral", "deepseek-v2", "deepseek-v3"] {
+        for name in [
+            "llama3",
+            "mixtral",
+            "deepseek-v2",
+            "deepseek-v3",
+            "afmoe",
+            "falcon-h1",
+            "jamba",
+            "kimi-linear",
+            "lfm2",
+            "nemotron-h",
+            "qwen3-next",
+        ] {
             let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
             let stages = Grid {
                 num_stages: 2,

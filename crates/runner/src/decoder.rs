@@ -186,7 +186,10 @@ impl<D: Device> Decoder<D> {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
-        let recurrence = RecurrenceBuffers::new(device, spec, max_rows, StateSlots::new(limits))?;
+        let layers = &spec.layers[part.stage.layers.clone()];
+        let num_tiles = part.num_tiles();
+        let (rows, slots) = ((max_rows, num_tiles), StateSlots::new(limits));
+        let recurrence = RecurrenceBuffers::new(device, layers, rows, slots)?;
         let streams = Streams::new(device, spec, max_rows)?;
         let experts_block = ExpertsBlockBuffers::new(device, spec, max_rows)?;
         let widths = spec.gate_widths().into_iter();
@@ -218,9 +221,7 @@ impl<D: Device> Decoder<D> {
             let (max_sequences, width) = (limits.max_num_requests as usize, spec.hidden_size);
             ranks.reserve_rows_between_stages(device, host, max_rows, max_sequences, width)?;
         }
-        let num_tiles = part.num_tiles();
         let mut attention: Vec<_> = attention.drain(part.stage.layers.clone()).collect();
-        let layers = &spec.layers[part.stage.layers.clone()];
         place(&mut attention, layers);
         let buffers = attention_buffers(device, spec, &mut attention, max_rows)?;
         let inner = inner_buffers(device, spec, &mut attention, layers, max_rows)?;

@@ -3,7 +3,8 @@
 use super::linear_weights::{ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::{Packer, Packing};
-use super::share::{ModelShare, whole};
+use super::rank::whole;
+use super::share::ModelShare;
 use super::spec::{ExpertsSpec, FeedForward, Module, Multipliers, Projection, StackedLayout};
 use super::summed::Summed;
 use inflight_base::LoadError;

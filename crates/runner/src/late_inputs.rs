@@ -7,13 +7,16 @@
 //!                   keys      keys(convolved)                      [m, 2 * state_dim]
 //! ```
 //!
-//! The results of a first projection, `[m, rank]`, are rounded.
+//! The results of a first projection, `[m, rank]`, are rounded. On several ranks, what is made of convolved values is a
+//! sum over the channels of all.
 
-use super::linear_weights::{NormSource, ProjectionSource};
+use super::linear_weights::{NormSource, ProjectionSource, SummedLinear, linears_of};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
-use super::residual::Probed;
+use super::recurrence_share::{LateCut, RecurrenceShare};
+use super::residual::{Probed, num_tile_sums};
+use super::share::ModelShare;
 use super::spec::{LateInputsSpec, Module, Projection, TimeNorm};
 use inflight_base::LoadError;
 use inflight_device::{Device, LateInputs, Linear, Norm, PackedWeights};
@@ -32,14 +35,22 @@ enum FormSource<'a> {
 }
 
 /// The projections of a layer.
-pub(super) struct LateWeights<D: Device> {
-    linears: Vec<Linear<D>>,
-    form: FormWeights<D>,
+pub(super) enum LateWeights<D: Device> {
+    /// Of gates, then of decays, two each.
+    LowRank(Vec<Linear<D>>),
+    Selected(Box<SelectedWeights<D>>),
 }
 
-enum FormWeights<D: Device> {
-    LowRank,
-    Selected(Option<(D::Vector, f32)>),
+/// The projections of what a selective scan reads, from all channels of all ranks.
+pub(super) struct SelectedWeights<D: Device> {
+    /// `[rank, num_channels]`.
+    rank: SummedLinear<D>,
+    /// The norm of its results, and what is added to the mean square.
+    norm: Option<(D::Vector, f32)>,
+    /// `[num_channels, rank]`.
+    times: Linear<D>,
+    /// `[2 * state_dim, num_channels]`.
+    keys: SummedLinear<D>,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -50,6 +61,8 @@ pub(super) struct LateBuffers<D: Device> {
     first: D::Sums,
     /// Decays or keys.
     second: D::Sums,
+    /// Of a selective scan: the sums of later tiles of its ranks, and of its keys.
+    tile_sums: [Vec<D::Sums>; 2],
 }
 
 /// The widths of a row: of all sums and all inputs.
@@ -94,6 +107,33 @@ impl<'a> LateSource<'a> {
         })
     }
 
+    /// The weights of a rank.
+    pub(super) fn share(self, share: &ModelShare, own: &RecurrenceShare) -> Self {
+        let projections = self.projections.iter().zip(own.late_cuts());
+        Self {
+            projections: projections
+                .map(|(projection, cut)| {
+                    let part = match cut {
+                        LateCut::Whole => projection.same_outputs(0..projection.matrices[0].rows()),
+                        LateCut::Outputs(len) => projection.same_outputs(own.values(len)),
+                        LateCut::Inputs => projection.inputs(&own.mixed(), share),
+                    };
+                    part.placed(share)
+                })
+                .collect(),
+            form: self.form,
+        }
+    }
+
+    /// The projections whose inputs are the channels of the recurrence.
+    pub(super) fn of_channels(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+        let selected = match &self.form {
+            FormSource::LowRank => None,
+            FormSource::Selected(_) => Some([&self.projections[0], &self.projections[2]]),
+        };
+        selected.into_iter().flatten()
+    }
+
     pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
         self.projections.iter()
     }
@@ -106,18 +146,21 @@ impl<'a> LateSource<'a> {
         &self,
         packer: &mut Packer<'_, D>,
     ) -> Result<LateWeights<D>, LoadError> {
-        let projections = self.projections.iter();
-        Ok(LateWeights {
-            linears: projections
-                .map(|projection| projection.load(packer))
-                .collect::<Result<_, _>>()?,
-            form: match &self.form {
-                FormSource::LowRank => FormWeights::LowRank,
-                FormSource::Selected(norm) => FormWeights::Selected(match norm {
+        let projections = &self.projections;
+        Ok(match &self.form {
+            FormSource::LowRank => {
+                let linears = projections.iter().map(|it| it.load(packer));
+                LateWeights::LowRank(linears.collect::<Result<_, _>>()?)
+            }
+            FormSource::Selected(norm) => LateWeights::Selected(Box::new(SelectedWeights {
+                rank: projections[0].load_summed(packer)?,
+                norm: match norm {
                     Some(norm) => Some((norm.0.load(packer)?.weight, norm.1)),
                     None => None,
-                }),
-            },
+                },
+                times: projections[1].load(packer)?,
+                keys: projections[2].load_summed(packer)?,
+            })),
         })
     }
 }
@@ -125,17 +168,24 @@ impl<'a> LateSource<'a> {
 impl<D: Device> LateWeights<D> {
     /// In the order in which they were packed.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
-        self.linears.iter()
+        let linears: Vec<_> = match self {
+            Self::LowRank(linears) => linears.iter().collect(),
+            Self::Selected(of) => linears_of(&of.rank)
+                .chain([&of.times])
+                .chain(linears_of(&of.keys))
+                .collect(),
+        };
+        linears.into_iter()
     }
 
     /// Whether they read convolved values.
     pub(super) fn are_selected(&self) -> bool {
-        matches!(self.form, FormWeights::Selected(_))
+        matches!(self, Self::Selected(_))
     }
 }
 
 impl<D: Device> LateBuffers<D> {
-    /// Reserves `max_rows` rows.
+    /// Reserves `max_rows` rows, for sums over channels in so many tiles.
     ///
     /// # Errors
     /// Memory is short.
@@ -143,13 +193,22 @@ impl<D: Device> LateBuffers<D> {
         device: &mut D,
         spec: &LateInputsSpec,
         max_rows: usize,
+        num_tiles: usize,
     ) -> Result<Self, LoadError> {
         let [first, second] = spec.widths();
+        let mut tile_sums = [Vec::new(), Vec::new()];
+        if let LateInputsSpec::Selected { .. } = spec {
+            for _ in 0..num_tile_sums(num_tiles) {
+                tile_sums[0].push(device.alloc_sums(max_rows, spec.rank())?);
+                tile_sums[1].push(device.alloc_sums(max_rows, second)?);
+            }
+        }
         Ok(Self {
             sums: device.alloc_sums(max_rows, spec.rank())?,
             rounded: device.alloc_inputs(max_rows, spec.rank())?,
             first: device.alloc_sums(max_rows, first)?,
             second: device.alloc_sums(max_rows, second)?,
+            tile_sums,
         })
     }
 
@@ -166,32 +225,35 @@ impl<D: Device> LateBuffers<D> {
             rounded,
             first,
             second,
+            tile_sums: [of_rank, of_keys],
         } = self;
-        let mut by_rank = |run: &mut Probed<'_, D, P>, pair: &[Linear<D>], norm, out| {
-            run.project_qkv(num_rows, x, &pair[0], sums);
-            run.device.norm(num_rows, sums, norm, rounded);
-            run.probe.ended(Operation::Norm, || {
-                Work::elements(num_rows, pair[1].matrix.k(), 6, 4)
-            });
-            run.project_qkv(num_rows, rounded, &pair[1], out);
-        };
-        let linears = &weights.linears[..];
-        match &weights.form {
-            FormWeights::LowRank => {
-                by_rank(run, &linears[..2], Norm::Identity, &mut *first);
-                by_rank(run, &linears[2..], Norm::Identity, &mut *second);
+        let mut widen =
+            |run: &mut Probed<'_, D, P>, sums: &D::Sums, norm, linear: &Linear<D>, out| {
+                run.device.norm(num_rows, sums, norm, rounded);
+                run.probe.ended(Operation::Norm, || {
+                    Work::elements(num_rows, linear.matrix.k(), 6, 4)
+                });
+                run.project_qkv(num_rows, rounded, linear, out);
+            };
+        match weights {
+            LateWeights::LowRank(linears) => {
+                for (pair, out) in linears.chunks_exact(2).zip([&mut *first, &mut *second]) {
+                    run.project_qkv(num_rows, x, &pair[0], sums);
+                    widen(run, sums, Norm::Identity, &pair[1], out);
+                }
                 LateInputs::LowRank {
                     gates: first,
                     decays: second,
                 }
             }
-            FormWeights::Selected(norm) => {
-                let norm = match norm {
+            LateWeights::Selected(of) => {
+                let norm = match &of.norm {
                     Some((weight, eps)) => Norm::Rms { weight, eps: *eps },
                     None => Norm::Identity,
                 };
-                by_rank(run, &linears[..2], norm, &mut *first);
-                run.project_qkv(num_rows, x, &linears[2], second);
+                run.sum_late(num_rows, x, &of.rank, sums, of_rank);
+                widen(run, sums, norm, &of.times, &mut *first);
+                run.sum_late(num_rows, x, &of.keys, second, of_keys);
                 LateInputs::Selected {
                     times: first,
                     keys: second,

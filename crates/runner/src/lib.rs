@@ -11,7 +11,7 @@
 //! precision.rs    the precision that float weights are rounded to
 //! weight_cache.rs rounded weights, kept in a file for the next load
 //! stage.rs        what a rank of several has of a model: the layers of its stage
-//! share.rs        and its share of each layer
+//! share.rs        and its share of each layer: head_share.rs and recurrence_share.rs its heads, rank.rs its tiles
 //! rank_calls.rs   what the ranks of a model tell each other of each model call
 //! linear_weights.rs    weights of a projection or a norm: found, cut for a rank, and packed
 //! weights.rs      all weights, packed; positions.rs the embeddings of positions
@@ -60,6 +60,7 @@ mod first_steps;
 mod gate;
 mod grouped_layers;
 mod guide_threads;
+mod head_share;
 mod indexer;
 mod kv_file;
 mod late_inputs;
@@ -79,8 +80,10 @@ mod positions;
 mod precision;
 mod probe;
 mod progress;
+mod rank;
 mod rank_calls;
 mod recurrence;
+mod recurrence_share;
 mod recurrence_spec;
 mod residual;
 mod results;

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packer, Packing};
 use super::precision::WeightPrecision;
-use super::share::{ModelShare, whole};
+use super::rank::whole;
+use super::share::ModelShare;
 use super::spec::{Module, NormKind, NormSpec, Projection};
 use super::summed::Summed;
 use inflight_base::LoadError;
@@ -219,7 +220,7 @@ impl<'a> ProjectionSource<'a> {
         self.outputs(&vec![vec![outputs]; self.matrices.len()])
     }
 
-    /// Some inputs of its only linear layer, in tiles. One rank has the bias.
+    /// Some inputs of its linear layers, in tiles. One rank has the biases.
     pub(super) fn inputs(&self, tiles: &[Range<usize>], share: &ModelShare) -> Self {
         let inputs = whole(tiles);
         let first = inputs.start;
@@ -232,11 +233,10 @@ impl<'a> ProjectionSource<'a> {
         }
     }
 
-    /// Some inputs of its only linear layer, with the bias or without it.
+    /// Some inputs of its linear layers, with their biases or without.
     pub(super) fn some_inputs(&self, inputs: Range<usize>, has_bias: bool) -> Self {
-        let matrix = &self.matrices[0];
         Self {
-            matrices: vec![matrix.part(0..matrix.rows(), inputs)],
+            matrices: columns(&self.matrices, &inputs),
             biases: match has_bias {
                 true => self.biases.clone(),
                 false => Vec::new(),
@@ -300,13 +300,12 @@ impl ProjectionSource<'_> {
             let linear = self.load(packer)?;
             return Ok(Summed::Whole(Tile { inputs, linear }));
         }
-        let matrix = &self.matrices[0];
         let last = self.tiles.iter().rposition(|tile| !tile.is_empty());
         let tiles = self.tiles.iter().enumerate().map(|(index, inputs)| {
             if inputs.is_empty() {
                 return Ok(None);
             }
-            let part = matrix.part(0..matrix.rows(), inputs.clone());
+            let parts = columns(&self.matrices, inputs);
             Ok(Some(Tile {
                 inputs: inputs.clone(),
                 linear: Linear {
@@ -314,13 +313,21 @@ impl ProjectionSource<'_> {
                         true => None,
                         false => Some(packer.upload_bias(&self.biases)?),
                     },
-                    matrix: packer.pack(&[part], self.packing)?,
+                    matrix: packer.pack(&parts, self.packing)?,
                     place: self.place.map(|place| place + index),
                 },
             }))
         });
         Summed::of_tiles(tiles.collect::<Result<_, LoadError>>()?)
     }
+}
+
+/// These columns of matrices.
+fn columns<'a>(matrices: &[Matrix<'a>], columns: &Range<usize>) -> Vec<Matrix<'a>> {
+    let parts = matrices.iter();
+    parts
+        .map(|matrix| matrix.part(0..matrix.rows(), columns.clone()))
+        .collect()
 }
 
 /// The projections of all tiles.

@@ -601,6 +601,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     fn compute_share(&mut self, call: &RankCall, adapters: &AdapterRuns) -> Result<(), StepError> {
         self.check_tokens(&call.token_ids)?;
         self.move_blocks(&call.moves);
+        self.decoder
+            .restore_states(&mut self.device, &call.state_restores);
         if call.token_ids.is_empty() {
             return Ok(());
         }

@@ -369,17 +369,7 @@ impl ModelSource {
         tiling: Tiling,
     ) -> Result<ModelPart, LoadError> {
         let always = tiling == Tiling::Always && self.spec.pooling.is_none();
-        if self.spec.recurrence().is_some() && (grid.num_ranks() > 1 || always) {
-            return Err(LoadError::Config {
-                problem: format!(
-                    "{} has layers with recurrent states, which are computed by one process and whose sums are not cut",
-                    self.spec.family
-                ),
-                remedy: "leave out tensor_parallel_size, pipeline_parallel_size and deterministic"
-                    .to_owned(),
-            });
-        }
-        let parts = self.spec.parts_of_one_process();
+        let parts = self.spec.parts_for_layer_input_ops();
         if !parts.is_empty() && (grid.num_ranks() > 1 || always) {
             return Err(LoadError::Config {
                 problem: format!(
@@ -389,16 +379,6 @@ impl ModelSource {
                 ),
                 remedy: "leave out tensor_parallel_size, pipeline_parallel_size and deterministic"
                     .to_owned(),
-            });
-        }
-        let mut layers = self.spec.layers.iter();
-        if grid.ranks_per_stage > 1 && layers.any(|it| it.attention.gate.is_some()) {
-            return Err(LoadError::Config {
-                problem: format!(
-                    "{} has attention with gates, whose heads are computed by one process",
-                    self.spec.family
-                ),
-                remedy: "leave out tensor_parallel_size".to_owned(),
             });
         }
         let mut layers = self.spec.layers.iter();

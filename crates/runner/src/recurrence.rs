@@ -16,9 +16,11 @@ use super::linear_weights::{NormSource, ProjectionSource, SummedLinear};
 use super::model_tensors::ModelTensors;
 use super::packer::Packer;
 use super::probe::{Operation, Probe, Work};
+use super::recurrence_share::RecurrenceShare;
 use super::recurrence_spec::RecurrenceSpec;
 use super::residual::Probed;
-use super::spec::{ModelSpec, Module, Projection, RecurrenceBlock};
+use super::share::ModelShare;
+use super::spec::{LayerSpec, Module, Projection, RecurrenceBlock};
 use super::state_slots::StateSlots;
 use inflight_base::{LoadError, SeqSlot};
 use inflight_checkpoint::{Matrix, Tensor};
@@ -33,7 +35,8 @@ pub(super) struct RecurrenceSource<'a> {
     shape: RecurrenceShape,
     /// The convolution, in one part or several, each with some of the channels.
     convolutions: Vec<Matrix<'a>>,
-    convolution_bias: Option<Tensor<'a>>,
+    /// Empty, or one for each run of channels.
+    convolution_biases: Vec<Tensor<'a>>,
     rule: Option<RuleSource<'a>>,
     pub(super) late: Option<LateSource<'a>>,
 }
@@ -148,9 +151,9 @@ impl<'a> RecurrenceSource<'a> {
                 }
                 _ => vec![tensors.convolution(convolution, num_channels, kernel_len)?],
             },
-            convolution_bias: match spec.has_convolution_bias {
-                true => Some(tensors.bias(convolution, num_channels)?),
-                false => None,
+            convolution_biases: match spec.has_convolution_bias {
+                true => vec![tensors.bias(convolution, num_channels)?],
+                false => Vec::new(),
             },
             rule: match (spec.modules, num_heads) {
                 (Some(modules), Some(num_heads)) => Some(RuleSource {
@@ -181,6 +184,44 @@ impl<'a> RecurrenceSource<'a> {
         })
     }
 
+    /// The sizes.
+    pub(super) fn shape(&self) -> &RecurrenceShape {
+        &self.shape
+    }
+
+    /// The weights of a rank: for its heads and channels.
+    pub(super) fn share(self, share: &ModelShare) -> Self {
+        let own = share.recurrence(&self.shape);
+        let lens = self.convolutions.iter().map(Matrix::rows);
+        let channels = own.channels(lens);
+        let all_channels = own.channels([self.shape.num_channels()].into_iter());
+        let convolutions = self.convolutions.iter().zip(&channels);
+        Self {
+            convolutions: convolutions
+                .flat_map(|(matrix, channels)| {
+                    let part = |channels| matrix.part(channels, 0..matrix.columns());
+                    channels.iter().cloned().map(part)
+                })
+                .collect(),
+            convolution_biases: self
+                .convolution_biases
+                .iter()
+                .flat_map(|bias| {
+                    let channels = all_channels.iter().flatten().cloned();
+                    channels.map(|channels| bias.elements(channels))
+                })
+                .collect(),
+            rule: self.rule.map(|rule| rule.share(&own)),
+            late: self.late.map(|late| late.share(share, &own)),
+            shape: own.shape(),
+        }
+    }
+
+    /// The late inputs that are made of its channels.
+    pub(super) fn late_of_channels(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+        self.late.iter().flat_map(LateSource::of_channels)
+    }
+
     /// The projections of late inputs.
     pub(super) fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
         self.late.iter().flat_map(LateSource::projections)
@@ -202,9 +243,9 @@ impl<'a> RecurrenceSource<'a> {
             },
             weights: RecurrenceWeights {
                 convolution: packer.upload_transposed(&self.convolutions)?,
-                convolution_bias: match &self.convolution_bias {
-                    Some(bias) => Some(packer.upload(bias)?),
-                    None => None,
+                convolution_bias: match self.convolution_biases.is_empty() {
+                    true => None,
+                    false => Some(packer.upload_bias(&self.convolution_biases)?),
                 },
                 rule: match &self.rule {
                     Some(rule) => Some(RuleWeights {
@@ -240,6 +281,43 @@ impl<'a> RecurrenceSource<'a> {
     }
 }
 
+impl RuleSource<'_> {
+    /// The weights of a rank.
+    fn share(self, own: &RecurrenceShare) -> Self {
+        let rule = own.shape().rule;
+        let num_biases = match rule {
+            RecurrentRule::GatedDelta(delta) => delta.num_decays() / delta.num_value_heads,
+            _ => 1,
+        };
+        Self {
+            rates: match self.rates {
+                RateSource::OfHeads(rates) => RateSource::OfHeads(rates.elements(own.values(1))),
+                RateSource::OfStates(rates) => {
+                    RateSource::OfStates(rates.part(own.values(1), 0..rates.columns()))
+                }
+            },
+            time_biases: self.time_biases.elements(own.values(num_biases)),
+            skips: self.skips.map(|skips| skips.elements(own.values(1))),
+            norm: match rule {
+                RecurrentRule::StateSpace(space) => self
+                    .norm
+                    .map(|norm| norm.elements(&[own.values(space.head_dim)])),
+                _ => self.norm,
+            },
+            ..self
+        }
+    }
+}
+
+/// A rank's part of the projection that a recurrence reads.
+pub(super) fn own_inputs<'a>(
+    input: &ProjectionSource<'a>,
+    own: &RecurrenceShare,
+) -> ProjectionSource<'a> {
+    let lens = input.matrices.iter().map(Matrix::rows);
+    input.outputs(&own.inputs(lens))
+}
+
 impl<'a> RecurrenceBlockSource<'a> {
     /// Finds the weights of a layer; `find` finds a projection.
     ///
@@ -257,6 +335,22 @@ impl<'a> RecurrenceBlockSource<'a> {
             output: find(&block.output)?,
             scale: block.scale,
         })
+    }
+
+    /// The sizes, with the projection that reads the results.
+    pub(super) fn mixed(&self) -> (&RecurrenceShape, &ProjectionSource<'a>) {
+        (self.recurrence.shape(), &self.output)
+    }
+
+    /// The weights of a rank.
+    pub(super) fn share(self, share: &ModelShare) -> Self {
+        let own = share.recurrence(self.recurrence.shape());
+        Self {
+            input: own_inputs(&self.input, &own).placed(share),
+            recurrence: self.recurrence.share(share),
+            output: self.output.inputs(&own.mixed(), share).placed(share),
+            scale: self.scale,
+        }
     }
 
     /// Reads and packs them.
@@ -284,18 +378,19 @@ impl<D: Device> LayerRecurrence<D> {
 }
 
 impl<D: Device> RecurrenceBuffers<D> {
-    /// Reserves the states of all slots, and `max_rows` rows. `None` if no layer has a state.
+    /// Reserves the states of all slots in these layers, and `max_rows` rows, for sums in so many tiles. `None` if no
+    /// layer has a state.
     ///
     /// # Errors
     /// Memory is short.
     pub(super) fn new(
         device: &mut D,
-        spec: &ModelSpec,
-        max_rows: usize,
+        layers: &[LayerSpec],
+        (max_rows, num_tiles): (usize, usize),
         slots: StateSlots,
     ) -> Result<Option<Self>, LoadError> {
-        let layers = spec.layers.iter();
         let shapes: Vec<_> = layers
+            .iter()
             .filter_map(|layer| layer.recurrence().map(|it| it.shape))
             .collect();
         let Some(shape) = shapes.first() else {
@@ -308,8 +403,11 @@ impl<D: Device> RecurrenceBuffers<D> {
             num_drafts: vec![0; slots.num_sequences()],
             is_repeated: Vec::with_capacity(slots.num_sequences()),
             x: device.alloc_sums(max_rows, shape.input_len())?,
-            late: match spec.late_inputs() {
-                Some(late) => Some(LateBuffers::new(device, late, max_rows)?),
+            late: match layers
+                .iter()
+                .find_map(|layer| layer.attention.late.as_ref())
+            {
+                Some(late) => Some(LateBuffers::new(device, late, max_rows, num_tiles)?),
                 None => None,
             },
             mixed: device.alloc_inputs(max_rows, shape.out_len())?,

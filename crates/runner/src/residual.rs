@@ -66,8 +66,6 @@ impl<D: Device> ResidualStream<D> {
         let hidden_size = spec.hidden_size;
         let is_whole = host.has_whole_sums() && num_tiles == 1;
         let has_whole_sums = is_whole && device.has_whole_sums();
-        // Of each level of pairs but the first, which adds to the sum of its first tile.
-        let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
         let mut layers = spec.layers.iter();
         let has_after = layers.any(|it| {
             let is_scaled = it.multipliers.is_some() || it.recurrence_block.is_some();
@@ -96,7 +94,7 @@ impl<D: Device> ResidualStream<D> {
                 None => None,
             },
             result,
-            tile_sums: (0..num_tile_sums)
+            tile_sums: (0..num_tile_sums(num_tiles))
                 .map(|_| device.alloc_sums(max_rows, hidden_size))
                 .collect::<Result<_, _>>()?,
         })
@@ -399,38 +397,7 @@ impl<D: Device> ResidualStream<D> {
         let Some(result) = &mut self.result else {
             unreachable!("it was reserved, for not all results are added at once")
         };
-        match linear {
-            Summed::Tiles(ops, tiles) if !run.has_adapters(linear) => {
-                return ops.sum(run.device, run.host, num_rows, x, tiles, result);
-            }
-            Summed::Whole(Tile { linear, .. }) => match run.ranks {
-                Some(ranks) if run.adapted_rows(linear).is_none() => {
-                    let (device, host) = (&mut *run.device, &mut *run.host);
-                    return ranks.project_and_sum(device, host, num_rows, x, linear, result);
-                }
-                _ => run.project(num_rows, x, linear, Output::Store, result),
-            },
-            Summed::Tiles(ops, tiles) => match &tiles[..] {
-                [Some(Tile { linear, .. })] => {
-                    run.project(num_rows, x, linear, Output::Store, result);
-                }
-                tiles => {
-                    let others = &mut self.tile_sums;
-                    let adapters = run.adapters;
-                    let project =
-                        &mut |device: &mut D, tile: &Tile<D>, output, out: &mut D::Sums| {
-                            let Tile { inputs, linear } = tile;
-                            let adapted = adapted_rows(adapters, linear.place);
-                            let inputs = inputs.clone();
-                            ops.project(device, num_rows, x, inputs, linear, adapted, output, out);
-                        };
-                    sum_all_tiles(run.device, *ops, num_rows, tiles, project, result, others);
-                }
-            },
-        }
-        if let Some(ranks) = run.ranks {
-            ranks.all_reduce(run.device, run.host, num_rows, result);
-        }
+        run.sum(num_rows, x, linear, result, &mut self.tile_sums);
     }
 
     /// `hidden += after(scale * experts(normed)); normed = next(hidden)`, of all tiles. The experts of each row, and
@@ -694,6 +661,63 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
             .project(num_rows, x, linear, output, adapted, out);
     }
 
+    /// `out = linear(x)`, summed over all tiles of all ranks. `others` has a buffer for each [level of
+    /// pairs](num_tile_sums).
+    fn sum(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &SummedLinear<D>,
+        out: &mut D::Sums,
+        others: &mut [D::Sums],
+    ) {
+        match linear {
+            Summed::Tiles(ops, tiles) if !self.has_adapters(linear) => {
+                return ops.sum(self.device, self.host, num_rows, x, tiles, out);
+            }
+            Summed::Whole(Tile { linear, .. }) => match self.ranks {
+                Some(ranks) if self.adapted_rows(linear).is_none() => {
+                    let (device, host) = (&mut *self.device, &mut *self.host);
+                    return ranks.project_and_sum(device, host, num_rows, x, linear, out);
+                }
+                _ => self.project(num_rows, x, linear, Output::Store, out),
+            },
+            Summed::Tiles(ops, tiles) => match &tiles[..] {
+                [Some(Tile { linear, .. })] => {
+                    self.project(num_rows, x, linear, Output::Store, out);
+                }
+                tiles => {
+                    let adapters = self.adapters;
+                    let project =
+                        &mut |device: &mut D, tile: &Tile<D>, output, out: &mut D::Sums| {
+                            let Tile { inputs, linear } = tile;
+                            let adapted = adapted_rows(adapters, linear.place);
+                            let inputs = inputs.clone();
+                            ops.project(device, num_rows, x, inputs, linear, adapted, output, out);
+                        };
+                    sum_all_tiles(self.device, *ops, num_rows, tiles, project, out, others);
+                }
+            },
+        }
+        if let Some(ranks) = self.ranks {
+            ranks.all_reduce(self.device, self.host, num_rows, out);
+        }
+    }
+
+    /// The inputs of a rule that come of all its channels: `out = linear(x)`, as [`Probed::sum`].
+    pub fn sum_late(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &SummedLinear<D>,
+        out: &mut D::Sums,
+        others: &mut [D::Sums],
+    ) {
+        self.sum(num_rows, x, linear, out, others);
+        self.probe
+            .ended(Operation::Qkv, || work_of(num_rows, linear));
+    }
+
     /// Whether adapters change any rows of a projection.
     fn has_adapters(&self, linear: &SummedLinear<D>) -> bool {
         let mut linears = linears_of(linear);
@@ -704,6 +728,12 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
     fn adapted_rows(&self, linear: &Linear<D>) -> Option<AdaptedRows<'a>> {
         adapted_rows(self.adapters, linear.place)
     }
+}
+
+/// Buffers that a sum of so many tiles needs: one for each level of pairs but the first, which adds to the sum of its
+/// first tile.
+pub(super) fn num_tile_sums(num_tiles: usize) -> u32 {
+    num_tiles.ilog2().saturating_sub(1)
 }
 
 /// `out` becomes the sum of the products of tiles, in pairs. What changes no sum, if none has inputs. `project` has a

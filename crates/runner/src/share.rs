@@ -16,25 +16,16 @@
 //! Heads and widths that do not divide are cut as evenly as whole heads, pairs of inputs, and the groups of quantised
 //! weights allow, so that a rank may have nothing of a narrow block. Keys and values that the queries of several ranks
 //! read are computed and stored by each of them; so are the latents of latent attention, which all heads read.
+//! Recurrences are cut as attention is, see [`RecurrenceShare`].
 
 use std::ops::Range;
 
-use super::spec::{FeedForward, ModelSpec};
+use super::head_share::HeadShare;
+use super::rank::{Rank, lcm, part, whole};
+use super::recurrence_share::RecurrenceShare;
+use super::spec::{FeedForward, LateInputsSpec, LayerSpec, ModelSpec};
 use inflight_base::LoadError;
-use inflight_device::HeadPlaces;
-use inflight_numbers::GROUP_UNIT;
-
-/// Tiles of inputs on 1, 2 and 4 ranks.
-const NUM_TILES: usize = 4;
-
-/// A rank, and the tiles that it sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rank {
-    index: usize,
-    num_ranks: usize,
-    /// Of all ranks; those of a rank are a power of two.
-    num_tiles: usize,
-}
+use inflight_device::{RecurrenceShape, RecurrentRule};
 
 /// What stays together in every tile: inputs of quantised weights whose groups have one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +34,8 @@ pub(super) struct CutUnits {
     pub(super) heads: usize,
     /// Inputs of projections behind the inside of a feed-forward block.
     pub(super) inner: usize,
+    /// Value heads, or channels, of recurrences.
+    pub(super) values: usize,
 }
 
 /// The part of each layer, and of the vocabulary, that a rank has.
@@ -57,71 +50,13 @@ pub(super) struct ModelShare {
     pub(super) vocabulary_sizes: Vec<usize>,
 }
 
-/// The heads of a rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct HeadShare {
-    /// Its query heads.
-    pub(super) queries: Range<usize>,
-    /// Query heads that share a key and a value head.
-    group_size: usize,
-    /// Its key and value heads, one for each group. A head is in it twice if the groups of the model are larger.
-    pub(super) keys: Vec<usize>,
-    /// Its query heads by tiles, counted from the first one.
-    tiles: Vec<Range<usize>>,
-}
-
-impl Rank {
-    /// One of `num_ranks`.
-    pub(super) fn new(index: usize, num_ranks: usize) -> Self {
-        Self {
-            index,
-            num_ranks,
-            num_tiles: match NUM_TILES.is_multiple_of(num_ranks) {
-                true => NUM_TILES,
-                false => num_ranks,
-            },
-        }
-    }
-
-    /// The same, for devices that sum over all inputs of a rank at once.
-    pub(super) fn without_tiles(self) -> Self {
-        Self {
-            num_tiles: self.num_ranks,
-            ..self
-        }
-    }
-
-    /// Its tiles.
-    fn tiles(self) -> Range<usize> {
-        let num_own = self.num_tiles / self.num_ranks;
-        self.index * num_own..(self.index + 1) * num_own
-    }
-
-    /// The units of each of its tiles.
-    fn cut(self, num_units: usize) -> Vec<Range<usize>> {
-        let tiles = self.tiles();
-        tiles
-            .map(|tile| part(num_units, tile, self.num_tiles))
-            .collect()
-    }
-
-    /// The same in units of several, the last of which may be smaller.
-    fn cut_in_units(self, len: usize, unit: usize) -> Vec<Range<usize>> {
-        let tiles = self.cut(len.div_ceil(unit)).into_iter();
-        tiles
-            .map(|tile| (tile.start * unit).min(len)..(tile.end * unit).min(len))
-            .collect()
-    }
-
-    /// Whether it adds the bias to sums over all ranks. It has some of all inputs.
-    fn is_last(self) -> bool {
-        self.index + 1 == self.num_ranks
-    }
-}
-
 impl CutUnits {
     /// The units of float weights.
-    pub(super) const SINGLE: Self = Self { heads: 1, inner: 1 };
+    pub(super) const SINGLE: Self = Self {
+        heads: 1,
+        inner: 1,
+        values: 1,
+    };
 
     /// Keeps so many query heads together.
     pub(super) fn join_heads(&mut self, num: usize) {
@@ -131,6 +66,11 @@ impl CutUnits {
     /// Keeps so many inputs together.
     pub(super) fn join_inner(&mut self, num: usize) {
         self.inner = lcm(self.inner, num);
+    }
+
+    /// Keeps so many value heads, or channels, of recurrences together.
+    pub(super) fn join_values(&mut self, num: usize) {
+        self.values = lcm(self.values, num);
     }
 }
 
@@ -145,7 +85,7 @@ impl ModelShare {
         Ok(Self {
             rank,
             units,
-            heads: HeadShare::new(rank, spec.num_heads, spec.num_kv_heads, units.heads),
+            heads: heads_of(rank, spec, units),
             vocabulary: cut(rank.index),
             vocabulary_sizes: (0..rank.num_ranks).map(|index| cut(index).len()).collect(),
         })
@@ -182,25 +122,17 @@ impl ModelShare {
 
     /// The inputs of the output projection of attention, by tiles.
     pub(super) fn attended(&self, head_dim: usize) -> Vec<Range<usize>> {
-        let heads = &self.heads;
-        let first = heads.queries.start;
-        let inputs = |head: usize| (first + head) * head_dim;
-        let tiles = heads.tiles.iter();
-        tiles
-            .map(|tile| inputs(tile.start)..inputs(tile.end))
-            .collect()
+        self.heads.inputs(head_dim)
+    }
+
+    /// Its part of a layer with a recurrent state.
+    pub(super) fn recurrence(&self, shape: &RecurrenceShape) -> RecurrenceShare {
+        RecurrenceShare::new(self.rank, shape, self.units.values)
     }
 
     /// Its part of the inside of a feed-forward block of this width, by tiles.
     pub(super) fn inner(&self, width: usize) -> Vec<Range<usize>> {
-        // Kernels multiply pairs of inputs.
-        let least = lcm(2, self.units.inner);
-        // The groups of a matrix that is rounded are cut into smaller ones.
-        let whole_groups = lcm(GROUP_UNIT, least);
-        let unit = match width.div_ceil(whole_groups) >= self.rank.num_tiles {
-            true => whole_groups,
-            false => least,
-        };
+        let unit = self.rank.unit_of_inputs(width, self.units.inner);
         self.rank.cut_in_units(width, unit)
     }
 
@@ -212,6 +144,8 @@ impl ModelShare {
             if let Some(latent) = &mut layer.attention.latent {
                 latent.shape.num_heads = local.num_heads;
             }
+            self.cut_gates(layer, spec.head_dim);
+            self.cut_recurrence(layer);
         }
         // All heads of a rank read the same latents.
         if local.latent_shape().is_none() {
@@ -225,82 +159,44 @@ impl ModelShare {
     }
 }
 
-impl HeadShare {
-    /// With so many query heads together.
-    fn new(rank: Rank, num_heads: usize, num_kv_heads: usize, joined: usize) -> Self {
-        let group_size = num_heads / num_kv_heads;
-        // Whole groups where there is one for each tile.
-        let unit = match num_kv_heads >= rank.num_tiles {
-            true => group_size,
-            false => 1,
+impl ModelShare {
+    /// Leaves the gates of its query heads.
+    fn cut_gates(&self, layer: &mut LayerSpec, head_dim: usize) {
+        let has_one = layer.attention.has_gates_of_heads(head_dim);
+        if let Some(gate) = &mut layer.attention.gate {
+            let of_head = if has_one { 1 } else { head_dim };
+            let num_gates = self.heads.queries.len() * of_head;
+            gate.projection.set_num_outputs(num_gates);
+        }
+    }
+
+    /// Leaves its part of the recurrent states.
+    fn cut_recurrence(&self, layer: &mut LayerSpec) {
+        let Some(recurrence) = layer.recurrence_mut() else {
+            return;
         };
-        let tiles = rank.cut_in_units(num_heads, lcm(unit, joined));
-        let queries = whole(&tiles);
-        // Groups of equal size, none of which has queries of two groups of the model.
-        let ends = [queries.start, queries.end].map(|end| end % group_size);
-        let own_size = ends
-            .into_iter()
-            .chain([queries.len()])
-            .fold(group_size, gcd);
-        let keys = queries.clone().step_by(own_size);
-        Self {
-            group_size: own_size,
-            keys: keys.map(|query| query / group_size).collect(),
-            tiles: tiles
-                .iter()
-                .map(|tile| tile.start - queries.start..tile.end - queries.start)
-                .collect(),
-            queries,
+        recurrence.shape = self.recurrence(&recurrence.shape).shape();
+        let rule = recurrence.shape.rule;
+        match (rule, &mut layer.attention.late) {
+            (RecurrentRule::GatedDelta(delta), Some(LateInputsSpec::LowRank { gates, decays })) => {
+                gates[1].set_num_outputs(delta.value_len());
+                decays[1].set_num_outputs(delta.num_decays());
+            }
+            (RecurrentRule::SelectiveScan(scan), Some(LateInputsSpec::Selected { times, .. })) => {
+                times[1].set_num_outputs(scan.num_channels)
+            }
+            _ => {}
         }
     }
-
-    /// Its heads among the model's.
-    pub(super) fn places(&self, num_heads: usize, num_kv_heads: usize) -> HeadPlaces {
-        let group_size = num_heads / num_kv_heads;
-        let queries = self.queries.clone().map(Some);
-        // Several ranks may have a key, or one more than once: the first to need it counts it.
-        let keys = self.keys.iter().enumerate().map(|(index, &key)| {
-            let is_first =
-                self.queries.contains(&(key * group_size)) && !self.keys[..index].contains(&key);
-            is_first.then_some(num_heads + key)
-        });
-        HeadPlaces {
-            num_heads: [num_heads, num_kv_heads],
-            places: queries.chain(keys).collect(),
-        }
-    }
-
-    /// Runs of consecutive key heads, in order.
-    pub(super) fn key_runs(&self) -> Vec<Range<usize>> {
-        let runs = self.keys.chunk_by(|a, b| a + 1 == *b);
-        runs.map(|run| run[0]..run[0] + run.len()).collect()
-    }
 }
 
-/// The range that consecutive ranges cover.
-pub(super) fn whole(parts: &[Range<usize>]) -> Range<usize> {
-    match parts {
-        [] => 0..0,
-        [first, .., last] => first.start..last.end,
-        [one] => one.clone(),
-    }
-}
-
-/// One of `num_parts` parts of `num_units`, as even as whole units allow.
-fn part(num_units: usize, index: usize, num_parts: usize) -> Range<usize> {
-    index * num_units / num_parts..(index + 1) * num_units / num_parts
-}
-
-/// The greatest common divisor.
-pub(super) fn gcd(a: usize, b: usize) -> usize {
-    match b {
-        0 => a,
-        _ => gcd(b, a % b),
-    }
-}
-
-fn lcm(a: usize, b: usize) -> usize {
-    a / gcd(a, b) * b
+/// The heads of a rank. What a model without attention calls heads is not cut.
+fn heads_of(rank: Rank, spec: &ModelSpec, units: CutUnits) -> HeadShare {
+    let rank = match spec.num_cached_layers() {
+        0 => Rank::new(0, 1),
+        _ => rank,
+    };
+    HeadShare::new(rank, spec.num_heads, spec.num_kv_heads, units.heads)
 }
 
 /// Refuses models that cannot be split over so many ranks.
@@ -312,21 +208,29 @@ fn check(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<(), LoadError>
             remedy: "use fewer ranks".to_owned(),
         })
     };
+    let has_attention = spec.num_cached_layers() > 0;
     for (count, name) in [
         (spec.num_heads, "query heads"),
         (spec.vocab_size, "tokens in its vocabulary"),
     ] {
-        if count < num_ranks {
+        if count < num_ranks && (has_attention || name != "query heads") {
             return refuse(format!("the model has only {count} {name}"));
         }
     }
     let mut ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
-    let heads = |rank| HeadShare::new(rank, spec.num_heads, spec.num_kv_heads, units.heads);
-    if ranks.any(|rank| heads(rank).queries.is_empty()) {
+    if ranks.any(|rank| heads_of(rank, spec, units).queries.is_empty()) {
         return refuse(format!(
             "of the {} query heads of the model, {} have inputs of the same groups of quantised weights",
             spec.num_heads, units.heads
         ));
+    }
+    let recurrences = spec.layers.iter().filter_map(LayerSpec::recurrence);
+    for shape in recurrences.map(|recurrence| &recurrence.shape) {
+        let mut ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
+        let share = |rank| RecurrenceShare::new(rank, shape, units.values);
+        if ranks.any(|rank| share(rank).is_empty()) {
+            return refuse(RecurrenceShare::indivisible(shape, units.values));
+        }
     }
     Ok(())
 }
@@ -341,120 +245,31 @@ fn check_without_tiles(rank: Rank, spec: &ModelSpec, units: CutUnits) -> Result<
         })
     };
     // Of a shared expert a rank may have nothing.
-    let widths = spec.layers.iter().map(|layer| match &layer.feed_forward {
+    let blocks = spec.layers.iter().filter_map(LayerSpec::feed_forward_block);
+    let widths = blocks.map(|block| match block {
         FeedForward::Experts(experts) => experts.down.num_inputs,
         block => block.width(),
     });
     let unit = lcm(2, units.inner);
-    let num_units = widths.min().unwrap_or(0).div_ceil(unit);
-    if num_units < num_ranks {
+    if let Some(num_units) = widths.min().map(|width| width.div_ceil(unit))
+        && num_units < num_ranks
+    {
         return refuse(format!(
             "a down projection of the model has only {num_units} times {unit} inputs, which stay together"
         ));
     }
+    let recurrences = spec.layers.iter().filter_map(LayerSpec::recurrence);
+    for recurrence in recurrences {
+        let share = |index| {
+            let rank = Rank::new(index, num_ranks).without_tiles();
+            RecurrenceShare::new(rank, &recurrence.shape, units.values)
+        };
+        let widths = (0..num_ranks).map(|index| share(index).shape().out_len());
+        if let Some(width) = widths.into_iter().find(|width| width % 2 > 0) {
+            return refuse(format!(
+                "a rank would have {width} inputs of an output projection behind recurrent states, and GPUs move pairs"
+            ));
+        }
+    }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SIZES: [(usize, usize); 9] = [
-        (4, 2),
-        (6, 3),
-        (4, 4),
-        (8, 1),
-        (40, 10),
-        (12, 3),
-        (5, 5),
-        (32, 8),
-        (28, 4),
-    ];
-
-    #[test]
-    fn ranks_have_all_heads_and_each_query_its_key() {
-        for (num_heads, num_kv_heads) in SIZES {
-            for num_ranks in 1..=4 {
-                let mut next = 0;
-                for index in 0..num_ranks {
-                    let rank = Rank::new(index, num_ranks);
-                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
-                    assert_eq!(share.queries.start, next);
-                    next = share.queries.end;
-                    assert!(!share.queries.is_empty());
-                    assert_eq!(share.queries.len(), share.keys.len() * share.group_size);
-                    for (query, group) in share.queries.clone().zip(0..) {
-                        let key = share.keys[group / share.group_size];
-                        assert_eq!(key, query / (num_heads / num_kv_heads));
-                    }
-                    let of_runs = share.key_runs().into_iter().flatten();
-                    assert!(of_runs.eq(share.keys.iter().copied()));
-                }
-                assert_eq!(next, num_heads);
-            }
-        }
-    }
-
-    #[test]
-    fn one_rank_has_the_place_of_each_head() {
-        for (num_heads, num_kv_heads) in SIZES {
-            for num_ranks in 1..=4 {
-                let places = (0..num_ranks).flat_map(|index| {
-                    let rank = Rank::new(index, num_ranks);
-                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
-                    let HeadPlaces { places, .. } = share.places(num_heads, num_kv_heads);
-                    assert_eq!(places.len(), share.queries.len() + share.keys.len());
-                    places.into_iter().flatten()
-                });
-                let mut places: Vec<_> = places.collect();
-                places.sort_unstable();
-                assert!(places.into_iter().eq(0..num_heads + num_kv_heads));
-            }
-        }
-    }
-
-    #[test]
-    fn groups_of_inputs_and_of_heads_stay_together() {
-        let tiles = |num_ranks: usize, joined| -> Vec<Range<usize>> {
-            let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
-            let shares = ranks.map(|rank| HeadShare::new(rank, 12, 3, joined));
-            shares.map(|share| share.queries).collect()
-        };
-        assert_eq!(tiles(2, 8), [0..8, 8..12]);
-        assert_eq!(tiles(4, 8), [0..0, 0..8, 8..8, 8..12]);
-        let rank = Rank::new(0, 1);
-        assert_eq!(rank.cut_in_units(96, 32), [0..0, 0..32, 32..64, 64..96]);
-        assert_eq!(rank.cut_in_units(70, 32), [0..0, 0..32, 32..64, 64..70]);
-    }
-
-    #[test]
-    fn keys_are_copied_only_where_they_must_be() {
-        let keys = |index, num_ranks, num_heads, num_kv_heads| {
-            HeadShare::new(Rank::new(index, num_ranks), num_heads, num_kv_heads, 1).keys
-        };
-        assert_eq!(keys(1, 2, 32, 8), [4, 5, 6, 7]);
-        assert_eq!(keys(0, 4, 40, 10), [0, 1]);
-        assert_eq!(keys(2, 4, 8, 2), [1]);
-        assert_eq!(keys(3, 4, 8, 1), [0]);
-        assert_eq!(keys(0, 1, 6, 3), [0, 1, 2]);
-    }
-
-    #[test]
-    fn tiles_do_not_depend_on_the_number_of_ranks() {
-        for (num_heads, num_kv_heads) in SIZES {
-            let tiles = |num_ranks| -> Vec<Range<usize>> {
-                let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
-                let tiles = ranks.flat_map(|rank| {
-                    let share = HeadShare::new(rank, num_heads, num_kv_heads, 1);
-                    let first = share.queries.start;
-                    let own = share.tiles.into_iter();
-                    own.map(move |tile| first + tile.start..first + tile.end)
-                });
-                tiles.collect()
-            };
-            assert_eq!(tiles(1).len(), 4);
-            assert_eq!(tiles(1), tiles(2));
-            assert_eq!(tiles(1), tiles(4));
-        }
-    }
 }

@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 
-use super::share::{CutUnits, ModelShare, Rank};
+use super::rank::Rank;
+use super::share::{CutUnits, ModelShare};
 use super::spec::{LayerSpec, ModelSpec};
 use inflight_base::LoadError;
 use inflight_collective::Grid;

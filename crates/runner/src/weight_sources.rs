@@ -13,8 +13,10 @@ use super::linear_weights::{NormSource, ProjectionSource};
 use super::model_tensors::ModelTensors;
 use super::packer::PackedForm;
 use super::precision::WeightPrecision;
-use super::recurrence::{RecurrenceBlockSource, RecurrenceSource};
-use super::share::{CutUnits, ModelShare, gcd};
+use super::rank::gcd;
+use super::recurrence::{RecurrenceBlockSource, RecurrenceSource, own_inputs};
+use super::recurrence_share::RecurrenceShare;
+use super::share::{CutUnits, ModelShare};
 use super::spec::{
     Block, FeedForward, InnerNorms, LayerSpec, ModelSpec, Module, Multipliers, NormSpec, Norms,
     QkNormSpec,
@@ -22,7 +24,7 @@ use super::spec::{
 use super::stream_weights::{LayerStreamsSource, StreamsSource};
 use inflight_base::{LoadError, TokenId};
 use inflight_checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths};
+use inflight_device::{Device, LatentShape, QkNormKind, QuantisedWidths, RecurrenceShape};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -171,7 +173,14 @@ impl<'a> WeightSources<'a> {
     pub(super) fn cut_units(&self, spec: &ModelSpec) -> CutUnits {
         let mut units = CutUnits::SINGLE;
         for layer in &self.layers {
-            for matrix in layer.o.iter().flat_map(|o| &o.matrices) {
+            for (shape, output) in layer.mixed() {
+                for matrix in &output.matrices {
+                    let group = matrix.columns_of_group();
+                    units.join_values(RecurrenceShare::num_values_of(shape, group));
+                }
+            }
+            let attended = layer.o.iter().filter(|_| layer.recurrence.is_none());
+            for matrix in attended.flat_map(|o| &o.matrices) {
                 // Whole groups of inputs that are whole heads.
                 let group = matrix.columns_of_group();
                 units.join_heads(group / gcd(group, spec.attended_dim()));
@@ -414,20 +423,26 @@ impl<'a> LayerSource<'a> {
         let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let queries = vec![of_heads(&share.heads.queries)];
         let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
-        let (qkv, attended_dim) = match &self.latent {
+        let recurrence = self.recurrence.as_ref();
+        let recurrence = recurrence.map(|it| share.recurrence(it.shape()));
+        let (qkv, attended) = match (&recurrence, &self.latent) {
+            (Some(own), _) => (self.qkv.map(|qkv| own_inputs(&qkv, own)), own.mixed()),
             // Latents, of which each rank makes queries of its own.
-            Some(latent) if latent.has_query_latents() => (self.qkv, latent.shape().value_dim),
-            Some(latent) => {
+            (None, Some(latent)) if latent.has_query_latents() => {
+                (self.qkv, share.attended(latent.shape().value_dim))
+            }
+            (None, Some(latent)) => {
                 let LatentShape { value_dim, .. } = latent.shape();
                 let width = latent.shape().query_dim();
                 let Range { start, end } = share.heads.queries;
                 let own = start * width..end * width;
                 let qkv = self.qkv.map(|qkv| qkv.same_outputs(own));
-                (qkv, value_dim)
+                (qkv, share.attended(value_dim))
             }
-            None => {
+            (None, None) => {
                 let kept = [queries.clone(), keys.clone(), keys.clone()];
-                (self.qkv.map(|qkv| qkv.outputs(&kept)), head_dim)
+                let qkv = self.qkv.map(|qkv| qkv.outputs(&kept));
+                (qkv, share.attended(head_dim))
             }
         };
         Self {
@@ -455,12 +470,22 @@ impl<'a> LayerSource<'a> {
             sink_logits: self
                 .sink_logits
                 .map(|logits| logits.elements(share.heads.queries.clone())),
-            o: self
-                .o
-                .map(|o| o.inputs(&share.attended(attended_dim), share).placed(share)),
+            o: self.o.map(|o| o.inputs(&attended, share).placed(share)),
+            recurrence: self.recurrence.map(|it| it.share(share)),
+            recurrence_block: self.recurrence_block.map(|it| it.share(share)),
             feed_forward: self.feed_forward.map(|block| block.share(share)),
             ..self
         }
+    }
+
+    /// The projections that read the results of a recurrence, or its channels, with its sizes.
+    fn mixed(&self) -> impl Iterator<Item = (&RecurrenceShape, &ProjectionSource<'a>)> {
+        let own = self.recurrence.iter().flat_map(|own| {
+            let readers = own.late_of_channels().chain(&self.o);
+            readers.map(|reader| (own.shape(), reader))
+        });
+        let block = self.recurrence_block.iter();
+        own.chain(block.map(RecurrenceBlockSource::mixed))
     }
 
     /// All projections, and whether they belong to an expert or a head, which a device may [stack](Device::STACKS).

@@ -407,9 +407,16 @@ impl ModelDimensions for ConfiguredModel<'_> {
         self.source.is_some_and(|it| it.spec().is_bidirectional)
     }
 
+    /// Of all ranks together, or on GPUs of the rank with the most, as [`ModelDimensions::kv_bytes_per_block`].
     fn state_bytes(&self) -> Option<u64> {
-        let spec = self.source?.spec();
-        spec.recurrence().map(|_| spec.state_bytes())
+        let source = self.source?;
+        source.spec().recurrence()?;
+        let parts = self.parts(source).into_iter();
+        let of_parts = parts.map(|(spec, _)| spec.state_bytes());
+        Some(match self.gpu {
+            None => of_parts.sum(),
+            Some(_) => of_parts.max().unwrap_or(0),
+        })
     }
 
     /// Free host memory is the system's too.

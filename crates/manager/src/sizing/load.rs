@@ -412,6 +412,41 @@ mod tests {
         }
     }
 
+    /// A layer has inputs of a convolution for two keys of 20 elements and four values of 7, and a state of 70 for each
+    /// value.
+    #[test]
+    fn ranks_have_states_of_their_heads_and_stages_of_their_layers() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let source = ModelSource::open(&fixtures.join("qwen3-5")).expect("the checkpoint opens");
+        let bytes = |gpu, parameters: [(&str, &str); 1]| {
+            let settings = Settings::parse(parameters).expect("valid");
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu,
+            };
+            model.state_bytes()
+        };
+        let of_layer = |num_keys: u64, num_values: u64| {
+            4 * (4 * (20 * num_keys + 7 * num_values) + 70 * num_values)
+        };
+        let whole = 3 * of_layer(2, 4);
+        for (ranks, of_all, of_one) in [
+            (("tensor_parallel_size", "1"), whole, whole),
+            (("tensor_parallel_size", "2"), whole, 3 * of_layer(1, 2)),
+            // Two ranks have each key.
+            (
+                ("tensor_parallel_size", "4"),
+                4 * 3 * of_layer(1, 1),
+                3 * of_layer(1, 1),
+            ),
+            (("pipeline_parallel_size", "4"), whole, of_layer(2, 4)),
+        ] {
+            assert_eq!(bytes(None, [ranks]), Some(of_all), "{ranks:?}");
+            assert_eq!(bytes(Some(0), [ranks]), Some(of_one), "{ranks:?}");
+        }
+    }
+
     #[test]
     fn the_cache_has_more_of_a_gpus_memory_than_of_the_hosts() {
         let settings = Settings::default();

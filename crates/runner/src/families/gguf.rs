@@ -344,6 +344,7 @@ fn tiled_rows(module: &str, delta: &DeltaShape) -> RowOrder {
 
 fn tiled(delta: &DeltaShape, first: usize, head_dim: usize) -> RowOrder {
     RowOrder::Tiled {
+        num_skipped: 0,
         first,
         num_groups: delta.num_key_heads,
         group_len: delta.num_value_heads / delta.num_key_heads,

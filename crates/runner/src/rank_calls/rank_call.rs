@@ -4,21 +4,25 @@ use std::ops::Range;
 
 use super::rank_adapters::{AdapterRuns, NumberedRun, SentAdapters};
 use crate::step_layout::StepLayout;
-use inflight_base::{BlockId, BlockSize, HostBlockId, StepError};
-use inflight_device::{KvSpan, StepInputs};
-use inflight_engine::{BlockCopy, BlockMove, StepPlan};
+use inflight_base::{BlockId, BlockSize, HostBlockId, SeqSlot, SnapshotId, StepError, Tokens};
+use inflight_device::{KvSpan, SavedState, StepInputs};
+use inflight_engine::{BlockCopy, BlockMove, StateRestore, StepPlan};
 
 /// Tells a model call from anything else.
-const MAGIC: u32 = 0x696e_6604;
+const MAGIC: u32 = 0x696e_6605;
 
 /// A model call without what only sampling needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RankCall {
     pub(crate) moves: Vec<BlockMove>,
+    pub(crate) state_restores: Vec<StateRestore>,
     pub(crate) token_ids: Vec<u32>,
     spans: Vec<KvSpan>,
     /// The block tables of the spans, one after the other.
     block_tables: Vec<BlockId>,
+    /// The slot of the recurrent states of each span.
+    state_slots: Vec<u32>,
+    saved_states: Vec<SavedState>,
     kept_rows: Vec<u32>,
     pub(crate) sampled_rows: Vec<u32>,
     /// The sampled rows of which nothing but the largest logit is needed.
@@ -38,6 +42,8 @@ impl RankCall {
             token_ids: &self.token_ids,
             spans: &self.spans,
             block_tables: &self.block_tables,
+            state_slots: &self.state_slots,
+            saved_states: &self.saved_states,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             greedy_rows: &self.greedy_rows,
@@ -71,6 +77,9 @@ impl RankCall {
             numbered.extend(sent);
         }
         self.moves.extend_from_slice(plan.moves);
+        self.state_restores.extend_from_slice(plan.state_restores);
+        self.state_slots.extend_from_slice(inputs.state_slots);
+        self.saved_states.extend_from_slice(inputs.saved_states);
         self.token_ids.extend_from_slice(inputs.token_ids);
         for span in inputs.spans {
             let start = self.block_tables.len() as u32;
@@ -98,6 +107,9 @@ impl RankCall {
 
     fn clear(&mut self) {
         self.moves.clear();
+        self.state_restores.clear();
+        self.state_slots.clear();
+        self.saved_states.clear();
         self.token_ids.clear();
         self.spans.clear();
         self.block_tables.clear();
@@ -122,6 +134,10 @@ impl RankCall {
         write_list(words, &self.block_tables, |words, block| {
             words.push(block.0)
         });
+        write_list(words, &self.state_slots, |words, slot| words.push(*slot));
+        write_list(words, &self.saved_states, |words, saved| {
+            words.extend([saved.token, saved.slot]);
+        });
         write_list(words, &self.kept_rows, |words, row| words.push(*row));
         write_list(words, &self.sampled_rows, |words, row| words.push(*row));
         write_list(words, &self.greedy_rows, |words, row| words.push(*row));
@@ -134,6 +150,9 @@ impl RankCall {
                 BlockMove::Offload { source, target } => [1, source.0, target.0, 0],
                 BlockMove::Onboard { source, target } => [2, source.0, target.0, 0],
             });
+        });
+        write_list(words, &self.state_restores, |words, restore| {
+            words.extend([restore.snapshot.0, restore.slot.0, restore.num_tokens.0]);
         });
         write_list(words, &self.forgotten, |words, number| words.push(*number));
         for runs in &self.adapters {
@@ -185,6 +204,14 @@ impl RankCall {
             self.block_tables.push(BlockId(block));
             Some(())
         })?;
+        read_list(rest, |&[slot]| {
+            self.state_slots.push(slot);
+            Some(())
+        })?;
+        read_list(rest, |&[token, slot]| {
+            self.saved_states.push(SavedState { token, slot });
+            Some(())
+        })?;
         read_list(rest, |&[row]| {
             self.kept_rows.push(row);
             Some(())
@@ -217,6 +244,14 @@ impl RankCall {
                     target: BlockId(target),
                 },
                 _ => return None,
+            });
+            Some(())
+        })?;
+        read_list(rest, |&[snapshot, slot, num_tokens]| {
+            self.state_restores.push(StateRestore {
+                snapshot: SnapshotId(snapshot),
+                slot: SeqSlot(slot),
+                num_tokens: Tokens(num_tokens),
             });
             Some(())
         })?;
@@ -259,10 +294,16 @@ impl RankCall {
             })
         };
         let rows = [num_tokens, num_kept, self.sampled_rows.len()];
+        let saved = &self.saved_states;
         spans_are_good
             && self.adapters.iter().zip(rows).all(runs_are_good)
             && last_token == num_tokens
             && last_block == self.block_tables.len()
+            && self.state_slots.len() == self.spans.len()
+            && saved.is_sorted_by_key(|it| it.token)
+            && saved
+                .last()
+                .is_none_or(|it| (it.token as usize) < num_tokens)
             && is_ascending(&self.kept_rows, num_tokens)
             && is_ascending(&self.sampled_rows, num_kept)
             && is_ascending(&self.greedy_rows, self.sampled_rows.len())
@@ -313,6 +354,11 @@ mod tests {
                     target: BlockId(4),
                 },
             ],
+            state_restores: vec![StateRestore {
+                snapshot: SnapshotId(1),
+                slot: SeqSlot(2),
+                num_tokens: Tokens(2),
+            }],
             token_ids: vec![10, 11, 12, 13],
             spans: vec![
                 KvSpan {
@@ -327,6 +373,11 @@ mod tests {
                 },
             ],
             block_tables: vec![BlockId(5), BlockId::NONE, BlockId(6)],
+            state_slots: vec![2, 0],
+            saved_states: vec![
+                SavedState { token: 1, slot: 4 },
+                SavedState { token: 3, slot: 5 },
+            ],
             kept_rows: vec![0, 2, 3],
             sampled_rows: vec![1, 2],
             greedy_rows: vec![1],

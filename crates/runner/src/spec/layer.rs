@@ -241,6 +241,16 @@ impl LayerSpec {
         self.attention_block()?.recurrence.as_ref().or(beside)
     }
 
+    /// [`LayerSpec::recurrence`], to be changed.
+    pub fn recurrence_mut(&mut self) -> Option<&mut RecurrenceSpec> {
+        if !self.norms.has(Block::Attention) {
+            return None;
+        }
+        let beside = self.recurrence_block.as_mut();
+        let beside = beside.map(|block| &mut block.recurrence);
+        self.attention.recurrence.as_mut().or(beside)
+    }
+
     /// The weights of all projections.
     pub fn num_weights(&self) -> u64 {
         let of_other_experts = self.experts().map_or(0, |experts| {

@@ -341,29 +341,6 @@ impl ModelSpec {
         parts.map(|(_, part)| part).collect()
     }
 
-    /// The parts of its layers that only one process computes.
-    pub fn parts_of_one_process(&self) -> Vec<&'static str> {
-        let any = |has: fn(&LayerSpec) -> bool| self.layers.iter().any(has);
-        let parts = [
-            (
-                any(|it| matches!(it.norms, Norms::OfOne { .. })),
-                "layers of one block",
-            ),
-            (
-                any(|it| it.recurrence_block.is_some()),
-                "recurrences beside attention",
-            ),
-            (any(|it| it.multipliers.is_some()), "factors of blocks"),
-            (
-                any(|it| it.experts().is_some_and(|it| !it.gating.has_gate())),
-                "experts without gates",
-            ),
-        ];
-        let parts = parts.into_iter().filter(|(has, _)| *has);
-        let of_devices = self.parts_for_layer_input_ops().into_iter();
-        of_devices.chain(parts.map(|(_, part)| part)).collect()
-    }
-
     /// The largest width inside of a feed-forward block without experts; 0 if all have some.
     pub fn max_intermediate_size(&self) -> usize {
         self.intermediate_sizes().into_iter().max().unwrap_or(0)

@@ -171,6 +171,11 @@ impl Projection {
         self.parts.iter().map(|part| part.num_outputs).sum()
     }
 
+    /// Gives its only part another number of outputs.
+    pub fn set_num_outputs(&mut self, num_outputs: usize) {
+        self.parts[0].num_outputs = num_outputs;
+    }
+
     /// Its weights, biases not counted.
     pub fn num_weights(&self) -> u64 {
         self.num_outputs() as u64 * self.num_inputs as u64
