@@ -77,10 +77,6 @@ fn refusals() -> Vec<(&'static str, String)> {
             })),
         ),
         (
-            "beams of a model with recurrent states",
-            of_load_from("tests/fixtures/lfm2", json!({ "max_beam_width": 2 })),
-        ),
-        (
             "a file of a KV cache with recurrent states",
             of_model(
                 "lfm2",
@@ -139,13 +135,8 @@ fn of_config(fields: &Value) -> String {
 }
 
 /// The refusal of the demo model with these options.
-fn of_load(options: Value) -> String {
-    of_load_from(DEMO, options)
-}
-
-/// The refusal of the model in a folder with these options.
-fn of_load_from(folder: &str, mut options: Value) -> String {
-    options["gpt_model_path"] = json!(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+fn of_load(mut options: Value) -> String {
+    options["gpt_model_path"] = json!(Path::new(env!("CARGO_MANIFEST_DIR")).join(DEMO));
     let options = ManagerOptions::parse(&options.to_string()).expect("good options");
     text(options.load())
 }

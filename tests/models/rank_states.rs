@@ -10,7 +10,7 @@ use inflight_device::Tiling;
 use inflight_engine::{BlockReuse, PromptLookup, Speculation};
 use inflight_runner::ModelSource;
 
-use crate::batching::requests_that_share;
+use crate::batching::{requests_that_share, requests_with_beams};
 use crate::devices::{assert_near_by_cost, requests};
 use crate::families::{RECURRENT, WITH_GATES};
 use crate::family_gguf::gguf;
@@ -137,6 +137,26 @@ fn ranks_restore_save_and_roll_back_states() {
             assert_eq!(happened.num_pauses > 0, is_drafting, "{name}: {happened:?}");
         }
     }
+}
+
+#[test]
+fn ranks_copy_the_states_of_beams() {
+    let setup = Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 16,
+        ..Setup::for_beams()
+    };
+    for name in ["lfm2", "qwen3-5"] {
+        let requests = requests_with_beams();
+        assert_ranks_change_nothing(&fixture(name), "beams", &setup, &requests);
+        let grids = [stages(2)];
+        assert_stages_change_nothing(&fixture(name), "beams", &setup, &requests, &grids);
+    }
+    let (dir, requests) = (fixture("lfm2"), requests_with_beams());
+    let (expected, _) = alone(&dir, &setup, &requests);
+    let runner = rank_processes::load(Path::new(PROGRAM), &dir, &setup, 2, PATIENT);
+    let (served, _) = serve(&mut runner.expect("it loads"), &setup, &requests);
+    assert_same("beams of processes", &expected, &served);
 }
 
 #[test]

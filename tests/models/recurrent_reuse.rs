@@ -1,9 +1,9 @@
 //! Prefix reuse in models with recurrent states: a prompt begins behind the last snapshot of its prefix. And
 //! speculation: states roll back behind the drafts that are accepted.
 
-use inflight_engine::{BlockReuse, PromptLookup, Speculation};
+use inflight_engine::{BlockReuse, CapacityPolicy, PromptLookup, Speculation};
 
-use crate::batching::{each_as_alone, prompt, requests_that_share};
+use crate::batching::{each_as_alone, prompt, requests_that_share, requests_with_beams};
 use crate::families::{RECURRENT, WITHOUT_ATTENTION};
 use crate::family_reuse::{self, first_with_answer, later};
 use crate::family_rounding::{INT4, INT8};
@@ -123,6 +123,31 @@ fn sequences_pause_and_resume_behind_their_snapshots() {
             assert_eq!(is_moved, num_host_blocks > 0, "{name}: {happened:?}");
         }
     }
+}
+
+/// Beams copy the states of those that they continue, alone again after a pause.
+#[test]
+fn beams_with_states_are_as_alone_in_a_batch() {
+    let reusing = Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 16,
+        ..Setup::for_beams()
+    };
+    let paused = Setup {
+        policy: CapacityPolicy::MaxUtilization,
+        block_size: 8,
+        num_blocks: 36,
+        ..reusing.clone()
+    };
+    let mut num_pauses = [0; 2];
+    for (name, _) in RECURRENT {
+        for (setup, num_pauses) in [&reusing, &paused].into_iter().zip(&mut num_pauses) {
+            let happened = each_as_alone(name, setup, &twice(requests_with_beams()));
+            assert!(happened.num_reused > 0, "{name}: {happened:?}");
+            *num_pauses += happened.num_pauses;
+        }
+    }
+    assert!(num_pauses[0] == 0 && num_pauses[1] > 0, "{num_pauses:?}");
 }
 
 /// These requests, with drafts of which the first ones are right.

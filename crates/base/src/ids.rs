@@ -67,6 +67,18 @@ id! {
     /// The row of a sequence in the engine's table; reused after the sequence finishes.
     SeqSlot(u32)
 }
+id! {
+    /// A row of recurrent states: of a sequence or, with beam search, of one of its beams.
+    StateRow(u32)
+}
+
+impl SeqSlot {
+    /// The row of its recurrent states with this index, of `num` that each slot has.
+    #[inline]
+    pub fn state_row(self, index: u32, num: u32) -> StateRow {
+        StateRow(self.0 * num + index)
+    }
+}
 
 impl BlockId {
     /// Marks an entry of a block table whose block was released.

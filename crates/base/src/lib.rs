@@ -15,7 +15,7 @@ pub use caught_panic::{catch_panic, panic_message};
 pub use cpu_set::{CpuSet, NotCpus};
 pub use error::{LoadError, RequestError, StepError};
 pub use ids::{
-    BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, SnapshotId, TokenId,
+    BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, SnapshotId, StateRow, TokenId,
 };
 pub use json::parse_json;
 pub use names::nearest_name;

@@ -32,6 +32,7 @@ pub(super) struct ActiveSequences {
     block_size: BlockSize,
     /// Groups of layers.
     num_groups: u32,
+    max_beam_width: u32,
 }
 
 impl ActiveSequences {
@@ -48,6 +49,7 @@ impl ActiveSequences {
             num_admitted: 0,
             block_size: config.block_size,
             num_groups: config.groups.num_groups() as u32,
+            max_beam_width: config.max_beam_width,
         }
     }
 
@@ -265,7 +267,8 @@ impl ActiveSequences {
             }
         };
         let sequence = &mut self.table[slot];
-        sequence.start(slot, micro_batch, &mut self.kv);
+        let states = slot.state_row(0, self.max_beam_width);
+        sequence.start(states, micro_batch, &mut self.kv);
         let rank = sequence.rank();
         let place = self
             .running

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::ReuseOptions;
 use crate::kv::{BlockTable, KvCacheManager};
 use crate::sequence_tokens::SequenceTokens;
-use inflight_base::{Blocks, SeqSlot, SnapshotId, TokenId, Tokens};
+use inflight_base::{Blocks, SnapshotId, StateRow, TokenId, Tokens};
 
 /// The tokens of one text, and the blocks with their keys and values.
 #[derive(Default)]
@@ -86,10 +86,10 @@ impl Beam {
     pub(super) fn restore_states(
         &mut self,
         computed: Tokens,
-        slot: SeqSlot,
+        row: StateRow,
         kv: &mut KvCacheManager,
     ) {
-        kv.restore_states(&mut self.blocks, computed, slot);
+        kv.restore_states(&mut self.blocks, computed, row);
     }
 
     /// Takes snapshots of its recurrent states, see [`KvCacheManager::take_snapshots`].

@@ -53,11 +53,15 @@ pub(super) struct Beams {
     /// After a pause, the number of tokens that all beams have in common, until the first beam has computed them. The
     /// others hold no blocks until then.
     num_common: Option<Tokens>,
+    /// Recurrent states to be copied before the next step, as [indices](Path::state): source and target of each.
+    state_copies: Vec<[u32; 2]>,
 }
 
-/// The outputs that a beam has collected with its tokens.
+/// The outputs that a beam has collected with its tokens, and its recurrent states.
 #[derive(Clone, Default)]
 struct Path {
+    /// The index of its states among the states of all beams.
+    state: u32,
     /// The sum of `log_probs`.
     score: f64,
     log_probs: Vec<f32>,
@@ -97,6 +101,7 @@ impl Beams {
             found: Box::default(),
             num_taken: None,
             num_common: None,
+            state_copies: Vec::new(),
         }
     }
 
@@ -149,14 +154,25 @@ impl Beams {
         self.others.iter().map(|beam| beam.blocks())
     }
 
-    /// All beams but the first, with their tokens, which are moved out for a step.
+    /// All beams but the first, with their tokens, which are moved out for a step, and the indices of their states.
     pub(super) fn take_tokens(
         &mut self,
-    ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable)> {
-        self.others.iter_mut().map(|beam| {
+    ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable, u32)> {
+        let others = self.others.iter_mut().zip(&self.paths[1..]);
+        others.map(|(beam, path)| {
             let tokens = beam.take_tokens();
-            (tokens, beam.blocks())
+            (tokens, beam.blocks(), path.state)
         })
+    }
+
+    /// The index of the states of the first beam.
+    pub(super) fn first_state(&self) -> u32 {
+        self.paths[0].state
+    }
+
+    /// The states to be copied before the next step, see [`StateCopy`](crate::StateCopy), which takes them.
+    pub(super) fn take_state_copies(&mut self) -> impl Iterator<Item = [u32; 2]> {
+        self.state_copies.drain(..)
     }
 
     /// Takes the blocks that the beams of the next step lack to compute up to `kv_len` positions.
@@ -291,6 +307,11 @@ impl Beams {
 
     /// Gives the blocks of all beams but the first back, because the sequence is paused.
     pub(super) fn pause(&mut self, first: &SequenceTokens, kv: &mut KvCacheManager) {
+        // A sequence starts with the states of index 0.
+        self.state_copies.clear();
+        for (path, state) in self.paths.iter_mut().zip(0..) {
+            path.state = state;
+        }
         let first = first.as_slice();
         let num_common = |beam: &Beam| {
             let both = std::iter::zip(first, beam.tokens().as_slice());
@@ -319,19 +340,23 @@ impl Beams {
         self.num_common = None;
         self.num_taken = Some(num_taken);
         first.stop_registering(kv);
-        for beam in &mut self.others {
+        let source = self.first_state();
+        for (beam, path) in self.others.iter_mut().zip(&self.paths[1..]) {
             beam.share(first, kv);
+            self.state_copies.push([source, path.state]);
         }
     }
 
     /// Gives the blocks of all beams but the first back.
     pub(super) fn release_others(&mut self, kv: &mut KvCacheManager) {
+        self.state_copies.clear();
         for mut beam in self.others.drain(..) {
             beam.release(kv);
         }
     }
 
-    /// Makes `alive` the beams. The last child of a beam takes its place, the others fork.
+    /// Makes `alive` the beams. The last child of a beam takes its place, the others fork. Those get recurrent states
+    /// that no surviving beam has.
     fn replace(
         &mut self,
         first: &mut Beam,
@@ -350,11 +375,21 @@ impl Beams {
                 dead.release(kv);
             }
         }
+        let taken: Vec<_> = old.iter().flatten().map(|(_, path)| path.state).collect();
+        let mut free_states = (0..).filter(|state| !taken.contains(state));
         for (place, it) in alive.iter().enumerate() {
             num_children[it.beam] -= 1;
             let parent = &mut old[it.beam];
             let (mut beam, mut path) = match (num_children[it.beam], &parent) {
-                (1.., Some((beam, path))) => (beam.fork(kv), path.clone()),
+                (1.., Some((beam, path))) => {
+                    let state = free_states.next().expect("there is no end");
+                    self.state_copies.push([path.state, state]);
+                    let path = Path {
+                        state,
+                        ..path.clone()
+                    };
+                    (beam.fork(kv), path)
+                }
                 _ => parent.take().expect("a child is left"),
             };
             beam.extend(it.candidate.token);
@@ -436,6 +471,7 @@ impl Path {
     /// A copy that reads no text.
     fn without_text(&self) -> Self {
         Self {
+            state: self.state,
             score: self.score,
             log_probs: self.log_probs.clone(),
             generation_logits: self.generation_logits.clone(),

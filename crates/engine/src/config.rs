@@ -357,6 +357,11 @@ impl EngineConfig {
         Blocks(num_places.0.saturating_mul(self.groups.num_groups() as u32))
     }
 
+    /// Rows of recurrent states: one for each sequence, or for each beam that each may have.
+    pub fn num_state_rows(&self) -> u32 {
+        self.max_num_requests.saturating_mul(self.max_beam_width)
+    }
+
     /// The most planned sequences in one step, where each beam is one.
     pub fn max_sequences(&self) -> u32 {
         let max_beams = self.max_num_requests.saturating_mul(self.max_beam_width);

@@ -96,7 +96,9 @@ pub use kv::{
 };
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
-pub use plan::{BlockCopy, BlockMove, PlannedSequence, StateRestore, StateSave, StepPlan};
+pub use plan::{
+    BlockCopy, BlockMove, PlannedSequence, StateCopy, StateRestore, StateSave, StepPlan,
+};
 pub use request::NewRequest;
 pub use room::{Room, Volume};
 pub use stats::{RequestStage, Stage, StepStats, Totals};

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::sequence_tokens::SequenceTokens;
 use crate::{Adapter, OutputOptions};
 use inflight_base::{
-    BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, SnapshotId, TokenId, Tokens,
+    BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, SnapshotId, StateRow, TokenId, Tokens,
 };
 use inflight_sampling::{PlainSampling, SamplingInput};
 
@@ -32,6 +32,8 @@ pub struct PlannedSequence {
     pub slot: SeqSlot,
     /// The beam; 0 without beam search. The beams of a sequence follow one another.
     pub beam: u32,
+    /// The row of its recurrent states: `max_beam_width` for each slot, in any order among its beams.
+    pub states: StateRow,
     /// The chunk, as a range of `token_ids`.
     pub tokens: Range<u32>,
     /// Positions in the KV cache after the step: computed before, and the chunk.
@@ -97,10 +99,20 @@ pub enum BlockMove {
 pub struct StateRestore {
     /// The snapshot to copy from.
     pub snapshot: SnapshotId,
-    /// The row of the sequence.
-    pub slot: SeqSlot,
+    /// The row of the states of the sequence, or of its first beam.
+    pub row: StateRow,
     /// The tokens that the states sum up.
     pub num_tokens: Tokens,
+}
+
+/// Recurrent states of a beam to be copied to another one of its sequence before a step is computed: both go on from
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateCopy {
+    /// The row to copy from.
+    pub source: StateRow,
+    /// The row to copy to.
+    pub target: StateRow,
 }
 
 /// Recurrent states of a sequence to be copied to a snapshot while a step is computed, behind one of its tokens.
@@ -122,6 +134,8 @@ pub struct StepPlan<'a> {
     pub moves: &'a [BlockMove],
     /// States to be restored, before any is saved.
     pub state_restores: &'a [StateRestore],
+    /// States to be copied from beam to beam, after that. No target is a source.
+    pub state_copies: &'a [StateCopy],
     /// States to be saved, in order of their tokens.
     pub state_saves: &'a [StateSave],
     /// The packed tokens, `[num_tokens]`.

@@ -271,10 +271,13 @@ impl Scheduler {
         self.contexts.iter().any(|&(slot, _)| {
             let writer = active.sequence(slot);
             let end = (writer.len() - Tokens(1)).floor_to_block(config.block_size);
-            if end <= reused.max(writer.computed()) || end > max_end || writer.reuse() != reuse {
+            let written = writer.stretch();
+            // Beams that part before it leave none.
+            let is_written = end.index() <= written.len();
+            let is_later = end > reused.max(writer.computed());
+            if !is_written || !is_later || end > max_end || writer.reuse() != reuse {
                 return false;
             }
-            let written = writer.stretch();
             // Prompts that begin alike mostly differ in the last block.
             let last = (end - block).index()..end.index();
             reuse.enabled

@@ -28,7 +28,7 @@ use crate::{
     Adapter, BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled,
     Speculation,
 };
-use inflight_base::{Blocks, SeqSlot, SequenceId, SnapshotId, TokenId, Tokens};
+use inflight_base::{Blocks, SequenceId, SnapshotId, StateRow, TokenId, Tokens};
 use inflight_sampling::{FinishReason, Hypothesis, PlainSampling, SamplingParams};
 
 /// An admitted sequence, running or paused.
@@ -351,14 +351,16 @@ impl Sequence {
         self.ended.get_or_insert(reason);
     }
 
-    /// Admits or resumes it in `slot`: takes the blocks of its context, and shares those that are found in the cache.
-    pub(super) fn start(&mut self, slot: SeqSlot, micro_batch: usize, kv: &mut KvCacheManager) {
+    /// Admits or resumes it, with its first recurrent states in this row: takes the blocks of its context, and shares
+    /// those that are found in the cache.
+    pub(super) fn start(&mut self, states: StateRow, micro_batch: usize, kv: &mut KvCacheManager) {
         debug_assert_eq!(self.computed, Tokens::ZERO, "{} holds blocks", self.id);
         self.micro_batch.set(micro_batch);
         let num_reused = kv.totals().num_reused_blocks;
         let end = self.end_of_stretch();
         self.computed = self.first.reserve(end, &self.details.reuse, kv);
-        self.first.restore_states(self.computed, slot, kv);
+        debug_assert_eq!(self.state(), 0, "a pause ends what beams had");
+        self.first.restore_states(self.computed, states, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;
         self.details.num_reused = Blocks(num_reused as u32);
         let computed = self.computed;
@@ -447,9 +449,21 @@ impl Sequence {
     /// Its beams but the first, with their tokens, which are moved out for a step.
     pub(super) fn take_tokens_of_other_beams(
         &mut self,
-    ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable)> {
+    ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable, u32)> {
         let beams = self.details.beams.as_mut().into_iter();
         beams.flat_map(|beams| beams.take_tokens())
+    }
+
+    /// The index of the recurrent states of its text, or of its first beam, among the states of its beams.
+    #[inline]
+    pub(super) fn state(&self) -> u32 {
+        self.beams().map_or(0, Beams::first_state)
+    }
+
+    /// See [`Beams::take_state_copies`].
+    pub(super) fn take_state_copies(&mut self) -> impl Iterator<Item = [u32; 2]> {
+        let beams = self.details.beams.as_mut().into_iter();
+        beams.flat_map(|beams| beams.take_state_copies())
     }
 
     /// Takes it back from a step that has computed it up to `computed`.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::EngineConfig;
 use crate::drafts_to_make::DraftsToMake;
-use crate::plan::{BlockMove, PlannedSequence, StateRestore, StateSave, StepPlan};
+use crate::plan::{BlockMove, PlannedSequence, StateCopy, StateRestore, StateSave, StepPlan};
 use crate::sequence::Sequence;
 use crate::sequence_tokens::SequenceTokens;
 use crate::table_rows::TableRows;
@@ -25,6 +25,7 @@ use inflight_sampling::PlainSampling;
 pub struct Step {
     moves: Vec<BlockMove>,
     state_restores: Vec<StateRestore>,
+    state_copies: Vec<StateCopy>,
     state_saves: Vec<StateSave>,
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
@@ -69,6 +70,10 @@ impl Step {
         Self {
             moves: Vec::new(),
             state_restores: Vec::new(),
+            state_copies: Vec::with_capacity(match config.max_beam_width {
+                0..=1 => 0,
+                _ => config.max_sequences() as usize,
+            }),
             state_saves: Vec::with_capacity(if config.num_state_snapshots > 0 {
                 max_rows
             } else {
@@ -100,6 +105,7 @@ impl Step {
             } else {
                 &[]
             },
+            state_copies: if first(call) { &self.state_copies } else { &[] },
             state_saves: &self.state_saves[call.state_saves.clone()],
             token_ids: &self.token_ids[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
@@ -187,6 +193,7 @@ impl Step {
         self.num_other_beams = 0;
         self.moves.clear();
         self.state_restores.clear();
+        self.state_copies.clear();
         self.state_saves.clear();
         self.token_ids.clear();
         self.sequences.clear();
@@ -253,13 +260,21 @@ impl Step {
     fn push_other_beams(&mut self, sequence: &mut Sequence, chunk: Range<Tokens>) {
         let first = self.sequences.last().expect("the first beam").clone();
         let num_blocks = chunk.end.blocks_ceil(self.block_size).0 * self.num_groups;
-        for (beam, (tokens, blocks)) in (1..).zip(sequence.take_tokens_of_other_beams()) {
+        let tables = &self.tables;
+        let copies = sequence.take_state_copies();
+        self.state_copies
+            .extend(copies.map(|[source, target]| StateCopy {
+                source: tables.state_row(first.slot, source),
+                target: tables.state_row(first.slot, target),
+            }));
+        for (beam, (tokens, blocks, state)) in (1..).zip(sequence.take_tokens_of_other_beams()) {
             let start = (self.token_ids.len() - self.open_call.tokens) as u32;
             let chunk = &tokens.as_slice()[chunk.start.index()..chunk.end.index()];
             self.token_ids.extend_from_slice(chunk);
             let block_table = self.tables.put(first.slot, beam, blocks).start;
             self.sequences.push(PlannedSequence {
                 beam,
+                states: self.tables.state_row(first.slot, state),
                 tokens: start..start + chunk.len() as u32,
                 block_table: block_table..block_table + num_blocks,
                 ..first.clone()
@@ -339,6 +354,7 @@ impl Step {
             id: sequence.id(),
             slot,
             beam: 0,
+            states: self.tables.state_row(slot, sequence.state()),
             tokens: end_token - num_tokens.0..end_token,
             kv_len: chunk.end.0,
             block_table: block_table..block_table + num_places.0 * self.num_groups,

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::EngineConfig;
 use crate::kv::BlockTable;
-use inflight_base::{BlockId, SeqSlot};
+use inflight_base::{BlockId, SeqSlot, StateRow};
 
 /// A row of blocks for each sequence or, with beam search, for each beam.
 pub(super) struct TableRows {
@@ -49,6 +49,12 @@ impl TableRows {
         let start = row * self.row_len;
         debug_assert!(self.blocks[start..].starts_with(table.blocks()));
         start as u32..start as u32 + table.blocks().len() as u32
+    }
+
+    /// The row of the recurrent states of a beam of the sequence in `slot`, by their index among its beams.
+    #[inline]
+    pub(super) fn state_row(&self, slot: SeqSlot, state: u32) -> StateRow {
+        slot.state_row(state, self.max_beam_width as u32)
     }
 
     // Once a block: kept out of the loop over all sequences.

@@ -91,6 +91,7 @@ pub(super) enum Report {
 struct Limits {
     max_num_tokens: u32,
     max_num_requests: u32,
+    num_state_rows: u32,
     num_state_snapshots: u32,
     max_draft_tokens: u32,
     max_sampled_rows: u32,
@@ -171,6 +172,7 @@ impl Task {
             limits: Limits {
                 max_num_tokens: limits.max_num_tokens.0,
                 max_num_requests: limits.max_num_requests,
+                num_state_rows: limits.num_state_rows,
                 num_state_snapshots: limits.num_state_snapshots,
                 max_draft_tokens: limits.max_draft_tokens,
                 max_sampled_rows: limits.max_sampled_rows.0,
@@ -211,6 +213,7 @@ impl Task {
         Some(RunnerLimits {
             max_num_tokens: Tokens(limits.max_num_tokens),
             max_num_requests: limits.max_num_requests,
+            num_state_rows: limits.num_state_rows,
             num_state_snapshots: limits.num_state_snapshots,
             max_draft_tokens: limits.max_draft_tokens,
             max_sampled_rows: Tokens(limits.max_sampled_rows),

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::sizing::{
-    ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, Sharing, check_draft_model,
-    check_draft_model_path, check_ranks, check_states, cpu_options, open_with_draft_head,
-    open_with_draft_model, rank_limits, rank_transport, speculation,
+    ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, check_draft_model, check_draft_model_path,
+    check_ranks, check_states, cpu_options, open_with_draft_head, open_with_draft_model,
+    rank_limits, rank_transport, speculation,
 };
 use crate::step_cost::measure_costs;
 use crate::{BatchManager, ServingRank, TensorModel};
@@ -181,10 +181,7 @@ impl ManagerOptions {
         check_draft_model(&model)?;
         let has_states = model.state_bytes().is_some();
         if has_states {
-            check_states(&Sharing {
-                max_beam_width: self.max_beam_width.unwrap_or(1),
-                has_kv_cache_file: false,
-            })?;
+            check_states(false)?;
         }
         let positions = source.max_positions();
         let mut config = self.engine_config(positions, settings.speculation, has_states)?;

@@ -14,6 +14,8 @@ pub struct RunnerLimits {
     pub max_num_tokens: Tokens,
     /// The most sequences in a step; each beam is one.
     pub max_num_requests: u32,
+    /// Rows of recurrent states: one for each sequence, or for each beam that each may have.
+    pub num_state_rows: u32,
     /// Snapshots of recurrent states.
     pub num_state_snapshots: u32,
     /// The most drafts of a sequence in one step, behind which its recurrent states are kept until it is known which
@@ -73,6 +75,7 @@ impl RunnerLimits {
         Self {
             max_num_tokens: config.max_num_tokens,
             max_num_requests: config.max_sequences(),
+            num_state_rows: config.num_state_rows(),
             num_state_snapshots: config.num_state_snapshots,
             max_draft_tokens: config.speculation.map_or(0, |it| it.max_draft_tokens),
             max_sampled_rows: config.max_sampled_rows(),

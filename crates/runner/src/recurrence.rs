@@ -7,7 +7,8 @@
 //! mixed      the device's rule of both and the states of the step's sequences    [m, out_len]
 //! ```
 //!
-//! A sequence has its states in a slot, from its first token on until it ends or is paused. Other slots have snapshots,
+//! A sequence has its states in a slot, or in one for each of its beams, from its first token on until it ends or is
+//! paused; a beam that forks copies them. Other slots have snapshots,
 //! with which sequences of an equal prefix begin, and the states behind each draft of a step: if drafts are rejected,
 //! the next step goes on from one of these.
 
@@ -22,13 +23,13 @@ use super::residual::Probed;
 use super::share::ModelShare;
 use super::spec::{LayerSpec, Module, Projection, RecurrenceBlock};
 use super::state_slots::StateSlots;
-use inflight_base::{LoadError, SeqSlot};
+use inflight_base::{LoadError, StateRow};
 use inflight_checkpoint::{Matrix, Tensor};
 use inflight_device::{
     Device, KvSpan, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentRule,
     RuleWeights, StepInputs,
 };
-use inflight_engine::StateRestore;
+use inflight_engine::{StateCopy, StateRestore};
 
 /// The weights of a layer besides its projections, not yet read.
 pub(super) struct RecurrenceSource<'a> {
@@ -399,9 +400,9 @@ impl<D: Device> RecurrenceBuffers<D> {
         Ok(Some(Self {
             states: device.alloc_recurrent_states(&shapes, slots.num_all())?,
             slots,
-            num_tokens: vec![0; slots.num_sequences()],
-            num_drafts: vec![0; slots.num_sequences()],
-            is_repeated: Vec::with_capacity(slots.num_sequences()),
+            num_tokens: vec![0; slots.num_rows()],
+            num_drafts: vec![0; slots.num_rows()],
+            is_repeated: Vec::with_capacity(slots.num_rows()),
             x: device.alloc_sums(max_rows, shape.input_len())?,
             late: match layers
                 .iter()
@@ -414,13 +415,28 @@ impl<D: Device> RecurrenceBuffers<D> {
         }))
     }
 
-    /// Restores states from snapshots.
-    pub(super) fn restore(&mut self, device: &mut D, restores: &[StateRestore]) {
-        for restore in restores {
-            let from = self.slots.snapshot(restore.snapshot);
-            self.copy(device, from, restore.slot.0);
-            self.num_tokens[restore.slot.index()] = restore.num_tokens.0;
-            self.num_drafts[restore.slot.index()] = 0;
+    /// Restores states from snapshots, and copies the states of beams then.
+    pub(super) fn restore(
+        &mut self,
+        device: &mut D,
+        restores: &[StateRestore],
+        copies: &[StateCopy],
+    ) {
+        for &StateRestore {
+            snapshot,
+            row,
+            num_tokens,
+        } in restores
+        {
+            let from = self.slots.snapshot(snapshot);
+            self.copy(device, from, row.0);
+            self.num_tokens[row.index()] = num_tokens.0;
+            self.num_drafts[row.index()] = 0;
+        }
+        for &StateCopy { source, target } in copies {
+            self.copy(device, source.0, target.0);
+            self.num_tokens[target.index()] = self.num_tokens[source.index()];
+            self.num_drafts[target.index()] = 0;
         }
     }
 
@@ -436,7 +452,7 @@ impl<D: Device> RecurrenceBuffers<D> {
         for (span, &slot) in inputs.spans.iter().zip(inputs.state_slots) {
             let num_tokens = span.tokens.len() as u32;
             let first = span.kv_len - num_tokens;
-            let slot = SeqSlot(slot);
+            let slot = StateRow(slot);
             if first > 0 {
                 self.roll_back(device, slot, first);
             }
@@ -467,7 +483,7 @@ impl<D: Device> RecurrenceBuffers<D> {
     /// last step     known - 3 | last | draft | draft | known
     /// place                   0      1       2         its own slot
     /// ```
-    fn roll_back(&mut self, device: &mut D, slot: SeqSlot, num_tokens: u32) {
+    fn roll_back(&mut self, device: &mut D, slot: StateRow, num_tokens: u32) {
         let known = self.num_tokens[slot.index()];
         let num_drafts = self.num_drafts[slot.index()];
         if num_drafts == 0 || num_tokens >= known {
@@ -480,7 +496,7 @@ impl<D: Device> RecurrenceBuffers<D> {
     }
 
     /// The drafts of a sequence in a step: its states behind the tokens before them are saved.
-    fn num_drafts_of(&self, inputs: StepInputs<'_>, span: &KvSpan, slot: SeqSlot) -> u32 {
+    fn num_drafts_of(&self, inputs: StepInputs<'_>, span: &KvSpan, slot: StateRow) -> u32 {
         let saved = inputs.saved_states;
         let first = saved.partition_point(|saved| saved.token < span.tokens.start);
         let own = saved[first..].iter();

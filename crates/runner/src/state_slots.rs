@@ -1,16 +1,16 @@
 //! The slots of recurrent states on a device.
 //!
 //! ```text
-//! slots     | sequences | snapshots | behind drafts, [sequences, 1 + max_draft_tokens] |
+//! slots     | sequences and beams | snapshots | behind drafts, [sequences and beams, 1 + max_draft_tokens] |
 //! ```
 
 use super::limits::RunnerLimits;
-use inflight_base::{SeqSlot, SnapshotId};
+use inflight_base::{SnapshotId, StateRow};
 
 /// Which slot has which states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateSlots {
-    num_sequences: u32,
+    num_rows: u32,
     num_snapshots: u32,
     max_draft_tokens: u32,
 }
@@ -18,7 +18,7 @@ pub(super) struct StateSlots {
 impl StateSlots {
     pub(super) fn new(limits: &RunnerLimits) -> Self {
         Self {
-            num_sequences: limits.max_num_requests,
+            num_rows: limits.num_state_rows,
             num_snapshots: limits.num_state_snapshots,
             max_draft_tokens: limits.max_draft_tokens,
         }
@@ -26,25 +26,25 @@ impl StateSlots {
 
     /// All slots.
     pub(super) fn num_all(&self) -> usize {
-        let of_drafts = self.num_sequences as usize * self.num_places() as usize;
-        (self.num_sequences + self.num_snapshots) as usize + of_drafts
+        let of_drafts = self.num_rows as usize * self.num_places() as usize;
+        (self.num_rows + self.num_snapshots) as usize + of_drafts
     }
 
-    /// The slots of sequences.
-    pub(super) fn num_sequences(&self) -> usize {
-        self.num_sequences as usize
+    /// The slots of sequences and of their beams.
+    pub(super) fn num_rows(&self) -> usize {
+        self.num_rows as usize
     }
 
     /// The slot of a snapshot.
     pub(super) fn snapshot(&self, id: SnapshotId) -> u32 {
-        self.num_sequences + id.0
+        self.num_rows + id.0
     }
 
     /// The slot of a sequence's states in a step with drafts: at place 0 before its tokens, and then behind each of the
     /// tokens but the last.
-    pub(super) fn draft(&self, sequence: SeqSlot, place: u32) -> u32 {
-        let first = self.num_sequences + self.num_snapshots;
-        first + sequence.0 * self.num_places() + place
+    pub(super) fn draft(&self, row: StateRow, place: u32) -> u32 {
+        let first = self.num_rows + self.num_snapshots;
+        first + row.0 * self.num_places() + place
     }
 
     fn num_places(&self) -> u32 {

@@ -28,7 +28,7 @@ pub(super) struct StepLayout {
     /// Which rows stand for a prompt, if nothing is generated.
     pooling: Option<PoolingMode>,
     spans: Vec<KvSpan>,
-    /// The slot of each sequence.
+    /// The slot of the states of each sequence.
     slots: Vec<u32>,
     states: StateSlots,
     saved_states: Vec<SavedState>,
@@ -156,14 +156,14 @@ impl StepLayout {
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
-            self.slots.push(sequence.slot.0);
+            self.slots.push(sequence.states.0);
             // Behind the last draft, the states are in the slot of the sequence.
             let end = sequence.tokens.end - 1;
             let drafted = (1..).zip(end - sequence.num_drafts..end);
             self.saved_states
                 .extend(drafted.map(|(place, token)| SavedState {
                     token,
-                    slot: self.states.draft(sequence.slot, place),
+                    slot: self.states.draft(sequence.states, place),
                 }));
             if let Some(second_text) = plan.second_text(index) {
                 let Range { start, end } = sequence.tokens;

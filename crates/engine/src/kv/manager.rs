@@ -18,7 +18,7 @@ use super::{
     ReuseOptions, ReuseTotals,
 };
 use crate::{BlockCopy, BlockMove, StateRestore};
-use inflight_base::{BlockId, Blocks, HostBlockId, SeqSlot, SnapshotId, TokenId, Tokens};
+use inflight_base::{BlockId, Blocks, HostBlockId, SnapshotId, StateRow, TokenId, Tokens};
 
 /// Manages the blocks of the KV cache: who holds them, and which content can be reused.
 pub(crate) struct KvCacheManager {
@@ -193,19 +193,19 @@ impl KvCacheManager {
         num_found
     }
 
-    /// Plans to restore the states behind the first `computed` tokens, which were found, of the sequence in `slot`.
+    /// Plans to restore the states behind the first `computed` tokens, which were found, to `row`.
     /// A snapshot that is taken for another sequence by then is restored before.
     pub(crate) fn restore_states(
         &mut self,
         table: &mut BlockTable,
         computed: Tokens,
-        slot: SeqSlot,
+        row: StateRow,
     ) {
         if let Some(snapshot) = table.states_mut().found.take() {
             self.tiers.totals.num_restored_states += 1;
             self.state_restores.push(StateRestore {
                 snapshot,
-                slot,
+                row,
                 num_tokens: computed,
             });
         }

@@ -3,7 +3,7 @@
 use super::tests::{ALL, anybody, config, tokens};
 use super::*;
 use crate::StateRestore;
-use inflight_base::{SeqSlot, TokenId, Tokens};
+use inflight_base::{StateRow, TokenId, Tokens};
 
 /// A cache of blocks of four tokens, and of snapshots.
 fn cache(num_snapshots: u32, snapshot_interval: u32) -> KvCacheManager {
@@ -91,7 +91,7 @@ fn a_sequence_begins_with_the_states_behind_what_it_found() {
     let prompt = tokens(0..18);
     let mut table = BlockTable::default();
     begin(&mut cache, &mut table, &prompt);
-    cache.restore_states(&mut table, Tokens(0), SeqSlot(1));
+    cache.restore_states(&mut table, Tokens(0), StateRow(1));
     assert!(cache.state_restores().is_empty(), "nothing was found");
     let snapshots = cache.take_snapshots(&mut table, Tokens(0)..Tokens(18), Some(Tokens(18)));
     let snapshot = snapshots.map(|(_, id)| id).next().expect("one at the end");
@@ -100,11 +100,11 @@ fn a_sequence_begins_with_the_states_behind_what_it_found() {
     assert_eq!(begin(&mut cache, &mut other, &prompt), 16);
     // Once for each time that it begins.
     for _ in 0..2 {
-        cache.restore_states(&mut other, Tokens(16), SeqSlot(2));
+        cache.restore_states(&mut other, Tokens(16), StateRow(2));
     }
     let restore = StateRestore {
         snapshot,
-        slot: SeqSlot(2),
+        row: StateRow(2),
         num_tokens: Tokens(16),
     };
     assert_eq!(cache.state_restores(), [restore]);

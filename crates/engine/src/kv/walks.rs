@@ -12,7 +12,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
 use crate::BlockMove;
-use inflight_base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use inflight_base::{BlockId, BlockSize, Blocks, StateRow, TokenId, Tokens};
 
 /// Few, so that prompts begin alike.
 const NUM_LETTERS: u32 = 2;
@@ -239,7 +239,7 @@ impl World {
             }
         }
         for restore in self.cache.state_restores() {
-            let sequence = &mut self.sequences[restore.slot.index()];
+            let sequence = &mut self.sequences[restore.row.index()];
             assert_eq!(restore.num_tokens.index(), sequence.computed);
             sequence.state = self.snapshots[restore.snapshot.index()];
         }
@@ -289,8 +289,8 @@ impl World {
 
     /// Starts those that wait, in order, while there is room.
     fn start_waiting(&mut self) {
-        let waiting = (0..).map(SeqSlot).zip(&mut self.sequences);
-        for (slot, sequence) in waiting.filter(|(_, it)| !it.is_running) {
+        let waiting = (0..).map(StateRow).zip(&mut self.sequences);
+        for (row, sequence) in waiting.filter(|(_, it)| !it.is_running) {
             let num_free = self.cache.usage().num_free();
             let max_reused = sequence.max_reused;
             let found = self
@@ -306,7 +306,7 @@ impl World {
                 max_reused,
             );
             assert_eq!(reused, found.num_tokens);
-            self.cache.restore_states(&mut sequence.table, reused, slot);
+            self.cache.restore_states(&mut sequence.table, reused, row);
             sequence.state = match reused {
                 Tokens::ZERO => sequence.origin,
                 _ => NOTHING,

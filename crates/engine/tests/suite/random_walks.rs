@@ -144,11 +144,10 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 speculation.has_draft_model &= keeps_all;
             }
             if snapshots.0 > 0 {
-                // Beams do not share states.
                 config.reuse = BlockReuse::WholeBlocks;
                 (config.num_state_snapshots, config.state_snapshot_interval) =
                     (snapshots.0, Tokens(snapshots.1));
-                (config.max_beam_width, config.plan_ahead) = (1, false);
+                config.plan_ahead = false;
             }
             config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
             if config.reuse != BlockReuse::Off {

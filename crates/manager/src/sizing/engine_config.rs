@@ -76,7 +76,7 @@ pub fn engine_config(
     }
     let has_states = model.state_bytes().is_some();
     if has_states {
-        check_states(&Sharing::of(settings))?;
+        check_states(settings.kv_cache_file.is_some())?;
     }
     let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
@@ -113,12 +113,13 @@ pub fn engine_config(
         reuse => reuse,
     };
     let available = available_bytes;
+    let num_rows = max_num_requests.saturating_mul(settings.max_beam_width);
     let available_bytes = match available_bytes {
         Some(bytes) => Some(without_states(
             bytes,
             model.state_bytes().unwrap_or(0),
-            max_num_requests,
-            num_states(max_num_requests, speculation.as_ref()),
+            num_rows,
+            num_states(num_rows, speculation.as_ref()),
         )?),
         None => None,
     };
@@ -257,29 +258,10 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
     )
 }
 
-/// Settings by which sequences share, or a file keeps, what they have computed.
-pub(crate) struct Sharing {
-    pub max_beam_width: u32,
-    pub has_kv_cache_file: bool,
-}
-
-impl Sharing {
-    fn of(settings: &Settings) -> Self {
-        Self {
-            max_beam_width: settings.max_beam_width,
-            has_kv_cache_file: settings.kv_cache_file.is_some(),
-        }
-    }
-}
-
 /// Refuses settings that models with recurrent states do not have.
-pub(crate) fn check_states(sharing: &Sharing) -> Result<(), LoadError> {
+pub(crate) fn check_states(has_kv_cache_file: bool) -> Result<(), LoadError> {
     refuse_given(
-        &[("max_beam_width is above 1", sharing.max_beam_width > 1)],
-        "the model has layers with recurrent states, which beams cannot share",
-    )?;
-    refuse_given(
-        &[("kv_cache_file is given", sharing.has_kv_cache_file)],
+        &[("kv_cache_file is given", has_kv_cache_file)],
         "the model has layers with recurrent states, which the file does not keep",
     )
 }
@@ -308,11 +290,11 @@ fn refuse_given(given: &[(&str, bool)], reason: &str) -> Result<(), LoadError> {
 fn without_states(
     available_bytes: u64,
     state_bytes: u64,
-    max_num_requests: u32,
+    num_rows: u32,
     num_states: u64,
 ) -> Result<u64, LoadError> {
     let all = state_bytes.saturating_mul(num_states);
-    let of_drafts = match num_states > max_num_requests.into() {
+    let of_drafts = match num_states > num_rows.into() {
         true => ", and 1 + max_draft_tokens more for each,",
         false => "",
     };
@@ -320,20 +302,21 @@ fn without_states(
         .checked_sub(all)
         .ok_or_else(|| LoadError::Config {
             problem: format!(
-                "the recurrent states of {max_num_requests} sequences{of_drafts} take {state_bytes} bytes each, and \
+                "the recurrent states of {num_rows} sequences or beams{of_drafts} take {state_bytes} bytes each, and \
                  {available_bytes} bytes are available"
             ),
             remedy: match of_drafts {
-                "" => "lower max_num_requests or max_batch_size".to_owned(),
-                _ => "lower max_num_requests, max_batch_size or max_draft_tokens".to_owned(),
+                "" => "lower max_num_requests, max_batch_size or max_beam_width".to_owned(),
+                _ => "lower max_num_requests, max_batch_size, max_beam_width or max_draft_tokens"
+                    .to_owned(),
             },
         })
 }
 
-/// The recurrent states of so many sequences, with those behind the tokens of a step with drafts.
-pub(super) fn num_states(max_num_requests: u32, speculation: Option<&Speculation>) -> u64 {
+/// The recurrent states of so many sequences or beams, with states behind the tokens of a step with drafts.
+pub(super) fn num_states(num_rows: u32, speculation: Option<&Speculation>) -> u64 {
     let of_drafts = speculation.map_or(0, |it| 1 + u64::from(it.max_draft_tokens));
-    u64::from(max_num_requests) * (1 + of_drafts)
+    u64::from(num_rows) * (1 + of_drafts)
 }
 
 /// Snapshots of recurrent states of so many bytes each, in the memory of the KV cache.
@@ -676,25 +659,25 @@ mod tests {
         let error = sized(&drafts, 8 * 5 * 1000 - 1)
             .expect_err("refused")
             .to_string();
-        for words in ["8 sequences, and 1 + max_draft_tokens more", "39999 bytes"] {
+        for words in [
+            "8 sequences or beams, and 1 + max_draft_tokens more",
+            "39999 bytes",
+        ] {
             assert!(error.contains(words), "{error}");
         }
         let error = sized(&[], 7999).expect_err("refused").to_string();
-        let words = "the recurrent states of 8 sequences take 1000 bytes each, and 7999 bytes are available";
+        let words = "the recurrent states of 8 sequences or beams take 1000 bytes each, and 7999 bytes are available";
         assert!(
             error.contains(words) && error.contains("max_num_requests"),
             "{error}"
         );
-        for (parameter, problem) in [
-            (("max_beam_width", "2"), "max_beam_width is above 1"),
-            (("kv_cache_file", "stories.kv"), "kv_cache_file is given"),
-        ] {
-            let error = sized(&[parameter], 1 << 30)
-                .expect_err("refused")
-                .to_string();
-            let words = format!("{problem}, and the model has layers with recurrent states");
-            assert!(error.contains(&words), "{error}");
-        }
+        let error = sized(&[("max_beam_width", "3")], 23_999);
+        let error = error.expect_err("refused").to_string();
+        assert!(error.contains("24 sequences or beams"), "{error}");
+        let error = sized(&[("kv_cache_file", "stories.kv")], 1 << 30);
+        let error = error.expect_err("refused").to_string();
+        let words = "kv_cache_file is given, and the model has layers with recurrent states";
+        assert!(error.contains(words), "{error}");
     }
 
     /// The Batch Manager's document: "If maxTokens is specified, allocated KV cache is the minimum of maxTokens and the

@@ -84,7 +84,7 @@ pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u6
 /// Bytes of the recurrent states of all sequences.
 pub(super) fn state_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     let of_one = model.state_bytes().unwrap_or(0);
-    let of_sequences = num_states(engine.max_num_requests, engine.speculation.as_ref());
+    let of_sequences = num_states(engine.num_state_rows(), engine.speculation.as_ref());
     of_one.saturating_mul(of_sequences + u64::from(engine.num_state_snapshots))
 }
 

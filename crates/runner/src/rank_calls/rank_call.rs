@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::rank_adapters::{AdapterRuns, NumberedRun, SentAdapters};
 use crate::step_layout::StepLayout;
-use inflight_base::{BlockId, BlockSize, HostBlockId, SeqSlot, SnapshotId, StepError, Tokens};
+use inflight_base::{BlockId, BlockSize, HostBlockId, SnapshotId, StateRow, StepError, Tokens};
 use inflight_device::{KvSpan, SavedState, StepInputs};
-use inflight_engine::{BlockCopy, BlockMove, StateRestore, StepPlan};
+use inflight_engine::{BlockCopy, BlockMove, StateCopy, StateRestore, StepPlan};
 
 /// Tells a model call from anything else.
 const MAGIC: u32 = 0x696e_6605;
@@ -16,6 +16,7 @@ const MAGIC: u32 = 0x696e_6605;
 pub(crate) struct RankCall {
     pub(crate) moves: Vec<BlockMove>,
     pub(crate) state_restores: Vec<StateRestore>,
+    pub(crate) state_copies: Vec<StateCopy>,
     pub(crate) token_ids: Vec<u32>,
     spans: Vec<KvSpan>,
     /// The block tables of the spans, one after the other.
@@ -78,6 +79,7 @@ impl RankCall {
         }
         self.moves.extend_from_slice(plan.moves);
         self.state_restores.extend_from_slice(plan.state_restores);
+        self.state_copies.extend_from_slice(plan.state_copies);
         self.state_slots.extend_from_slice(inputs.state_slots);
         self.saved_states.extend_from_slice(inputs.saved_states);
         self.token_ids.extend_from_slice(inputs.token_ids);
@@ -108,6 +110,7 @@ impl RankCall {
     fn clear(&mut self) {
         self.moves.clear();
         self.state_restores.clear();
+        self.state_copies.clear();
         self.state_slots.clear();
         self.saved_states.clear();
         self.token_ids.clear();
@@ -152,7 +155,10 @@ impl RankCall {
             });
         });
         write_list(words, &self.state_restores, |words, restore| {
-            words.extend([restore.snapshot.0, restore.slot.0, restore.num_tokens.0]);
+            words.extend([restore.snapshot.0, restore.row.0, restore.num_tokens.0]);
+        });
+        write_list(words, &self.state_copies, |words, copy| {
+            words.extend([copy.source.0, copy.target.0]);
         });
         write_list(words, &self.forgotten, |words, number| words.push(*number));
         for runs in &self.adapters {
@@ -247,12 +253,17 @@ impl RankCall {
             });
             Some(())
         })?;
-        read_list(rest, |&[snapshot, slot, num_tokens]| {
+        read_list(rest, |&[snapshot, row, num_tokens]| {
             self.state_restores.push(StateRestore {
                 snapshot: SnapshotId(snapshot),
-                slot: SeqSlot(slot),
+                row: StateRow(row),
                 num_tokens: Tokens(num_tokens),
             });
+            Some(())
+        })?;
+        read_list(rest, |&[source, target]| {
+            let [source, target] = [source, target].map(StateRow);
+            self.state_copies.push(StateCopy { source, target });
             Some(())
         })?;
         read_list(rest, |&[number]| {
@@ -356,8 +367,12 @@ mod tests {
             ],
             state_restores: vec![StateRestore {
                 snapshot: SnapshotId(1),
-                slot: SeqSlot(2),
+                row: StateRow(2),
                 num_tokens: Tokens(2),
+            }],
+            state_copies: vec![StateCopy {
+                source: StateRow(2),
+                target: StateRow(3),
             }],
             token_ids: vec![10, 11, 12, 13],
             spans: vec![

@@ -16,7 +16,7 @@ use inflight_base::{
 use inflight_engine::{
     Adapter, BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions,
-    PlannedSequence, ReuseOptions, Sampled, Stage, Step, StepOutput, StepPlan,
+    PlannedSequence, ReuseOptions, Sampled, Stage, StateCopy, Step, StepOutput, StepPlan,
 };
 use inflight_sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -461,7 +461,7 @@ impl World {
             states: States {
                 of_sequences: match config.num_state_snapshots {
                     0 => Vec::new(),
-                    _ => vec![SequenceStates::default(); config.max_num_requests as usize],
+                    _ => vec![SequenceStates::default(); config.num_state_rows() as usize],
                 },
                 snapshots: vec![0; config.num_state_snapshots as usize],
             },
@@ -868,11 +868,21 @@ impl States {
     /// Computes the states of a plan, one token behind the other.
     fn run(&mut self, plan: &StepPlan<'_>) {
         for restore in plan.state_restores {
-            self.of_sequences[restore.slot.index()] = SequenceStates {
+            self.of_sequences[restore.row.index()] = SequenceStates {
                 states: vec![self.snapshots[restore.snapshot.index()]],
                 num_tokens: restore.num_tokens.index(),
             };
         }
+        let copies = plan.state_copies;
+        for &StateCopy { source, target } in copies {
+            assert!(
+                copies.iter().all(|copy| copy.source != target),
+                "{copies:?}"
+            );
+            self.of_sequences[target.index()] = self.of_sequences[source.index()].clone();
+        }
+        let rows: BTreeSet<_> = plan.sequences.iter().map(|it| it.states).collect();
+        assert_eq!(rows.len(), plan.sequences.len(), "a row has one state");
         for (index, planned) in plan.sequences.iter().enumerate() {
             let num_drafts = plan.drafts(planned).len();
             let tokens = plan.sampling_input_after(index, num_drafts).tokens;
@@ -884,7 +894,7 @@ impl States {
             let end = planned.kv_len as usize;
             let start = end - planned.tokens.len();
             let SequenceStates { states, num_tokens } =
-                &mut self.of_sequences[planned.slot.index()];
+                &mut self.of_sequences[planned.states.index()];
             let is_repeated = states.len() == 1 && start + 1 == end && *num_tokens == end;
             if start > 0 {
                 let behind = if is_repeated { end } else { start };
