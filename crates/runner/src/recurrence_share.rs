@@ -385,7 +385,8 @@ mod tests {
         let expected = [5..10, 5..10, 9..18, 9..18, 3..6, 3..6].map(|kept| vec![kept]);
         assert_eq!(of_parts, expected);
         let of_fused = share.inputs([38, 18, 12].into_iter());
-        let expected = [vec![5..10, 15..20, 29..38], vec![9..18], vec![3..6, 9..12]];
+        let gates = 9..18;
+        let expected = [vec![5..10, 15..20, 29..38], vec![gates], vec![3..6, 9..12]];
         assert_eq!(of_fused, expected);
         assert_eq!(share.channels([38].into_iter()), expected[..1]);
     }
