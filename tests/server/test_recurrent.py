@@ -1,5 +1,5 @@
 """Models with recurrent states in a real server: many requests at once, some of them cancelled and some paused, get the
-answers that they get alone; what such models cannot have is refused at load."""
+answers that they get alone, also from several processes; what such models cannot have is refused at load."""
 
 import json
 
@@ -85,13 +85,36 @@ def test_a_conversation_returns_behind_its_last_turn(repository, tmp_path):
             assert values == [num_restored], name
 
 
-def test_what_states_cannot_do_is_refused_at_load(repository):
-    refusals = {
-        "beams": ({"max_beam_width": 2}, "max_beam_width is above 1, and the model has layers with recurrent states"),
-        "ranks": ({"tensor_parallel_size": 2}, "has layers with recurrent states, which are computed by one process"),
+def test_ranks_stages_and_beams_give_the_answers_of_one_process(repository):
+    common = {"gpt_model_path": FIXTURES / "qwen3-5", "max_seq_len": MAX_SEQ_LEN, "num_threads": 1, "max_beam_width": 3}
+    ranks = {"rank_timeout_seconds": 100, "max_rank_restarts": 0}
+    tight = {**TIGHT, "max_seq_len": MAX_SEQ_LEN, "max_tokens_in_paged_kv_cache": 4 * MAX_SEQ_LEN}
+    # The model has 3 key heads, 6 query heads and 4 value heads.
+    variants = {
+        "alone": {"deterministic": "true"},
+        "ranks": {**ranks, "tensor_parallel_size": 2},
+        "tight": {**ranks, **tight, "tensor_parallel_size": 2},
+        "whole": {},
+        "stages": {**ranks, "pipeline_parallel_size": 2},
     }
-    for name, (parameters, _) in refusals.items():
-        add_model(repository, name, {"gpt_model_path": FIXTURES / "qwen3-5", **parameters})
+    for name, parameters in variants.items():
+        add_model(repository, name, {**common, **parameters})
+    asked = list(requests())
+    beams = {"beam_width": 3, "max_tokens": 20, "stream": False, "return_log_probs": True}
+    asked += [(prompt, beams) for prompt, _ in asked[:2]]
+    with Server(repository) as server:
+
+        def sequences(model, asked):
+            return [[described(sequence) for sequence in answer.sequences()] for answer in streams(server, model, asked)]
+
+        for one, others in {"alone": ["ranks", "tight"], "whole": ["stages"]}.items():
+            expected = [sequences(one, [request])[0] for request in asked]
+            assert len({str(beam) for beam in expected[-1]}) == 3
+            for other in others:
+                assert sequences(other, 2 * asked) == 2 * expected, other
+
+
+def test_states_whose_heads_have_one_norm_are_refused_on_ranks(repository):
+    add_model(repository, "ranks", {"gpt_model_path": FIXTURES / "granite4-dense", "tensor_parallel_size": 2})
     with Server(repository, "--model-control-mode=explicit") as server:
-        for name, (_, words) in refusals.items():
-            assert words in server.load(name), name
+        assert "6 have one norm of their results; use fewer ranks" in server.load("ranks")

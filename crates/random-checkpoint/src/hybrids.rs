@@ -12,7 +12,6 @@ pub const QWEN3_5_0_8B: Qwen35 = Qwen35 {
     kv_heads: 2,
     value_heads: 16,
     inter: 3584,
-    tied: true,
 };
 
 /// Qwen/Qwen3.5-4B, its language model.
@@ -23,7 +22,6 @@ pub const QWEN3_5_4B: Qwen35 = Qwen35 {
     kv_heads: 4,
     value_heads: 32,
     inter: 9216,
-    tied: true,
 };
 
 /// ibm-granite/granite-4.0-h-350m: Mamba 2, with attention in four layers.
@@ -56,7 +54,6 @@ pub struct Qwen35 {
     /// Of a recurrent layer.
     value_heads: usize,
     inter: usize,
-    tied: bool,
 }
 
 impl Qwen35 {
@@ -73,17 +70,13 @@ impl Qwen35 {
     }
 
     fn attention(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
-        let (q, kv) = (self.heads * Self::HEAD_DIM, self.kv_heads * Self::HEAD_DIM);
-        let name = |part: &str| name(&format!("self_attn.{part}.weight"));
-        vec![
-            // Queries and gates.
-            Tensor::random(name("q_proj"), &[2 * q, self.hidden]),
-            Tensor::random(name("k_proj"), &[kv, self.hidden]),
-            Tensor::random(name("v_proj"), &[kv, self.hidden]),
-            Tensor::random(name("o_proj"), &[self.hidden, q]),
-            Tensor::ones(name("q_norm"), Self::HEAD_DIM),
-            Tensor::ones(name("k_norm"), Self::HEAD_DIM),
-        ]
+        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * Self::HEAD_DIM);
+        let norms = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+        let norms = norms.map(|norm| Tensor::ones(name(norm), Self::HEAD_DIM));
+        // The projection of queries has gates, too.
+        let mut tensors = attention(&name, self.hidden, [2 * q, kv, q], "o_proj");
+        tensors.extend(norms);
+        tensors
     }
 
     fn delta_rule(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
@@ -132,7 +125,7 @@ impl Shape for Qwen35 {
                 "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
                 "mrope_section": [11, 11, 10], "mrope_interleaved": true,
             },
-            "tie_word_embeddings": self.tied,
+            "tie_word_embeddings": true,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
             "max_position_embeddings": 262_144,
@@ -141,29 +134,22 @@ impl Shape for Qwen35 {
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        let hidden = self.hidden;
-        let embedding = "model.embed_tokens.weight";
-        let mut tensors = vec![Tensor::random(embedding, &[Self::VOCAB, hidden])];
-        for layer in 0..self.layers {
-            let name = |part: &str| format!("model.layers.{layer}.{part}");
-            tensors.push(Tensor::ones(name("input_layernorm.weight"), hidden));
-            tensors.extend(match Self::has_attention(layer) {
+        let (hidden, inter) = (self.hidden, self.inter);
+        let layer = |index: usize, name: &dyn Fn(&str) -> String| {
+            let mut tensors = vec![Tensor::ones(name("input_layernorm.weight"), hidden)];
+            tensors.extend(match Self::has_attention(index) {
                 true => self.attention(name),
                 false => self.delta_rule(name),
             });
-            let norm = name("post_attention_layernorm.weight");
-            tensors.push(Tensor::ones(norm, hidden));
             tensors.extend([
-                Tensor::random(name("mlp.gate_proj.weight"), &[self.inter, hidden]),
-                Tensor::random(name("mlp.up_proj.weight"), &[self.inter, hidden]),
-                Tensor::random(name("mlp.down_proj.weight"), &[hidden, self.inter]),
+                Tensor::ones(name("post_attention_layernorm.weight"), hidden),
+                Tensor::random(name("mlp.gate_proj.weight"), &[inter, hidden]),
+                Tensor::random(name("mlp.up_proj.weight"), &[inter, hidden]),
+                Tensor::random(name("mlp.down_proj.weight"), &[hidden, inter]),
             ]);
-        }
-        tensors.push(Tensor::ones("model.norm.weight", hidden));
-        if !self.tied {
-            tensors.push(Tensor::random("lm_head.weight", &[Self::VOCAB, hidden]));
-        }
-        tensors
+            tensors
+        };
+        model([Self::VOCAB, hidden], self.layers, layer, "norm")
     }
 }
 
@@ -188,13 +174,7 @@ impl GraniteH {
 
     fn attention(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
         let kv = self.hidden / self.heads * self.kv_heads;
-        let name = |part: &str| name(&format!("self_attn.{part}.weight"));
-        vec![
-            Tensor::random(name("q_proj"), &[self.hidden, self.hidden]),
-            Tensor::random(name("k_proj"), &[kv, self.hidden]),
-            Tensor::random(name("v_proj"), &[kv, self.hidden]),
-            Tensor::random(name("o_proj"), &[self.hidden, self.hidden]),
-        ]
+        attention(name, self.hidden, [self.hidden, kv, self.hidden], "o_proj")
     }
 
     fn scan(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
@@ -261,13 +241,10 @@ impl Shape for GraniteH {
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        let hidden = self.hidden;
-        let embedding = "model.embed_tokens.weight";
-        let mut tensors = vec![Tensor::random(embedding, &[Self::VOCAB, hidden])];
-        for layer in 0..self.layers {
-            let name = |part: &str| format!("model.layers.{layer}.{part}");
-            tensors.push(Tensor::ones(name("input_layernorm.weight"), hidden));
-            tensors.extend(match self.attention.contains(&layer) {
+        let (hidden, inter) = (self.hidden, self.inter);
+        let layer = |index: usize, name: &dyn Fn(&str) -> String| {
+            let mut tensors = vec![Tensor::ones(name("input_layernorm.weight"), hidden)];
+            tensors.extend(match self.attention.contains(&index) {
                 true => self.attention(name),
                 false => self.scan(name),
             });
@@ -275,12 +252,12 @@ impl Shape for GraniteH {
             let down = name("shared_mlp.output_linear.weight");
             tensors.extend([
                 Tensor::ones(name("post_attention_layernorm.weight"), hidden),
-                Tensor::random(gate_and_up, &[2 * self.inter, hidden]),
-                Tensor::random(down, &[hidden, self.inter]),
+                Tensor::random(gate_and_up, &[2 * inter, hidden]),
+                Tensor::random(down, &[hidden, inter]),
             ]);
-        }
-        tensors.push(Tensor::ones("model.norm.weight", hidden));
-        tensors
+            tensors
+        };
+        model([Self::VOCAB, hidden], self.layers, layer, "norm")
     }
 }
 
@@ -301,16 +278,15 @@ impl Lfm2 {
 
     fn attention(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
         let head_dim = self.hidden / self.heads;
-        let kv = head_dim * self.kv_heads;
-        let name = |part: &str| name(&format!("self_attn.{part}.weight"));
-        vec![
-            Tensor::random(name("q_proj"), &[self.hidden, self.hidden]),
-            Tensor::random(name("k_proj"), &[kv, self.hidden]),
-            Tensor::random(name("v_proj"), &[kv, self.hidden]),
-            Tensor::random(name("out_proj"), &[self.hidden, self.hidden]),
-            Tensor::ones(name("q_layernorm"), head_dim),
-            Tensor::ones(name("k_layernorm"), head_dim),
-        ]
+        let norms = [
+            "self_attn.q_layernorm.weight",
+            "self_attn.k_layernorm.weight",
+        ];
+        let norms = norms.map(|norm| Tensor::ones(name(norm), head_dim));
+        let lens = [self.hidden, head_dim * self.kv_heads, self.hidden];
+        let mut tensors = attention(&name, self.hidden, lens, "out_proj");
+        tensors.extend(norms);
+        tensors
     }
 
     fn convolution(&self, name: impl Fn(&str) -> String) -> Vec<Tensor> {
@@ -353,12 +329,9 @@ impl Shape for Lfm2 {
 
     fn tensors(&self) -> Vec<Tensor> {
         let (hidden, inter) = (self.hidden, self.inter);
-        let embedding = "model.embed_tokens.weight";
-        let mut tensors = vec![Tensor::random(embedding, &[Self::VOCAB, hidden])];
-        for layer in 0..self.layers {
-            let name = |part: &str| format!("model.layers.{layer}.{part}");
-            tensors.push(Tensor::ones(name("operator_norm.weight"), hidden));
-            tensors.extend(match self.attention.contains(&layer) {
+        let layer = |index: usize, name: &dyn Fn(&str) -> String| {
+            let mut tensors = vec![Tensor::ones(name("operator_norm.weight"), hidden)];
+            tensors.extend(match self.attention.contains(&index) {
                 true => self.attention(name),
                 false => self.convolution(name),
             });
@@ -368,10 +341,46 @@ impl Shape for Lfm2 {
                 Tensor::random(name("feed_forward.w2.weight"), &[hidden, inter]),
                 Tensor::random(name("feed_forward.w3.weight"), &[inter, hidden]),
             ]);
-        }
-        tensors.push(Tensor::ones("model.embedding_norm.weight", hidden));
-        tensors
+            tensors
+        };
+        model([Self::VOCAB, hidden], self.layers, layer, "embedding_norm")
     }
+}
+
+/// The tensors of a model: its embedding, its layers, whose tensors `layer` gives by their index and what completes
+/// their names, and the norm behind the last one.
+fn model(
+    [vocab, hidden]: [usize; 2],
+    num_layers: usize,
+    layer: impl Fn(usize, &dyn Fn(&str) -> String) -> Vec<Tensor>,
+    norm: &str,
+) -> Vec<Tensor> {
+    let embedding = Tensor::random("model.embed_tokens.weight", &[vocab, hidden]);
+    let layers = (0..num_layers)
+        .flat_map(|index| layer(index, &|part: &str| format!("model.layers.{index}.{part}")));
+    let norm = Tensor::ones(format!("model.{norm}.weight"), hidden);
+    [embedding]
+        .into_iter()
+        .chain(layers)
+        .chain([norm])
+        .collect()
+}
+
+/// The projections of attention, with so many outputs of queries, of keys and of values, and as many inputs of `output`
+/// as the last number says.
+fn attention(
+    name: impl Fn(&str) -> String,
+    hidden: usize,
+    [q, kv, attended]: [usize; 3],
+    output: &str,
+) -> Vec<Tensor> {
+    let name = |part: &str| name(&format!("self_attn.{part}.weight"));
+    vec![
+        Tensor::random(name("q_proj"), &[q, hidden]),
+        Tensor::random(name("k_proj"), &[kv, hidden]),
+        Tensor::random(name("v_proj"), &[kv, hidden]),
+        Tensor::random(name(output), &[hidden, attended]),
+    ]
 }
 
 /// The kind of each layer: the first name for attention, the second for a recurrent layer.

@@ -160,6 +160,23 @@ pub const DEEPSEEK_PARTS: Parts = Parts {
     latent: 512,
 };
 
+/// DeepSeek-V3's experts, where config.json is silent.
+pub const V3_EXPERTS: GroupedExperts = GroupedExperts {
+    scores: RouterScores::Sigmoid,
+    num_experts: Some(256),
+    num_chosen: Some(8),
+    num_shared: Some(1),
+    expert_size: 2048,
+    num_dense_layers: 3,
+    num_groups: Some(8),
+    num_chosen_groups: Some(4),
+    num_group_scores: 2,
+    is_normalised: true,
+    routed_scale: 2.5,
+    has_mlp_bias: true,
+    names: GroupedNames::DEEPSEEK,
+};
+
 const GENERATIONS: [Generation; 6] = [
     Generation {
         class: "DeepseekV2ForCausalLM",
@@ -189,21 +206,7 @@ const GENERATIONS: [Generation; 6] = [
         norm_eps: 1e-6,
         parts: DEEPSEEK_PARTS,
         is_tied: false,
-        experts: Some(GroupedExperts {
-            scores: RouterScores::Sigmoid,
-            num_experts: Some(256),
-            num_chosen: Some(8),
-            num_shared: Some(1),
-            expert_size: 2048,
-            num_dense_layers: 3,
-            num_groups: Some(8),
-            num_chosen_groups: Some(4),
-            num_group_scores: 2,
-            is_normalised: true,
-            routed_scale: 2.5,
-            has_mlp_bias: true,
-            names: GroupedNames::DEEPSEEK,
-        }),
+        experts: Some(V3_EXPERTS),
     },
     Generation {
         class: "Glm4MoeLiteForCausalLM",

@@ -16,7 +16,7 @@
 use serde_json::{Value, json};
 
 use super::bounds::{MAX_HEADS, MAX_LAYERS, MAX_POSITIONS};
-use super::deepseek::{DEEPSEEK_PARTS, Generation, Parts, describe_generation, part};
+use super::deepseek::{DEEPSEEK_PARTS, Generation, Parts, V3_EXPERTS, describe_generation, part};
 use super::dimensions::Sizes;
 use super::family::Family;
 use super::grouped_experts::{GroupedExperts, GroupedNames};
@@ -24,7 +24,7 @@ use super::layer_lists::layers_of_kind;
 use crate::spec::{IndexerSpec, LatentSelection, LatentSpec, ModelSpec, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{IndexerShape, RouterScores};
+use inflight_device::IndexerShape;
 
 pub const V32: Family = Family {
     class: "DeepseekV32ForCausalLM",
@@ -65,22 +65,12 @@ struct Indexer {
 }
 
 const V32_EXPERTS: GroupedExperts = GroupedExperts {
-    scores: RouterScores::Sigmoid,
-    num_experts: Some(256),
-    num_chosen: Some(8),
-    num_shared: Some(1),
-    expert_size: 2048,
-    num_dense_layers: 3,
-    num_groups: Some(8),
-    num_chosen_groups: Some(4),
-    num_group_scores: 2,
-    is_normalised: true,
-    routed_scale: 2.5,
     has_mlp_bias: false,
     names: GroupedNames {
         layer_types: Some("mlp_layer_types"),
         ..GroupedNames::DEEPSEEK
     },
+    ..V3_EXPERTS
 };
 
 const V32_GENERATION: Generation = Generation {
