@@ -24,6 +24,9 @@ PRECISIONS = {
     "int4": ("q4_0", "Q4_0 weights, f16 K/V"),
 }
 
+# Classes whose checkpoints may have layers that make drafts.
+WITH_DRAFTS = ("Qwen3Next", "Qwen3_5")
+
 
 class Programs:
     """llama.cpp's programs, compiled, and its checkpoint converter."""
@@ -38,9 +41,12 @@ class Programs:
         return setup.run(self.folder / program, *arguments, timeout=timeout)
 
     def convert(self, checkpoint, file):
-        """Converts a checkpoint to a bf16 GGUF file."""
+        """Converts a checkpoint to a bf16 GGUF file, without layers that make drafts."""
         script = setup.HERE / "programs/to_gguf.py"
-        setup.run(self.python, script, self.folder / "tree", checkpoint, "--outfile", file, "--outtype", "bf16")
+        (kind,) = json.loads((checkpoint / "config.json").read_text())["architectures"]
+        # The converter knows the option for these classes only.
+        options = ["--no-mtp"] if kind.startswith(WITH_DRAFTS) else []
+        setup.run(self.python, script, self.folder / "tree", checkpoint, "--outfile", file, "--outtype", "bf16", *options)
 
     def convert_adapter(self, checkpoint, adapter, file):
         """Converts an adapter as PEFT saves it to a GGUF file."""
