@@ -230,7 +230,7 @@ fn states_behind_rounded_weights_are_the_same_on_1_2_and_4_ranks() {
     }
 }
 
-/// Whose values, and the inputs behind them, llama.cpp orders otherwise, and whose weights have blocks of 32 inputs.
+/// llama.cpp orders values, and the inputs behind them, in tiles; weights have blocks of 32 inputs.
 #[test]
 fn states_of_gguf_files_are_the_same_on_1_2_and_4_ranks() {
     for name in ["qwen3-5", "nemotron-h", "kimi-linear", "mamba"] {
@@ -239,7 +239,7 @@ fn states_of_gguf_files_are_the_same_on_1_2_and_4_ranks() {
 }
 
 #[test]
-fn what_ranks_cannot_share_is_refused() {
+fn heads_that_ranks_cannot_share_are_refused() {
     for (name, num_ranks, words) in [
         (
             "nemotron-h",

@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::sizing::{
     ConfiguredModel, MAX_PREFIX_BLOCKS, ModelDimensions, check_draft_model, check_draft_model_path,
-    check_ranks, check_states, cpu_options, open_with_draft_head, open_with_draft_model,
-    rank_limits, rank_transport, speculation,
+    check_ranks, cpu_options, open_with_draft_head, open_with_draft_model, rank_limits,
+    rank_transport, speculation,
 };
 use crate::step_cost::measure_costs;
 use crate::{BatchManager, ServingRank, TensorModel};
@@ -180,9 +180,6 @@ impl ManagerOptions {
         check_ranks(&model)?;
         check_draft_model(&model)?;
         let has_states = model.state_bytes().is_some();
-        if has_states {
-            check_states(false)?;
-        }
         let positions = source.max_positions();
         let mut config = self.engine_config(positions, settings.speculation, has_states)?;
         config.check()?;

@@ -76,7 +76,7 @@ pub fn engine_config(
     }
     let has_states = model.state_bytes().is_some();
     if has_states {
-        check_states(settings.kv_cache_file.is_some())?;
+        check_states(settings)?;
     }
     let chunks_contexts = chunks_contexts(settings)? && !sees_whole_prompts;
     let speculation = speculation(settings);
@@ -259,9 +259,9 @@ fn check_whole_prompts(settings: &Settings) -> Result<(), LoadError> {
 }
 
 /// Refuses settings that models with recurrent states do not have.
-pub(crate) fn check_states(has_kv_cache_file: bool) -> Result<(), LoadError> {
+fn check_states(settings: &Settings) -> Result<(), LoadError> {
     refuse_given(
-        &[("kv_cache_file is given", has_kv_cache_file)],
+        &[("kv_cache_file is given", settings.kv_cache_file.is_some())],
         "the model has layers with recurrent states, which the file does not keep",
     )
 }

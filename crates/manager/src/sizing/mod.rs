@@ -29,7 +29,7 @@ pub use configured_model::{ConfiguredModel, open_model_source};
 pub(crate) use configured_model::{
     check_draft_model_path, open_with_draft_head, open_with_draft_model,
 };
-pub(crate) use engine_config::{MAX_PREFIX_BLOCKS, check_states, speculation};
+pub(crate) use engine_config::{MAX_PREFIX_BLOCKS, speculation};
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::load_runner;
