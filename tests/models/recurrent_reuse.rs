@@ -150,7 +150,7 @@ fn beams_with_states_are_as_alone_in_a_batch() {
     assert!(num_pauses[0] == 0 && num_pauses[1] > 0, "{num_pauses:?}");
 }
 
-/// These requests, with drafts of which the first ones are right.
+/// Adds drafts to the requests, the first of them correct.
 pub fn with_drafts(name: &str, setup: &Setup, mut requests: Vec<Request>) -> Vec<Request> {
     for (index, request) in requests.iter_mut().enumerate() {
         let alone = serve_alone(&mut setup.load(name), setup, request).tokens;

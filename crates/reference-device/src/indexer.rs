@@ -4,7 +4,7 @@ use super::{Cache, Reference, Rows, Step, exact, places, rotate, rounded};
 use inflight_base::LoadError;
 use inflight_device::{IndexerOps, IndexerParams, IndexerShape, LatentParams};
 
-/// What it computes of an indexer.
+/// The indexer of the reference device.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceIndexer;
 

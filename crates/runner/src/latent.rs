@@ -116,7 +116,7 @@ impl<'a> LatentSource<'a> {
         })
     }
 
-    /// What a rank has of them: its heads. Latents, the keys that heads share and selections are made by each rank.
+    /// The weights of one rank: its own heads. Each rank computes all latents, shared keys and selections.
     pub(super) fn share(mut self, share: &ModelShare) -> Self {
         let own = share.heads.queries.clone();
         let query_dim = self.shape.query_dim();

@@ -51,7 +51,7 @@ impl Rank {
             .collect()
     }
 
-    /// The same in units of several, the last of which may be smaller.
+    /// Cuts `len` elements into tiles of whole units of `unit` elements; the last unit may be smaller.
     pub(super) fn cut_in_units(self, len: usize, unit: usize) -> Vec<Range<usize>> {
         let tiles = self.cut(len.div_ceil(unit)).into_iter();
         tiles

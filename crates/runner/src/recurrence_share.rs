@@ -41,7 +41,7 @@ enum Section {
 pub(super) enum LateCut {
     /// Not at all: all heads read its results.
     Whole,
-    /// By its outputs, so many of each value head.
+    /// By its outputs; the number is outputs per value head.
     Outputs(usize),
     /// By its inputs, the channels, in tiles as the output projection.
     Inputs,

@@ -28,7 +28,7 @@ pub struct Case {
     q: Vec<f32>,
     /// `[len, key_dim]`.
     kv: Vec<f32>,
-    /// What selects the positions that tokens see.
+    /// The indexer that selects positions for queries; `None` for dense attention.
     pub indexer: Option<Indexer>,
 }
 

@@ -57,7 +57,7 @@ pub const GLM_MOE_DSA: Family = Family {
     },
 };
 
-/// What families differ in.
+/// The differences between the indexers of the two families.
 struct Indexer {
     /// The default of `index_n_heads`.
     num_heads: usize,
