@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use inflight_cuda_stand_in::StandIn;
 use inflight_device_cuda::{Cuda, CudaOptions};
-use inflight_engine::{BlockReuse, PromptLookup, Speculation};
+use inflight_engine::BlockReuse;
 
 use crate::batching::requests_that_share;
 use crate::cuda::{MAX_FAR, assert_logits_of_transformers, in_chunks, on_any_gpu, on_fixtures};
@@ -12,7 +12,7 @@ use crate::cuda_quantised;
 use crate::devices::{assert_agrees_with_reference, assert_same_bits, requests};
 use crate::families::RECURRENT;
 use crate::family_rounding::INT8;
-use crate::schedules::{pausing, twice};
+use crate::schedules::{pausing_with_drafts, twice};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve};
 
 // Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
@@ -65,18 +65,7 @@ fn setups() -> [Setup; 2] {
         num_state_snapshots: 16,
         ..in_chunks()
     };
-    let drafting = Setup {
-        reuse: BlockReuse::WholeBlocks,
-        num_state_snapshots: 12,
-        speculation: Some(Speculation {
-            max_draft_tokens: 3,
-            prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
-            has_draft_model: false,
-            recomputes_drafts: false,
-        }),
-        ..pausing()
-    };
-    [reusing, drafting]
+    [reusing, pausing_with_drafts()]
 }
 
 fn serve_on(

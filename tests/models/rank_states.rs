@@ -7,7 +7,7 @@ use std::path::Path;
 
 use inflight_collective::Grid;
 use inflight_device::Tiling;
-use inflight_engine::{BlockReuse, PromptLookup, Speculation};
+use inflight_engine::BlockReuse;
 use inflight_runner::ModelSource;
 
 use crate::batching::{requests_that_share, requests_with_beams};
@@ -18,7 +18,7 @@ use crate::family_rounding::{INT4, INT8};
 use crate::rank_processes::{self, PATIENT, PROGRAM};
 use crate::ranks::{alone, assert_ranks_change_nothing, assert_same, numbers_of_ranks};
 use crate::recurrent_reuse::with_drafts;
-use crate::schedules::{grid, pausing, twice};
+use crate::schedules::{grid, pausing_with_drafts, twice};
 use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Request, Setup, fixture, serve, simds};
 use crate::transformers::bf16_cost;
@@ -58,26 +58,11 @@ fn reusing() -> Setup {
     }
 }
 
-/// With sequences that pause, and drafts of which some are rejected.
-fn drafting() -> Setup {
-    Setup {
-        reuse: BlockReuse::WholeBlocks,
-        num_state_snapshots: 12,
-        speculation: Some(Speculation {
-            max_draft_tokens: 3,
-            prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
-            has_draft_model: false,
-            recomputes_drafts: false,
-        }),
-        ..pausing()
-    }
-}
-
 pub fn schedules(name: &str) -> [(&'static str, Setup, Vec<Request>); 2] {
-    let drafted = with_drafts(name, &drafting(), requests_that_share());
+    let drafted = with_drafts(name, &pausing_with_drafts(), requests_that_share());
     [
         ("reuse", reusing(), twice(requests_that_share())),
-        ("pauses and drafts", drafting(), twice(drafted)),
+        ("pauses and drafts", pausing_with_drafts(), twice(drafted)),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! Ways to schedule requests, which change no bit of an answer, whatever computes it.
 
 use inflight_collective::Grid;
-use inflight_engine::{BlockReuse, CapacityPolicy, OutputOptions};
+use inflight_engine::{BlockReuse, CapacityPolicy, OutputOptions, PromptLookup, Speculation};
 
 use crate::batching;
 use crate::devices::{requests, setups};
@@ -33,6 +33,21 @@ pub fn pausing_with_host_memory() -> Setup {
     Setup {
         num_host_blocks: 64,
         reuse: BlockReuse::PartialBlocks,
+        ..pausing()
+    }
+}
+
+/// Sequences that pause and reuse states, with drafts of which some are rejected.
+pub fn pausing_with_drafts() -> Setup {
+    Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 12,
+        speculation: Some(Speculation {
+            max_draft_tokens: 3,
+            prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+            has_draft_model: false,
+            recomputes_drafts: false,
+        }),
         ..pausing()
     }
 }
