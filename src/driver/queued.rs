@@ -226,15 +226,16 @@ impl Shared {
     }
 }
 
-/// Steps until the driver is closed or a step fails.
+/// Steps until the driver is closed or a step fails, and fails the requests that are left.
 fn run(shared: &Shared, mut steps: StepDriver, limits: Option<ConversationLimits>) {
     let mut conversations = limits.map(Conversations::new);
     let mut batch = Batch::new();
     // A panic must not drop the batch: that would answer requests whose answers the responder has.
-    let result = catch_panic(|| serve(shared, &mut steps, conversations.as_mut(), &mut batch));
-    let Err(failure) = result.unwrap_or_else(|panic| Err(StepError(panic))) else {
-        return;
-    };
+    let end = catch_panic(|| serve(shared, &mut steps, conversations.as_mut(), &mut batch));
+    let failure = end.map_or_else(StepError, |end| match end {
+        Err(failure) => failure,
+        Ok(()) => StepError("the model instance is being unloaded".to_owned()),
+    });
     let failed = catch_panic(|| {
         let untaken = shared.fail(failure.clone()).into_iter();
         let untaken = untaken.map(MovingRequest::receive);
@@ -247,6 +248,7 @@ fn run(shared: &Shared, mut steps: StepDriver, limits: Option<ConversationLimits
     }
 }
 
+/// Steps until the driver is closed. Requests may be left then, of which some no step has taken.
 fn serve(
     shared: &Shared,
     steps: &mut StepDriver,
@@ -276,8 +278,5 @@ fn serve(
         }
         shared.allow(steps.num_startable(), steps.room());
     }
-    match batch.is_empty() {
-        true => Ok(()),
-        false => Err(StepError("the model instance is being unloaded".to_owned())),
-    }
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! The real backend in the fake server, with a model whose requests wait in Triton's queue: a thread of the backend
 //! steps, and Execute calls bring it requests.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 
 use crate::INTERNAL;
@@ -8,6 +10,9 @@ use crate::driver::LONGER_THAN_GRACE;
 use crate::fake_triton::{Spec, Where};
 use crate::gate::Gate;
 use crate::served::{ClientRequest, RawRequest, Server, error_code, output_ids};
+
+/// 1000 tokens take 10 seconds.
+const LONG_STEPS: (&str, &str) = ("synthetic_step_us", "10000");
 
 /// A server with a model of these parameters, and other fields of its configuration.
 fn load(parameters: &[(&str, &str)], fields: &Value) -> Server {
@@ -33,6 +38,14 @@ fn assert_whole(server: &Server, content: &ClientRequest, request: RawRequest) {
         (error_code(&sent), output_ids(&sent)),
         (None, content.expected())
     );
+}
+
+fn assert_unloaded(server: &Server, request: RawRequest) {
+    let sent = server.host.sent(request);
+    let error = sent.last().and_then(|last| last.error.clone());
+    let (code, message) = error.expect("an error");
+    assert_eq!(code, INTERNAL);
+    assert!(message.contains("is being unloaded"), "{message}");
 }
 
 #[test]
@@ -95,24 +108,38 @@ fn the_first_requests_are_the_warm_up() {
 
 #[test]
 fn a_model_that_is_unloaded_answers_the_requests_in_flight() {
-    let gate = Gate::closed("unload");
-    let mut server = load(&[("synthetic_gate", gate.path())], &json!({}));
-    let content = ClientRequest::of_lengths(4, 1000, true);
-    let request = server.request(&content);
+    let mut server = load(&[LONG_STEPS], &json!({}));
+    let request = server.request(&ClientRequest::of_lengths(4, 1000, true));
     assert_eq!(server.execute(&[request]), Ok(()));
+    server.wait_until("its first token is sent", || {
+        !server.host.sent(request).is_empty()
+    });
+    server.unload();
+    assert_unloaded(&server, request);
+}
+
+#[test]
+fn a_model_that_is_unloaded_answers_the_requests_that_no_step_has_taken() {
+    let gate = Gate::closed("untaken");
+    gate.allow(1);
+    let mut server = load(&[("synthetic_gate", gate.path())], &json!({}));
+    let content = ClientRequest::of_lengths(4, 2, true);
+    let [first, untaken] = [server.request(&content), server.request(&content)];
+    assert_eq!(server.execute(&[first]), Ok(()));
+    server.wait_until("its first token is sent", || {
+        !server.host.sent(first).is_empty()
+    });
+    // The step of the last token is held: the second request arrives meanwhile.
+    assert_eq!(server.execute(&[untaken]), Ok(()));
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
             gate.lift();
         });
         server.unload();
     });
-    let sent = server.host.sent(request);
-    let (code, message) = sent
-        .last()
-        .and_then(|last| last.error.clone())
-        .expect("an error");
-    assert_eq!(code, INTERNAL);
-    assert!(message.contains("is being unloaded"), "{message}");
+    assert_whole(&server, &content, first);
+    assert_unloaded(&server, untaken);
 }
 
 #[test]
