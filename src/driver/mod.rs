@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! watched.rs        a driver, and the thread that watches its requests
+//! ending.rs         whether a model is still served
 //! iterative.rs      an Execute call is a step
 //! queued.rs         a thread steps, and Execute calls bring requests
 //! step_driver/      a step, for both
@@ -19,6 +20,7 @@
 
 pub mod conversations;
 mod correlation;
+mod ending;
 mod in_flight;
 pub mod iterative;
 mod leaving;

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::driver::ending::{Ending, UNLOAD_GRACE};
 use crate::driver::restarts::{REMEDY, Restarts};
 use crate::driver::service::Service;
 use crate::observe::metrics::MetricsShare;
@@ -31,13 +32,6 @@ use inflight_triton::{Error, Health, Request, ServedModel, Serving, endpoints_ar
 
 /// The longest time until a request that Triton has ended is noticed.
 const PERIOD: Duration = Duration::from_millis(100);
-
-/// How often the server is asked whether the model still serves.
-const SERVING_PERIOD: Duration = Duration::from_secs(1);
-
-/// An instance whose model is unloaded frees its resources after this time without requests. Triton finalises a model
-/// that has not leaked earlier.
-const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
 /// The model, for its watching thread.
 pub struct WatchContext {
@@ -166,15 +160,15 @@ impl Drop for WatchedDriver {
 /// Watches the requests every [`PERIOD`], until the other end of `end` is dropped, or the model has freed its
 /// resources.
 fn watch(shared: &SharedDriver, mut context: WatchContext, end_of_instance: &Receiver<()>) {
-    let mut ending = Ending::new();
+    let mut ending = Ending::new(Instant::now());
     while end_of_instance.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        let is_over = ending.is_over(&context, Instant::now());
+        let serving = ask(&mut ending, &context, Instant::now());
         // An Execute call that holds the driver checks its requests itself.
         let Some(mut driver) = shared.try_lock() else {
             continue;
         };
         let now = Instant::now();
-        if is_over
+        if ending.is_over(now)
             && driver
                 .as_ref()
                 .is_none_or(|it| it.driver.is_idle_for(UNLOAD_GRACE, now))
@@ -191,7 +185,7 @@ fn watch(shared: &SharedDriver, mut context: WatchContext, end_of_instance: &Rec
             restart(shared, &mut context);
             continue;
         };
-        if ending.server_stops {
+        if serving == Some(Serving::ServerStops) {
             loaded.driver.server_stops();
         }
         let looked = catch_panic(|| {
@@ -229,50 +223,24 @@ fn restart(shared: &SharedDriver, context: &mut WatchContext) {
     }
 }
 
-/// Tracks whether the model has stopped serving.
-struct Ending {
-    asked: Instant,
-    over_since: Option<Instant>,
-    /// Whether the last answer was that the server stops, since the last look.
-    server_stops: bool,
-}
-
-impl Ending {
-    fn new() -> Self {
-        Self {
-            asked: Instant::now(),
-            over_since: None,
-            server_stops: false,
-        }
+/// Asks the server from time to time how the model is served. Where it no longer is, has its requests end in time.
+fn ask(ending: &mut Ending, context: &WatchContext, now: Instant) -> Option<Serving> {
+    // Before the first request the model may be loading still, and a load that fails waits for this thread with the
+    // server's locks held.
+    if !context.service.has_served() {
+        return None;
     }
-
-    /// Whether the model has not been served for [`UNLOAD_GRACE`]. Asks the server from time to time.
-    fn is_over(&mut self, context: &WatchContext, now: Instant) -> bool {
-        self.server_stops = false;
-        // Before the first request the model may be loading still, and a load that fails waits for this thread with the
-        // server's locks held.
-        let has_served = context.service.has_served();
-        if has_served {
-            endpoints_are_up();
-        }
-        if has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
-            self.asked = now;
-            let is_replaced = context.service.is_replaced();
-            let serving = context.served.serving();
-            if let Some(timeout) = context.drain_timeout
-                && (is_replaced || serving != Serving::Loaded)
-            {
-                context.service.end_within(timeout, now);
-            }
-            self.server_stops = serving == Serving::ServerStops;
-            // A server that stops unloads all models anyway.
-            let serves = serving != Serving::Unloaded && !is_replaced;
-            self.over_since = match serves {
-                true => None,
-                false => self.over_since.or(Some(now)),
-            };
-        }
-        self.over_since
-            .is_some_and(|since| now.saturating_duration_since(since) >= UNLOAD_GRACE)
+    endpoints_are_up();
+    if !ending.is_due(now) {
+        return None;
     }
+    let is_replaced = context.service.is_replaced();
+    let serving = context.served.serving();
+    if let Some(timeout) = context.drain_timeout
+        && (is_replaced || serving != Serving::Loaded)
+    {
+        context.service.end_within(timeout, now);
+    }
+    ending.note(serving, is_replaced, now);
+    Some(serving)
 }
