@@ -22,12 +22,12 @@ use crate::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
 use crate::request::thoughts::{format_of_guided, guided_content};
 use crate::request::volume::TextLengths;
 use crate::response::answer::{
-    AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, PromptLogProbs, Row,
+    AnswerFormat, AnswerPlan, CallIds, ClassForm, Echo, EmbeddingForm, PromptLogProbs, Row, Usage,
 };
 use crate::response::answer_memory::{AnswerMemory, Needs};
 use crate::response::text_stream::{BeamText, ReplyRules, TextRules, TextStream};
 use inflight_base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
-use inflight_config::{ClientCompatibility, ModelConfig, OutputKind, Task};
+use inflight_config::{ClientCompatibility, ModelConfig, OutputKind, SpeculationKind, Task};
 use inflight_engine::NewRequest;
 use inflight_guidance::{Compilation, Compiler, GuideSpec};
 use inflight_manager::{AdapterLoad, AdapterStore, AdapterUpload};
@@ -231,8 +231,10 @@ impl Admission {
         let num_rows = num_found.unwrap_or(num_sequences.generated as usize);
         let rows = (0..num_rows).map(row).collect();
 
-        let drafts = options.drafts(num_new_tokens);
+        let of_text = self.draft_of_text(&options, num_new_tokens)?;
+        let drafts = options.drafts(of_text.as_deref(), num_new_tokens);
         let mut outputs = options.engine_outputs(&format.outputs);
+        outputs.drafts |= options.return_usage && !drafts.expected.is_empty();
         let has_logprobs = format.outputs.contains(&OutputKind::Logprobs);
         if num_sequences.generated > num_sequences.returned {
             outputs.log_probs.get_or_insert(0);
@@ -310,6 +312,7 @@ impl Admission {
                 echo,
                 prompt_log_probs,
                 memory,
+                usage: options.return_usage.then(Usage::default),
             },
             arrival: arrival.time,
             deadline: (timeout_us > 0)
@@ -330,7 +333,32 @@ impl Admission {
             echo: None,
             prompt_log_probs: None,
             memory: None,
+            usage: None,
         })
+    }
+
+    /// The tokens of `draft_text`, as many as may be generated, if the model verifies drafts.
+    ///
+    /// # Errors
+    /// The draft is there in both forms, or the tokenizer fails.
+    fn draft_of_text(
+        &self,
+        options: &RequestOptions,
+        max_new_tokens: usize,
+    ) -> Result<Option<Vec<TokenId>>, RequestError> {
+        let Some(text) = &options.draft_text else {
+            return Ok(None);
+        };
+        if options.has_draft_ids() {
+            return Err(RequestError::Invalid(
+                "option 'draft_text': the request has 'draft_input_ids' too; give one of them"
+                    .to_owned(),
+            ));
+        }
+        match self.config.settings.speculation {
+            SpeculationKind::None => Ok(None),
+            _ => self.encoder.draft(text, max_new_tokens),
+        }
     }
 
     /// A logits post-processor for each sequence.
@@ -502,6 +530,7 @@ impl Admission {
                 false => Arc::default(),
             },
             in_pieces,
+            counts_tokens: options.return_usage,
         }))
     }
 

@@ -54,6 +54,7 @@ impl OptionSizes {
                 | "structural_tag"
                 | "allowed_token_ids"
                 | "draft_input_ids"
+                | "draft_text"
                 | "prompt_token_ids"
                 | "token_type_ids",
             ) => MAX_DOCUMENT_BYTES,

@@ -371,6 +371,23 @@ impl PromptEncoder {
         texts.iter().map(tokens).collect()
     }
 
+    /// The tokens of an expected output, at most `max_tokens`, up to the first that the model does not have; `None`
+    /// if there is no tokenizer or nothing is generated.
+    pub(super) fn draft(
+        &self,
+        text: &str,
+        max_tokens: usize,
+    ) -> Result<Option<Vec<TokenId>>, RequestError> {
+        let Some(parts) = self.text.as_ref().filter(|_| max_tokens > 0) else {
+            return Ok(None);
+        };
+        let limit = LengthLimit::Cut(max_tokens);
+        let mut ids = parts.tokenizer.encode_texts(text, None, false, limit)?.ids;
+        let num_known = ids.iter().take_while(|&&id| id < self.vocab_size).count();
+        ids.truncate(num_known);
+        Ok(Some(ids))
+    }
+
     /// The tokens of the words that the output must not contain, in all their variants.
     pub(super) fn bad_words(
         &self,

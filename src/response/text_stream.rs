@@ -25,6 +25,8 @@ pub struct TextStream {
     ready: String,
     /// What is known of the parts, and not taken yet.
     parts: ReplyParts,
+    /// The tokens of the reasoning, if they are counted.
+    thoughts: Option<ThoughtCount>,
     /// Buffer between the detokenizer and the stop words; empty between calls.
     whole: String,
 }
@@ -57,6 +59,15 @@ pub struct ReplyRules {
     pub parameters: Arc<ParameterTypes>,
     /// Whether calls are given in pieces.
     pub in_pieces: bool,
+    /// Whether the tokens of the reasoning are counted.
+    pub counts_tokens: bool,
+}
+
+/// Counts tokens of the reasoning. A token whose text is held back, or is a mark, belongs to the part that grows next.
+#[derive(Clone, Debug, Default)]
+struct ThoughtCount {
+    num_tokens: usize,
+    num_held: usize,
 }
 
 impl ReplyRules {
@@ -86,6 +97,11 @@ impl TextStream {
             },
             reply: rules.reply.as_ref().map(ReplyRules::reader),
             parts: ReplyParts::default(),
+            thoughts: rules
+                .reply
+                .as_ref()
+                .filter(|reply| reply.counts_tokens)
+                .map(|_| ThoughtCount::default()),
             tokenizer,
             stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
             silent: match rules.include_stop {
@@ -117,7 +133,17 @@ impl TextStream {
                 self.whole.push_str(text);
             }
         }
-        self.stop_words.push(&self.whole, &mut self.ready)
+        let is_stopped = self.stop_words.push(&self.whole, &mut self.ready);
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.num_held += 1;
+            self.take_apart();
+        }
+        is_stopped
+    }
+
+    /// How many of its tokens are reasoning, if they are counted.
+    pub fn num_reasoning_tokens(&self) -> usize {
+        self.thoughts.as_ref().map_or(0, |it| it.num_tokens)
     }
 
     /// The stop word that the text has ended with.
@@ -132,24 +158,54 @@ impl TextStream {
         if !self.stop_words.push(&self.whole, &mut self.ready) {
             self.stop_words.finish(&mut self.ready);
         }
+        self.take_apart();
         if let Some(reply) = &mut self.reply {
-            reply.push(&self.ready, &mut self.parts);
+            let before = size(&self.parts);
             reply.finish(&mut self.parts);
-            self.ready.clear();
+            if let Some(thoughts) = &mut self.thoughts {
+                thoughts.note(before, size(&self.parts));
+            }
+        }
+    }
+
+    /// Takes the text that may be sent apart, into the parts that are not taken yet.
+    fn take_apart(&mut self) {
+        let Some(reply) = &mut self.reply else {
+            return;
+        };
+        let before = size(&self.parts);
+        reply.push(&self.ready, &mut self.parts);
+        self.ready.clear();
+        if let Some(thoughts) = &mut self.thoughts {
+            thoughts.note(before, size(&self.parts));
         }
     }
 
     /// Adds the text that may be sent to `parts`.
     pub fn take_ready(&mut self, parts: &mut ReplyParts) {
-        match &mut self.reply {
-            None => parts.content.push_str(&self.ready),
-            Some(reply) => {
-                parts.append(std::mem::take(&mut self.parts));
-                reply.push(&self.ready, parts);
-            }
-        }
+        self.take_apart();
+        parts.append(std::mem::take(&mut self.parts));
+        parts.content.push_str(&self.ready);
         self.ready.clear();
     }
+}
+
+impl ThoughtCount {
+    /// Notes how the parts have grown: bytes of the reasoning, and of all else.
+    fn note(&mut self, before: (usize, usize), after: (usize, usize)) {
+        if after.0 > before.0 {
+            self.num_tokens += std::mem::take(&mut self.num_held);
+        } else if after.1 > before.1 {
+            self.num_held = 0;
+        }
+    }
+}
+
+/// Bytes of the reasoning, and of all else.
+fn size(parts: &ReplyParts) -> (usize, usize) {
+    let calls = parts.calls.iter();
+    let of_calls = calls.map(|call| 1 + call.arguments.len()).sum::<usize>();
+    (parts.reasoning.len(), parts.content.len() + of_calls)
 }
 
 /// The text of a beam, which ends with its first stop word.
@@ -323,6 +379,7 @@ mod tests {
                 start,
                 parameters: Arc::default(),
                 in_pieces: false,
+                counts_tokens: true,
             }),
             ..rules()
         };
@@ -337,6 +394,53 @@ mod tests {
         stream.take_ready(&mut parts);
         let found = (&parts.reasoning[..], &parts.content[..]);
         assert_eq!(found, ("the\u{fffd}", " the"));
+        // `▁the`, `<s>` and the byte, which the mark completes. The mark and what follows are of the answer.
+        assert_eq!(stream.num_reasoning_tokens(), 4);
+    }
+
+    #[test]
+    fn tokens_of_the_reasoning_are_counted_however_they_are_read() {
+        let tokenizer = Arc::new(toys::byte_level());
+        let count = |contents: &[&str], start, reads_each: bool| {
+            let rules = TextRules {
+                reply: Some(ReplyRules {
+                    format: ReplyFormat {
+                        reasoning: Some(ReasoningFormat::Think),
+                        tool_calls: None,
+                    },
+                    start,
+                    parameters: Arc::default(),
+                    in_pieces: true,
+                    counts_tokens: true,
+                }),
+                ..rules()
+            };
+            let mut stream = TextStream::new(tokenizer.clone(), &[], rules);
+            for content in contents {
+                stream.push(toys::id(&tokenizer, content));
+                if reads_each {
+                    stream.take_ready(&mut ReplyParts::default());
+                }
+            }
+            stream.finish();
+            stream.num_reasoning_tokens()
+        };
+        let letters: Vec<_> = "<think>ab</think>ab"
+            .split("")
+            .filter(|letter| !letter.is_empty())
+            .collect();
+        for reads_each in [true, false] {
+            // The first mark and the two letters; the second mark belongs to the answer behind it.
+            assert_eq!(count(&letters, ReplyStart::Beginning, reads_each), 9);
+            assert_eq!(count(&letters[..9], ReplyStart::Beginning, reads_each), 9);
+            assert_eq!(count(&["a", "b"], ReplyStart::Reasoning, reads_each), 2);
+            // Half a mark at the end is of the thought.
+            assert_eq!(
+                count(&["a", "<", "/"], ReplyStart::Reasoning, reads_each),
+                3
+            );
+            assert_eq!(count(&["a", "b"], ReplyStart::Content, reads_each), 0);
+        }
     }
 
     #[test]

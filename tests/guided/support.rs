@@ -153,7 +153,7 @@ pub fn serve(manager: &mut BatchManager, requests: &[Request]) -> (Vec<Answer>, 
                     reasons.insert(id.index(), reason);
                 }
                 Event::Paused(_) => num_pauses += 1,
-                Event::Admitted(_) | Event::ExtraOutputs(..) | Event::Hypotheses(..) => {}
+                Event::Admitted(..) | Event::ExtraOutputs(..) | Event::Hypotheses(..) => {}
             }
         }
     }

@@ -115,7 +115,7 @@ fn serve(manager: &mut BatchManager, asked: &[Asked]) -> Result<(Vec<Answer>, us
                 }
                 Event::ExtraOutputs(_, outputs) => answer.log_probs.extend(outputs.log_probs),
                 Event::Finished(_, reason) => answer.end = Some(reason),
-                Event::Admitted(_) | Event::Paused(_) | Event::Hypotheses(..) => {}
+                Event::Admitted(..) | Event::Paused(_) | Event::Hypotheses(..) => {}
             }
         }
         num_steps += 1;

@@ -127,7 +127,7 @@ pub fn embed_requests(
                     num_ended += 1;
                 }
                 Event::Token(..) | Event::Hypotheses(..) => unreachable!("nothing is generated"),
-                Event::Admitted(_) | Event::Paused(_) => {}
+                Event::Admitted(..) | Event::Paused(_) => {}
             }
         }
         engine.check_integrity();

@@ -53,7 +53,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
             match event {
                 Event::Token(id, token) => generated[id.index()].push(token),
                 Event::Paused(_) => num_pauses += 1,
-                Event::Admitted(_)
+                Event::Admitted(..)
                 | Event::ExtraOutputs(..)
                 | Event::Hypotheses(..)
                 | Event::Finished(..) => {}

@@ -112,3 +112,8 @@ def events_of(response):
         assert line.startswith(b"data: "), line
         yield line.removeprefix(b"data: ").decode().rstrip("\n")
         assert response.readline() == b"\n"
+
+
+def counts(answer):
+    """The numbers of tokens in an answer's `usage`, without details such as what was in the cache."""
+    return {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}

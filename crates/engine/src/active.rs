@@ -255,20 +255,22 @@ impl ActiveSequences {
         speculation: Option<&Speculation>,
         events: &mut Vec<Event>,
     ) -> SeqSlot {
-        let slot = match entry {
+        let (slot, is_new) = match entry {
             QueueEntry::Paused(slot) => {
                 self.queue.take_paused(slot);
-                slot
+                (slot, false)
             }
             QueueEntry::Waiting(arrival) => {
                 let request = self.queue.take_waiting(arrival);
-                events.push(Event::Admitted(request.id));
-                self.admit(request, speculation)
+                (self.admit(request, speculation), true)
             }
         };
         let sequence = &mut self.table[slot];
         let states = slot.state_row(0, self.max_beam_width);
         sequence.start(states, micro_batch, &mut self.kv);
+        if is_new {
+            events.push(Event::Admitted(sequence.id(), sequence.computed()));
+        }
         let rank = sequence.rank();
         let place = self
             .running

@@ -1,7 +1,7 @@
 //! The outputs of a runner's step, and the events that the engine derives from them.
 
 use crate::ExtraOutputs;
-use inflight_base::{SeqSlot, SequenceId, TokenId};
+use inflight_base::{SeqSlot, SequenceId, TokenId, Tokens};
 use inflight_sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
 /// The runner's choice for one planned sequence.
@@ -78,8 +78,9 @@ impl StepOutput {
 /// A change of a sequence in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The sequence was planned for the first time: it is no longer queued.
-    Admitted(SequenceId),
+    /// The sequence was planned for the first time: it is no longer queued. That many of its tokens were found in the
+    /// KV cache, and are not computed.
+    Admitted(SequenceId, Tokens),
     /// The sequence has extra outputs. Comes before the `Token` that they belong to.
     ExtraOutputs(SequenceId, Box<ExtraOutputs>),
     /// The sequence has a new token. With drafts there may be several in a step.
@@ -99,7 +100,7 @@ impl Event {
     /// The sequence that it happened to.
     pub fn sequence_id(&self) -> SequenceId {
         match *self {
-            Event::Admitted(id)
+            Event::Admitted(id, _)
             | Event::ExtraOutputs(id, _)
             | Event::Token(id, _)
             | Event::Paused(id)

@@ -98,7 +98,7 @@ fn serve_all(
                         send(callbacks, id, &unsent, Some(Ok(reason)));
                     }
                 }
-                Event::Admitted(_) | Event::Paused(_) => {}
+                Event::Admitted(..) | Event::Paused(_) => {}
             }
         }
         for (&id, unsent) in in_flight.iter_mut().filter(|(_, unsent)| unsent.are_due()) {

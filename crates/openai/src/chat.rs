@@ -52,6 +52,10 @@ impl Chat {
         if let Some((option, _)) = &guide {
             names.add(option, "response_format");
         }
+        let prediction = prediction(body.take("prediction"))?;
+        if prediction.is_some() {
+            names.add("draft_text", "prediction");
+        }
         let variables = variables(&mut body)?;
         let tools = tools(body.take("tools"))?;
 
@@ -65,6 +69,7 @@ impl Chat {
         options.extend(own.map(|(name, value)| (name.to_owned(), value)));
         options.extend(logprobs.map(|num| (LOGPROBS.to_owned(), json!(num))));
         options.extend(guide.map(|(name, value)| (name.to_owned(), value)));
+        options.extend(prediction.map(|text| ("draft_text".to_owned(), json!(text))));
         let has_tools = tools.is_some();
         options.extend(tools.map(|tools| ("tools".to_owned(), tools)));
         options.extend(variables.map(|all| ("chat_template_kwargs".to_owned(), all)));
@@ -105,6 +110,29 @@ impl Chat {
                 .flatten()
                 .collect(),
             names: self.names.clone(),
+        }
+    }
+}
+
+/// The text of `prediction`.
+fn prediction(value: Option<Value>) -> Result<Option<String>, Error> {
+    let Some(value) = value.filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let text_of = |part: &Value| match part["type"] == "text" {
+        true => part["text"].as_str().map(str::to_owned),
+        false => None,
+    };
+    let text = match &value["content"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(text_of).collect(),
+        _ => None,
+    };
+    match text.filter(|_| value["type"] == "content") {
+        Some(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        None => {
+            let expected = "an object with the 'type' \"content\" and, as 'content', a text or a list of parts of text";
+            Err(wrong("prediction", &value, expected))
         }
     }
 }
@@ -276,6 +304,19 @@ mod tests {
     }
 
     #[test]
+    fn a_prediction_is_a_draft() {
+        let draft = |content: Value| {
+            let prediction = json!({"type": "content", "content": content});
+            option(json!({"prediction": prediction}), "draft_text")
+        };
+        assert_eq!(draft(json!("A fox")), Some(json!("A fox")));
+        let parts = json!([{"type": "text", "text": "A "}, {"type": "text", "text": "fox"}]);
+        assert_eq!(draft(parts), Some(json!("A fox")));
+        assert_eq!(draft(json!("")), None);
+        assert_eq!(option(json!({"prediction": null}), "draft_text"), None);
+    }
+
+    #[test]
     fn the_outputs_are_those_that_the_request_needs() {
         let outputs = |more: Value| {
             read(more)
@@ -324,6 +365,12 @@ mod tests {
                 json!([{"type": "function", "function": {"name": ""}}]),
             ),
             ("tools", json!("weather")),
+            ("prediction", json!("A fox")),
+            ("prediction", json!({"type": "text", "content": "A fox"})),
+            (
+                "prediction",
+                json!({"type": "content", "content": [{"type": "image_url"}]}),
+            ),
         ] {
             let mut fields = json!({});
             fields[field] = value;

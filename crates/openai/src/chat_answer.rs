@@ -17,7 +17,7 @@ impl Chat {
         let mut counts = Counts::new(1, 0);
         let mut choices = Vec::new();
         for answer in answers {
-            counts.prompts[0] = answer.reply.num_prompt_tokens;
+            counts.note(0, &answer.reply);
             for (row, index) in answer.reply.rows.into_iter().zip(0..) {
                 counts.choices.push(row.num_tokens);
                 let logprobs = Logprobs::of(row.logprobs.as_deref(), self.logprobs);
@@ -132,7 +132,7 @@ pub struct ChatChunks {
 
 impl Chunks for ChatChunks {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
-        self.counts.prompts[0] = answer.reply.num_prompt_tokens;
+        self.counts.note(0, &answer.reply);
         for (index, row) in (0..self.has_begun.len()).zip(answer.reply.rows) {
             self.counts.choices[index] = row.num_tokens;
             let begins = !std::mem::replace(&mut self.has_begun[index], true);

@@ -150,7 +150,11 @@ pub const CHAT: &[Field] = &[
         "parallel_tool_calls",
         "as OpenAI describes it, where a guide can tell calls from text ([Chat](chat.md#calls-that-are-well-formed))",
     ),
-    ignored("prediction", "the answer is the same without it"),
+    read(
+        "prediction",
+        "the expected answer, or its beginning, as OpenAI describes it. A model with `speculation` generates it faster \
+         where it is right ([`draft_text`](request-options.md)); the answer does not depend on it",
+    ),
     option("presence_penalty", "as OpenAI describes it"),
     ignored(
         "prompt_cache_key",

@@ -1,6 +1,7 @@
 //! A request for text, and the replies to it, in Triton's tensors.
 
 use axum::body::Bytes;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::names::Names;
@@ -111,7 +112,9 @@ impl Generation {
     }
 
     /// The message for Triton.
-    pub fn into_message(self) -> ModelInferRequest {
+    pub fn into_message(mut self) -> ModelInferRequest {
+        let options = &mut self.prompt.options;
+        options.insert("return_usage".to_owned(), true.into());
         self.prompt
             .into_message(&[&OUTPUTS[..], &self.outputs].concat())
     }
@@ -126,8 +129,25 @@ pub struct Reply {
     pub prompt_tokens: Option<PromptTokens>,
     /// One row for each sequence of the answer.
     pub rows: Vec<Row>,
+    /// Further counts of tokens, in the first reply and the last.
+    pub usage: Option<Details>,
     /// The backend's warning. Only the first reply has one.
     pub warning: Option<String>,
+}
+
+/// The counts beside the tokens of prompt and output, as the backend writes them with `return_usage`. The first reply
+/// of a stream has `num_cached_tokens` only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Details {
+    /// Tokens of the prompt that were in the KV cache.
+    pub num_cached_tokens: u32,
+    /// Tokens of the reasoning.
+    pub num_reasoning_tokens: u32,
+    /// Draft tokens that the request gave.
+    pub num_draft_tokens: u32,
+    /// Draft tokens that were right.
+    pub num_accepted_draft_tokens: u32,
 }
 
 /// The tokens of a prompt.
@@ -226,6 +246,10 @@ impl Reply {
             num_prompt_tokens: num_prompt_tokens.ok_or_else(|| missing("num_input_tokens"))?,
             prompt_tokens,
             rows,
+            usage: match response.text("usage") {
+                None => None,
+                Some(json) => Some(serde_json::from_str(json).map_err(|_| missing("usage"))?),
+            },
             warning: response.text("warning").map(str::to_owned),
         })
     }
@@ -527,7 +551,9 @@ mod tests {
         };
         let message = generation.into_message();
         let options = InferParameter {
-            parameter_choice: Some(ParameterChoice::Text(r#"{"stop":["a"]}"#.to_owned())),
+            parameter_choice: Some(ParameterChoice::Text(
+                r#"{"stop":["a"],"return_usage":true}"#.to_owned(),
+            )),
         };
         assert_eq!(message.parameters["sampling_parameters"], options);
         assert_eq!(message.raw_input_contents, [b"\x04\0\0\0Once"]);

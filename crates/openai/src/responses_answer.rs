@@ -164,7 +164,7 @@ impl Chunks for ResponseEvents {
                 self.event(name, json!({"response": response}), out);
             }
         }
-        self.counts.prompts[0] = answer.reply.num_prompt_tokens;
+        self.counts.note(0, &answer.reply);
         let Some(row) = answer.reply.rows.into_iter().next() else {
             return;
         };
@@ -222,9 +222,11 @@ impl ResponseEvents {
         let usage = self.counts.usage();
         let usage = json!({
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0,
+            },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         });
         let mut response = json!({

@@ -237,7 +237,7 @@ impl<'a> Server<'a> {
                     self.num_in_slots -= 1;
                     self.send_next(ended + self.setup.latency);
                 }
-                Event::Admitted(_) | Event::ExtraOutputs(..) | Event::Hypotheses(..) => {}
+                Event::Admitted(..) | Event::ExtraOutputs(..) | Event::Hypotheses(..) => {}
             }
         }
     }

@@ -271,9 +271,10 @@ impl StepDriver {
         let now = Instant::now();
         for event in self.events.drain(..) {
             match event {
-                Event::Admitted(id) => {
-                    if let Some((answer, _)) = self.in_flight.row_mut(id) {
+                Event::Admitted(id, num_cached) => {
+                    if let Some((answer, row)) = self.in_flight.row_mut(id) {
                         answer.times.admission.get_or_insert(step_start);
+                        answer.admit(row, num_cached);
                     }
                 }
                 Event::ExtraOutputs(id, extra_outputs) => {

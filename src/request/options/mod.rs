@@ -125,6 +125,10 @@ pub struct RequestOptions {
     allowed_token_ids: Option<Vec<TokenId>>,
     num_draft_tokens: Option<u32>,
     draft_input_ids: Vec<TokenId>,
+    /// The expected beginning of the output.
+    pub draft_text: Option<String>,
+    /// Whether responses have counts of tokens.
+    pub return_usage: bool,
 }
 
 /// The numbers of a request's sequences.
@@ -397,12 +401,19 @@ impl RequestOptions {
         }
     }
 
-    /// The drafts of an output of up to `max_new_tokens`, the last of which is never drafted.
-    pub fn drafts(&self, max_new_tokens: usize) -> DraftOptions {
-        let num_expected = self.draft_input_ids.len().min(max_new_tokens);
+    /// Whether the draft is given in tokens.
+    pub fn has_draft_ids(&self) -> bool {
+        !self.draft_input_ids.is_empty()
+    }
+
+    /// The drafts of an output of up to `max_new_tokens`, the last of which is never drafted. `of_text` is in the place
+    /// of `draft_input_ids` where the draft is a text.
+    pub fn drafts(&self, of_text: Option<&[TokenId]>, max_new_tokens: usize) -> DraftOptions {
+        let expected = of_text.unwrap_or(&self.draft_input_ids);
+        let num_expected = expected.len().min(max_new_tokens);
         DraftOptions {
             max_draft_tokens: self.num_draft_tokens,
-            expected: self.draft_input_ids[..num_expected].into(),
+            expected: expected[..num_expected].into(),
         }
     }
 

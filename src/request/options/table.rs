@@ -949,6 +949,30 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.draft_input_ids, ids(v, MAX_DRAFT_IDS)),
     },
     RequestOption {
+        name: "draft_text",
+        aliases: &[],
+        expected: "a text",
+        default: "none",
+        doc: "The expected beginning of the output, as text, in the place of `draft_input_ids`. Special tokens in it are \
+              tokens; the chat template adds none.",
+        set: |o, v| {
+            set(
+                &mut o.draft_text,
+                v.as_str().map(|text| Some(text.to_owned())),
+            )
+        },
+    },
+    RequestOption {
+        name: "return_usage",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Adds the parameter `usage` to the last response, a JSON object with the numbers of tokens `num_cached_tokens` \
+              (of the prompt, found in the KV cache), `num_reasoning_tokens`, and, of `draft_text` or `draft_input_ids`, \
+              `num_draft_tokens` and `num_accepted_draft_tokens`. The first response of a stream has `num_cached_tokens`.",
+        set: |o, v| set(&mut o.return_usage, flag(v)),
+    },
+    RequestOption {
         name: "return_error_code",
         aliases: &[],
         expected: "true or false",

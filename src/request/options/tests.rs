@@ -99,11 +99,14 @@ fn what_an_output_is_expected_to_begin_with_is_bounded_by_its_length() {
         ("num_draft_tokens", json!("3")),
     ]);
     let options = options.expect("good options");
-    let drafts = options.drafts(2);
+    let drafts = options.drafts(None, 2);
     assert_eq!(drafts.max_draft_tokens, Some(3));
     assert_eq!(*drafts.expected, [5, 6]);
-    assert_eq!(*options.drafts(9).expected, [5, 6, 7, 8]);
-    assert_eq!(RequestOptions::default().drafts(9), DraftOptions::default());
+    assert_eq!(*options.drafts(None, 9).expected, [5, 6, 7, 8]);
+    assert_eq!(
+        RequestOptions::default().drafts(None, 9),
+        DraftOptions::default()
+    );
     let error = options
         .sampling(&[], Vec::new(), 8)
         .expect_err("8 is not in the vocabulary")
@@ -329,6 +332,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("num_draft_tokens", json!(-1)),
         ("draft_input_ids", json!("[5, -1]")),
         ("draft_input_ids", json!(vec![5; MAX_DRAFT_IDS + 1])),
+        ("draft_text", json!([5])),
+        ("return_usage", json!("yes")),
         ("prompt_token_ids", json!("[5, -1]")),
         ("prompt_token_ids", json!(vec![5; MAX_DRAFT_IDS + 1])),
         ("prompt_only", json!(2)),

@@ -9,6 +9,7 @@
 //! row.rs         one sequence: tokens, text, log-probabilities, why it ended
 //! tensors.rs     a response: the rows, filled up to one length
 //! tool_calls.rs  calls of functions as JSON
+//! usage.rs       counts of tokens
 //! ```
 //!
 //! The thread that holds the answer may send. The driver passes it to the responder only while the backend owns the
@@ -21,13 +22,14 @@ mod prompt_log_probs;
 mod row;
 mod tensors;
 mod tool_calls;
+mod usage;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::response::answer_memory::SetAside;
-use inflight_base::{TokenId, catch_panic};
+use inflight_base::{TokenId, Tokens, catch_panic};
 use inflight_config::{ClientCompatibility, OutputKind};
 use inflight_engine::ExtraOutputs;
 use inflight_sampling::{FinishReason, Guide, Hypothesis, LogitsProcessor};
@@ -39,6 +41,7 @@ pub use embedding::EmbeddingForm;
 pub use prompt_log_probs::PromptLogProbs;
 pub use row::Row;
 pub use tool_calls::CallIds;
+pub use usage::Usage;
 
 /// The most that a response may cost while others wait for it: less than a millisecond.
 const MAX_LIGHT_COST: usize = 600;
@@ -60,6 +63,8 @@ pub struct AnswerPlan {
     pub prompt_log_probs: Option<PromptLogProbs>,
     /// The memory set aside for its logits and log-probabilities.
     pub memory: Option<SetAside>,
+    /// Its counts of tokens, if requested.
+    pub usage: Option<Usage>,
 }
 
 /// The form of an answer, as the request asks for it and the model's clients expect it.
@@ -120,6 +125,7 @@ pub struct Answer {
     context_logits: Vec<Vec<f32>>,
     /// The log-probabilities of the prompt, if requested, that no response has carried.
     prompt_log_probs: Option<PromptLogProbs>,
+    usage: Option<Usage>,
     /// Why a response could not be sent. The answer is then incomplete, and ends with this error.
     failure: Option<Error>,
 }
@@ -158,6 +164,7 @@ impl Answer {
             rows: plan.rows,
             context_logits: Vec::new(),
             prompt_log_probs: plan.prompt_log_probs,
+            usage: plan.usage,
             failure: None,
         }
     }
@@ -173,6 +180,16 @@ impl Answer {
     pub fn set_guide(&mut self, guide: &Guide) {
         for row in &mut self.rows {
             row.set_guide(guide.clone());
+        }
+    }
+
+    /// The sequence of a row is scheduled for the first time, and `num_cached` tokens of the prompt were in the KV
+    /// cache. Those of the first row count: the other sequences of a request find what the first has computed.
+    pub fn admit(&mut self, row: usize, num_cached: Tokens) {
+        if let Some(usage) = &mut self.usage
+            && row == 0
+        {
+            usage.admit(num_cached);
         }
     }
 

@@ -270,6 +270,14 @@ impl Row {
         std::mem::take(&mut self.parts.reasoning)
     }
 
+    /// How many of its tokens are reasoning, if they are counted.
+    pub fn num_reasoning_tokens(&mut self) -> usize {
+        self.read();
+        self.text
+            .as_ref()
+            .map_or(0, TextStream::num_reasoning_tokens)
+    }
+
     /// The new calls of functions, and how many were sent before, in part at least.
     pub fn new_calls(&mut self) -> (&[ToolCall], usize) {
         self.read();

@@ -36,6 +36,9 @@ impl Answer {
         if let Some(warning) = self.format.warning.take() {
             response.set_parameter(c"warning", &warning)?;
         }
+        if let Some(usage) = self.usage_text(completion) {
+            response.set_parameter(c"usage", &usage)?;
+        }
         let compatibility = self.format.compatibility;
         // Where the shape of a tensor begins.
         let from = usize::from(!self.format.has_batch_dim);
@@ -280,6 +283,20 @@ impl Answer {
             num_new: sum.num_new + row.num_new,
             num_reused: sum.num_reused + row.num_reused,
         })
+    }
+
+    /// The counts of tokens that a response has, if requested: the first one what is known then, and the last all.
+    fn usage_text(&mut self, completion: Completion) -> Option<String> {
+        let drafts = self.drafts();
+        let usage = self.usage.as_mut()?;
+        match completion {
+            Completion::Partial => usage.begin(),
+            Completion::Final => {
+                let rows = self.rows[..self.num_returned].iter_mut();
+                let num_reasoning_tokens = rows.map(Row::num_reasoning_tokens).sum();
+                Some(usage.end(num_reasoning_tokens, drafts))
+            }
+        }
     }
 
     /// The drafts of all rows, with those that are not returned.

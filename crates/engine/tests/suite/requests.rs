@@ -505,16 +505,18 @@ fn a_request_can_report_its_number_of_blocks() {
     world.run_to_end();
     assert_eq!(world.streams[&first].kv_blocks, blocks(4, 0));
     assert_eq!(world.streams[&second].kv_blocks, blocks(2 + 4, 0));
+    assert_eq!(world.streams[&second].num_cached, Tokens(0));
 
     let mut world = World::new(EngineConfig {
         reuse: BlockReuse::PartialBlocks,
         ..wide_config()
     });
     // 6 of the 7 tokens can be reused: a whole block, and the beginning of the next.
-    for expected in [blocks(4, 0), blocks(2, 2)] {
+    for (expected, num_cached) in [(blocks(4, 0), 0), (blocks(2, 2), 6)] {
         let id = world.add(of_blocks.clone()).expect("fits");
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks, expected);
+        assert_eq!(world.streams[&id].num_cached, Tokens(num_cached));
     }
     for (context_logits, prompt_log_probs) in [(true, None), (false, Some(1)), (true, Some(1))] {
         let context = TestRequest {

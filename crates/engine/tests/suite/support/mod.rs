@@ -349,6 +349,8 @@ pub struct Stream {
     /// Whether it was in generation phase when the last step was planned.
     pub generates: bool,
     pub admitted: bool,
+    /// Tokens that it found in the cache when it was admitted.
+    pub num_cached: Tokens,
     pub paused: bool,
     pub ended: bool,
 }
@@ -505,6 +507,7 @@ impl World {
                 num_unready: 0,
                 generates: false,
                 admitted: false,
+                num_cached: Tokens(0),
                 paused: false,
                 ended: false,
             },
@@ -724,9 +727,10 @@ impl World {
             let stream = self.streams.get_mut(&id).expect("events are of requests");
             assert!(!stream.ended, "{event:?} after the end");
             match *event {
-                Event::Admitted(_) => {
+                Event::Admitted(_, num_cached) => {
                     assert!(!stream.admitted, "{id:?} is admitted twice");
                     stream.admitted = true;
+                    stream.num_cached = num_cached;
                 }
                 Event::Paused(_) => {
                     // With two micro-batches the event may be older than the plan that resumed the sequence.
