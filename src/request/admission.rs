@@ -19,6 +19,7 @@ use crate::request::foreign_fields::{Handling, foreign};
 use crate::request::incoming::{Arrival, Incoming, RequestReader, RequestedOutputs};
 use crate::request::options::{NumSequences, RequestOptions};
 use crate::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
+use crate::request::thought_budget::{self, ThoughtBudget};
 use crate::request::thoughts::{format_of_guided, guided_content};
 use crate::request::volume::TextLengths;
 use crate::response::answer::{
@@ -89,6 +90,8 @@ pub struct Prepared {
     pub compilation: Option<Compilation>,
     /// Its adapter, if that is still being loaded.
     pub adapter: Option<AdapterLoad>,
+    /// The budget of its thought.
+    pub thought_budget: Option<ThoughtBudget>,
     /// The plan of its answer.
     pub answer: AnswerPlan,
     /// When it was first seen.
@@ -217,6 +220,7 @@ impl Admission {
         if let (Some(rules), Some(guide)) = (&mut reply, &guide) {
             rules.format = format_of_guided(guide, rules.format);
         }
+        let thought_budget = self.thought_budget(&options, &sampling, &prompt.text)?;
         let (compilation, warning) =
             self.compilation(&options, guide, &mut sampling, &prompt.text, reply.as_ref())?;
         format.warning = warning;
@@ -305,6 +309,7 @@ impl Admission {
             post_processor,
             compilation,
             adapter,
+            thought_budget,
             answer: AnswerPlan {
                 format,
                 rows,
@@ -638,6 +643,46 @@ impl Admission {
             );
         }
         Some(warning)
+    }
+
+    /// The budget of the reply's thought, if the request has one and the reply begins with a thought.
+    fn thought_budget(
+        &self,
+        options: &RequestOptions,
+        sampling: &SamplingParams,
+        prompt: &str,
+    ) -> Result<Option<ThoughtBudget>, RequestError> {
+        let Some(max_tokens) = options.thinking_token_budget else {
+            return Ok(None);
+        };
+        let refusal = |reason: &str| {
+            let option = thought_budget::OPTION;
+            Err(RequestError::Invalid(format!(
+                "option '{option}': {reason}"
+            )))
+        };
+        if sampling.beam_search.is_some() {
+            return refusal("beams cannot be guided; leave out one of the two");
+        }
+        if !self.has_logits {
+            return refusal("the synthetic runner has no logits; leave the option out");
+        }
+        let parts = match &self.encoder.text {
+            Some(parts) if self.replies.reasoning.is_some() => parts,
+            _ => {
+                return refusal(
+                    "no reasoning is known of this model; leave the option out, or name its format in reasoning_parser \
+                     in its config.pbtxt",
+                );
+            }
+        };
+        let start = self.reply_start(options, self.replies, prompt);
+        ThoughtBudget::new(
+            max_tokens as usize,
+            self.replies.thinking(start),
+            self.replies.content_header(start),
+            &parts.tokenizer,
+        )
     }
 
     /// Starts to compile the request's guide, if it has one, and says what of it is left out. A cached guide is ready

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use crate::request::thought_budget::ThoughtBudget;
 use inflight_base::{RequestError, SequenceId};
 use inflight_engine::NewRequest;
 use inflight_manager::{BatchManager, LoadedAdapter};
@@ -66,6 +67,7 @@ pub struct NewBranches {
     branches: Branches,
     first: NewRequest,
     processors: Vec<LogitsProcessor>,
+    thought_budget: Option<ThoughtBudget>,
 }
 
 impl NewBranches {
@@ -81,6 +83,15 @@ impl NewBranches {
             branches,
             first,
             processors,
+            thought_budget: None,
+        }
+    }
+
+    /// The branches, whose thoughts have this budget.
+    pub fn with_thought_budget(self, thought_budget: Option<ThoughtBudget>) -> Self {
+        Self {
+            thought_budget,
+            ..self
         }
     }
 
@@ -113,6 +124,10 @@ impl NewBranches {
 
     /// The engine request of each branch.
     pub fn requests(mut self) -> impl Iterator<Item = NewRequest> {
+        if let Some(budget) = &self.thought_budget {
+            let sampling = Arc::make_mut(&mut self.first.sampling);
+            sampling.guide = Some(budget.around(sampling.guide.take()));
+        }
         let siblings = 1..self.branches.len();
         let siblings: Vec<_> = siblings.map(|branch| self.sibling(branch)).collect();
         if let Some(processor) = self.processors.first() {

@@ -17,6 +17,7 @@ mod options;
 mod post_processor_options;
 pub mod preparer;
 pub mod prompt;
+mod thought_budget;
 mod thoughts;
 mod tool_guides;
 mod turns;

@@ -107,6 +107,40 @@ def test_a_guided_answer_is_content_where_the_template_opens_a_thought(front):
     assert json.loads(items["output"][-1]["content"][0]["text"]) == {"n": 7}
 
 
+def test_a_thought_ends_with_its_budget(server, front):
+    fields = {"model": "thinker", "messages": [USER], "max_tokens": 40, "logit_bias": {END_OF_THOUGHT: -20}}
+
+    def parts(**more):
+        answer = front.post(CHAT, **fields, **more)
+        message = answer["choices"][0]["message"]
+        details = answer["usage"]["completion_tokens_details"]
+        return message.get("reasoning_content"), message["content"], details["reasoning_tokens"]
+
+    thought, content, num_tokens = parts()
+    assert (content, num_tokens) == ("", 40)
+    for budget in (3, 7, 39):
+        cut, answer, num_tokens = parts(thinking_token_budget=budget)
+        assert thought.startswith(cut) and num_tokens == budget and (answer or budget == 39)
+    assert parts(thinking_token_budget=0)[2] == 0 and parts(thinking_token_budget=40) == (thought, "", 40)
+    # Beside a guide, in a stream, and with others at once.
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [[7, 8]]}}}}
+    guided, answer, num_tokens = parts(thinking_token_budget=7, **form)
+    assert (guided, json.loads(answer), num_tokens) == (parts(thinking_token_budget=7)[0], [7, 8], 7)
+    streamed, _ = merged(front.stream(CHAT, **fields, **form, thinking_token_budget=7))
+    assert (streamed["reasoning_content"], streamed["content"]) == (guided, answer)
+    drawn = {**fields, "temperature": 1.0, "seed": 5, "thinking_token_budget": 7}
+    both = front.post(CHAT, **drawn, n=2)
+    alone = [front.post(CHAT, **{**drawn, "seed": seed})["choices"][0]["message"] for seed in (5, 6)]
+    assert [choice["message"] for choice in both["choices"]] == alone
+    assert both["usage"]["completion_tokens_details"]["reasoning_tokens"] == 14
+    # The template has closed the thought.
+    closed = {"enable_thinking": False}
+    assert parts(thinking_token_budget=1, chat_template_kwargs=closed) == parts(chat_template_kwargs=closed)
+    for model, reason in [("stories", "no reasoning is known"), ("chat", "no token for '</think>'")]:
+        refused = front.call("POST", CHAT, {**fields, "model": model, "logit_bias": None, "thinking_token_budget": 5})
+        assert refused.status == 400 and reason in refused.json["error"]["message"], refused.json
+
+
 UNENFORCED = {"type": "object", "required": ["a"], "additionalProperties": False, "properties": {
     "a": {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "string", "pattern": "^[a-z]{1,3}$"}}}}
 

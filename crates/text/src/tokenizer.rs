@@ -345,6 +345,12 @@ impl Tokenizer {
         id.filter(|_| added.is_special_token(content))
     }
 
+    /// Whether a token was added to the vocabulary, special or not. No other text becomes part of it.
+    pub fn is_added(&self, token: TokenId) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        added.simple_id_to_token(token).is_some()
+    }
+
     /// The token with this content, as [`Tokenizer::content`] gives it.
     pub fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)

@@ -145,7 +145,8 @@ impl StepDriver {
                 answer.set_processors(&processors);
             }
         }
-        let new = NewBranches::new(sequences, prepared.request, processors);
+        let new = NewBranches::new(sequences, prepared.request, processors)
+            .with_thought_budget(prepared.thought_budget);
         match (prepared.compilation, prepared.adapter) {
             (None, None) => self.generate(id, new)?,
             (compilation, adapter) => {

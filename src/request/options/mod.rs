@@ -127,6 +127,8 @@ pub struct RequestOptions {
     draft_input_ids: Vec<TokenId>,
     /// The expected beginning of the output.
     pub draft_text: Option<String>,
+    /// The most tokens of the reasoning.
+    pub thinking_token_budget: Option<u32>,
     /// Whether responses have counts of tokens.
     pub return_usage: bool,
 }

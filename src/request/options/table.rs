@@ -908,6 +908,20 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         },
     },
     RequestOption {
+        name: "thinking_token_budget",
+        aliases: &[],
+        expected: "an integer of 0 or more",
+        default: "no limit",
+        doc: "The most tokens of the reasoning that a reply begins with. Behind them its end mark is forced, and the model \
+              answers. `0`: a reply that begins with the mark of a thought ends the thought at once.",
+        set: |o, v| {
+            set(
+                &mut o.thinking_token_budget,
+                integer(v, 0..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    RequestOption {
         name: "return_tool_calls",
         aliases: &[],
         expected: "true or false",

@@ -333,6 +333,7 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("draft_input_ids", json!("[5, -1]")),
         ("draft_input_ids", json!(vec![5; MAX_DRAFT_IDS + 1])),
         ("draft_text", json!([5])),
+        ("thinking_token_budget", json!(-1)),
         ("return_usage", json!("yes")),
         ("prompt_token_ids", json!("[5, -1]")),
         ("prompt_token_ids", json!(vec![5; MAX_DRAFT_IDS + 1])),
