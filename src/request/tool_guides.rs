@@ -62,6 +62,13 @@ const GLM: ArgumentMarks = ArgumentMarks {
     end: "</arg_value>",
 };
 
+const MINIMAX: ArgumentMarks = ArgumentMarks {
+    before_name: "<parameter name=\"",
+    behind_name: "\">",
+    behind_value: "",
+    end: "</parameter>",
+};
+
 /// The blocks in which a format has its calls.
 struct Blocks {
     /// What begins a block, and nothing else.
@@ -335,6 +342,13 @@ fn blocks(
         let calls = several(in_json("arguments", "", ""), ", ");
         Structure::Sequence(vec![text("["), calls, text("]")])
     };
+    let in_python = || {
+        let of_function = |function: &Function<'_>| {
+            let arguments = function.named_arguments(only_strict && !function.is_strict);
+            tag(&format!("{}(", function.name), Box::new(arguments), ")")
+        };
+        functions.iter().map(of_function).collect::<Vec<_>>()
+    };
     match format {
         ToolCallFormat::Hermes => Blocks {
             opener: "<tool_call>",
@@ -391,16 +405,40 @@ fn blocks(
                 separator: None,
             }
         }
-        ToolCallFormat::Pythonic => {
+        ToolCallFormat::Pythonic => Blocks {
+            opener: "[",
+            rest: Structure::Sequence(vec![several(in_python(), ", "), text("]")]),
+            separator: None,
+        },
+        ToolCallFormat::Lfm2 => Blocks {
+            opener: "<|tool_call_start|>",
+            rest: Structure::Sequence(vec![
+                text("["),
+                several(in_python(), ", "),
+                text("]<|tool_call_end|>"),
+            ]),
+            separator: None,
+        },
+        ToolCallFormat::Olmo3 => Blocks {
+            opener: "<function_calls>",
+            rest: Structure::Sequence(vec![
+                text("\n"),
+                several(in_python(), "\n"),
+                text("\n</function_calls>"),
+            ]),
+            separator: None,
+        },
+        ToolCallFormat::MiniMax => {
             let of_function = |function: &Function<'_>| {
-                let arguments =
-                    Box::new(function.named_arguments(only_strict && !function.is_strict));
-                tag(&format!("{}(", function.name), arguments, ")")
+                let any_arguments = only_strict && !function.is_strict;
+                let arguments = function.marked_arguments(&MINIMAX, any_arguments);
+                let begin = format!("<invoke name=\"{}\">\n", function.name);
+                tag(&begin, Box::new(arguments), "</invoke>\n")
             };
-            let calls = several(functions.iter().map(of_function).collect(), ", ");
+            let calls = several(functions.iter().map(of_function).collect(), "");
             Blocks {
-                opener: "[",
-                rest: Structure::Sequence(vec![calls, text("]")]),
+                opener: "<minimax:tool_call>",
+                rest: Structure::Sequence(vec![text("\n"), calls, text("</minimax:tool_call>")]),
                 separator: None,
             }
         }
@@ -481,7 +519,10 @@ mod tests {
     use inflight_sampling::Guide;
     use inflight_text::{ParameterTypes, ReplyFormat, ReplyParts, ReplyStart};
 
-    const FORMATS: [ToolCallFormat; 10] = [
+    const FORMATS: [ToolCallFormat; 13] = [
+        ToolCallFormat::Lfm2,
+        ToolCallFormat::Olmo3,
+        ToolCallFormat::MiniMax,
         ToolCallFormat::Hermes,
         ToolCallFormat::QwenCoder,
         ToolCallFormat::Glm,

@@ -53,6 +53,12 @@ pub enum ToolCallFormat {
     Kimi,
     /// A list of calls in Python and nothing else.
     Pythonic,
+    /// A list of calls in Python between `<|tool_call_start|>` and `<|tool_call_end|>`.
+    Lfm2,
+    /// Lines of calls in Python between `<function_calls>` and `</function_calls>`.
+    Olmo3,
+    /// `<minimax:tool_call><invoke name=...><parameter name=...>...</parameter></invoke></minimax:tool_call>`
+    MiniMax,
     /// Messages of GPT-OSS to `functions`.
     Harmony,
 }
@@ -65,6 +71,8 @@ impl ReplyParser<ReasoningFormat> {
         ("qwen3", Self::Named(ReasoningFormat::Think)),
         ("glm45", Self::Named(ReasoningFormat::Think)),
         ("deepseek_v3", Self::Named(ReasoningFormat::Think)),
+        ("olmo3", Self::Named(ReasoningFormat::Think)),
+        ("minimax_m2", Self::Named(ReasoningFormat::Think)),
         ("deepseek_r1", Self::Named(ReasoningFormat::DeepSeekR1)),
         ("mistral", Self::Named(ReasoningFormat::Mistral)),
         ("seed_oss", Self::Named(ReasoningFormat::SeedOss)),
@@ -91,6 +99,9 @@ impl ReplyParser<ToolCallFormat> {
         ("kimi_k2", Self::Named(ToolCallFormat::Kimi)),
         ("llama4_pythonic", Self::Named(ToolCallFormat::Pythonic)),
         ("pythonic", Self::Named(ToolCallFormat::Pythonic)),
+        ("lfm2", Self::Named(ToolCallFormat::Lfm2)),
+        ("olmo3", Self::Named(ToolCallFormat::Olmo3)),
+        ("minimax_m2", Self::Named(ToolCallFormat::MiniMax)),
         ("openai", Self::Named(ToolCallFormat::Harmony)),
     ];
 }

@@ -11,6 +11,8 @@ use super::hermes::Hermes;
 use super::kimi::Kimi;
 use super::llama::Llama;
 use super::marked_block::MarkedBlock;
+use super::marked_python::{Lfm2, MarkedPython, Olmo3};
+use super::minimax::MiniMax;
 use super::mistral::Mistral;
 use super::parameter_types::ParameterTypes;
 use super::pythonic::Pythonic;
@@ -156,6 +158,16 @@ impl ReplyFormat {
             }
             Some(ToolCallFormat::Llama3) => formats.push(Box::new(Llama::default())),
             Some(ToolCallFormat::Pythonic) => formats.push(Box::new(Pythonic::default())),
+            Some(ToolCallFormat::Lfm2) => {
+                formats.push(Box::new(Blocks::<MarkedPython<Lfm2>>::default()));
+            }
+            Some(ToolCallFormat::Olmo3) => {
+                formats.push(Box::new(Blocks::<MarkedPython<Olmo3>>::default()));
+            }
+            Some(ToolCallFormat::MiniMax) => {
+                let block = MiniMax::new(Arc::clone(types));
+                formats.push(Box::new(Blocks::new(block)));
+            }
         }
         ReplyReader::new(formats)
     }
@@ -164,7 +176,7 @@ impl ReplyFormat {
     pub fn needs_parameter_types(&self) -> bool {
         matches!(
             self.tool_calls,
-            Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm)
+            Some(ToolCallFormat::QwenCoder | ToolCallFormat::Glm | ToolCallFormat::MiniMax)
         )
     }
 
@@ -214,6 +226,16 @@ impl ReplyFormat {
             Some(ToolCallFormat::Granite) => &["<|tool_call|>", "<|/tool_call|>"],
             Some(ToolCallFormat::Llama3) => &["<|python_tag|>"],
             Some(ToolCallFormat::Pythonic) => &["<|python_start|>", "<|python_end|>"],
+            Some(ToolCallFormat::Lfm2) => &["<|tool_call_start|>", "<|tool_call_end|>"],
+            Some(ToolCallFormat::Olmo3) => &["<function_calls>", "</function_calls>"],
+            Some(ToolCallFormat::MiniMax) => &[
+                "<minimax:tool_call>",
+                "<invoke name=\"",
+                "<parameter name=\"",
+                "</parameter>",
+                "</invoke>",
+                "</minimax:tool_call>",
+            ],
             Some(ToolCallFormat::Glm) => &[
                 "<tool_call>",
                 "<arg_key>",
@@ -292,7 +314,15 @@ fn tool_calls_of(template: &str) -> Option<ToolCallFormat> {
             return Some(ToolCallFormat::Hermes);
         }
     }
+    let is_olmo = has("<function_calls>") && !has("<invoke");
+    if is_olmo {
+        return Some(ToolCallFormat::Olmo3);
+    }
     let formats = [
+        ("<minimax:tool_call>", ToolCallFormat::MiniMax),
+        ("<|tool_call_start|>", ToolCallFormat::Lfm2),
+        // The template of LFM2 names tools by this mark, and leaves the mark of calls to the model.
+        ("<|tool_list_start|>", ToolCallFormat::Lfm2),
         ("<｜tool▁call▁begin｜>", ToolCallFormat::DeepSeek),
         ("[TOOL_CALLS]", ToolCallFormat::Mistral),
         ("<|tool_call|>", ToolCallFormat::Granite),

@@ -43,6 +43,11 @@ fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
              <|tool_call_end|><|tool_calls_section_end|>"
         )],
         ToolCallFormat::Pythonic => vec![format!("[{name}()]")],
+        ToolCallFormat::Lfm2 => vec![format!("<|tool_call_start|>[{name}()]<|tool_call_end|>")],
+        ToolCallFormat::Olmo3 => vec![format!("<function_calls>\n{name}()\n</function_calls>")],
+        ToolCallFormat::MiniMax => vec![format!(
+            "<minimax:tool_call>\n<invoke name=\"{name}\">\n</invoke>\n</minimax:tool_call>"
+        )],
         ToolCallFormat::Llama3 => vec![call("parameters").to_string()],
         ToolCallFormat::Mistral => vec![
             format!("[TOOL_CALLS] [{}]", call("arguments")),
@@ -68,11 +73,13 @@ fn calls(format: ToolCallFormat, name: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use ToolCallFormat::{
-        DeepSeek, Glm, Granite, Harmony, Hermes, Kimi, Llama3, Mistral, Pythonic, QwenCoder,
+        DeepSeek, Glm, Granite, Harmony, Hermes, Kimi, Lfm2, Llama3, MiniMax, Mistral, Olmo3,
+        Pythonic, QwenCoder,
     };
 
-    const ALL: [ToolCallFormat; 10] = [
-        Hermes, QwenCoder, Glm, Kimi, Pythonic, Llama3, Mistral, DeepSeek, Granite, Harmony,
+    const ALL: [ToolCallFormat; 13] = [
+        Hermes, QwenCoder, Glm, Kimi, Pythonic, Lfm2, Olmo3, MiniMax, Llama3, Mistral, DeepSeek,
+        Granite, Harmony,
     ];
 
     #[test]

@@ -8,7 +8,8 @@
 //! thought.rs  reasoning between two marks, at the beginning
 //! blocks.rs   calls behind a mark: hermes.rs, mistral.rs, granite.rs
 //!             with arguments between marks, marked_block.rs: qwen_coder.rs, glm.rs
-//!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs
+//!             with marks around all calls, sections.rs: deepseek.rs, kimi.rs; minimax.rs
+//!             in Python, marked_python.rs
 //! llama.rs    calls that are the whole reply
 //! pythonic.rs the same in Python, python.rs
 //! harmony.rs  messages of several channels
@@ -36,6 +37,8 @@ mod llama;
 mod mark;
 mod marked_arguments;
 mod marked_block;
+mod marked_python;
+mod minimax;
 mod mistral;
 mod parameter_types;
 mod pieces;

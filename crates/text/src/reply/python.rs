@@ -82,6 +82,19 @@ pub(super) fn calls(list: &str) -> Option<Vec<ToolCall>> {
     reader.rest.is_empty().then_some(calls)
 }
 
+/// The calls of a text that has them one behind the other, each on a line of its own; `None` if it has anything else.
+pub(super) fn calls_in_lines(text: &str) -> Option<Vec<ToolCall>> {
+    let mut reader = Reader { rest: text };
+    let mut calls = Vec::new();
+    while !reader.rest.trim_start().is_empty() {
+        if !calls.is_empty() && !reader.ends_line() {
+            return None;
+        }
+        calls.push(reader.call()?);
+    }
+    Some(calls)
+}
+
 struct Reader<'t> {
     rest: &'t str,
 }
@@ -92,6 +105,12 @@ impl<'t> Reader<'t> {
         let behind = self.rest.trim_start().strip_prefix(char);
         self.rest = behind.unwrap_or(self.rest);
         behind.is_some()
+    }
+
+    /// Whether a line ends here.
+    fn ends_line(&self) -> bool {
+        let blank = self.rest.len() - self.rest.trim_start().len();
+        self.rest[..blank].contains('\n')
     }
 
     fn take(&mut self, char: char) -> Option<()> {

@@ -8,7 +8,10 @@ use super::*;
 use crate::{ChatTemplates, Conversation, PromptEnding};
 use inflight_config::{ReasoningFormat, ReplyParser, ToolCallFormat};
 
-const TOOL_CALLS: [ToolCallFormat; 10] = [
+const TOOL_CALLS: [ToolCallFormat; 13] = [
+    ToolCallFormat::Lfm2,
+    ToolCallFormat::Olmo3,
+    ToolCallFormat::MiniMax,
     ToolCallFormat::Glm,
     ToolCallFormat::Kimi,
     ToolCallFormat::Pythonic,
@@ -458,6 +461,101 @@ fn pythonic_replies_are_lists_of_calls() {
 }
 
 #[test]
+fn lfm_has_a_list_in_python_between_marks() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Lfm2, text, content, calls)
+    };
+    let (open, close) = ("<|tool_call_start|>", "<|tool_call_end|>");
+    let list = "[weather(city='Oslo', days=[1, 2]), now()]";
+    let read = [r#"weather({"city": "Oslo", "days": [1, 2]})"#, "now({})"];
+    check(&format!("{open}{list}{close}"), "", &read);
+    check(
+        &format!("{open}\n{list}\n{close}\nLet me see."),
+        "\nLet me see.",
+        &read,
+    );
+    check(&format!("So: {open}{list}"), "So: ", &read);
+    let twice = format!("{open}[f()]{close}\n{open}[g(a=None)]{close}");
+    check(&twice, "", &["f({})", r#"g({"a": null})"#]);
+    for text in [
+        open.to_owned(),
+        format!("{open}[]{close}"),
+        format!("{open}f(){close}"),
+        format!("{open}[f(1)]{close} so"),
+        format!("{open}[f(a=1)"),
+        format!("{open}{{\"name\": \"f\"}}{close}"),
+        list.to_owned(),
+    ] {
+        check_content(ToolCallFormat::Lfm2, &text);
+    }
+}
+
+#[test]
+fn olmo_has_lines_in_python_between_marks() {
+    let check = |text: &str, content: &str, calls: &[&str]| {
+        check_calls(ToolCallFormat::Olmo3, text, content, calls)
+    };
+    let (open, close) = ("<function_calls>", "</function_calls>");
+    let lines = "weather(city=\"Oslo\\n\", wet=true)\nnow()";
+    let read = [r#"weather({"city": "Oslo\n", "wet": true})"#, "now({})"];
+    check(&format!("{open}\n{lines}\n{close}"), "", &read);
+    check(&format!("{open}{lines}{close} so"), " so", &read);
+    check(&format!("So. {open}\n{lines}\n"), "So. ", &read);
+    for text in [
+        open.to_owned(),
+        format!("{open}{close}"),
+        format!("{open}f() g(){close}"),
+        format!("{open}[f()]{close}"),
+        format!("{open}f(1)\n{close}"),
+        format!("{open}f("),
+    ] {
+        check_content(ToolCallFormat::Olmo3, &text);
+    }
+}
+
+#[test]
+fn minimax_has_calls_between_marks_and_their_arguments_too() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "text": {"type": "string"}, "list": {"type": "array"},
+    }}}}]);
+    let types = Arc::new(ParameterTypes::of_tools(&tools));
+    let format = calls(ToolCallFormat::MiniMax);
+    let check = |text: &str, content: &str, expected: &[&str]| {
+        let reader = format.reader_with(ReplyStart::Beginning, &types);
+        let whole = read(&reader, &[text]);
+        for (cut, _) in text.char_indices() {
+            let (left, right) = text.split_at(cut);
+            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
+        }
+        let calls = whole.calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| format!("{}({})", call.name, call.arguments))
+            .collect();
+        assert_eq!(calls, expected, "{text}");
+        assert_eq!(whole.content, content, "{text}");
+    };
+    let (open, close) = ("<minimax:tool_call>", "</minimax:tool_call>");
+    let call = "<invoke name=\"f\">\n<parameter name=\"text\">12\n<a></parameter>\n\
+                <parameter name=\"list\">[1, \"b\"]</parameter>\n</invoke>";
+    let read_call = r#"f({"text": "12\n<a>", "list": [1, "b"]})"#;
+    check(&format!("{open}\n{call}\n{close}"), "", &[read_call]);
+    let both = format!("So\n{open}{call}<invoke name=\"g\"></invoke>{close}\nthen");
+    check(&both, "So\n\nthen", &[read_call, "g({})"]);
+    check(&format!("{open}\n{call}\n"), "", &[read_call]);
+    for text in [
+        open.to_owned(),
+        format!("{open}{close}"),
+        format!("{open}\n{{\"name\": \"f\"}}\n{close}"),
+        format!("{open}<invoke name=\"f\">x</invoke>{close}"),
+        format!("{open}<invoke name=\"f\"><parameter name=\"text\">x</invoke>{close}"),
+        format!("{open}<invoke name=\"a b\"></invoke>{close}"),
+        call.to_owned(),
+    ] {
+        check(&text, &text, &[]);
+    }
+}
+
+#[test]
 fn harmony_has_messages_of_channels() {
     let both = ReplyFormat {
         reasoning: Some(ReasoningFormat::Harmony),
@@ -645,6 +743,15 @@ fn a_template_says_which_format_it_is_for() {
             ToolCallFormat::Kimi,
         ),
         (
+            "<minimax:tool_call>\n<invoke name=\"",
+            ToolCallFormat::MiniMax,
+        ),
+        ("List of tools: <|tool_list_start|>[", ToolCallFormat::Lfm2),
+        (
+            "within <function_calls></function_calls>",
+            ToolCallFormat::Olmo3,
+        ),
+        (
             "<|header_start|>[func_name1(params_name1=params_value1), func_name2(params)]",
             ToolCallFormat::Pythonic,
         ),
@@ -785,6 +892,8 @@ fn reply(format: &ReplyFormat) -> impl Strategy<Value = String> + use<> {
         "```",
         "[f(a=1)]",
         "[f(",
+        "f(a=1)",
+        "f\">",
         "functions.f:0",
     ];
     let piece = prop_oneof![
@@ -839,8 +948,7 @@ proptest! {
         prop_assert!(num_said <= text.len());
         // Content and reasoning are in the text, and so is what is called.
         for call in &whole.calls {
-            let rewrites = [ToolCallFormat::QwenCoder, ToolCallFormat::Glm, ToolCallFormat::Pythonic];
-            let is_rewritten = format.tool_calls.is_some_and(|it| rewrites.contains(&it)) || call.arguments.len() == 2;
+            let is_rewritten = format.tool_calls.is_some_and(rewrites_arguments) || call.arguments.len() == 2;
             prop_assert!(text.contains(&call.name) && (text.contains(&call.arguments) || is_rewritten));
         }
         let is_plain = format.reasoning.is_none() && whole.calls.is_empty();
@@ -852,6 +960,19 @@ proptest! {
             prop_assert_eq!(whole.content, text);
         }
     }
+}
+
+/// Whether a format has its arguments in another form than JSON.
+fn rewrites_arguments(format: ToolCallFormat) -> bool {
+    matches!(
+        format,
+        ToolCallFormat::QwenCoder
+            | ToolCallFormat::Glm
+            | ToolCallFormat::MiniMax
+            | ToolCallFormat::Pythonic
+            | ToolCallFormat::Lfm2
+            | ToolCallFormat::Olmo3
+    )
 }
 
 /// Texts with a call, or two, in a format that has its arguments as JSON.
@@ -882,7 +1003,12 @@ fn call_in(format: ToolCallFormat, name: &str, arguments: &str) -> Vec<String> {
         ToolCallFormat::Harmony => vec![format!(
             "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
         )],
-        ToolCallFormat::QwenCoder | ToolCallFormat::Glm | ToolCallFormat::Pythonic => Vec::new(),
+        ToolCallFormat::QwenCoder
+        | ToolCallFormat::Glm
+        | ToolCallFormat::MiniMax
+        | ToolCallFormat::Pythonic
+        | ToolCallFormat::Lfm2
+        | ToolCallFormat::Olmo3 => Vec::new(),
     }
 }
 
@@ -984,6 +1110,9 @@ fn a_text_waits_while_it_may_become_a_call() {
         (ToolCallFormat::QwenCoder, "<tool_call><function=f\n"),
         (ToolCallFormat::Glm, "<tool_call>{"),
         (ToolCallFormat::Granite, "<|tool_call|>f"),
+        (ToolCallFormat::Lfm2, "<|tool_call_start|>f"),
+        (ToolCallFormat::Olmo3, "<function_calls>\n["),
+        (ToolCallFormat::MiniMax, "<minimax:tool_call>\nf"),
         (ToolCallFormat::Llama3, r#"{"name": "Ann"}"#),
         (ToolCallFormat::Llama3, "Yes"),
         (ToolCallFormat::Mistral, "[TOOL_CALLS]Then\n"),
