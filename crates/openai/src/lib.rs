@@ -16,7 +16,7 @@
 //! | `load.rs` | the requests in flight |
 //! | `origins.rs` | the origins whose pages may use the server in a browser |
 //! | `sse.rs` | responses as server-sent events |
-//! | `failures.rs` | models of which an instance has failed |
+//! | `metrics.rs`, `triton_metrics.rs` | metrics of this server and of tritonserver |
 //! | `triton.rs`, `protocol.rs` | the connection to tritonserver, and its messages |
 //! | `trace.rs` | traces that requests belong to |
 //! | `keys.rs`, `access_log.rs` | who may send requests; a line for each |
@@ -35,7 +35,6 @@ pub mod completions;
 pub mod embeddings;
 pub mod encodings;
 pub mod error;
-pub mod failures;
 pub mod fields;
 pub mod generation;
 pub mod ids;
@@ -47,6 +46,7 @@ pub mod live;
 pub mod load;
 pub mod logprobs;
 pub mod messages;
+pub mod metrics;
 pub mod models;
 pub mod names;
 pub mod origins;
@@ -63,6 +63,7 @@ pub mod token_text;
 pub mod tokens;
 pub mod trace;
 pub mod triton;
+pub mod triton_metrics;
 pub mod usage;
 
 pub use error::Error;

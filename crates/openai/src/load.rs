@@ -52,11 +52,16 @@ impl Load {
         })
     }
 
+    /// The prompts in flight.
+    pub fn num_in_flight(&self) -> usize {
+        self.max_requests - self.room.available_permits()
+    }
+
     /// Counts a request that was refused. Returns after how many seconds there should be room for it: when as many
     /// requests have ended as were refused so far, at the rate at which those in flight end.
     pub fn refuse(&self) -> u64 {
         let num_refused = self.num_refused.fetch_add(1, Ordering::Relaxed) + 1;
-        let num_in_flight = self.max_requests - self.room.available_permits();
+        let num_in_flight = self.num_in_flight();
         let mean_us = self.mean_us.load(Ordering::Relaxed);
         let wait_us = mean_us.saturating_mul(num_refused) / num_in_flight.max(1) as u64;
         wait_us.div_ceil(1_000_000).clamp(1, MAX_WAIT_S)

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use clap::Parser;
 use inflight_openai::adapters::{Adapters, Place};
-use inflight_openai::failures::Failures;
 use inflight_openai::keys::Keys;
 use inflight_openai::listener::{self, Service};
 use inflight_openai::live::Live;
@@ -18,6 +17,7 @@ use inflight_openai::server::{Access, Limits, router};
 use inflight_openai::step_file::Source;
 use inflight_openai::tls;
 use inflight_openai::triton::Triton;
+use inflight_openai::triton_metrics::TritonMetrics;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -34,8 +34,8 @@ struct Options {
     /// TLS]
     #[arg(long, value_name = "FILE")]
     triton_ca: Option<PathBuf>,
-    /// The tritonserver's address for metrics, without TLS: /health says that a model is not ready whose instance has
-    /// failed, which servers before 25.12 call ready
+    /// The tritonserver's address for metrics, without TLS: /metrics has them, also under the names of vLLM's server,
+    /// and /health says that a model is not ready whose instance has failed, which servers before 25.12 call ready
     #[arg(long, value_name = "HOST:PORT")]
     triton_metrics: Option<String>,
     /// The address to listen on
@@ -169,10 +169,10 @@ async fn serve(options: &Options) -> Result<(), String> {
     let log = options.access_log;
     let access = Access {
         keys: keys.clone(),
-        failures: options
+        metrics: options
             .triton_metrics
             .clone()
-            .map(|address| Failures { address }),
+            .map(|address| TritonMetrics { address }),
         options: (!options.allow_options.is_empty()).then(|| options.allow_options.clone()),
     };
     let router = router(triton.clone(), adapters, limits, access, live, origins, log);

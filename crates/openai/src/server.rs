@@ -22,12 +22,12 @@ use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::embeddings::Embeddings;
-use crate::failures::Failures;
 use crate::fields::{CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, RESPONSES, TOKENIZE};
 use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
 use crate::load::{Held, Load};
+use crate::metrics::{Traffic, aliases, counted, failed_models};
 use crate::models::{self, Model};
 use crate::names::Names;
 use crate::origins::{self, Origin};
@@ -37,6 +37,7 @@ use crate::sse::Chunks;
 use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
+use crate::triton_metrics::TritonMetrics;
 use crate::{Error, encodings, ids, page, sse};
 
 /// What a client may ask for.
@@ -59,8 +60,8 @@ pub struct Access {
     pub keys: Arc<RwLock<Keys>>,
     /// The options that clients may send besides OpenAI's fields; `None` for all.
     pub options: Option<Vec<String>>,
-    /// The source of failed models for `/health`. None without `--triton-metrics`.
-    pub failures: Option<Failures>,
+    /// The metrics of tritonserver. None without `--triton-metrics`.
+    pub metrics: Option<TritonMetrics>,
 }
 
 /// How many inputs of a client's request, which may have more of them than a model has slots for, are in flight at a
@@ -85,7 +86,8 @@ impl Deref for Content {
 }
 
 struct Server {
-    failures: Option<Failures>,
+    metrics: Option<TritonMetrics>,
+    traffic: Arc<Traffic>,
     /// The options that clients may send; `None` for all.
     options: Option<Vec<String>>,
     /// Bytes that bodies may have together.
@@ -107,9 +109,11 @@ pub fn router(
     origins: Vec<Origin>,
     log: bool,
 ) -> Router {
+    let traffic = Arc::new(Traffic::default());
     let server = Server {
         options: access.options,
-        failures: access.failures,
+        metrics: access.metrics,
+        traffic: traffic.clone(),
         body_room: Arc::new(Semaphore::new(limits.max_body_bytes)),
         triton,
         adapters,
@@ -135,10 +139,12 @@ pub fn router(
         .route("/live", get(move || async move { live.response() }))
         .layer(from_fn_with_state(access.keys, with_key))
         .route("/health", get(health))
+        .route("/metrics", get(metrics))
         .route("/version", get(version))
         .route("/", get(page::show))
         // The fallback applies only to routes that are added before it.
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(traffic, counted))
         .with_state(server);
     let router = match origins.is_empty() {
         true => router,
@@ -173,8 +179,8 @@ async fn with_wait(State(server): State<Arc<Server>>, request: Request, next: Ne
 
 async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
     let is_ready = server.triton.is_ready().await?;
-    let failed = match &server.failures {
-        Some(failures) => failures.models().await?,
+    let failed = match &server.metrics {
+        Some(metrics) => failed_models(&metrics.text().await?),
         None => Vec::new(),
     };
     if !failed.is_empty() {
@@ -186,6 +192,19 @@ async fn health(State(server): State<Arc<Server>>) -> Result<Response, Error> {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Ok((status, json_response(&json!({"status": "not ready"}))).into_response())
     }
+}
+
+async fn metrics(State(server): State<Arc<Server>>) -> Response {
+    let triton = match &server.metrics {
+        Some(metrics) => Some(metrics.text().await.ok()),
+        None => None,
+    };
+    let has_triton = triton.as_ref().map(Option::is_some);
+    let own = server.traffic.text(server.load.num_in_flight(), has_triton);
+    let triton = triton.flatten().unwrap_or_default();
+    let text = [own, aliases(&triton), triton].concat();
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 async fn version() -> Response {
