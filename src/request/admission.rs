@@ -667,14 +667,8 @@ impl Admission {
         if !self.has_logits {
             return refusal("the synthetic runner has no logits; leave the option out");
         }
-        let parts = match &self.encoder.text {
-            Some(parts) if self.replies.reasoning.is_some() => parts,
-            _ => {
-                return refusal(
-                    "no reasoning is known of this model; leave the option out, or name its format in reasoning_parser \
-                     in its config.pbtxt",
-                );
-            }
+        let Some(parts) = &self.encoder.text else {
+            return refusal("this model has no tokenizer, it only knows token ids");
         };
         let start = self.reply_start(options, self.replies, prompt);
         ThoughtBudget::new(
