@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::body::{Body, wrong};
-use crate::fields::CHAT;
+use crate::endpoint::Endpoint;
+use crate::fields::{CHAT, Field};
 use crate::generation::{Generation, LOGPROBS, Prompt, REASONING, TOOL_CALLS};
 use crate::messages::messages;
 use crate::names::Names;
@@ -27,12 +28,11 @@ pub struct Chat {
     pub names: Names,
 }
 
-impl Chat {
-    /// The request in a body. `seed` is for a request that gives none.
-    ///
-    /// # Errors
-    /// A field that is missing, refused, or of another type or range.
-    pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
+impl Endpoint for Chat {
+    const FIELDS: &[Field] = CHAT;
+    const ID: &str = "chatcmpl-";
+
+    fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
         let messages = messages(body.take("messages"))?;
         let sampling = Sampling::take(&mut body, seed)?;
@@ -85,17 +85,11 @@ impl Chat {
         })
     }
 
-    /// The `finish_reason` of a choice. A call of the function that the request names ends with `stop`, as with
-    /// OpenAI's server and vLLM's.
-    pub fn finish_reason(&self, of_reply: Option<&'static str>) -> Option<&'static str> {
-        match of_reply {
-            Some("tool_calls") if self.names_function => Some("stop"),
-            other => other,
-        }
+    fn is_stream(&self) -> bool {
+        self.sampling.stream
     }
 
-    /// The request to Triton.
-    pub fn generation(&self, id: &str) -> Generation {
+    fn generation(&self, id: &str) -> Generation {
         let tool_calls = self.has_tools.then_some(TOOL_CALLS);
         let logprobs = self.logprobs.map(|_| LOGPROBS);
         Generation {
@@ -110,6 +104,17 @@ impl Chat {
                 .flatten()
                 .collect(),
             names: self.names.clone(),
+        }
+    }
+}
+
+impl Chat {
+    /// The `finish_reason` of a choice. A call of the function that the request names ends with `stop`, as with
+    /// OpenAI's server and vLLM's.
+    pub fn finish_reason(&self, of_reply: Option<&'static str>) -> Option<&'static str> {
+        match of_reply {
+            Some("tool_calls") if self.names_function => Some("stop"),
+            other => other,
         }
     }
 }

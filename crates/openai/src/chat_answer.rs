@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use crate::answer::Answer;
 use crate::chat::Chat;
 use crate::chunk::{Frame, Head, Whole};
+use crate::endpoint::EndpointAnswer;
 use crate::generation::{Position, Row};
 use crate::logprobs::{Token, tokens};
 use crate::sse::Chunks;
 use crate::usage::Counts;
 
-impl Chat {
-    /// The whole answer.
-    pub fn answer(self, id: String, answers: Vec<Answer>) -> Value {
+impl EndpointAnswer for Chat {
+    fn answer(self, id: String, answers: Vec<Answer>) -> Value {
         let mut counts = Counts::new(1, 0);
         let mut choices = Vec::new();
         for answer in answers {
@@ -36,8 +36,7 @@ impl Chat {
         })
     }
 
-    /// What turns the answers into events.
-    pub fn chunks(self, id: String) -> ChatChunks {
+    fn chunks(self, id: String) -> impl Chunks {
         let num_choices = self.sampling.num_choices as usize;
         ChatChunks {
             frame: Frame::new(&Head::new(id, "chat.completion.chunk", &self.model)),
@@ -176,6 +175,7 @@ impl Chunks for ChatChunks {
 mod tests {
     use super::*;
     use crate::body::Body;
+    use crate::endpoint::Endpoint;
     use crate::generation::{Candidate, Reply};
 
     fn request(more: Value) -> Chat {

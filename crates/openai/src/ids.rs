@@ -10,8 +10,8 @@ pub fn random() -> u64 {
 }
 
 /// An id such as `cmpl-1f0c...`.
-pub fn id(prefix: &str) -> String {
-    format!("{prefix}-{:016x}{:016x}", random(), random())
+pub fn id(beginning: &str) -> String {
+    format!("{beginning}{:016x}{:016x}", random(), random())
 }
 
 /// Seconds since 1970.
@@ -26,7 +26,7 @@ mod tests {
 
     #[test]
     fn ids_differ() {
-        let ids: std::collections::HashSet<_> = (0..1000).map(|_| id("cmpl")).collect();
+        let ids: std::collections::HashSet<_> = (0..1000).map(|_| id("cmpl-")).collect();
         assert_eq!(ids.len(), 1000);
     }
 }

@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
+//! | `endpoint.rs` | what the endpoints of conversations have in common |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; items of `/v1/responses`; prompts |
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
 //! | `fields.rs` | the fields of each endpoint's requests, and what becomes of them |
-//! | `answer.rs` | the replies to the prompts of a request |
+//! | `answer.rs`, `parts.rs` | the replies to the prompts of a request; the parts of a reply |
 //! | `body.rs`, `encodings.rs` | a JSON object of which fields are taken one by one; compressed bodies |
 //! | `names.rs` | what a client calls what the backend's refusals name |
 //! | `generation.rs` | a request for text, and the responses to it, in Triton's tensors |
@@ -34,6 +35,7 @@ pub mod chunk;
 pub mod completions;
 pub mod embeddings;
 pub mod encodings;
+pub mod endpoint;
 pub mod error;
 pub mod fields;
 pub mod generation;
@@ -51,6 +53,7 @@ pub mod models;
 pub mod names;
 pub mod origins;
 pub mod page;
+pub mod parts;
 pub mod protocol;
 pub mod responses;
 pub mod responses_answer;

@@ -5,7 +5,9 @@ use serde_json::{Map, Value, json};
 use crate::Error;
 use crate::body::{Body, wrong};
 use crate::chat::Chat;
-use crate::fields::{CHAT, Fate, RESPONSES};
+use crate::endpoint::Endpoint;
+use crate::fields::{CHAT, Fate, Field, RESPONSES};
+use crate::generation::Generation;
 use crate::items;
 use crate::sampling::MAX_CANDIDATES;
 
@@ -23,12 +25,11 @@ pub struct Responses {
     pub repeated: Map<String, Value>,
 }
 
-impl Responses {
-    /// The request in a body. `seed` is for a request that gives none.
-    ///
-    /// # Errors
-    /// A field that is missing, refused, or of another type or range.
-    pub fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
+impl Endpoint for Responses {
+    const FIELDS: &[Field] = RESPONSES;
+    const ID: &str = "resp-";
+
+    fn read(mut body: Body, seed: u64) -> Result<Self, Error> {
         let model = body.model()?;
         let instructions = body.text("instructions")?;
         let messages = items::messages(body.take("input"), instructions.as_deref())?;
@@ -92,6 +93,14 @@ impl Responses {
             _ => Map::new(),
         };
         Ok(Self { chat, repeated })
+    }
+
+    fn is_stream(&self) -> bool {
+        self.chat.is_stream()
+    }
+
+    fn generation(&self, id: &str) -> Generation {
+        self.chat.generation(id)
     }
 }
 

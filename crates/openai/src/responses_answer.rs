@@ -5,16 +5,17 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
+use crate::endpoint::EndpointAnswer;
 use crate::logprobs::{Token, from_text_on, tokens};
+use crate::parts::{Part, Parts, Piece};
 use crate::responses::Responses;
 use crate::sse::{Chunks, named_event};
 use crate::usage::Counts;
 use crate::{Error, ids};
 
-impl Responses {
-    /// The whole answer.
-    pub fn answer(self, id: String, answers: Vec<Answer>) -> Value {
-        let mut events = self.chunks(id);
+impl EndpointAnswer for Responses {
+    fn answer(self, id: String, answers: Vec<Answer>) -> Value {
+        let mut events = self.events(id);
         let mut out = Vec::new();
         for answer in answers {
             events.write(answer, &mut out);
@@ -24,8 +25,13 @@ impl Responses {
         events.response()
     }
 
-    /// What turns the answers into events.
-    pub fn chunks(self, id: String) -> ResponseEvents {
+    fn chunks(self, id: String) -> impl Chunks {
+        self.events(id)
+    }
+}
+
+impl Responses {
+    fn events(self, id: String) -> ResponseEvents {
         ResponseEvents {
             id,
             created_at: ids::now(),
@@ -34,7 +40,7 @@ impl Responses {
             counts: Counts::new(1, 1),
             output: Vec::new(),
             open: None,
-            blank: String::new(),
+            parts: Parts::default(),
             tokens: Vec::new(),
             state: State::Waiting,
             num_events: 0,
@@ -54,8 +60,7 @@ pub struct ResponseEvents {
     output: Vec<Value>,
     /// The item that grows.
     open: Option<Open>,
-    /// White space that begins a message if more follows.
-    blank: String,
+    parts: Parts,
     /// Tokens with log-probabilities that no message has.
     tokens: Vec<Token>,
     state: State,
@@ -88,8 +93,8 @@ struct Item {
 /// An item that calls a function.
 struct Call {
     id: String,
-    call_id: Value,
-    name: Value,
+    call_id: String,
+    name: String,
     arguments: String,
 }
 
@@ -169,14 +174,13 @@ impl Chunks for ResponseEvents {
             return;
         };
         self.counts.choices[0] = row.num_tokens;
-        let positions = row.logprobs.unwrap_or_default();
-        self.tokens.extend(tokens(&positions, self.num_candidates));
-        self.grow(Kind::Reasoning, &row.reasoning, out);
-        self.grow(Kind::Message, &row.text, out);
-        for call in &row.tool_calls {
-            self.call(call, out);
+        let positions = row.logprobs.as_deref().unwrap_or_default();
+        self.tokens.extend(tokens(positions, self.num_candidates));
+        let finish_reason = row.finish_reason;
+        for piece in self.parts.read(row) {
+            self.piece(piece, out);
         }
-        match row.finish_reason {
+        match finish_reason {
             None => {}
             Some("length") => self.state = State::Incomplete,
             Some(_) => self.state = State::Completed,
@@ -253,47 +257,44 @@ impl ResponseEvents {
         }
     }
 
-    /// Adds to the text of the open item, or of a new one.
-    fn grow(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
-        if text.is_empty() {
-            return;
+    fn piece(&mut self, piece: Piece, out: &mut Vec<u8>) {
+        match piece {
+            Piece::Begin(Part::Thought) => self.begin(Kind::Reasoning, out),
+            Piece::Begin(Part::Text) => self.begin(Kind::Message, out),
+            Piece::Begin(Part::Call { id, name }) => self.begin_call(id, name, out),
+            Piece::More(text) => match &self.open {
+                Some(Open::Text(_)) => self.grow_text(&text, out),
+                Some(Open::Call(_)) => self.grow_call(&text, out),
+                None => {}
+            },
+            Piece::End => self.close(out),
         }
-        let is_open = matches!(&self.open, Some(Open::Text(item)) if item.kind == kind);
-        // There is white space between a thought, a call, and what is next. No message is made of it.
-        if !is_open && text.trim().is_empty() {
-            return self.blank.push_str(text);
-        }
-        let text = match is_open {
-            true => text.to_owned(),
-            false => {
-                self.close(out);
-                self.begin(kind, out);
-                std::mem::take(&mut self.blank) + text
-            }
-        };
-        let sequence_number = self.num_events;
+    }
+
+    fn grow_text(&mut self, text: &str, out: &mut Vec<u8>) {
         let Some(Open::Text(item)) = &mut self.open else {
             return;
         };
-        item.text.push_str(&text);
+        let is_first = item.text.is_empty();
+        item.text.push_str(text);
         let first_new = item.tokens.len();
-        if kind == Kind::Message {
+        if item.kind == Kind::Message {
             let own = std::mem::take(&mut self.tokens);
-            item.tokens.extend(match is_open {
-                true => own,
+            item.tokens.extend(match is_first {
+                false => own,
                 // Those before it are of what the model thought.
-                false => from_text_on(own, &text),
+                true => from_text_on(own, text),
             });
         }
-        let name = format!("response.{}.delta", kind.part());
+        let name = format!("response.{}.delta", item.kind.part());
         let delta = Delta {
             r#type: name.clone(),
-            sequence_number,
+            sequence_number: self.num_events,
             item_id: &item.id,
             output_index: self.output.len(),
             content_index: 0,
-            delta: &text,
-            logprobs: (kind == Kind::Message).then_some(&item.tokens[first_new..]),
+            delta: text,
+            logprobs: (item.kind == Kind::Message).then_some(&item.tokens[first_new..]),
         };
         named_event(&name, &delta, out);
         self.num_events += 1;
@@ -303,8 +304,8 @@ impl ResponseEvents {
         let item = Item {
             kind,
             id: ids::id(match kind {
-                Kind::Reasoning => "rs",
-                Kind::Message => "msg",
+                Kind::Reasoning => "rs-",
+                Kind::Message => "msg-",
             }),
             text: String::new(),
             tokens: Vec::new(),
@@ -353,14 +354,7 @@ impl ResponseEvents {
         self.complete(item.json(&[part], status), out);
     }
 
-    /// Adds a call, or what is new of the last one.
-    fn call(&mut self, call: &Value, out: &mut Vec<u8>) {
-        let function = &call["function"];
-        let delta = function["arguments"].as_str().unwrap_or_default();
-        if function["name"].is_string() {
-            self.close(out);
-            self.begin_call(call, out);
-        }
+    fn grow_call(&mut self, delta: &str, out: &mut Vec<u8>) {
         let Some(Open::Call(open)) = &mut self.open else {
             return;
         };
@@ -369,12 +363,11 @@ impl ResponseEvents {
         self.event("response.function_call_arguments.delta", delta, out);
     }
 
-    fn begin_call(&mut self, call: &Value, out: &mut Vec<u8>) {
-        self.blank.clear();
+    fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
         let open = Call {
-            id: ids::id("fc"),
-            call_id: call["id"].clone(),
-            name: call["function"]["name"].clone(),
+            id: ids::id("fc-"),
+            call_id,
+            name,
             arguments: String::new(),
         };
         let item = open.json("", "in_progress");
@@ -414,6 +407,7 @@ impl ResponseEvents {
 mod tests {
     use super::*;
     use crate::body::Body;
+    use crate::endpoint::Endpoint;
     use crate::generation::{Candidate, Position, Reply, Row};
 
     fn request() -> Responses {
@@ -455,7 +449,7 @@ mod tests {
 
     #[test]
     fn events_are_numbered_and_build_the_response() {
-        let mut events = request().chunks("resp-1".to_owned());
+        let mut events = request().events("resp-1".to_owned());
         let mut out = Vec::new();
         for answer in answers() {
             events.write(answer, &mut out);
@@ -530,7 +524,7 @@ mod tests {
                 ..Row::default()
             },
         ];
-        let mut events = request().chunks("resp-1".to_owned());
+        let mut events = request().events("resp-1".to_owned());
         let mut out = Vec::new();
         for row in rows {
             events.write(answer(row), &mut out);
@@ -644,7 +638,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_the_last_event() {
-        let mut events = request().chunks("resp-1".to_owned());
+        let mut events = request().events("resp-1".to_owned());
         let mut out = Vec::new();
         events.fail(&Error::bad_response("no outputs"), &mut out);
         let text = String::from_utf8(out).expect("text");

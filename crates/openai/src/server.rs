@@ -22,7 +22,8 @@ use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
 use crate::embeddings::Embeddings;
-use crate::fields::{CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, RESPONSES, TOKENIZE};
+use crate::endpoint::Endpoint;
+use crate::fields::{COMPLETIONS, DETOKENIZE, EMBEDDINGS, Field, TOKENIZE};
 use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::live::Live;
@@ -126,8 +127,8 @@ pub fn router(
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(model))
         .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/responses", post(responses))
+        .route("/v1/chat/completions", post(reply::<Chat>))
+        .route("/v1/responses", post(reply::<Responses>))
         .route("/v1/embeddings", post(embeddings))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -235,7 +236,7 @@ async fn completions(
     let bytes = server.bytes(request).await?;
     let read = || Completions::read(server.body(&bytes, COMPLETIONS)?, ids::random());
     let mut request = beside_streams(bytes.len(), read).await?;
-    let id = ids::id("cmpl");
+    let id = ids::id("cmpl-");
     let (prompts, unread): (Vec<_>, Vec<_>) = request.unread(&id).into_iter().unzip();
     let names = Names::of("prompt");
     let reads = server.read(&triton, unread, &names).await?;
@@ -252,32 +253,20 @@ async fn completions(
     }
 }
 
-async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
+/// The answer to a conversation.
+async fn reply<E: Endpoint>(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let read = || Chat::read(server.body(&bytes, CHAT)?, ids::random());
+    let read = || E::read(server.body(&bytes, E::FIELDS)?, ids::random());
     let request = beside_streams(bytes.len(), read).await?;
-    let id = ids::id("chatcmpl");
+    let id = ids::id(E::ID);
     let answers = || server.answers(triton, vec![request.generation(&id)]);
     let answers = beside_streams(bytes.len(), answers).await?;
     drop(bytes);
-    if request.sampling.stream {
-        streamed(&id, answers, request.chunks(id.clone())).await
-    } else {
-        collected(&id, answers, |all| request.answer(id.clone(), all)).await
-    }
-}
-
-async fn responses(State(server): State<Arc<Server>>, request: Request) -> Result<Response, Error> {
-    let triton = server.triton_for(&request);
-    let bytes = server.bytes(request).await?;
-    let read = || Responses::read(server.body(&bytes, RESPONSES)?, ids::random());
-    let request = beside_streams(bytes.len(), read).await?;
-    let id = ids::id("resp");
-    let answers = || server.answers(triton, vec![request.chat.generation(&id)]);
-    let answers = beside_streams(bytes.len(), answers).await?;
-    drop(bytes);
-    if request.chat.sampling.stream {
+    if request.is_stream() {
         streamed(&id, answers, request.chunks(id.clone())).await
     } else {
         collected(&id, answers, |all| request.answer(id.clone(), all)).await
@@ -290,7 +279,7 @@ async fn embeddings(
 ) -> Result<Response, Error> {
     let triton = server.triton_for(&request);
     let bytes = server.bytes(request).await?;
-    let id = ids::id("embd");
+    let id = ids::id("embd-");
     let read = || {
         let request = Embeddings::read(server.body(&bytes, EMBEDDINGS)?)?;
         let messages = request.messages(&id);
@@ -414,7 +403,7 @@ impl Server {
             None => self.only_model().await?,
         };
         let names = request.names.clone();
-        let message = request.message(model, &ids::id("tok"));
+        let message = request.message(model, &ids::id("tok-"));
         let read = self.read(&triton, vec![message], &names).await?;
         read.into_iter()
             .next()
