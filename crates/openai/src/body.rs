@@ -10,9 +10,14 @@ use crate::{Error, adapters};
 /// The options that name an adapter.
 const ADAPTER_OPTIONS: [&str; 2] = ["lora_name", "lora_task_id"];
 
-/// The fields of a request that nothing has taken yet. A field that is null counts as not given, as in OpenAI's API.
+/// The fields of a request, or of an object in it, that nothing has taken yet. A field that is null counts as not
+/// given, as in OpenAI's API.
 #[derive(Debug)]
-pub struct Body(Map<String, Value>);
+pub struct Body {
+    fields: Map<String, Value>,
+    /// The place of an object within the request, such as `tools.0.`; empty for the request itself.
+    place: String,
+}
 
 impl Body {
     /// The fields of a JSON object.
@@ -21,10 +26,7 @@ impl Body {
     /// The bytes are not JSON, or not an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         match serde_json::from_slice(bytes) {
-            Ok(Value::Object(mut fields)) => {
-                fields.retain(|_, value| !value.is_null());
-                Ok(Self(fields))
-            }
+            Ok(Value::Object(fields)) => Ok(Self::of(without_nulls(fields))),
             Ok(_) => Err(Error::invalid("the body is JSON, but not an object")),
             Err(error) => Err(Error::invalid(format!("the body is not JSON: {error}"))),
         }
@@ -32,7 +34,32 @@ impl Body {
 
     /// These fields.
     pub fn of(fields: Map<String, Value>) -> Self {
-        Self(fields)
+        let place = String::new();
+        Self { fields, place }
+    }
+
+    /// The fields of an object within a request, at a place such as `tools.0`.
+    ///
+    /// # Errors
+    /// The value is no object.
+    pub fn within(place: &str, value: Value) -> Result<Self, Error> {
+        match value {
+            Value::Object(fields) => Ok(Self {
+                fields: without_nulls(fields),
+                place: format!("{place}."),
+            }),
+            other => Err(wrong(place, &other, "an object")),
+        }
+    }
+
+    /// The place of a field in the request.
+    pub fn place(&self, name: &str) -> String {
+        format!("{}{name}", self.place)
+    }
+
+    /// The place of the first field that nothing has taken.
+    pub fn first_left(&self) -> Option<String> {
+        self.fields.keys().next().map(|name| self.place(name))
     }
 
     /// Checks that clients may send these fields: the fields of the endpoint, and the options that the operator allows.
@@ -45,7 +72,7 @@ impl Body {
             fields.iter().any(|field| field.name == name)
                 || options.is_none_or(|options| options.contains(name))
         };
-        match self.0.keys().find(|name| !is_permitted(name)) {
+        match self.fields.keys().find(|name| !is_permitted(name)) {
             None => Ok(self),
             Some(name) => Err(Error::field(
                 name,
@@ -57,7 +84,7 @@ impl Body {
     /// Any value.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // The order of what is left decides what is handed on, and an object's order means nothing.
-        self.0.swap_remove(name)
+        self.fields.swap_remove(name)
     }
 
     /// A text.
@@ -68,8 +95,20 @@ impl Body {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(name, &other, "a text")),
+            Some(other) => Err(wrong(&self.place(name), &other, "a text")),
         }
+    }
+
+    /// A text that must be there.
+    ///
+    /// # Errors
+    /// It is something else, or missing.
+    pub fn required_text(&mut self, name: &str) -> Result<String, Error> {
+        let text = self.text(name)?;
+        text.ok_or_else(|| {
+            let place = self.place(name);
+            Error::field(&place, format!("'{place}' is missing: give a text"))
+        })
     }
 
     /// The name of the model, with or without an adapter's.
@@ -94,7 +133,7 @@ impl Body {
             (_, Some(_))
                 if ADAPTER_OPTIONS
                     .iter()
-                    .any(|option| self.0.contains_key(*option)) =>
+                    .any(|option| self.fields.contains_key(*option)) =>
             {
                 "names an adapter, and so does 'lora_name' or 'lora_task_id'; leave one of them out"
             }
@@ -114,7 +153,7 @@ impl Body {
         match self.take(name) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(flag),
-            Some(other) => Err(wrong(name, &other, "true or false")),
+            Some(other) => Err(wrong(&self.place(name), &other, "true or false")),
         }
     }
 
@@ -132,7 +171,7 @@ impl Body {
             None => {
                 let (first, last) = range.into_inner();
                 let expected = format!("a whole number from {first} to {last}");
-                Err(wrong(name, &value, &expected))
+                Err(wrong(&self.place(name), &value, &expected))
             }
         }
     }
@@ -144,7 +183,7 @@ impl Body {
     /// A field that is refused.
     pub fn into_options(self, fields: &[Field]) -> Result<Map<String, Value>, Error> {
         let mut options = Map::new();
-        for (name, value) in self.0 {
+        for (name, value) in self.fields {
             let known = fields.iter().find(|field| field.name == name);
             match known.map(|field| &field.fate) {
                 None => {
@@ -166,6 +205,12 @@ impl Body {
         }
         Ok(options)
     }
+}
+
+/// The fields that are not null.
+pub fn without_nulls(mut fields: Map<String, Value>) -> Map<String, Value> {
+    fields.retain(|_, value| !value.is_null());
+    fields
 }
 
 /// A field with a value of another type or range than `expected`.

@@ -1,6 +1,6 @@
 //! The fields of each endpoint's requests, and what becomes of them.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A field of a request.
 pub struct Field {
@@ -29,19 +29,27 @@ pub enum Fate {
     },
 }
 
-const fn read(name: &'static str, text: &'static str) -> Field {
+/// A field that the endpoint reads.
+pub const fn read(name: &'static str, text: &'static str) -> Field {
     field(name, Fate::Read, text)
 }
 
-const fn option(name: &'static str, text: &'static str) -> Field {
+/// A field that is the request option of its name.
+pub const fn option(name: &'static str, text: &'static str) -> Field {
     field(name, Fate::Option(name), text)
 }
 
-const fn ignored(name: &'static str, text: &'static str) -> Field {
+/// A field that has no effect.
+pub const fn ignored(name: &'static str, text: &'static str) -> Field {
     field(name, Fate::Ignored, text)
 }
 
-const fn refused(name: &'static str, instead: &'static str, unless: fn(&Value) -> bool) -> Field {
+/// A field that is an error.
+pub const fn refused(
+    name: &'static str,
+    instead: &'static str,
+    unless: fn(&Value) -> bool,
+) -> Field {
     field(name, Fate::Refused { instead, unless }, instead)
 }
 
@@ -49,7 +57,8 @@ const fn field(name: &'static str, fate: Fate, text: &'static str) -> Field {
     Field { name, fate, text }
 }
 
-const MODEL: Field = read(
+/// The model.
+pub const MODEL: Field = read(
     "model",
     "the name of the model in Triton's repository, or [`MODEL:ADAPTER`](#adapters)",
 );
@@ -57,7 +66,8 @@ const N: Field = read(
     "n",
     "choices for each prompt, at most 128 and the model's `max_batch_size`. Above 1, `temperature` is 1 unless the request says otherwise",
 );
-const STREAM: Field = read(
+/// Whether the answer is a stream.
+pub const STREAM: Field = read(
     "stream",
     "the answer as server-sent events, one for each token",
 );
@@ -364,7 +374,7 @@ pub const TOKENIZE: &[Field] = &[
 /// Fields of `/detokenize`.
 pub const DETOKENIZE: &[Field] = &[ONLY_MODEL, read("tokens", "a list of token ids")];
 
-/// The fields of each endpoint, by the endpoint's name in the documentation.
+/// The fields of each endpoint, by the endpoint's name in the documentation of OpenAI's API.
 pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("completions", COMPLETIONS),
     ("chat", CHAT),
@@ -373,6 +383,17 @@ pub const ENDPOINTS: &[(&str, &[Field])] = &[
     ("tokenize", TOKENIZE),
     ("detokenize", DETOKENIZE),
 ];
+
+/// The first of these options that is a field of `/v1/chat/completions` and no option of the backend. An endpoint may
+/// have `shared` ones under their names.
+pub fn first_of_chat<'a>(options: &'a Map<String, Value>, shared: &[&str]) -> Option<&'a str> {
+    let is_of_chat = |name: &&str| {
+        let field = CHAT.iter().find(|field| field.name == *name);
+        let is_own = field.is_some_and(|field| !matches!(field.fate, Fate::Option(_)));
+        is_own && !shared.contains(name)
+    };
+    options.keys().map(String::as_str).find(is_of_chat)
+}
 
 /// The documentation's table of `fields`.
 pub fn table(fields: &[Field]) -> String {

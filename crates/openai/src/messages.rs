@@ -1,9 +1,9 @@
 //! The messages of a conversation, as chat templates know them.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::Error;
-use crate::body::wrong;
+use crate::body::{without_nulls, wrong};
 
 /// The most messages of a conversation.
 const MAX_MESSAGES: usize = 16384;
@@ -80,11 +80,6 @@ pub fn text(parts: &[Value]) -> Result<String, (usize, String)> {
         None => Err((index, "the part has no 'type'".to_owned())),
     };
     parts.iter().enumerate().map(part).collect()
-}
-
-fn without_nulls(mut fields: Map<String, Value>) -> Map<String, Value> {
-    fields.retain(|_, value| !value.is_null());
-    fields
 }
 
 #[cfg(test)]

@@ -29,12 +29,17 @@ impl Names {
     }
 
     /// The names in an endpoint whose fields are called differently.
-    pub fn renamed(mut self, name: impl Fn(&'static str) -> &'static str) -> Self {
+    pub fn renamed(mut self, words: Words) -> Self {
         // An option without an entry has the name of its field.
         self.others.push(("messages", self.prompt));
-        self.prompt = name(self.prompt);
+        self.prompt = words.field(self.prompt);
         for (_, field) in &mut self.others {
-            *field = name(field);
+            *field = words.field(field);
+        }
+        for (option, field) in words.0 {
+            if self.others.iter().all(|(name, _)| name != option) {
+                self.others.push((option, field));
+            }
         }
         self
     }
@@ -105,6 +110,32 @@ impl Names {
             message = message.replace(&format!("'{option}'"), &format!("'{field}'"));
         }
         message
+    }
+}
+
+/// Fields of conversations, and what an endpoint calls them.
+#[derive(Clone, Copy, Debug)]
+pub struct Words(pub &'static [(&'static str, &'static str)]);
+
+impl Words {
+    /// The name that a conversation's field has in the endpoint.
+    pub fn field<'a>(&self, field: &'a str) -> &'a str {
+        let mut words = self.0.iter();
+        let found = words.find(|(name, _)| *name == field);
+        found.map_or(field, |(_, here)| here)
+    }
+
+    /// The refusal of a conversation in the words of the endpoint.
+    pub fn error(&self, error: Error) -> Error {
+        let mut message = error.message;
+        for (name, here) in self.0 {
+            message = message.replace(&format!("'{name}'"), &format!("'{here}'"));
+        }
+        Error {
+            param: error.param.map(|param| self.field(&param).to_owned()),
+            message,
+            ..error
+        }
     }
 }
 
@@ -186,11 +217,12 @@ mod tests {
 
     #[test]
     fn an_endpoint_of_other_names_has_its_own() {
-        let names = chat().renamed(|name| match name {
-            "messages" => "input",
-            "response_format" => "text",
-            other => other,
-        });
+        let words = Words(&[
+            ("messages", "input"),
+            ("response_format", "text"),
+            ("stop", "stop_sequences"),
+        ]);
+        let names = chat().renamed(words);
         check(
             &names,
             "option 'guided_json': no",
@@ -203,7 +235,13 @@ mod tests {
             "'input': no",
             Some("input"),
         );
-        check(&names, "option 'stop': no", "'stop': no", Some("stop"));
+        check(
+            &names,
+            "option 'stop': no",
+            "'stop_sequences': no",
+            Some("stop_sequences"),
+        );
+        check(&names, "option 'seed': no", "'seed': no", Some("seed"));
     }
 
     #[test]

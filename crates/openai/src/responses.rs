@@ -6,9 +6,10 @@ use crate::Error;
 use crate::body::{Body, wrong};
 use crate::chat::Chat;
 use crate::endpoint::Endpoint;
-use crate::fields::{CHAT, Fate, Field, RESPONSES};
+use crate::fields::{self, Field, RESPONSES};
 use crate::generation::Generation;
 use crate::items;
+use crate::names::Words;
 use crate::sampling::MAX_CANDIDATES;
 
 /// What may be included.
@@ -86,8 +87,8 @@ impl Endpoint for Responses {
             .into_iter()
             .filter_map(|(name, value)| Some((name.to_owned(), value?)));
         fields.extend(own);
-        let mut chat = Chat::read(Body::of(fields), seed).map_err(told_here)?;
-        chat.names = chat.names.renamed(named_here);
+        let mut chat = Chat::read(Body::of(fields), seed).map_err(|error| WORDS.error(error))?;
+        chat.names = chat.names.renamed(WORDS);
         let repeated = match repeated {
             Value::Object(fields) => fields,
             _ => Map::new(),
@@ -105,42 +106,16 @@ impl Endpoint for Responses {
 }
 
 /// Fields of conversations, and their names in this endpoint.
-const RENAMED: [(&str, &str); 4] = [
+const WORDS: Words = Words(&[
     ("messages", "input"),
     ("max_completion_tokens", "max_output_tokens"),
     ("response_format", "text"),
     ("reasoning_effort", "reasoning"),
-];
-
-/// The name of a conversation's field in this endpoint.
-fn named_here(field: &str) -> &str {
-    let mut renamed = RENAMED.iter();
-    let found = renamed.find(|(name, _)| *name == field);
-    found.map_or(field, |(_, here)| here)
-}
-
-/// The refusal of a conversation in the words of this endpoint.
-fn told_here(error: Error) -> Error {
-    let mut message = error.message;
-    for (name, here) in RENAMED {
-        message = message.replace(&format!("'{name}'"), &format!("'{here}'"));
-    }
-    Error {
-        param: error.param.map(|param| named_here(&param).to_owned()),
-        message,
-        ..error
-    }
-}
+]);
 
 /// Refuses the fields of conversations that have another name here, or none.
 fn check(options: &Map<String, Value>) -> Result<(), Error> {
-    let is_of_chat = |name: &&String| {
-        let mut fields = CHAT.iter();
-        let field = fields.find(|field| field.name == **name);
-        let is_read = field.is_some_and(|field| !matches!(field.fate, Fate::Option(_)));
-        is_read && !SHARED.contains(&name.as_str())
-    };
-    match options.keys().find(is_of_chat) {
+    match fields::first_of_chat(options, &SHARED) {
         None => Ok(()),
         Some(name) => Err(Error::field(
             name,
@@ -292,7 +267,7 @@ mod tests {
             "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}}],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         }));
-        expected.names = expected.names.renamed(named_here);
+        expected.names = expected.names.renamed(WORDS);
         assert_eq!(found.expect("sound").chat, expected);
     }
 
@@ -370,9 +345,9 @@ mod tests {
         ] {
             let error = read(json!({field: value})).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
-            for (name, _) in RENAMED {
+            for (name, _) in WORDS.0 {
                 let is_named = error.message.contains(&format!("'{name}'"));
-                assert_eq!(is_named, field == name, "{}", error.message);
+                assert_eq!(is_named, field == *name, "{}", error.message);
             }
         }
         let nothing = json!({"store": false, "previous_response_id": null, "truncation": "disabled", "include": []});
