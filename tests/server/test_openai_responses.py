@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.conversations import REPLY, USER, WEATHER, add_calling_model
-from harness.front import counts
+from harness.front import counts, named_events_of
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
@@ -25,20 +25,10 @@ def server(tmp_path_factory):
         yield server
 
 
-def events_of(response):
-    """The events of a stream, as they come."""
-    while line := response.readline():
-        name = line.decode().removeprefix("event: ").rstrip("\n")
-        event = json.loads(response.readline().decode().removeprefix("data: "))
-        assert response.readline() == b"\n"
-        assert event["type"] == name
-        yield event
-
-
 def stream(front, **fields):
     with front.request("POST", PATH, {**fields, "stream": True}) as response:
         assert response.status == 200, response.read()
-        events = list(events_of(response))
+        events = list(named_events_of(response))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -146,5 +136,5 @@ def test_what_is_wrong_is_named(front, fields, param, words, is_stream):
 def test_a_client_that_leaves_ends_its_request(server, front):
     fields = {"model": "stories", "input": TEXT, "ignore_eos": True, "stream": True}
     with front.request("POST", PATH, fields) as response:
-        next(events_of(response))
+        next(named_events_of(response))
     assert_blocks_come_back(server, "stories")

@@ -114,6 +114,16 @@ def events_of(response):
         assert response.readline() == b"\n"
 
 
+def named_events_of(response):
+    """The events of a stream whose events have names, as they come."""
+    while line := response.readline():
+        name = line.decode().removeprefix("event: ").rstrip("\n")
+        event = json.loads(response.readline().decode().removeprefix("data: "))
+        assert response.readline() == b"\n"
+        assert event["type"] == name
+        yield event
+
+
 def counts(answer):
     """The numbers of tokens in an answer's `usage`, without details such as what was in the cache."""
     return {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}

@@ -254,7 +254,7 @@ impl Error {
     }
 
     /// Whether the same request may succeed later.
-    fn is_temporary(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         let passes = matches!(
             self.status,
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
@@ -290,6 +290,8 @@ impl IntoResponse for Error {
             self.body().to_string(),
         )
             .into_response();
+        // Other APIs word it differently.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if self.is_temporary() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

@@ -60,7 +60,7 @@ const fn field(name: &'static str, fate: Fate, text: &'static str) -> Field {
 /// The model.
 pub const MODEL: Field = read(
     "model",
-    "the name of the model in Triton's repository, or [`MODEL:ADAPTER`](#adapters)",
+    "the name of the model in Triton's repository, or [`MODEL:ADAPTER`](openai.md#adapters)",
 );
 const N: Field = read(
     "n",

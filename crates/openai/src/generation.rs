@@ -88,6 +88,8 @@ const OUTPUTS: [&str; 4] = [
 pub const LOGPROBS: &str = "logprobs";
 /// The output with log-probabilities of the prompt.
 pub const PROMPT_LOGPROBS: &str = "prompt_logprobs";
+/// The output with the stop word or token that ended a sequence.
+pub const STOP_REASON: &str = "stop_reason";
 /// The output with what the model thought.
 pub const REASONING: &str = "reasoning_content";
 /// The output with calls of functions.
@@ -166,6 +168,8 @@ pub struct Row {
     pub text: String,
     /// Why the sequence ended, in OpenAI's words; `None` while it is running.
     pub finish_reason: Option<&'static str>,
+    /// The stop word, or the id of the token, that ended the sequence, if the request asked for it; otherwise empty.
+    pub stop_reason: String,
     /// Tokens so far.
     pub num_tokens: u32,
     /// For each token that the reply has, if the request asked for it.
@@ -222,6 +226,11 @@ impl Reply {
         if bytes(LOGPROBS).is_some() {
             for (row, json) in rows.iter_mut().zip(texts(LOGPROBS)?) {
                 row.logprobs = Some(positions(&json).ok_or_else(|| missing(LOGPROBS))?);
+            }
+        }
+        if bytes(STOP_REASON).is_some() {
+            for (row, stop_reason) in rows.iter_mut().zip(texts(STOP_REASON)?) {
+                row.stop_reason = stop_reason;
             }
         }
         if bytes(REASONING).is_some() {

@@ -1,4 +1,4 @@
-//! The keys of clients: `Authorization: Bearer KEY`.
+//! The keys of clients: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,6 +8,8 @@ use axum::http::{HeaderMap, header};
 
 use crate::Error;
 
+/// The header of Anthropic's clients.
+const API_KEY: &str = "x-api-key";
 /// The largest file of keys.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -52,21 +54,27 @@ impl Keys {
         if self.0.is_empty() {
             return Ok(());
         }
-        let given = headers
+        let bearer = headers
             .get(header::AUTHORIZATION)
-            .and_then(|value| bearer(value.as_bytes()))
-            .ok_or_else(|| {
-                Error::unauthorized("the request has no key; send 'Authorization: Bearer KEY'")
-            })?;
-        // All are compared, so that the time tells nothing.
-        let is_known = self
-            .0
-            .iter()
-            .fold(false, |found, key| found | equal(key.as_bytes(), given));
-        match is_known {
+            .and_then(|value| bearer(value.as_bytes()));
+        let api_key = headers.get(API_KEY).map(|value| value.as_bytes());
+        let mut given = bearer.into_iter().chain(api_key).peekable();
+        if given.peek().is_none() {
+            return Err(Error::unauthorized(
+                "the request has no key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            ));
+        }
+        match given.fold(false, |found, key| found | self.has(key)) {
             true => Ok(()),
             false => Err(Error::unauthorized("the key of the request is not known")),
         }
+    }
+
+    fn has(&self, given: &[u8]) -> bool {
+        // All are compared, so that the time tells nothing.
+        self.0
+            .iter()
+            .fold(false, |found, key| found | equal(key.as_bytes(), given))
     }
 }
 
@@ -124,6 +132,14 @@ mod tests {
             );
         }
         assert!(keys.check(&HeaderMap::new()).is_err());
+        let with = |mut headers: HeaderMap, key| {
+            headers.insert(API_KEY, HeaderValue::from_static(key));
+            headers
+        };
+        assert_eq!(keys.check(&with(HeaderMap::new(), "sk-two")), Ok(()));
+        assert_eq!(keys.check(&with(headers("Bearer other"), "sk-two")), Ok(()));
+        assert_eq!(keys.check(&with(headers("Bearer sk-one"), "other")), Ok(()));
+        assert!(keys.check(&with(headers("Bearer other"), "sk-")).is_err());
         assert_eq!(Keys::default().check(&HeaderMap::new()), Ok(()));
     }
 }

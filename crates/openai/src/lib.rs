@@ -1,10 +1,11 @@
-//! OpenAI's API in front of a tritonserver with models of this backend.
+//! OpenAI's API, and Anthropic's, in front of a tritonserver with models of this backend.
 //!
 //! | file | noun |
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
 //! | `endpoint.rs` | what the endpoints of conversations have in common |
+//! | `anthropic/` | Anthropic's Messages API |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; items of `/v1/responses`; prompts |
 //! | `chunk.rs`, `logprobs.rs`, `token_text.rs`, `usage.rs`, `ids.rs` | parts of answers: their frame, log-probabilities of messages, the text of a token, the tokens of a request, ids |
@@ -28,6 +29,7 @@
 pub mod access_log;
 pub mod adapters;
 pub mod answer;
+pub mod anthropic;
 pub mod body;
 pub mod chat;
 pub mod chat_answer;

@@ -1,4 +1,4 @@
-//! `inflight-openai`: OpenAI's API in front of a tritonserver.
+//! `inflight-openai`: OpenAI's API and Anthropic's in front of a tritonserver.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,7 +23,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
-/// Serves OpenAI's API in front of a tritonserver with models of the backend `inflight`
+/// Serves OpenAI's API and Anthropic's in front of a tritonserver with models of the backend `inflight`
 #[derive(Parser)]
 #[command(name = "inflight-openai", version)]
 struct Options {

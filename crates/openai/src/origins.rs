@@ -9,7 +9,11 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 /// How long a browser may remember what is allowed.
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// The headers that a page may read besides those that every page may.
-const READABLE: [HeaderName; 2] = [HeaderName::from_static("x-request-id"), header::RETRY_AFTER];
+const READABLE: [HeaderName; 3] = [
+    HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("request-id"),
+    header::RETRY_AFTER,
+];
 
 /// An origin such as `https://chat.example`, or `*` for any.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -127,9 +127,16 @@ mod tests {
             ],
             ..Row::default()
         };
-        let rows = [thought, text("\n"), text("Hi"), text("\n"), call, text(" ")];
+        let rows = [
+            thought.clone(),
+            text("\n"),
+            text("Hi"),
+            text("\n"),
+            call.clone(),
+            text(" "),
+        ];
         let more = |text: &str| Piece::More(text.to_owned());
-        let call = Part::Call {
+        let begun = Part::Call {
             id: "1".to_owned(),
             name: "f".to_owned(),
         };
@@ -141,12 +148,14 @@ mod tests {
             more("\nHi"),
             more("\n"),
             Piece::End,
-            Piece::Begin(call),
+            Piece::Begin(begun),
             more("{"),
             more("}"),
             Piece::End,
         ];
         assert_eq!(pieces(rows), expected);
         assert_eq!(pieces([text(" "), text("\n")]), []);
+        let behind_call = pieces([thought, text("\n"), call, text("Hi")]);
+        assert!(behind_call.contains(&more("Hi")));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,6 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::access_log::{REQUEST_ID, logged};
 use crate::adapters::Adapters;
 use crate::answer::{Answer, Answers};
+use crate::anthropic::fields::COUNT_TOKENS;
+use crate::anthropic::request::Messages;
 use crate::body::Body;
 use crate::chat::Chat;
 use crate::completions::Completions;
@@ -39,7 +41,7 @@ use crate::tokens::{Read, Tokens};
 use crate::trace::Trace;
 use crate::triton::Triton;
 use crate::triton_metrics::TritonMetrics;
-use crate::{Error, encodings, ids, page, sse};
+use crate::{Error, anthropic, encodings, ids, page, sse};
 
 /// What a client may ask for.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +131,8 @@ pub fn router(
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(reply::<Chat>))
         .route("/v1/responses", post(reply::<Responses>))
+        .route("/v1/messages", post(reply::<Messages>))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/embeddings", post(embeddings))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -145,6 +149,7 @@ pub fn router(
         .route("/", get(page::show))
         // The fallback applies only to routes that are added before it.
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn(anthropic::errors::worded))
         .layer(from_fn_with_state(traffic, counted))
         .with_state(server);
     let router = match origins.is_empty() {
@@ -212,17 +217,32 @@ async fn version() -> Response {
     json_response(&json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-async fn list_models(State(server): State<Arc<Server>>) -> Result<Response, Error> {
-    Ok(json_response(&server.models().await?))
+async fn list_models(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Error> {
+    let models = server.models().await?;
+    Ok(json_response(
+        &match anthropic::errors::is_of_client(uri.path(), &headers) {
+            true => anthropic::models::list(&models),
+            false => models,
+        },
+    ))
 }
 
 async fn model(
     State(server): State<Arc<Server>>,
     Path(name): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
 ) -> Result<Response, Error> {
     let models = server.models().await?;
     let models = models["data"].as_array();
     match models.and_then(|models| models.iter().find(|model| model["id"] == name)) {
+        Some(model) if anthropic::errors::is_of_client(uri.path(), &headers) => {
+            Ok(json_response(&anthropic::models::model(model)))
+        }
         Some(model) => Ok(json_response(model)),
         None => Err(Error::unknown_model(&name)),
     }
@@ -307,6 +327,18 @@ async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result
     Ok(json_response(
         &server.read_prompt(triton, request).await?.tokens(),
     ))
+}
+
+async fn count_tokens(
+    State(server): State<Arc<Server>>,
+    request: Request,
+) -> Result<Response, Error> {
+    let triton = server.triton_for(&request);
+    let bytes = server.bytes(request).await?;
+    let read = || anthropic::request::tokens(server.body(&bytes, COUNT_TOKENS)?);
+    let request = beside_streams(bytes.len(), read).await?;
+    let read = server.read_prompt(triton, request).await?;
+    Ok(json_response(&json!({"input_tokens": read.num_tokens()})))
 }
 
 async fn detokenize(

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::Error;
 use crate::body::Body;
 use crate::fields::{DETOKENIZE, TOKENIZE};
-use crate::generation::{Prompt, numbers, tensor, texts};
+use crate::generation::{Generation, Prompt, numbers, tensor, texts};
 use crate::input::{Input, tokens};
 use crate::messages::messages;
 use crate::names::Names;
@@ -75,6 +75,17 @@ impl Tokens {
         }
     }
 
+    /// The request for the tokens of a prompt that a model would continue.
+    pub fn of_generation(generation: Generation) -> Self {
+        let prompt = generation.prompt;
+        Self {
+            model: Some(prompt.model),
+            input: Input::Text(prompt.text),
+            names: generation.names,
+            options: prompt.options,
+        }
+    }
+
     /// The request for a text in a body.
     ///
     /// # Errors
@@ -127,6 +138,11 @@ impl Read {
     /// The text.
     pub fn into_text(self) -> String {
         self.text
+    }
+
+    /// The number of tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.ids.len()
     }
 
     /// The answer with the tokens, as vLLM's and llama.cpp's servers give them.

@@ -1,31 +1,44 @@
-//! The page about OpenAI's API says what the code says. `UPDATE_DOCS=1 cargo test -p inflight-openai --test docs`
-//! rewrites its tables.
+//! The pages about the APIs say what the code says. `UPDATE_DOCS=1 cargo test -p inflight-openai --test docs` rewrites
+//! their tables.
 
 use std::path::Path;
 
-use inflight_openai::fields;
+use inflight_openai::anthropic;
+use inflight_openai::fields::{self, Field};
+
+/// Endpoints by name, with their fields.
+type Endpoints = &'static [(&'static str, &'static [Field])];
+
+/// Each page, and the endpoints whose fields it lists.
+const PAGES: [(&str, Endpoints); 2] = [
+    ("openai.md", fields::ENDPOINTS),
+    ("anthropic.md", anthropic::fields::ENDPOINTS),
+];
 
 #[test]
 fn the_tables_of_fields_are_those_of_the_code() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/openai.md");
-    let committed = std::fs::read_to_string(&path).expect("the page is there");
-    let mut made = committed.clone();
-    for (section, fields) in fields::ENDPOINTS {
-        made = with_table(&made, section, &fields::table(fields));
-    }
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(path, made).expect("the page can be written");
-    } else {
-        assert!(
-            made == committed,
-            "docs/src/openai.md is behind the code: run UPDATE_DOCS=1 cargo test -p inflight-openai --test docs"
-        );
+    for (page, endpoints) in PAGES {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src");
+        let path = folder.join(page);
+        let committed = std::fs::read_to_string(&path).expect("the page is there");
+        let mut made = committed.clone();
+        for (section, fields) in endpoints {
+            made = with_table(&made, section, &fields::table(fields));
+        }
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, made).expect("the page can be written");
+        } else {
+            assert!(
+                made == committed,
+                "docs/src/{page} is behind the code: run UPDATE_DOCS=1 cargo test -p inflight-openai --test docs"
+            );
+        }
     }
 }
 
 #[test]
 fn each_field_is_there_once() {
-    for (section, fields) in fields::ENDPOINTS {
+    for (section, fields) in PAGES.iter().flat_map(|(_, endpoints)| *endpoints) {
         let mut names: Vec<_> = fields.iter().map(|field| field.name).collect();
         names.sort_unstable();
         let num_names = names.len();

@@ -140,8 +140,9 @@ Description: Triton backend that generates text with in-flight batching
  Serves checkpoints of language models in Triton Inference Server, on CPUs
  and NVIDIA GPUs. Requests join and leave the batch at every step. The
  package holds the backend, the program of its other ranks, a server with
- OpenAI's API in front of Triton, a simulator of configurations, and the
- headers of logits post-processors and of the batch manager.
+ OpenAI's and Anthropic's APIs in front of Triton, a simulator of
+ configurations, and the headers of logits post-processors and of the batch
+ manager.
 ";
     Ok(text)
 }
