@@ -67,13 +67,17 @@ def forcing(front, reply_to):
 
 
 def add_model(repository):
-    """Adds the model that calls, whose template has the beginning of each message only: its context is short."""
+    """Adds the model that calls. Its template has the beginning of each message only, as its context is short, and
+    refuses a message of the system behind others, as the templates of Qwen 3.5 do."""
     add_calling_model(repository, "chat")
     path = repository / "chat" / "1" / "tokenizer_config.json"
     config = json.loads(path.read_text())
     template = config["chat_template"]
-    config["chat_template"] = template.replace("(message.content or '')", "(message.content or '')[:200]")
-    assert config["chat_template"] != template
+    each = "{% for message in messages %}"
+    refuse = "{% if message.role == 'system' and not loop.first %}{{ raise_exception('a late system message') }}{% endif %}"
+    content = "(message.content or '')"
+    assert each in template and content in template
+    config["chat_template"] = template.replace(each, each + refuse).replace(content, content + "[:200]")
     path.write_text(json.dumps(config))
 
 

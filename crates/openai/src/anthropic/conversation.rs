@@ -125,8 +125,16 @@ impl Conversation {
         if role == "system" && text.starts_with(BILLING) {
             return;
         }
-        let message = self.last(role);
-        match &mut message["content"] {
+        // Many chat templates take a message of the system at the beginning only.
+        let is_behind = self
+            .messages
+            .last()
+            .is_some_and(|it| it["role"] != "system");
+        let role = match role {
+            "system" if is_behind => "user",
+            other => other,
+        };
+        match &mut self.last(role)["content"] {
             Value::String(content) => {
                 if role != "assistant" {
                     content.push('\n');
@@ -250,6 +258,7 @@ mod tests {
                 {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
             ],
             "messages": [
+                {"role": "system", "content": "Be kind."},
                 {"role": "user", "content": "Rain?"},
                 {"role": "user", "content": [{"type": "text", "text": "In Oslo."}]},
                 {"role": "assistant", "content": [
@@ -277,13 +286,12 @@ mod tests {
             call("2", "search", "{}"),
         ];
         let expected = [
-            json!({"role": "system", "content": "Be brief."}),
+            json!({"role": "system", "content": "Be brief.\nBe kind."}),
             json!({"role": "user", "content": "Rain?\nIn Oslo."}),
             json!({"role": "assistant", "reasoning_content": "Oslo?", "content": "Let me see.", "tool_calls": calls}),
             json!({"role": "tool", "tool_call_id": "1", "content": "no connection", "is_error": true}),
             json!({"role": "tool", "tool_call_id": "2", "content": "found:\nsnow"}),
-            json!({"role": "user", "content": "And now?"}),
-            json!({"role": "system", "content": "It is Monday."}),
+            json!({"role": "user", "content": "And now?\nIt is Monday."}),
         ];
         assert_eq!(found.messages, expected);
         assert_eq!(found.found_tools, ["snow".to_owned()].into());
