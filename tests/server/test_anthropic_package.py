@@ -9,7 +9,7 @@ from typing import Literal
 import pydantic
 import pytest
 
-from harness.conversations import REPLY, USER, WEATHER, add_calling_model
+from harness.conversations import REPLY, TOOL, USER, add_calling_model
 from harness.front import Front
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
@@ -23,7 +23,6 @@ from anthropic.types.beta import message_create_params as beta_create_params
 
 PAGE = ROOT / "docs" / "src" / "anthropic.md"
 FIELDS = {"model": "stories", "messages": [USER], "max_tokens": 1000}
-TOOL = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
 
 
 @pytest.fixture(scope="module")

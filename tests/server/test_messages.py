@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from harness.conversations import REPLY, TOOLS, USER, WEATHER, add_calling_model, add_thinking_model
+from harness.conversations import REPLY, TOOL, TOOLS, USER, add_calling_model, add_thinking_model
 from harness.front import Front, named_events_of
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
 
 PATH = "/v1/messages"
 CHAT = "/v1/chat/completions"
-TOOL = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
@@ -101,7 +100,7 @@ def test_thoughts_and_calls_are_blocks_and_go_back_to_the_model(front, display):
     assert len(pieces) > 2 * len(calls)
 
     # The prompt of the next request is the prompt of OpenAI's API, also if the client has not seen the thought.
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "Rain."} for call in calls]
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "Rain.", "is_error": True} for call in calls]
     messages = [USER, {"role": "assistant", "content": message["content"]}, {"role": "user", "content": results}]
     said = front.post(CHAT, model="chat", messages=[USER], tools=TOOLS, guided_choice=[REPLY])["choices"][0]["message"]
     rain = [{"role": "tool", "tool_call_id": call["id"], "content": "Rain."} for call in said["tool_calls"]]

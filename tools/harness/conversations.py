@@ -24,6 +24,8 @@ WEATHER = {
     },
 }
 TOOLS = [{"type": "function", "function": WEATHER}]
+# The function in the form of Anthropic's API.
+TOOL = {"name": WEATHER["name"], "input_schema": WEATHER["parameters"], "input_examples": [{"city": "Oslo"}]}
 # For the option `guided_choice`.
 REPLY = (
     "<think>\nA fox?\n</think>\n\nLet me see.\n"

@@ -89,7 +89,7 @@ struct Options {
     /// times
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<Origin>,
-    /// The request options that clients may send besides OpenAI's fields, such as top_k,min_p; others are refused
+    /// The request options that clients may send besides the APIs' fields, such as top_k,min_p; others are refused
     /// [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     allow_options: Vec<String>,

@@ -61,7 +61,7 @@ pub struct Limits {
 pub struct Access {
     /// The keys, which may be replaced while requests are served.
     pub keys: Arc<RwLock<Keys>>,
-    /// The options that clients may send besides OpenAI's fields; `None` for all.
+    /// The options that clients may send besides the APIs' fields; `None` for all.
     pub options: Option<Vec<String>>,
     /// The metrics of tritonserver. None without `--triton-metrics`.
     pub metrics: Option<TritonMetrics>,

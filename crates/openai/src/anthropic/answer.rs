@@ -125,7 +125,7 @@ impl MessageEvents {
             "content": self.content,
             "stop_reason": stop.map(|stop| stop.reason),
             "stop_sequence": stop.and_then(|stop| stop.sequence.as_ref()),
-            // The backend counts what it has reused in blocks, at the end.
+            // The backend counts reuse in blocks of the KV cache, and at the end only.
             "usage": {
                 "input_tokens": self.num_input_tokens,
                 "cache_creation_input_tokens": null,
