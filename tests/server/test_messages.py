@@ -64,8 +64,15 @@ def built(events):
     return message
 
 
+def num_input(usage):
+    """The tokens of a prompt, whether they were in the cache or not."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
 def without_id(message):
-    return {name: value for name, value in message.items() if name != "id"}
+    """A message without what differs each time."""
+    usage = (num_input(message["usage"]), message["usage"]["output_tokens"])
+    return {**message, "id": None, "usage": usage}
 
 
 def test_a_message_has_the_text_of_a_conversation_whole_and_as_a_stream(front):
@@ -76,8 +83,9 @@ def test_a_message_has_the_text_of_a_conversation_whole_and_as_a_stream(front):
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
     assert message["id"].startswith("msg_") and message["role"] == "assistant"
     counts = chat["usage"]
-    usage = {"input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"]}
-    assert message["usage"] == {**usage, "cache_creation_input_tokens": None, "cache_read_input_tokens": None}
+    usage = message["usage"]
+    assert (num_input(usage), usage["output_tokens"]) == (counts["prompt_tokens"], counts["completion_tokens"])
+    assert usage["cache_creation_input_tokens"] == 0
     events = stream(front, **fields)
     assert without_id(built(events)) == without_id(message)
     deltas = [event for event in events if event["type"] == "content_block_delta"]
@@ -108,7 +116,7 @@ def test_thoughts_and_calls_are_blocks_and_go_back_to_the_model(front, display):
     counted = front.post(PATH + "/count_tokens", model="chat", messages=messages, tools=[TOOL])
     assert counted == {"input_tokens": expected["count"]}
     answer = front.post(PATH, **fields_of(model="chat", messages=messages, tools=[TOOL], max_tokens=5))
-    assert answer["usage"]["input_tokens"] == expected["count"] and answer["usage"]["output_tokens"] == 5
+    assert num_input(answer["usage"]) == expected["count"] and answer["usage"]["output_tokens"] == 5
     assert answer["stop_reason"] == "max_tokens"
 
 
@@ -127,6 +135,8 @@ def test_thinking_is_the_templates_variable(front):
     kinds = lambda **fields: [block["type"] for block in front.post(PATH, **fields_of(model="thinker", **fields))["content"]]
     assert kinds(max_tokens=9) == ["thinking"]
     assert kinds(max_tokens=9, thinking={"type": "disabled"}) == ["text"]
+    # The budget ends the thought.
+    assert kinds(max_tokens=40, thinking={"type": "enabled", "budget_tokens": 9}) == ["thinking", "text"]
 
 
 def test_the_end_has_its_reason(front):
@@ -148,7 +158,7 @@ def test_an_answer_that_has_begun_is_continued(front):
     options = {"model": "stories", "messages": [USER, begun], "max_tokens": 9}
     chat = front.post(CHAT, **options, continue_final_message=True)
     assert message["content"][0]["text"] == chat["choices"][0]["message"]["content"]
-    assert message["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert num_input(message["usage"]) == chat["usage"]["prompt_tokens"]
 
 
 def test_an_answer_conforms_to_its_schema(front):

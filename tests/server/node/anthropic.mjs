@@ -31,7 +31,7 @@ test("messages", async () => {
   const stream = client.messages.stream(FIELDS);
   assert.equal(await stream.finalText(), whole.content[0].text);
   const { input_tokens } = await client.messages.countTokens({ model: "stories", messages: [USER] });
-  assert.equal(input_tokens, whole.usage.input_tokens);
+  assert.equal(input_tokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens);
 });
 
 test("thoughts and tools go back and forth", async () => {

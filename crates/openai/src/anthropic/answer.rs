@@ -38,6 +38,7 @@ impl Messages {
             open: None,
             has_begun: false,
             num_input_tokens: 0,
+            num_cached_tokens: 0,
             num_output_tokens: 0,
             stop: None,
         }
@@ -55,6 +56,8 @@ struct MessageEvents {
     open: Option<(Part, String)>,
     has_begun: bool,
     num_input_tokens: u32,
+    /// Input tokens that were in the model's KV cache.
+    num_cached_tokens: u32,
     num_output_tokens: u32,
     stop: Option<Stop>,
 }
@@ -68,6 +71,9 @@ struct Stop {
 impl Chunks for MessageEvents {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
         self.num_input_tokens = answer.reply.num_prompt_tokens;
+        if let Some(usage) = answer.reply.usage {
+            self.num_cached_tokens = usage.num_cached_tokens;
+        }
         let row = answer.reply.rows.into_iter().next();
         self.num_output_tokens = row.as_ref().map_or(0, |row| row.num_tokens);
         if !std::mem::replace(&mut self.has_begun, true) {
@@ -125,11 +131,11 @@ impl MessageEvents {
             "content": self.content,
             "stop_reason": stop.map(|stop| stop.reason),
             "stop_sequence": stop.and_then(|stop| stop.sequence.as_ref()),
-            // The backend counts reuse in blocks of the KV cache, and at the end only.
+            // Every prompt is kept while there is room, so that nothing is created for a fee.
             "usage": {
-                "input_tokens": self.num_input_tokens,
-                "cache_creation_input_tokens": null,
-                "cache_read_input_tokens": null,
+                "input_tokens": self.num_input_tokens.saturating_sub(self.num_cached_tokens),
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": self.num_cached_tokens,
                 "output_tokens": self.num_output_tokens,
             },
         })
@@ -240,7 +246,7 @@ mod tests {
     use super::*;
     use crate::body::Body;
     use crate::endpoint::Endpoint;
-    use crate::generation::{Reply, Row};
+    use crate::generation::{Details, Reply, Row};
 
     fn request(more: Value) -> Messages {
         let mut fields = json!({
@@ -256,6 +262,10 @@ mod tests {
         let reply = Reply {
             num_prompt_tokens: 5,
             rows: vec![row],
+            usage: Some(Details {
+                num_cached_tokens: 3,
+                ..Details::default()
+            }),
             ..Reply::default()
         };
         Answer { prompt: 0, reply }
@@ -437,7 +447,7 @@ mod tests {
             ],
             "stop_reason": "end_turn", "stop_sequence": null,
             "usage": {
-                "input_tokens": 5, "cache_creation_input_tokens": null, "cache_read_input_tokens": null,
+                "input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3,
                 "output_tokens": 3,
             },
         });

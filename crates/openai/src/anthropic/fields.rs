@@ -106,7 +106,7 @@ const CONVERSATION: Field = read(
 );
 const THINKING: Field = read(
     "thinking",
-    "`enabled` and `disabled` (or `between_tools`) set the variables `enable_thinking` and `thinking` of the chat template; `adaptive`, like a request without the field, leaves them unset. `budget_tokens` must be given and has no effect: only `max_tokens` limits a thought. `display`: `omitted` [hides the thought](#thinking)",
+    "`enabled` and `disabled` (or `between_tools`) set the variables `enable_thinking` and `thinking` of the chat template; `adaptive`, like a request without the field, leaves them unset. `budget_tokens` must be given, and [ends the thought](chat.md#a-budget-for-the-thought). `display`: `omitted` [hides the thought](#thinking)",
 );
 const OUTPUT_CONFIG: Field = read(
     "output_config",

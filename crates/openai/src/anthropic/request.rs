@@ -22,9 +22,12 @@ const WORDS: Words = Words(&[
     ("response_format", "output_config"),
     ("reasoning_effort", "output_config"),
     ("parallel_tool_calls", "tool_choice"),
+    (BUDGET, "thinking"),
 ]);
 /// Options that `/v1/chat/completions` calls alike.
 const SHARED: [&str; 1] = ["seed"];
+/// The option of the backend that ends a thought.
+const BUDGET: &str = "thinking_token_budget";
 /// The variables of the chat template.
 const VARIABLES: &str = "chat_template_kwargs";
 
@@ -131,6 +134,7 @@ fn conversation(mut body: Body, known: &[Field]) -> Result<(Map<String, Value>, 
         (VARIABLES, (!variables.is_empty()).then(|| json!(variables))),
         ("response_format", format),
         ("reasoning_effort", effort),
+        (BUDGET, thinking.budget.map(|budget| json!(budget))),
         ("tools", Some(Value::Array(tools))),
         ("tool_choice", choice.map(|choice| choice.choice)),
         ("parallel_tool_calls", (!is_parallel).then(|| json!(false))),
@@ -246,7 +250,7 @@ mod tests {
         let expected = json!({
             "model": "m",
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-            "max_tokens": 9, "top_k": 3, "temperature": 0.5, "seed": 7, "stop": ["fox"], "stream": false,
+            "max_tokens": 9, "top_k": 3, "thinking_token_budget": 1024, "temperature": 0.5, "seed": 7, "stop": ["fox"], "stream": false,
             "chat_template_kwargs": {"thinking": "deep", "enable_thinking": true},
             "reasoning_effort": "low",
             "response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": true}},

@@ -17,6 +17,8 @@ const SIGNATURE: &str = "inflight";
 pub struct Thinking {
     /// Whether it thinks before it answers; `None` leaves that to the chat template.
     pub is_enabled: Option<bool>,
+    /// The most tokens of the thought.
+    pub budget: Option<u32>,
     /// Whether the client sees what it thought.
     pub is_shown: bool,
 }
@@ -30,20 +32,21 @@ impl Thinking {
         let Some(value) = value else {
             return Ok(Self {
                 is_enabled: None,
+                budget: None,
                 is_shown: true,
             });
         };
         let mut fields = Body::within("thinking", value)?;
         let kind = fields.required_text("type")?;
+        let mut budget = None;
         let is_enabled = match &kind[..] {
             "enabled" => {
-                // Nothing here ends a thought: it is checked, and no limit.
-                let budget = fields.count("budget_tokens", 1..=i32::MAX as u32)?;
-                budget.ok_or_else(|| {
+                budget = fields.count("budget_tokens", 1..=i32::MAX as u32)?;
+                if budget.is_none() {
                     let problem =
                         "'thinking.budget_tokens' is missing: give a whole number above 0";
-                    Error::field("thinking", problem)
-                })?;
+                    return Err(Error::field("thinking", problem));
+                }
                 Some(true)
             }
             "disabled" | "between_tools" => Some(false),
@@ -64,6 +67,7 @@ impl Thinking {
         check_extra(&fields)?;
         Ok(Self {
             is_enabled,
+            budget,
             is_shown,
         })
     }
