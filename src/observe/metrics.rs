@@ -116,13 +116,19 @@ const GAUGES: &[GaugeFamily] = &[
     ),
     (
         c"nv_inflight_state_snapshot_metrics",
-        c"Snapshots of recurrent states",
+        c"Snapshots of recurrent states, and the slots of sequences",
         "state_snapshot_type",
         &[
+            ("slots_max", |s| f64::from(s.num_state_slots)),
+            ("slots_used", |s| f64::from(s.num_state_slots_used)),
             ("max", |s| f64::from(s.kv.num_snapshots)),
             ("used", |s| f64::from(s.kv.num_snapshots_used)),
             ("saved", |s| s.reuse.num_saved_states as f64),
             ("restored", |s| s.reuse.num_restored_states as f64),
+            ("host_max", |s| f64::from(s.kv.num_host_snapshots)),
+            ("host_used", |s| f64::from(s.kv.num_host_snapshots_used)),
+            ("offloaded", |s| s.reuse.num_offloaded_states as f64),
+            ("onboarded", |s| s.reuse.num_onboarded_states as f64),
         ],
     ),
     (

@@ -169,6 +169,8 @@ fn several_gpus_have_the_states_of_their_heads() {
                 num_blocks: 64,
                 reuse: BlockReuse::Off,
                 num_state_snapshots: 0,
+                num_host_state_snapshots: 0,
+                num_host_blocks: 0,
                 ..setup
             };
             for index in [0, 5] {

@@ -12,7 +12,7 @@ use crate::cuda_quantised;
 use crate::devices::{assert_agrees_with_reference, assert_same_bits, requests};
 use crate::families::RECURRENT;
 use crate::family_rounding::INT8;
-use crate::schedules::{pausing_with_drafts, twice};
+use crate::schedules::{pausing_with_drafts, states_in_host_memory, twice};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve};
 
 // Convolutions alone, the gated delta rule, and state spaces, with norms at each place.
@@ -116,9 +116,9 @@ fn is_right_on_a_gpu(path: &str, name: &str) {
 }
 
 /// Serves some requests alone, where nothing is reused, no sequence pauses and nothing is drafted.
-fn is_the_same_alone(name: &str, setup: &Setup, options: &CudaOptions) {
+fn is_the_same_alone(name: &str, setup: &Setup, options: &CudaOptions) -> Happened {
     let has_drafts = setup.speculation.is_some();
-    let requests = match has_drafts {
+    let requests = match has_drafts || setup.num_host_state_snapshots > 0 {
         false => requests_that_share(),
         true => twice(requests_that_share()),
     };
@@ -139,6 +139,8 @@ fn is_the_same_alone(name: &str, setup: &Setup, options: &CudaOptions) {
         speculation: None,
         reuse: BlockReuse::Off,
         num_state_snapshots: 0,
+        num_host_state_snapshots: 0,
+        num_host_blocks: 0,
         ..setup.clone()
     };
     let pairs = requests.iter().zip(&together);
@@ -146,6 +148,19 @@ fn is_the_same_alone(name: &str, setup: &Setup, options: &CudaOptions) {
         let (alone, _) = serve_on(name, &alone, options, std::slice::from_ref(request));
         assert_same_bits(name, &alone[0], together);
     }
+    happened
+}
+
+/// Blocks and states are copied to pinned memory and back, also where blocks are empty.
+#[test]
+fn states_come_back_from_the_host_to_a_gpu() {
+    on_a_gpu("states_come_back_from_the_host_to_a_gpu", |options| {
+        for name in ["lfm2", "qwen3-5", "granite4-dense", "jamba", "mamba"] {
+            let happened = is_the_same_alone(name, &states_in_host_memory(), &options);
+            let num_moved = (happened.num_offloaded_states, happened.num_onboarded_states);
+            assert!(num_moved.0 > 10 && num_moved.1 > 3, "{name}: {happened:?}");
+        }
+    });
 }
 
 /// A graph reads its sequences, and where their states are saved, from the upload of its step.

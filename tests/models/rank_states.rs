@@ -18,7 +18,7 @@ use crate::family_rounding::{INT4, INT8};
 use crate::rank_processes::{self, PATIENT, PROGRAM};
 use crate::ranks::{alone, assert_ranks_change_nothing, assert_same, numbers_of_ranks};
 use crate::recurrent_reuse::with_drafts;
-use crate::schedules::{grid, pausing_with_drafts, twice};
+use crate::schedules::{grid, pausing_with_drafts, states_in_host_memory, twice};
 use crate::stages::{TWO_BY_TWO, assert_stages_change_nothing, stages};
 use crate::support::{Request, Setup, fixture, serve, simds};
 use crate::transformers::bf16_cost;
@@ -58,10 +58,15 @@ fn reusing() -> Setup {
     }
 }
 
-pub fn schedules(name: &str) -> [(&'static str, Setup, Vec<Request>); 2] {
+pub fn schedules(name: &str) -> [(&'static str, Setup, Vec<Request>); 3] {
     let drafted = with_drafts(name, &pausing_with_drafts(), requests_that_share());
     [
         ("reuse", reusing(), twice(requests_that_share())),
+        (
+            "host memory",
+            states_in_host_memory(),
+            twice(requests_that_share()),
+        ),
         ("pauses and drafts", pausing_with_drafts(), twice(drafted)),
     ]
 }
@@ -119,7 +124,16 @@ fn ranks_restore_save_and_roll_back_states() {
                 is_drafting,
                 "{name}: {happened:?}"
             );
-            assert_eq!(happened.num_pauses > 0, is_drafting, "{name}: {happened:?}");
+            let are_moved = setup.num_host_state_snapshots > 0;
+            assert_eq!(
+                happened.num_onboarded_states > 0,
+                are_moved,
+                "{name}: {happened:?}"
+            );
+            assert!(
+                !is_drafting || happened.num_pauses > 0,
+                "{name}: {happened:?}"
+            );
         }
     }
 }

@@ -4,10 +4,10 @@
 use inflight_engine::{BlockReuse, CapacityPolicy, PromptLookup, Speculation};
 
 use crate::batching::{each_as_alone, prompt, requests_that_share, requests_with_beams};
-use crate::families::{RECURRENT, WITHOUT_ATTENTION};
+use crate::families::RECURRENT;
 use crate::family_reuse::{self, first_with_answer, later};
 use crate::family_rounding::{INT4, INT8};
-use crate::schedules::{pausing, pausing_with_host_memory, twice};
+use crate::schedules::{pausing, pausing_with_host_memory, states_in_host_memory, twice};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// The setup of other families, with snapshots.
@@ -106,10 +106,6 @@ fn equal_prompts_are_computed_once() {
 fn sequences_pause_and_resume_behind_their_snapshots() {
     for (name, _) in RECURRENT {
         for (setup, num_host_blocks) in [(pausing(), 0), (pausing_with_host_memory(), 64)] {
-            // There is nothing to move to host memory, which is refused.
-            if num_host_blocks > 0 && WITHOUT_ATTENTION.contains(&name) {
-                continue;
-            }
             let setup = Setup {
                 reuse: BlockReuse::WholeBlocks,
                 num_state_snapshots: 12,
@@ -122,6 +118,18 @@ fn sequences_pause_and_resume_behind_their_snapshots() {
             let is_moved = happened.num_onboarded > 0;
             assert_eq!(is_moved, num_host_blocks > 0, "{name}: {happened:?}");
         }
+    }
+}
+
+/// Blocks of models without attention are empty, and move as well.
+#[test]
+fn states_come_back_from_host_memory_with_their_prefix() {
+    for (name, _) in RECURRENT {
+        let setup = states_in_host_memory();
+        let happened = each_as_alone(name, &setup, &twice(requests_that_share()));
+        assert!(happened.num_reused > 0, "{name}: {happened:?}");
+        let num_moved = (happened.num_offloaded_states, happened.num_onboarded_states);
+        assert!(num_moved.0 > 10 && num_moved.1 > 3, "{name}: {happened:?}");
     }
 }
 

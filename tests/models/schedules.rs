@@ -37,6 +37,17 @@ pub fn pausing_with_host_memory() -> Setup {
     }
 }
 
+/// So few snapshots that most states are found in host memory, as are the blocks.
+pub fn states_in_host_memory() -> Setup {
+    Setup {
+        reuse: BlockReuse::WholeBlocks,
+        num_state_snapshots: 2,
+        num_host_state_snapshots: 12,
+        num_blocks: 24,
+        ..pausing_with_host_memory()
+    }
+}
+
 /// Sequences that pause and reuse states, with drafts of which some are rejected.
 pub fn pausing_with_drafts() -> Setup {
     Setup {

@@ -14,7 +14,7 @@ use inflight_device_cuda::{Cuda, CudaOptions};
 use inflight_engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, KvGroups, NewRequest, OutputOptions, ReuseOptions,
-    Sampled, Speculation, Step, StepCost, StepOutput, StepPlan,
+    Sampled, Speculation, StateMove, Step, StepCost, StepOutput, StepPlan,
 };
 use inflight_machines::{LeadingRunner, RankDevice, load_on_cpus, load_on_gpu};
 use inflight_reference_device::{Reference, ReferenceOptions, load_on_reference};
@@ -82,8 +82,9 @@ pub struct Setup {
     pub separate_calls: bool,
     /// Prefix reuse.
     pub reuse: BlockReuse,
-    /// Snapshots of recurrent states, and the tokens of a prompt from one to the next.
+    /// Snapshots of recurrent states on the device and in host memory, and tokens of a prompt from one to the next.
     pub num_state_snapshots: u32,
+    pub num_host_state_snapshots: u32,
     pub state_snapshot_interval: u32,
     /// Speculation settings.
     pub speculation: Option<Speculation>,
@@ -131,6 +132,7 @@ impl Default for Setup {
             separate_calls: false,
             reuse: BlockReuse::Off,
             num_state_snapshots: 0,
+            num_host_state_snapshots: 0,
             state_snapshot_interval: 0,
             speculation: None,
             draft_model: None,
@@ -180,6 +182,7 @@ impl Setup {
             },
             reuse: self.reuse,
             num_state_snapshots: self.num_state_snapshots,
+            num_host_state_snapshots: self.num_host_state_snapshots,
             state_snapshot_interval: Tokens(self.state_snapshot_interval),
             speculation: self.speculation,
             step_cost: self.step_cost,
@@ -403,6 +406,9 @@ pub struct Happened {
     /// Blocks that went to host memory, and that came back.
     pub num_offloaded: usize,
     pub num_onboarded: usize,
+    /// Snapshots of recurrent states that went to host memory, and that were read there.
+    pub num_offloaded_states: usize,
+    pub num_onboarded_states: usize,
     /// Number of block table entries that the engine had freed.
     pub num_holes: usize,
     /// Positions before the first chunks of requests: reused ones, which are not computed again.
@@ -524,6 +530,13 @@ pub fn serve(
                     BlockMove::Copy(_) => happened.num_copies += 1,
                     BlockMove::Offload { .. } => happened.num_offloaded += 1,
                     BlockMove::Onboard { .. } => happened.num_onboarded += 1,
+                }
+            }
+            for one in plan.state_moves {
+                match one {
+                    StateMove::Offload { .. } => happened.num_offloaded_states += 1,
+                    StateMove::Onboard { .. } => happened.num_onboarded_states += 1,
+                    StateMove::Restore(_) => {}
                 }
             }
         }

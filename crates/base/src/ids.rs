@@ -64,6 +64,10 @@ id! {
     SnapshotId(u32)
 }
 id! {
+    /// A snapshot in host memory: a copy of one that the device gave up.
+    HostSnapshotId(u32)
+}
+id! {
     /// The row of a sequence in the engine's table; reused after the sequence finishes.
     SeqSlot(u32)
 }

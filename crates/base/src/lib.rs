@@ -15,7 +15,8 @@ pub use caught_panic::{catch_panic, panic_message};
 pub use cpu_set::{CpuSet, NotCpus};
 pub use error::{LoadError, RequestError, StepError};
 pub use ids::{
-    BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, SnapshotId, StateRow, TokenId,
+    BlockId, ClientId, HostBlockId, HostSnapshotId, RequestId, SeqSlot, SequenceId, SnapshotId,
+    StateRow, TokenId,
 };
 pub use json::parse_json;
 pub use names::nearest_name;

@@ -374,8 +374,10 @@ pub(super) fn knobs() -> Vec<Knob> {
             integer(0..=1 << 45),
             |s| &mut s.kv_cache_host_memory_bytes,
             "Host memory, in bytes, for KV cache blocks that the cache gives up: they move there instead of being \
-             forgotten, and come back when a request starts with their tokens (see [KV cache](kv-cache.md)). Pinned \
-             memory where the model runs on a GPU. Needs `enable_kv_cache_reuse`.",
+             forgotten, and come back when a request starts with their tokens (see [KV cache](kv-cache.md)). Snapshots \
+             of [recurrent states](checkpoints.md#recurrent-states) move there as well, in a quarter of these bytes, \
+             or in all of them if no layer has keys and values. Pinned memory where the model runs on a GPU. Needs \
+             `enable_kv_cache_reuse`.",
         ),
         knob(
             "max_state_snapshots",

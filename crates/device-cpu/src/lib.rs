@@ -67,7 +67,7 @@ pub use math::gelu;
 pub use packed_matrix::PackedMatrix;
 pub use quantised::{PANELS_VERSION, Rounded};
 pub use rank_ops::CpuRanks;
-pub use recurrence::CpuRecurrentStates;
+pub use recurrence::{CpuHostStates, CpuRecurrentStates};
 pub use row_norms::CpuRowNorms;
 pub use rows::Rows;
 pub use simd::Simd;

@@ -12,7 +12,7 @@ use super::expert_rows::{self, ExpertRows};
 use super::fp8_gemm;
 use super::gemm::{self, Elements};
 use super::graphs;
-use super::host_blocks::HostBlocks;
+use super::host_copies::HostCopies;
 use super::kernels::{launch, row_grid};
 use super::kv_cache::KvCache;
 use super::latent_rows::{self, Latents};
@@ -53,7 +53,7 @@ impl Load for Cuda {
     type Logits = Logits;
     type ExpertRows = ExpertRows;
     type KvCache = KvCache;
-    type HostBlocks = HostBlocks;
+    type HostBlocks = HostCopies;
 
     const HAS_FP8: bool = true;
     const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
@@ -213,8 +213,9 @@ impl Load for Cuda {
         &mut self,
         cache: &KvCache,
         num_blocks: usize,
-    ) -> Result<HostBlocks, LoadError> {
-        HostBlocks::new(&self.stream, cache, num_blocks)
+    ) -> Result<HostCopies, LoadError> {
+        let bytes_per_block = cache.spans(BlockId(0)).map(|span| span.num_bytes).sum();
+        HostCopies::new(&self.stream, bytes_per_block, num_blocks)
     }
 
     fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
@@ -289,37 +290,37 @@ impl StepIo for Cuda {
         &mut self,
         cache: &KvCache,
         source: BlockId,
-        host: &mut HostBlocks,
+        host: &mut HostCopies,
         target: HostBlockId,
     ) {
         if self.failure.is_none() {
-            let copied = host.offload(cache, source, target);
+            let copied = host.offload(cache.spans(source), target.index());
             self.record("copying a KV block to the host", copied);
         }
     }
 
     fn onboard(
         &mut self,
-        host: &HostBlocks,
+        host: &HostCopies,
         source: HostBlockId,
         cache: &mut KvCache,
         target: BlockId,
     ) {
         if self.failure.is_none() {
-            let copied = host.onboard(source, cache, target);
+            let copied = host.onboard(source.index(), cache.spans(target));
             self.record("copying a KV block from the host", copied);
         }
     }
 
     fn host_block<'h>(
         &mut self,
-        host: &'h mut HostBlocks,
+        host: &'h mut HostCopies,
         block: HostBlockId,
     ) -> Result<&'h mut [u8], StepError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let bytes = host.bytes_mut(block);
+        let bytes = host.bytes_mut(block.index());
         bytes.map_err(|error| self.failed("waiting for KV blocks", &error))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::memory::DeviceMemory;
+use super::memory::{DeviceMemory, DeviceSpan};
 use inflight_base::{BlockId, LoadError};
 use inflight_device::{KvDtype, KvLayout, KvLayouts, KvValues, LayerGroups};
 
@@ -37,20 +37,6 @@ pub(super) struct KvLayer {
     pub values: u64,
     pub key_scales: u64,
     pub value_scales: u64,
-}
-
-/// What a block has in one array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KvBlockSpan {
-    pub address: u64,
-    num_bytes: usize,
-}
-
-impl KvBlockSpan {
-    /// Its size in bytes.
-    pub fn len(&self) -> usize {
-        self.num_bytes
-    }
 }
 
 /// `KvRegion` of copy_positions.cu.
@@ -151,7 +137,7 @@ impl KvCache {
     /// # Panics
     ///
     /// It is not in this pool.
-    pub(super) fn spans(&self, block: BlockId) -> impl Iterator<Item = KvBlockSpan> + '_ {
+    pub(super) fn spans(&self, block: BlockId) -> impl Iterator<Item = DeviceSpan> + '_ {
         assert!(
             block.index() < self.num_blocks,
             "{block:?} of {}",
@@ -161,7 +147,7 @@ impl KvCache {
         let vectors = self.layout.num_kv_heads;
         self.all_regions().map(move |region| {
             let num_bytes = vectors * region.head_bytes as usize;
-            KvBlockSpan {
+            DeviceSpan {
                 address: first + region.offset + (block.index() * num_bytes) as u64,
                 num_bytes,
             }

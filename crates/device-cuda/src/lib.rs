@@ -9,7 +9,7 @@
 //! fp8_gemm.rs     products of FP8 weights with FP8 activations
 //! rows.rs matrix.rs kv_cache.rs   what operations read and write
 //! logits.rs       rows of logits, what is sampled from them, and what of both the host gets
-//! host_blocks.rs  blocks of the KV cache in pinned memory of the host
+//! host_copies.rs  blocks of the KV cache, and snapshots of states, in pinned memory of the host
 //! step.rs         one upload of everything that a step needs from the host
 //! graphs.rs       generation steps that are recorded, and launched as a whole
 //! adapters.rs adapter_memory.rs lru_arena.rs   adapters, and their copies in the memory of the GPU
@@ -52,7 +52,7 @@ mod fp8_gemm;
 mod gemm;
 mod gpu;
 mod graphs;
-mod host_blocks;
+mod host_copies;
 mod kernels;
 mod kv_cache;
 mod latent;

@@ -19,6 +19,13 @@ use inflight_threads::Pool;
 /// Pieces of a file that are read at a time.
 const STAGING_PIECES: usize = 32;
 
+/// Some bytes of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceSpan {
+    pub address: u64,
+    pub num_bytes: usize,
+}
+
 /// Device memory. It may hold anything until it is written.
 pub(super) struct DeviceMemory {
     bytes: Option<CudaSlice<u8>>,

@@ -9,8 +9,9 @@ use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::Cuda;
+use super::host_copies::HostCopies;
 use super::kernels::{Kernels, launch, row_grid, shared_row_grid};
-use super::memory::{self, DeviceMemory};
+use super::memory::{self, DeviceMemory, DeviceSpan};
 use super::rows::Rows;
 use super::step::CudaStep;
 use super::uploads::Vector;
@@ -79,6 +80,7 @@ struct StateKernels {
 
 impl RecurrentOps for Cuda {
     type RecurrentStates = CudaStates;
+    type HostStates = HostCopies;
 
     fn alloc_recurrent_states(
         &mut self,
@@ -118,19 +120,47 @@ impl RecurrentOps for Cuda {
     }
 
     fn copy_recurrent_states(&mut self, states: &mut CudaStates, from: u32, to: u32) {
-        let num_slots = states.num_slots;
-        let (from, to) = (from as usize, to as usize);
-        assert!(
-            from < num_slots && to < num_slots && from != to,
-            "slots {from} and {to} of {num_slots}"
-        );
-        for layer in &states.layers {
-            let num_bytes = 4 * layer.state_len;
-            let slot = |slot: usize| layer.address + (slot * num_bytes) as u64;
+        assert!(from != to, "slot {from} is copied to another one");
+        for (from, to) in states.spans(from).zip(states.spans(to)) {
             if self.failure.is_none() {
-                let copied = memory::copy(&self.stream, slot(to), slot(from), num_bytes);
+                let copied = memory::copy(&self.stream, to.address, from.address, from.num_bytes);
                 self.record("copying recurrent states", copied);
             }
+        }
+    }
+
+    fn alloc_host_states(
+        &mut self,
+        states: &CudaStates,
+        num_slots: usize,
+    ) -> Result<HostCopies, LoadError> {
+        let bytes_per_slot = states.spans(0).map(|span| span.num_bytes).sum();
+        HostCopies::new(&self.stream, bytes_per_slot, num_slots)
+    }
+
+    fn offload_states(
+        &mut self,
+        states: &CudaStates,
+        source: u32,
+        host: &mut HostCopies,
+        target: u32,
+    ) {
+        if self.failure.is_none() {
+            let copied = host.offload(states.spans(source), target as usize);
+            self.record("copying recurrent states to the host", copied);
+        }
+    }
+
+    fn onboard_states(
+        &mut self,
+        host: &HostCopies,
+        source: u32,
+        states: &mut CudaStates,
+        target: u32,
+    ) {
+        if self.failure.is_none() {
+            let copied = host.onboard(source as usize, states.spans(target));
+            self.record("copying recurrent states from the host", copied);
         }
     }
 
@@ -262,6 +292,25 @@ impl RecurrentOps for Cuda {
             (width / num_gates) as i32,
             i32::from(function == GateFunction::Softplus)
         );
+    }
+}
+
+impl CudaStates {
+    /// Where the states of a slot are, layer by layer.
+    ///
+    /// # Panics
+    ///
+    /// There is no such slot.
+    fn spans(&self, slot: u32) -> impl Iterator<Item = DeviceSpan> + '_ {
+        let slot = slot as usize;
+        assert!(slot < self.num_slots, "slot {slot} of {}", self.num_slots);
+        self.layers.iter().map(move |layer| {
+            let num_bytes = 4 * layer.state_len;
+            DeviceSpan {
+                address: layer.address + (slot * num_bytes) as u64,
+                num_bytes,
+            }
+        })
     }
 }
 

@@ -217,6 +217,8 @@ pub enum GateFunction {
 pub trait RecurrentOps: StepIo {
     /// The states of all slots, in all layers that have one.
     type RecurrentStates;
+    /// Copies of the states of slots in memory of the host.
+    type HostStates;
 
     /// Reserves `num_slots` states for each of these layers.
     ///
@@ -231,6 +233,35 @@ pub trait RecurrentOps: StepIo {
 
     /// Copies the states of a slot to another one, in all layers.
     fn copy_recurrent_states(&mut self, states: &mut Self::RecurrentStates, from: u32, to: u32);
+
+    /// Reserves memory of the host for copies of the states of `num_slots` slots.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory.
+    fn alloc_host_states(
+        &mut self,
+        states: &Self::RecurrentStates,
+        num_slots: usize,
+    ) -> Result<Self::HostStates, LoadError>;
+
+    /// Copies the states of a slot to one in memory of the host, in all layers.
+    fn offload_states(
+        &mut self,
+        states: &Self::RecurrentStates,
+        source: u32,
+        host: &mut Self::HostStates,
+        target: u32,
+    );
+
+    /// Copies the states of a slot in memory of the host to one of the device, in all layers.
+    fn onboard_states(
+        &mut self,
+        host: &Self::HostStates,
+        source: u32,
+        states: &mut Self::RecurrentStates,
+        target: u32,
+    );
 
     /// Replaces the values of all tokens of a step by `silu(convolution(values))`, rounds these to `out`,
     /// `[num_tokens, num_channels]`, and replaces the convolution's part of the states: what a selective scan begins

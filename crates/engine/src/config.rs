@@ -46,6 +46,8 @@ pub struct EngineConfig {
     /// Snapshots of recurrent states, without which no prefix is reused where sequences have states; 0 where they have
     /// none.
     pub num_state_snapshots: u32,
+    /// Snapshots in host memory, for those that the device gives up.
+    pub num_host_state_snapshots: u32,
     /// Tokens of a prompt from one snapshot to the next, besides the one at its end, rounded up to whole blocks; 0 if
     /// there are none.
     pub state_snapshot_interval: Tokens,
@@ -103,6 +105,7 @@ impl Default for EngineConfig {
             plan_ahead: false,
             reuse: BlockReuse::PartialBlocks,
             num_state_snapshots: 0,
+            num_host_state_snapshots: 0,
             state_snapshot_interval: Tokens::ZERO,
             groups: KvGroups::one(None),
             paged_kv: true,
@@ -254,12 +257,20 @@ impl EngineConfig {
             );
         }
         let num_host_blocks = self.num_host_blocks;
-        if num_host_blocks > Blocks::ZERO && self.reuse == BlockReuse::Off {
+        let has_host_memory = num_host_blocks > Blocks::ZERO || self.num_host_state_snapshots > 0;
+        if has_host_memory && self.reuse == BlockReuse::Off {
             return refuse(
                 "the KV cache has blocks in host memory, and nothing is reused".into(),
                 "set kv_cache_host_memory_bytes to 0, or enable_kv_cache_reuse to true with a paged cache, and \
                  max_state_snapshots above 0 where sequences have recurrent states"
                     .into(),
+            );
+        }
+        if self.num_host_state_snapshots > 0 && self.num_state_snapshots == 0 {
+            return refuse(
+                "there are snapshots of recurrent states in host memory, and none of the device"
+                    .into(),
+                "set max_state_snapshots above 0, or kv_cache_host_memory_bytes to 0".into(),
             );
         }
         // A step that is planned ahead may save the states behind a token that turns out to be another one.
@@ -362,6 +373,14 @@ impl EngineConfig {
         self.max_num_requests.saturating_mul(self.max_beam_width)
     }
 
+    /// Rows of recurrent states, where it is known that sequences have states: there are snapshots of these.
+    pub(super) fn num_state_slots(&self) -> u32 {
+        match self.num_state_snapshots {
+            0 => 0,
+            _ => self.num_state_rows(),
+        }
+    }
+
     /// The most planned sequences in one step, where each beam is one.
     pub fn max_sequences(&self) -> u32 {
         let max_beams = self.max_num_requests.saturating_mul(self.max_beam_width);
@@ -421,6 +440,7 @@ impl EngineConfig {
             enable_reuse: self.reuse != BlockReuse::Off,
             enable_partial_reuse: self.reuse == BlockReuse::PartialBlocks,
             num_snapshots: self.num_state_snapshots,
+            num_host_snapshots: self.num_host_state_snapshots,
             snapshot_interval: self.state_snapshot_interval,
         }
     }

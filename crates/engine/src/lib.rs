@@ -97,7 +97,8 @@ pub use kv::{
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
 pub use plan::{
-    BlockCopy, BlockMove, PlannedSequence, StateCopy, StateRestore, StateSave, StepPlan,
+    BlockCopy, BlockMove, PlannedSequence, StateCopy, StateMove, StateRestore, StateSave,
+    StateSnapshot, StepPlan,
 };
 pub use request::NewRequest;
 pub use room::{Room, Volume};

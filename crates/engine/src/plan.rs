@@ -8,7 +8,8 @@ use std::ops::Range;
 use crate::sequence_tokens::SequenceTokens;
 use crate::{Adapter, OutputOptions};
 use inflight_base::{
-    BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, SnapshotId, StateRow, TokenId, Tokens,
+    BlockId, BlockSize, HostBlockId, HostSnapshotId, SeqSlot, SequenceId, SnapshotId, StateRow,
+    TokenId, Tokens,
 };
 use inflight_sampling::{PlainSampling, SamplingInput};
 
@@ -98,11 +99,41 @@ pub enum BlockMove {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRestore {
     /// The snapshot to copy from.
-    pub snapshot: SnapshotId,
+    pub snapshot: StateSnapshot,
     /// The row of the states of the sequence, or of its first beam.
     pub row: StateRow,
     /// The tokens that the states sum up.
     pub num_tokens: Tokens,
+}
+
+/// A snapshot of recurrent states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateSnapshot {
+    /// On the device.
+    Device(SnapshotId),
+    /// In host memory.
+    Host(HostSnapshotId),
+}
+
+/// Recurrent states to be moved before a step is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateMove {
+    /// A snapshot, to a sequence.
+    Restore(StateRestore),
+    /// A snapshot, to host memory, because another one takes its place.
+    Offload {
+        /// The snapshot to copy from.
+        source: SnapshotId,
+        /// The snapshot in host memory to copy to.
+        target: HostSnapshotId,
+    },
+    /// A snapshot, from host memory, because a sequence begins with it.
+    Onboard {
+        /// The snapshot in host memory to copy from.
+        source: HostSnapshotId,
+        /// The snapshot to copy to.
+        target: SnapshotId,
+    },
 }
 
 /// Recurrent states of a beam to be copied to another one of its sequence before a step is computed: both go on from
@@ -132,8 +163,9 @@ pub struct StepPlan<'a> {
     /// Moves to be made one after the other before anything is computed: a later one may overwrite what an earlier one
     /// has read, and read what it has written.
     pub moves: &'a [BlockMove],
-    /// States to be restored, before any is saved.
-    pub state_restores: &'a [StateRestore],
+    /// Moves of states to be made one after the other before any state is saved: a later one may overwrite what an
+    /// earlier one has read.
+    pub state_moves: &'a [StateMove],
     /// States to be copied from beam to beam, after that. No target is a source.
     pub state_copies: &'a [StateCopy],
     /// States to be saved, in order of their tokens.

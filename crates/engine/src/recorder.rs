@@ -133,6 +133,11 @@ impl Recorder {
             num_paused: active.num_paused(),
             num_waiting,
             kv: active.kv().usage(),
+            num_state_slots: config.num_state_slots(),
+            num_state_slots_used: match config.num_state_snapshots {
+                0 => 0,
+                _ => active.running().map(|(_, it)| it.num_beams()).sum(),
+            },
             paged_kv: config.paged_kv,
             reuse: active.kv().totals(),
             ended: self.ended,

@@ -355,12 +355,6 @@ impl Scheduler {
 
     /// Packs what was decided: contexts first, then those that generate.
     fn pack(&self, scope: &mut Scope<'_>, step: &mut Step) {
-        // A step that computes nothing is not run: the next one makes its moves.
-        if !(self.contexts.is_empty() && self.generating.is_empty()) {
-            step.push_moves(scope.active.kv().moves());
-            step.push_state_restores(scope.active.kv().state_restores());
-            scope.active.clear_moves();
-        }
         let has_snapshots = scope.config.num_state_snapshots > 0;
         for &(slot, chunk) in &self.contexts {
             let (sequence, kv) = scope.active.sequence_mut(slot);
@@ -387,6 +381,13 @@ impl Scheduler {
             }
         }
         step.end_call(num_empty_rows(scope));
+        // A step that computes nothing is not run: the next one makes its moves. A snapshot that the step takes may
+        // move another one to host memory.
+        if !step.is_empty() {
+            step.push_moves(scope.active.kv().moves());
+            step.push_state_moves(scope.active.kv().state_moves());
+            scope.active.clear_moves();
+        }
     }
 
     /// The padding of the contexts in the step, which only lockstep has.

@@ -41,6 +41,10 @@ pub struct StepStats {
     pub num_waiting: usize,
     /// The KV cache during the step.
     pub kv: KvUsage,
+    /// Slots of recurrent states, one for each beam of each sequence that may run; 0 unless there are snapshots.
+    pub num_state_slots: u32,
+    /// Slots of sequences that run.
+    pub num_state_slots_used: u32,
     /// Whether the KV cache has blocks that are worth showing.
     pub paged_kv: bool,
     /// The totals of block reuse, this step included.
@@ -121,6 +125,8 @@ impl StepStats {
             num_paused: 0,
             num_waiting: 0,
             kv,
+            num_state_slots: config.num_state_slots(),
+            num_state_slots_used: 0,
             paged_kv: config.paged_kv,
             reuse: ReuseTotals::default(),
             ended: Totals::default(),
@@ -144,6 +150,7 @@ impl StepStats {
             num_paused: 0,
             num_waiting: 0,
             kv,
+            num_state_slots_used: 0,
             adapters: self.adapters.map(|it| AdapterUsage {
                 num_pages: it.num_pages,
                 ..AdapterUsage::default()
@@ -156,6 +163,7 @@ impl StepStats {
     pub fn gone(&self) -> Self {
         Self {
             max_num_active: 0,
+            num_state_slots: 0,
             adapters: self.adapters.map(|_| AdapterUsage::default()),
             ..self.idle(KvUsage {
                 num_blocks: Blocks::ZERO,
@@ -164,6 +172,8 @@ impl StepStats {
                 num_host_used: Blocks::ZERO,
                 num_snapshots: 0,
                 num_snapshots_used: 0,
+                num_host_snapshots: 0,
+                num_host_snapshots_used: 0,
                 ..self.kv
             })
         }
@@ -198,6 +208,8 @@ impl StepStats {
             num_context_tokens: a.num_context_tokens + b.num_context_tokens,
             num_paused: a.num_paused + b.num_paused,
             num_waiting: a.num_waiting + b.num_waiting,
+            num_state_slots: a.num_state_slots + b.num_state_slots,
+            num_state_slots_used: a.num_state_slots_used + b.num_state_slots_used,
             kv: KvUsage {
                 num_blocks: a.kv.num_blocks + b.kv.num_blocks,
                 num_used: a.kv.num_used + b.kv.num_used,
@@ -205,6 +217,9 @@ impl StepStats {
                 num_host_used: a.kv.num_host_used + b.kv.num_host_used,
                 num_snapshots: a.kv.num_snapshots + b.kv.num_snapshots,
                 num_snapshots_used: a.kv.num_snapshots_used + b.kv.num_snapshots_used,
+                num_host_snapshots: a.kv.num_host_snapshots + b.kv.num_host_snapshots,
+                num_host_snapshots_used: a.kv.num_host_snapshots_used
+                    + b.kv.num_host_snapshots_used,
                 block_size: a.kv.block_size,
             },
         })
@@ -258,10 +273,21 @@ impl Serialize for TimestampedStats<'_> {
             }
         }
         if kv.num_snapshots > 0 {
+            put("Max state slots", stats.num_state_slots.into())?;
+            put("Used state slots", stats.num_state_slots_used.into())?;
             put("Max state snapshots", kv.num_snapshots.into())?;
             put("Used state snapshots", kv.num_snapshots_used.into())?;
             put("Saved states", stats.reuse.num_saved_states)?;
             put("Restored states", stats.reuse.num_restored_states)?;
+            if kv.num_host_snapshots > 0 {
+                put("Max host state snapshots", kv.num_host_snapshots.into())?;
+                put(
+                    "Used host state snapshots",
+                    kv.num_host_snapshots_used.into(),
+                )?;
+                put("Offloaded states", stats.reuse.num_offloaded_states)?;
+                put("Onboarded states", stats.reuse.num_onboarded_states)?;
+            }
         }
         match stats.lockstep {
             Some(batch) => {
@@ -319,6 +345,8 @@ mod tests {
             num_host_used: Blocks::ZERO,
             num_snapshots: 0,
             num_snapshots_used: 0,
+            num_host_snapshots: 0,
+            num_host_snapshots_used: 0,
             block_size: BlockSize::new(64).expect("not zero"),
         }
     }
@@ -532,8 +560,12 @@ mod tests {
                 num_host_used: Blocks(first + 16),
                 num_snapshots: first + 17,
                 num_snapshots_used: first + 18,
+                num_host_snapshots: first + 29,
+                num_host_snapshots_used: first + 30,
                 ..kv(0)
             },
+            num_state_slots: first + 31,
+            num_state_slots_used: first + 32,
             reuse: ReuseTotals {
                 num_reused_blocks: n(19),
                 ..ReuseTotals::default()
@@ -582,8 +614,12 @@ mod tests {
                 num_host_used: Blocks(1132),
                 num_snapshots: 1134,
                 num_snapshots_used: 1136,
+                num_host_snapshots: 1158,
+                num_host_snapshots_used: 1160,
                 ..kv(0)
             },
+            num_state_slots: 1162,
+            num_state_slots_used: 1164,
             reuse: ReuseTotals {
                 num_reused_blocks: 1138,
                 ..ReuseTotals::default()
@@ -625,6 +661,8 @@ mod tests {
                 num_blocks: Blocks::ZERO,
                 ..kv(0)
             },
+            num_state_slots: 0,
+            num_state_slots_used: 0,
             adapters: Some(AdapterUsage::default()),
             ..counted(100)
         };
@@ -660,15 +698,45 @@ mod tests {
                 num_restored_states: 3,
                 ..stats.reuse
             },
+            num_state_slots: 8,
+            num_state_slots_used: 7,
             ..stats
         };
         let fields = concat!(
+            r#""Max state slots":8,"#,
+            r#""Used state slots":7,"#,
             r#""Max state snapshots":6,"#,
             r#""Used state snapshots":5,"#,
             r#""Saved states":4,"#,
             r#""Restored states":3,"#,
         );
-        let json = json(&with_snapshots);
+        let without_host_memory = json(&with_snapshots);
+        assert!(
+            without_host_memory.contains(fields),
+            "{without_host_memory}"
+        );
+        assert!(!without_host_memory.contains("host state"));
+        let with_host_memory = StepStats {
+            kv: KvUsage {
+                num_host_snapshots: 9,
+                num_host_snapshots_used: 8,
+                ..with_snapshots.kv
+            },
+            reuse: ReuseTotals {
+                num_offloaded_states: 7,
+                num_onboarded_states: 6,
+                ..with_snapshots.reuse
+            },
+            ..with_snapshots
+        };
+        let fields = concat!(
+            r#""Restored states":3,"#,
+            r#""Max host state snapshots":9,"#,
+            r#""Used host state snapshots":8,"#,
+            r#""Offloaded states":7,"#,
+            r#""Onboarded states":6,"#,
+        );
+        let json = json(&with_host_memory);
         assert!(json.contains(fields), "{json}");
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::EngineConfig;
 use crate::drafts_to_make::DraftsToMake;
-use crate::plan::{BlockMove, PlannedSequence, StateCopy, StateRestore, StateSave, StepPlan};
+use crate::plan::{BlockMove, PlannedSequence, StateCopy, StateMove, StateSave, StepPlan};
 use crate::sequence::Sequence;
 use crate::sequence_tokens::SequenceTokens;
 use crate::table_rows::TableRows;
@@ -24,7 +24,7 @@ use inflight_sampling::PlainSampling;
 #[must_use = "the engine waits for its steps"]
 pub struct Step {
     moves: Vec<BlockMove>,
-    state_restores: Vec<StateRestore>,
+    state_moves: Vec<StateMove>,
     state_copies: Vec<StateCopy>,
     state_saves: Vec<StateSave>,
     token_ids: Vec<TokenId>,
@@ -69,7 +69,7 @@ impl Step {
         let max_generation = config.max_sampled_rows().index();
         Self {
             moves: Vec::new(),
-            state_restores: Vec::new(),
+            state_moves: Vec::new(),
             state_copies: Vec::with_capacity(match config.max_beam_width {
                 0..=1 => 0,
                 _ => config.max_sequences() as usize,
@@ -100,11 +100,7 @@ impl Step {
         let first = |call: &Call| call.sequences.start == 0;
         self.calls.iter().map(move |call| StepPlan {
             moves: if first(call) { &self.moves } else { &[] },
-            state_restores: if first(call) {
-                &self.state_restores
-            } else {
-                &[]
-            },
+            state_moves: if first(call) { &self.state_moves } else { &[] },
             state_copies: if first(call) { &self.state_copies } else { &[] },
             state_saves: &self.state_saves[call.state_saves.clone()],
             token_ids: &self.token_ids[call.tokens.clone()],
@@ -192,7 +188,7 @@ impl Step {
         self.micro_batch = micro_batch;
         self.num_other_beams = 0;
         self.moves.clear();
-        self.state_restores.clear();
+        self.state_moves.clear();
         self.state_copies.clear();
         self.state_saves.clear();
         self.token_ids.clear();
@@ -207,9 +203,9 @@ impl Step {
         self.moves.extend_from_slice(moves);
     }
 
-    /// Appends states to be restored before anything is computed.
-    pub(super) fn push_state_restores(&mut self, restores: &[StateRestore]) {
-        self.state_restores.extend_from_slice(restores);
+    /// Appends moves of states to be made before anything is computed.
+    pub(super) fn push_state_moves(&mut self, moves: &[StateMove]) {
+        self.state_moves.extend_from_slice(moves);
     }
 
     /// Appends snapshots of the states of the sequence that is appended next, each with the number of its tokens in the

@@ -35,8 +35,17 @@ impl State {
     }
 }
 
+impl States {
+    fn copy_to(&self, source: u32, other: &mut Self, target: u32) {
+        for (layer, other) in self.0.iter().zip(&mut other.0) {
+            other[target as usize] = layer[source as usize].clone();
+        }
+    }
+}
+
 impl RecurrentOps for Reference {
     type RecurrentStates = States;
+    type HostStates = States;
 
     fn alloc_recurrent_states(
         &mut self,
@@ -51,6 +60,23 @@ impl RecurrentOps for Reference {
         for layer in &mut states.0 {
             layer[to as usize] = layer[from as usize].clone();
         }
+    }
+
+    fn alloc_host_states(
+        &mut self,
+        states: &States,
+        num_slots: usize,
+    ) -> Result<States, LoadError> {
+        let of_layers = states.0.iter().map(|_| vec![State::default(); num_slots]);
+        Ok(States(of_layers.collect()))
+    }
+
+    fn offload_states(&mut self, states: &States, source: u32, host: &mut States, target: u32) {
+        states.copy_to(source, host, target);
+    }
+
+    fn onboard_states(&mut self, host: &States, source: u32, states: &mut States, target: u32) {
+        host.copy_to(source, states, target);
     }
 
     fn convolve(

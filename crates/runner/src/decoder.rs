@@ -46,7 +46,7 @@ use inflight_device::{
     LogitsTransform, MixtureShape, QkNorm, QkNormKind, RankHost, RankOps, RopeParams, Routing,
     RowNormOps, StateOps, StepInputs,
 };
-use inflight_engine::{StateCopy, StateRestore};
+use inflight_engine::{StateCopy, StateMove};
 
 /// A model's weights on a device, and the activations of its largest step.
 pub(super) struct Decoder<D: Device> {
@@ -270,15 +270,15 @@ impl<D: Device> Decoder<D> {
         })
     }
 
-    /// Restores and copies recurrent states that the next step begins with.
-    pub(super) fn restore_states(
+    /// Moves recurrent states, and copies those that the next step begins with.
+    pub(super) fn move_states(
         &mut self,
         device: &mut D,
-        restores: &[StateRestore],
+        moves: &[StateMove],
         copies: &[StateCopy],
     ) {
         if let Some(recurrence) = &mut self.recurrence {
-            recurrence.restore(device, restores, copies);
+            recurrence.move_states(device, moves, copies);
         }
     }
 

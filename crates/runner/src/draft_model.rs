@@ -71,6 +71,7 @@ pub(super) fn limits_of_draft_model(limits: &RunnerLimits) -> RunnerLimits {
         max_sampled_rows: Tokens(limits.max_num_requests).min(limits.max_num_tokens),
         layer_groups: None,
         num_state_snapshots: 0,
+        num_host_state_snapshots: 0,
         max_draft_tokens: 0,
         attention: AttentionWindows::default(),
         adapters: AdapterRoom::default(),

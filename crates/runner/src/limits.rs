@@ -18,6 +18,8 @@ pub struct RunnerLimits {
     pub num_state_rows: u32,
     /// Snapshots of recurrent states.
     pub num_state_snapshots: u32,
+    /// Snapshots in host memory, for those that the device gives up.
+    pub num_host_state_snapshots: u32,
     /// The most drafts of a sequence in one step, behind which its recurrent states are kept until it is known which
     /// are accepted.
     pub max_draft_tokens: u32,
@@ -77,6 +79,7 @@ impl RunnerLimits {
             max_num_requests: config.max_sequences(),
             num_state_rows: config.num_state_rows(),
             num_state_snapshots: config.num_state_snapshots,
+            num_host_state_snapshots: config.num_host_state_snapshots,
             max_draft_tokens: config.speculation.map_or(0, |it| it.max_draft_tokens),
             max_sampled_rows: config.max_sampled_rows(),
             max_seq_len: config.max_seq_len,

@@ -430,7 +430,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.sampled_rows.set(plan, &call.layout);
         self.move_blocks(plan.moves);
         self.decoder
-            .restore_states(&mut self.device, plan.state_restores, plan.state_copies);
+            .move_states(&mut self.device, plan.state_moves, plan.state_copies);
         if !plan.token_ids.is_empty() {
             if samples_here {
                 let layout = &self.calls[self.next_call].layout;
@@ -602,7 +602,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.check_tokens(&call.token_ids)?;
         self.move_blocks(&call.moves);
         self.decoder
-            .restore_states(&mut self.device, &call.state_restores, &call.state_copies);
+            .move_states(&mut self.device, &call.state_moves, &call.state_copies);
         if call.token_ids.is_empty() {
             return Ok(());
         }

@@ -9,8 +9,8 @@
 //!
 //! A sequence has its states in a slot, or in one for each of its beams, from its first token on until it ends or is
 //! paused; a beam that forks copies them. Other slots have snapshots,
-//! with which sequences of an equal prefix begin, and the states behind each draft of a step: if drafts are rejected,
-//! the next step goes on from one of these.
+//! with which sequences of an equal prefix begin and which may move to host memory, and the states behind each draft of
+//! a step: if drafts are rejected, the next step goes on from one of these.
 
 use super::late_inputs::{LateBuffers, LateSource, LateWeights};
 use super::linear_weights::{NormSource, ProjectionSource, SummedLinear};
@@ -29,7 +29,7 @@ use inflight_device::{
     Device, KvSpan, Linear, RecurrenceParams, RecurrenceShape, RecurrenceWeights, RecurrentRule,
     RuleWeights, StepInputs,
 };
-use inflight_engine::{StateCopy, StateRestore};
+use inflight_engine::{StateCopy, StateMove, StateRestore, StateSnapshot};
 
 /// The weights of a layer besides its projections, not yet read.
 pub(super) struct RecurrenceSource<'a> {
@@ -84,6 +84,8 @@ pub(super) struct LayerRecurrence<D: Device> {
 /// The states of sequences, and activations, each `[max_num_tokens, width]`.
 pub(super) struct RecurrenceBuffers<D: Device> {
     states: D::RecurrentStates,
+    /// The snapshots that the device gave up.
+    host_states: D::HostStates,
     slots: StateSlots,
     /// The tokens that the states of each sequence sum up.
     num_tokens: Vec<u32>,
@@ -397,8 +399,10 @@ impl<D: Device> RecurrenceBuffers<D> {
         let Some(shape) = shapes.first() else {
             return Ok(None);
         };
+        let states = device.alloc_recurrent_states(&shapes, slots.num_all())?;
         Ok(Some(Self {
-            states: device.alloc_recurrent_states(&shapes, slots.num_all())?,
+            host_states: device.alloc_host_states(&states, slots.num_on_host())?,
+            states,
             slots,
             num_tokens: vec![0; slots.num_rows()],
             num_drafts: vec![0; slots.num_rows()],
@@ -415,23 +419,40 @@ impl<D: Device> RecurrenceBuffers<D> {
         }))
     }
 
-    /// Restores states from snapshots, and copies the states of beams then.
-    pub(super) fn restore(
+    /// Moves states, one after the other, and copies the states of beams then.
+    pub(super) fn move_states(
         &mut self,
         device: &mut D,
-        restores: &[StateRestore],
+        moves: &[StateMove],
         copies: &[StateCopy],
     ) {
-        for &StateRestore {
-            snapshot,
-            row,
-            num_tokens,
-        } in restores
-        {
-            let from = self.slots.snapshot(snapshot);
-            self.copy(device, from, row.0);
-            self.num_tokens[row.index()] = num_tokens.0;
-            self.num_drafts[row.index()] = 0;
+        for one in moves {
+            match *one {
+                StateMove::Restore(StateRestore {
+                    snapshot,
+                    row,
+                    num_tokens,
+                }) => {
+                    match snapshot {
+                        StateSnapshot::Device(id) => {
+                            self.copy(device, self.slots.snapshot(id), row.0);
+                        }
+                        StateSnapshot::Host(id) => {
+                            device.onboard_states(&self.host_states, id.0, &mut self.states, row.0);
+                        }
+                    }
+                    self.num_tokens[row.index()] = num_tokens.0;
+                    self.num_drafts[row.index()] = 0;
+                }
+                StateMove::Offload { source, target } => {
+                    let source = self.slots.snapshot(source);
+                    device.offload_states(&self.states, source, &mut self.host_states, target.0);
+                }
+                StateMove::Onboard { source, target } => {
+                    let target = self.slots.snapshot(target);
+                    device.onboard_states(&self.host_states, source.0, &mut self.states, target);
+                }
+            }
         }
         for &StateCopy { source, target } in copies {
             self.copy(device, source.0, target.0);

@@ -12,6 +12,7 @@ use inflight_base::{SnapshotId, StateRow};
 pub(super) struct StateSlots {
     num_rows: u32,
     num_snapshots: u32,
+    num_host_snapshots: u32,
     max_draft_tokens: u32,
 }
 
@@ -20,8 +21,14 @@ impl StateSlots {
         Self {
             num_rows: limits.num_state_rows,
             num_snapshots: limits.num_state_snapshots,
+            num_host_snapshots: limits.num_host_state_snapshots,
             max_draft_tokens: limits.max_draft_tokens,
         }
+    }
+
+    /// Slots in host memory, all of them for snapshots.
+    pub(super) fn num_on_host(&self) -> usize {
+        self.num_host_snapshots as usize
     }
 
     /// All slots.

@@ -34,9 +34,10 @@ impl HostBlocks {
     /// If there is no such block in either.
     pub(crate) fn offload(&mut self, cache: &KvCache, source: BlockId, target: HostBlockId) {
         let words = self.words_of(target);
-        let planes = self.buffer.as_mut_slice()[words].chunks_exact_mut(cache.plane_len);
-        for (plane, words) in planes.enumerate() {
-            words.copy_from_slice(&cache.buffer.as_slice()[cache.words_of(source, plane)]);
+        let words = &mut self.buffer.as_mut_slice()[words];
+        for plane in 0..cache.num_planes {
+            let source = &cache.buffer.as_slice()[cache.words_of(source, plane)];
+            words[plane * cache.plane_len..][..cache.plane_len].copy_from_slice(source);
         }
     }
 
@@ -47,10 +48,10 @@ impl HostBlocks {
     /// If there is no such block in either.
     pub(crate) fn onboard(&self, source: HostBlockId, cache: &mut KvCache, target: BlockId) {
         let words = &self.buffer.as_slice()[self.words_of(source)];
-        let planes = words.chunks_exact(cache.plane_len);
-        for (plane, words) in planes.enumerate() {
+        for plane in 0..cache.num_planes {
+            let source = &words[plane * cache.plane_len..][..cache.plane_len];
             let target = cache.words_of(target, plane);
-            cache.buffer.as_mut_slice()[target].copy_from_slice(words);
+            cache.buffer.as_mut_slice()[target].copy_from_slice(source);
         }
     }
 

@@ -35,6 +35,13 @@ pub struct CpuRecurrentStates {
     is_taken: Vec<bool>,
 }
 
+/// Copies of the states of slots, `[num_slots, state_len]` of each layer. Physical memory is taken when one is first
+/// written.
+pub struct CpuHostStates {
+    layers: Vec<Lines<f32>>,
+    num_slots: usize,
+}
+
 /// Scratch memory of one thread.
 #[derive(Default)]
 pub(super) struct RecurrenceScratch {
@@ -170,6 +177,7 @@ impl<'a> Tasks<'a> {
 
 impl RecurrentOps for Cpu {
     type RecurrentStates = CpuRecurrentStates;
+    type HostStates = CpuHostStates;
 
     fn alloc_recurrent_states(
         &mut self,
@@ -212,6 +220,49 @@ impl RecurrentOps for Cpu {
             let len = states.len() / num_slots;
             states.copy_within(from * len..(from + 1) * len, to * len);
         });
+    }
+
+    fn alloc_host_states(
+        &mut self,
+        states: &CpuRecurrentStates,
+        num_slots: usize,
+    ) -> Result<CpuHostStates, LoadError> {
+        let alloc = |layer: &Lines<f32>| {
+            let state_len = layer.len() / states.num_slots;
+            let len = state_len.checked_mul(num_slots);
+            len.and_then(Lines::zeroed).ok_or_else(|| {
+                LoadError::Resource(format!(
+                    "no memory for {num_slots} recurrent states of {state_len} x 4 bytes a layer; lower \
+                     kv_cache_host_memory_bytes"
+                ))
+            })
+        };
+        Ok(CpuHostStates {
+            layers: states.layers.iter().map(alloc).collect::<Result<_, _>>()?,
+            num_slots,
+        })
+    }
+
+    fn offload_states(
+        &mut self,
+        states: &CpuRecurrentStates,
+        source: u32,
+        host: &mut CpuHostStates,
+        target: u32,
+    ) {
+        let (from, to) = ((source, states.num_slots), (target, host.num_slots));
+        self.copy_slot(&states.layers, from, &mut host.layers, to);
+    }
+
+    fn onboard_states(
+        &mut self,
+        host: &CpuHostStates,
+        source: u32,
+        states: &mut CpuRecurrentStates,
+        target: u32,
+    ) {
+        let (from, to) = ((source, host.num_slots), (target, states.num_slots));
+        self.copy_slot(&host.layers, from, &mut states.layers, to);
     }
 
     fn convolve(
@@ -287,6 +338,32 @@ impl RecurrentOps for Cpu {
                 (GateFunction::Sigmoid, _) => gate_runs(sigmoid, gates, attended, run_len),
                 (GateFunction::Softplus, _) => gate_runs(softplus, gates, attended, run_len),
             }
+        });
+    }
+}
+
+impl Cpu {
+    /// Copies a slot of all layers, of so many, to another one: a task has a layer.
+    fn copy_slot(
+        &mut self,
+        sources: &[Lines<f32>],
+        (source, num_sources): (u32, usize),
+        targets: &mut [Lines<f32>],
+        (target, num_targets): (u32, usize),
+    ) {
+        let (source, target) = (source as usize, target as usize);
+        assert!(
+            source < num_sources && target < num_targets,
+            "slots {source} of {num_sources} and {target} of {num_targets}"
+        );
+        let Self { pool, workers, .. } = self;
+        let targets = DisjointSlice::new(targets);
+        pool.for_each(workers, sources.len(), |_, layer| {
+            let states = &sources[layer];
+            let len = states.len() / num_sources;
+            // SAFETY: a layer is of one task.
+            let copies = &mut unsafe { targets.slice(layer, 1) }[0];
+            copies[target * len..][..len].copy_from_slice(&states[source * len..][..len]);
         });
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct KvCacheConfig {
     /// Snapshots of recurrent states, without which no prefix is reused where sequences have states; 0 where they have
     /// none.
     pub(crate) num_snapshots: u32,
+    /// Snapshots in host memory, for those that the device gives up.
+    pub(crate) num_host_snapshots: u32,
     /// Tokens of a prompt from one snapshot to the next, besides the one at its end; 0 if there are none.
     pub(crate) snapshot_interval: Tokens,
 }

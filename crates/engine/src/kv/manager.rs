@@ -17,15 +17,13 @@ use super::{
     BlockTable, KeptBlock, KvCacheConfig, KvUsage, MAX_KV_GROUPS, NextBlock, RetainedPrefix,
     ReuseOptions, ReuseTotals,
 };
-use crate::{BlockCopy, BlockMove, StateRestore};
+use crate::{BlockCopy, BlockMove, StateMove};
 use inflight_base::{BlockId, Blocks, HostBlockId, SnapshotId, StateRow, TokenId, Tokens};
 
 /// Manages the blocks of the KV cache: who holds them, and which content can be reused.
 pub(crate) struct KvCacheManager {
     config: KvCacheConfig,
     tiers: Tiers,
-    /// States that the next step begins with.
-    state_restores: Vec<StateRestore>,
     /// Changes of all tables, to number their versions.
     num_changes: u64,
 }
@@ -43,10 +41,13 @@ impl KvCacheManager {
             config.enable_reuse || config.num_host_blocks == Blocks::ZERO,
             "host blocks are for reuse"
         );
+        assert!(
+            config.num_snapshots > 0 || config.num_host_snapshots == 0,
+            "snapshots in host memory are those that the device gives up"
+        );
         Self {
             config,
             tiers: Tiers::new(config),
-            state_restores: Vec::new(),
             num_changes: 0,
         }
     }
@@ -54,13 +55,17 @@ impl KvCacheManager {
     /// How full it is.
     pub(crate) fn usage(&self) -> KvUsage {
         let (device, host) = (self.tiers.device(), self.tiers.host());
+        let [num_snapshots, num_host_snapshots] = self.tiers.snapshots.num_all();
+        let [num_snapshots_used, num_host_snapshots_used] = self.tiers.snapshots.num_attached();
         KvUsage {
             num_blocks: device.num_blocks(),
             num_used: device.num_blocks() - device.num_free(),
             num_host_blocks: host.num_blocks(),
             num_host_used: host.num_cached(),
-            num_snapshots: self.tiers.snapshots.num_all(),
-            num_snapshots_used: self.tiers.snapshots.num_attached(),
+            num_snapshots,
+            num_snapshots_used,
+            num_host_snapshots,
+            num_host_snapshots_used,
             block_size: self.config.block_size,
         }
     }
@@ -193,21 +198,15 @@ impl KvCacheManager {
         num_found
     }
 
-    /// Plans to restore the states behind the first `computed` tokens, which were found, to `row`.
-    /// A snapshot that is taken for another sequence by then is restored before.
+    /// Plans to restore the states behind the first `computed` tokens, which `reserve` has just found, to `row`.
     pub(crate) fn restore_states(
         &mut self,
         table: &mut BlockTable,
         computed: Tokens,
         row: StateRow,
     ) {
-        if let Some(snapshot) = table.states_mut().found.take() {
-            self.tiers.totals.num_restored_states += 1;
-            self.state_restores.push(StateRestore {
-                snapshot,
-                row,
-                num_tokens: computed,
-            });
+        if let Some(found) = table.states_mut().found.take() {
+            self.tiers.restore_states(found, row, computed);
         }
     }
 
@@ -348,15 +347,14 @@ impl KvCacheManager {
         self.tiers.moves()
     }
 
-    /// The states to be restored before the next step is computed.
-    pub(crate) fn state_restores(&self) -> &[StateRestore] {
-        &self.state_restores
+    /// How states have to be moved before the next step is computed, in this order.
+    pub(crate) fn state_moves(&self) -> &[StateMove] {
+        self.tiers.state_moves()
     }
 
-    /// Forgets the moves, and the states to be restored: the planned step has them.
+    /// Forgets the moves of blocks and states: the planned step has them.
     pub(crate) fn clear_moves(&mut self) {
         self.tiers.clear_moves();
-        self.state_restores.clear();
     }
 
     /// Moves what is cached to host memory, as far as there is room, while no sequence has blocks. Returns what is

@@ -2,8 +2,8 @@
 
 use super::tests::{ALL, anybody, config, tokens};
 use super::*;
-use crate::StateRestore;
-use inflight_base::{StateRow, TokenId, Tokens};
+use crate::{StateMove, StateRestore, StateSnapshot};
+use inflight_base::{HostSnapshotId, SnapshotId, StateRow, TokenId, Tokens};
 
 /// A cache of blocks of four tokens, and of snapshots.
 fn cache(num_snapshots: u32, snapshot_interval: u32) -> KvCacheManager {
@@ -38,6 +38,14 @@ fn compute(
     cache.grow(table, end);
     cache.commit(table, tokens, end);
     taken
+}
+
+fn restore(snapshot: StateSnapshot, row: u32, num_tokens: u32) -> StateMove {
+    StateMove::Restore(StateRestore {
+        snapshot,
+        row: StateRow(row),
+        num_tokens: Tokens(num_tokens),
+    })
 }
 
 #[test]
@@ -92,7 +100,7 @@ fn a_sequence_begins_with_the_states_behind_what_it_found() {
     let mut table = BlockTable::default();
     begin(&mut cache, &mut table, &prompt);
     cache.restore_states(&mut table, Tokens(0), StateRow(1));
-    assert!(cache.state_restores().is_empty(), "nothing was found");
+    assert!(cache.state_moves().is_empty(), "nothing was found");
     let snapshots = cache.take_snapshots(&mut table, Tokens(0)..Tokens(18), Some(Tokens(18)));
     let snapshot = snapshots.map(|(_, id)| id).next().expect("one at the end");
     cache.commit(&mut table, &prompt, Tokens(18));
@@ -102,12 +110,8 @@ fn a_sequence_begins_with_the_states_behind_what_it_found() {
     for _ in 0..2 {
         cache.restore_states(&mut other, Tokens(16), StateRow(2));
     }
-    let restore = StateRestore {
-        snapshot,
-        row: StateRow(2),
-        num_tokens: Tokens(16),
-    };
-    assert_eq!(cache.state_restores(), [restore]);
+    let snapshot = StateSnapshot::Device(snapshot);
+    assert_eq!(cache.state_moves(), [restore(snapshot, 2, 16)]);
     assert_eq!(cache.totals().num_restored_states, 1);
 }
 
@@ -169,4 +173,85 @@ fn what_is_not_registered_has_no_snapshots() {
     cache.stop_registering(&mut table);
     let taken = compute(&mut cache, &mut table, &prompt, (0, 18), false);
     assert!(taken.is_empty());
+}
+
+/// Computes a prompt of 18 tokens from `first`, in a cache of so many snapshots on the device and in host memory, and
+/// releases it. Returns how many tokens were found.
+fn serve(cache: &mut KvCacheManager, first: u32) -> u32 {
+    let prompt = tokens(first..first + 18);
+    let mut table = BlockTable::default();
+    let found = begin(cache, &mut table, &prompt);
+    cache.restore_states(&mut table, Tokens(found), StateRow(5));
+    compute(cache, &mut table, &prompt, (found, 18), false);
+    cache.release(&mut table);
+    cache.check_integrity(std::iter::empty());
+    found
+}
+
+#[test]
+fn a_snapshot_goes_to_host_memory_and_comes_back_with_its_prefix() {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
+        max_chunk: Tokens(64),
+        enable_partial_reuse: false,
+        num_snapshots: 1,
+        num_host_snapshots: 2,
+        ..config(64, 4)
+    });
+    let offload = |target| StateMove::Offload {
+        source: SnapshotId(0),
+        target: HostSnapshotId(target),
+    };
+    let onboard = |source| StateMove::Onboard {
+        source: HostSnapshotId(source),
+        target: SnapshotId(0),
+    };
+    let restored = restore(StateSnapshot::Device(SnapshotId(0)), 5, 16);
+    for (first, found, moves) in [
+        (0, 0, &[][..]),
+        (100, 0, &[offload(0)]),
+        (0, 16, &[offload(1), onboard(0), restored]),
+        (100, 16, &[offload(0), onboard(1), restored]),
+        (200, 0, &[offload(1)]),
+        (300, 0, &[offload(0)]),
+        // The least recently used one was forgotten.
+        (0, 0, &[offload(1)]),
+    ] {
+        assert_eq!(serve(&mut cache, first), found, "{first}");
+        assert_eq!(cache.state_moves(), moves, "{first}");
+        cache.clear_moves();
+    }
+    let usage = cache.usage();
+    assert_eq!(
+        (usage.num_host_snapshots, usage.num_host_snapshots_used),
+        (2, 2)
+    );
+    let totals = cache.totals();
+    assert_eq!(
+        (totals.num_offloaded_states, totals.num_onboarded_states),
+        (6, 2)
+    );
+}
+
+#[test]
+fn a_snapshot_in_host_memory_is_restored_from_there_while_others_take_those_of_the_device() {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
+        max_chunk: Tokens(64),
+        enable_partial_reuse: false,
+        num_snapshots: 1,
+        num_host_snapshots: 1,
+        ..config(64, 4)
+    });
+    serve(&mut cache, 0);
+    let mut other = BlockTable::default();
+    let prompt = tokens(100..118);
+    begin(&mut cache, &mut other, &prompt);
+    let taken = cache.take_snapshots(&mut other, Tokens(0)..Tokens(18), Some(Tokens(18)));
+    assert_eq!(taken.count(), 1);
+    cache.clear_moves();
+    let mut table = BlockTable::default();
+    assert_eq!(begin(&mut cache, &mut table, &tokens(0..18)), 16);
+    cache.restore_states(&mut table, Tokens(16), StateRow(2));
+    let source = StateSnapshot::Host(HostSnapshotId(0));
+    assert_eq!(cache.state_moves(), [restore(source, 2, 16)]);
+    cache.check_integrity([&other, &table].into_iter());
 }

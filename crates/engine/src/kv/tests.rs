@@ -20,6 +20,7 @@ pub(super) fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
         enable_reuse: true,
         enable_partial_reuse: true,
         num_snapshots: 0,
+        num_host_snapshots: 0,
         snapshot_interval: Tokens(0),
     }
 }

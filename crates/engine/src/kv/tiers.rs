@@ -27,11 +27,13 @@ use std::sync::Arc;
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use super::snapshots::{RollingSnapshot, Snapshots};
+use super::snapshots::{RollingSnapshot, Snapshots, TakenMemory};
 use super::table::TakenSnapshot;
 use super::{KeptBlock, KeptParent, KvCacheConfig, ReuseTotals};
-use crate::{BlockCopy, BlockMove};
-use inflight_base::{BlockId, Blocks, HostBlockId, SnapshotId, TokenId, Tokens};
+use crate::{BlockCopy, BlockMove, StateMove, StateRestore, StateSnapshot};
+use inflight_base::{
+    BlockId, Blocks, HostBlockId, HostSnapshotId, SnapshotId, StateRow, TokenId, Tokens,
+};
 
 /// All blocks, the prefix index over their contents, and the moves that the next step makes.
 pub(super) struct Tiers {
@@ -42,6 +44,7 @@ pub(super) struct Tiers {
     prefix: Option<PrefixIndex>,
     config: KvCacheConfig,
     moves: Vec<BlockMove>,
+    state_moves: Vec<StateMove>,
     pub(super) snapshots: Snapshots,
     pub(super) totals: ReuseTotals,
 }
@@ -57,7 +60,12 @@ impl Tiers {
             prefix: config.enable_reuse.then(new_index),
             config,
             moves: Vec::new(),
-            snapshots: Snapshots::new(config.num_snapshots, num_all.index()),
+            state_moves: Vec::new(),
+            snapshots: Snapshots::new(
+                config.num_snapshots,
+                config.num_host_snapshots,
+                num_all.index(),
+            ),
             totals: ReuseTotals::default(),
         }
     }
@@ -92,9 +100,15 @@ impl Tiers {
         &self.moves
     }
 
+    /// How states have to be moved before the next step is computed, in this order.
+    pub(super) fn state_moves(&self) -> &[StateMove] {
+        &self.state_moves
+    }
+
     /// Forgets the moves: the planned step has them.
     pub(super) fn clear_moves(&mut self) {
         self.moves.clear();
+        self.state_moves.clear();
     }
 
     /// Plans the copy of a beginning from one block of the device to another.
@@ -398,7 +412,52 @@ impl Tiers {
     pub(super) fn take_snapshot(&mut self, rolling: Option<RollingSnapshot>) -> Option<SnapshotId> {
         let prefix = self.prefix.as_ref();
         let is_retained = |block| prefix.is_some_and(|prefix| prefix.is_retained(block));
-        self.snapshots.take(rolling, is_retained)
+        let taken = self.snapshots.take(rolling, is_retained)?;
+        self.push_offload_of_states(taken);
+        Some(taken.id)
+    }
+
+    /// Plans to restore states to `row`, from the snapshot `found` behind the first `num_tokens` tokens of a sequence.
+    /// One in host memory comes back first; if there is no place for it, or if its content was forgotten to make room
+    /// for the blocks of the sequence, it is restored from there.
+    pub(super) fn restore_states(&mut self, found: SnapshotId, row: StateRow, num_tokens: Tokens) {
+        let mut snapshot = StateSnapshot::Device(found);
+        if self.snapshots.is_on_host(found) {
+            let source = self.host_snapshot_id(found);
+            snapshot = match self.onboard_snapshot(found) {
+                Some(target) => {
+                    self.state_moves.push(StateMove::Onboard { source, target });
+                    StateSnapshot::Device(target)
+                }
+                None => StateSnapshot::Host(source),
+            };
+            self.totals.num_onboarded_states += 1;
+        }
+        self.totals.num_restored_states += 1;
+        self.state_moves.push(StateMove::Restore(StateRestore {
+            snapshot,
+            row,
+            num_tokens,
+        }));
+    }
+
+    /// Takes a snapshot of the device for the content of one in host memory, see [`Snapshots::onboard`].
+    fn onboard_snapshot(&mut self, host: SnapshotId) -> Option<SnapshotId> {
+        let prefix = self.prefix.as_ref();
+        let is_retained = |block| prefix.is_some_and(|prefix| prefix.is_retained(block));
+        let taken = self.snapshots.onboard(host, is_retained)?;
+        self.push_offload_of_states(taken);
+        Some(taken.id)
+    }
+
+    /// Plans to move the snapshot whose memory was taken to host memory, if it goes there.
+    fn push_offload_of_states(&mut self, taken: TakenMemory) {
+        let TakenMemory { id, offloaded_to } = taken;
+        if let Some(target) = offloaded_to {
+            let (source, target) = (id, self.host_snapshot_id(target));
+            self.state_moves.push(StateMove::Offload { source, target });
+            self.totals.num_offloaded_states += 1;
+        }
     }
 
     /// Lets others find a snapshot behind the content of `node`, if that is in the index.
@@ -504,6 +563,10 @@ impl Tiers {
 
     fn host_id(&self, id: BlockId) -> HostBlockId {
         HostBlockId(id.0 - self.device.num_blocks().0)
+    }
+
+    fn host_snapshot_id(&self, id: SnapshotId) -> HostSnapshotId {
+        HostSnapshotId(id.0 - self.config.num_snapshots)
     }
 }
 

@@ -17,6 +17,10 @@ pub struct KvUsage {
     pub num_snapshots: u32,
     /// Snapshots that sequences can begin with.
     pub num_snapshots_used: u32,
+    /// Snapshots in host memory.
+    pub num_host_snapshots: u32,
+    /// Snapshots in host memory that sequences can begin with.
+    pub num_host_snapshots_used: u32,
     /// Positions per block.
     pub block_size: BlockSize,
 }
@@ -47,6 +51,10 @@ pub struct ReuseTotals {
     pub num_saved_states: u64,
     /// Sequences that began with one.
     pub num_restored_states: u64,
+    /// Snapshots that went to host memory instead of being forgotten.
+    pub num_offloaded_states: u64,
+    /// Snapshots that were read there.
+    pub num_onboarded_states: u64,
 }
 
 impl ReuseTotals {
@@ -61,6 +69,8 @@ impl ReuseTotals {
             num_onboarded_blocks: self.num_onboarded_blocks + other.num_onboarded_blocks,
             num_saved_states: self.num_saved_states + other.num_saved_states,
             num_restored_states: self.num_restored_states + other.num_restored_states,
+            num_offloaded_states: self.num_offloaded_states + other.num_offloaded_states,
+            num_onboarded_states: self.num_onboarded_states + other.num_onboarded_states,
         }
     }
 }
@@ -80,6 +90,8 @@ mod tests {
             num_onboarded_blocks: first + 5,
             num_saved_states: first + 6,
             num_restored_states: first + 7,
+            num_offloaded_states: first + 8,
+            num_onboarded_states: first + 9,
         };
         let sum = ReuseTotals {
             num_taken_blocks: 110,
@@ -90,6 +102,8 @@ mod tests {
             num_onboarded_blocks: 120,
             num_saved_states: 122,
             num_restored_states: 124,
+            num_offloaded_states: 126,
+            num_onboarded_states: 128,
         };
         assert_eq!(totals(10).plus(totals(100)), sum);
     }

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
-use crate::BlockMove;
-use inflight_base::{BlockId, BlockSize, Blocks, StateRow, TokenId, Tokens};
+use crate::{BlockMove, StateMove, StateSnapshot};
+use inflight_base::{BlockId, BlockSize, Blocks, SnapshotId, StateRow, TokenId, Tokens};
 
 /// Few, so that prompts begin alike.
 const NUM_LETTERS: u32 = 2;
@@ -87,6 +87,8 @@ struct World {
     host_memory: Vec<Vec<u64>>,
     /// The state in each snapshot, as a hash of the tokens before it.
     snapshots: Vec<u64>,
+    /// In host memory as well.
+    host_snapshots: Vec<u64>,
     sequences: Vec<WalkSequence>,
     retained: VecDeque<RetainedPrefix>,
     num_added: u64,
@@ -104,6 +106,7 @@ impl World {
             memory: vec![vec![NOTHING; block_size]; config.num_blocks.index()],
             host_memory: vec![vec![NOTHING; block_size]; config.num_host_blocks.index()],
             snapshots: vec![NOTHING; config.num_snapshots as usize],
+            host_snapshots: vec![NOTHING; config.num_host_snapshots as usize],
             sequences: Vec::new(),
             retained: VecDeque::new(),
             num_added: 0,
@@ -238,17 +241,18 @@ impl World {
                 }
             }
         }
-        for restore in self.cache.state_restores() {
-            let sequence = &mut self.sequences[restore.row.index()];
-            assert_eq!(restore.num_tokens.index(), sequence.computed);
-            sequence.state = self.snapshots[restore.snapshot.index()];
-        }
         self.blank_what_is_not_computed();
+        let mut planned = Vec::new();
         for nth in 0..self.sequences.len() {
             if self.sequences[nth].is_running {
                 choice = choice.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                self.compute(nth, choice as usize >> 8);
+                planned.push((nth, self.plan(nth, choice as usize >> 8)));
             }
+        }
+        // A snapshot that is taken may move another one.
+        self.move_states();
+        for (nth, (end, taken)) in planned {
+            self.compute(nth, end, &taken);
         }
         // As the engine does it: what is computed is known when the whole step is.
         for nth in 0..self.sequences.len() {
@@ -337,7 +341,30 @@ impl World {
         }
     }
 
-    fn compute(&mut self, nth: usize, choice: usize) {
+    fn move_states(&mut self) {
+        for one in self.cache.state_moves() {
+            match *one {
+                StateMove::Restore(restore) => {
+                    let sequence = &mut self.sequences[restore.row.index()];
+                    assert_eq!(restore.num_tokens.index(), sequence.computed);
+                    sequence.state = match restore.snapshot {
+                        StateSnapshot::Device(id) => self.snapshots[id.index()],
+                        StateSnapshot::Host(id) => self.host_snapshots[id.index()],
+                    };
+                }
+                StateMove::Offload { source, target } => {
+                    self.host_snapshots[target.index()] = self.snapshots[source.index()];
+                }
+                StateMove::Onboard { source, target } => {
+                    self.snapshots[target.index()] = self.host_snapshots[source.index()];
+                }
+            }
+        }
+    }
+
+    /// Where the next chunk of a sequence ends, and the snapshots to be taken of its states, each with the tokens of
+    /// the chunk that it sums up.
+    fn plan(&mut self, nth: usize, choice: usize) -> (usize, Vec<(Tokens, SnapshotId)>) {
         let sequence = &mut self.sequences[nth];
         let known = sequence.tokens.len();
         let max_chunk = (known - sequence.computed).min(self.config.max_chunk.index());
@@ -347,13 +374,19 @@ impl World {
         let taken = self
             .cache
             .take_snapshots(&mut sequence.table, chunk, context);
-        let taken: Vec<_> = taken.collect();
-        let table = &sequence.table;
+        let taken = taken.collect();
         assert!(
-            (sequence.computed + max_chunk).div_ceil(self.block_size) <= table.len().index(),
+            (sequence.computed + max_chunk).div_ceil(self.block_size)
+                <= sequence.table.len().index(),
             "a chunk of {max_chunk} after {} has room",
             sequence.computed
         );
+        (end, taken)
+    }
+
+    fn compute(&mut self, nth: usize, end: usize, taken: &[(Tokens, SnapshotId)]) {
+        let sequence = &mut self.sequences[nth];
+        let table = &sequence.table;
         let num_held = table.held_from_the_end().count();
         assert!(num_held <= self.cache.max_blocks(sequence.len()).index());
         let chain = sequence.chain();
@@ -361,7 +394,7 @@ impl World {
             let before = sequence.computed.checked_sub(1);
             let expected = before.map_or(sequence.origin, |last| chain[last]);
             assert_eq!(sequence.state, expected, "the states of sequence {nth}");
-            for (num_tokens, id) in taken {
+            for &(num_tokens, id) in taken {
                 let last = sequence.computed + num_tokens.index() - 1;
                 assert!(last < end, "{id:?} is of this step");
                 self.snapshots[id.index()] = chain[last];
@@ -438,7 +471,12 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
     let flags = (proptest::bool::weighted(0.9), any::<bool>());
     let num_host_blocks = prop_oneof![1 => Just(0), 2 => 1u32..12];
     let blocks = (0u32..20, num_host_blocks);
-    let snapshots = (prop_oneof![2 => Just(0), 1 => 1u32..6], 0u32..8);
+    let host_snapshots = prop_oneof![1 => Just(0), 1 => 1u32..6];
+    let snapshots = (
+        prop_oneof![2 => Just(0), 1 => 1u32..6],
+        host_snapshots,
+        0u32..8,
+    );
     (
         1u32..=4,
         1usize..24,
@@ -453,7 +491,7 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
                 let (more_blocks, num_host_blocks) = blocks;
                 let (enable_reuse, enable_partial_reuse) = flags;
                 let num_host_blocks = if enable_reuse { num_host_blocks } else { 0 };
-                let (num_snapshots, snapshot_interval) = snapshots;
+                let (num_snapshots, num_host_snapshots, snapshot_interval) = snapshots;
                 let num_snapshots = if enable_reuse { num_snapshots } else { 0 };
                 let mut config = KvCacheConfig {
                     num_blocks: Blocks(1),
@@ -464,6 +502,7 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
                     enable_reuse,
                     enable_partial_reuse: enable_partial_reuse && num_snapshots == 0,
                     num_snapshots,
+                    num_host_snapshots: num_host_snapshots.min(num_snapshots * 9),
                     snapshot_interval: Tokens(snapshot_interval),
                 };
                 let one = KvCacheManager::new(config).max_blocks(Tokens(max_len as u32));

@@ -151,6 +151,7 @@ fn the_smallest_limits_that_can_be_served_are_accepted() {
         },
         EngineConfig {
             num_state_snapshots: 1,
+            num_host_state_snapshots: 1,
             reuse: BlockReuse::WholeBlocks,
             ..wide()
         },
@@ -274,6 +275,14 @@ fn settings_that_exclude_each_other_are_rejected() {
                 ..wide()
             },
             "snapshots of recurrent states",
+        ),
+        (
+            EngineConfig {
+                num_host_state_snapshots: 1,
+                reuse: BlockReuse::WholeBlocks,
+                ..wide()
+            },
+            "snapshots of recurrent states in host memory, and none of the device",
         ),
         (
             EngineConfig {

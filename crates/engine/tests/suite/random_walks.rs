@@ -93,7 +93,12 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     );
     let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
     let adapters = proptest::option::of(1u32..=8);
-    let snapshots = (prop_oneof![3 => Just(0), 1 => 1u32..=8], 0u32..=24);
+    let host_snapshots = prop_oneof![1 => Just(0), 1 => 1u32..=8];
+    let snapshots = (
+        prop_oneof![3 => Just(0), 1 => 1u32..=8],
+        host_snapshots,
+        0u32..=24,
+    );
     (sizes, options, beams, adapters, snapshots).prop_map(
         |(sizes, options, max_beam_width, num_adapter_pages, snapshots)| {
             let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
@@ -145,8 +150,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             }
             if snapshots.0 > 0 {
                 config.reuse = BlockReuse::WholeBlocks;
-                (config.num_state_snapshots, config.state_snapshot_interval) =
-                    (snapshots.0, Tokens(snapshots.1));
+                (config.num_state_snapshots, config.num_host_state_snapshots) =
+                    (snapshots.0, snapshots.1);
+                config.state_snapshot_interval = Tokens(snapshots.2);
                 config.plan_ahead = false;
             }
             config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
@@ -508,32 +514,55 @@ fn a_sequence_whose_guide_is_not_ready_sits_the_step_out() {
     }
 }
 
-#[test]
-fn a_conversation_that_returns_is_found_in_host_memory() {
-    let num_reused_tokens = |num_host_blocks: u32| {
-        let config = EngineConfig {
-            num_blocks: Blocks(16),
-            num_host_blocks: Blocks(num_host_blocks),
-            reuse: BlockReuse::WholeBlocks,
-            ..wide_config()
-        };
-        let mut world = World::new(config);
-        let mut num_reused_tokens = 0;
-        for _ in 0..2 {
-            for user in 0..8 {
-                let mut request = TestRequest::of_lengths(40, 4);
-                request.prompt[0] = user;
-                world.add(request).expect("fits");
-                while !world.engine.is_idle() {
-                    world.step();
-                    let stats = world.engine.stats().expect("a request is active");
-                    num_reused_tokens = stats.reuse.num_reused_tokens;
-                }
+/// Serves prompts of 40 tokens of eight users, twice. Returns how many tokens are reused.
+fn conversations_that_return(config: EngineConfig) -> u64 {
+    let mut world = World::new(EngineConfig {
+        reuse: BlockReuse::WholeBlocks,
+        ..config
+    });
+    let mut num_reused_tokens = 0;
+    for _ in 0..2 {
+        for user in 0..8 {
+            let mut request = TestRequest::of_lengths(40, 4);
+            request.prompt[0] = user;
+            world.add(request).expect("fits");
+            while !world.engine.is_idle() {
+                world.step();
+                let stats = world.engine.stats().expect("a request is active");
+                num_reused_tokens = stats.reuse.num_reused_tokens;
             }
         }
-        num_reused_tokens
+    }
+    num_reused_tokens
+}
+
+#[test]
+fn a_conversation_that_returns_is_found_in_host_memory() {
+    let num_reused_tokens = |num_host_blocks| {
+        conversations_that_return(EngineConfig {
+            num_blocks: Blocks(16),
+            num_host_blocks: Blocks(num_host_blocks),
+            ..wide_config()
+        })
     };
     // Each of the second round finds the nine full blocks before the last token of its prompt.
     assert_eq!(num_reused_tokens(0), 0);
     assert_eq!(num_reused_tokens(128), 8 * 36);
+}
+
+#[test]
+fn a_conversation_that_returns_finds_its_states_in_host_memory() {
+    let num_reused_tokens = |num_host_blocks, num_host_state_snapshots| {
+        conversations_that_return(EngineConfig {
+            num_blocks: Blocks(16),
+            num_host_blocks: Blocks(num_host_blocks),
+            num_state_snapshots: 2,
+            num_host_state_snapshots,
+            ..wide_config()
+        })
+    };
+    assert_eq!(num_reused_tokens(128, 0), 0);
+    assert_eq!(num_reused_tokens(0, 32), 0, "without the blocks");
+    // A prompt leaves one snapshot at its end, and its answer another one.
+    assert_eq!(num_reused_tokens(128, 32), 8 * 36);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use super::host_cache::{HostCache, MAX_PREFIX_BLOCKS};
 use inflight_base::{BlockSize, Blocks, LoadError, Tokens};
 use inflight_config::{
     BatchingScheme, MAX_STATE_SNAPSHOTS, ModelConfig, Scheduling, Settings, SpeculationKind,
@@ -49,10 +50,6 @@ pub trait ModelDimensions {
         false
     }
 }
-
-/// The most blocks of a pool that is larger than what sequences in flight can use: the index of prefixes has an entry
-/// in host memory for each.
-pub(crate) const MAX_PREFIX_BLOCKS: u64 = 1 << 20;
 
 /// The engine's configuration, checked.
 ///
@@ -136,6 +133,12 @@ pub fn engine_config(
         true => BlockReuse::Off,
         false => reuse,
     };
+    let host_cache = HostCache::new(
+        settings.kv_cache_host_memory_bytes,
+        bytes_per_block,
+        model.state_bytes().filter(|_| num_snapshots > 0),
+        max_seq_len.blocks_ceil(block_size).0,
+    )?;
     let keeps_prefixes = reuse != BlockReuse::Off
         && (model.fills_free_memory() || settings.max_tokens_in_paged_kv_cache.is_some());
     let engine = EngineConfig {
@@ -156,7 +159,7 @@ pub fn engine_config(
             kv_bytes,
             keeps_prefixes,
         ),
-        num_host_blocks: num_host_blocks(settings, bytes_per_block)?,
+        num_host_blocks: host_cache.num_blocks,
         policy: settings.batch_scheduler_policy,
         enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
         chunk_policy: settings.context_chunking_policy,
@@ -169,6 +172,7 @@ pub fn engine_config(
         plan_ahead,
         reuse,
         num_state_snapshots: num_snapshots,
+        num_host_state_snapshots: host_cache.num_snapshots,
         state_snapshot_interval: Tokens(settings.state_snapshot_interval),
         groups: groups.windows(),
         paged_kv,
@@ -442,28 +446,6 @@ fn num_blocks(
     };
     let blocks = usable.min(by_tokens).min(by_memory);
     Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
-}
-
-fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, LoadError> {
-    let num_bytes = settings.kv_cache_host_memory_bytes;
-    if num_bytes > 0 && bytes_per_block == 0 {
-        return Err(LoadError::Config {
-            problem: format!(
-                "kv_cache_host_memory_bytes is {num_bytes}, and no layer of the model has keys and values"
-            ),
-            remedy: "leave it out".to_owned(),
-        });
-    }
-    let num_blocks = num_bytes / bytes_per_block.max(1);
-    if num_bytes > 0 && num_blocks == 0 {
-        return Err(LoadError::Config {
-            problem: format!(
-                "kv_cache_host_memory_bytes is {num_bytes}, less than the {bytes_per_block} bytes of one block"
-            ),
-            remedy: "raise it, or set it to 0".to_owned(),
-        });
-    }
-    Ok(Blocks(u32::try_from(num_blocks).unwrap_or(u32::MAX)))
 }
 
 #[cfg(test)]
@@ -744,14 +726,10 @@ mod tests {
         assert_eq!(engine.num_host_blocks, Blocks(3), "of 3200 bytes");
         assert_eq!(engine.num_blocks, Blocks(8 * 32));
         assert_eq!(sized(&[], None).num_host_blocks, Blocks(0));
-    }
-
-    #[test]
-    fn blocks_without_keys_and_values_have_no_host_memory() {
-        let config = config(&[("kv_cache_host_memory_bytes", "10000")]);
-        let error = num_host_blocks(&config.settings, 0).expect_err("refused");
-        let words = "no layer of the model has keys and values";
-        assert!(error.to_string().contains(words), "{error}");
+        let host_memory = config(&[("kv_cache_host_memory_bytes", "10000")]);
+        let engine = engine_config(&host_memory, &WITH_STATES, None).expect("good settings");
+        let figures = (engine.num_host_blocks, engine.num_host_state_snapshots);
+        assert_eq!(figures, (Blocks(2), 2), "snapshots of 1000 bytes");
     }
 
     #[test]

@@ -74,7 +74,8 @@ pub(super) fn check_host_memory(
 }
 
 pub(super) fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
-    u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine)
+    let of_states = model.state_bytes().unwrap_or(0) * u64::from(engine.num_host_state_snapshots);
+    u64::from(engine.num_host_blocks.0) * bytes_per_block(model, engine) + of_states
 }
 
 pub(super) fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {

@@ -4,18 +4,22 @@ use std::ops::Range;
 
 use super::rank_adapters::{AdapterRuns, NumberedRun, SentAdapters};
 use crate::step_layout::StepLayout;
-use inflight_base::{BlockId, BlockSize, HostBlockId, SnapshotId, StateRow, StepError, Tokens};
+use inflight_base::{
+    BlockId, BlockSize, HostBlockId, HostSnapshotId, SnapshotId, StateRow, StepError, Tokens,
+};
 use inflight_device::{KvSpan, SavedState, StepInputs};
-use inflight_engine::{BlockCopy, BlockMove, StateCopy, StateRestore, StepPlan};
+use inflight_engine::{
+    BlockCopy, BlockMove, StateCopy, StateMove, StateRestore, StateSnapshot, StepPlan,
+};
 
 /// Tells a model call from anything else.
-const MAGIC: u32 = 0x696e_6605;
+const MAGIC: u32 = 0x696e_6606;
 
 /// A model call without what only sampling needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RankCall {
     pub(crate) moves: Vec<BlockMove>,
-    pub(crate) state_restores: Vec<StateRestore>,
+    pub(crate) state_moves: Vec<StateMove>,
     pub(crate) state_copies: Vec<StateCopy>,
     pub(crate) token_ids: Vec<u32>,
     spans: Vec<KvSpan>,
@@ -78,7 +82,7 @@ impl RankCall {
             numbered.extend(sent);
         }
         self.moves.extend_from_slice(plan.moves);
-        self.state_restores.extend_from_slice(plan.state_restores);
+        self.state_moves.extend_from_slice(plan.state_moves);
         self.state_copies.extend_from_slice(plan.state_copies);
         self.state_slots.extend_from_slice(inputs.state_slots);
         self.saved_states.extend_from_slice(inputs.saved_states);
@@ -109,7 +113,7 @@ impl RankCall {
 
     fn clear(&mut self) {
         self.moves.clear();
-        self.state_restores.clear();
+        self.state_moves.clear();
         self.state_copies.clear();
         self.state_slots.clear();
         self.saved_states.clear();
@@ -154,8 +158,18 @@ impl RankCall {
                 BlockMove::Onboard { source, target } => [2, source.0, target.0, 0],
             });
         });
-        write_list(words, &self.state_restores, |words, restore| {
-            words.extend([restore.snapshot.0, restore.row.0, restore.num_tokens.0]);
+        write_list(words, &self.state_moves, |words, one| {
+            words.extend(match *one {
+                StateMove::Restore(restore) => {
+                    let (kind, snapshot) = match restore.snapshot {
+                        StateSnapshot::Device(id) => (0, id.0),
+                        StateSnapshot::Host(id) => (1, id.0),
+                    };
+                    [kind, snapshot, restore.row.0, restore.num_tokens.0]
+                }
+                StateMove::Offload { source, target } => [2, source.0, target.0, 0],
+                StateMove::Onboard { source, target } => [3, source.0, target.0, 0],
+            });
         });
         write_list(words, &self.state_copies, |words, copy| {
             words.extend([copy.source.0, copy.target.0]);
@@ -253,11 +267,26 @@ impl RankCall {
             });
             Some(())
         })?;
-        read_list(rest, |&[snapshot, row, num_tokens]| {
-            self.state_restores.push(StateRestore {
-                snapshot: SnapshotId(snapshot),
-                row: StateRow(row),
-                num_tokens: Tokens(num_tokens),
+        read_list(rest, |&[kind, source, target, num_tokens]| {
+            let restore = |snapshot| {
+                StateMove::Restore(StateRestore {
+                    snapshot,
+                    row: StateRow(target),
+                    num_tokens: Tokens(num_tokens),
+                })
+            };
+            self.state_moves.push(match kind {
+                0 => restore(StateSnapshot::Device(SnapshotId(source))),
+                1 => restore(StateSnapshot::Host(HostSnapshotId(source))),
+                2 => StateMove::Offload {
+                    source: SnapshotId(source),
+                    target: HostSnapshotId(target),
+                },
+                3 => StateMove::Onboard {
+                    source: HostSnapshotId(source),
+                    target: SnapshotId(target),
+                },
+                _ => return None,
             });
             Some(())
         })?;
@@ -348,6 +377,14 @@ mod tests {
 
     const BLOCK_SIZE: BlockSize = BlockSize::new(4).unwrap();
 
+    fn restore(snapshot: StateSnapshot, row: u32) -> StateMove {
+        StateMove::Restore(StateRestore {
+            snapshot,
+            row: StateRow(row),
+            num_tokens: Tokens(2),
+        })
+    }
+
     fn call() -> RankCall {
         RankCall {
             moves: vec![
@@ -365,11 +402,18 @@ mod tests {
                     target: BlockId(4),
                 },
             ],
-            state_restores: vec![StateRestore {
-                snapshot: SnapshotId(1),
-                row: StateRow(2),
-                num_tokens: Tokens(2),
-            }],
+            state_moves: vec![
+                StateMove::Offload {
+                    source: SnapshotId(1),
+                    target: HostSnapshotId(4),
+                },
+                StateMove::Onboard {
+                    source: HostSnapshotId(3),
+                    target: SnapshotId(1),
+                },
+                restore(StateSnapshot::Device(SnapshotId(1)), 2),
+                restore(StateSnapshot::Host(HostSnapshotId(5)), 0),
+            ],
             state_copies: vec![StateCopy {
                 source: StateRow(2),
                 target: StateRow(3),

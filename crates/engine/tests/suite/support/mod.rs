@@ -16,7 +16,8 @@ use inflight_base::{
 use inflight_engine::{
     Adapter, BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions,
-    PlannedSequence, ReuseOptions, Sampled, Stage, StateCopy, Step, StepOutput, StepPlan,
+    PlannedSequence, ReuseOptions, Sampled, Stage, StateCopy, StateMove, StateSnapshot, Step,
+    StepOutput, StepPlan,
 };
 use inflight_sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -407,6 +408,8 @@ struct States {
     /// By row.
     of_sequences: Vec<SequenceStates>,
     snapshots: Vec<u64>,
+    /// In host memory as well.
+    host_snapshots: Vec<u64>,
 }
 
 /// The states that the last step of a sequence has left: before its tokens and behind each of them if some were drafts,
@@ -466,6 +469,7 @@ impl World {
                     _ => vec![SequenceStates::default(); config.num_state_rows() as usize],
                 },
                 snapshots: vec![0; config.num_state_snapshots as usize],
+                host_snapshots: vec![0; config.num_host_state_snapshots as usize],
             },
             out: VecDeque::new(),
             num_padding_tokens: 0,
@@ -871,11 +875,25 @@ fn make_moves(moves: &[BlockMove], block_size: usize, cache: &mut [u64], host_ca
 impl States {
     /// Computes the states of a plan, one token behind the other.
     fn run(&mut self, plan: &StepPlan<'_>) {
-        for restore in plan.state_restores {
-            self.of_sequences[restore.row.index()] = SequenceStates {
-                states: vec![self.snapshots[restore.snapshot.index()]],
-                num_tokens: restore.num_tokens.index(),
-            };
+        for one in plan.state_moves {
+            match *one {
+                StateMove::Restore(restore) => {
+                    let state = match restore.snapshot {
+                        StateSnapshot::Device(id) => self.snapshots[id.index()],
+                        StateSnapshot::Host(id) => self.host_snapshots[id.index()],
+                    };
+                    self.of_sequences[restore.row.index()] = SequenceStates {
+                        states: vec![state],
+                        num_tokens: restore.num_tokens.index(),
+                    };
+                }
+                StateMove::Offload { source, target } => {
+                    self.host_snapshots[target.index()] = self.snapshots[source.index()];
+                }
+                StateMove::Onboard { source, target } => {
+                    self.snapshots[target.index()] = self.host_snapshots[source.index()];
+                }
+            }
         }
         let copies = plan.state_copies;
         for &StateCopy { source, target } in copies {
