@@ -181,6 +181,27 @@ def test_a_cache_without_blocks_is_not_drawn(browser, small, tmp_path):
     assert_colors_are_the_legends(page, page.cells)
 
 
+def test_slots_and_snapshots_of_recurrent_states_are_drawn_below_the_kv_cache(browser, small, tmp_path):
+    kinds = {"state slots": "state slots", "state snapshots": "state snapshots", "host state snapshots": "state snapshots in host memory"}
+    records = []
+    for record in small:
+        states = {f"Max {kind}": 9 + place for place, kind in enumerate(kinds)}
+        used = {f"Used {kind}": (record["Iteration Counter"] + place) % 9 for place, kind in enumerate(kinds)}
+        records.append({**record, **states, **used})
+    page = Painted(browser, draw(tmp_path, records), 900)
+    assert len(page.targets) == 4 * len(records)
+    for place, (kind, name) in enumerate(kinds.items(), 1):
+        assert name in page.words
+        lane = page.targets[place * len(records) : (place + 1) * len(records)]
+        for target, record in zip(lane, records, strict=True):
+            used, most = record[f"Used {kind}"], record[f"Max {kind}"]
+            assert target.title.startswith(f"step {record['Iteration Counter']}: {used} of {most} {name} in use"), target
+    for text in page.texts:
+        assert page.surface.holds(text), text
+    for a, b in itertools.combinations(page.texts, 2):
+        assert not a.meets(b), (a, b)
+
+
 def test_the_last_run_of_a_file_is_drawn(browser, small, tmp_path):
     page = Painted(browser, draw(tmp_path, small + small[:4]), 900)
     assert "steps 1 to 4" in page.words

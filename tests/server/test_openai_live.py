@@ -96,6 +96,7 @@ def test_all_who_look_see_the_steps_of_the_file(front, stats):
                 assert step["requests"] == [[share["id"], share["stage"], share["tokens"]] for share in record["Requests"]]
                 used, most = record["Used KV cache blocks"], record["Max KV cache blocks"]
                 assert (step["used_blocks"], step["max_blocks"]) == (used, most)
+                assert step["states"] == 3 * [[0, 0]]
                 assert step["start"] == pytest.approx(record["Step Start (us)"] / 1e3)
                 assert step["tokens"][1] == sum(s["tokens"] for s in record["Requests"] if s["stage"] == "generation")
 

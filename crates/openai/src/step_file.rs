@@ -73,6 +73,8 @@ struct Step {
     took: f64,
     used_blocks: u32,
     max_blocks: u32,
+    /// Of slots of recurrent states, of snapshots, and of snapshots in host memory: those in use, and all.
+    states: [[u32; 2]; 3],
     /// Requests by stage: context, generation, paused, waiting.
     counts: [u32; Stage::ALL.len()],
     /// Tokens by stage.
@@ -168,6 +170,11 @@ impl Step {
             took: record.model_us / 1e3,
             used_blocks: record.used_blocks,
             max_blocks: record.max_blocks,
+            states: [
+                [record.used_state_slots, record.max_state_slots],
+                [record.used_snapshots, record.max_snapshots],
+                [record.used_host_snapshots, record.max_host_snapshots],
+            ],
             counts,
             tokens,
             requests: shares
@@ -329,5 +336,26 @@ mod tests {
         );
         assert_eq!(step["requests"][1], json!([1, "generation", 1]));
         assert_eq!([&step["start"], &step["took"]], [&json!(5.0), &json!(0.25)]);
+    }
+
+    #[test]
+    fn a_step_has_the_slots_and_snapshots_of_recurrent_states() {
+        let (_folder, path, mut file) = Folder::new("states");
+        assert!(steps(file.new_steps()).is_empty());
+        let mut record: Value = serde_json::from_str(&one(1)).expect("JSON");
+        for (name, value) in [
+            ("Max state slots", 8),
+            ("Used state slots", 2),
+            ("Max state snapshots", 16),
+            ("Used state snapshots", 5),
+            ("Max host state snapshots", 4),
+            ("Used host state snapshots", 1),
+        ] {
+            record[name] = json!(value);
+        }
+        append(&path, &format!("{record}\n"));
+        let text = String::from_utf8(file.new_steps().expect("a step")).expect("text");
+        let json: Value = serde_json::from_str(&text["data: ".len()..]).expect("JSON");
+        assert_eq!(json["steps"][0]["states"], json!([[2, 8], [5, 16], [1, 4]]));
     }
 }

@@ -175,11 +175,9 @@ mod tests {
             });
             let mut record = Record {
                 counter: step + 1,
-                max_blocks: 0,
-                used_blocks: 0,
                 start_us,
-                model_us: 0.0,
                 requests: requests.collect(),
+                ..Record::default()
             };
             let [tokens, sequences, positions] = work_of(&record, &mut cached);
             record.model_us = cost.step_us

@@ -48,7 +48,7 @@ pub struct Share {
 }
 
 /// One step.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Record {
     /// Step number of an instance, from 1.
     #[serde(rename = "Iteration Counter")]
@@ -59,6 +59,24 @@ pub struct Record {
     /// Number of blocks in use during the step.
     #[serde(rename = "Used KV cache blocks", default)]
     pub used_blocks: u32,
+    /// Slots of recurrent states: 0 if sequences have none, or reuse no prefixes.
+    #[serde(rename = "Max state slots", default)]
+    pub max_state_slots: u32,
+    /// Slots that running sequences have.
+    #[serde(rename = "Used state slots", default)]
+    pub used_state_slots: u32,
+    /// Snapshots of recurrent states.
+    #[serde(rename = "Max state snapshots", default)]
+    pub max_snapshots: u32,
+    /// Snapshots that sequences can begin with.
+    #[serde(rename = "Used state snapshots", default)]
+    pub used_snapshots: u32,
+    /// Snapshots in host memory.
+    #[serde(rename = "Max host state snapshots", default)]
+    pub max_host_snapshots: u32,
+    /// Snapshots in host memory that sequences can begin with.
+    #[serde(rename = "Used host state snapshots", default)]
+    pub used_host_snapshots: u32,
     /// Start of the step, in microseconds after the instance was loaded.
     #[serde(rename = "Step Start (us)")]
     pub start_us: f64,
@@ -190,10 +208,7 @@ mod tests {
         let record = |counter| Record {
             counter,
             max_blocks: 1,
-            used_blocks: 0,
-            start_us: 0.0,
-            model_us: 0.0,
-            requests: vec![],
+            ..Record::default()
         };
         let records = [1, 2, 5, 1, 1, 2].map(record);
         let lengths: Vec<_> = runs(&records).iter().map(|run| run.len()).collect();

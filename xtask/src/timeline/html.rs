@@ -13,7 +13,7 @@ pub fn page(title: &str, summary: &str, notes: &[String], picture: &str) -> Stri
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
          <style>\n{style}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{summary}</p>\n{notes}\
          <div class=\"picture\" tabindex=\"0\">\n{picture}</div>\n\
-         <p class=\"hint\">Point at a cell, or at the KV cache, to see its numbers.</p>\n\
+         <p class=\"hint\">Point at a cell, or at the memory below, to see its numbers.</p>\n\
          </body>\n</html>\n",
         title = escape(title),
         summary = escape(summary),

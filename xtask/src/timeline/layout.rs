@@ -4,7 +4,7 @@
 //!               column 0   column 1   column 2        a column is one step, or as many steps as needed
 //! request 7    |context   |generation|generation|     to fit the page
 //! request 8    |waiting   |context   |generation|     a row is a request, in order of arrival
-//! used blocks  |   12     |    17    |    17    |
+//! used blocks  |   12     |    17    |    17    |     a lane is memory of a kind
 //! ```
 
 use std::collections::HashMap;
@@ -62,9 +62,35 @@ pub struct Column {
     pub first: u64,
     /// Its last step.
     pub last: u64,
-    /// Maximum number of KV cache blocks in use in these steps.
-    pub used_blocks: u32,
 }
+
+/// Memory of a kind, of which some is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// What there are so many of.
+    pub name: &'static str,
+    /// How many there are; not zero.
+    pub max: u32,
+    /// How many are in use at most, in the steps of each column.
+    pub used: Vec<u32>,
+}
+
+/// How many are in use of how many.
+type Usage = fn(&Record) -> (u32, u32);
+
+/// The kinds of memory, the KV cache first.
+const LANES: [(&str, Usage); 4] = [
+    ("blocks", |it| (it.used_blocks, it.max_blocks)),
+    ("state slots", |it| {
+        (it.used_state_slots, it.max_state_slots)
+    }),
+    ("state snapshots", |it| {
+        (it.used_snapshots, it.max_snapshots)
+    }),
+    ("state snapshots in host memory", |it| {
+        (it.used_host_snapshots, it.max_host_snapshots)
+    }),
+];
 
 /// A run laid out on a grid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,8 +101,8 @@ pub struct Timeline {
     pub columns: Vec<Column>,
     /// Steps per column; the last column may have fewer.
     pub steps_per_column: usize,
-    /// Number of KV cache blocks; 0 if the cache is not paged.
-    pub max_blocks: u32,
+    /// The kinds of memory that there are: blocks only if the cache is paged.
+    pub lanes: Vec<Lane>,
     /// Number of requests that are not drawn, because there are too many.
     pub num_rows_left_out: usize,
 }
@@ -111,7 +137,7 @@ impl Timeline {
             rows: grid.rows,
             columns,
             steps_per_column,
-            max_blocks: shown[0].max_blocks,
+            lanes: lanes(shown, steps_per_column),
             num_rows_left_out: num_rows.saturating_sub(MAX_ROWS),
         })
     }
@@ -133,7 +159,7 @@ impl Timeline {
         if self.steps_per_column > 1 {
             notes.push(format!(
                 "One column is {} steps: a cell shows the most frequent stage of its request in these steps, \
-                 the KV cache shows the maximum. A smaller range of steps (--steps A..B) shows more detail.",
+                 memory shows the maximum. A smaller range of steps (--steps A..B) shows more detail.",
                 self.steps_per_column
             ));
         }
@@ -157,6 +183,19 @@ impl Timeline {
         }
         notes
     }
+}
+
+fn lanes(steps: &[Record], steps_per_column: usize) -> Vec<Lane> {
+    let lanes = LANES.iter().map(|&(name, usage)| {
+        let used = |steps: &[Record]| steps.iter().map(|it| usage(it).0).max();
+        let columns = steps.chunks(steps_per_column);
+        Lane {
+            name,
+            max: usage(&steps[0]).1,
+            used: columns.filter_map(used).collect(),
+        }
+    });
+    lanes.filter(|lane| lane.max > 0).collect()
 }
 
 /// Range of the records whose steps are in `steps`.
@@ -219,11 +258,6 @@ impl Grid {
         Column {
             first: steps[0].counter,
             last: steps[steps.len() - 1].counter,
-            used_blocks: steps
-                .iter()
-                .map(|record| record.used_blocks)
-                .max()
-                .unwrap_or(0),
         }
     }
 }
@@ -251,8 +285,8 @@ mod tests {
             counter,
             max_blocks: 10,
             used_blocks: counter as u32 % 4,
-            start_us: 0.0,
-            model_us: 0.0,
+            max_host_snapshots: 7,
+            used_host_snapshots: counter as u32,
             requests: shares
                 .iter()
                 .map(|&(id, stage)| Share {
@@ -261,6 +295,7 @@ mod tests {
                     tokens: counter as u32,
                 })
                 .collect(),
+            ..Record::default()
         });
         records.collect()
     }
@@ -334,12 +369,18 @@ mod tests {
                 (8, vec![(1, Waiting, 5)]),
             ]
         );
-        let column = |first, last, used_blocks| Column {
-            first,
-            last,
-            used_blocks,
+        let column = |first, last| Column { first, last };
+        assert_eq!(timeline.columns, [column(1, 3), column(4, 5)]);
+        let lane = |name, max, used: [u32; 2]| Lane {
+            name,
+            max,
+            used: used.into(),
         };
-        assert_eq!(timeline.columns, [column(1, 3, 3), column(4, 5, 1)]);
+        let lanes = [
+            lane("blocks", 10, [3, 1]),
+            lane("state snapshots in host memory", 7, [3, 5]),
+        ];
+        assert_eq!(timeline.lanes, lanes);
         assert!(
             timeline.notes()[0].contains("3 steps"),
             "{:?}",

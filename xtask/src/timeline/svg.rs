@@ -1,9 +1,9 @@
-//! The picture of a timeline: a grid of requests and steps, with the KV cache below it.
+//! The picture of a timeline: a grid of requests and steps, with the KV cache and recurrent states below it.
 
 use inflight_charts::{Anchor, Rect, Scale, Svg, short, text_width};
 use inflight_step_records::Stage;
 
-use crate::timeline::layout::{Cell, Column, Row, Timeline};
+use crate::timeline::layout::{Cell, Column, Lane, Row, Timeline};
 
 /// Preferred width of the grid, if the column widths permit it.
 const GRID_WIDTH: f64 = 1120.0;
@@ -18,17 +18,17 @@ const LINE: f64 = 16.0;
 const LEGEND_HEIGHT: f64 = 14.0;
 /// Distance from the legend to the grid.
 const STEP_NUMBERS: f64 = 30.0;
-const KV_GAP: f64 = 26.0;
-const KV_HEIGHT: f64 = 84.0;
+const LANE_GAP: f64 = 26.0;
+const LANE_HEIGHT: f64 = 84.0;
+/// Numbers below a lane.
+const LANE_FOOT: f64 = 22.0;
 
 /// Draws `timeline`; a stand-alone picture has `title` above and `captions` below.
 pub fn draw(timeline: &Timeline, title: Option<&str>, captions: &[String]) -> String {
     let geometry = Geometry::of(timeline, if title.is_some() { LINE + 6.0 } else { 0.0 });
-    let has_kv = timeline.max_blocks > 0;
-    let bottom = if has_kv {
-        geometry.kv_y() + KV_HEIGHT + 22.0
-    } else {
-        geometry.y(geometry.num_rows)
+    let bottom = match timeline.lanes.len() {
+        0 => geometry.y(geometry.num_rows),
+        num_lanes => geometry.lane_y(num_lanes - 1) + LANE_HEIGHT + LANE_FOOT,
     };
     let texts = captions.iter().map(String::as_str).chain(title);
     let width = texts
@@ -41,13 +41,13 @@ pub fn draw(timeline: &Timeline, title: Option<&str>, captions: &[String]) -> St
     if let Some(title) = title {
         svg.text("ink", Anchor::Start, MARGIN, MARGIN + 8.0, title);
     }
-    draw_legend(&mut svg, &geometry, has_kv);
+    draw_legend(&mut svg, &geometry, &timeline.lanes);
     draw_step_numbers(&mut svg, &geometry, &timeline.columns);
     for (index, row) in timeline.rows.iter().enumerate() {
         draw_row(&mut svg, &geometry, index, row, &timeline.columns);
     }
-    if has_kv {
-        draw_kv(&mut svg, &geometry, timeline);
+    for (index, lane) in timeline.lanes.iter().enumerate() {
+        draw_lane(&mut svg, &geometry, index, lane, &timeline.columns);
     }
     for (n, caption) in captions.iter().enumerate() {
         svg.text(
@@ -78,14 +78,15 @@ impl Geometry {
     /// `heading`: height of everything above the legend.
     fn of(timeline: &Timeline, heading: f64) -> Self {
         let labels = timeline.rows.iter().map(|row| text_width(&row_label(row)));
-        let blocks = text_width(&timeline.max_blocks.to_string());
+        let lanes = timeline.lanes.iter();
+        let maxima = lanes.map(|lane| text_width(&lane.max.to_string()));
         let (num_columns, num_rows) = (timeline.columns.len(), timeline.rows.len());
         let share = |whole: f64, num: usize, (min, max): (f64, f64)| {
             (whole / num.max(1) as f64).floor().clamp(min, max)
         };
         Self {
             legend_y: MARGIN + heading,
-            grid_x: (MARGIN + labels.fold(blocks, f64::max) + 8.0).ceil(),
+            grid_x: (MARGIN + labels.chain(maxima).fold(text_width("0"), f64::max) + 8.0).ceil(),
             column_width: share(GRID_WIDTH, num_columns, COLUMN_WIDTHS),
             row_height: share(GRID_HEIGHT, num_rows, ROW_HEIGHTS),
             num_columns,
@@ -115,8 +116,9 @@ impl Geometry {
         self.column_width * self.num_columns as f64
     }
 
-    fn kv_y(&self) -> f64 {
-        self.y(self.num_rows) + KV_GAP
+    fn lane_y(&self, lane: usize) -> f64 {
+        let first = self.y(self.num_rows) + LANE_GAP;
+        first + (LANE_HEIGHT + LANE_FOOT + LANE_GAP) * lane as f64
     }
 
     fn columns_are_separate(&self) -> bool {
@@ -138,9 +140,17 @@ fn row_label(row: &Row) -> String {
     format!("R{}", row.id)
 }
 
-fn draw_legend(svg: &mut Svg, geometry: &Geometry, has_kv: bool) {
+fn draw_legend(svg: &mut Svg, geometry: &Geometry, lanes: &[Lane]) {
     let (mut x, y) = (MARGIN, geometry.legend_y);
-    let kv = has_kv.then_some(("kv", "KV blocks in use", 1.0));
+    let kv = lanes.first().map(|lane| {
+        let is_only = lanes.len() == 1 && lane.name == "blocks";
+        let name = if is_only {
+            "KV blocks in use"
+        } else {
+            "memory in use"
+        };
+        ("kv", name, 1.0)
+    });
     let stages = Stage::ALL.map(|stage| (stage.name(), stage.name(), share_of_row(stage, true)));
     for (class, name, share) in stages.into_iter().chain(kv) {
         let swatch = bar(x, y, LEGEND_HEIGHT, LEGEND_HEIGHT, share);
@@ -248,14 +258,18 @@ fn title_of(row: &Row, cell: &Cell, first: u64, last: u64, tokens: u64) -> Strin
     format!("request {}, {steps}: {stage}{tokens}", row.id)
 }
 
-fn draw_kv(svg: &mut Svg, geometry: &Geometry, timeline: &Timeline) {
-    let (top, bottom) = (geometry.kv_y(), geometry.kv_y() + KV_HEIGHT);
+/// Draws memory in use. The blocks of the KV cache need no caption.
+fn draw_lane(svg: &mut Svg, geometry: &Geometry, index: usize, lane: &Lane, columns: &[Column]) {
+    let (top, bottom) = (geometry.lane_y(index), geometry.lane_y(index) + LANE_HEIGHT);
     let (left, right) = (geometry.grid_x, geometry.grid_x + geometry.grid_width());
-    let max = timeline.max_blocks;
+    let &Lane { name, max, .. } = lane;
+    if name != "blocks" {
+        svg.text("muted", Anchor::Start, left, top - 7.0, name);
+    }
     let y = Scale::new((0.0, f64::from(max)), (bottom, top));
-    let columns = || timeline.columns.iter().enumerate();
-    let tops = columns().flat_map(|(index, column)| {
-        let y = y.at(f64::from(column.used_blocks));
+    let columns = || columns.iter().zip(&lane.used).enumerate();
+    let tops = columns().flat_map(|(index, (_, &used))| {
+        let y = y.at(f64::from(used));
         [(geometry.x(index), y), (geometry.x(index + 1), y)]
     });
     svg.polygon("kv", tops.chain([(right, bottom), (left, bottom)]));
@@ -270,25 +284,24 @@ fn draw_kv(svg: &mut Svg, geometry: &Geometry, timeline: &Timeline) {
     );
     svg.text("muted", Anchor::End, left - 8.0, bottom + 4.0, "0");
 
-    let numbers = columns().map(|(_, column)| text_width(&column.used_blocks.to_string()));
+    let numbers = columns().map(|(_, (_, used))| text_width(&used.to_string()));
     let has_room = numbers.fold(0.0, f64::max) + 4.0 <= geometry.column_width;
-    for (index, column) in columns() {
+    for (index, (column, &used)) in columns() {
         let target = Rect {
             x: geometry.x(index),
             y: top,
             width: geometry.column_width,
-            height: KV_HEIGHT,
+            height: LANE_HEIGHT,
         };
-        let used = column.used_blocks;
         let percent = short(100.0 * f64::from(used) / f64::from(max));
         let title = if column.first == column.last {
             format!(
-                "step {}: {used} of {max} blocks in use, {percent} %",
+                "step {}: {used} of {max} {name} in use, {percent} %",
                 column.first
             )
         } else {
             format!(
-                "steps {} to {}: up to {used} of {max} blocks in use, {percent} %",
+                "steps {} to {}: up to {used} of {max} {name} in use, {percent} %",
                 column.first, column.last
             )
         };
