@@ -86,6 +86,15 @@ fn blocks_of_a_model_without_attention_take_no_memory() {
     assert_eq!(source.spec().num_cached_layers(), 0);
 }
 
+/// A layer has 120 channels, a convolution of 4 positions with a bias, and a state of 9 numbers for each channel.
+#[test]
+fn the_vectors_of_a_scan_are_part_of_the_weights() {
+    let source = ModelSource::open(&fixture("mamba")).expect("it opens");
+    let all = source.num_weight_bytes(None).expect("its tensors");
+    let vectors = 4 * 4 * ((4 + 1) * 120 + (9 + 2) * 120 + 2 * 9);
+    assert_eq!(all, source.spec().num_weight_bytes() + vectors);
+}
+
 #[test]
 fn layers_with_both_have_blocks_and_slots() {
     let spec = spec("falcon-h1");

@@ -51,7 +51,7 @@ pub struct CpuSelection {
     positions: Rows<u32>,
 }
 
-/// Scratch memory, which grows with the first steps.
+/// Scratch memory.
 #[derive(Default)]
 pub(super) struct IndexerScratch {
     rows: Vec<ScoredRow>,
@@ -73,15 +73,30 @@ struct ScoredRow {
     position: usize,
 }
 
+impl IndexerScratch {
+    /// Takes all scores, so that a step allocates nothing when a sequence grows.
+    fn reserve(&mut self) {
+        if self.scores.is_empty() {
+            // Zeros would take no memory until they are written.
+            self.scores = vec![f32::NAN; MAX_SCORES];
+        }
+    }
+}
+
 impl IndexerOps<Cpu> for CpuIndexer {
     type Selection = CpuSelection;
 
+    fn num_scratch_bytes(self) -> usize {
+        MAX_SCORES * size_of::<f32>()
+    }
+
     fn alloc_selection(
         self,
-        _: &mut Cpu,
+        cpu: &mut Cpu,
         max_rows: usize,
         max_selected: usize,
     ) -> Result<CpuSelection, LoadError> {
+        cpu.indexer.reserve();
         CpuSelection::new(max_rows, max_selected)
     }
 
@@ -224,13 +239,10 @@ impl Cpu {
             "its positions"
         );
         let mut scratch = std::mem::take(&mut self.indexer);
+        scratch.reserve();
         let IndexerScratch { rows, scores } = &mut scratch;
         scored_rows(batch, shape.max_selected, rows);
         let stride = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
-        if stride > 0 && scores.is_empty() {
-            // Reserved in full, so that a step allocates nothing when a sequence grows.
-            *scores = vec![0.0; MAX_SCORES];
-        }
         let max_rows = MAX_SCORES.checked_div(stride);
         for rows in rows.chunks(max_rows.unwrap_or(0).max(1)) {
             let scores = first_mut(scores, rows.len() * stride);
@@ -518,6 +530,18 @@ mod tests {
             let mut out = vec![u32::MAX; num];
             choose_largest(&scores, &mut out);
             assert_eq!(out, expected);
+        }
+    }
+
+    #[test]
+    fn scratch_memory_is_taken_with_the_first_selection() {
+        let mut cpu = Cpu::new(&crate::CpuOptions::default()).expect("a CPU");
+        assert!(cpu.indexer.scores.is_empty());
+        for _ in 0..2 {
+            let selection = CpuIndexer.alloc_selection(&mut cpu, 4, 8);
+            assert_eq!(selection.expect("memory").max_selected(), 8);
+            let num_bytes = size_of_val(&cpu.indexer.scores[..]);
+            assert_eq!(num_bytes, CpuIndexer.num_scratch_bytes());
         }
     }
 

@@ -66,7 +66,11 @@ pub trait IndexerOps<D: StepIo>: Copy {
     /// The positions that the queries of a step select.
     type Selection;
 
-    /// Reserves memory for `max_rows` queries.
+    /// Bytes of scratch memory that [`IndexerOps::alloc_selection`] takes once on a device, whatever the number of
+    /// layers and queries.
+    fn num_scratch_bytes(self) -> usize;
+
+    /// Reserves memory for `max_rows` queries, and scratch memory.
     ///
     /// # Errors
     ///
@@ -122,6 +126,10 @@ pub trait IndexerOps<D: StepIo>: Copy {
 
 impl<D: StepIo> IndexerOps<D> for Lacking {
     type Selection = Self;
+
+    fn num_scratch_bytes(self) -> usize {
+        match self {}
+    }
 
     fn alloc_selection(self, _: &mut D, _: usize, _: usize) -> Result<Self, LoadError> {
         match self {}

@@ -15,6 +15,10 @@ pub struct Selection(Vec<Vec<usize>>);
 impl IndexerOps<Reference> for ReferenceIndexer {
     type Selection = Selection;
 
+    fn num_scratch_bytes(self) -> usize {
+        0
+    }
+
     fn alloc_selection(
         self,
         _: &mut Reference,

@@ -27,8 +27,8 @@ use super::streams::stream_widths;
 use inflight_base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use inflight_collective::Collective;
 use inflight_device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, LayerGroups, RankHost, RankOps, StepCapacity,
-    StepInputs, StepResults, StepWidths, Tiling,
+    AdapterCapacity, Device, DeviceSample, IndexerOps, KvDtype, LayerGroups, RankHost, RankOps,
+    StepCapacity, StepInputs, StepResults, StepWidths, Tiling,
 };
 use inflight_engine::{BlockMove, ExtraOutputs, Step, StepOutput, StepPlan};
 
@@ -120,6 +120,12 @@ impl<D: Device> ModelRunner<D> {
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
         let groups = one_group(spec, spec.num_cached_layers());
         D::kv_bytes_per_block(&kv_layouts(spec, block_size, dtype), &groups)
+    }
+
+    /// Bytes of scratch memory of the indexer, which is taken at load; 0 if no layer has one.
+    pub fn num_scratch_bytes(spec: &ModelSpec) -> usize {
+        let ops = D::INDEXER.filter(|_| spec.indexer_shape().is_some());
+        ops.map_or(0, |ops| ops.num_scratch_bytes())
     }
 
     /// Bytes of one block of the KV cache of a draft head, and of the states that the head reads.

@@ -220,6 +220,23 @@ impl<'a> RecurrenceSource<'a> {
         }
     }
 
+    /// Bytes of the weights that no product reads, in f32: of a selective scan a rate for each number of a state.
+    pub(super) fn num_vector_bytes(&self) -> u64 {
+        let num_channels = self.shape.num_channels();
+        let of_rule = match self.shape.rule {
+            RecurrentRule::GatedConvolution { .. } => 0,
+            RecurrentRule::GatedDelta(delta) => {
+                delta.num_value_heads + delta.num_decays() + delta.value_dim
+            }
+            RecurrentRule::StateSpace(space) => 3 * space.num_heads + space.value_len(),
+            RecurrentRule::SelectiveScan(scan) => {
+                (scan.state_dim + 2) * scan.num_channels + 2 * scan.state_dim
+            }
+        };
+        let num_weights = (self.shape.kernel_len + 1) * num_channels + of_rule;
+        (num_weights * size_of::<f32>()) as u64
+    }
+
     /// The late inputs that are made of its channels.
     pub(super) fn late_of_channels(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
         self.late.iter().flat_map(LateSource::of_channels)
@@ -338,6 +355,11 @@ impl<'a> RecurrenceBlockSource<'a> {
             output: find(&block.output)?,
             scale: block.scale,
         })
+    }
+
+    /// See [`RecurrenceSource::num_vector_bytes`].
+    pub(super) fn num_vector_bytes(&self) -> u64 {
+        self.recurrence.num_vector_bytes()
     }
 
     /// The sizes, with the projection that reads the results.

@@ -236,7 +236,9 @@ impl<'a> WeightSources<'a> {
                 .as_ref()
                 .map_or(0, |it| bytes(&it.embedding));
         let output_bytes = output.map_or(0, |(matrix, form)| form.num_bytes::<D>(matrix));
-        embedding_bytes + output_bytes + num_bytes::<D>(self.projections(), precision)
+        let vector_bytes: u64 = self.layers.iter().map(LayerSource::num_vector_bytes).sum();
+        let matrix_bytes = num_bytes::<D>(self.projections(), precision);
+        embedding_bytes + output_bytes + vector_bytes + matrix_bytes
     }
 
     /// The widths of the matrices that are quantised once they are packed, but for stacked experts.
@@ -417,6 +419,15 @@ impl<'a> LayerSource<'a> {
     /// Bytes of its weights once they are packed, if float weights are rounded to `precision`.
     pub(super) fn num_bytes<D: Device>(&self, precision: Option<WeightPrecision>) -> u64 {
         num_bytes::<D>(self.projections(), precision)
+    }
+
+    /// Bytes of the vectors of its recurrence; other layers have few.
+    fn num_vector_bytes(&self) -> u64 {
+        let own = self.recurrence.iter();
+        let beside = self.recurrence_block.iter();
+        own.map(RecurrenceSource::num_vector_bytes)
+            .chain(beside.map(RecurrenceBlockSource::num_vector_bytes))
+            .sum()
     }
 
     fn share(self, share: &ModelShare, spec: &LayerSpec, head_dim: usize) -> Self {

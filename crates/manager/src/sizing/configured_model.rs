@@ -269,6 +269,14 @@ impl ConfiguredModel<'_> {
         }
     }
 
+    /// Bytes of scratch memory that all ranks on CPUs take at load, besides the weights.
+    pub(super) fn num_scratch_bytes(&self) -> u64 {
+        let parts = self.source.iter().flat_map(|source| self.parts(source));
+        parts
+            .map(|(spec, _)| CpuRunner::num_scratch_bytes(&spec) as u64)
+            .sum()
+    }
+
     /// The processes that compute it.
     pub fn grid(&self) -> Grid {
         Grid {

@@ -233,7 +233,8 @@ fn load_on_cpu(
         model.kv_dtype().on_cpu()?;
         check_products_on_cpu(settings)?;
     }
-    let weight_bytes = model.num_weight_bytes()?;
+    // Both are taken at load.
+    let weight_bytes = model.num_weight_bytes()? + model.num_scratch_bytes();
     let ranks = match model.grid().num_ranks() {
         1 => None,
         _ => Some(connect_ranks(settings, model.grid(), rank_program)?),
@@ -386,6 +387,27 @@ mod tests {
             (grouped..=grouped + of_layer).contains(&of_stages),
             "{of_stages} of {whole}"
         );
+    }
+
+    #[test]
+    fn each_rank_with_an_indexer_has_its_scratch_memory() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let bytes = |name: &str, parameters: [(&str, &str); 1]| {
+            let source = ModelSource::open(&fixtures.join(name)).expect("the checkpoint opens");
+            let settings = Settings::parse(parameters).expect("valid");
+            let model = ConfiguredModel {
+                settings: &settings,
+                source: Some(&source),
+                gpu: None,
+            };
+            model.num_scratch_bytes()
+        };
+        let ranks = |num_ranks| ("tensor_parallel_size", num_ranks);
+        assert_eq!(bytes("deepseek-v32", [ranks("1")]), 32 << 20);
+        assert_eq!(bytes("deepseek-v32", [ranks("2")]), 64 << 20);
+        let stages = ("pipeline_parallel_size", "2");
+        assert_eq!(bytes("deepseek-v32", [stages]), 64 << 20);
+        assert_eq!(bytes("deepseek-v3", [ranks("1")]), 0);
     }
 
     #[test]
