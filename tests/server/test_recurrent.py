@@ -85,6 +85,41 @@ def test_a_conversation_returns_behind_its_last_turn(repository, tmp_path):
             assert values == [num_restored], name
 
 
+def test_states_return_from_host_memory_also_those_of_several_sequences(repository, tmp_path):
+    """More conversations than snapshots of the device, twice, some with several sequences that begin alike."""
+    few = {"max_state_snapshots": 2, "kv_cache_host_memory_bytes": 1 << 20, "tokens_per_block": 8}
+    names = ["qwen3-5", "mamba"]
+    for name in names:
+        checkpoint = {"gpt_model_path": FIXTURES / name, "num_threads": 2, "max_seq_len": MAX_SEQ_LEN}
+        add_model(repository, f"{name}-alone", {**checkpoint, "enable_kv_cache_reuse": "false"})
+        add_model(repository, name, {**checkpoint, **few, "stats_file": tmp_path / f"{name}.jsonl"})
+    several = {"n": 3, "temperature": 1.0, "stream": False}
+    asked = []
+    for index in range(6):
+        prompt = [(7 * at + 5 * index) % 100 + 3 for at in range(20 + index)]
+        options = {"max_tokens": 6, "ignore_eos": True, "return_log_probs": True, "seed": index}
+        asked.append((prompt, {**options, **(several if index % 2 else {})}))
+    with Server(repository) as server:
+
+        def answers(model):
+            served = [streams(server, model, [request])[0] for request in asked]
+            return [[described(sequence) for sequence in answer.sequences()] for answer in served]
+
+        for name in names:
+            expected = answers(f"{name}-alone")
+            assert len({str(sequence) for sequence in expected[1]}) == 3, name
+            assert [answers(name), answers(name)] == [expected, expected], name
+            last = json.loads((tmp_path / f"{name}.jsonl").read_text().splitlines()[-1])
+            assert last["Max state snapshots"] == 2 and last["Used state slots"] <= last["Max state slots"], name
+            assert 0 < last["Used host state snapshots"] <= last["Max host state snapshots"], name
+            # Each conversation that returns.
+            assert last["Onboarded states"] >= 6 <= last["Offloaded states"], name
+            moved = {("model", name), ("state_snapshot_type", "onboarded")}
+            samples = server.metrics().items()
+            values = [v for (f, labels), v in samples if f == "nv_inflight_state_snapshot_metrics" and moved <= set(labels)]
+            assert values == [last["Onboarded states"]], name
+
+
 def test_ranks_stages_and_beams_give_the_answers_of_one_process(repository):
     common = {"gpt_model_path": FIXTURES / "qwen3-5", "max_seq_len": MAX_SEQ_LEN, "num_threads": 1, "max_beam_width": 3}
     ranks = {"rank_timeout_seconds": 100, "max_rank_restarts": 0}

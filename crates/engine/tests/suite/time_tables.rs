@@ -772,3 +772,33 @@ fn a_prompt_waits_for_the_states_of_one_that_begins_like_it() {
         ",
     );
 }
+
+#[test]
+fn a_prompt_begins_behind_states_in_host_memory() {
+    let config = |num_host_state_snapshots| EngineConfig {
+        num_state_snapshots: 1,
+        num_host_state_snapshots,
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    };
+    // R2 leaves its states behind 8 tokens, in place of those that R1 has left behind 12.
+    let arrivals = [at(1, 13, 1), at(2, 9, 1), at(3, 13, 1)];
+    assert_table(
+        time_table(config(1), &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     13      4  c13    .    .
+           2      9      3    .   c9    .
+           3      1      4    .    .   c1
+        ",
+    );
+    assert_table(
+        time_table(config(0), &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     13      4  c13    .    .
+           2      9      3    .   c9    .
+           3      5      4    .    .   c5
+        ",
+    );
+}
