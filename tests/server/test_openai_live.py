@@ -9,8 +9,9 @@ import os
 import pytest
 
 from harness.browser import Browser
+from harness.clients import streams
 from harness.front import Front, events_of
-from harness.repository import STORIES, TIGHT, add_model
+from harness.repository import ROOT, STORIES, TIGHT, add_model
 from harness.server import Server
 from test_openai_page import FAINT, NARROW, WIDE
 
@@ -209,6 +210,31 @@ def test_what_is_live_is_legible_and_has_names(browser, front, width, dark):
         page.press("Enter")
         page.until("document.getElementById('chat').checkVisibility()")
         assert not page.evaluate("document.getElementById('live').checkVisibility()")
+
+
+def test_slots_and_snapshots_of_recurrent_states_have_rows_below_the_kv_cache(browser, tmp_path):
+    file = tmp_path / "hybrid.jsonl"
+    checkpoint = {"gpt_model_path": ROOT / "tests" / "fixtures" / "qwen3-5", "max_seq_len": 128, "tokens_per_block": 8}
+    few = {"max_state_snapshots": 2, "kv_cache_host_memory_bytes": 1 << 20, "stats_file": file}
+    add_model(tmp_path / "repository", "hybrid", {**checkpoint, **few})
+    options = {"max_tokens": 20, "ignore_eos": True}
+    with Server(tmp_path / "repository") as server, Front(server, f"--stats-file=hybrid={file}") as front:
+        page = opened(browser, front)
+        for index in range(4):
+            streams(server, "hybrid", [([(7 * at + 5 * index) % 100 + 3 for at in range(20)], options)])
+            page.until("shownRun()?.steps.length > 0")
+        page.until("shownRun().isIdle && document.getElementById('state').textContent.startsWith('idle')")
+        page.evaluate("paint()")
+        rows = page.evaluate(
+            "[...document.querySelectorAll('#requests tfoot tr')].filter(row => !row.hidden)"
+            ".map(row => [...row.children].slice(0, 2).map(cell => cell.textContent))"
+        )
+        last = records(file)[-1]
+    kinds = ["KV cache blocks", "state slots", "state snapshots", "host state snapshots"]
+    assert [name for name, _ in rows] == ["KV cache", "State slots", "State snapshots", "Snapshots in host memory"]
+    for kind, (_, share) in zip(kinds, rows, strict=True):
+        expected = 100 * last[f"Used {kind}"] / last[f"Max {kind}"]
+        assert expected > 0 and float(share.removesuffix(" %")) == pytest.approx(expected, abs=0.06), kind
 
 
 @pytest.fixture(scope="module")
