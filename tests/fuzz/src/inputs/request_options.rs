@@ -35,7 +35,7 @@ fn check(parameters: &Map<String, Value>) -> Result<(), RequestError> {
     }
     options.post_processor.named()?;
     let max_tokens = options.max_tokens_or(MAX_TOKENS)?;
-    let drafts = options.drafts(max_tokens as usize);
+    let drafts = options.drafts(None, max_tokens as usize);
     assert!(drafts.expected.len() <= max_tokens as usize);
     let mut sampling = options.sampling(&[2], Vec::new(), VOCAB_SIZE)?;
     let ids = sampling.end_ids.iter().chain(&sampling.stop_token_ids);
