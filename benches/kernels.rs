@@ -146,21 +146,25 @@ fn attention(cpu: &mut Cpu, bench: &Bench) {
         num_q_heads: 12,
         num_kv_heads: 4,
         head_dim: 64,
+        value_dim: 64,
     };
     let shape_1b = HeadShape {
         num_q_heads: 32,
         num_kv_heads: 8,
         head_dim: 64,
+        value_dim: 64,
     };
     let shape_8b = HeadShape {
         num_q_heads: 32,
         num_kv_heads: 8,
         head_dim: 128,
+        value_dim: 128,
     };
     let mha = HeadShape {
         num_q_heads: 32,
         num_kv_heads: 32,
         head_dim: 128,
+        value_dim: 128,
     };
     for shape in [shape_160m, shape_1b, shape_8b, mha] {
         for (num_sequences, chunk, kv_len) in [
@@ -189,7 +193,7 @@ fn attend(
     let layout = KvLayout {
         num_kv_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
-        values: KvValues::OfTheirOwn,
+        values: KvValues::OfTheirOwn(shape.value_dim),
         indexer_dim: 0,
         block_size: BlockSize::new(block_size as u32).expect("not zero"),
         dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
@@ -265,6 +269,7 @@ fn attend(
         num_q_heads,
         num_kv_heads,
         head_dim,
+        ..
     } = shape;
     let what = format!(
         "attention {num_q_heads}/{num_kv_heads}x{head_dim} {num_sequences} x {chunk} over {kv_len}"
@@ -302,6 +307,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
         num_q_heads: 12,
         num_kv_heads: 4,
         head_dim: 64,
+        value_dim: 64,
     };
     for m in [1, 32, 512] {
         let x: Vec<f32> = numbers(m * shape.qkv_len())
@@ -315,7 +321,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
         let layout = KvLayout {
             num_kv_heads: 4,
             head_dim: 64,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(shape.value_dim),
             indexer_dim: 0,
             block_size: BlockSize::new(32).expect("not zero"),
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),

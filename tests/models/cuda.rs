@@ -246,7 +246,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
             let layout = KvLayout {
                 num_kv_heads: 1,
                 head_dim: 64,
-                values: KvValues::OfTheirOwn,
+                values: KvValues::OfTheirOwn(64),
                 indexer_dim: 0,
                 block_size: BlockSize::new(128).expect("not zero"),
                 dtype: KvDtype::Bf16,
@@ -464,7 +464,7 @@ fn a_gpu_leaves_rows_to_the_host() {
         let layout = KvLayout {
             num_kv_heads: 1,
             head_dim: 64,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(64),
             indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,

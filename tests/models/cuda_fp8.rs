@@ -242,7 +242,7 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
         let layout = KvLayout {
             num_kv_heads: 1,
             head_dim: 64,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(64),
             indexer_dim: 0,
             block_size: BlockSize::new(BLOCK_LEN as u32).expect("not zero"),
             dtype: KvDtype::Bf16,

@@ -149,6 +149,7 @@ crate::transformers::agree! {
     a_dbrx_has_the_bits_of_its_checkpoint: "dbrx",
     a_command_a_plus_has_the_bits_of_its_checkpoint: "cohere2-moe",
     a_laguna_has_the_bits_of_its_checkpoint: "laguna",
+    a_mimo_v2_has_the_bits_of_its_checkpoint: "mimo-v2",
 }
 
 crate::transformers::agree! {

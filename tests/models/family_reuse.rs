@@ -8,7 +8,7 @@ use crate::families::{WITH_INDEXERS, reusable_families};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 38] = [
+const WITH_GROUPS: [&str; 39] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -47,6 +47,7 @@ const WITH_GROUPS: [&str; 38] = [
     "nanochat",
     "bitnet",
     "laguna",
+    "mimo-v2",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

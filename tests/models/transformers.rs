@@ -345,6 +345,7 @@ agree! {
     flint_agrees_with_transformers: "flint",
     kolibri_1_agrees_with_transformers: "kolibri1",
     laguna_agrees_with_transformers: "laguna",
+    mimo_v2_agrees_with_transformers: "mimo-v2",
     hy3_agrees_with_transformers: "hy3",
     granite_with_experts_and_windows_agrees_with_transformers: "granite-moe-swa",
     qwen_3_vl_with_experts_agrees_with_transformers: "qwen3-vl-moe",
@@ -464,6 +465,7 @@ fn the_reference_device_agrees_with_transformers() {
         "deepseek-v3",
         "deepseek-v32",
         "glm-moe-dsa",
+        "mimo-v2",
     ] {
         reference_agrees_with_transformers(name);
     }

@@ -71,7 +71,8 @@ impl Cpu {
         );
         assert!(
             shape.num_kv_heads == 0
-                || layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
+                || [layout.head_dim, layout.value_dim(), layout.num_kv_heads]
+                    == [d, shape.value_dim, shape.num_kv_heads],
             "cache's shape"
         );
         assert_eq!(rope.half_dim() * 2, d, "one angle per pair of elements");
@@ -175,6 +176,7 @@ fn rope_and_store_token(
     let HeadShape {
         num_kv_heads,
         head_dim: d,
+        value_dim,
         ..
     } = call.shape;
     let (q_in, kv) = qkv.split_at(q.len());
@@ -185,7 +187,7 @@ fn rope_and_store_token(
         encoded,
     } = scratch;
     head.resize(d, 0.0);
-    value.resize(d, 0.0);
+    value.resize(d.max(value_dim), 0.0);
     let [q_norm, k_norm] = match call.norm {
         None => [HeadNorm::None; 2],
         Some(QkNorm {
@@ -216,6 +218,7 @@ fn rope_and_store_token(
             match place.query_factor {
                 None => round_to_bf16(x, out),
                 Some(factor) => {
+                    let value = &mut value[..d];
                     for (scaled, x) in value.iter_mut().zip(x) {
                         *scaled = x * factor;
                     }
@@ -225,7 +228,9 @@ fn rope_and_store_token(
         }
     }
     let angles = call.rotates.then_some(place.angles);
-    for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
+    let heads = k_in.chunks_exact(d).zip(v_in.chunks_exact(value_dim));
+    let value = &mut value[..value_dim];
+    for (index, (k, v)) in heads.enumerate() {
         let k = prepared(k, (k_norm, index), angles, head);
         let v = prepared(v, (v_norm, index), None, value);
         let at = (place.block, place.offset);

@@ -268,7 +268,7 @@ impl AttentionScratch {
             "asking for the number of multiprocessors",
         )?;
         let choice = match layout.values {
-            KvValues::OfTheirOwn => {
+            KvValues::OfTheirOwn(_) => {
                 Choice::of_heads(layout, capacity.has_slopes, max_shared_bytes)?
             }
             KvValues::InKeys(latent_dim) => {
@@ -486,7 +486,7 @@ mod tests {
         let layout = |head_dim| KvLayout {
             num_kv_heads: 2,
             head_dim,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(head_dim),
             indexer_dim: 0,
             ..latents(512, 64)
         };

@@ -185,7 +185,7 @@ impl KvCache {
 /// Arrays of vectors that a layer has.
 fn num_arrays(layout: &KvLayout) -> usize {
     match layout.values {
-        KvValues::OfTheirOwn => 2,
+        KvValues::OfTheirOwn(_) => 2,
         KvValues::InKeys(_) => 1,
     }
 }

@@ -10,8 +10,10 @@ pub struct HeadShape {
     pub num_q_heads: usize,
     /// Key heads, and equally many value heads.
     pub num_kv_heads: usize,
-    /// Elements per head.
+    /// Elements of a query head and of a key head.
     pub head_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
 }
 
 impl HeadShape {
@@ -22,7 +24,12 @@ impl HeadShape {
 
     /// Width of the QKV projection.
     pub const fn qkv_len(&self) -> usize {
-        (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.q_len() + self.num_kv_heads * (self.head_dim + self.value_dim)
+    }
+
+    /// Width of the results of all query heads.
+    pub const fn out_len(&self) -> usize {
+        self.num_q_heads * self.value_dim
     }
 }
 

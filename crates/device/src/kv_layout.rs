@@ -99,18 +99,22 @@ pub struct KvLayout {
 /// The values of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvValues {
-    /// Beside the keys, with as many elements.
-    OfTheirOwn,
+    /// Beside the keys, with this many elements.
+    OfTheirOwn(usize),
     /// The first elements of the keys: this many.
     InKeys(usize),
 }
 
 impl KvLayout {
+    /// Whether the cache stores values beside the keys.
+    pub const fn stores_values(&self) -> bool {
+        matches!(self.values, KvValues::OfTheirOwn(_))
+    }
+
     /// Elements of a value.
     pub const fn value_dim(&self) -> usize {
         match self.values {
-            KvValues::OfTheirOwn => self.head_dim,
-            KvValues::InKeys(len) => len,
+            KvValues::OfTheirOwn(len) | KvValues::InKeys(len) => len,
         }
     }
 

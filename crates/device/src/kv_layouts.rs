@@ -54,7 +54,7 @@ impl KvLayouts {
         let of_no_layer = KvLayout {
             num_kv_heads: 1,
             head_dim: 2,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(2),
             indexer_dim: 0,
             block_size: self.block_size,
             dtype: KvDtype::Bf16,
@@ -98,7 +98,7 @@ mod tests {
         KvLayout {
             num_kv_heads: 1,
             head_dim,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(head_dim),
             indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,

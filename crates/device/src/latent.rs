@@ -59,6 +59,7 @@ impl LatentShape {
             num_q_heads: self.num_heads,
             num_kv_heads: 1,
             head_dim: self.key_dim(),
+            value_dim: self.latent_dim,
         }
     }
 

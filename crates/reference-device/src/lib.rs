@@ -179,11 +179,11 @@ impl Cache {
             false => groups.layers_per_group(),
         };
         let planes = layouts.layers()[..num_planes].iter().map(|&layout| {
-            let len = num_blocks * block_len(&layout);
+            let [keys, values] = block_lens(&layout).map(|len| vec![f32::NAN; num_blocks * len]);
             Plane {
                 layout,
-                keys: vec![f32::NAN; len],
-                values: vec![f32::NAN; len],
+                keys,
+                values,
                 indexer_keys: vec![f32::NAN; num_blocks * indexer_block_len(&layout)],
             }
         });
@@ -212,17 +212,41 @@ impl Cache {
         batch.block_table(span, self.groups.place(layer).group)
     }
 
-    /// Where the vector of a head at a position of a block is in a plane.
+    /// Where the key of a head at a position of a block is in a plane.
     fn place(&self, plane: usize, block: BlockId, position: usize, head: usize) -> Range<usize> {
+        self.place_of(
+            plane,
+            block,
+            position,
+            head,
+            self.planes[plane].layout.head_dim,
+        )
+    }
+
+    /// Where its value is.
+    fn value_place(
+        &self,
+        plane: usize,
+        block: BlockId,
+        position: usize,
+        head: usize,
+    ) -> Range<usize> {
+        let len = stored_value_dim(&self.planes[plane].layout);
+        self.place_of(plane, block, position, head, len)
+    }
+
+    fn place_of(
+        &self,
+        plane: usize,
+        block: BlockId,
+        position: usize,
+        head: usize,
+        len: usize,
+    ) -> Range<usize> {
         assert!(block.index() < self.num_blocks);
-        let KvLayout {
-            num_kv_heads,
-            head_dim,
-            ..
-        } = self.planes[plane].layout;
         let position = block.index() * self.positions_per_block() + position;
-        let start = (position * num_kv_heads + head) * head_dim;
-        start..start + head_dim
+        let start = (position * self.planes[plane].layout.num_kv_heads + head) * len;
+        start..start + len
     }
 
     /// Where the key of an indexer at a position of a block is in a plane.
@@ -409,7 +433,9 @@ impl Load for Reference {
     }
 
     fn kv_bytes_per_block(layouts: &KvLayouts, groups: &LayerGroups) -> usize {
-        let len = |layout: &KvLayout| 2 * block_len(layout) + indexer_block_len(layout);
+        let len = |layout: &KvLayout| {
+            block_lens(layout).iter().sum::<usize>() + indexer_block_len(layout)
+        };
         size_of::<f32>() * layouts.largest_group(groups, len)
     }
 
@@ -803,6 +829,7 @@ impl Ops for Reference {
             num_q_heads,
             num_kv_heads,
             head_dim,
+            value_dim,
         } = params.heads;
         // The norm of a head, or of all heads, of which it has the weights of this one.
         let norm = |norm: Option<(&Vec<f32>, QkNormKind, f32)>, all: &[f32], head: usize| {
@@ -850,9 +877,9 @@ impl Ops for Reference {
             }) => [Some((q, kind, eps)), Some((k, kind, eps))],
             None => [None, None],
         };
-        let ones = vec![1.0; head_dim];
+        let ones = vec![1.0; value_dim];
         let v_norm = params.qk_norm.filter(|norm| norm.has_values);
-        let v_norm = v_norm.map(|norm| (&ones, QkNormKind::Head, norm.eps));
+        let v_norm = v_norm.map(|norm| norm.eps);
         let plane = cache.plane(layer);
         for (row, position, block, offset) in places(&step.batch, cache, layer) {
             let qkv = qkv.row(row);
@@ -879,10 +906,16 @@ impl Ops for Reference {
             for head in 0..num_kv_heads {
                 let place = cache.place(plane, block, offset, head);
                 let key = cache.stored(&turned(k_norm, keys, head, angles));
-                let value = cache.stored(&norm(v_norm, values, head));
+                let value = &values[head * value_dim..][..value_dim];
+                let value = match v_norm {
+                    Some(eps) => normalise(value, &ones, eps),
+                    None => value.iter().map(|&x| exact(x)).collect(),
+                };
+                let value = cache.stored(&value);
+                let of_value = cache.value_place(plane, block, offset, head);
                 let plane = &mut cache.planes[plane];
-                plane.keys[place.clone()].copy_from_slice(&key);
-                plane.values[place].copy_from_slice(&value);
+                plane.keys[place].copy_from_slice(&key);
+                plane.values[of_value].copy_from_slice(&value);
             }
         }
     }
@@ -901,6 +934,7 @@ impl Ops for Reference {
             num_q_heads,
             num_kv_heads,
             head_dim,
+            value_dim,
         } = params.shape;
         let (block_size, plane) = (cache.positions_per_block(), cache.plane(layer));
         for span in step.batch.spans() {
@@ -955,11 +989,15 @@ impl Ops for Reference {
                         .sink_logits
                         .map_or(0.0, |logits| (exact(logits[head]) - largest).exp());
                     let sum: f64 = weights.iter().sum::<f64>() + of_sink;
-                    for i in 0..head_dim {
+                    let value_place = |other: usize| {
+                        let block = table.at(other / block_size);
+                        cache.value_place(plane, block, other % block_size, kv_head)
+                    };
+                    for i in 0..value_dim {
                         let terms = seen.iter().zip(&weights).map(|(&other, weight)| {
-                            exact(cache.planes[plane].values[place(other)][i]) * weight
+                            exact(cache.planes[plane].values[value_place(other)][i]) * weight
                         });
-                        out.set(row, head * head_dim + i, terms.sum::<f64>() / sum);
+                        out.set(row, head * value_dim + i, terms.sum::<f64>() / sum);
                     }
                 }
             }
@@ -1210,11 +1248,12 @@ fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usiz
     for plane in 0..cache.planes.len() {
         for position in 0..num_positions {
             for head in 0..cache.planes[plane].layout.num_kv_heads {
-                let from = cache.place(plane, source, position, head);
-                let to = cache.place(plane, target, position, head);
+                let places = [source, target];
+                let keys = places.map(|it| cache.place(plane, it, position, head));
+                let values = places.map(|it| cache.value_place(plane, it, position, head));
                 let plane = &mut cache.planes[plane];
-                plane.keys.copy_within(from.clone(), to.start);
-                plane.values.copy_within(from, to.start);
+                plane.keys.copy_within(keys[0].clone(), keys[1].start);
+                plane.values.copy_within(values[0].clone(), values[1].start);
             }
             let [from, to] = [source, target].map(|it| cache.indexer_place(plane, it, position));
             let keys = &mut cache.planes[plane].indexer_keys;
@@ -1226,9 +1265,9 @@ fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usiz
 fn copy_block(from: &Cache, source: usize, to: &mut Cache, target: usize) {
     for (from, to) in from.planes.iter().zip(&mut to.planes) {
         let places = |len: usize| [source, target].map(|block| block * len..(block + 1) * len);
-        let [source, target] = places(block_len(&from.layout));
-        to.keys[target.clone()].copy_from_slice(&from.keys[source.clone()]);
-        to.values[target].copy_from_slice(&from.values[source]);
+        let [keys, values] = block_lens(&from.layout).map(places);
+        to.keys[keys[1].clone()].copy_from_slice(&from.keys[keys[0].clone()]);
+        to.values[values[1].clone()].copy_from_slice(&from.values[values[0].clone()]);
         let [source, target] = places(indexer_block_len(&from.layout));
         to.indexer_keys[target].copy_from_slice(&from.indexer_keys[source]);
     }
@@ -1239,9 +1278,18 @@ fn indexer_block_len(layout: &KvLayout) -> usize {
     layout.block_size.tokens().index() * layout.indexer_dim
 }
 
-/// Elements of the keys of a block in a layer.
-fn block_len(layout: &KvLayout) -> usize {
-    layout.block_size.tokens().index() * layout.num_kv_heads * layout.head_dim
+/// Elements of the keys, and of the values, of a block in a layer.
+fn block_lens(layout: &KvLayout) -> [usize; 2] {
+    let num_vectors = layout.block_size.tokens().index() * layout.num_kv_heads;
+    [layout.head_dim, stored_value_dim(layout)].map(|dim| num_vectors * dim)
+}
+
+/// Elements of a value that is stored beside its key.
+fn stored_value_dim(layout: &KvLayout) -> usize {
+    match layout.stores_values() {
+        true => layout.value_dim(),
+        false => 0,
+    }
 }
 
 fn exact(x: f32) -> f64 {

@@ -789,12 +789,16 @@ impl<D: Device> Decoder<D> {
                 (Some(o), Some(weights)),
             ) => {
                 let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
-                if let (Some(factors), FeedForwardWeights::Dense(dense)) =
-                    (layer.multipliers, weights)
-                {
+                if let Some(factors) = layer.multipliers {
                     let o = (attended, o);
                     residual.add_scaled(run, Operation::O, num_rows, o, factors.attention);
                     residual.norm(run, num_rows, before);
+                    let FeedForwardWeights::Dense(dense) = weights else {
+                        let (mixture, norms) = (self.mixture.as_mut(), [None, next]);
+                        return add_feed_forward(
+                            run, num_rows, residual, weights, inner, mixture, None, norms,
+                        );
+                    };
                     feed_forward_up(run, num_rows, residual, dense, inner);
                     let down = (&*inner, &dense.down);
                     let scale = factors.feed_forward;

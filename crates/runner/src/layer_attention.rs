@@ -172,8 +172,8 @@ pub(super) fn attention_buffers<D: Device>(
                 };
                 [qkv_len, 0, latent.shape.out_len()]
             }
-            None if shape.stores => [heads.qkv_len(), heads.q_len(), heads.q_len()],
-            None => [heads.q_len(); 3],
+            None if shape.stores => [heads.qkv_len(), heads.q_len(), heads.out_len()],
+            None => [heads.q_len(), heads.q_len(), heads.out_len()],
         };
         Ok(AttentionBuffers {
             qkv: device.alloc_sums(max_rows, qkv_len)?,
@@ -251,7 +251,9 @@ pub(super) fn kv_layout(
         head_dim: heads.head_dim,
         values: spec
             .latent_shape()
-            .map_or(KvValues::OfTheirOwn, |latent| latent.kv_values()),
+            .map_or(KvValues::OfTheirOwn(heads.value_dim), |latent| {
+                latent.kv_values()
+            }),
         indexer_dim: spec.layers[layer]
             .indexer()
             .map_or(0, |indexer| indexer.shape.head_dim),

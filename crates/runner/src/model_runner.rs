@@ -180,7 +180,8 @@ impl<D: Device> ModelRunner<D> {
                     } else {
                         heads.q_len()
                     };
-                    [qkv_len, 2 * heads.q_len(), heads.q_len()]
+                    let [q_len, out_len] = [heads.q_len(), heads.out_len()];
+                    [qkv_len, q_len + out_len, q_len.max(out_len)]
                 });
                 widths.fold([0; 3], |[sums, inputs, widest], of_shape| {
                     let [sums_of_shape, inputs_of_shape, widest_of_shape] = of_shape;

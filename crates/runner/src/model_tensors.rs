@@ -293,12 +293,15 @@ impl<'a> ModelTensors<'a> {
     /// As [`ModelTensors::matrix`].
     pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
         let mut stored = self.stored_name(name);
-        // Some of llama.cpp's names have no end.
+        // Some of llama.cpp's names have no end, and what is called a bias may end as a weight.
         if self.gguf.is_some() && !self.store.has(&stored) {
-            stored += match name.name.ends_with("bias") {
-                true => ".bias",
-                false => ".weight",
+            let ends = match name.name.ends_with("bias") {
+                true => [".bias", ".weight"],
+                false => [".weight", ".bias"],
             };
+            let mut found = ends.into_iter();
+            let found = found.find(|end| self.store.has(&format!("{stored}{end}")));
+            stored += found.unwrap_or(ends[0]);
         }
         let vector = self.store.vector(&stored, len, self.row_order(name));
         // ERNIE has the only row of a matrix, and llama.cpp the only column for state spaces.

@@ -270,6 +270,7 @@ mod tests {
                 num_q_heads: 3,
                 num_kv_heads: 1,
                 head_dim: 2,
+                value_dim: 2,
             },
             scale: 1.0,
             soft_cap: None,

@@ -21,7 +21,7 @@ use super::task::Task;
 use super::{
     AttentionKernel, AttentionTile, MAX_SCORED_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
 };
-use inflight_device::{AttentionParams, HeadBiases, KvBatch, KvLayout, KvSpan, KvValues};
+use inflight_device::{AttentionParams, HeadBiases, KvBatch, KvLayout, KvSpan};
 use inflight_threads::DisjointSlice;
 
 /// Query rows per task, roughly: a task has whole tokens.
@@ -133,7 +133,7 @@ impl<'a> AttentionCall<'a> {
     /// Divides the query heads of the only key head among tasks where threads would have none. Other caches have more
     /// key heads, and reading one twice would cost more.
     fn split_heads(&mut self, num_threads: usize) {
-        if self.cache.layout().values == KvValues::OfTheirOwn {
+        if self.cache.layout().stores_values() {
             return;
         }
         let num_heads = self.heads();
@@ -578,7 +578,7 @@ impl<'a> AttentionCall<'a> {
                 in_place: here[i],
             };
             let group = match self.operands {
-                _ if tile.layout.values != KvValues::OfTheirOwn => {
+                _ if !tile.layout.stores_values() => {
                     group_of_keys(self.simd, self.cache, task, lanes, room)
                 }
                 Operands::Integers => stored_group(self.cache, task, lanes, room),
@@ -645,7 +645,7 @@ mod tests {
     use super::super::super::KvCache;
     use super::*;
     use inflight_base::{BlockId, BlockSize};
-    use inflight_device::{HeadShape, KvDtype, KvLayouts, LayerGroups};
+    use inflight_device::{HeadShape, KvDtype, KvLayouts, KvValues, LayerGroups};
 
     /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
     fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {
@@ -653,11 +653,12 @@ mod tests {
             num_q_heads: 4,
             num_kv_heads: 2,
             head_dim: 8,
+            value_dim: 8,
         };
         let layout = KvLayout {
             num_kv_heads: 2,
             head_dim: 8,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(8),
             indexer_dim: 0,
             block_size: BlockSize::new(4096).expect("not zero"),
             dtype: KvDtype::Bf16,

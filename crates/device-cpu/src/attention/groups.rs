@@ -132,7 +132,7 @@ pub(super) fn copy_position<T: Copy>(
 ) {
     copy_key(layout.head_dim, key_group, from, keys, to);
     let stride = 2 * layout.padded_dim();
-    for d in 0..layout.head_dim {
+    for d in 0..layout.value_dim() {
         values[to / 2 * stride + 2 * d + to % 2] =
             value_group[from / 2 * stride + 2 * d + from % 2];
     }

@@ -7,7 +7,7 @@ use super::layout::KvPart;
 use super::{GROUP, int8};
 use crate::elementwise::round_to_bf16;
 use inflight_base::BlockId;
-use inflight_device::{CpuKvDtype, KvLayout, KvValues};
+use inflight_device::{CpuKvDtype, KvLayout};
 
 /// A layer of the pool for reading.
 pub(crate) struct KvLayer<'a> {
@@ -118,8 +118,8 @@ impl KvLayerMut<'_> {
         let layout = self.layout;
         assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(head < layout.num_kv_heads && position < layout.positions_per_block());
-        assert!(key.len() == layout.head_dim && value.len() == layout.head_dim);
-        assert_eq!(layout.values, KvValues::OfTheirOwn, "values are stored");
+        assert!(key.len() == layout.head_dim && value.len() == layout.value_dim());
+        assert!(layout.stores_values());
         let (group, lane) = (position / GROUP, position % GROUP);
         let block = block.index() * self.stride;
         let [keys, values, scales, _] = layout
@@ -133,10 +133,11 @@ impl KvLayerMut<'_> {
                 self.store_bf16_value(place, round(value, &mut encoded.bf16));
             }
             CpuKvDtype::Int8 => {
-                encoded.int8.resize(key.len(), 0);
-                let bytes = &mut encoded.int8[..];
+                encoded.int8.resize(key.len().max(value.len()), 0);
+                let bytes = &mut encoded.int8[..key.len()];
                 self.store_word(scales + lane, int8::quantise(key, bytes));
                 self.store_int8_key(keys + lane, bytes);
+                let bytes = &mut encoded.int8[..value.len()];
                 self.store_word(scales + GROUP + lane, int8::quantise(value, bytes));
                 let place = values + lane / 2 * layout.padded_dim();
                 self.store_int8_value(2 * place + lane % 2, bytes);
@@ -148,7 +149,7 @@ impl KvLayerMut<'_> {
     #[inline(always)]
     pub fn store_key(&self, place: (BlockId, usize), key: &[u16]) {
         let layout = self.layout;
-        assert!(self.dtype == CpuKvDtype::Bf16 && layout.values != KvValues::OfTheirOwn);
+        assert!(self.dtype == CpuKvDtype::Bf16 && !layout.stores_values());
         assert_eq!(key.len(), layout.head_dim, "a whole key");
         let [keys, ..] = layout.parts(0);
         self.store_in(keys, place, key);

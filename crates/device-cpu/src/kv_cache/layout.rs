@@ -47,7 +47,7 @@ pub(crate) trait GroupedLayout {
     fn group_words(&self) -> [usize; 4] {
         let keys = self.key_group_len();
         let values = match self.layout().values {
-            KvValues::OfTheirOwn => self.value_group_len(),
+            KvValues::OfTheirOwn(_) => self.value_group_len(),
             KvValues::InKeys(_) => 0,
         };
         let of_indexer = self.layout().indexer_dim * GROUP;

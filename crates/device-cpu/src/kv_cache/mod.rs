@@ -10,7 +10,7 @@ use std::ops::Range;
 use inflight_base::{BlockId, LoadError};
 use inflight_device::memory::Buffer;
 use inflight_device::{
-    CpuKvDtype, KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan, KvValues, LayerGroups, LayerPlace,
+    CpuKvDtype, KvBatch, KvDtype, KvLayout, KvLayouts, KvSpan, LayerGroups, LayerPlace,
 };
 pub(crate) use layout::GroupedLayout;
 
@@ -33,7 +33,7 @@ pub(super) const GROUP: usize = 16;
 /// indexer  group 0 [indexer_dim / 2][16 positions][2 elements], group 1, ...         only with values in the keys
 /// ```
 ///
-/// There are no values if they are [in the keys](KvValues::InKeys).
+/// There are no values if they are [in the keys](inflight_device::KvValues::InKeys).
 ///
 /// The pool is `[num_planes][num_blocks][plane_len]` words:
 ///
@@ -81,13 +81,12 @@ impl KvCache {
                 "head_dim {head_dim} is even"
             );
             assert!(
-                layout.values == KvValues::OfTheirOwn || layout.dtype == KvDtype::Bf16,
+                layout.stores_values() || layout.dtype == KvDtype::Bf16,
                 "{layout:?}: one scale for different parts"
             );
             assert!(
                 layout.indexer_dim == 0
-                    || layout.indexer_dim.is_multiple_of(2)
-                        && layout.values != KvValues::OfTheirOwn,
+                    || layout.indexer_dim.is_multiple_of(2) && !layout.stores_values(),
                 "{layout:?}: an indexer is beside latents"
             );
         }
@@ -261,13 +260,14 @@ fn layer_starts(layouts: &KvLayouts, groups: &LayerGroups, num_blocks: usize) ->
 mod tests {
     use super::*;
     use inflight_base::BlockSize;
+    use inflight_device::KvValues;
 
     #[test]
     fn layers_with_other_heads_have_words_of_their_own() {
         let layout = |num_kv_heads, head_dim| KvLayout {
             num_kv_heads,
             head_dim,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(head_dim),
             indexer_dim: 0,
             block_size: BlockSize::new(16).expect("not zero"),
             dtype: KvDtype::Bf16,
@@ -331,7 +331,7 @@ mod tests {
                     let layout = KvLayout {
                         num_kv_heads: 3,
                         head_dim,
-                        values: KvValues::OfTheirOwn,
+                        values: KvValues::OfTheirOwn(head_dim),
                         indexer_dim: 0,
                         block_size: BlockSize::new(positions).expect("not zero"),
                         dtype,

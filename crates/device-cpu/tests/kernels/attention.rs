@@ -152,7 +152,7 @@ impl Model {
             len,
             computed: 0,
             blocks: Vec::new(),
-            out: vec![bf16::NAN; len * self.shape.q_len()],
+            out: vec![bf16::NAN; len * self.shape.out_len()],
         }
     }
 
@@ -187,7 +187,9 @@ impl Model {
             eps: 1e-6,
         });
         let mut q = vec![bf16::NAN; num_tokens as usize * q_len];
-        let (mut sink_q, mut out) = (q.clone(), q.clone());
+        let mut sink_q = q.clone();
+        let out_len = self.shape.out_len();
+        let mut out = vec![bf16::NAN; num_tokens as usize * out_len];
         let layer = 1;
         let params = self.params();
         let has_sink_queries = params.has_sink_queries();
@@ -217,9 +219,9 @@ impl Model {
         let mut rest = &out[..];
         for (sequence, chunk) in work.iter_mut() {
             let rows;
-            (rows, rest) = rest.split_at(*chunk * q_len);
+            (rows, rest) = rest.split_at(*chunk * out_len);
             let Range { start, end } = sequence.computed..sequence.computed + *chunk;
-            sequence.out[start * q_len..end * q_len].copy_from_slice(rows);
+            sequence.out[start * out_len..end * out_len].copy_from_slice(rows);
             sequence.computed = end;
         }
     }
@@ -248,12 +250,17 @@ impl Model {
             num_q_heads,
             num_kv_heads,
             head_dim: d,
+            value_dim,
         } = self.shape;
         let row = &sequence.qkv[token * self.shape.qkv_len()..][..self.shape.qkv_len()];
-        let heads: Vec<Vec<f64>> = row
-            .chunks(d)
-            .map(|head| head.iter().map(|&v| f64::from(v)).collect())
-            .collect();
+        let (keys, values) = row.split_at((num_q_heads + num_kv_heads) * d);
+        let heads = |row: &[f32], dim| -> Vec<Vec<f64>> {
+            let heads = row.chunks(dim);
+            heads
+                .map(|head| head.iter().map(|&v| f64::from(v)).collect())
+                .collect()
+        };
+        let (heads, v) = (heads(keys, d), heads(values, value_dim));
         let rotate = |head: &[f64], weight: Option<&[f32]>| -> Vec<f64> {
             let normalise = |head: &mut Vec<f64>, is_here: bool| {
                 if let Some(weight) = weight.filter(|_| is_here) {
@@ -287,8 +294,7 @@ impl Model {
                 .as_ref()
                 .map(|(q, k)| if i == 0 { &q[..] } else { &k[..] })
         };
-        let (q, kv) = heads.split_at(num_q_heads);
-        let (k, v) = kv.split_at(num_kv_heads);
+        let (q, k) = heads.split_at(num_q_heads);
         [
             q.iter()
                 .map(|head| {
@@ -309,6 +315,7 @@ impl Model {
             num_q_heads,
             num_kv_heads,
             head_dim: d,
+            value_dim,
         } = self.shape;
         let of_text: Vec<_> = (0..sequence.len)
             .map(|t| self.rotated(sequence, t, t))
@@ -356,7 +363,7 @@ impl Model {
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
-                let out = &sequence.out[(token * num_q_heads + head) * d..][..d];
+                let out = &sequence.out[(token * num_q_heads + head) * value_dim..][..value_dim];
                 for (i, got) in out.iter().enumerate() {
                     let values = seen.iter().map(|&p| all(p)[2][kv_head][i]);
                     let weighted = || weights.iter().map(|w| w / sum).zip(values.clone());
@@ -426,7 +433,7 @@ impl Pool {
         let layout = KvLayout {
             num_kv_heads: shape.num_kv_heads,
             head_dim: shape.head_dim,
-            values: KvValues::OfTheirOwn,
+            values: KvValues::OfTheirOwn(shape.value_dim),
             indexer_dim: 0,
             block_size: BlockSize::new(block_size).expect("not zero"),
             dtype,
@@ -509,31 +516,37 @@ const SHAPES: [HeadShape; 6] = [
         num_q_heads: 4,
         num_kv_heads: 2,
         head_dim: 64,
+        value_dim: 64,
     },
     HeadShape {
         num_q_heads: 6,
         num_kv_heads: 2,
         head_dim: 8,
+        value_dim: 8,
     },
     HeadShape {
         num_q_heads: 7,
         num_kv_heads: 1,
         head_dim: 80,
+        value_dim: 48,
     },
     HeadShape {
         num_q_heads: 2,
         num_kv_heads: 2,
         head_dim: 128,
+        value_dim: 128,
     },
     HeadShape {
         num_q_heads: 8,
         num_kv_heads: 1,
         head_dim: 96,
+        value_dim: 96,
     },
     HeadShape {
         num_q_heads: 3,
         num_kv_heads: 1,
         head_dim: 18,
+        value_dim: 7,
     },
 ];
 
@@ -628,7 +641,7 @@ fn a_tokens_result_is_the_same_bits_however_it_is_scheduled() {
                 for sequence in &mut sequences {
                     sequence.blocks.clear();
                     sequence.computed = 0;
-                    sequence.out = vec![bf16::NAN; sequence.len * shape.q_len()];
+                    sequence.out = vec![bf16::NAN; sequence.len * shape.out_len()];
                 }
                 while sequences.iter().any(|s| s.computed < s.len) {
                     let mut work = Vec::new();
@@ -690,7 +703,7 @@ fn queries_that_see_both_ways_are_near_the_exact_result_and_the_same_bits_in_any
                 let mut work: Vec<_> = batch
                     .iter_mut()
                     .map(|sequence| {
-                        sequence.out = vec![bf16::NAN; sequence.len * shape.q_len()];
+                        sequence.out = vec![bf16::NAN; sequence.len * shape.out_len()];
                         let len = sequence.len;
                         (sequence, len)
                     })
@@ -719,6 +732,7 @@ fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
         num_q_heads: 2,
         num_kv_heads: 1,
         head_dim: 8,
+        value_dim: 8,
     };
     for sight in [
         Sight::ALL,
@@ -780,7 +794,7 @@ fn attention_over_equal_values_returns_them() {
     for simd in simds() {
         let mut sequence = model.sequence(&mut rng, 200);
         for row in sequence.qkv.chunks_mut(shape.qkv_len()) {
-            row[shape.qkv_len() - shape.num_kv_heads * shape.head_dim..].fill(0.75);
+            row[shape.qkv_len() - shape.num_kv_heads * shape.value_dim..].fill(0.75);
         }
         let mut cpu = cpu(simd, 2);
         let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 200);
@@ -803,9 +817,9 @@ fn a_sequence_with_nan_does_not_affect_the_others() {
             let mut cpu = cpu(simd, 2);
             let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 300);
             model.step(&mut cpu, &mut pool, &mut [(&mut bad, 90), (&mut good, 90)]);
-            let q_len = shape.q_len();
+            let out_len = shape.out_len();
             assert!(
-                bad.out[40 * q_len..].iter().all(|v| !v.is_finite()),
+                bad.out[40 * out_len..].iter().all(|v| !v.is_finite()),
                 "{simd} {dtype} {bad_value}"
             );
             model.assert_near_the_exact_attention(&good, 0, "in bad company");

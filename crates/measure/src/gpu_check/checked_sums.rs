@@ -54,6 +54,7 @@ impl CheckedSums {
             num_q_heads: 1,
             num_kv_heads: 1,
             head_dim: 64,
+            value_dim: 64,
         };
         let tokens =
             (0..NUM_TOKENS).flat_map(|token| (0..width).map(move |column| (token, column)));

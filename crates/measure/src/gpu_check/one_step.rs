@@ -84,7 +84,7 @@ impl OneStep {
     /// # Errors
     /// There is not enough memory.
     pub fn cache(&self, device: &mut Cuda, heads: HeadShape) -> Result<<Cuda as Load>::KvCache> {
-        self.cache_of(device, heads, KvValues::OfTheirOwn)
+        self.cache_of(device, heads, KvValues::OfTheirOwn(heads.value_dim))
     }
 
     /// The same with values that may be in the keys.

@@ -309,5 +309,6 @@ fn heads(spec: &ModelSpec) -> HeadShape {
         num_q_heads: spec.num_heads,
         num_kv_heads: spec.num_kv_heads,
         head_dim: spec.head_dim,
+        value_dim: spec.head_dim,
     }
 }

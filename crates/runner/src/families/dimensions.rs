@@ -6,8 +6,8 @@ use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCA
 use super::rope_config::{RopeDefaults, rope};
 use crate::rope::Rope;
 use crate::spec::{
-    AttentionSpec, FeedForward, LayerSpec, ModelModules, ModelSpec, NormKind, NormSpec, Norms,
-    Projection,
+    AttentionSpec, FeedForward, KvHeads, LayerSpec, ModelModules, ModelSpec, NormKind, NormSpec,
+    Norms, Projection,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::{JsonFile, RotaryPairs, RowOrder};
@@ -272,6 +272,11 @@ impl Dimensions {
             alphas: None,
             down: Projection::single(down, hidden, inner),
         }
+    }
+
+    /// The heads of a layer.
+    pub fn heads(&self) -> KvHeads {
+        KvHeads::of_dim(self.num_heads, self.num_kv_heads, self.head_dim)
     }
 
     /// Widths of all query heads, all key heads, and all value heads.

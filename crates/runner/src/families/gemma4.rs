@@ -457,11 +457,7 @@ impl Layers {
             has_values: true,
             ..QkNormSpec::of_heads(dimensions.norm.eps)
         });
-        let of_model = KvHeads {
-            num_q: dimensions.num_heads,
-            num: dimensions.num_kv_heads,
-            dim: dimensions.head_dim,
-        };
+        let of_model = dimensions.heads();
         attention.kv_heads = Some(heads).filter(|heads| *heads != of_model);
         match is_windowed {
             true => attention.window = self.windows[index],
@@ -501,11 +497,7 @@ fn kv_heads(
 ) -> Result<Vec<KvHeads>, LoadError> {
     const HEAD_DIM: &str = "head_dim";
     const NUM_HEADS: &str = "num_key_value_heads";
-    let of_model = KvHeads {
-        num_q: dimensions.num_heads,
-        num: dimensions.num_kv_heads,
-        dim: dimensions.head_dim,
-    };
+    let of_model = dimensions.heads();
     if let Some(of_layers) = config.object("per_layer_config")? {
         let mut heads = vec![of_model; is_windowed.len()];
         for (key, _) in of_layers.entries() {
@@ -521,19 +513,20 @@ fn kv_heads(
             }
             let dim = own.size(HEAD_DIM, 2..=MAX_HEAD_DIM)?;
             let num = own.size(NUM_HEADS, 1..=MAX_HEADS)?;
-            heads[layer].dim = dim.unwrap_or(of_model.dim);
-            heads[layer].num = num.unwrap_or(of_model.num);
+            let (num, dim) = (num.unwrap_or(of_model.num), dim.unwrap_or(of_model.dim));
+            heads[layer] = KvHeads::of_dim(of_model.num_q, num, dim);
             check(&own, dimensions.num_heads, heads[layer])?;
         }
         return Ok(heads);
     }
     let dim = config.size("global_head_dim", 2..=MAX_HEAD_DIM)?;
     let num = config.size("num_global_key_value_heads", 1..=MAX_HEADS)?;
-    let global = KvHeads {
-        num: num.filter(|_| shares_kv_projection).unwrap_or(of_model.num),
-        dim: dim.unwrap_or(512),
-        ..of_model
-    };
+    let num = num.filter(|_| shares_kv_projection);
+    let global = KvHeads::of_dim(
+        of_model.num_q,
+        num.unwrap_or(of_model.num),
+        dim.unwrap_or(512),
+    );
     check(config, dimensions.num_heads, global)?;
     let of_layer = |is_windowed: &bool| if *is_windowed { of_model } else { global };
     Ok(is_windowed.iter().map(of_layer).collect())

@@ -156,6 +156,8 @@ pub struct GgufArchitecture {
     pub has_windows: bool,
     /// Whether a part of a head may be rotated.
     pub has_partial_rotary: bool,
+    /// Whether values may have another width than keys.
+    pub has_value_width: bool,
     /// Whether the rotation has sections (M-RoPE), which change nothing where all tokens are text.
     pub has_mrope: bool,
     /// Whether the converter adds 1 to the weights of norms, which are stored as differences from 1 otherwise.
@@ -225,6 +227,7 @@ impl GgufArchitecture {
             keys: &[],
             has_windows: false,
             has_partial_rotary: false,
+            has_value_width: false,
             has_mrope: false,
             norms_include_one: false,
             has_ordered_qkv: false,
@@ -574,6 +577,7 @@ impl<'a> GgufConfig<'a> {
             key_length => key_length,
         };
         let value_length = self.number("attention.value_length")?;
+        let value_length = value_length.filter(|_| !self.architecture.has_value_width);
         let rotary = rotary.filter(|_| !has_partial_rotary);
         for (key, other) in [("attention.value_length", value_length), (ROTARY, rotary)] {
             if let (Some(other), Some(head_dim)) = (other, &head_dim)
@@ -695,6 +699,32 @@ impl<'a> GgufConfig<'a> {
         let layers = 0..self.num_layers()?.min(MAX_LAYERS as u64);
         let has = |layer| self.gguf.shape(&format!("blk.{layer}.{name}")).is_some();
         Ok(layers.map(has).collect())
+    }
+
+    /// Makes of `rope_parameters` a section for layers without a window and one for layers with one, whose share of
+    /// rotated elements is `share` if the metadata do not tell it.
+    ///
+    /// # Errors
+    /// A value is no number.
+    pub fn add_rope_of_windows(
+        &self,
+        config: &mut Map<String, Json>,
+        share: Json,
+    ) -> Result<(), LoadError> {
+        const ROPE: &str = "rope_parameters";
+        let full = config.remove(ROPE).unwrap_or_default();
+        let theta = self.number("rope.freq_base_swa")?;
+        let rotary_dim = self.number("rope.dimension_count_swa")?;
+        let head_dim = config.get("head_dim").and_then(Json::as_f64);
+        let told = rotary_dim.and_then(|it| it.as_f64()).zip(head_dim);
+        let sliding = json!({
+            "rope_type": "default",
+            "rope_theta": theta.or_else(|| full.get("rope_theta").cloned()),
+            "partial_rotary_factor": told.map_or(share, |(rotary, all)| json!(rotary / all)),
+        });
+        let ropes = json!({"full_attention": full, "sliding_attention": sliding});
+        config.insert(ROPE.to_owned(), ropes);
+        Ok(())
     }
 
     /// Adds `mlp_layer_types`, by which layers have a router.

@@ -23,7 +23,7 @@ use super::layer_lists::layers_of_kind;
 use super::rope_config::{RopeDefaults, rope_of, section_of};
 use super::windows::{no_windows, set_rope_of_windows, windowed_layers, windows_of};
 use crate::spec::{
-    AttentionSpec, ExpertsSpec, FeedForward, GateSpec, KvHeads, ModelSpec, Projection, QkNormSpec,
+    AttentionSpec, ExpertsSpec, FeedForward, GateSpec, ModelSpec, Projection, QkNormSpec,
 };
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
@@ -78,21 +78,7 @@ fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<
     config.insert("num_attention_heads_per_layer".to_owned(), json!(heads));
     gguf.get("leading_dense_block_count");
     gguf.add_layers_with_experts(config)?;
-    let full = config.remove("rope_parameters").unwrap_or_default();
-    let theta = gguf.number("rope.freq_base_swa")?;
-    let rotary_dim = gguf.number("rope.dimension_count_swa")?;
-    let share = match rotary_dim.and_then(|it| it.as_f64()) {
-        Some(rotary_dim) => rotary_dim / head_dim as f64,
-        None => 1.0,
-    };
-    let sliding = json!({
-        "rope_type": "default",
-        "rope_theta": theta.or_else(|| full.get("rope_theta").cloned()),
-        "partial_rotary_factor": share,
-    });
-    let ropes = json!({"full_attention": full, "sliding_attention": sliding});
-    config.insert("rope_parameters".to_owned(), ropes);
-    Ok(())
+    gguf.add_rope_of_windows(config, json!(1.0))
 }
 
 const ROPE: RopeDefaults = RopeDefaults {
@@ -157,11 +143,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         layer.attention = attention(config, &of_layer)?;
         layer.attention.window = window;
         if heads[index] != dimensions.num_heads {
-            layer.attention.kv_heads = Some(KvHeads {
-                num_q: heads[index],
-                num: dimensions.num_kv_heads,
-                dim: dimensions.head_dim,
-            });
+            layer.attention.kv_heads = Some(of_layer.heads());
         }
         if has_experts[index] {
             layer.feed_forward = FeedForward::Experts(experts.clone());

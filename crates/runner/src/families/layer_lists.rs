@@ -77,17 +77,29 @@ pub fn layers_with_rope(config: &JsonFile, num_layers: usize) -> Result<Vec<bool
             .map(|layer| !layer.is_multiple_of(interval))
             .collect());
     };
-    let has_rope = |value: &Value| match value.as_u64() {
+    flagged_layers(config, (KEY, given), num_layers)
+}
+
+/// Whether each layer has a 1 in the list of a key, whose others are 0.
+///
+/// # Errors
+/// It has another entry, or none for a layer.
+pub fn flagged_layers(
+    config: &JsonFile,
+    (key, flags): (&str, &Value),
+    num_layers: usize,
+) -> Result<Vec<bool>, LoadError> {
+    let is_one = |value: &Value| match value.as_u64() {
         Some(0) => Some(false),
         Some(1) => Some(true),
         _ => None,
     };
-    given
+    flags
         .as_array()
         .filter(|layers| layers.len() >= num_layers)
-        .and_then(|layers| layers.iter().take(num_layers).map(has_rope).collect())
+        .and_then(|layers| layers.iter().take(num_layers).map(is_one).collect())
         .ok_or_else(|| {
             let expected = format!("a list of {num_layers} entries, each 0 or 1");
-            config.unexpected(KEY, given, expected)
+            config.unexpected(key, flags, expected)
         })
 }

@@ -85,6 +85,7 @@ mod llama;
 mod llama4;
 mod llama_form;
 mod mamba;
+mod mimo_v2;
 mod minicpm;
 mod minicpm3;
 mod minimax_m2;
@@ -133,7 +134,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 123] = [
+static FAMILIES: [Family; 124] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -257,6 +258,7 @@ static FAMILIES: [Family; 123] = [
     minicpm::FAMILY,
     deepseek_v32::V32,
     deepseek_v32::GLM_MOE_DSA,
+    mimo_v2::FAMILY,
 ];
 
 /// Further architectures of families.

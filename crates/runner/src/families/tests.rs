@@ -310,6 +310,49 @@ fn layers_of_a_laguna_have_the_query_heads_of_its_list() {
 }
 
 #[test]
+fn a_mimo_v2_is_read_by_the_names_of_transformers_and_of_the_published_model() {
+    let ours = json!({
+        "num_hidden_layers": 4, "rms_norm_eps": 1e-4, "sliding_window": 12, "attention_value_scale": null,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 600.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 0.5},
+        },
+    });
+    let published = json!({
+        "num_hidden_layers": 4, "layernorm_epsilon": 1e-4, "sliding_window": 128, "sliding_window_size": 11,
+        "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 0, 1], "attention_value_scale": null,
+        "partial_rotary_factor": 0.5, "rope_theta": 600.0, "swa_rope_theta": 20.0, "n_shared_experts": null,
+        "num_key_value_heads": 4, "swa_num_key_value_heads": 8, "swa_num_attention_heads": 64, "swa_head_dim": 192,
+        "swa_v_head_dim": 128, "add_swa_attention_sink_bias": true, "add_full_attention_sink_bias": false,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": null,
+    });
+    let described = |keys| described("MiMoV2FlashForCausalLM", keys);
+    let spec = described(ours).expect("a model");
+    assert_eq!(described(published.clone()), Ok(spec.clone()));
+    let widths = [1, 3].map(|layer| {
+        let heads = spec.head_shape(layer);
+        [heads.q_len(), heads.qkv_len(), heads.out_len()]
+    });
+    assert_eq!(widths, [[12_288, 14_848, 8192], [12_288, 13_568, 8192]]);
+    for (key, value) in [
+        ("swa_head_dim", json!(128)),
+        ("swa_num_key_value_heads", json!(7)),
+        ("hybrid_layer_pattern", json!([0, 1, 1])),
+        ("moe_layer_freq", json!([0, 1, 2, 1])),
+    ] {
+        let mut keys = published.clone();
+        keys[key] = value;
+        let error = described(keys).expect_err("no such model is known");
+        assert!(
+            error.contains(key) || key.starts_with("hybrid") && error.contains("layer_types"),
+            "{key}: {error}"
+        );
+    }
+}
+
+#[test]
 fn gates_of_a_laguna_are_for_heads_or_for_elements() {
     let widths = |gating: Value| {
         let spec = described("LagunaForCausalLM", json!({"gating": gating}))?;

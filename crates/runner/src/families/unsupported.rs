@@ -120,11 +120,10 @@ const FAMILIES: &[Unsupported] = &[
         "KimiLinearForCausalLM",
         "its attention has gates, and its decays have a lower bound",
     ),
-    decoder(
+    converted(
+        "MiMoV2ForCausalLM",
         "MiMoV2FlashForCausalLM",
-        "mimo2",
-        "Glm4MoeForCausalLM",
-        "its values are narrower than its keys, and layers differ in their heads",
+        "its queries, keys and values are fused in shares of ranks, and it also takes images and sound",
     ),
     far(
         "MiniMaxForCausalLM",

@@ -10,8 +10,8 @@ use inflight_device::{GateFunction, IndexerShape, LatentShape, QkNormKind};
 /// An attention block: `o(attention(rope(qkv(x))))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`. With latent attention only the
-    /// queries, or their latents.
+    /// Queries, keys and values, in this order: `[qkv_len, hidden_size]` of its [heads](inflight_device::HeadShape). With
+    /// latent attention only the queries, or their latents.
     pub qkv: Projection,
     /// The latents of queries, keys and values. All layers with attention have them, or none.
     pub latent: Option<LatentSpec>,
@@ -120,8 +120,22 @@ pub struct KvHeads {
     pub num_q: usize,
     /// Key and value heads; divides the query heads.
     pub num: usize,
-    /// Width of a head, of queries too; even.
+    /// Width of a key head, and of a query head; even.
     pub dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+}
+
+impl KvHeads {
+    /// Heads whose values are as wide as their keys.
+    pub const fn of_dim(num_q: usize, num: usize, dim: usize) -> Self {
+        Self {
+            num_q,
+            num,
+            dim,
+            value_dim: dim,
+        }
+    }
 }
 
 /// The parts of [latent attention](LatentShape).

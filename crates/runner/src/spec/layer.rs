@@ -57,7 +57,7 @@ pub struct RecurrenceBlock {
     pub scale: f32,
 }
 
-/// Factors of what blocks compute.
+/// Factors of what blocks compute. Those of a feed-forward block are 1 where it has experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// Of the result of attention.

@@ -266,10 +266,13 @@ impl ModelSpec {
     /// The heads of a layer's attention.
     pub fn head_shape(&self, layer: usize) -> HeadShape {
         let own = self.layers[layer].attention.kv_heads;
+        let latent = self.latent_shape();
+        let value_dim = latent.map_or(self.head_dim, |latent| latent.latent_dim);
         HeadShape {
             num_q_heads: own.map_or(self.num_heads, |heads| heads.num_q),
             num_kv_heads: own.map_or(self.num_kv_heads, |heads| heads.num),
             head_dim: own.map_or(self.head_dim, |heads| heads.dim),
+            value_dim: own.map_or(value_dim, |heads| heads.value_dim),
         }
     }
 
@@ -309,6 +312,13 @@ impl ModelSpec {
             (
                 any(|it| it.attention.kv_heads.is_some()),
                 "layers with other heads",
+            ),
+            (
+                any(|it| {
+                    let heads = it.attention.kv_heads;
+                    heads.is_some_and(|heads| heads.value_dim != heads.dim)
+                }),
+                "values of another width than keys",
             ),
             (
                 any(|it| it.attention.kv_source.is_some()),
