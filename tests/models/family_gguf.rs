@@ -150,6 +150,7 @@ crate::transformers::agree! {
     a_command_a_plus_has_the_bits_of_its_checkpoint: "cohere2-moe",
     a_laguna_has_the_bits_of_its_checkpoint: "laguna",
     a_mimo_v2_has_the_bits_of_its_checkpoint: "mimo-v2",
+    a_step_3_5_has_the_bits_of_its_checkpoint: "step3p5",
 }
 
 crate::transformers::agree! {

@@ -346,6 +346,8 @@ agree! {
     kolibri_1_agrees_with_transformers: "kolibri1",
     laguna_agrees_with_transformers: "laguna",
     mimo_v2_agrees_with_transformers: "mimo-v2",
+    step_3_5_agrees_with_transformers: "step3p5",
+    step_3_7_agrees_with_transformers: "step3p7",
     hy3_agrees_with_transformers: "hy3",
     granite_with_experts_and_windows_agrees_with_transformers: "granite-moe-swa",
     qwen_3_vl_with_experts_agrees_with_transformers: "qwen3-vl-moe",
@@ -466,6 +468,7 @@ fn the_reference_device_agrees_with_transformers() {
         "deepseek-v32",
         "glm-moe-dsa",
         "mimo-v2",
+        "step3p5",
     ] {
         reference_agrees_with_transformers(name);
     }

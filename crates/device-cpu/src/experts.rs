@@ -279,7 +279,7 @@ impl Cpu {
                 let activation = PlainActivation::Of(activation);
                 self.gemm_activated_segments(sorted_x, segments, up, activation, inner);
             }
-            Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
+            _ => {
                 self.gemm_gated_segments(sorted_x, segments, up, gating, inner);
             }
         }
@@ -293,6 +293,7 @@ impl Cpu {
             let (gate_up, down) = (&shared.gate_up, &shared.down);
             let inner = &mut chunk.shared_inner[..num_rows * down.matrix.k()];
             let bias = gate_up.bias.as_deref();
+            let gating = experts.shared_gating;
             self.gemm_inside(x, num_rows, &gate_up.matrix, bias, gating, inner);
             let bias = down.bias.as_deref();
             self.gemm(
@@ -331,7 +332,7 @@ impl Cpu {
                 let activation = (PlainActivation::Of(activation), None);
                 self.gemm_activated(x, num_rows, up, bias, activation, out);
             }
-            Gating::Product(_) | Gating::Scaled(..) | Gating::Clamped { .. } => {
+            _ => {
                 self.gemm_gated(x, num_rows, up, bias, gating, out);
             }
         }
@@ -926,11 +927,11 @@ mod tests {
         let mut all = Vec::new();
         for (row, x) in x.chunks(HIDDEN).enumerate() {
             let mut total = vec![0.0; HIDDEN];
-            let mut add = |x: &[bf16], expert: &Expert<Cpu>, weight: f32| {
+            let mut add = |x: &[bf16], expert: &Expert<Cpu>, gating: Gating, weight: f32| {
                 let (gate_up, down) = (&expert.gate_up, &expert.down);
                 let mut inner = vec![bf16::NAN; INNER];
                 let bias = gate_up.bias.as_deref();
-                cpu.gemm_inside(x, 1, &gate_up.matrix, bias, experts.gating, &mut inner);
+                cpu.gemm_inside(x, 1, &gate_up.matrix, bias, gating, &mut inner);
                 let mut sums = vec![f32::NAN; HIDDEN];
                 let bias = down.bias.as_deref();
                 cpu.gemm(&inner, 1, &down.matrix, bias, Output::Store, &mut sums);
@@ -944,13 +945,14 @@ mod tests {
                 match routing.rule == RoutingRule::WeightedInputs {
                     true => {
                         let weighted = x.iter().map(|x| bf16::from_f32(x.to_f32() * weight));
-                        add(&weighted.collect::<Vec<_>>(), expert, 1.0);
+                        let weighted: Vec<_> = weighted.collect();
+                        add(&weighted, expert, experts.gating, 1.0);
                     }
-                    false => add(x, expert, weight),
+                    false => add(x, expert, experts.gating, weight),
                 }
             }
             if let Some(shared) = &experts.shared {
-                add(x, shared, rows.shared_weights[row]);
+                add(x, shared, experts.shared_gating, rows.shared_weights[row]);
             }
             all.extend(total);
         }
@@ -978,8 +980,13 @@ mod tests {
             ] {
                 let mut one = cpu(simd, 1);
                 let mut expert = || expert(&mut one, bits, &mut rng, has_bias, gating.has_gate());
+                let shared_gating = match gating {
+                    Gating::Product(activation) => Gating::Bounded(activation, 0.25),
+                    other => other,
+                };
                 let experts = Experts {
                     gating,
+                    shared_gating,
                     chosen: (0..7).map(|_| expert()).collect(),
                     shared: has_shared.then(expert),
                 };

@@ -146,7 +146,7 @@ impl Cuda {
             };
             self.sort_and_multiply(&chunk, experts);
             let shared_sums = match &experts.shared {
-                Some(shared) => self.multiply_shared(&chunk, shared, experts.gating),
+                Some(shared) => self.multiply_shared(&chunk, shared, experts.shared_gating),
                 None => 0,
             };
             self.add_experts(&chunk, shared_sums, output, out.row_address(first));
@@ -311,7 +311,7 @@ impl Cuda {
         let activation = match gating {
             Gating::Product(activation) => InnerActivation::Gated(activation),
             Gating::Plain(activation) => InnerActivation::Plain(PlainActivation::Of(activation)),
-            Gating::Scaled(..) | Gating::Clamped { .. } => {
+            Gating::Scaled(..) | Gating::Clamped { .. } | Gating::Bounded(..) => {
                 panic!("no family has a shared expert with such gates")
             }
         };
@@ -441,6 +441,7 @@ fn gating_arguments(gating: Gating) -> (i32, f32, f32) {
         Gating::Clamped { alpha, limit } => (5, alpha, limit),
         Gating::Plain(activation) => (WITHOUT_GATES + number_of_activation(activation), 0.0, 0.0),
         Gating::Scaled(..) => panic!("no family has experts with scaled gates"),
+        Gating::Bounded(..) => panic!("bounded gates are computed on the CPU"),
     }
 }
 

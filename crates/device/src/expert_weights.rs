@@ -6,8 +6,10 @@ use super::operands::Gating;
 
 /// The weights of a mixture of experts.
 pub struct Experts<D: Load> {
-    /// How their gates act.
+    /// How the gates of the experts to choose from act.
     pub gating: Gating,
+    /// How the gates of the shared one act.
+    pub shared_gating: Gating,
     /// The experts to choose from; on a device that [stacks](super::Device::STACKS) them, one whose matrices and biases
     /// are those of all, one expert after the other. Empty if only the shared one adds something, in the tile of a rank
     /// of several.

@@ -323,6 +323,9 @@ pub enum Gating {
         /// The bound.
         limit: f32,
     },
+    /// `min(activation(gate), limit) * max(-limit, min(up, limit))`. Only on devices with
+    /// [layer inputs](super::Device::LAYER_INPUTS).
+    Bounded(Activation, f32),
     /// `activation(up)`, without a gate.
     Plain(Activation),
 }
@@ -331,7 +334,7 @@ impl Gating {
     /// Whether there is a gate.
     pub const fn has_gate(self) -> bool {
         match self {
-            Self::Product(_) | Self::Scaled(..) | Self::Clamped { .. } => true,
+            Self::Product(_) | Self::Scaled(..) | Self::Clamped { .. } | Self::Bounded(..) => true,
             Self::Plain(_) => false,
         }
     }

@@ -775,11 +775,11 @@ impl Ops for Reference {
             let mut totals = vec![0.0; out.width];
             let chosen = chosen.iter().map(|&(expert, weight)| {
                 let weights = if rows.1 { [weight, 1.0] } else { [1.0, weight] };
-                (&experts.chosen[expert], weights)
+                (&experts.chosen[expert], experts.gating, weights)
             });
             let shared = experts.shared.iter();
-            let shared = shared.map(|expert| (expert, [1.0, *shared_weight]));
-            for (Expert { gate_up, down }, [of_input, weight]) in chosen.chain(shared) {
+            let shared = shared.map(|it| (it, experts.shared_gating, [1.0, *shared_weight]));
+            for (Expert { gate_up, down }, gating, [of_input, weight]) in chosen.chain(shared) {
                 let width = down.matrix.k;
                 let x = x.row(row).iter();
                 let x: Vec<_> = x.map(|&x| rounded(exact(x) * of_input)).collect();
@@ -787,11 +787,11 @@ impl Ops for Reference {
                 let inner: Vec<_> = (0..width)
                     .map(|i| {
                         let first = linear_output(gate_up, i, &x);
-                        let second = match experts.gating.has_gate() {
+                        let second = match gating.has_gate() {
                             true => linear_output(gate_up, width + i, &x),
                             false => 1.0,
                         };
-                        rounded(gated(experts.gating, first, second))
+                        rounded(gated(gating, first, second))
                     })
                     .collect();
                 let inner = down.matrix.inputs(&inner);
@@ -1439,6 +1439,10 @@ fn gated(gating: Gating, gate: f64, up: f64) -> f64 {
             let (alpha, limit) = (exact(alpha), exact(limit));
             let gate = gate.min(limit);
             gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+        }
+        Gating::Bounded(activation, limit) => {
+            let limit = exact(limit);
+            activated(activation, gate).min(limit) * up.clamp(-limit, limit)
         }
         Gating::Plain(activation) => activated(activation, gate),
     }

@@ -21,7 +21,8 @@ pub(super) enum FeedForwardSource<'a> {
         router: ProjectionSource<'a>,
         /// The corrections of the scores of experts.
         correction: Option<Tensor<'a>>,
-        gating: Gating,
+        /// Of the experts to choose from, and of the shared one.
+        gatings: [Gating; 2],
         /// The factor of the result.
         scale: Option<f32>,
         /// One, or the tiles of a rank, each with some of the inside of all experts.
@@ -82,13 +83,13 @@ impl<'a> FeedForwardSource<'a> {
             Self::Experts {
                 router,
                 correction,
-                gating,
+                gatings,
                 scale,
                 tiles,
             } => Self::Experts {
                 router,
                 correction,
-                gating,
+                gatings,
                 scale,
                 tiles: tiles
                     .into_iter()
@@ -168,7 +169,7 @@ impl FeedForwardSource<'_> {
             Self::Experts {
                 router,
                 correction,
-                gating,
+                gatings,
                 scale,
                 tiles,
             } => FeedForwardWeights::Experts {
@@ -181,7 +182,7 @@ impl FeedForwardSource<'_> {
                 experts: Summed::of_tiles(
                     tiles
                         .into_iter()
-                        .map(|tile| tile.load(gating, packer))
+                        .map(|tile| tile.load(gatings, packer))
                         .collect::<Result<_, _>>()?,
                 )?,
             },
@@ -213,7 +214,7 @@ impl ExpertsSource<'_> {
     /// `None` if there is nothing of any.
     pub(super) fn load<D: Device>(
         self,
-        gating: Gating,
+        [gating, shared_gating]: [Gating; 2],
         packer: &mut Packer<'_, D>,
     ) -> Result<Option<Experts<D>>, LoadError> {
         if self.chosen.is_empty() && self.shared.is_none() {
@@ -221,6 +222,7 @@ impl ExpertsSource<'_> {
         }
         Ok(Some(Experts {
             gating,
+            shared_gating,
             chosen: load_experts(self.chosen, packer)?,
             shared: match &self.shared {
                 Some(shared) => Some(shared.load(packer)?),
@@ -256,7 +258,12 @@ pub(super) fn find_experts<'a>(
     } = experts;
     let mut layout = stacked.layout;
     let all_gate_up = Module::of_layer(layer, stacked.gate_up);
-    let has_no_other = [StackedLayout::Inputs, StackedLayout::Rows].contains(&layout);
+    let has_no_other = [
+        StackedLayout::Inputs,
+        StackedLayout::Rows,
+        StackedLayout::Parts,
+    ];
+    let has_no_other = has_no_other.contains(&layout);
     let is_stacked = has_no_other || tensors.has_tensor(all_gate_up);
     if layout == StackedLayout::InputsInParts {
         let (outputs, inputs) = (gate_up.num_outputs(), gate_up.num_inputs);
@@ -281,7 +288,7 @@ pub(super) fn find_experts<'a>(
             StackedLayout::Outputs | StackedLayout::InputsInParts => {
                 Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
             }
-            StackedLayout::Rows => gate_up.clone(),
+            StackedLayout::Rows | StackedLayout::Parts => gate_up.clone(),
             StackedLayout::Inputs => {
                 Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
             }
@@ -334,7 +341,7 @@ pub(super) fn find_experts<'a>(
             }
             None => None,
         },
-        gating: experts.gating,
+        gatings: [experts.gating, experts.shared_gating()],
         scale: experts.scale,
         tiles: vec![ExpertsSource {
             chosen: chosen.collect::<Result<_, LoadError>>()?,

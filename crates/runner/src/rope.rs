@@ -60,7 +60,7 @@ pub enum RopeScaling {
         /// Positions of the first training.
         original_len: f64,
     },
-    /// Each divided by its own divisor, `[head_dim / 2]`: how GGUF files store the scaling of Llama 3.
+    /// Each divided by its own divisor, `[rotary_dim / 2]`: how GGUF files store the scaling of Llama 3.
     Divided {
         /// The divisors.
         divisors: Vec<f32>,

@@ -466,6 +466,13 @@ fn write_gated(
                 *up = up.clamp(-limit, limit) + 1.0;
             }
         }
+        Gating::Bounded(activation, limit) => {
+            activate(&mut gate, activation, fuses);
+            for (gate, up) in gate.iter_mut().zip(&mut up) {
+                *gate = if *gate > limit { limit } else { *gate };
+                *up = up.clamp(-limit, limit);
+            }
+        }
         Gating::Plain(_) => unreachable!("it has one part"),
     }
     let mut products = [0; PANEL];

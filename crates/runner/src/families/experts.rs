@@ -231,6 +231,7 @@ impl Dimensions {
         SharedExpert {
             gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
             down: Projection::single(down, hidden, shared_size),
+            gating: None,
         }
     }
 }

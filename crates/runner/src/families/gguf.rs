@@ -21,7 +21,7 @@ const REMEDY: &str = "put the config.json of the model that it was made from bes
 
 /// What the keys begin with, behind the name of the architecture, that change what is computed: one that is not known
 /// is refused.
-const NUMERIC: [&str; 15] = [
+const NUMERIC: [&str; 16] = [
     "rope.",
     "attention.",
     "expert",
@@ -37,6 +37,7 @@ const NUMERIC: [&str; 15] = [
     "moe_",
     "kda.",
     "altup.",
+    "swiglu_",
 ];
 
 /// The keys among them that are factors, so that 1 changes nothing.
@@ -180,6 +181,8 @@ pub struct GgufArchitecture {
     pub by_layer: &'static [&'static str],
     /// Whether `rope_freqs.weight` is read by `add_read`, and tells something else than a divisor of each frequency.
     pub has_own_divisors: bool,
+    /// Whether `rope_freqs.weight` has divisors for layers without a window only.
+    pub divides_unwindowed: bool,
     /// Whether a file is of this family, where families share the name.
     pub is_of: fn(&GgufFolder) -> bool,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
@@ -238,6 +241,7 @@ impl GgufArchitecture {
             may_lack_blocks: false,
             by_layer: &[],
             has_own_divisors: false,
+            divides_unwindowed: false,
             is_of: |_| true,
             add_fixed: |_| {},
             add_read: |_, _| Ok(()),
@@ -701,6 +705,33 @@ impl<'a> GgufConfig<'a> {
         Ok(layers.map(has).collect())
     }
 
+    /// Adds the heads of layers without a window and of layers with one, by a key with a number for each layer.
+    ///
+    /// # Errors
+    /// Layers of one kind have different numbers.
+    pub fn add_heads_of_kinds(
+        &self,
+        config: &mut Map<String, Json>,
+        key: &str,
+        [full, windowed]: [&str; 2],
+    ) -> Result<(), LoadError> {
+        let heads = self.numbers_of_layers(key)?.unwrap_or_default();
+        let kinds = config.get("layer_types").and_then(Json::as_array).cloned();
+        let kinds = kinds.unwrap_or_default();
+        for (name, kind) in [(full, "full_attention"), (windowed, "sliding_attention")] {
+            let mut of_kind = kinds.iter().zip(&heads).filter(|(it, _)| *it == kind);
+            let Some((_, &heads)) = of_kind.next() else {
+                continue;
+            };
+            if of_kind.any(|(_, other)| *other != heads) {
+                let problem = "differs among layers of one kind";
+                return Err(self.error(key, problem, "such models are not supported"));
+            }
+            config.insert(name.to_owned(), json!(heads as u64));
+        }
+        Ok(())
+    }
+
     /// Makes of `rope_parameters` a section for layers without a window and one for layers with one, whose share of
     /// rotated elements is `share` if the metadata do not tell it.
     ///
@@ -827,12 +858,16 @@ impl<'a> GgufConfig<'a> {
                 let module = Module::of_layer(index, q.module);
                 self.architecture.has_parameter(self.gguf, module, "bias")
             });
-            if let Some(divisors) = &divisors {
+            let is_exempt =
+                self.architecture.divides_unwindowed && layer.attention.window.is_some();
+            if let Some(divisors) = divisors.as_ref().filter(|_| !is_exempt) {
                 if layer.attention.rope.scaling != RopeScaling::None {
                     let problem = "is not supported together with rope_freqs.weight";
                     return Err(self.error("rope.scaling.type", problem, REMEDY));
                 }
-                let divisors = divisors.clone();
+                // Behind the divisors of rotated pairs are those of no pair.
+                let num_pairs = layer.attention.rope.rotary_dim / 2;
+                let divisors = divisors[..num_pairs.min(divisors.len())].to_vec();
                 layer.attention.rope.scaling = RopeScaling::Divided { divisors };
             }
         }

@@ -170,7 +170,7 @@ fn split_blocks(spec: &mut ModelSpec) {
             }
             FeedForward::Experts(experts) => {
                 experts.unstack();
-                if let Some(SharedExpert { gate_up, down }) = &mut experts.shared {
+                if let Some(SharedExpert { gate_up, down, .. }) = &mut experts.shared {
                     let width = down.num_inputs;
                     let parts = [
                         ("mlp.shared_experts.gate_proj", width),
@@ -257,6 +257,7 @@ fn experts(
         experts.shared = Some(SharedExpert {
             gate_up: shared_gate_up(dimensions, shared_size),
             down: shared_down(dimensions, shared_size),
+            gating: None,
         });
     }
     Ok(experts)

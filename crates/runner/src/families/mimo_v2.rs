@@ -76,24 +76,7 @@ fn add_layers(gguf: &GgufConfig<'_>, config: &mut Map<String, Value>) -> Result<
     let share = config.get("rope_parameters");
     let share = share.and_then(|rope| rope.get("partial_rotary_factor"));
     gguf.add_rope_of_windows(config, json!(share))?;
-    let heads = gguf.numbers_of_layers(KV_HEADS)?.unwrap_or_default();
-    let kinds = config.get(LAYER_TYPES).and_then(Value::as_array).cloned();
-    let kinds = kinds.unwrap_or_default();
-    for (key, kind) in [
-        ("num_key_value_heads", "full_attention"),
-        (WINDOWED_HEADS, "sliding_attention"),
-    ] {
-        let mut of_kind = kinds.iter().zip(&heads).filter(|(it, _)| *it == kind);
-        let Some((_, &heads)) = of_kind.next() else {
-            continue;
-        };
-        if of_kind.any(|(_, other)| *other != heads) {
-            let problem = "differs among layers of one kind";
-            return Err(gguf.error(KV_HEADS, problem, "such models are not supported"));
-        }
-        config.insert(key.to_owned(), json!(heads as u64));
-    }
-    Ok(())
+    gguf.add_heads_of_kinds(config, KV_HEADS, ["num_key_value_heads", WINDOWED_HEADS])
 }
 
 const ROPE: RopeDefaults = RopeDefaults {

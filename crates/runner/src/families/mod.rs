@@ -119,6 +119,7 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod state_space;
+mod step3;
 #[cfg(test)]
 mod tests;
 mod unsupported;
@@ -134,7 +135,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 124] = [
+static FAMILIES: [Family; 126] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -259,6 +260,8 @@ static FAMILIES: [Family; 124] = [
     deepseek_v32::V32,
     deepseek_v32::GLM_MOE_DSA,
     mimo_v2::FAMILY,
+    step3::STEP_3_5,
+    step3::STEP_3_7,
 ];
 
 /// Further architectures of families.

@@ -340,6 +340,7 @@ fn experts_without_gates(
     experts.shared = Some(SharedExpert {
         gate_up: Projection::single(up, shared_size, hidden).with_bias(has_bias),
         down: Projection::single(down, hidden, shared_size).with_bias(has_bias),
+        gating: None,
     });
     Ok(experts)
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{FAMILIES, describe};
 use crate::spec::{FeedForward, LayerSpec, ModelSpec};
 use inflight_checkpoint::JsonFile;
-use inflight_device::IndexerShape;
+use inflight_device::{Activation, Gating, IndexerShape};
 
 /// Values of a config by key.
 type Config = Map<String, Value>;
@@ -89,7 +89,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         classes.insert(class[0].as_str().expect("a class").to_owned());
     }
     let all = FAMILIES.map(|family| family.class);
-    // Other names of four that have a fixture, and two that transformers has no class of.
+    // Other names of four that have a fixture, and three that transformers has no class of.
     let others = [
         "Gemma3ForConditionalGeneration",
         "PhiMoEForCausalLM",
@@ -97,6 +97,7 @@ fn a_config_of_nothing_but_its_class_is_what_transformers_makes_of_it() {
         "KimiK25ForConditionalGeneration",
         "InternLM2ForCausalLM",
         "MiniCPMForCausalLM",
+        "Step3p5ForCausalLM",
     ];
     let expected = all.into_iter().filter(|class| !others.contains(class));
     assert_eq!(classes, expected.map(str::to_owned).collect());
@@ -350,6 +351,59 @@ fn a_mimo_v2_is_read_by_the_names_of_transformers_and_of_the_published_model() {
             "{key}: {error}"
         );
     }
+}
+
+#[test]
+fn keys_of_a_step_3_5_that_mean_another_model_are_refused() {
+    let keys = json!({
+        "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "sliding_window": 16, "moe_layers_enum": "1, 2",
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
+        "rope_theta": [5e6, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0],
+        "swiglu_limits": [null, 7.0, 0.0], "swiglu_limits_shared": [0.0, 16, 0.0],
+        "use_head_wise_attn_gate": true, "moe_router_activation": "sigmoid", "yarn_only_types": ["full_attention"],
+    });
+    let described = |keys| described("Step3p5ForCausalLM", keys);
+    let spec = described(keys.clone()).expect("a model");
+    let of_layer = |layer: usize| {
+        let rope = &spec.layers[layer].attention.rope;
+        (
+            spec.head_shape(layer).num_q_heads,
+            rope.theta,
+            rope.rotary_dim,
+        )
+    };
+    assert_eq!([0, 1].map(of_layer), [(64, 5e6, 64), (96, 1e4, 128)]);
+    let gatings = spec.layers[1]
+        .experts()
+        .map(|it| [it.gating, it.shared_gating()]);
+    let bounded = |limit| Gating::Bounded(Activation::Silu, limit);
+    assert_eq!(gatings, Some([bounded(7.0), bounded(16.0)]));
+    assert!(spec.layers[0].experts().is_none());
+    for (key, value) in [
+        ("use_head_wise_attn_gate", json!(false)),
+        ("moe_router_activation", json!("softmax")),
+        ("yarn_only_types", json!(["sliding_attention"])),
+        ("moe_layers_enum", json!("1;2")),
+        ("swiglu_limits", json!([7.0])),
+        ("swiglu_limits_shared", json!([16, 16, 0])),
+        ("rope_theta", json!([5e6])),
+        (
+            "attention_other_setting",
+            json!({"num_attention_heads": 90}),
+        ),
+        ("attention_other_setting", json!({"head_dim": 64})),
+    ] {
+        let mut keys = keys.clone();
+        keys[key] = value.clone();
+        let error = described(keys).expect_err("no such model is known");
+        assert!(error.contains(key), "{key}: {value}: {error}");
+    }
+    let mut differing = keys.clone();
+    differing["num_hidden_layers"] = json!(3);
+    differing["rope_theta"] = json!([5e6, 1e4, 1e5]);
+    let error = described(differing).expect_err("layers of one kind have one base");
+    assert!(error.contains("rope_theta"), "{error}");
 }
 
 #[test]

@@ -24,7 +24,6 @@ const ENCODER_DECODER: &str = "it has an encoder, which its decoder attends to";
 const SPARSE_BLOCKS: &str =
     "its attention is sparse: an indexer chooses blocks of keys and values that a query sees";
 const HYPER: &str = "its layers mix several residual streams by hyper-connections";
-const HEAD_GATES: &str = "its attention has one gate for each head";
 const SHARED_ATTENTION: &str = "several of its layers share the weights of one attention block";
 
 const FAMILIES: &[Unsupported] = &[
@@ -157,11 +156,6 @@ const FAMILIES: &[Unsupported] = &[
         "BeamForCausalLM",
         "Qwen3MoeForCausalLM",
         "its attention has gates with biases, and it chooses experts as DeepSeek-V3 does",
-    ),
-    converted(
-        "Step3p7ForConditionalGeneration",
-        "MiniMaxM2ForCausalLM",
-        HEAD_GATES,
     ),
     converted(
         "MuseGlimmerForConditionalGeneration",

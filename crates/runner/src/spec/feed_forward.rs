@@ -66,6 +66,8 @@ pub struct SharedExpert {
     pub gate_up: Projection,
     /// `[hidden_size, shared_size]`.
     pub down: Projection,
+    /// How its gate acts, if not as the others'.
+    pub gating: Option<Gating>,
 }
 
 /// The names of tensors with the weights of all experts, as transformers 5 has them in memory.
@@ -97,9 +99,18 @@ pub enum StackedLayout {
     /// Three tensors, `[num_experts * expert_size, hidden_size]` each: of gate and of up, whose names are those of
     /// their linear layers, and of down, by inputs. Checkpoints have no other tensors.
     Rows,
+    /// Three tensors, `[num_experts, outputs, inputs]` each: of gate, of up and of down, whose names are those of their
+    /// linear layers. Checkpoints have no other tensors.
+    Parts,
 }
 
 impl ExpertsSpec {
+    /// How the gate of the shared expert acts.
+    pub fn shared_gating(&self) -> Gating {
+        let own = self.shared.as_ref().and_then(|shared| shared.gating);
+        own.unwrap_or(self.gating)
+    }
+
     /// Its sizes.
     pub fn shape(&self) -> MixtureShape {
         let shared = self.shared.as_ref();

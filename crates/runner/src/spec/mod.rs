@@ -19,7 +19,8 @@ use crate::recurrence_spec::RecurrenceSpec;
 use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
 use inflight_device::{
-    HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, Routing, RoutingRule,
+    Gating, HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, Routing,
+    RoutingRule,
 };
 
 pub use attention::{
@@ -345,6 +346,15 @@ impl ModelSpec {
                     experts.is_some_and(|it| it.routing.rule == RoutingRule::WeightedInputs)
                 }),
                 "experts whose inputs are scaled by the router",
+            ),
+            (
+                any(|it| {
+                    it.experts().is_some_and(|it| {
+                        let mut gatings = [it.gating, it.shared_gating()].into_iter();
+                        gatings.any(|gating| matches!(gating, Gating::Bounded(..)))
+                    })
+                }),
+                "experts whose gates are bounded behind their activation",
             ),
         ];
         let parts = parts.into_iter().filter(|(has, _)| *has);
