@@ -182,7 +182,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 29] = [
+const WITHOUT_FILE: [&str; 30] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
@@ -210,6 +210,7 @@ const WITHOUT_FILE: [&str; 29] = [
     "NanoChatForCausalLM",
     "OlmoHybridForCausalLM",
     "OPTForCausalLM",
+    "PersimmonForCausalLM",
     "VaultGemmaForCausalLM",
     "YoutuForCausalLM",
 ];

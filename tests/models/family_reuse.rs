@@ -8,7 +8,7 @@ use crate::families::{WITH_INDEXERS, reusable_families};
 use crate::support::{Happened, Request, Setup, serve_alone};
 
 /// Families whose layers see unequally far, by themselves or with the windows of the list.
-const WITH_GROUPS: [&str; 40] = [
+const WITH_GROUPS: [&str; 41] = [
     "qwen3",
     "qwen3-windows",
     "ministral",
@@ -49,6 +49,7 @@ const WITH_GROUPS: [&str; 40] = [
     "laguna",
     "mimo-v2",
     "step3p5",
+    "persimmon",
 ];
 
 /// Few tokens a step, so that contexts have chunks, and small blocks.

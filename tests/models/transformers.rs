@@ -346,6 +346,7 @@ agree! {
     kolibri_1_agrees_with_transformers: "kolibri1",
     laguna_agrees_with_transformers: "laguna",
     mimo_v2_agrees_with_transformers: "mimo-v2",
+    persimmon_agrees_with_transformers: "persimmon",
     step_3_5_agrees_with_transformers: "step3p5",
     step_3_7_agrees_with_transformers: "step3p7",
     hy3_agrees_with_transformers: "hy3",
@@ -469,6 +470,7 @@ fn the_reference_device_agrees_with_transformers() {
         "glm-moe-dsa",
         "mimo-v2",
         "step3p5",
+        "persimmon",
     ] {
         reference_agrees_with_transformers(name);
     }

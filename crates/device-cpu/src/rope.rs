@@ -199,6 +199,7 @@ fn rope_and_store_token(
                 HeadNorm::Scaled(k, inverse_rms(k_in, eps)),
             ],
             QkNormKind::LayerOfHead => [HeadNorm::Layer(q, eps), HeadNorm::Layer(k, eps)],
+            QkNormKind::BiasedLayer => [HeadNorm::Biased(q, eps), HeadNorm::Biased(k, eps)],
             QkNormKind::RotatedHead => [HeadNorm::Rotated(q, eps), HeadNorm::Rotated(k, eps)],
         },
     };
@@ -274,6 +275,8 @@ enum HeadNorm<'a> {
     Scaled(&'a [f32], f32),
     /// Each by itself and around its mean, with the weights of all heads, and this epsilon.
     Layer(&'a [f32], f32),
+    /// Each by itself and around its mean, with these weights, the biases behind them, and this epsilon.
+    Biased(&'a [f32], f32),
     /// Each by itself behind its rotation, with these weights and this epsilon.
     Rotated(&'a [f32], f32),
 }
@@ -292,6 +295,15 @@ fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
         }
         HeadNorm::Each(weight, eps) => (weight, inverse_rms(head, eps)),
         HeadNorm::Scaled(weights, scale) => (&weights[first..], scale),
+        HeadNorm::Biased(weights, eps) => {
+            let (mean, scale) = mean_and_scale(head, eps);
+            let (weights, biases) = weights.split_at(head.len());
+            let terms = head.iter().zip(weights).zip(biases);
+            for (((x, weight), bias), out) in terms.zip(out) {
+                *out = (x - mean) * scale * weight + bias;
+            }
+            return;
+        }
         HeadNorm::Layer(weights, eps) => {
             let (mean, scale) = mean_and_scale(head, eps);
             for ((x, weight), out) in head.iter().zip(&weights[first..]).zip(out) {

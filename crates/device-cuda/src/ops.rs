@@ -212,6 +212,9 @@ impl Ops for Cuda {
                         self.normalise_rows(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)
                     }
+                    QkNormKind::BiasedLayer => {
+                        panic!("head norms with biases are computed on the CPU")
+                    }
                     QkNormKind::LayerOfHead => {
                         self.normalise_heads(step.num_rows, heads, qkv, (q, k, eps));
                         (0, 0, 0.0)

@@ -846,6 +846,15 @@ impl Ops for Reference {
                 QkNormKind::Row => {
                     normalise(all, weight, eps)[head * head_dim..][..head_dim].to_vec()
                 }
+                QkNormKind::BiasedLayer => {
+                    let (weight, bias) = weight.split_at(head_dim);
+                    let norm = Norm::Layer {
+                        weight: &weight.to_vec(),
+                        bias: Some(&bias.to_vec()),
+                        eps,
+                    };
+                    normed(&all[head * head_dim..][..head_dim], norm)
+                }
                 QkNormKind::LayerOfHead => {
                     let of_head = head * head_dim..(head + 1) * head_dim;
                     let norm = Norm::Layer {

@@ -336,6 +336,13 @@ impl<'a> LayerSource<'a> {
                                 let shape = [num_heads, heads.head_dim];
                                 tensors.head_norms(index, name, shape, order)?
                             }
+                            QkNormKind::BiasedLayer => {
+                                let (module, len) = (Module::of_layer(index, name), heads.head_dim);
+                                let parts =
+                                    [tensors.norm(module, len)?, tensors.bias(module, len)?];
+                                let parts = parts.map(|it| in_order_of_heads(it, len, order));
+                                parts.into()
+                            }
                             QkNormKind::Head | QkNormKind::Row | QkNormKind::RotatedHead => {
                                 let len = num_heads * heads.head_dim;
                                 let norm = tensors.norm(Module::of_layer(index, name), len)?;
@@ -459,7 +466,7 @@ impl<'a> LayerSource<'a> {
         Self {
             qk_norm: match (self.qk_norm, spec.attention.qk_norm) {
                 (Some([q, k]), Some(norm)) => Some(match norm.kind {
-                    QkNormKind::Head | QkNormKind::RotatedHead => [q, k],
+                    QkNormKind::Head | QkNormKind::BiasedLayer | QkNormKind::RotatedHead => [q, k],
                     QkNormKind::Row => [q.elements(&queries), k.elements(&keys)],
                     QkNormKind::LayerOfHead => [
                         q.parts(std::slice::from_ref(&share.heads.queries)),

@@ -103,6 +103,7 @@ mod olmo2;
 mod olmo_hybrid;
 mod olmoe;
 mod opt;
+mod persimmon;
 mod phi;
 mod phi3;
 mod phimoe;
@@ -135,7 +136,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 126] = [
+static FAMILIES: [Family; 127] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -262,6 +263,7 @@ static FAMILIES: [Family; 126] = [
     mimo_v2::FAMILY,
     step3::STEP_3_5,
     step3::STEP_3_7,
+    persimmon::FAMILY,
 ];
 
 /// Further architectures of families.

@@ -43,11 +43,6 @@ const FAMILIES: &[Unsupported] = &[
         "LlamaForCausalLM",
         "it is the first InternLM, whose output projections have biases",
     ),
-    converted(
-        "PersimmonForCausalLM",
-        "GPTNeoXForCausalLM",
-        "the layer norms of its queries and keys have biases",
-    ),
     decoder(
         "BaichuanForCausalLM",
         "baichuan",

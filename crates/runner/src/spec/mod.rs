@@ -19,8 +19,8 @@ use crate::recurrence_spec::RecurrenceSpec;
 use inflight_base::{TokenId, Tokens};
 use inflight_config::PoolingMode;
 use inflight_device::{
-    Gating, HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, Routing,
-    RoutingRule,
+    Gating, HeadShape, IndexerShape, LatentShape, LogitsTransform, MixtureShape, QkNormKind,
+    Routing, RoutingRule,
 };
 
 pub use attention::{
@@ -324,6 +324,13 @@ impl ModelSpec {
             (
                 any(|it| it.attention.kv_source.is_some()),
                 "layers that share keys and values",
+            ),
+            (
+                any(|it| {
+                    let norm = it.attention.qk_norm;
+                    norm.is_some_and(|norm| norm.kind == QkNormKind::BiasedLayer)
+                }),
+                "norms of heads with biases",
             ),
             (
                 any(|it| it.attention.qk_norm.is_some_and(|norm| norm.has_values)),
