@@ -36,6 +36,7 @@ on_fixtures! {
     granite4: "granite4",
     jamba: "jamba",
     kimi_linear: "kimi-linear",
+    lara_mini: "lara-mini",
     lfm2_moe: "lfm2-moe",
     nemotron_h_moe: "nemotron-h-moe",
     qwen3_5_moe: "qwen3-5-moe",

@@ -107,7 +107,7 @@ pub const FAMILIES: [Family; 90] = [
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].
-pub const RECURRENT: [Family; 18] = [
+pub const RECURRENT: [Family; 19] = [
     ("lfm2", &[17, 30]),
     ("lfm2-moe", &[]),
     ("lfm3", &[]),
@@ -126,6 +126,7 @@ pub const RECURRENT: [Family; 18] = [
     ("jamba", &[17, 30]),
     ("mamba", &[]),
     ("falcon-mamba", &[]),
+    ("lara-mini", &[]),
 ];
 
 /// Families with recurrent states in all layers, of [`RECURRENT`].

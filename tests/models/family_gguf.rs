@@ -182,7 +182,7 @@ crate::transformers::agree! {
 
 /// Families without a file: llama.cpp's converter does not know them, makes a llama of them (Mistral, InternLM 3,
 /// IQuest-Coder), or the backend does not read the file.
-const WITHOUT_FILE: [&str; 30] = [
+const WITHOUT_FILE: [&str; 31] = [
     "AXK1ForCausalLM",
     "BambaForCausalLM",
     "BioGptForCausalLM",
@@ -202,6 +202,7 @@ const WITHOUT_FILE: [&str; 30] = [
     "IQuestCoderForCausalLM",
     "InternLM3ForCausalLM",
     "Kolibri1ForCausalLM",
+    "LaraMiniForCausalLM",
     "Lfm3ForCausalLM",
     "MellumForCausalLM",
     "MinistralForCausalLM",

@@ -25,7 +25,7 @@ use crate::transformers::bf16_cost;
 
 /// The families that are cut, with the numbers of ranks that each can have. A value head, or a group of heads whose
 /// results have one norm, is on one rank.
-const CUT: [(&str, &[usize]); 19] = [
+const CUT: [(&str, &[usize]); 20] = [
     ("afmoe", &[2, 4]),
     ("bamba", &[2]),
     ("falcon-h1", &[2, 4]),
@@ -35,6 +35,7 @@ const CUT: [(&str, &[usize]); 19] = [
     ("granite4-dense", &[]),
     ("jamba", &[2, 4]),
     ("kimi-linear", &[2]),
+    ("lara-mini", &[2, 4]),
     ("lfm2", &[2, 4]),
     ("lfm2-moe", &[2, 4]),
     ("lfm3", &[2, 4]),

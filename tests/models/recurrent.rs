@@ -38,6 +38,7 @@ fn blocks_hold_the_layers_with_attention_and_slots_the_others() {
         ("granite4", 1, 3 * (4 * (120 + 4 * 9) + 6 * 180)),
         // Layers of one block, with experts in two.
         ("nemotron-h-moe", 1, 4 * (120 + 4 * 9) + 6 * 180),
+        ("lara-mini", 2, 2 * (4 * (40 + 28) + 4 * 70)),
         ("olmo-hybrid", 1, 3 * (4 * (40 + 28) + 4 * 70)),
         ("kimi-linear", 1, 3 * (4 * 90 + 3 * 100)),
         ("jamba", 1, 3 * (4 * 120 + 120 * 9)),

@@ -308,6 +308,7 @@ agree! {
     nemotron_h_with_experts_agrees_with_transformers: "nemotron-h-moe",
     falcon_h1_agrees_with_transformers: "falcon-h1",
     falcon_h1_with_norms_of_states_agrees_with_transformers: "falcon-h1-norm",
+    lara_4_mini_agrees_with_transformers: "lara-mini",
     olmo_hybrid_agrees_with_transformers: "olmo-hybrid",
     kimi_linear_agrees_with_transformers: "kimi-linear",
     jamba_agrees_with_transformers: "jamba",
@@ -471,6 +472,7 @@ fn the_reference_device_agrees_with_transformers() {
         "mimo-v2",
         "step3p5",
         "persimmon",
+        "lara-mini",
     ] {
         reference_agrees_with_transformers(name);
     }

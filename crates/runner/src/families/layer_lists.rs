@@ -62,6 +62,31 @@ pub fn layers_of_kind(
         })
 }
 
+/// The kind of each layer, by the list of a key. `names` are the spellings of all kinds.
+///
+/// # Errors
+/// It has another kind, or lists other layers.
+pub fn kinds_of_layers<T: Copy>(
+    config: &JsonFile,
+    (key, told): (&str, &Value),
+    num_layers: usize,
+    names: &[(&str, T)],
+) -> Result<Vec<T>, LoadError> {
+    let kind = |told: &Value| {
+        let told = told.as_str()?;
+        let mut names = names.iter();
+        names.find_map(|&(name, kind)| (name == told).then_some(kind))
+    };
+    let kinds = told.as_array().filter(|told| told.len() == num_layers);
+    let kinds = kinds.and_then(|told| told.iter().map(kind).collect());
+    kinds.ok_or_else(|| {
+        let known: Vec<_> = names.iter().map(|&(name, _)| name).collect();
+        let known = known.join("', '");
+        let expected = format!("a list of {num_layers} entries, each of '{known}'");
+        config.unexpected(key, told, expected)
+    })
+}
+
 /// The layers with a position embedding: those with a 1 in `no_rope_layers` or, where config.json is silent, all but
 /// every `no_rope_layer_interval`-th one.
 ///

@@ -16,6 +16,7 @@ use super::bounds::MAX_POSITIONS;
 use super::dimensions::{Defaults, Dimensions, Keys, Sizes};
 use super::family::Family;
 use super::gemma4::proportional_rope;
+use super::layer_lists::kinds_of_layers;
 use super::lfm2::{convolution, gated};
 use super::recurrent::MAX_KERNEL_LEN;
 use super::rope_config::{THETA, rope_of, rope_parameters, section_of};
@@ -167,18 +168,7 @@ fn kinds(config: &JsonFile, num_layers: usize) -> Result<Vec<Kind>, LoadError> {
         };
         return Ok((0..num_layers).map(kind).collect());
     };
-    let kind = |told: &Value| {
-        let mut names = NAMES.into_iter();
-        let told = told.as_str()?;
-        names.find_map(|(name, kind)| (name == told).then_some(kind))
-    };
-    let kinds = told.as_array().filter(|told| told.len() == num_layers);
-    let kinds = kinds.and_then(|told| told.iter().map(kind).collect());
-    kinds.ok_or_else(|| {
-        let known = NAMES.map(|(name, _)| name).join("', '");
-        let expected = format!("a list of {num_layers} entries, each of '{known}'");
-        config.unexpected(KEY, told, expected)
-    })
+    kinds_of_layers(config, (KEY, told), num_layers, &NAMES)
 }
 
 fn window(config: &JsonFile, kinds: &[Kind]) -> Result<Option<NonZeroU32>, LoadError> {

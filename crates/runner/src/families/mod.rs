@@ -78,6 +78,7 @@ mod jamba;
 mod kimi_linear;
 mod kolibri1;
 mod laguna;
+mod lara_mini;
 mod layer_lists;
 mod lfm2;
 mod lfm3;
@@ -136,7 +137,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 127] = [
+static FAMILIES: [Family; 128] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -264,6 +265,7 @@ static FAMILIES: [Family; 127] = [
     step3::STEP_3_5,
     step3::STEP_3_7,
     persimmon::FAMILY,
+    lara_mini::FAMILY,
 ];
 
 /// Further architectures of families.

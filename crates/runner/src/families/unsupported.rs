@@ -143,11 +143,6 @@ const FAMILIES: &[Unsupported] = &[
         HYPER,
     ),
     converted(
-        "LaraMiniForCausalLM",
-        "Qwen3NextForCausalLM",
-        "its recurrent layers have modules of other names, and the others no positions",
-    ),
-    converted(
         "BeamForCausalLM",
         "Qwen3MoeForCausalLM",
         "its attention has gates with biases, and it chooses experts as DeepSeek-V3 does",
