@@ -65,15 +65,15 @@ pub enum QkNormKind {
     Row,
     /// The layer norm of each head by itself, with weights of its own and no bias (Command R+).
     LayerOfHead,
-    /// The layer norm of each head by itself, with weights and biases that all heads share: a vector has the weights, then
-    /// the biases (Persimmon). Only on devices with [layer inputs](super::Device::LAYER_INPUTS).
+    /// The layer norm of each head by itself, with weights and biases that all heads share: a vector has the weights,
+    /// then the biases (Persimmon). Only on devices with [layer inputs](super::Device::LAYER_INPUTS).
     BiasedLayer,
     /// As [`Self::Head`], but behind rotation (Hunyuan).
     RotatedHead,
 }
 
 impl QkNormKind {
-    /// Of so many query heads and key heads, how many have weights of their own. Biases count as those of another head.
+    /// Of so many query heads and key heads, how many have weights of their own. Biases count as one more head.
     pub const fn num_weighted_heads(self, num_heads: [usize; 2]) -> [usize; 2] {
         match self {
             Self::Head | Self::RotatedHead => [1, 1],

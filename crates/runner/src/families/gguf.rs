@@ -865,7 +865,7 @@ impl<'a> GgufConfig<'a> {
                     let problem = "is not supported together with rope_freqs.weight";
                     return Err(self.error("rope.scaling.type", problem, REMEDY));
                 }
-                // Behind the divisors of rotated pairs are those of no pair.
+                // Divisors behind the rotated pairs stand for no pair.
                 let num_pairs = layer.attention.rope.rotary_dim / 2;
                 let divisors = divisors[..num_pairs.min(divisors.len())].to_vec();
                 layer.attention.rope.scaling = RopeScaling::Divided { divisors };

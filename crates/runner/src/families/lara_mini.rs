@@ -1,8 +1,8 @@
 //! Lara 4 Mini, by Translated: the gated delta rule in some layers, and Qwen 3's attention in the others.
 //!
 //! `layer_types` tells which layer is which or, where config.json is silent, a pattern of five. Layers with a window
-//! have positions, and those that see all tokens have none. The rule is Qwen 3.5's, and reads one projection. All layers
-//! have experts: those with the largest softmax, whose weights are divided by their sum unless `norm_topk_prob` is
+//! have positions, and those that see all tokens have none. The rule is Qwen 3.5's, and reads one projection. Each
+//! layer has experts: those with the largest softmax, whose weights are divided by their sum unless `norm_topk_prob` is
 //! false, and one that all tokens have.
 //!
 //! Source: configuration_lara_mini.py and modeling_lara_mini.py of transformers, and its conversion_mapping.py.

@@ -5,9 +5,9 @@
 //! position embedding of their own, which rotates whole heads; the others rotate half of each.
 //!
 //! Layers that config.json lists have experts: those with the largest sigmoids, to which a correction of each expert is
-//! added for the choice alone; weights are divided by their sum and multiplied by `moe_router_scaling_factor`. In layers
-//! with a number above 0 in `swiglu_limits`, or, for the expert that all tokens have, in `swiglu_limits_shared`, gates
-//! and ups are bounded ([`Gating::Bounded`]). The weights of all experts of a layer are in one tensor for each
+//! added for the choice alone; weights are divided by their sum and multiplied by `moe_router_scaling_factor`. Gates
+//! and ups are bounded ([`Gating::Bounded`]) in layers with a number above 0 in `swiglu_limits` or, for the expert that
+//! all tokens have, in `swiglu_limits_shared`. The weights of all experts of a layer are in one tensor for each
 //! projection.
 //!
 //! Lists may have further elements for the layers behind the last one, which predict several tokens and are not used.

@@ -10,8 +10,8 @@ use inflight_device::{GateFunction, IndexerShape, LatentShape, QkNormKind};
 /// An attention block: `o(attention(rope(qkv(x))))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Queries, keys and values, in this order: `[qkv_len, hidden_size]` of its [heads](inflight_device::HeadShape). With
-    /// latent attention only the queries, or their latents.
+    /// Queries, keys and values, in this order: `[qkv_len, hidden_size]`, by its [heads](inflight_device::HeadShape).
+    /// With latent attention only the queries, or their latents.
     pub qkv: Projection,
     /// The latents of queries, keys and values. All layers with attention have them, or none.
     pub latent: Option<LatentSpec>,

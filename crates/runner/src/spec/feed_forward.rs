@@ -99,8 +99,8 @@ pub enum StackedLayout {
     /// Three tensors, `[num_experts * expert_size, hidden_size]` each: of gate and of up, whose names are those of
     /// their linear layers, and of down, by inputs. Checkpoints have no other tensors.
     Rows,
-    /// Three tensors, `[num_experts, outputs, inputs]` each: of gate, of up and of down, whose names are those of their
-    /// linear layers. Checkpoints have no other tensors.
+    /// Three tensors, `[num_experts, outputs, inputs]` each, of gate, up and down, with the names of linear layers.
+    /// Checkpoints have no other tensors.
     Parts,
 }
 
