@@ -35,6 +35,31 @@ pub(super) fn start_behind(block: &str, mark: &str) -> usize {
     block.len() - block[mark.len()..].trim_start().len()
 }
 
+/// Where a block that ends with a mark ends, without the mark and with it. A text that `is_last` may lack the mark.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MarkEnd {
+    /// The bytes of the block in which no mark begins.
+    num_scanned: usize,
+}
+
+impl MarkEnd {
+    /// Scans what is new of `block` for `mark`, from byte `start` on. The block only grows from call to call.
+    pub(super) fn scan(
+        &mut self,
+        block: &str,
+        start: usize,
+        mark: &str,
+        is_last: bool,
+    ) -> Option<(usize, usize)> {
+        let from = self.num_scanned.max(start);
+        if let Some(place) = block[from..].find(mark) {
+            return Some((from + place, from + place + mark.len()));
+        }
+        self.num_scanned = block.floor_char_boundary(block.len().saturating_sub(mark.len()));
+        is_last.then_some((block.len(), block.len()))
+    }
+}
+
 /// The end of the JSON value that begins at `start` of a block, or what that makes of the block. `start` is the same in
 /// all calls.
 pub(super) fn end_of_json(

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::ToolCall;
-use super::blocks::{Block, Progress};
+use super::blocks::{Block, MarkEnd, Progress};
 use super::python::{calls, calls_in_lines};
 
 /// The marks around calls, and what is between them.
@@ -56,8 +56,7 @@ impl PythonMarks for Olmo3 {
 /// A block of calls.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MarkedPython<M> {
-    /// The bytes of the block in which no mark ends.
-    num_scanned: usize,
+    end: MarkEnd,
     marks: PhantomData<M>,
 }
 
@@ -70,15 +69,8 @@ impl<M: PythonMarks> Block for MarkedPython<M> {
         if !begin.is_none_or(M::may_begin) {
             return Progress::Text(start);
         }
-        let from = self.num_scanned.max(start);
-        let (end, num_bytes) = match text[from..].find(M::CLOSE) {
-            Some(place) => (from + place, from + place + M::CLOSE.len()),
-            None if is_last => (text.len(), text.len()),
-            None => {
-                let end = text.len().saturating_sub(M::CLOSE.len());
-                self.num_scanned = text.floor_char_boundary(end);
-                return Progress::More;
-            }
+        let Some((end, num_bytes)) = self.end.scan(text, start, M::CLOSE, is_last) else {
+            return Progress::More;
         };
         match M::calls(text[start..end].trim()) {
             Some(calls) if !calls.is_empty() => Progress::Calls(num_bytes, calls),

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use super::ToolCall;
-use super::blocks::{Block, Progress};
+use super::blocks::{Block, MarkEnd, Progress};
 use super::mark::first;
 use super::marked_arguments::MarkedArguments;
 use super::parameter_types::ParameterTypes;
@@ -30,15 +30,14 @@ const END_OF_NAME: &str = "\">";
 #[derive(Clone, Debug, Default)]
 pub(super) struct MiniMax {
     types: Arc<ParameterTypes>,
-    /// The bytes of the block in which no mark ends.
-    num_scanned: usize,
+    end: MarkEnd,
 }
 
 impl MiniMax {
     pub(super) fn new(types: Arc<ParameterTypes>) -> Self {
         Self {
             types,
-            num_scanned: 0,
+            end: MarkEnd::default(),
         }
     }
 
@@ -72,14 +71,8 @@ impl Block for MiniMax {
         if first(text[OPEN.len()..].trim_start(), &[CALL.0]) == Some(None) {
             return Progress::Text(OPEN.len());
         }
-        let from = self.num_scanned.max(OPEN.len());
-        let (end, num_bytes) = match text[from..].find(CLOSE) {
-            Some(place) => (from + place, from + place + CLOSE.len()),
-            None if is_last => (text.len(), text.len()),
-            None => {
-                self.num_scanned = text.floor_char_boundary(text.len().saturating_sub(CLOSE.len()));
-                return Progress::More;
-            }
+        let Some((end, num_bytes)) = self.end.scan(text, OPEN.len(), CLOSE, is_last) else {
+            return Progress::More;
         };
         match self.calls(&text[OPEN.len()..end]) {
             Some(calls) => Progress::Calls(num_bytes, calls),

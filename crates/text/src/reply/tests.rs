@@ -107,6 +107,29 @@ fn check_calls(format: ToolCallFormat, text: &str, content: &str, expected: &[&s
 }
 
 #[track_caller]
+/// Checks a reply in a format that leaves the types of arguments to the tools, by whole text and by each single cut.
+fn check_typed_calls(
+    format: ToolCallFormat,
+    tools: &serde_json::Value,
+    text: &str,
+    content: &str,
+    expected: &[&str],
+) {
+    let types = Arc::new(ParameterTypes::of_tools(tools));
+    let reader = calls(format).reader_with(ReplyStart::Beginning, &types);
+    let whole = read(&reader, &[text]);
+    for (cut, _) in text.char_indices() {
+        let (left, right) = text.split_at(cut);
+        assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
+    }
+    let calls = whole.calls.iter();
+    let calls: Vec<_> = calls
+        .map(|call| format!("{}({})", call.name, call.arguments))
+        .collect();
+    assert_eq!(calls, expected, "{text}");
+    assert_eq!(whole.content, content, "{text}");
+}
+
 fn check_content(format: ToolCallFormat, text: &str) {
     check_calls(format, text, text, &[]);
 }
@@ -150,21 +173,8 @@ fn qwen_coder_has_arguments_between_marks() {
         "text": {"type": "string"}, "number": {"type": "integer"}, "list": {"type": "array"}, "any": {}, "flag": {"type": "boolean"},
         "choice": {"type": ["string", "null"]},
     }}}}]);
-    let types = Arc::new(ParameterTypes::of_tools(&tools));
-    let format = calls(ToolCallFormat::QwenCoder);
     let check = |text: &str, content: &str, expected: &[&str]| {
-        let reader = format.reader_with(ReplyStart::Beginning, &types);
-        let whole = read(&reader, &[text]);
-        for (cut, _) in text.char_indices() {
-            let (left, right) = text.split_at(cut);
-            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
-        }
-        let calls = whole.calls.iter();
-        let calls: Vec<_> = calls
-            .map(|call| format!("{}({})", call.name, call.arguments))
-            .collect();
-        assert_eq!(calls, expected, "{text}");
-        assert_eq!(whole.content, content, "{text}");
+        check_typed_calls(ToolCallFormat::QwenCoder, &tools, text, content, expected)
     };
     let block = |arguments: &[(&str, &str)]| {
         let arguments = arguments.iter();
@@ -344,21 +354,8 @@ fn glm_has_arguments_between_marks() {
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "text": {"type": "string"}, "number": {"type": "integer"}, "list": {"type": "array"},
     }}}}]);
-    let types = Arc::new(ParameterTypes::of_tools(&tools));
-    let format = calls(ToolCallFormat::Glm);
     let check = |text: &str, content: &str, expected: &[&str]| {
-        let reader = format.reader_with(ReplyStart::Beginning, &types);
-        let whole = read(&reader, &[text]);
-        for (cut, _) in text.char_indices() {
-            let (left, right) = text.split_at(cut);
-            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
-        }
-        let calls = whole.calls.iter();
-        let calls: Vec<_> = calls
-            .map(|call| format!("{}({})", call.name, call.arguments))
-            .collect();
-        assert_eq!(calls, expected, "{text}");
-        assert_eq!(whole.content, content, "{text}");
+        check_typed_calls(ToolCallFormat::Glm, &tools, text, content, expected)
     };
     let call = "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>12\n</arg_value>\n<arg_key>number</arg_key>\n\
                 <arg_value>12</arg_value>\n</tool_call>";
@@ -518,21 +515,8 @@ fn minimax_has_calls_between_marks_and_their_arguments_too() {
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
         "text": {"type": "string"}, "list": {"type": "array"},
     }}}}]);
-    let types = Arc::new(ParameterTypes::of_tools(&tools));
-    let format = calls(ToolCallFormat::MiniMax);
     let check = |text: &str, content: &str, expected: &[&str]| {
-        let reader = format.reader_with(ReplyStart::Beginning, &types);
-        let whole = read(&reader, &[text]);
-        for (cut, _) in text.char_indices() {
-            let (left, right) = text.split_at(cut);
-            assert_eq!(read(&reader, &[left, right]), whole, "{left}|{right}");
-        }
-        let calls = whole.calls.iter();
-        let calls: Vec<_> = calls
-            .map(|call| format!("{}({})", call.name, call.arguments))
-            .collect();
-        assert_eq!(calls, expected, "{text}");
-        assert_eq!(whole.content, content, "{text}");
+        check_typed_calls(ToolCallFormat::MiniMax, &tools, text, content, expected)
     };
     let (open, close) = ("<minimax:tool_call>", "</minimax:tool_call>");
     let call = "<invoke name=\"f\">\n<parameter name=\"text\">12\n<a></parameter>\n\
