@@ -109,11 +109,12 @@ def test_answers_have_the_types_of_the_package(front):
     for chunk in front.stream("/v1/chat/completions", **fields, stream_options={"include_usage": True}):
         validated(chat.ChatCompletionChunk, chunk)
     fields = {"model": "chat", "messages": [USER], "tools": TOOLS, "guided_choice": [REPLY]}
-    thoughts = ["ChatCompletionMessage.reasoning_content"]
+    names = ("reasoning", "reasoning_content")
+    thoughts = [f"ChatCompletionMessage.{name}" for name in names]
     validated(chat.ChatCompletion, front.post("/v1/chat/completions", **fields), thoughts)
     for chunk in front.stream("/v1/chat/completions", **fields):
         delta = chunk["choices"][0]["delta"]
-        validated(chat.ChatCompletionChunk, chunk, ["ChoiceDelta.reasoning_content"] if "reasoning_content" in delta else ())
+        validated(chat.ChatCompletionChunk, chunk, [f"ChoiceDelta.{name}" for name in names if name in delta])
     for encoding in ("float", "base64"):
         answer = front.post("/v1/embeddings", model="qwen3", input=["a", "b"], encoding_format=encoding)
         if encoding == "float":

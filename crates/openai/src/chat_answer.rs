@@ -62,6 +62,9 @@ struct Message {
     /// Null if there is nothing but calls.
     content: Option<String>,
     refusal: (),
+    /// The reasoning by vLLM's name for it; `reasoning_content` is its older name, and DeepSeek's.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -75,6 +78,7 @@ impl Message {
             role: ROLE,
             content: has_content.then_some(row.text),
             refusal: (),
+            reasoning: row.reasoning.clone(),
             reasoning_content: row.reasoning,
             tool_calls: row.tool_calls,
         }
@@ -98,6 +102,9 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    /// As in [`Message`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -152,6 +159,7 @@ impl Chunks for ChatChunks {
                 delta: Delta {
                     role: begins.then_some(ROLE),
                     content: has_text.then_some(row.text),
+                    reasoning: row.reasoning.clone(),
                     reasoning_content: row.reasoning,
                     tool_calls: row.tool_calls,
                 },
@@ -222,7 +230,7 @@ mod tests {
             whole["choices"][0],
             json!({
                 "index": 0, "logprobs": null, "finish_reason": "stop",
-                "message": {"role": "assistant", "content": "Hello", "refusal": null, "reasoning_content": "Hm"},
+                "message": {"role": "assistant", "content": "Hello", "refusal": null, "reasoning": "Hm", "reasoning_content": "Hm"},
             })
         );
         let calls =
