@@ -110,6 +110,7 @@ on_fixtures! {
     granite_moe: "granite-moe",
     granite_moe_shared: "granite-moe-shared",
     gpt_oss: "gpt-oss",
+    deepseek: "deepseek",
     deepseek_v2: "deepseek-v2",
     deepseek_v2_lite: "deepseek-v2-lite",
     deepseek_v3: "deepseek-v3",

@@ -13,7 +13,7 @@ use crate::support::{Request, Setup, fixture, serve_alone};
 pub type Family = (&'static str, &'static [u32]);
 
 /// A fixture of each family and of each of its shapes.
-pub const FAMILIES: [Family; 90] = [
+pub const FAMILIES: [Family; 91] = [
     ("llama3", &[]),
     ("mistral-window", &[]),
     ("qwen2", &[]),
@@ -104,6 +104,7 @@ pub const FAMILIES: [Family; 90] = [
     ("gpt-neo", &[]),
     ("biogpt", &[17, 30]),
     ("mpt", &[]),
+    ("deepseek", &[]),
 ];
 
 /// Families with recurrent states, whose prefixes are reused behind snapshots, as [`FAMILIES`].

@@ -123,6 +123,7 @@ crate::transformers::agree! {
     a_deepseek_v2_has_the_bits_of_its_checkpoint: "deepseek-v2",
     a_deepseek_v2_lite_of_an_older_converter_has_the_bits_of_its_checkpoint: "deepseek-v2-lite",
     a_deepseek_v3_has_the_bits_of_its_checkpoint: "deepseek-v3",
+    a_deepseek_moe_has_the_bits_of_its_checkpoint: "deepseek",
     an_olmoe_has_the_bits_of_its_checkpoint: "olmoe",
     a_phi_3_5_moe_has_the_bits_of_its_checkpoint: "phimoe",
     an_lfm_2_has_the_bits_of_its_checkpoint: "lfm2",

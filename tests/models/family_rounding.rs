@@ -159,7 +159,7 @@ fn every_projection_of_a_family_is_rounded_and_no_router() {
             );
         }
     }
-    assert_eq!(num_with_router, 48, "families with experts or streams");
+    assert_eq!(num_with_router, 49, "families with experts or streams");
 }
 
 /// A copy whose weights have been rounded as they lie in the file, 32 at a time.

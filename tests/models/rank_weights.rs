@@ -123,6 +123,7 @@ fn experts_are_the_same_on_1_2_and_4_ranks() {
     // nothing.
     for name in [
         "cohere2-moe",
+        "deepseek",
         "flint",
         "kolibri1",
         "mixtral",

@@ -334,6 +334,7 @@ agree! {
     k_exaone_agrees_with_transformers: "exaone-moe",
     afmoe_agrees_with_transformers: "afmoe",
     gpt_oss_agrees_with_transformers: "gpt-oss",
+    deepseek_moe_agrees_with_transformers: "deepseek",
     deepseek_v2_agrees_with_transformers: "deepseek-v2",
     deepseek_v2_lite_agrees_with_transformers: "deepseek-v2-lite",
     deepseek_v3_agrees_with_transformers: "deepseek-v3",

@@ -40,6 +40,7 @@ mod cohere2_moe;
 mod cwm;
 mod dbrx;
 mod deepseek;
+mod deepseek_moe;
 mod deepseek_v32;
 mod dimensions;
 mod ernie4_5;
@@ -137,7 +138,7 @@ use inflight_config::PoolingMode;
 
 pub(super) use gguf::GgufArchitecture;
 
-static FAMILIES: [Family; 128] = [
+static FAMILIES: [Family; 129] = [
     llama::FAMILY,
     arcee::FAMILY,
     mistral::FAMILY,
@@ -266,6 +267,7 @@ static FAMILIES: [Family; 128] = [
     step3::STEP_3_7,
     persimmon::FAMILY,
     lara_mini::FAMILY,
+    deepseek_moe::FAMILY,
 ];
 
 /// Further architectures of families.

@@ -67,12 +67,6 @@ const FAMILIES: &[Unsupported] = &[
         "LlamaForCausalLM",
         "its layers differ in their numbers of heads, and some have no attention",
     ),
-    decoder(
-        "DeepseekForCausalLM",
-        "deepseek",
-        "DeepseekV2ForCausalLM",
-        "its attention caches keys and values instead of latents",
-    ),
     alone(
         "DogeForCausalLM",
         "its scores have biases that are made of values, and the experts of a token depend on the tokens around it",
