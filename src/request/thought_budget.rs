@@ -5,7 +5,7 @@
 //! tokens               '-- budget ---' | forced
 //! ```
 //!
-//! Tokens depend on the sequence's own tokens only, so that a reply is equal in any batch.
+//! The guide depends only on the sequence's own tokens, so a reply is equal in any batch.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ pub struct ThoughtBudget {
 }
 
 impl ThoughtBudget {
-    /// The budget of a reply that thinks in this way. `header` is what the format has before the answer. `None` if the
-    /// reply has no thought.
+    /// The budget of a reply with this thought. `header` is the text that the format has between thought and answer.
+    /// `None` if the reply has no thought.
     ///
     /// # Errors
     /// The end of a thought cannot be told from other text, since the tokenizer has no token for it.

@@ -394,7 +394,7 @@ mod tests {
         stream.take_ready(&mut parts);
         let found = (&parts.reasoning[..], &parts.content[..]);
         assert_eq!(found, ("the\u{fffd}", " the"));
-        // `▁the`, `<s>` and the byte, which the mark completes. The mark and what follows are of the answer.
+        // `▁the`, `<s>`, the byte, and the mark, with which the byte becomes a replacement character.
         assert_eq!(stream.num_reasoning_tokens(), 4);
     }
 

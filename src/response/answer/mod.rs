@@ -183,8 +183,8 @@ impl Answer {
         }
     }
 
-    /// The sequence of a row is scheduled for the first time, and `num_cached` tokens of the prompt were in the KV
-    /// cache. Those of the first row count: the other sequences of a request find what the first has computed.
+    /// The sequence of a row is scheduled for the first time, with `num_cached` tokens of the prompt in the KV cache.
+    /// Only the first row counts: the other sequences of a request find the prompt that the first has computed.
     pub fn admit(&mut self, row: usize, num_cached: Tokens) {
         if let Some(usage) = &mut self.usage
             && row == 0
