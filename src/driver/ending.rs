@@ -1,4 +1,4 @@
-//! Whether a model is still served, by what its server has said from time to time.
+//! Whether a model is still served, by the answers of its server, which is asked from time to time.
 //!
 //! ```text
 //! asked     |  1 s  |  1 s  |  1 s  |  ...  |
@@ -17,14 +17,14 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// that has not leaked earlier.
 pub const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
-/// What the server has said of a model.
+/// The server's answers about a model.
 pub struct Ending {
     asked: Instant,
     over_since: Option<Instant>,
 }
 
 impl Ending {
-    /// Nothing was said until `now`.
+    /// No answer yet, at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
             asked: now,

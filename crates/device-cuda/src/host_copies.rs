@@ -1,4 +1,4 @@
-//! What the device gave up, in pinned memory of the host: blocks of the KV cache, and snapshots of recurrent states.
+//! Pinned host memory for blocks of the KV cache and snapshots of recurrent states that the device has given up.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl HostCopies {
         Ok(())
     }
 
-    /// Copies a copy to these places, after the stream's other work.
+    /// Copies one of them back to these places on the device, after the stream's other work.
     ///
     /// # Errors
     ///

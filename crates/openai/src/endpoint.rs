@@ -1,4 +1,4 @@
-//! What the endpoints of conversations have in common.
+//! The interface of an endpoint of conversations.
 
 use serde_json::Value;
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `server.rs` | the paths, the limits, and what all endpoints share |
 //! | `models.rs`, `completions.rs`, `chat.rs`, `chat_answer.rs`, `responses.rs`, `responses_answer.rs`, `embeddings.rs`, `tokens.rs` | the endpoints: from a JSON body to a request, from responses to JSON |
-//! | `endpoint.rs` | what the endpoints of conversations have in common |
+//! | `endpoint.rs` | the interface of an endpoint of conversations |
 //! | `anthropic/` | Anthropic's Messages API |
 //! | `adapters.rs` | names of models with adapters |
 //! | `sampling.rs`, `messages.rs`, `items.rs`, `input.rs` | parts of requests: what completions and conversations have in common; the messages of a conversation; items of `/v1/responses`; prompts |

@@ -7,9 +7,9 @@ use crate::generation::Row;
 /// A part of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What the model thought.
+    /// The reasoning.
     Thought,
-    /// What it says.
+    /// The text of the answer.
     Text,
     /// A call of a function.
     Call {
@@ -20,7 +20,7 @@ pub enum Part {
     },
 }
 
-/// What is new of a reply.
+/// A new piece of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// A part begins. The one before it has ended.

@@ -4,7 +4,7 @@ use inflight_base::Tokens;
 use inflight_engine::DraftTotals;
 use serde_json::json;
 
-/// What an answer counts for its client, beside the tokens of prompt and output.
+/// The counts of an answer, beside the tokens of prompt and output.
 #[derive(Default)]
 pub struct Usage {
     /// Tokens of the prompt that were found in the KV cache when the request was first scheduled.

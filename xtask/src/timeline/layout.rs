@@ -67,7 +67,7 @@ pub struct Column {
 /// Memory of a kind, of which some is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// What there are so many of.
+    /// Its name in the plural.
     pub name: &'static str,
     /// How many there are; not zero.
     pub max: u32,

@@ -343,7 +343,7 @@ impl RecurrentOps for Cpu {
 }
 
 impl Cpu {
-    /// Copies a slot of all layers, of so many, to another one: a task has a layer.
+    /// Copies one slot of every layer to another slot. Each task copies the slot of one layer.
     fn copy_slot(
         &mut self,
         sources: &[Lines<f32>],
