@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// A reply of which the model would write `wish`, under the budget.
+    /// The reply under the budget of a model that would write `wish` without one.
     fn reply(budget: &ThoughtBudget, wish: &[TokenId]) -> Vec<TokenId> {
         let guide = budget.around(None);
         let mut generated = Vec::new();

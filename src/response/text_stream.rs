@@ -136,7 +136,7 @@ impl TextStream {
         let is_stopped = self.stop_words.push(&self.whole, &mut self.ready);
         if let Some(thoughts) = &mut self.thoughts {
             thoughts.num_held += 1;
-            self.take_apart();
+            self.take_apart(false);
         }
         is_stopped
     }
@@ -158,32 +158,29 @@ impl TextStream {
         if !self.stop_words.push(&self.whole, &mut self.ready) {
             self.stop_words.finish(&mut self.ready);
         }
-        self.take_apart();
-        if let Some(reply) = &mut self.reply {
-            let before = size(&self.parts);
-            reply.finish(&mut self.parts);
-            if let Some(thoughts) = &mut self.thoughts {
-                thoughts.note(before, size(&self.parts));
-            }
-        }
+        self.take_apart(true);
     }
 
-    /// Takes the text that may be sent apart, into the parts that are not taken yet.
-    fn take_apart(&mut self) {
+    /// Takes the text that may be sent apart, into the parts that are not taken yet. If the text `is_last`, nothing
+    /// follows.
+    fn take_apart(&mut self, is_last: bool) {
         let Some(reply) = &mut self.reply else {
             return;
         };
-        let before = size(&self.parts);
+        let before = self.thoughts.is_some().then(|| size(&self.parts));
         reply.push(&self.ready, &mut self.parts);
         self.ready.clear();
-        if let Some(thoughts) = &mut self.thoughts {
+        if is_last {
+            reply.finish(&mut self.parts);
+        }
+        if let (Some(thoughts), Some(before)) = (&mut self.thoughts, before) {
             thoughts.note(before, size(&self.parts));
         }
     }
 
     /// Adds the text that may be sent to `parts`.
     pub fn take_ready(&mut self, parts: &mut ReplyParts) {
-        self.take_apart();
+        self.take_apart(false);
         parts.append(std::mem::take(&mut self.parts));
         parts.content.push_str(&self.ready);
         self.ready.clear();

@@ -70,7 +70,7 @@ def num_input(usage):
 
 
 def without_id(message):
-    """A message without what differs each time."""
+    """A message without its id, and with counts that the cache does not change."""
     usage = (num_input(message["usage"]), message["usage"]["output_tokens"])
     return {**message, "id": None, "usage": usage}
 

@@ -33,12 +33,12 @@ def stream(front, **fields):
     return events
 
 
-# What differs each time.
+# Fields that differ between runs.
 LEFT_OUT = ("id", "created_at", "call_id", "cached_tokens")
 
 
 def without_ids(value):
-    """A response without what differs each time."""
+    """A response without the fields that differ between runs."""
     if isinstance(value, list):
         return [without_ids(element) for element in value]
     if isinstance(value, dict):

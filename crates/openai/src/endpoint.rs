@@ -37,3 +37,14 @@ pub trait EndpointAnswer: Sized {
     /// Turns the answers of a stream into events.
     fn chunks(self, id: String) -> impl Chunks;
 }
+
+/// The events of a stream after all answers. They have built the whole answer.
+pub fn ended<E: Chunks>(mut events: E, answers: Vec<Answer>) -> E {
+    let mut out = Vec::new();
+    for answer in answers {
+        events.write(answer, &mut out);
+        out.clear();
+    }
+    events.finish(&mut out);
+    events
+}

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::triton_metrics::samples;
+use crate::triton_metrics::{Sample, samples};
 
 /// The gauge of instances that serve no requests any more.
 const FAILED_INSTANCES: &str = "nv_inflight_failed_instances";
@@ -33,6 +33,13 @@ struct Alias {
 struct Source {
     name: &'static str,
     label: Option<(&'static str, &'static str)>,
+}
+
+impl Source {
+    fn has(&self, sample: &Sample<'_>) -> bool {
+        let has_label = |(label, value)| sample.label(label) == Some(value);
+        self.name == sample.name && self.label.is_none_or(has_label)
+    }
 }
 
 const fn named(name: &'static str) -> Source {
@@ -176,7 +183,7 @@ pub async fn counted(
     request: Request,
     next: Next,
 ) -> Response {
-    // Paths that do not exist are without number.
+    // A path that does not exist has no count of its own: a client could name any number of them.
     let path = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     let path = path.as_ref().map_or("other", MatchedPath::as_str);
@@ -197,26 +204,20 @@ pub fn aliases(triton: &str) -> String {
     let mut text = String::new();
     for alias in NUMBERS {
         let mut sums: BTreeMap<String, f64> = BTreeMap::new();
-        for sample in &all {
-            let is_of = |source: &Source| {
-                source.name == sample.name
-                    && source
-                        .label
-                        .is_none_or(|(label, value)| sample.label(label) == Some(value))
-            };
-            if let Some(labels) = labels_of_model(sample)
-                && alias.sources.iter().any(is_of)
+        for (index, source) in alias.sources.iter().enumerate() {
+            let of_source = all.iter().filter(|sample| source.has(sample));
+            for (labels, value) in of_source.filter_map(|it| Some((labels_of_model(it)?, it.value)))
             {
-                *sums.entry(labels).or_default() += sample.value;
+                // The first source has the models of this backend, and Triton's own metrics have others as well.
+                match sums.get_mut(&labels) {
+                    Some(sum) => *sum += value,
+                    None if index == 0 => {
+                        sums.insert(labels, value);
+                    }
+                    None => {}
+                }
             }
         }
-        // A metric of Triton's own also has the models of other backends.
-        let has_first = |labels: &str| {
-            let first = &alias.sources[0];
-            all.iter()
-                .any(|it| it.name == first.name && labels_of_model(it).as_deref() == Some(labels))
-        };
-        sums.retain(|labels, _| has_first(labels));
         head(
             &mut text,
             alias.name,
@@ -246,14 +247,14 @@ pub fn aliases(triton: &str) -> String {
             let _ = writeln!(text, "{name}{ending}{{{labels}}} {}", sample.value);
         }
     }
-    text + &cache_config(triton)
+    text + &cache_config(&all)
 }
 
 /// The sizes of the KV caches, as labels.
-fn cache_config(triton: &str) -> String {
+fn cache_config(all: &[Sample<'_>]) -> String {
     let mut sizes: BTreeMap<String, (Option<f64>, Option<f64>)> = BTreeMap::new();
-    for sample in samples(triton).filter(|it| it.name == BLOCKS) {
-        let Some(labels) = labels_of_model(&sample) else {
+    for sample in all.iter().filter(|it| it.name == BLOCKS) {
+        let Some(labels) = labels_of_model(sample) else {
             continue;
         };
         let (block_size, num_blocks) = sizes.entry(labels).or_default();
@@ -288,7 +289,7 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str, has_samples: bool
 }
 
 /// The model and version of a sample, under vLLM's name; `None` if it has no model.
-fn labels_of_model(sample: &crate::triton_metrics::Sample<'_>) -> Option<String> {
+fn labels_of_model(sample: &Sample<'_>) -> Option<String> {
     let model = sample.label("model")?;
     let version = sample.label("version").unwrap_or_default();
     Some(format!("model_name=\"{model}\",version=\"{version}\""))

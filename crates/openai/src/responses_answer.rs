@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
-use crate::endpoint::EndpointAnswer;
+use crate::endpoint::{EndpointAnswer, ended};
 use crate::logprobs::{Token, from_text_on, tokens};
 use crate::parts::{Part, Parts, Piece};
 use crate::responses::Responses;
@@ -15,14 +15,7 @@ use crate::{Error, ids};
 
 impl EndpointAnswer for Responses {
     fn answer(self, id: String, answers: Vec<Answer>) -> Value {
-        let mut events = self.events(id);
-        let mut out = Vec::new();
-        for answer in answers {
-            events.write(answer, &mut out);
-            out.clear();
-        }
-        events.finish(&mut out);
-        events.response()
+        ended(self.events(id), answers).response()
     }
 
     fn chunks(self, id: String) -> impl Chunks {

@@ -7,20 +7,14 @@ use super::request::Messages;
 use super::tools;
 use crate::Error;
 use crate::answer::Answer;
-use crate::endpoint::EndpointAnswer;
+use crate::endpoint::{EndpointAnswer, ended};
 use crate::parts::{Part, Parts, Piece};
 use crate::sse::{Chunks, named_event};
+use crate::usage::Counts;
 
 impl EndpointAnswer for Messages {
     fn answer(self, id: String, answers: Vec<Answer>) -> Value {
-        let mut events = self.events(id);
-        let mut out = Vec::new();
-        for answer in answers {
-            events.write(answer, &mut out);
-            out.clear();
-        }
-        events.finish(&mut out);
-        events.message()
+        ended(self.events(id), answers).message()
     }
 
     fn chunks(self, id: String) -> impl Chunks {
@@ -37,9 +31,7 @@ impl Messages {
             content: Vec::new(),
             open: None,
             has_begun: false,
-            num_input_tokens: 0,
-            num_cached_tokens: 0,
-            num_output_tokens: 0,
+            counts: Counts::new(1, 1),
             stop: None,
         }
     }
@@ -55,10 +47,7 @@ struct MessageEvents {
     /// The block that grows, and its text.
     open: Option<(Part, String)>,
     has_begun: bool,
-    num_input_tokens: u32,
-    /// Input tokens that were in the model's KV cache.
-    num_cached_tokens: u32,
-    num_output_tokens: u32,
+    counts: Counts,
     stop: Option<Stop>,
 }
 
@@ -70,12 +59,9 @@ struct Stop {
 
 impl Chunks for MessageEvents {
     fn write(&mut self, answer: Answer, out: &mut Vec<u8>) {
-        self.num_input_tokens = answer.reply.num_prompt_tokens;
-        if let Some(usage) = answer.reply.usage {
-            self.num_cached_tokens = usage.num_cached_tokens;
-        }
+        self.counts.note(0, &answer.reply);
         let row = answer.reply.rows.into_iter().next();
-        self.num_output_tokens = row.as_ref().map_or(0, |row| row.num_tokens);
+        self.counts.choices[0] = row.as_ref().map_or(0, |row| row.num_tokens);
         if !std::mem::replace(&mut self.has_begun, true) {
             event("message_start", json!({"message": self.message()}), out);
             event("ping", json!({}), out);
@@ -123,6 +109,8 @@ impl MessageEvents {
     /// The message so far.
     fn message(&self) -> Value {
         let stop = self.stop.as_ref();
+        let usage = self.counts.usage();
+        let num_cached = usage.prompt_tokens_details.cached_tokens;
         json!({
             "id": self.id,
             "type": "message",
@@ -133,10 +121,10 @@ impl MessageEvents {
             "stop_sequence": stop.and_then(|stop| stop.sequence.as_ref()),
             // Every prompt is kept while there is room, so that nothing is created for a fee.
             "usage": {
-                "input_tokens": self.num_input_tokens.saturating_sub(self.num_cached_tokens),
+                "input_tokens": usage.prompt_tokens.saturating_sub(num_cached),
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": self.num_cached_tokens,
-                "output_tokens": self.num_output_tokens,
+                "cache_read_input_tokens": num_cached,
+                "output_tokens": usage.completion_tokens,
             },
         })
     }
@@ -154,7 +142,7 @@ impl MessageEvents {
                 };
             }
             "stop" => "end_turn",
-            _ if self.num_output_tokens < self.request.max_tokens && !self.request.has_timeout => {
+            _ if self.counts.choices[0] < self.request.max_tokens && !self.request.has_timeout => {
                 "model_context_window_exceeded"
             }
             _ => "max_tokens",

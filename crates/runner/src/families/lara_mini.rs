@@ -11,15 +11,14 @@ use super::dimensions::{Defaults, Dimensions, Sizes};
 use super::experts::{EXPERT_MODULES, ExpertDefaults, SHARED_EXPERT, routing, width};
 use super::family::Family;
 use super::layer_lists::kinds_of_layers;
-use super::qwen3_next::{DeltaDefaults, delta_shape};
+use super::qwen3_next::{DeltaDefaults, delta_recurrence, delta_shape};
 use super::recurrent::{MAX_KERNEL_LEN, check_activation};
 use super::windows::windows_of;
-use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
 use crate::rope::Rope;
 use crate::spec::{ExpertsSpec, FeedForward, ModelSpec, Projection, QkNormSpec};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{DeltaShape, RecurrenceShape, RecurrentRule, RoutingRule};
+use inflight_device::{DeltaShape, RoutingRule};
 use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
@@ -82,22 +81,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         attention.qk_norm = None;
         attention.qkv = inputs(&delta, hidden);
         attention.o = Projection::single("linear_attn.out_proj", hidden, delta.value_len());
-        attention.recurrence = Some(RecurrenceSpec {
-            shape: RecurrenceShape {
-                kernel_len: kernel_len.unwrap_or(4),
-                rule: RecurrentRule::GatedDelta(delta),
-            },
-            convolution: "linear_attn.conv1d",
-            convolution_parts: None,
-            has_convolution_bias: false,
-            modules: Some(RuleModules {
-                log_rates: "linear_attn.A_log",
-                time_biases: "linear_attn.dt_bias",
-                skips: None,
-                norm: Some("linear_attn.out_norm"),
-                key_norms: None,
-            }),
-        });
+        attention.recurrence = Some(delta_recurrence(delta, kernel_len, "linear_attn.out_norm"));
     }
     Ok(spec)
 }

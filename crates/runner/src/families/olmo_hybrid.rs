@@ -9,15 +9,15 @@
 use super::dimensions::{Defaults, Sizes};
 use super::family::Family;
 use super::olmo2;
-use super::qwen3_next::{DeltaDefaults, delta_shape};
+use super::qwen3_next::{DeltaDefaults, delta_recurrence, delta_shape};
 use super::recurrent::{MAX_KERNEL_LEN, check_activation, layers_of_type};
 use super::rope_config::rope_parameters;
-use crate::recurrence_spec::{RecurrenceSpec, RuleModules};
+use crate::recurrence_spec::RecurrenceSpec;
 use crate::rope::Rope;
 use crate::spec::{ModelSpec, Norms, Projection};
 use inflight_base::LoadError;
 use inflight_checkpoint::JsonFile;
-use inflight_device::{DeltaShape, RecurrenceShape, RecurrentRule};
+use inflight_device::DeltaShape;
 use inflight_numbers::Stacking;
 
 pub const FAMILY: Family = Family {
@@ -71,24 +71,12 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         attention.qkv = inputs(&delta, hidden);
         attention.o = Projection::single("linear_attn.o_proj", hidden, delta.value_len());
         attention.recurrence = Some(RecurrenceSpec {
-            shape: RecurrenceShape {
-                kernel_len: kernel_len.unwrap_or(4),
-                rule: RecurrentRule::GatedDelta(delta),
-            },
-            convolution: "linear_attn.conv1d",
             convolution_parts: Some([
                 "linear_attn.q_conv1d",
                 "linear_attn.k_conv1d",
                 "linear_attn.v_conv1d",
             ]),
-            has_convolution_bias: false,
-            modules: Some(RuleModules {
-                log_rates: "linear_attn.A_log",
-                time_biases: "linear_attn.dt_bias",
-                skips: None,
-                norm: Some("linear_attn.o_norm"),
-                key_norms: None,
-            }),
+            ..delta_recurrence(delta, kernel_len, "linear_attn.o_norm")
         });
     }
     Ok(spec)

@@ -213,24 +213,34 @@ fn describe(
         attention.gate = None;
         attention.qkv = inputs(&delta, hidden);
         attention.o = Projection::single("linear_attn.out_proj", hidden, delta.value_len());
-        attention.recurrence = Some(RecurrenceSpec {
-            shape: RecurrenceShape {
-                kernel_len: kernel_len.unwrap_or(4),
-                rule: RecurrentRule::GatedDelta(delta),
-            },
-            convolution: "linear_attn.conv1d",
-            convolution_parts: None,
-            has_convolution_bias: false,
-            modules: Some(RuleModules {
-                log_rates: "linear_attn.A_log",
-                time_biases: "linear_attn.dt_bias",
-                skips: None,
-                norm: Some("linear_attn.norm"),
-                key_norms: None,
-            }),
-        });
+        attention.recurrence = Some(delta_recurrence(delta, kernel_len, "linear_attn.norm"));
     }
     Ok(spec)
+}
+
+/// The gated delta rule behind a convolution, whose length is 4 where config.json does not tell it. `norm` names the
+/// norm of the heads.
+pub(super) fn delta_recurrence(
+    delta: DeltaShape,
+    kernel_len: Option<usize>,
+    norm: &'static str,
+) -> RecurrenceSpec {
+    RecurrenceSpec {
+        shape: RecurrenceShape {
+            kernel_len: kernel_len.unwrap_or(4),
+            rule: RecurrentRule::GatedDelta(delta),
+        },
+        convolution: "linear_attn.conv1d",
+        convolution_parts: None,
+        has_convolution_bias: false,
+        modules: Some(RuleModules {
+            log_rates: "linear_attn.A_log",
+            time_biases: "linear_attn.dt_bias",
+            skips: None,
+            norm: Some(norm),
+            key_norms: None,
+        }),
+    }
 }
 
 /// A layer with attention, whose gates are behind the queries of their heads.
