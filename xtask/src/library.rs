@@ -40,11 +40,17 @@ impl Build {
     /// Builds a target of a package; returns cargo's messages.
     fn build(self, package: &str, filter: &[&str]) -> Result<String> {
         match self {
-            Self::Shipped => output(
-                release_cargo()?
-                    .args(["build", "--release", MESSAGES, "--package", package])
-                    .args(filter),
-            ),
+            Self::Shipped => {
+                let mut cargo = release_cargo()?;
+                if package == OPENAI {
+                    cargo.arg("--target-dir").arg(target(OPENAI_FOLDER));
+                }
+                output(
+                    cargo
+                        .args(["build", "--release", MESSAGES, "--package", package])
+                        .args(filter),
+                )
+            }
             // All at once, with examples: any other choice would give crates other features than a test of the
             // workspace does, and so compile the library again.
             Self::Tested => output(cargo().args([
@@ -126,9 +132,15 @@ pub fn simulator(build: Build) -> Result<PathBuf> {
     program("inflight-simulator", "inflight-sim", build)
 }
 
+/// The package of the server with OpenAI's API, and its program.
+const OPENAI: &str = "inflight-openai";
+/// Where cargo keeps the shipped build of that package, so that it compiles while the library is linked: cargo locks a
+/// folder, and the two builds have few crates in common.
+const OPENAI_FOLDER: &str = "openai";
+
 /// Builds the server with OpenAI's API; returns the program's path.
 pub fn openai(build: Build) -> Result<PathBuf> {
-    program("inflight-openai", "inflight-openai", build)
+    program(OPENAI, OPENAI, build)
 }
 
 /// The batch manager for C and C++ applications.
@@ -150,7 +162,7 @@ pub fn embed() -> Result<PathBuf> {
 
 /// Builds the program that measures the server with OpenAI's API; returns its path.
 pub fn front_cost(build: Build) -> Result<PathBuf> {
-    let messages = build.build("inflight-openai", &["--example=front-cost"])?;
+    let messages = build.build(OPENAI, &["--example=front-cost"])?;
     program_among(&messages, "front-cost")
 }
 

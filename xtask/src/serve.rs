@@ -146,14 +146,19 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Installs tritonserver while the backend and the server with OpenAI's API are built; returns the paths of the three.
+/// Installs tritonserver, builds the backend and builds the server with OpenAI's API, all beside each other; returns the
+/// paths of the three.
 fn programs() -> Result<[PathBuf; 3]> {
+    fn path(result: Result<PathBuf>) -> std::result::Result<PathBuf, String> {
+        result.map_err(|error| error.to_string())
+    }
     thread::scope(|scope| {
-        let server = scope.spawn(|| setup::tritonserver().map_err(|error| error.to_string()));
+        let server = scope.spawn(|| path(setup::tritonserver()));
+        let front = scope.spawn(|| path(library::openai(Build::Shipped)));
         let backends = library::backend_directory(Build::Shipped)?;
-        let front = library::openai(Build::Shipped)?;
-        let server = server.join().expect("an installation does not panic")?;
-        Ok([server, backends, front])
+        let [server, front] =
+            [server, front].map(|thread| thread.join().expect("no thread panics"));
+        Ok([server?, backends, front?])
     })
 }
 

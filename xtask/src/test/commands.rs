@@ -63,8 +63,14 @@ pub fn run_step(step: Step, tier: Tier, pytest: &[String]) -> Result<()> {
         }
         Step::Unit => {
             let mut binaries = test_binaries(tier)?;
-            let models_are_apart = tier != Tier::Step;
-            binaries.retain(|binary| !(models_are_apart && binary.name == MODELS));
+            let has_others = tier == Tier::Step;
+            let is_apart = |name: &str| name == MODELS || name == DRIVER;
+            binaries.retain(|binary| has_others || !is_apart(&binary.name));
+            run_tests(tier, &binaries)
+        }
+        Step::Driver => {
+            let mut binaries = test_binaries(tier)?;
+            binaries.retain(|binary| binary.name == DRIVER);
             run_tests(tier, &binaries)
         }
         Step::Fuzz => fuzz::run(&fuzz::Options::short()),
@@ -137,6 +143,8 @@ fn build_programs(build: Build) -> Result<()> {
 
 /// The executable of the step `models`.
 const MODELS: &str = "models";
+/// The executable of the step `driver`.
+const DRIVER: &str = "ffi_host";
 
 fn test_binaries(tier: Tier) -> Result<Vec<TestBinary>> {
     // Some of the tests use the plug-in.

@@ -33,6 +33,8 @@ pub enum Step {
     Models,
     /// Unit and integration tests
     Unit,
+    /// The backend in a fake server: tests that wait most of their time
+    Driver,
     /// The book, and the pages drawn by commands, in a real browser
     Pages,
     /// The backend in a real tritonserver, with real clients; beside other steps, one half of the files

@@ -40,6 +40,7 @@ const QUICK: Stages = &[
     &[&[Step::Build]],
     &[
         &[Step::Models, Step::Unit],
+        &[Step::Driver],
         &[Step::Server],
         &[Step::OtherServer, Step::Gpus],
     ],
@@ -62,6 +63,7 @@ const ALL: Stages = &[
     ],
     &[
         &[Step::Models, Step::Unit, Step::Pages],
+        &[Step::Driver],
         &[Step::Server],
         &[Step::OtherServer, Step::Gpus],
     ],
